@@ -1,0 +1,1 @@
+"""AutoSync: the fastest exact gradient synchronization for a data-parallel PyTorch job."""

@@ -1,0 +1,94 @@
+"""A bundle: what is shipped to a training script."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import ConfigDict
+
+from autosync.documents import STRICT, from_json, to_json
+from autosync.domain import Domain
+from autosync.errors import InvalidInput
+from autosync.graph import DType
+from autosync.plan import Plan, compile_plans, plan_of
+from autosync.population import encode
+from autosync.strategy import Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class VariableSpec:
+    name: str
+    shape: tuple[int, ...]
+    dtype: DType
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known of the strategy's speed and where it was measured.
+
+    step_seconds, ddp_step_seconds: medians over interleaved repeats; None when never run.
+    """
+
+    predicted_seconds: float | None = None
+    step_seconds: float | None = None
+    ddp_step_seconds: float | None = None
+    measured_on: str = ""
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A strategy with its plan, the variables it is for, and the host of every rank."""
+
+    domain_id: str
+    strategy: Strategy
+    plan: Plan
+    variables: tuple[VariableSpec, ...]
+    hosts: tuple[str, ...]
+    backend: Literal["gloo", "nccl"]
+    evidence: Evidence = Evidence()
+    version: Literal[1] = 1
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+def bundle(strategy: Strategy, domain: Domain, evidence: Evidence | None = None) -> Bundle:
+    """Compile a verified strategy into what a training script needs."""
+    population = encode([strategy], domain)
+    plan = plan_of(compile_plans(population, domain), population, 0, domain)
+    node_of_rank = domain.cluster.node_of_server()[: domain.world_size]
+    return Bundle(
+        domain_id=domain.id,
+        strategy=strategy,
+        plan=plan,
+        variables=tuple(
+            VariableSpec(variable.name, variable.shape, variable.dtype)
+            for variable in domain.graph.variables
+        ),
+        hosts=tuple(domain.cluster.nodes[node].address for node in node_of_rank),
+        backend=domain.cluster.backend,
+        evidence=evidence or Evidence(),
+    )
+
+
+def save_bundle(shipped: Bundle, path: str | Path) -> None:
+    """Write the bundle whole or not at all."""
+    path = Path(path)
+    draft = path.with_name(path.name + ".part")
+    draft.write_text(to_json(shipped))
+    draft.replace(path)
+
+
+def load_bundle(path: str | Path) -> Bundle:
+    """Raises InvalidInput naming the file when it is missing or is no bundle."""
+    path = Path(path)
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(
+            f"cannot read the bundle {str(path)!r}: {error.strerror}.",
+            thing="bundle",
+            value=str(path),
+            remedy="Write one with `autosync tune` or `autosync export`.",
+        ) from None
+    return from_json(Bundle, text, source=str(path))

@@ -1,0 +1,255 @@
+"""The cluster D: nodes, their devices, and the bandwidth between them."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ConfigDict
+
+from autosync.devices import DEVICE_TYPES
+from autosync.documents import STRICT, content_hash
+from autosync.errors import InvalidInput
+
+Backend = Literal["gloo", "nccl"]
+MessageKind = Literal[
+    "all_reduce", "reduce", "broadcast", "all_gather", "all_to_all", "send_recv", "engine"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """`count` devices of one type on a node; each holds one replica (one rank).
+
+    slowdown: how many times slower than its type it computes (1 is nominal).
+    """
+
+    type: str
+    count: int = 1
+    memory_gb: float | None = None
+    slowdown: float = 1.0
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A host.
+
+    bandwidth_gbps: payload rate of its NIC in each direction, in Gbit/s. TCP carries at most
+        95.6 % of the wire rate at an MTU of 1500, so a 1 Gbit/s port is 0.956.
+    intra_bandwidth_gbps: payload rate between its own devices, in Gbit/s.
+    """
+
+    address: str
+    devices: tuple[Device, ...]
+    bandwidth_gbps: float
+    intra_bandwidth_gbps: float | None = None
+    latency_us: float = 50.0
+    server_only: bool = False
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    @property
+    def ranks(self) -> int:
+        return 0 if self.server_only else sum(device.count for device in self.devices)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """An exception to the NIC rule for one pair of nodes, both ways."""
+
+    nodes: tuple[str, str]
+    bandwidth_gbps: float
+    latency_us: float | None = None
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+@dataclass(frozen=True, slots=True)
+class MessageCost:
+    """What one message of a kind costs besides its bytes on the link, fitted by the probe.
+
+    seconds = startup_seconds + startup_seconds_per_worker * workers
+              + seconds_per_byte * wire bytes (an engine's own copies).
+    residual: relative error of the fit (0.05 is 5 %); None where the cost is assumed.
+    """
+
+    kind: MessageKind
+    startup_seconds: float
+    startup_seconds_per_worker: float = 0.0
+    seconds_per_byte: float = 0.0
+    residual: float | None = None
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """D. Ranks count devices node by node, in the order of the file.
+
+    costs: fitted communication costs; kinds that are absent are assumed (`autosync probe`
+        measures them).
+    """
+
+    name: str
+    nodes: tuple[Node, ...]
+    backend: Backend = "gloo"
+    links: tuple[Link, ...] = ()
+    costs: tuple[MessageCost, ...] = ()
+    description: str = ""
+    version: Literal[1] = 1
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def __post_init__(self) -> None:
+        if not self.nodes:
+            raise InvalidInput(f"cluster {self.name!r} has no nodes.", thing="nodes", value=())
+        seen: set[str] = set()
+        for node in self.nodes:
+            self._check_node(node)
+            if node.address in seen:
+                raise self._refusal(node, "address", node.address, "is used by two nodes")
+            seen.add(node.address)
+        for link in self.links:
+            for address in link.nodes:
+                if address not in seen:
+                    raise InvalidInput(
+                        f"cluster {self.name!r}: a link names {address!r}, which is no node.",
+                        thing="links",
+                        value=address,
+                        remedy=f"Known nodes: {', '.join(sorted(seen))}.",
+                    )
+            if not link.bandwidth_gbps > 0:
+                raise InvalidInput(
+                    f"cluster {self.name!r}: link {link.nodes} has bandwidth_gbps "
+                    f"{link.bandwidth_gbps}; it must be positive.",
+                    thing="links",
+                    value=link.bandwidth_gbps,
+                )
+        if self.world_size < 2:
+            raise InvalidInput(
+                f"cluster {self.name!r} has {self.world_size} device for replicas: with one device "
+                "there is nothing to synchronize.",
+                thing="nodes",
+                value=self.world_size,
+                remedy="Name at least two devices.",
+            )
+
+    def _check_node(self, node: Node) -> None:
+        if not node.devices and not node.server_only:
+            raise self._refusal(node, "devices", (), "is empty")
+        for device in node.devices:
+            if device.type not in DEVICE_TYPES:
+                raise self._refusal(
+                    node, "device type", device.type, f"is none of {', '.join(DEVICE_TYPES)}"
+                )
+            if device.count < 1:
+                raise self._refusal(node, "device count", device.count, "must be at least 1")
+            if not device.slowdown > 0:
+                raise self._refusal(node, "device slowdown", device.slowdown, "must be positive")
+        if not node.bandwidth_gbps > 0:
+            raise self._refusal(node, "bandwidth_gbps", node.bandwidth_gbps, "must be positive")
+        if node.ranks > 1 and not (node.intra_bandwidth_gbps or 0) > 0:
+            raise self._refusal(
+                node,
+                "intra_bandwidth_gbps",
+                node.intra_bandwidth_gbps,
+                f"must be stated, since the node has {node.ranks} devices",
+            )
+        if not node.latency_us >= 0:
+            raise self._refusal(node, "latency_us", node.latency_us, "must not be negative")
+
+    def _refusal(self, node: Node, field: str, value: object, why: str) -> InvalidInput:
+        return InvalidInput(
+            f"cluster {self.name!r}, node {node.address!r}: {field} {why}, got {value!r}.",
+            thing=f"node {node.address}",
+            value=value,
+            remedy="Correct the cluster file, or measure it with `autosync probe`.",
+        )
+
+    @property
+    def id(self) -> str:
+        return content_hash(self)
+
+    @property
+    def world_size(self) -> int:
+        return sum(node.ranks for node in self.nodes)
+
+    @property
+    def servers(self) -> int:
+        """Servers that can own a shard: every rank, then every dedicated server host."""
+        return self.world_size + sum(node.server_only for node in self.nodes)
+
+    def node_of_server(self) -> NDArray[np.int16]:
+        """A `(servers,)` array: the node of each rank, then of each dedicated server host."""
+        workers = [i for i, node in enumerate(self.nodes) for _ in range(node.ranks)]
+        dedicated = [i for i, node in enumerate(self.nodes) if node.server_only]
+        return np.array(workers + dedicated, dtype=np.int16)
+
+    def device_of_rank(self) -> tuple[Device, ...]:
+        return tuple(
+            device
+            for node in self.nodes
+            if not node.server_only
+            for device in node.devices
+            for _ in range(device.count)
+        )
+
+    def bandwidth_bytes_per_second(self) -> NDArray[np.float64]:
+        """A `(nodes, nodes)` array of payload rates; the diagonal is intra-node.
+
+        Between nodes the slower NIC counts, unless a link says otherwise. A node of one device
+        has no intra-node traffic: infinity.
+        """
+        nic = np.array([node.bandwidth_gbps for node in self.nodes])
+        rates = np.minimum.outer(nic, nic)
+        inside = [node.intra_bandwidth_gbps or np.inf for node in self.nodes]
+        np.fill_diagonal(rates, inside)
+        for link, i, j in self._links():
+            rates[i, j] = rates[j, i] = link.bandwidth_gbps
+        result: NDArray[np.float64] = rates * 1e9 / 8
+        return result
+
+    def nic_bytes_per_second(self) -> NDArray[np.float64]:
+        """A `(nodes,)` array: each NIC's payload rate, one direction."""
+        return np.array([node.bandwidth_gbps for node in self.nodes]) * 1e9 / 8
+
+    def latency_seconds(self) -> NDArray[np.float64]:
+        """A `(nodes, nodes)` array: one way; the sum of both ends' halves unless a link says."""
+        half = np.array([node.latency_us for node in self.nodes]) / 2
+        latency = np.add.outer(half, half)
+        np.fill_diagonal(latency, 0.0)
+        for link, i, j in self._links():
+            if link.latency_us is not None:
+                latency[i, j] = latency[j, i] = link.latency_us
+        return latency * 1e-6
+
+    def _links(self) -> list[tuple[Link, int, int]]:
+        index = {node.address: i for i, node in enumerate(self.nodes)}
+        return [(link, index[link.nodes[0]], index[link.nodes[1]]) for link in self.links]
+
+    def cost(self, kind: MessageKind) -> MessageCost:
+        """The fitted cost of a message kind, or the assumed one (its residual is None)."""
+        for cost in self.costs:
+            if cost.kind == kind:
+                return cost
+        return ASSUMED_COSTS[self.backend][kind]
+
+
+def _assumed(backend: Backend) -> dict[MessageKind, MessageCost]:
+    # gloo: a 1 KB all-reduce of 4 ranks takes 1.1 to 1.5 ms on two cores under batch scheduling
+    # (measured on the testbed); NCCL: tens of microseconds, the order nccl-tests reports.
+    base, per_worker = (4e-4, 2e-4) if backend == "gloo" else (1.5e-5, 2e-6)
+    kinds: tuple[MessageKind, ...] = (
+        "all_reduce",
+        "reduce",
+        "broadcast",
+        "all_gather",
+        "all_to_all",
+        "send_recv",
+    )
+    costs = {kind: MessageCost(kind, base, per_worker) for kind in kinds}
+    costs["engine"] = MessageCost("engine", 0.0)
+    return costs
+
+
+ASSUMED_COSTS: dict[Backend, dict[MessageKind, MessageCost]] = {
+    "gloo": _assumed("gloo"),
+    "nccl": _assumed("nccl"),
+}

@@ -1,0 +1,34 @@
+"""Published peaks of device types, for rooflines and memory limits.
+
+Peaks are the makers' data sheets, float32 without sparsity (tensor cores as TF32 where the device
+has it). A profile estimated from them is marked as an estimate.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceType:
+    peak_flops_per_second: float
+    memory_bytes_per_second: float
+    memory_gb: float
+    is_gpu: bool = True
+
+
+DEVICE_TYPES: dict[str, DeviceType] = {
+    "cpu": DeviceType(1.0e11, 2.0e10, 8.0, is_gpu=False),
+    "k80": DeviceType(4.1e12, 2.4e11, 12.0),
+    "m60": DeviceType(4.8e12, 1.6e11, 8.0),
+    "titan-x": DeviceType(6.7e12, 3.4e11, 12.0),
+    "gtx-1080-ti": DeviceType(1.13e13, 4.84e11, 11.0),
+    "p100": DeviceType(9.5e12, 7.32e11, 16.0),
+    "t4": DeviceType(8.1e12, 3.2e11, 16.0),
+    "rtx-2080-ti": DeviceType(1.345e13, 6.16e11, 11.0),
+    "v100": DeviceType(1.57e13, 9.0e11, 32.0),
+    "rtx-3090": DeviceType(3.56e13, 9.36e11, 24.0),
+    "a10g": DeviceType(3.5e13, 6.0e11, 24.0),
+    "l4": DeviceType(3.03e13, 3.0e11, 24.0),
+    "a100": DeviceType(1.56e14, 1.555e12, 40.0),
+    "h100": DeviceType(4.94e14, 3.35e12, 80.0),
+    "h200": DeviceType(4.94e14, 4.8e12, 141.0),
+}

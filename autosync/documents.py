@@ -1,0 +1,78 @@
+"""Canonical JSON of the domain objects, their identity, and strict reading."""
+
+import hashlib
+import json
+from collections.abc import Hashable
+from functools import cache
+from typing import Any, TypeVar, cast
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from autosync.errors import InvalidInput
+
+STRICT = ConfigDict(extra="forbid", ser_json_inf_nan="strings", allow_inf_nan=False)
+"""`__pydantic_config__` of every document: an unknown field is an error, not ignored."""
+
+T = TypeVar("T")
+
+
+@cache
+def adapter(cls: Hashable) -> TypeAdapter[Any]:
+    """The validator and serializer of a document class."""
+    return TypeAdapter(cls)
+
+
+def to_data(document: object) -> Any:
+    """The document as plain JSON data (dicts, lists, strings, numbers)."""
+    return adapter(type(document)).dump_python(document, mode="json")
+
+
+def to_json(document: object) -> str:
+    """Canonical JSON: sorted keys, no spaces; equal documents give equal text."""
+    return json.dumps(to_data(document), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def content_hash(document: object) -> str:
+    """Identity of a document: the first 128 bits of SHA-256 of its canonical JSON, in hex."""
+    return hashlib.sha256(to_json(document).encode()).hexdigest()[:32]
+
+
+def from_data(cls: type[T], data: object, source: str = "document") -> T:
+    """Validate plain data as `cls`.
+
+    Raises:
+        InvalidInput: names the offending field, its value and what was expected.
+    """
+    try:
+        return cast(T, adapter(cls).validate_python(data))
+    except ValidationError as error:
+        raise _explained(error, cls, source) from None
+
+
+def from_json(cls: type[T], text: str | bytes, source: str = "document") -> T:
+    """Parse and validate JSON text as `cls`; see `from_data`."""
+    try:
+        return cast(T, adapter(cls).validate_json(text))
+    except ValidationError as error:
+        raise _explained(error, cls, source) from None
+
+
+def json_schema(cls: type[Any]) -> dict[str, Any]:
+    return adapter(cls).json_schema()
+
+
+def _explained(error: ValidationError, cls: type[Any], source: str) -> InvalidInput:
+    first = error.errors(include_url=False)[0]
+    if isinstance(cause := first.get("ctx", {}).get("error"), InvalidInput):
+        return cause
+    where = ".".join(str(part) for part in first["loc"])
+    value = repr(first["input"])
+    value = value if len(value) <= 80 else value[:77] + "..."
+    field = f"{source}, {where}" if where else source
+    more = f" (and {error.error_count() - 1} more problems)" if error.error_count() > 1 else ""
+    return InvalidInput(
+        f"{field}: {first['msg']}, got {value}.{more}",
+        thing=where or source,
+        value=value,
+        remedy=f"See the JSON Schema of {cls.__name__} (`autosync schema {cls.__name__}`).",
+    )

@@ -1,0 +1,196 @@
+"""A domain: all that a prediction needs. Its identity is the hash of its content."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ConfigDict
+
+from autosync.cluster import Cluster
+from autosync.documents import STRICT, content_hash
+from autosync.errors import InvalidInput
+from autosync.graph import ITEM_BYTES, ModelGraph
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Compute seconds of every operation at a batch size on a device.
+
+    forward_seconds, backward_seconds: one entry per operation of the graph.
+    update_seconds: of one optimizer step over all variables.
+    source: `measured` on that device, or `estimated` (how, in `note`).
+    """
+
+    device: str
+    batch_size: int
+    forward_seconds: tuple[float, ...]
+    backward_seconds: tuple[float, ...]
+    update_seconds: float
+    source: Literal["measured", "estimated"]
+    note: str = ""
+    version: Literal[1] = 1
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    @property
+    def compute_seconds(self) -> float:
+        return sum(self.forward_seconds) + sum(self.backward_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """elementwise: an element's update needs only that element's gradient and state, so a shard
+    can be updated on its own. state_tensors: tensors of the variable's size that it keeps."""
+
+    name: str = "sgd"
+    elementwise: bool = True
+    state_tensors: int = 1
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+@dataclass(frozen=True)
+class Domain:
+    """(G, D) with the batch, the profile and the optimizer.
+
+    batch_size: of one replica at an even share. The cluster carries the communication costs.
+    """
+
+    graph: ModelGraph
+    cluster: Cluster
+    profile: Profile
+    optimizer: Optimizer = Optimizer()
+    version: Literal[1] = 1
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def __post_init__(self) -> None:
+        operations = len(self.graph.operations)
+        for field in ("forward_seconds", "backward_seconds"):
+            given = getattr(self.profile, field)
+            if len(given) != operations:
+                raise InvalidInput(
+                    f"the profile has {len(given)} {field}, graph {self.graph.name!r} has "
+                    f"{operations} operations: it belongs to another graph.",
+                    thing=f"profile.{field}",
+                    value=len(given),
+                    remedy="Profile this graph with `autosync profile`.",
+                )
+            if any(not 0 <= seconds < 1e6 for seconds in given):
+                raise InvalidInput(
+                    f"profile.{field} holds a negative or absurd time.", thing=f"profile.{field}"
+                )
+        if self.profile.batch_size != self.graph.batch_size:
+            raise InvalidInput(
+                f"the profile is for batch size {self.profile.batch_size}, graph "
+                f"{self.graph.name!r} for {self.graph.batch_size}.",
+                thing="profile.batch_size",
+                value=self.profile.batch_size,
+                remedy="Import and profile the model at one batch size.",
+            )
+
+    @cached_property
+    def id(self) -> str:
+        return content_hash(self)
+
+    @property
+    def batch_size(self) -> int:
+        return self.graph.batch_size
+
+    @property
+    def world_size(self) -> int:
+        return self.cluster.world_size
+
+    @cached_property
+    def variables(self) -> "VariableTable":
+        return _variable_table(self)
+
+    @cached_property
+    def timing(self) -> "TimingTable":
+        return _timing_table(self)
+
+
+@dataclass(frozen=True, slots=True)
+class VariableTable:
+    """The variables as arrays, V entries each.
+
+    size_bytes, elements i64; item_bytes i64.
+    dims i64[V, 8]: the shape, filled up with 1; rank i8: dimensions.
+    ready i32: position in the order in which gradients become ready.
+    first_use i32: the first operation of the forward pass that consumes it.
+    sparse bool; touched_rows, factor_rows i64.
+    """
+
+    size_bytes: NDArray[np.int64]
+    elements: NDArray[np.int64]
+    item_bytes: NDArray[np.int64]
+    dims: NDArray[np.int64]
+    rank: NDArray[np.int8]
+    ready: NDArray[np.int32]
+    first_use: NDArray[np.int32]
+    sparse: NDArray[np.bool_]
+    touched_rows: NDArray[np.int64]
+    factor_rows: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class TimingTable:
+    """Compute at nominal speed and an even share, in seconds from the start of forward.
+
+    forward_start f64[operations]: when each operation starts in the forward pass.
+    forward_seconds, backward_seconds f64[]: the whole passes.
+    ready_seconds f64[V]: when gradient i *of the ready order* exists, from the start of backward.
+    """
+
+    forward_start: NDArray[np.float64]
+    forward_seconds: float
+    backward_seconds: float
+    ready_seconds: NDArray[np.float64]
+
+
+MAX_DIMS = 8
+
+
+def _variable_table(domain: Domain) -> VariableTable:
+    variables = domain.graph.variables
+    dims = np.ones((len(variables), MAX_DIMS), dtype=np.int64)
+    for index, variable in enumerate(variables):
+        if len(variable.shape) > MAX_DIMS:
+            raise InvalidInput(
+                f"variable {variable.name!r} has {len(variable.shape)} dimensions; "
+                f"at most {MAX_DIMS} are supported.",
+                thing=f"variable {variable.name}",
+                value=variable.shape,
+            )
+        dims[index, : len(variable.shape)] = variable.shape
+    ready = np.empty(len(variables), dtype=np.int32)
+    ready[list(domain.graph.gradient_order)] = np.arange(len(variables))
+    first_use = [uses[0] if uses else 0 for uses in domain.graph.consumers()]
+    return VariableTable(
+        size_bytes=np.array([variable.size_bytes for variable in variables], dtype=np.int64),
+        elements=np.array([variable.elements for variable in variables], dtype=np.int64),
+        item_bytes=np.array([ITEM_BYTES[variable.dtype] for variable in variables], dtype=np.int64),
+        dims=dims,
+        rank=np.array([len(variable.shape) for variable in variables], dtype=np.int8),
+        ready=ready,
+        first_use=np.array(first_use, dtype=np.int32),
+        sparse=np.array([variable.sparse for variable in variables], dtype=np.bool_),
+        touched_rows=np.array([variable.touched_rows for variable in variables], dtype=np.int64),
+        factor_rows=np.array([variable.factor_rows for variable in variables], dtype=np.int64),
+    )
+
+
+def _timing_table(domain: Domain) -> TimingTable:
+    graph, profile = domain.graph, domain.profile
+    forward = np.array(profile.forward_seconds, dtype=np.float64)
+    backward = np.array(profile.backward_seconds, dtype=np.float64)
+    finish = np.empty_like(backward)
+    order = np.array(graph.backward_order, dtype=np.int64)
+    finish[order] = np.cumsum(backward[order])
+    after = np.array(graph.gradient_after, dtype=np.int64)
+    in_order = finish[after[np.array(graph.gradient_order, dtype=np.int64)]]
+    return TimingTable(
+        forward_start=np.concatenate(([0.0], np.cumsum(forward)[:-1])),
+        forward_seconds=float(forward.sum()),
+        backward_seconds=float(backward.sum()),
+        ready_seconds=np.maximum.accumulate(in_order),
+    )

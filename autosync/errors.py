@@ -1,0 +1,48 @@
+"""Every error a user can meet, under one root."""
+
+
+class AutosyncError(Exception):
+    """Root of all errors: says what is wrong with which value, and the way out.
+
+    `thing` names what was refused (a field, file or resource), `value` is what was given,
+    `remedy` is what the user can do. The faces (command line, REST) print all three.
+    """
+
+    def __init__(self, message: str, *, thing: str = "", value: object = None, remedy: str = ""):
+        super().__init__(message)
+        self.message = message
+        self.thing = thing
+        self.value = value
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.remedy}".strip()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.message, self.thing, self.value, self.remedy)
+
+
+def _rebuild(
+    cls: type[AutosyncError], message: str, thing: str, value: object, remedy: str
+) -> AutosyncError:
+    return cls(message, thing=thing, value=value, remedy=remedy)
+
+
+class InvalidInput(AutosyncError):
+    """A document, file or argument that cannot be what it claims to be."""
+
+
+class InvalidStrategy(AutosyncError):
+    """A strategy that cannot run on its domain, or does not synchronize it."""
+
+
+class NotSupported(AutosyncError):
+    """A valid choice that this machine, backend or version cannot execute."""
+
+
+class NotTraceable(AutosyncError):
+    """A module whose dataflow graph cannot be recorded."""
+
+
+class NotFound(AutosyncError):
+    """A name or identifier that nothing here goes by."""

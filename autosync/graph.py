@@ -1,0 +1,156 @@
+"""The model's dataflow graph G: operations, variables and the edges between them."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from pydantic import ConfigDict
+
+from autosync.documents import STRICT, content_hash
+from autosync.errors import InvalidInput
+
+DType = Literal["float64", "float32", "bfloat16", "float16"]
+ITEM_BYTES: dict[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operator of the forward pass, at the graph's batch size.
+
+    inputs: indices of the operations whose output it reads (the edges of G).
+    variables: indices of the variables it consumes.
+    """
+
+    name: str
+    type: str
+    forward_flops: int
+    backward_flops: int
+    output_bytes: int
+    has_batch_dimension: bool
+    inputs: tuple[int, ...] = ()
+    variables: tuple[int, ...] = ()
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A trainable tensor.
+
+    sparse: its gradient touches rows of axis 0 only (an embedding).
+    touched_rows: rows one replica's iteration touches at the graph's batch size; 0 when dense.
+    factor_rows: rows of the activation a linear layer multiplies with this weight (the K of
+        Poseidon's sufficient factors), 0 where the gradient is no such product.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: DType = "float32"
+    sparse: bool = False
+    touched_rows: int = 0
+    factor_rows: int = 0
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def __post_init__(self) -> None:
+        if any(size < 1 for size in self.shape):
+            raise InvalidInput(
+                f"variable {self.name!r} has shape {self.shape}: every dimension must be positive.",
+                thing=f"variable {self.name}",
+                value=self.shape,
+            )
+        if self.sparse and not (len(self.shape) >= 1 and self.touched_rows > 0):
+            raise InvalidInput(
+                f"variable {self.name!r} is sparse but touched_rows is {self.touched_rows}.",
+                thing=f"variable {self.name}",
+                value=self.touched_rows,
+                remedy="State how many rows one iteration touches.",
+            )
+
+    @property
+    def elements(self) -> int:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    @property
+    def size_bytes(self) -> int:
+        return self.elements * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelGraph:
+    """G, with the two orders that synchronization depends on.
+
+    operations: in the order the forward pass runs them.
+    variables: in the order the module registers them.
+    backward_order: operations in the order their backward runs.
+    gradient_order: variables in the order their gradients become ready.
+    gradient_after: for each variable, the operation whose backward completes its gradient
+        (the last of its consumers in `backward_order`, so a tied embedding is ready last).
+    """
+
+    name: str
+    batch_size: int
+    operations: tuple[Operation, ...]
+    variables: tuple[Variable, ...]
+    backward_order: tuple[int, ...]
+    gradient_order: tuple[int, ...]
+    gradient_after: tuple[int, ...]
+    version: Literal[1] = 1
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            self._refuse("batch_size", self.batch_size, "must be at least 1")
+        if not self.variables:
+            self._refuse("variables", (), "holds no trainable variable")
+        names = [variable.name for variable in self.variables]
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            self._refuse("variables", twice, "names a variable twice")
+        if len(names) > 65535:
+            self._refuse("variables", len(names), "holds more than 65535 variables")
+        operations = range(len(self.operations))
+        for operation in self.operations:
+            if any(i not in operations for i in operation.inputs):
+                self._refuse(f"operation {operation.name}", operation.inputs, "reads from nowhere")
+            if any(v not in range(len(names)) for v in operation.variables):
+                self._refuse(
+                    f"operation {operation.name}", operation.variables, "consumes no variable"
+                )
+        if sorted(self.gradient_order) != list(range(len(names))):
+            self._refuse("gradient_order", self.gradient_order[:8], "must name each variable once")
+        if sorted(self.backward_order) != list(operations):
+            self._refuse("backward_order", self.backward_order[:8], "must name each operation once")
+        if len(self.gradient_after) != len(names):
+            self._refuse("gradient_after", len(self.gradient_after), "must have one per variable")
+        for variable, operation_index in enumerate(self.gradient_after):
+            if operation_index not in operations:
+                self._refuse(f"gradient_after of {names[variable]}", operation_index, "is unknown")
+
+    def _refuse(self, field: str, value: object, why: str) -> None:
+        raise InvalidInput(
+            f"graph {self.name!r}: {field} {why}, got {value!r}.",
+            thing=field,
+            value=value,
+            remedy="Import the module again with `autosync import`.",
+        )
+
+    @property
+    def id(self) -> str:
+        return content_hash(self)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(variable.size_bytes for variable in self.variables)
+
+    @property
+    def parameters(self) -> int:
+        return sum(variable.elements for variable in self.variables)
+
+    def consumers(self) -> tuple[tuple[int, ...], ...]:
+        """For each variable, the operations that consume it, in forward order."""
+        found: list[list[int]] = [[] for _ in self.variables]
+        for index, operation in enumerate(self.operations):
+            for variable in dict.fromkeys(operation.variables):
+                found[variable].append(index)
+        return tuple(tuple(operations) for operations in found)

@@ -1,0 +1,60 @@
+"""PlanTable: the plans of many strategies as arrays."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Teams = tuple[tuple[int, ...], ...]
+"""Disjoint sets of ranks that each perform a message's operation among themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTable:
+    """Plans of n strategies; M messages, C contents, P pieces in all.
+
+    A row is a message, in issue order: on every channel, and over all of them, a message comes
+    after everything it waits for, so issuing in row order cannot deadlock.
+
+    teams: table of teams; a message with several teams runs in each at once.
+    first i64[n + 1]: strategy i has the messages first[i]:first[i + 1].
+    operation u8[M]: `codes.Op`. channel u8[M]: `codes.Channel`. root i16[M]: the server, reducing
+        or sending rank; -1: the first of each team. ranks u16[M]: index into teams.
+    encoding u8[M]: `codes.ENCODINGS`, or POWERSGD + rank.
+    wire_bytes i64[M]: the encoded payload that one replica contributes (per-rank bytes on the
+        links follow from the operation).
+    ready i32[M]: position in the gradient-ready order of the last gradient it waits for; -1 for
+        messages that wait for another message only.
+    after i64[M]: the message of the same strategy it waits for, counted from first[i], or -1.
+    gate i32[M]: the forward operation that waits for it, -1 when `step()` itself waits.
+    update u8[M]: `codes.Update`.
+    content i64[M]: index into contents; the messages of one chain share theirs.
+    content_first i64[C + 1], piece_row i64[P], piece_start i64[P], piece_stop i64[P]: content c
+        is the elements piece_start:piece_stop of the shards (rows of the population, counted
+        from the strategy's first) piece_row, for the pieces content_first[c]:content_first[c+1].
+    """
+
+    teams: tuple[Teams, ...]
+    first: NDArray[np.int64]
+    operation: NDArray[np.uint8]
+    channel: NDArray[np.uint8]
+    root: NDArray[np.int16]
+    ranks: NDArray[np.uint16]
+    encoding: NDArray[np.uint8]
+    wire_bytes: NDArray[np.int64]
+    ready: NDArray[np.int32]
+    after: NDArray[np.int64]
+    gate: NDArray[np.int32]
+    update: NDArray[np.uint8]
+    content: NDArray[np.int64]
+    content_first: NDArray[np.int64]
+    piece_row: NDArray[np.int64]
+    piece_start: NDArray[np.int64]
+    piece_stop: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.first) - 1
+
+    @property
+    def messages(self) -> int:
+        return len(self.operation)

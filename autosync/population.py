@@ -1,0 +1,228 @@
+"""Many strategies as ragged arrays (CSR): what sampler, compiler and simulators work on."""
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.codes import Method, Order
+from autosync.domain import Domain
+from autosync.errors import InvalidStrategy
+from autosync.strategy import (
+    EXACT,
+    Algorithm,
+    AllGather,
+    AllReduce,
+    Encoding,
+    Factors,
+    ParameterServer,
+    Partition,
+    ReduceScatter,
+    Replica,
+    Schedule,
+    Strategy,
+    Synchronizer,
+    VariableChoice,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """The rarer choices of a shard; a population's rows index a table of these.
+
+    algorithm, device_order: of an all-reduce. hierarchical: of a parameter server.
+    sharded_update: of a reduce-scatter.
+    """
+
+    algorithm: Algorithm = "ring"
+    device_order: tuple[int, ...] = ()
+    hierarchical: bool = False
+    sharded_update: bool = False
+    encoding: Encoding = EXACT
+
+
+@dataclass(frozen=True, slots=True)
+class Population:
+    """n strategies over V variables; N rows (shards) in all.
+
+    layouts: table of replica layouts. options: table of options.
+    layout u8[n]: index into layouts. order u8[n]: `codes.Order`. slice_bytes i64[n].
+    overlap bool[n]: synchronization may run into the next forward pass. staleness u8[n].
+    axis i8[n, V]: the cut dimension, -1 flat. parts i32[n, V]: shards of the variable.
+    first i64[n + 1]: strategy i has the rows first[i]:first[i + 1], variable by variable in the
+        graph's order, shard by shard.
+    variable u16[N]. length i64[N]: along the axis (elements when flat). method u8[N]:
+        `codes.Method`. server i16[N]: the owner, -1 without one. group i32[N]: in
+        [0, rows of the strategy). option u16[N]: index into options.
+    position i32[N]: place in the sending order, for `Order.EXPLICIT`; else 0.
+    """
+
+    layouts: tuple[tuple[Replica, ...], ...]
+    options: tuple[Option, ...]
+    layout: NDArray[np.uint8]
+    order: NDArray[np.uint8]
+    slice_bytes: NDArray[np.int64]
+    overlap: NDArray[np.bool_]
+    staleness: NDArray[np.uint8]
+    axis: NDArray[np.int8]
+    parts: NDArray[np.int32]
+    first: NDArray[np.int64]
+    variable: NDArray[np.uint16]
+    length: NDArray[np.int64]
+    method: NDArray[np.uint8]
+    server: NDArray[np.int16]
+    group: NDArray[np.int32]
+    option: NDArray[np.uint16]
+    position: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.layout)
+
+    @property
+    def rows(self) -> int:
+        return len(self.variable)
+
+
+ORDER_CODES = {"fifo": Order.FIFO, "priority": Order.PRIORITY, "explicit": Order.EXPLICIT}
+ORDER_CODES["ddp"] = Order.DDP
+ORDER_WORDS = {code: word for word, code in ORDER_CODES.items()}
+
+
+def encode(strategies: "list[Strategy] | tuple[Strategy, ...]", domain: Domain) -> Population:
+    """The population of `strategies`; `decode` is its inverse up to names and group numbers.
+
+    Raises:
+        InvalidStrategy: a strategy does not name exactly the graph's variables, in order.
+    """
+    layouts: dict[tuple[Replica, ...], int] = {}
+    options: dict[Option, int] = {}
+    rows: list[tuple[int, int, int, int, int, int]] = []
+    positions: list[int] = []
+    heads: list[tuple[int, int, int, bool, int]] = []
+    axes, parts, counts = [], [], []
+    names = [variable.name for variable in domain.graph.variables]
+    for strategy in strategies:
+        if [choice.variable for choice in strategy.choices] != names:
+            raise _other_variables(strategy, names)
+        groups: dict[int, int] = {}
+        schedule = strategy.schedule
+        heads.append(
+            (
+                layouts.setdefault(strategy.replicas, len(layouts)),
+                ORDER_CODES[schedule.order],
+                schedule.slice_bytes,
+                schedule.overlap_forward,
+                strategy.staleness,
+            )
+        )
+        axes.append([choice.partition.axis for choice in strategy.choices])
+        parts.append([len(choice.shards) for choice in strategy.choices])
+        counts.append(strategy.shards)
+        for variable, choice in enumerate(strategy.choices):
+            for length, shard in zip(choice.partition.lengths, choice.shards, strict=True):
+                method, server, option = _row(shard)
+                group = groups.setdefault(shard.group, len(groups))
+                code = options.setdefault(option, len(options))
+                rows.append((variable, length, method, server, group, code))
+        positions.extend(schedule.positions or (0,) * strategy.shards)
+    head = np.array(heads, dtype=np.int64).reshape(len(strategies), 5)
+    row = np.array(rows, dtype=np.int64).reshape(len(rows), 6)
+    shape = (len(strategies), len(names))
+    return Population(
+        layouts=tuple(layouts),
+        options=tuple(options),
+        layout=head[:, 0].astype(np.uint8),
+        order=head[:, 1].astype(np.uint8),
+        slice_bytes=head[:, 2].copy(),
+        overlap=head[:, 3].astype(np.bool_),
+        staleness=head[:, 4].astype(np.uint8),
+        axis=np.array(axes, dtype=np.int8).reshape(shape),
+        parts=np.array(parts, dtype=np.int32).reshape(shape),
+        first=np.array([0, *accumulate(counts)], dtype=np.int64),
+        variable=row[:, 0].astype(np.uint16),
+        length=row[:, 1].copy(),
+        method=row[:, 2].astype(np.uint8),
+        server=row[:, 3].astype(np.int16),
+        group=row[:, 4].astype(np.int32),
+        option=row[:, 5].astype(np.uint16),
+        position=np.array(positions, dtype=np.int32),
+    )
+
+
+def _row(shard: Synchronizer) -> tuple[int, int, Option]:
+    """Method code, owner (-1 without one) and option of a shard."""
+    match shard:
+        case ParameterServer():
+            option = Option(hierarchical=shard.hierarchical, encoding=shard.encoding)
+            return Method.PARAMETER_SERVER, shard.server, option
+        case AllReduce():
+            option = Option(shard.algorithm, shard.device_order, encoding=shard.encoding)
+            return Method.ALL_REDUCE, -1, option
+        case ReduceScatter():
+            option = Option(sharded_update=shard.sharded_update, encoding=shard.encoding)
+            return Method.REDUCE_SCATTER, -1, option
+        case AllGather():
+            return Method.ALL_GATHER, -1, Option()
+        case Factors():
+            return Method.FACTORS, -1, Option()
+
+
+def decode(population: Population, index: int, domain: Domain) -> Strategy:
+    """Strategy `index` of the population as a document."""
+    row = int(population.first[index])
+    choices = []
+    for variable, spec in enumerate(domain.graph.variables):
+        count = int(population.parts[index, variable])
+        span = range(row, row + count)
+        lengths = tuple(int(length) for length in population.length[row : row + count])
+        partition = Partition(int(population.axis[index, variable]), lengths)
+        shards = tuple(_synchronizer(population, r) for r in span)
+        choices.append(VariableChoice(spec.name, partition, shards))
+        row += count
+    order = ORDER_WORDS[Order(population.order[index])]
+    rows = slice(int(population.first[index]), row)
+    positions = tuple(int(p) for p in population.position[rows]) if order == "explicit" else ()
+    return Strategy(
+        choices=tuple(choices),
+        replicas=population.layouts[population.layout[index]],
+        schedule=Schedule(
+            order=order,  # type: ignore[arg-type]  # the table's words are the literal's
+            slice_bytes=int(population.slice_bytes[index]),
+            overlap_forward=bool(population.overlap[index]),
+            positions=positions,
+        ),
+        staleness=int(population.staleness[index]),
+    )
+
+
+def _synchronizer(population: Population, row: int) -> Synchronizer:
+    group = int(population.group[row])
+    option = population.options[population.option[row]]
+    match Method(population.method[row]):
+        case Method.PARAMETER_SERVER:
+            server = int(population.server[row])
+            return ParameterServer(server, group, option.hierarchical, option.encoding)
+        case Method.ALL_REDUCE:
+            return AllReduce(group, option.algorithm, option.device_order, option.encoding)
+        case Method.REDUCE_SCATTER:
+            return ReduceScatter(group, option.sharded_update, option.encoding)
+        case Method.ALL_GATHER:
+            return AllGather(group)
+        case Method.FACTORS:
+            return Factors(group)
+
+
+def _other_variables(strategy: Strategy, names: list[str]) -> InvalidStrategy:
+    given = [choice.variable for choice in strategy.choices]
+    missing = [name for name in names if name not in set(given)]
+    unknown = [name for name in given if name not in set(names)]
+    odd = unknown or missing or ["the order of the variables"]
+    problem = "unknown" if unknown else "missing" if missing else "different"
+    return InvalidStrategy(
+        f"the strategy has {len(given)} variables, the graph {len(names)}; {problem}: "
+        f"{', '.join(odd[:3])}.",
+        thing="strategy.choices",
+        value=odd[0],
+        remedy="This strategy belongs to another graph: rank strategies for this one.",
+    )

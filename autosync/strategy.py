@@ -1,0 +1,261 @@
+"""A strategy S: a complete, executable choice of how a domain's gradients are synchronized."""
+
+from dataclasses import dataclass, field, replace
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import ConfigDict, Discriminator
+
+from autosync.documents import STRICT, content_hash
+from autosync.errors import InvalidStrategy
+
+EncodingName = Literal["none", "fp16", "bf16", "powersgd"]
+Algorithm = Literal["ring", "tree", "hierarchical"]
+Order = Literal["fifo", "priority", "explicit", "ddp"]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How a message is packed. All but `none` are lossy and refused unless allowed.
+
+    rank: of PowerSGD's factors (0 otherwise).
+    """
+
+    name: EncodingName = "none"
+    rank: int = 0
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+EXACT = Encoding()
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterServer:
+    """Reduce to the owner, update there, send the new values to every replica.
+
+    server: the owner (a rank; dedicated server hosts count after the ranks).
+    group: shards of one owner with equal group travel in one message.
+    hierarchical: replicas of a node reduce among themselves first.
+    """
+
+    server: int
+    group: int
+    hierarchical: bool = False
+    encoding: Encoding = EXACT
+    kind: Literal["parameter_server"] = "parameter_server"
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """Sum everywhere.
+
+    device_order: ranks along an explicit ring; empty leaves the order to the backend.
+    """
+
+    group: int
+    algorithm: Algorithm = "ring"
+    device_order: tuple[int, ...] = ()
+    encoding: Encoding = EXACT
+    kind: Literal["all_reduce"] = "all_reduce"
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceScatter:
+    """Reduce-scatter in backward, all-gather before the next use (DeAR).
+
+    sharded_update: each replica updates its part and gathers values (ZeRO-1's form); otherwise
+        the all-gather carries gradients and every replica updates everything.
+    """
+
+    group: int
+    sharded_update: bool = False
+    encoding: Encoding = EXACT
+    kind: Literal["reduce_scatter"] = "reduce_scatter"
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+@dataclass(frozen=True, slots=True)
+class AllGather:
+    """Every replica sends its touched rows to all (sparse gradients)."""
+
+    group: int
+    kind: Literal["all_gather"] = "all_gather"
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """Every replica sends the sufficient factors of a linear layer's gradient (Poseidon)."""
+
+    group: int
+    kind: Literal["factors"] = "factors"
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+Synchronizer = Annotated[
+    ParameterServer | AllReduce | ReduceScatter | AllGather | Factors, Discriminator("kind")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """How a variable is cut into shards.
+
+    axis: the dimension that is cut, or -1 to cut the flattened tensor.
+    lengths: of each shard along the axis (elements when flat); they add up to the dimension.
+    `whole`, `split` and `pieces` build the usual ones.
+    """
+
+    axis: int
+    lengths: tuple[int, ...]
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def __post_init__(self) -> None:
+        if not self.lengths or any(length < 1 for length in self.lengths):
+            raise InvalidStrategy(
+                f"a partition along axis {self.axis} has shard lengths {self.lengths[:8]}: every "
+                "shard must hold at least one.",
+                thing="partition",
+                value=self.lengths[:8],
+            )
+
+
+def whole(shape: tuple[int, ...]) -> Partition:
+    return Partition(-1, (_product(shape),))
+
+
+def split(shape: tuple[int, ...], axis: int, parts: int) -> Partition:
+    """`parts` shards along `axis`; the first `dim mod parts` of them are one longer."""
+    if not 0 <= axis < len(shape) or not 1 <= parts <= shape[axis]:
+        raise InvalidStrategy(
+            f"cannot cut shape {shape} into {parts} parts along axis {axis}.",
+            thing="partition",
+            value=(axis, parts),
+        )
+    base, extra = divmod(shape[axis], parts)
+    if parts == 1:
+        return whole(shape)
+    return Partition(axis, tuple(base + (i < extra) for i in range(parts)))
+
+
+def pieces(shape: tuple[int, ...], piece_elements: int) -> Partition:
+    """Flat pieces of a fixed size, the last one shorter (BytePS, Poseidon's key-value pairs)."""
+    count = _product(shape)
+    full, rest = divmod(count, min(piece_elements, count))
+    return Partition(-1, (min(piece_elements, count),) * full + ((rest,) if rest else ()))
+
+
+@dataclass(frozen=True, slots=True)
+class VariableChoice:
+    """The choice s_i for one variable: its partition, and a synchronizer per shard."""
+
+    variable: str
+    partition: Partition
+    shards: tuple[Synchronizer, ...]
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def __post_init__(self) -> None:
+        if len(self.shards) != len(self.partition.lengths):
+            raise InvalidStrategy(
+                f"variable {self.variable!r} is cut into {len(self.partition.lengths)} shards but "
+                f"has {len(self.shards)} synchronizers.",
+                thing=f"variable {self.variable}",
+                value=len(self.shards),
+                remedy="Give each shard one synchronizer.",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One replica: the rank (device) that holds it and its share of the global batch."""
+
+    rank: int
+    share: float
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """When messages are sent.
+
+    order: `fifo` (as gradients become ready), `priority` (nearest next use first), `explicit`
+        (`positions`), or `ddp` (torch's own DDP with its own buckets).
+    slice_bytes: messages longer than this are cut, so that urgent ones can pass; 0 never cuts.
+    overlap_forward: whether synchronization may run into the next forward pass.
+    positions: for `explicit`, the place of every shard in the sending order, shard by shard in
+        the order of the strategy; shards of one group travel with their first.
+    """
+
+    order: Order = "fifo"
+    slice_bytes: int = 0
+    overlap_forward: bool = False
+    positions: tuple[int, ...] = ()
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def __post_init__(self) -> None:
+        if self.slice_bytes < 0:
+            raise InvalidStrategy(
+                f"schedule.slice_bytes is {self.slice_bytes}; it must not be negative.",
+                thing="schedule.slice_bytes",
+                value=self.slice_bytes,
+            )
+        if (self.order == "explicit") != bool(self.positions):
+            raise InvalidStrategy(
+                f"schedule.positions has {len(self.positions)} entries under order {self.order!r}: "
+                "they belong to the explicit order, one per shard.",
+                thing="schedule.positions",
+                value=len(self.positions),
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """S = one choice per variable (in the graph's order), the replicas and the schedule.
+
+    name: what people call it; not part of its identity.
+    staleness: iterations a replica may lag; 0 is synchronous.
+    """
+
+    choices: tuple[VariableChoice, ...]
+    replicas: tuple[Replica, ...]
+    schedule: Schedule = field(default_factory=Schedule)
+    staleness: int = 0
+    name: str = ""
+    version: Literal[1] = 1
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def canonical(self) -> "Strategy":
+        """The same strategy unnamed, its groups numbered in order of first appearance."""
+        numbers: dict[int, int] = {}
+        choices = tuple(
+            replace(
+                choice,
+                shards=tuple(
+                    replace(shard, group=numbers.setdefault(shard.group, len(numbers)))
+                    for shard in choice.shards
+                ),
+            )
+            for choice in self.choices
+        )
+        return replace(self, choices=choices, name="")
+
+    @property
+    def id(self) -> str:
+        """Identity: equal for strategies that differ in name or group numbers only."""
+        return content_hash(self.canonical())
+
+    @property
+    def shards(self) -> int:
+        return sum(len(choice.shards) for choice in self.choices)
+
+
+def even_replicas(world_size: int) -> tuple[Replica, ...]:
+    return tuple(Replica(rank, 1.0 / world_size) for rank in range(world_size))
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count

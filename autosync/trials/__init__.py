@@ -1,0 +1,1 @@
+"""Trials: strategies measured by real execution."""

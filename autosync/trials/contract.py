@@ -1,0 +1,108 @@
+"""What a trial is, and the two small protocols that run one."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol
+
+from pydantic import ConfigDict
+
+from autosync.bundle import Bundle
+from autosync.documents import STRICT
+from autosync.domain import Domain
+
+ErrorKind = Literal["out_of_memory", "timeout", "crashed", "refused", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What the workers run.
+
+    name: `replay` (the graph replayed: compute waited out, gradients really moved) or a name
+        registered where the worker starts. A request never names a module.
+    byte_scale s, time_scale k: every message carries s times its bytes, links run at
+        bandwidth * s / k, compute waits k times as long; reported seconds are measured / k.
+    """
+
+    domain: Domain
+    name: str = "replay"
+    byte_scale: float = 1.0
+    time_scale: float = 1.0
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRequest:
+    """key: identifies the trial; a pool asked twice for one key runs it once.
+
+    Each of `passes` passes runs `warmup` iterations and then measures `iterations`.
+    """
+
+    key: str
+    bundle: Bundle
+    warmup: int = 2
+    iterations: int = 5
+    passes: int = 1
+    timeout_seconds: float = 60.0
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+@dataclass(frozen=True, slots=True)
+class TrialError:
+    """stderr_tail: the end of what the failed worker wrote."""
+
+    kind: ErrorKind
+    message: str
+    stderr_tail: str = ""
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    """One strategy measured by real execution, or why it could not be.
+
+    iteration_seconds: measured periods of all passes, in the domain's time (divided by k).
+    step_seconds: their median; None on error. spread: (p90 - p10) / median.
+    launcher: where it was measured, e.g. `testbed` or `local (unshaped links)`.
+    load: share of the CPU used by others meanwhile. overhead_seconds: wall time around the
+        iterations (sending the plan, building the engine, collecting).
+    peak_memory_bytes: the largest resident size of any rank.
+    versions: of torch, autosync and python.
+    """
+
+    key: str
+    iteration_seconds: tuple[float, ...]
+    step_seconds: float | None
+    spread: float | None
+    error: TrialError | None
+    launcher: str
+    byte_scale: float
+    time_scale: float
+    load: float | None = None
+    overhead_seconds: float = 0.0
+    peak_memory_bytes: int | None = None
+    versions: tuple[tuple[str, str], ...] = ()
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+class Pool(Protocol):
+    """Warm workers that take plan after plan."""
+
+    @property
+    def description(self) -> str:
+        """Where trials run, in words that reports repeat."""
+        ...
+
+    def run(self, request: TrialRequest) -> TrialResult:
+        """Measure one strategy. Never raises for what the trial itself does wrong."""
+        ...
+
+    def close(self) -> None:
+        """Leave no process, namespace or file behind. May be called twice."""
+        ...
+
+
+class Launcher(Protocol):
+    """Opens pools of workers for a workload on some kind of machine."""
+
+    name: str
+
+    def open(self, workload: Workload) -> Pool: ...
