@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Hashable
 from functools import cache
 from typing import Any, TypeVar, cast
 
@@ -17,7 +16,7 @@ T = TypeVar("T")
 
 
 @cache
-def adapter(cls: Hashable) -> TypeAdapter[Any]:
+def adapter(cls: Any) -> TypeAdapter[Any]:
     """The validator and serializer of a document class."""
     return TypeAdapter(cls)
 
