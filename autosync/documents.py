@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from functools import cache
 from typing import Any, TypeVar, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -15,10 +14,14 @@ STRICT = ConfigDict(extra="forbid", ser_json_inf_nan="strings", allow_inf_nan=Fa
 T = TypeVar("T")
 
 
-@cache
-def adapter(cls: Any) -> TypeAdapter[Any]:
-    """The validator and serializer of a document class."""
-    return TypeAdapter(cls)
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
+
+
+def adapter(cls: type[Any]) -> TypeAdapter[Any]:
+    """The validator and serializer of a document class; built once."""
+    if cls not in _ADAPTERS:
+        _ADAPTERS[cls] = TypeAdapter(cls)
+    return _ADAPTERS[cls]
 
 
 def to_data(document: object) -> Any:

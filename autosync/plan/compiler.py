@@ -1,9 +1,110 @@
 """The only compiler: strategies to messages."""
 
+from collections.abc import Callable
+
+import numpy as np
+
 from autosync.domain import Domain
+from autosync.plan.kernels import STAGES
+from autosync.plan.loop import PlanArrays, Scratch, compile_loop
 from autosync.plan.table import PlanTable
+from autosync.plan.tables import (
+    FIRST_SERVER,
+    DomainArrays,
+    PopulationArrays,
+    domain_arrays,
+    population_arrays,
+    team_table,
+)
 from autosync.population import Population
 
+Loop = Callable[[DomainArrays, PopulationArrays, int, PlanArrays, Scratch], None]
 
-def compile_plans(population: Population, domain: Domain) -> PlanTable:
-    raise NotImplementedError
+
+def compile_plans(population: Population, domain: Domain, loop: Loop = compile_loop) -> PlanTable:
+    """The plans of a population of verified strategies.
+
+    loop: `compile_loop` itself, or the same function compiled (`simulator.compiled`).
+    """
+    arrays = domain_arrays(domain)
+    people = population_arrays(population)
+    out, work = _allocate(population, arrays)
+    loop(arrays, people, FIRST_SERVER + domain.cluster.servers, out, work)
+    messages = int(out.first[-1])
+    contents = int(out.content[:messages].max()) + 1 if messages else 0
+    pieces = int(out.content_first[contents])
+    return PlanTable(
+        teams=team_table(domain, population.options),
+        first=out.first,
+        operation=out.operation[:messages],
+        channel=out.channel[:messages],
+        root=out.root[:messages],
+        ranks=out.ranks[:messages],
+        encoding=out.encoding[:messages],
+        wire_bytes=out.wire_bytes[:messages],
+        ready=out.ready[:messages],
+        after=out.after[:messages],
+        gate=out.gate[:messages],
+        update=out.update[:messages],
+        content=out.content[:messages],
+        content_first=out.content_first[: contents + 1],
+        piece_row=out.piece_row[:pieces],
+        piece_start=out.piece_start[:pieces],
+        piece_stop=out.piece_stop[:pieces],
+    )
+
+
+def _allocate(population: Population, domain: DomainArrays) -> tuple[PlanArrays, Scratch]:
+    """Room for the most messages that can come out; pages that stay unused cost nothing."""
+    if len(population):
+        groups = np.maximum.reduceat(population.group, population.first[:-1]).astype(np.int64) + 1
+    else:
+        groups = np.zeros(0, dtype=np.int64)
+    item_bytes = int(domain.item_bytes.min())
+    total_bytes = int((domain.elements * domain.item_bytes).sum())
+    slice_bytes = np.maximum(population.slice_bytes // item_bytes * item_bytes, item_bytes)
+    slices = np.where(population.slice_bytes > 0, total_bytes // slice_bytes + 1, 0)
+    contents = groups + slices
+    most_contents, most_rows = (
+        int(contents.max(initial=0)),
+        int(np.diff(population.first).max(initial=0)),
+    )
+    total, messages = int(contents.sum()), int(contents.sum()) * STAGES
+    pieces = population.rows + int(slices.sum())
+    out = PlanArrays(
+        first=np.zeros(len(population) + 1, dtype=np.int64),
+        operation=np.empty(messages, dtype=np.uint8),
+        channel=np.empty(messages, dtype=np.uint8),
+        root=np.empty(messages, dtype=np.int16),
+        ranks=np.empty(messages, dtype=np.uint16),
+        encoding=np.empty(messages, dtype=np.uint8),
+        wire_bytes=np.empty(messages, dtype=np.int64),
+        ready=np.empty(messages, dtype=np.int32),
+        after=np.empty(messages, dtype=np.int64),
+        gate=np.empty(messages, dtype=np.int32),
+        update=np.empty(messages, dtype=np.uint8),
+        content=np.empty(messages, dtype=np.int64),
+        content_first=np.zeros(total + 1, dtype=np.int64),
+        piece_row=np.empty(pieces, dtype=np.int64),
+        piece_start=np.empty(pieces, dtype=np.int64),
+        piece_stop=np.empty(pieces, dtype=np.int64),
+    )
+    row, wire, value, ready, gate, key, order, heap, last = (
+        np.empty(most_contents, dtype=np.int64) for _ in range(9)
+    )
+    work = Scratch(
+        np.empty(most_rows + 2, dtype=np.int64),
+        np.empty(len(domain.elements), dtype=np.int64),
+        np.empty(most_rows, dtype=np.int64),
+        row,
+        wire,
+        value,
+        ready,
+        gate,
+        key,
+        order,
+        heap,
+        last,
+        np.zeros((STAGES, 6), dtype=np.int32),
+    )
+    return out, work
