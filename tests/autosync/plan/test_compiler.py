@@ -1,0 +1,218 @@
+"""Plans worked out by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autosync.codes import Channel, Op, Update
+from autosync.domain import Domain
+from autosync.plan import Plan, PlanTable, compile_plans, plan_of
+from autosync.population import encode
+from autosync.strategy import (
+    AllGather,
+    AllReduce,
+    Encoding,
+    Factors,
+    ParameterServer,
+    ReduceScatter,
+    Schedule,
+    Strategy,
+    Synchronizer,
+    VariableChoice,
+    even_replicas,
+    split,
+    whole,
+)
+from tests.domains import chain_graph, domain_of, grid_cluster
+
+
+def strategy_of(
+    domain: Domain, *shards: Synchronizer, schedule: Schedule | None = None
+) -> Strategy:
+    """Every variable whole; variable i takes shards[i], the last one serves the rest."""
+    choices = tuple(
+        VariableChoice(v.name, whole(v.shape), (shards[min(i, len(shards) - 1)],))
+        for i, v in enumerate(domain.graph.variables)
+    )
+    return Strategy(choices, even_replicas(domain.world_size), schedule or Schedule())
+
+
+def compiled(strategy: Strategy, domain: Domain) -> Plan:
+    population = encode([strategy], domain)
+    return plan_of(compile_plans(population, domain), population, 0, domain)
+
+
+def covered_elements(plan: Plan, domain: Domain) -> list[int]:
+    """How many elements of each variable the contents hold, each counted once."""
+    counts = [0] * len(domain.graph.variables)
+    for content in plan.contents:
+        for piece in content:
+            counts[plan.shards[piece.shard].variable] += piece.stop - piece.start
+    return counts
+
+
+def test_a_group_waits_for_its_last_gradient_and_is_sent_in_ready_order() -> None:
+    domain = domain_of()
+    early, late = AllReduce(7), AllReduce(3)
+    plan = compiled(strategy_of(domain, late, late, late, early), domain)
+    # Variables 3..5 are ready first (positions 0..2), then 2, 1, 0.
+    assert [m.ready for m in plan.messages] == [2, 5]
+    assert [m.operation for m in plan.messages] == [Op.ALL_REDUCE] * 2
+    assert [plan.shards[p.shard].variable for p in plan.contents[plan.messages[0].content]] == [
+        5,
+        4,
+        3,
+    ]
+    assert plan.messages[0].wire_bytes == 4 * (10 + 10 * 128 + 128)
+    assert all(m.gate == -1 and m.update == Update.REPLICATED for m in plan.messages)
+
+
+def test_slices_tile_the_group_and_carry_their_own_readiness() -> None:
+    domain = domain_of()
+    schedule = Schedule("priority", slice_bytes=4096, overlap_forward=True)
+    plan = compiled(strategy_of(domain, AllReduce(0), schedule=schedule), domain)
+    assert covered_elements(plan, domain) == [v.elements for v in domain.graph.variables]
+    sizes = sorted(m.wire_bytes for m in plan.messages)
+    assert sizes[1:] == [4096] * (len(sizes) - 1)
+    assert sum(sizes) == domain.graph.size_bytes
+    ready = {m.content: m.ready for m in plan.messages}
+    assert ready[0] < ready[len(plan.contents) - 1] == 5
+
+
+def test_priority_sends_the_nearest_next_use_first_once_it_is_ready() -> None:
+    slow = grid_cluster(4, gbps=0.001)
+    domain = domain_of(cluster=slow)
+    schedule = Schedule("priority", overlap_forward=True)
+    shards = [AllReduce(i) for i in range(6)]
+    plan = compiled(strategy_of(domain, *shards, schedule=schedule), domain)
+    variables = [plan.shards[plan.contents[m.content][0].shard].variable for m in plan.messages]
+    # Variable 4 is next in ready order when the tiny 5 is through; then all the others wait.
+    assert variables == [5, 4, 0, 1, 2, 3]
+    assert [m.gate for m in plan.messages] == variables
+
+
+def test_a_parameter_server_pulls_only_after_the_owner_updated() -> None:
+    domain = domain_of()
+    plan = compiled(strategy_of(domain, ParameterServer(2, 0), ParameterServer(1, 1)), domain)
+    pushes, pulls = plan.messages[:2], plan.messages[2:]
+    assert [m.operation for m in pushes] == [Op.PUSH] * 2
+    assert [m.update for m in pushes] == [Update.OWNER] * 2
+    assert [(m.operation, m.channel) for m in pulls] == [(Op.PULL, Channel.PULL)] * 2
+    assert [m.after for m in pulls] == [0, 1]
+    assert [m.root for m in plan.messages] == [1, 2, 1, 2]
+
+
+def test_hierarchy_reduces_inside_nodes_and_crosses_between_leaders() -> None:
+    domain = domain_of(cluster=grid_cluster(2, 2))
+    plan = compiled(strategy_of(domain, AllReduce(0, "hierarchical")), domain)
+    assert [m.operation for m in plan.messages] == [Op.REDUCE, Op.ALL_REDUCE, Op.BROADCAST]
+    assert [plan.teams[m.teams] for m in plan.messages] == [
+        ((0, 1), (2, 3)),
+        ((0, 2),),
+        ((0, 1), (2, 3)),
+    ]
+    assert [m.after for m in plan.messages] == [-1, 0, 1]
+    owned = compiled(strategy_of(domain, ParameterServer(3, 0, True)), domain)
+    assert [m.operation for m in owned.messages] == [Op.REDUCE, Op.PUSH, Op.PULL, Op.BROADCAST]
+    assert owned.teams[owned.messages[1].teams] == ((0, 3),)
+
+
+def test_hierarchy_on_single_device_nodes_is_a_plain_all_reduce() -> None:
+    domain = domain_of()
+    plan = compiled(strategy_of(domain, AllReduce(0, "hierarchical")), domain)
+    assert [m.operation for m in plan.messages] == [Op.ALL_REDUCE]
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_reduce_scatter_defers_its_all_gather_to_the_next_use(sharded: bool) -> None:
+    domain = domain_of()
+    shards = [ReduceScatter(i // 2, sharded) for i in range(6)]
+    schedule = Schedule("fifo", overlap_forward=True)
+    plan = compiled(strategy_of(domain, *shards, schedule=schedule), domain)
+    assert [m.operation for m in plan.messages] == [Op.REDUCE_SCATTER] * 3 + [Op.ALL_GATHER] * 3
+    assert [m.gate for m in plan.messages] == [4, 2, 0, 0, 2, 4]
+    updates = [m.update for m in plan.messages]
+    if sharded:
+        assert updates == [Update.SHARD] * 3 + [Update.NONE] * 3
+    else:
+        assert updates == [Update.NONE] * 3 + [Update.REPLICATED] * 3
+
+
+def test_sparse_messages_carry_touched_rows_and_factors_carry_factors() -> None:
+    domain = domain_of(chain_graph(((100, 8), (16, 32)), sparse=(0,), factor_rows=5))
+    plan = compiled(strategy_of(domain, AllGather(0), Factors(1)), domain)
+    factors, rows = plan.messages
+    assert factors.operation == Op.FACTOR_ALL_GATHER
+    assert factors.wire_bytes == 5 * (16 + 32) * 4
+    assert rows.operation == Op.SPARSE_ALL_GATHER
+    assert rows.wire_bytes == 2 * (8 * 4 + 8)
+    owned = compiled(strategy_of(domain, ParameterServer(0, 0), Factors(1)), domain)
+    pull = owned.messages[-1]
+    assert pull.operation == Op.SPARSE_PULL
+    assert pull.wire_bytes == 4 * rows.wire_bytes  # four replicas touch at most 8 rows
+
+
+def test_encodings_shrink_gradients_but_values_travel_whole() -> None:
+    domain = domain_of()
+    half = Encoding("fp16")
+    plan = compiled(strategy_of(domain, ParameterServer(0, 0, encoding=half)), domain)
+    assert [m.wire_bytes for m in plan.messages] == [
+        domain.graph.size_bytes // 2,
+        domain.graph.size_bytes,
+    ]
+    assert [m.encoding for m in plan.messages] == [1, 0]
+
+
+def test_explicit_positions_are_executed_as_given() -> None:
+    domain = domain_of()
+    shards = [AllReduce(i) for i in range(6)]
+    schedule = Schedule("explicit", positions=(1, 0, 5, 2, 4, 3))
+    plan = compiled(strategy_of(domain, *shards, schedule=schedule), domain)
+    variables = [plan.shards[plan.contents[m.content][0].shard].variable for m in plan.messages]
+    assert variables == [1, 0, 3, 5, 4, 2]
+
+
+def test_every_message_comes_after_what_it_waits_for() -> None:
+    domain = domain_of(cluster=grid_cluster(2, 2))
+    choices = tuple(
+        VariableChoice(
+            v.name,
+            split(v.shape, 0, 2),
+            (ParameterServer(i % 4, i, True), ReduceScatter(6 + i, True)),
+        )
+        for i, v in enumerate(domain.graph.variables)
+    )
+    base = Strategy(choices, even_replicas(4))
+    for order in ("fifo", "priority"):
+        for slice_bytes in (0, 1000, 5000):
+            for overlap in (False, True):
+                schedule = Schedule(order, slice_bytes, overlap)
+                plan = compiled(replace(base, schedule=schedule), domain)
+                assert all(m.after < i for i, m in enumerate(plan.messages))
+                assert all((m.ready >= 0) == (m.after < 0) for m in plan.messages)
+                assert covered_elements(plan, domain) == [
+                    v.elements for v in domain.graph.variables
+                ]
+
+
+def test_a_population_compiles_as_its_strategies_do_alone() -> None:
+    domain = domain_of(cluster=grid_cluster(2, 2))
+    strategies = [
+        strategy_of(domain, AllReduce(0), schedule=Schedule("priority", 3000, True)),
+        strategy_of(domain, ParameterServer(1, 0), AllReduce(1, "tree")),
+        strategy_of(domain, ReduceScatter(0), ParameterServer(3, 1, True)),
+    ]
+    together = encode(strategies, domain)
+    plans = compile_plans(together, domain)
+    assert isinstance(plans, PlanTable)
+    for index, strategy in enumerate(strategies):
+        assert plan_of(plans, together, index, domain) == compiled(strategy, domain)
+
+
+def test_an_empty_population_has_an_empty_table() -> None:
+    domain = domain_of()
+    plans = compile_plans(encode([], domain), domain)
+    assert len(plans) == 0
+    assert plans.messages == 0
+    assert np.array_equal(plans.first, [0])
