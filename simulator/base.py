@@ -1,6 +1,6 @@
 """The contract of a simulator: predict seconds an iteration without running."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ class Simulator(Protocol):
         ...
 
 
+@runtime_checkable
 class Learner(Simulator, Protocol):
     """A simulator that improves by trials."""
 
