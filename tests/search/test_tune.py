@@ -1,0 +1,150 @@
+"""The loop's logic on a machine that answers from a table: order, resuming, confirmation."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autosync.errors import AutosyncError, InvalidInput
+from autosync.population import encode
+from autosync.strategy import Strategy
+from autosync.trials.contract import TrialError, TrialRequest, TrialResult
+from search.memory import MemoryStore
+from search.outcome import Event, Outcome
+from search.settings import Settings
+from search.space import Space
+from search.tune import tune
+from simulator.analytic import AnalyticSimulator
+from tests.domains import domain_of, grid_cluster
+
+DOMAIN = domain_of(cluster=grid_cluster(2, 2, gbps=0.01))
+SETTINGS = Settings(budget=10, proposals=64, repeats=4)
+
+
+class Killed(Exception):
+    """Stands for the process dying in the middle of a trial."""
+
+
+class TablePool:
+    """A cluster whose iteration times are given by a function of the strategy."""
+
+    description = "a table"
+
+    def __init__(self, seconds: Callable[[Strategy], float | None], dies_after: int = 10**9):
+        self.seconds = seconds
+        self.ran: list[str] = []
+        self.closed = False
+        self.dies_after = dies_after
+
+    def run(self, request: TrialRequest) -> TrialResult:
+        if len(self.ran) >= self.dies_after:
+            raise Killed
+        self.ran.append(request.key)
+        value = self.seconds(request.bundle.strategy)
+        error = None if value else TrialError("crashed", "the worker fell over")
+        iterations = (value,) * request.iterations if value else ()
+        return TrialResult(request.key, iterations, value, 0.0, error, "table", 1.0, 1.0)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def by_simulator(strategy: Strategy) -> float:
+    return float(AnalyticSimulator().predict(DOMAIN, encode([strategy], DOMAIN))[0])
+
+
+def ddp_is_best(strategy: Strategy) -> float:
+    return 1.0 if strategy.schedule.order == "ddp" else 1.005
+
+
+def run(pool: TablePool, store: MemoryStore, settings: Settings = SETTINGS) -> Outcome:
+    events: list[Event] = []
+    outcome = tune(
+        DOMAIN, Space(), lambda: pool, store, AnalyticSimulator(), settings, events.append
+    )
+    assert pool.closed
+    assert events[-1].kind == "done"
+    return outcome
+
+
+def test_ddp_is_measured_first_and_the_budget_is_kept() -> None:
+    pool, store = TablePool(by_simulator), MemoryStore()
+    outcome = run(pool, store)
+    searched = [p for p in store.proposals() if p.phase == "search"]
+    assert searched[0].candidate.origin == "ddp"
+    assert len(searched) == SETTINGS.budget
+    assert len({p.candidate.strategy.id for p in searched}) == SETTINGS.budget
+    assert {p.candidate.origin for p in searched} > {"ddp", "sampled"}
+    assert [row.step_seconds for row in outcome.ranked] == sorted(
+        row.step_seconds or np.inf for row in outcome.ranked
+    )
+
+
+def test_finalists_and_ddp_alternate_and_the_winner_is_confirmed() -> None:
+    pool, store = TablePool(by_simulator), MemoryStore()
+    outcome = run(pool, store)
+    confirming = [key.split("/")[2] for key in pool.ran if key.startswith("confirm/")]
+    assert len(confirming) == 4 * SETTINGS.repeats
+    assert confirming[:4] == confirming[7:3:-1]
+    assert outcome.repeats == SETTINGS.repeats
+    assert not outcome.keep_ddp
+    assert outcome.best_seconds == pytest.approx(by_simulator(outcome.best.strategy))
+    assert outcome.speedup == pytest.approx(outcome.ddp_seconds / outcome.best_seconds)
+
+
+def test_keeping_ddp_is_an_answer() -> None:
+    outcome = run(TablePool(ddp_is_best), MemoryStore())
+    assert outcome.keep_ddp
+    assert outcome.best.strategy.schedule.order == "ddp"
+    assert outcome.speedup == 1.0
+
+
+@pytest.mark.parametrize("dies_after", [0, 1, 5, 11, 14])
+def test_a_killed_tuning_goes_on_where_it_stopped(dies_after: int) -> None:
+    undisturbed = TablePool(by_simulator)
+    expected = run(undisturbed, MemoryStore())
+    store = MemoryStore()
+    first, second = TablePool(by_simulator, dies_after), TablePool(by_simulator)
+    with pytest.raises(Killed):
+        run(first, store)
+    outcome = run(second, store)
+    assert first.ran + second.ran == undisturbed.ran
+    assert outcome == expected
+
+
+def test_a_failing_trial_costs_only_itself() -> None:
+    def fails(strategy: Strategy) -> float | None:
+        return None if strategy.schedule.order == "priority" else by_simulator(strategy)
+
+    outcome = run(TablePool(fails), MemoryStore())
+    failed = [row for row in outcome.ranked if row.step_seconds is None]
+    assert failed
+    assert all(row.error == "crashed: the worker fell over" for row in failed)
+    assert outcome.ranked[-1] is failed[-1]
+
+
+def test_without_ddp_there_is_no_comparison() -> None:
+    def no_ddp(strategy: Strategy) -> float | None:
+        return None if strategy.schedule.order == "ddp" else by_simulator(strategy)
+
+    with pytest.raises(AutosyncError, match="DDP could not be measured"):
+        run(TablePool(no_ddp), MemoryStore())
+
+
+def test_cancelling_keeps_what_was_measured() -> None:
+    store = MemoryStore()
+
+    def cancels(strategy: Strategy) -> float:
+        if strategy.schedule.order != "ddp":
+            store.cancel()
+        return by_simulator(strategy)
+
+    outcome = run(TablePool(cancels), store)
+    assert outcome.cancelled
+    assert len(outcome.ranked) == 2
+
+
+def test_a_negative_budget_is_refused_by_name() -> None:
+    with pytest.raises(InvalidInput, match="budget is -3"):
+        replace(SETTINGS, budget=-3)
