@@ -42,13 +42,13 @@ def features(
     rate = float(domain.cluster.nic_bytes_per_second().min())
     owner = np.repeat(np.arange(n), np.diff(plans.first))
     wire = plans.wire_bytes / (rate * compute)
-    columns = [np.log(base_seconds / compute)]
-    for operation in Op:
-        columns.append(np.log1p(_sums(owner, plans.operation == operation, n)))
-    for operation in Op:
-        columns.append(_sums(owner, wire * (plans.operation == operation), n))
-    for channel in Channel:
-        columns.append(np.log1p(_sums(owner, plans.channel == channel, n)))
+    by_operation = [plans.operation == operation for operation in Op]
+    columns = [
+        np.log(base_seconds / compute),
+        *(np.log1p(_sums(owner, chosen, n)) for chosen in by_operation),
+        *(_sums(owner, wire * chosen, n) for chosen in by_operation),
+        *(np.log1p(_sums(owner, plans.channel == channel, n)) for channel in Channel),
+    ]
     largest, smallest = np.zeros(n), np.full(n, np.inf)
     np.maximum.at(largest, owner, wire)
     np.minimum.at(smallest, owner, wire)
