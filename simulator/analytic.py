@@ -1,0 +1,70 @@
+"""The papers' analytic model: T = max(T_comp, T_sync), equations 1 to 3 mended."""
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from autosync.domain import Domain
+from autosync.plan import PlanTable
+from autosync.population import Population
+from simulator.compiled import compile_plans_fast
+from simulator.compute import compute_seconds
+from simulator.network import network
+
+
+class AnalyticSimulator:
+    """AutoSync supplement, sections 1 to 3, mended where misprinted.
+
+    T_sync is the sum over collectives (equation 3) plus, for parameter servers (equation 2), the
+    maximum over servers of each server's sum, so that load balance counts. Both directions are
+    charged, replicas multiply traffic only without hierarchical reduction (then every rank sends
+    for itself), and phi and delta are paid once a message, so that merging counts. It sees no
+    schedule: neither readiness nor order nor overlap.
+    """
+
+    name = "analytic"
+
+    def predict(self, domain: Domain, population: Population) -> NDArray[np.float64]:
+        """Seconds an iteration, `(strategies,)`."""
+        return analytic_seconds(compile_plans_fast(population, domain), population, domain)
+
+
+def analytic_seconds(
+    plans: PlanTable, population: Population, domain: Domain
+) -> NDArray[np.float64]:
+    """Equation 1 for compiled plans: seconds an iteration, `(strategies,)`."""
+    costs = network(domain.cluster, plans.teams)
+    sync = np.empty(len(plans))
+    _sum_messages(
+        plans.first,
+        plans.operation,
+        plans.ranks,
+        plans.root,
+        plans.wire_bytes,
+        costs.kind,
+        costs.startup_seconds + costs.engine_seconds,
+        costs.copy_seconds_per_byte + costs.equation_seconds_per_byte,
+        np.zeros(domain.cluster.servers + 1),
+        sync,
+    )
+    layouts = compute_seconds(domain, population.layouts)
+    result: NDArray[np.float64] = np.maximum(layouts[population.layout], sync)
+    return result
+
+
+@njit(nogil=True, cache=True)
+def _sum_messages(first, operation, ranks, root, wire_bytes, kind, startup, per_byte, busy, sync):  # type: ignore[no-untyped-def]
+    """sync f64[n]: the collectives' seconds plus the busiest server's.
+
+    busy f64[servers + 1]: scratch; entry 0 is the collectives, 1 + s is server s.
+    """
+    for index in range(len(first) - 1):
+        busy[:] = 0.0
+        for message in range(first[index], first[index + 1]):
+            owner = root[message] + 1
+            code = kind[operation[message], ranks[message], owner]
+            busy[owner] += startup[code] + per_byte[code] * wire_bytes[message]
+        most = 0.0
+        for server in range(1, len(busy)):
+            most = max(most, busy[server])
+        sync[index] = busy[0] + most

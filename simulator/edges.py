@@ -1,0 +1,121 @@
+"""Which rank sends how much to which, for every operation: the traffic of a message."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil, log2
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.cluster import Backend
+from autosync.codes import Op
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """Traffic of one team, E edges, per byte that one replica contributes.
+
+    source, target i64[E]: servers (ranks, then dedicated hosts). weight f64[E]: bytes.
+    equation_weight: the multiple of the message that the papers' equation 3 charges.
+    rounds: steps one after another, each paying a latency. ring: every step crosses every edge.
+    """
+
+    source: NDArray[np.int64]
+    target: NDArray[np.int64]
+    weight: NDArray[np.float64]
+    equation_weight: float
+    rounds: float
+    ring: bool = False
+
+
+def edges_of(operation: Op, team: tuple[int, ...], root: int, backend: Backend) -> Edges:
+    """The traffic of `operation` within a team.
+
+    A server may stand outside the team (a dedicated host); a reduction or broadcast whose root
+    is in another team works for its own first rank.
+
+    gloo: all-reduce and all-gather are rings, reduce is a ring reduce-scatter gathered at the
+    root, broadcast a binomial tree (its sources); the runtime's reduce-scatter is an all-to-all,
+    because gloo's own moves an all-reduce's bytes (measured). NCCL: rings, and pipelined chains
+    for reduce and broadcast.
+    """
+    size = len(team)
+    chief = root if root in team else team[0]
+    part = (size - 1) / size
+    match operation:
+        case Op.ALL_REDUCE:
+            return _ring(team, 2 * part, 2 * part, 2 * (size - 1))
+        case Op.REDUCE_SCATTER if backend == "gloo":
+            return _all_to_all(team)
+        case Op.REDUCE_SCATTER | Op.ALL_GATHER:
+            return _ring(team, part, part, size - 1)
+        case Op.SPARSE_ALL_GATHER | Op.FACTOR_ALL_GATHER:
+            return _ring(team, size - 1.0, size - 1.0, size - 1)
+        case Op.PUSH | Op.SPARSE_PUSH:
+            return _star(team, root, inwards=True)
+        case Op.PULL | Op.SPARSE_PULL:
+            return _star(team, root, inwards=False)
+        case Op.REDUCE:
+            return _reduce(team, chief, backend)
+        case Op.BROADCAST:
+            return _broadcast(team, chief, backend)
+
+
+def _edges(
+    pairs: list[tuple[int, int]],
+    weight: float | list[float],
+    equation: float,
+    rounds: float,
+    ring: bool = False,
+) -> Edges:
+    ends = np.array(pairs, dtype=np.int64).reshape(len(pairs), 2)
+    weights = np.broadcast_to(np.asarray(weight, dtype=np.float64), (len(pairs),)).copy()
+    return Edges(ends[:, 0], ends[:, 1], weights, equation, rounds, ring)
+
+
+def _ring(team: tuple[int, ...], weight: float, equation: float, rounds: float) -> Edges:
+    if len(team) < 2:
+        return _edges([], 0.0, 0.0, 0.0)
+    pairs = list(zip(team, team[1:] + team[:1], strict=True))
+    return _edges(pairs, weight, equation, rounds, ring=True)
+
+
+def _all_to_all(team: tuple[int, ...]) -> Edges:
+    pairs = [(a, b) for a in team for b in team if a != b]
+    part = (len(team) - 1) / len(team)
+    return _edges(pairs, 1 / len(team), part, 1.0)
+
+
+def _star(team: tuple[int, ...], root: int, inwards: bool) -> Edges:
+    """Every rank to the root, or back; a dedicated server outside the team is the root too."""
+    others = [rank for rank in team if rank != root]
+    pairs = [(rank, root) if inwards else (root, rank) for rank in others]
+    return _edges(pairs, 1.0, 1.0, 1.0)
+
+
+def _from_root(team: tuple[int, ...], root: int) -> tuple[int, ...]:
+    at = team.index(root)
+    return team[at:] + team[:at]
+
+
+def _reduce(team: tuple[int, ...], root: int, backend: Backend) -> Edges:
+    order = _from_root(team, root)
+    size = len(order)
+    if backend == "nccl":
+        return _edges(list(zip(order[1:], order[:-1], strict=True)), 1.0, 1.0, size - 1.0)
+    if size < 2:
+        return _edges([], 0.0, 0.0, 0.0)
+    ring = list(zip(order, order[1:] + order[:1], strict=True))
+    gather = [(rank, root) for rank in order[1:]]
+    weights = [(size - 1) / size] * size + [1 / size] * (size - 1)
+    return _edges(ring + gather, weights, 1.0, float(size))
+
+
+def _broadcast(team: tuple[int, ...], root: int, backend: Backend) -> Edges:
+    order = _from_root(team, root)
+    size = len(order)
+    if backend == "nccl":
+        return _edges(list(pairwise(order)), 1.0, 1.0, size - 1.0)
+    parents = [i - (1 << (i.bit_length() - 1)) for i in range(1, size)]
+    pairs = [(order[parent], order[i + 1]) for i, parent in enumerate(parents)]
+    return _edges(pairs, 1.0, 1.0, float(ceil(log2(size))) if size > 1 else 0.0)
