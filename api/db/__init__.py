@@ -1,0 +1,4 @@
+from api.db.database import Database, connect
+from api.db.migrate import migrate
+
+__all__ = ["Database", "connect", "migrate"]

@@ -1,0 +1,105 @@
+"""Connections: SQLite in WAL by default, PostgreSQL by URL; a transaction reads or writes."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.orm import Session
+
+from autosync.errors import InvalidInput
+
+BUSY_SECONDS = 30
+"""How long a writer waits for another: longer than any transaction here takes."""
+WRITES = "autosync_writes"
+"""Execution option of connections whose transactions write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """Hands out transactions; safe to share between threads, not between processes."""
+
+    engine: Engine
+
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        """A transaction that only reads: on SQLite it never waits for a writer."""
+        with Session(self.engine) as session:
+            yield session
+
+    @contextmanager
+    def writing(self) -> Iterator[Session]:
+        """A transaction that writes; commits at the end, rolls back on an exception.
+
+        On SQLite it takes the write lock at once (BEGIN IMMEDIATE): a transaction that reads
+        first and writes later can otherwise fail in the middle, without waiting.
+        """
+        engine = self.engine.execution_options(**{WRITES: True})
+        with Session(engine, expire_on_commit=False) as session, session.begin():
+            yield session
+
+    @property
+    def dialect(self) -> str:
+        return self.engine.dialect.name
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+
+def connect(url: str) -> Database:
+    """Open the database at `url` (`sqlite:///autosync.db`, `postgresql://user@host/name`).
+
+    Nothing is created or changed: see `migrate`.
+
+    Raises:
+        InvalidInput: no such kind of database, or SQLite without a file.
+    """
+    parsed = parse_url(url)
+    if parsed.get_backend_name() == "sqlite":
+        engine = create_engine(parsed, connect_args={"timeout": BUSY_SECONDS})
+        event.listen(engine, "connect", _configure_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+    else:
+        engine = create_engine(parsed, pool_pre_ping=True)
+    return Database(engine)
+
+
+def parse_url(url: str) -> URL:
+    """The URL with its driver; see `connect`."""
+    try:
+        parsed = make_url(url)
+        backend = parsed.get_backend_name()
+        parsed.get_dialect()
+    except (ArgumentError, NoSuchModuleError):
+        raise _refused(url, "is no database URL") from None
+    if backend == "postgresql":
+        return parsed.set(drivername="postgresql+psycopg")
+    if backend != "sqlite":
+        raise _refused(url, f"names {backend}, which is not supported")
+    if parsed.database in (None, "", ":memory:"):
+        raise _refused(url, "names no file, and workers could not share it")
+    if not (folder := Path(str(parsed.database)).resolve().parent).is_dir():
+        raise _refused(url, f"needs the folder {str(folder)!r}, which does not exist")
+    return parsed
+
+
+def _refused(url: str, why: str) -> InvalidInput:
+    return InvalidInput(
+        f"the database {url!r} {why}.",
+        thing="database",
+        value=url,
+        remedy="Give sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME.",
+    )
+
+
+def _configure_sqlite(connection: Any, record: object) -> None:
+    connection.isolation_level = None  # the driver begins nothing by itself; `_begin_sqlite` does
+    connection.execute("PRAGMA foreign_keys=ON")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    writes = connection.get_execution_options().get(WRITES, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

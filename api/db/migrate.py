@@ -1,0 +1,80 @@
+"""Brings a database to the schema of this version, through the migrations."""
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, create_engine, event
+
+import api
+from api.db.database import BUSY_SECONDS, parse_url
+from autosync.errors import NotFound
+
+MIGRATIONS = Path(api.__file__).resolve().parents[1] / "migrations"
+"""Beside `api` in a clone and in an installed package alike."""
+LOCK_KEY = 0x6175746F73796E63
+"""Of PostgreSQL's advisory lock; "autosync" in ASCII."""
+
+
+def migrate(url: str, revision: str = "head") -> None:
+    """Create or upgrade the database (or downgrade it: `base`, `-1`, a revision).
+
+    All steps are one transaction under a lock: processes that start together migrate once, and
+    a migration that fails leaves the database as it was.
+    """
+    parsed = parse_url(url)
+    sqlite = parsed.get_backend_name() == "sqlite"
+    # Foreign keys stay off here: SQLite alters a table by copying it, and dropping the old one
+    # would delete what refers to it.
+    engine = create_engine(parsed, connect_args={"timeout": BUSY_SECONDS} if sqlite else {})
+    if sqlite:
+        event.listen(engine, "connect", _use_wal)
+        event.listen(engine, "begin", lambda c: c.exec_driver_sql("BEGIN IMMEDIATE"))
+    try:
+        with engine.begin() as connection:
+            if not sqlite:
+                connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({LOCK_KEY})")
+            _run(connection, revision)
+    finally:
+        engine.dispose()
+
+
+def _run(connection: Connection, revision: str) -> None:
+    config = alembic_config()
+    config.attributes["connection"] = connection
+    current = current_revision(connection)
+    script = ScriptDirectory.from_config(config)
+    if current and current not in {step.revision for step in script.walk_revisions()}:
+        raise NotFound(
+            f"the database is at schema revision {current}, which this version does not know.",
+            thing="database",
+            value=current,
+            remedy="It was written by a newer version: upgrade autosync.",
+        )
+    if revision == "base" or revision.startswith("-"):
+        command.downgrade(config, revision)
+    else:
+        command.upgrade(config, revision)
+
+
+def current_revision(connection: Connection) -> str | None:
+    """The schema revision that the database is at; None when it is empty."""
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def head_revision() -> str | None:
+    """The schema revision of this version."""
+    return ScriptDirectory.from_config(alembic_config()).get_current_head()
+
+
+def alembic_config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    return config
+
+
+def _use_wal(connection: object, record: object) -> None:
+    connection.isolation_level = None  # type: ignore[attr-defined]
+    connection.execute("PRAGMA journal_mode=WAL")  # type: ignore[attr-defined]  # kept in the file

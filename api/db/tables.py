@@ -1,0 +1,214 @@
+"""The tables. Documents are canonical JSON under the hash of their content."""
+
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    CheckConstraint,
+    Double,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Text,
+    UniqueConstraint,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from api.db.clock import now_seconds
+
+STATES = ("queued", "running", "cancelling", "finished", "failed", "cancelled")
+ACTIVE = ("running", "cancelling")
+FINAL = ("finished", "failed", "cancelled")
+
+Hash = String(32)
+"""32 hex digits; see `autosync.documents.content_hash`."""
+RowNumber = BigInteger().with_variant(Integer, "sqlite")
+"""SQLite numbers rows by itself only where the type is spelled INTEGER."""
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {float: Double, str: Text}  # noqa: RUF012
+
+
+class GraphRow(Base):
+    __tablename__ = "graphs"
+
+    id: Mapped[str] = mapped_column(Hash, primary_key=True)
+    name: Mapped[str]
+    batch_size: Mapped[int] = mapped_column(BigInteger)
+    variables: Mapped[int]
+    parameters: Mapped[int] = mapped_column(BigInteger)
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    document: Mapped[str]
+    created_at: Mapped[float] = mapped_column(default=now_seconds)
+
+
+class ClusterRow(Base):
+    __tablename__ = "clusters"
+
+    id: Mapped[str] = mapped_column(Hash, primary_key=True)
+    name: Mapped[str]
+    nodes: Mapped[int]
+    world_size: Mapped[int]
+    document: Mapped[str]
+    created_at: Mapped[float] = mapped_column(default=now_seconds)
+
+
+class DomainRow(Base):
+    """A domain without its graph and cluster, which have rows of their own."""
+
+    __tablename__ = "domains"
+
+    id: Mapped[str] = mapped_column(Hash, primary_key=True)
+    graph_id: Mapped[str] = mapped_column(ForeignKey("graphs.id"), index=True)
+    cluster_id: Mapped[str] = mapped_column(ForeignKey("clusters.id"), index=True)
+    profile: Mapped[str]
+    optimizer: Mapped[str]
+    created_at: Mapped[float] = mapped_column(default=now_seconds)
+
+
+class StrategyRow(Base):
+    """hash: of the document as it is; strategy_id: equal where only names differ."""
+
+    __tablename__ = "strategies"
+
+    hash: Mapped[str] = mapped_column(Hash, primary_key=True)
+    strategy_id: Mapped[str] = mapped_column(Hash, index=True)
+    shards: Mapped[int]
+    document: Mapped[str]
+    created_at: Mapped[float] = mapped_column(default=now_seconds)
+
+
+class TuningRow(Base):
+    """A job: what is asked, who works on it under which lease, how far it is.
+
+    fence: counts claims; a worker may write only under the number of its own claim.
+    lease_until: by the database's clock; after it anyone may take the tuning over.
+    """
+
+    __tablename__ = "tunings"
+    __table_args__ = (
+        CheckConstraint(f"state in {STATES}", name="state"),
+        Index(None, "state", "created_at"),
+    )
+
+    id: Mapped[str] = mapped_column(Hash, primary_key=True)
+    domain_id: Mapped[str] = mapped_column(ForeignKey("domains.id"), index=True)
+    state: Mapped[str] = mapped_column(String(16), default="queued")
+    launcher: Mapped[str] = mapped_column(String(32))
+    byte_scale: Mapped[float]
+    time_scale: Mapped[float]
+    simulator: Mapped[str] = mapped_column(String(32))
+    settings: Mapped[str]
+    space: Mapped[str]
+    created_at: Mapped[float] = mapped_column(default=now_seconds)
+    started_at: Mapped[float | None]
+    finished_at: Mapped[float | None]
+    worker: Mapped[str | None]
+    fence: Mapped[int] = mapped_column(BigInteger, default=0)
+    lease_until: Mapped[float | None]
+    phase: Mapped[str] = mapped_column(String(16), default="waiting")
+    message: Mapped[str] = mapped_column(default="")
+    done: Mapped[int] = mapped_column(default=0)
+    total: Mapped[int] = mapped_column(default=0)
+    ranked: Mapped[int] = mapped_column(BigInteger, default=0)
+    best_seconds: Mapped[float | None]
+    error: Mapped[str | None]
+
+
+class OutcomeRow(Base):
+    """The answer of a tuning; `bundle` is the document that is shipped."""
+
+    __tablename__ = "outcomes"
+
+    tuning_id: Mapped[str] = mapped_column(ForeignKey("tunings.id"), primary_key=True)
+    strategy_hash: Mapped[str] = mapped_column(ForeignKey("strategies.hash"))
+    best_seconds: Mapped[float]
+    ddp_seconds: Mapped[float]
+    speedup: Mapped[float]
+    speedup_low: Mapped[float]
+    speedup_high: Mapped[float]
+    repeats: Mapped[int]
+    keep_ddp: Mapped[bool]
+    bundle: Mapped[str]
+    created_at: Mapped[float] = mapped_column(default=now_seconds)
+
+
+class ProposalRow(Base):
+    __tablename__ = "proposals"
+    __table_args__ = (UniqueConstraint("tuning_id", "position"),)
+
+    tuning_id: Mapped[str] = mapped_column(ForeignKey("tunings.id"), primary_key=True)
+    key: Mapped[str] = mapped_column(String(200), primary_key=True)
+    position: Mapped[int]
+    phase: Mapped[str] = mapped_column(String(16))
+    round: Mapped[int]
+    strategy_hash: Mapped[str] = mapped_column(ForeignKey("strategies.hash"), index=True)
+    strategy_id: Mapped[str] = mapped_column(Hash)
+    predicted_seconds: Mapped[float]
+    simulator: Mapped[str]
+    origin: Mapped[str]
+    seed: Mapped[int] = mapped_column(BigInteger)
+    index: Mapped[int] = mapped_column(BigInteger)
+    created_at: Mapped[float] = mapped_column(default=now_seconds)
+
+
+class TrialRow(Base):
+    """A finished trial with everything that says where and how it was measured."""
+
+    __tablename__ = "trials"
+    __table_args__ = (
+        ForeignKeyConstraint(["tuning_id", "key"], ["proposals.tuning_id", "proposals.key"]),
+        UniqueConstraint("tuning_id", "position"),
+    )
+
+    tuning_id: Mapped[str] = mapped_column(Hash, primary_key=True)
+    key: Mapped[str] = mapped_column(String(200), primary_key=True)
+    position: Mapped[int]
+    domain_id: Mapped[str] = mapped_column(ForeignKey("domains.id"), index=True)
+    strategy_id: Mapped[str] = mapped_column(Hash, index=True)
+    step_seconds: Mapped[float | None]
+    spread: Mapped[float | None]
+    iteration_seconds: Mapped[list[float]] = mapped_column(JSON)
+    error_kind: Mapped[str | None] = mapped_column(String(32))
+    error_message: Mapped[str | None]
+    error_stderr: Mapped[str | None]
+    launcher: Mapped[str]
+    byte_scale: Mapped[float]
+    time_scale: Mapped[float]
+    load: Mapped[float | None]
+    overhead_seconds: Mapped[float]
+    peak_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    versions: Mapped[list[Any]] = mapped_column(JSON)
+    fence: Mapped[int] = mapped_column(BigInteger)
+    worker: Mapped[str | None]
+    created_at: Mapped[float] = mapped_column(default=now_seconds)
+
+
+class EventRow(Base):
+    """Progress of a tuning, in the order in which it happened."""
+
+    __tablename__ = "events"
+    __table_args__ = (Index(None, "tuning_id", "id"),)
+
+    id: Mapped[int] = mapped_column(RowNumber, primary_key=True)
+    tuning_id: Mapped[str] = mapped_column(ForeignKey("tunings.id"))
+    kind: Mapped[str] = mapped_column(String(16))
+    message: Mapped[str]
+    done: Mapped[int]
+    total: Mapped[int]
+    best_seconds: Mapped[float | None]
+    created_at: Mapped[float] = mapped_column(default=now_seconds)

@@ -1,0 +1,34 @@
+"""Alembic's entry: runs on the connection that `api.db.migrate` hands over, or on a URL."""
+
+import os
+
+from alembic import context
+from sqlalchemy import Connection
+
+from api.db.database import WRITES, connect
+from api.db.tables import Base
+
+
+def run(connection: Connection) -> None:
+    context.configure(
+        connection=connection,
+        target_metadata=Base.metadata,
+        render_as_batch=True,
+        transactional_ddl=True,
+    )
+    with context.begin_transaction():
+        context.run_migrations()
+
+
+def run_from_shell() -> None:
+    """The `alembic` command, for writing a new revision."""
+    database = connect(os.environ.get("AUTOSYNC_DATABASE_URL", "sqlite:///autosync.db"))
+    with database.engine.connect().execution_options(**{WRITES: True}) as connection:
+        run(connection)
+
+
+given = context.config.attributes.get("connection")
+if given is not None:
+    run(given)
+else:
+    run_from_shell()
