@@ -121,7 +121,7 @@ def encode(strategies: "list[Strategy] | tuple[Strategy, ...]", domain: Domain) 
         counts.append(strategy.shards)
         for variable, choice in enumerate(strategy.choices):
             for length, shard in zip(choice.partition.lengths, choice.shards, strict=True):
-                method, server, option = _row(shard)
+                method, server, option = synchronizer_row(shard)
                 group = groups.setdefault(shard.group, len(groups))
                 code = options.setdefault(option, len(options))
                 rows.append((variable, length, method, server, group, code))
@@ -150,7 +150,7 @@ def encode(strategies: "list[Strategy] | tuple[Strategy, ...]", domain: Domain) 
     )
 
 
-def _row(shard: Synchronizer) -> tuple[int, int, Option]:
+def synchronizer_row(shard: Synchronizer) -> tuple[int, int, Option]:
     """Method code, owner (-1 without one) and option of a shard."""
     match shard:
         case ParameterServer():

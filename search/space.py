@@ -17,7 +17,10 @@ class Space:
         100 KB whole, cuts into at most 40 parts and merges into at most 20 groups.
     slice_bytes: slice sizes to draw from; 0 does not slice.
     encodings: lossless only, unless the user allows more.
-    pins: choices the search must keep, by variable.
+    uneven_shares: also draw batch shares proportional to the devices' speed; off by default,
+        since the training script must deal its data accordingly.
+    pins: choices the search must keep, by variable. Pinned shards share a message only among
+        themselves, as their group numbers say.
     """
 
     parameter_server: bool = True
@@ -32,6 +35,7 @@ class Space:
     max_groups: int = 20
     slice_bytes: tuple[int, ...] = (0, 1 << 20, 4 << 20, 16 << 20)
     encodings: tuple[Encoding, ...] = (Encoding(),)
+    uneven_shares: bool = False
     pins: tuple[VariableChoice, ...] = ()
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
