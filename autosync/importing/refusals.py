@@ -1,0 +1,93 @@
+"""Why a module could not be recorded, in words that say what to change."""
+
+from autosync.errors import NotTraceable
+from autosync.importing.copies import first_line
+
+READS_VALUES = (
+    "item() cannot be called on meta",
+    "Cannot copy out of meta tensor",
+    "can't convert meta device type tensor",
+    "Boolean value of Tensor",
+    "Cannot access data pointer",
+    "meta tensor to a scalar",
+)
+SHAPE_FROM_VALUES = ("data-dependent", "dynamic shape", "DynamicOutputShape")
+OTHER_DEVICE = ("Expected all tensors to be on the same device", "Torch not compiled with CUDA")
+
+
+def failed_call(
+    name: str, direction: str, call: tuple[str, str], error: Exception, depth: int
+) -> NotTraceable:
+    """`call`: (module path, aten name) of the latest call; `direction`: forward or backward;
+    `depth`: operations recorded before it."""
+    path, kind = call
+    where = f"module {path!r}" if path else "the module itself"
+    after = f"at operation {kind!r}" if kind else "before the first operation"
+    cause = f"{type(error).__name__}: {error}"
+    if any(sign in cause for sign in READS_VALUES):
+        why = "reads a tensor's value, which a recording without data cannot know"
+        remedy = (
+            "Replace .item(), float(tensor), tolist(), numpy() and `if tensor:` by tensor "
+            "operations such as torch.where, or move them out of forward and the loss."
+        )
+    elif any(sign in cause for sign in SHAPE_FROM_VALUES):
+        why = "makes a tensor whose shape depends on data"
+        remedy = (
+            "Use operations of fixed shape: torch.where or a mask instead of nonzero, "
+            "masked_select, unique or boolean indexing."
+        )
+    elif any(sign in cause for sign in OTHER_DEVICE):
+        why = f"mixes devices: {first_line(error)}"
+        remedy = "Make new tensors on the device of the inputs (device=x.device)."
+    else:
+        why = f"fails: {first_line(error)}"
+        remedy = (
+            "Check that the example inputs (shapes, dtypes, order) are what the module takes, and "
+            f"that one training step of it runs as usual (recorded before: {depth} operations)."
+        )
+    return NotTraceable(
+        f"{name!r}, {direction} pass, {where}, {after}: it {why}.",
+        thing=f"{path}.{kind}" if path else kind or name,
+        value=type(error).__name__,
+        remedy=remedy,
+    )
+
+
+def no_parameters(name: str) -> NotTraceable:
+    return NotTraceable(
+        f"{name!r} has no trainable parameter: there is nothing to synchronize.",
+        thing=name,
+        value=0,
+        remedy="Give the module that is trained, with requires_grad left on.",
+    )
+
+
+def no_scalar_loss(name: str, what: str) -> NotTraceable:
+    return NotTraceable(
+        f"{name!r}: the step returns {what}, not a scalar loss.",
+        thing="loss",
+        value=what,
+        remedy="Give a loss function (outputs, *inputs) that returns one number, "
+        "or let the module return it.",
+    )
+
+
+def no_gradient(name: str, variables: list[str]) -> NotTraceable:
+    more = f" and {len(variables) - 3} more" if len(variables) > 3 else ""
+    return NotTraceable(
+        f"{name!r}: the loss does not reach {', '.join(map(repr, variables[:3]))}{more}: "
+        "these parameters get no gradient.",
+        thing=f"variable {variables[0]}",
+        value=len(variables),
+        remedy="Freeze them with requires_grad_(False), or use them in the loss.",
+    )
+
+
+def no_batch(name: str, batch_size: int, shapes: list[tuple[int, ...]]) -> NotTraceable:
+    return NotTraceable(
+        f"{name!r}: no example input has a dimension of the batch size {batch_size}; their shapes "
+        f"are {shapes}.",
+        thing="batch_size",
+        value=batch_size,
+        remedy="State the batch size that the example inputs have.",
+    )

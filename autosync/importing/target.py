@@ -1,0 +1,137 @@
+"""`package.module:function`: the user's own model, named on the user's own command line."""
+
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from autosync.errors import InvalidInput, NotFound
+from autosync.importing.copies import Inputs, Loss, check_inputs, first_line
+from autosync.importing.tracker import on_meta
+
+FORM = "Give it as package.module:function, e.g. train:example."
+RETURNS = "Return (module, example_inputs, loss): an nn.Module, a tuple of tensors, and a function "
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the user's function returned, and the batch size of its first input."""
+
+    module: nn.Module
+    example_inputs: Inputs
+    loss: Loss | None
+    batch_size: int
+
+
+def load_target(target: str, *, allocate: bool = False) -> Target:
+    """Import and call the function that `target` names. Only for the user's own command line: it
+    runs the user's code.
+
+    allocate: build real weights, for measuring. Otherwise the function is called on the meta
+        device; one that cannot run there (it reads values or loads weights) is called as it is.
+
+    Raises:
+        NotFound: no such module or function.
+        InvalidInput: a malformed target, a function that fails or returns something else.
+    """
+    made = _call(_function(target), target, allocate)
+    if not isinstance(made, tuple) or len(made) != 3:
+        what = f"{len(made)} values" if isinstance(made, tuple) else f"a {type(made).__name__}"
+        raise _wrong(target, what, "it must return three")
+    module, example_inputs, loss = made
+    if not isinstance(module, nn.Module):
+        raise _wrong(target, type(module).__name__, "the first value must be an nn.Module")
+    if loss is not None and not callable(loss):
+        raise _wrong(target, type(loss).__name__, "the third value must be a function or None")
+    inputs = check_inputs(example_inputs, target)
+    if inputs[0].dim() == 0:
+        raise _wrong(target, "a scalar input", "the first input must have the batch dimension")
+    return Target(module, inputs, loss, int(inputs[0].shape[0]))
+
+
+def _function(target: str) -> Callable[[], Any]:
+    module_name, colon, function_name = target.partition(":")
+    if not (module_name and colon and function_name.isidentifier()):
+        raise InvalidInput(
+            f"{target!r} names no function.", thing="model", value=target, remedy=FORM
+        )
+    module = _import(module_name, target)
+    function = getattr(module, function_name, None)
+    if function is None:
+        known = [name for name in vars(module) if not name.startswith("_")]
+        raise NotFound(
+            f"{target!r}: module {module_name!r} has no {function_name!r}.",
+            thing="model",
+            value=function_name,
+            remedy=f"It has: {', '.join(known[:12]) or 'nothing'}.",
+        )
+    if not callable(function):
+        raise _wrong(target, type(function).__name__, f"{function_name!r} is no function")
+    return function  # type: ignore[no-any-return]  # whatever the user wrote
+
+
+def _import(module_name: str, target: str) -> Any:
+    here = str(Path.cwd())
+    added = here not in sys.path and "" not in sys.path
+    if added:
+        sys.path.insert(0, here)  # as `python -m` does
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        absent = error.name or module_name
+        if module_name == absent or module_name.startswith(f"{absent}."):
+            raise NotFound(
+                f"{target!r}: there is no module {absent!r} here or among the installed packages.",
+                thing="model",
+                value=module_name,
+                remedy="Run in the folder that holds it, or set PYTHONPATH.",
+            ) from None
+        raise InvalidInput(
+            f"{target!r}: importing {module_name!r} needs {absent!r}, which is not installed.",
+            thing="model",
+            value=absent,
+            remedy=f"Install {absent!r} in this environment.",
+        ) from None
+    except Exception as error:  # the user's own code may raise anything
+        raise InvalidInput(
+            f"{target!r}: importing {module_name!r} fails: {first_line(error)}.",
+            thing="model",
+            value=module_name,
+            remedy="Make `python -c 'import ...'` of it work first.",
+        ) from None
+    finally:
+        if added:
+            sys.path.remove(here)
+
+
+def _call(function: Callable[[], Any], target: str, allocate: bool) -> Any:
+    if not allocate:
+        try:
+            with on_meta():
+                return function()
+        except Exception:  # it may load or read weights; called plainly below, and then heard
+            pass
+    try:
+        with torch.device("cpu"):
+            return function()
+    except Exception as error:  # the user's own code may raise anything
+        raise InvalidInput(
+            f"{target!r} fails: {first_line(error)}.",
+            thing="model",
+            value=type(error).__name__,
+            remedy="It must run without arguments.",
+        ) from None
+
+
+def _wrong(target: str, value: str, why: str) -> InvalidInput:
+    return InvalidInput(
+        f"{target!r}: {why}, got {value}.",
+        thing="model",
+        value=value,
+        remedy=RETURNS + "(outputs, *inputs) -> loss, or None when the module returns the loss.",
+    )
