@@ -1,0 +1,73 @@
+"""Puts a plan under a job's model and takes it off again."""
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from autosync.bundle import Bundle
+from autosync.plan import Plan
+from autosync.plan.document import DDP_BUCKET_BYTES
+
+MEBIBYTE = 1024 * 1024
+
+DDP_FIRST_BUCKET_BYTES = MEBIBYTE
+"""torch's `dist._DEFAULT_FIRST_BUCKET_BYTES`: DDP at its defaults keeps its first bucket small."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """model: to run forward on. optimizer: to step. detach: finishes what is under way and leaves
+    the job's own model and optimizer as they were, their values updated."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    detach: Callable[[], None]
+
+
+def attach(
+    model: nn.Module, optimizer: torch.optim.Optimizer, bundle: Bundle, byte_scale: float
+) -> Attached:
+    """Synchronize `model` as the bundle's plan says, on the default process group."""
+    if bundle.plan.engine == "ddp":
+        return _attach_ddp(model, optimizer, bundle.plan, byte_scale)
+    raise NotImplementedError
+
+
+def _attach_ddp(
+    model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan, byte_scale: float
+) -> Attached:
+    limits = bucket_limits_mebibytes(plan.bucket_bytes, byte_scale)
+    replicas = DistributedDataParallel(
+        model,
+        init_sync=False,  # replayed replicas start equal
+        bucket_cap_mb_list=limits,  # type: ignore[arg-type]  # torch multiplies: fractions do
+    )
+    held = [replicas]
+
+    def detach() -> None:
+        held.clear()
+        gc.collect()  # the reducer is in a reference cycle, and its hooks live as long as it
+
+    return Attached(replicas, optimizer, detach)
+
+
+def bucket_limits_mebibytes(bucket_bytes: int, byte_scale: float) -> list[float]:
+    """DDP's limits at a byte scale: at its default size the first bucket holds 1 MiB * s.
+
+    bucket_bytes: already scaled; 0 stands for the default.
+    """
+    default = int(DDP_BUCKET_BYTES * byte_scale)
+    limit = bucket_bytes or default
+    first = DDP_FIRST_BUCKET_BYTES * byte_scale
+    limits = [first, limit] if limit == default else [limit]
+    return [max(bytes_, 1) / MEBIBYTE for bytes_ in limits]
+
+
+def replica_digest(model: nn.Module) -> float:
+    """Differs between replicas that have drifted apart: first and last element of every tensor."""
+    ends = [value.detach().view(-1)[[0, -1]] for value in model.parameters()]
+    return float(torch.cat(ends).double().sum())

@@ -1,0 +1,91 @@
+"""Single messages of each kind, timed: what the probe fits communication costs to."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autosync.cluster import MessageKind
+from autosync.errors import InvalidInput
+
+KINDS: tuple[MessageKind, ...] = (
+    "all_reduce",
+    "reduce",
+    "broadcast",
+    "all_gather",
+    "all_to_all",
+    "send_recv",
+)
+
+_groups: dict[tuple[int, ...], Any] = {}
+
+
+def timed_messages(rank: int, command: dict[str, Any]) -> dict[str, Any]:
+    """Seconds of each of `repeats` messages among the ranks `workers`.
+
+    A message's time is taken on every member from a common start to its own end; the launcher
+    takes the latest end. Ranks that sit out answer with none.
+    """
+    workers = tuple(command["workers"])
+    if workers not in _groups:
+        _groups[workers] = dist.new_group(list(workers))
+    if rank not in workers:
+        return {"reply": "message", "id": command["id"], "started": [], "ended": []}
+    run = _message(command["kind"], command["bytes"] // 4, workers, rank, _groups[workers])
+    run()
+    started, ended = [], []
+    for _ in range(command["repeats"]):
+        dist.barrier(_groups[workers])
+        started.append(time.monotonic())
+        run()
+        ended.append(time.monotonic())
+    return {"reply": "message", "id": command["id"], "started": started, "ended": ended}
+
+
+def _message(
+    kind: str, elements: int, workers: tuple[int, ...], rank: int, group: Any
+) -> Callable[[], object]:
+    """A message of `elements` float32 contributed by each replica."""
+    count = len(workers)
+    elements = max(count, elements // count * count)
+    flat = torch.zeros(elements)
+    root = workers[0]
+    match kind:
+        case "all_reduce":
+            return lambda: dist.all_reduce(flat, group=group)
+        case "reduce":
+            return lambda: dist.reduce(flat, root, group=group)
+        case "broadcast":
+            return lambda: dist.broadcast(flat, root, group=group)
+        case "all_gather":
+            parts = [torch.zeros(elements // count) for _ in workers]
+            mine = flat[: elements // count]
+            return lambda: dist.all_gather(parts, mine, group=group)
+        case "all_to_all":
+            received = torch.zeros(elements)
+            return lambda: dist.all_to_all_single(received, flat, group=group)
+        case "send_recv":
+            return _push(flat, workers, rank, group)
+    raise InvalidInput(f"no message kind {kind!r}.", thing="kind", value=kind)
+
+
+def _push(
+    flat: torch.Tensor, workers: tuple[int, ...], rank: int, group: Any
+) -> Callable[[], object]:
+    """Every worker but the first sends its whole tensor to the first."""
+    others = workers[1:]
+    buffers = {peer: torch.zeros_like(flat) for peer in others} if rank == workers[0] else {}
+
+    def run() -> None:
+        works = (
+            [dist.irecv(buffers[peer], peer, group=group) for peer in others]
+            if buffers
+            else [dist.isend(flat, workers[0], group=group)]
+        )
+        for work in works:
+            if work is not None:
+                work.wait()
+
+    return run

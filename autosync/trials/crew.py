@@ -1,0 +1,177 @@
+"""All ranks of a pool: started together, asked together, killed together."""
+
+import json
+import os
+import queue
+import signal
+import threading
+import time
+from typing import Any
+
+from autosync.documents import to_data
+from autosync.trials.contract import TrialError, Workload
+from autosync.trials.machine import killed_for_memory
+from autosync.trials.processes import Answer, Answers, Placement, WorkerProcess
+
+START_SECONDS = 120.0
+"""Importing torch takes 2 s on a quiet machine, and many times as long on a crowded one."""
+
+GRACE_SECONDS = 1.0
+"""How long after the first bad answer the others may still speak: a rank that loses its peer
+often complains before the peer's own end is seen."""
+
+POLL_SECONDS = 0.05
+
+
+class Failed(Exception):
+    """A trial failed; `warm` when every rank refused alike and can go on."""
+
+    def __init__(self, error: TrialError, warm: bool = False) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.warm = warm
+
+
+class Crew:
+    """The worker processes of one pool, one a rank.
+
+    Not thread-safe, but for `cancelled`, which any thread may set.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        placements: tuple[Placement, ...],
+        host: str,
+        workloads: tuple[str, ...],
+    ) -> None:
+        self.cancelled = threading.Event()
+        self._answers: Answers = queue.Queue()
+        self._memory_kills = killed_for_memory()
+        self._workers = [
+            WorkerProcess(rank, placement, workloads, self._answers)
+            for rank, placement in enumerate(placements)
+        ]
+        self._host = host
+        self._workload = to_data(workload)
+        self.hosts: list[str] = []
+        self.versions: tuple[tuple[str, str], ...] = ()
+
+    def start(self) -> None:
+        """Bring the ranks together.
+
+        Raises:
+            Failed: a worker could not start.
+        """
+        deadline = time.monotonic() + START_SECONDS
+        for worker in self._workers:
+            command = {
+                "op": "start",
+                "id": 0,
+                "rank": worker.rank,
+                "host": self._host,
+                "workload": self._workload,
+            }
+            worker.send(json.dumps(command))
+        ports = self._collect(deadline)
+        join = {"op": "join", "id": 0, "host": self._host, "world": len(self._workers)}
+        self.tell({**join, "port": ports[0]["port"]})
+        ready = self._collect(deadline)
+        self.hosts = [answer["host"] for answer in ready]
+        self.versions = tuple(sorted(ready[0]["versions"].items()))
+
+    def ask(self, command: dict[str, Any], timeout_seconds: float) -> list[dict[str, Any]]:
+        """One command to every rank; their answers in rank order.
+
+        Raises:
+            Failed: a rank failed, died, or did not answer in time.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        self.tell(command)
+        return self._collect(deadline)
+
+    def tell(self, command: dict[str, Any]) -> None:
+        line = json.dumps(command)
+        for worker in self._workers:
+            worker.send(line)
+
+    def kill(self) -> None:
+        for worker in self._workers:
+            _kill_group(worker)
+        for worker in self._workers:
+            worker.kill()
+
+    def pids(self) -> list[int]:
+        return [worker.process.pid for worker in self._workers]
+
+    def _collect(self, deadline: float) -> list[dict[str, Any]]:
+        good: dict[int, dict[str, Any]] = {}
+        bad: list[Answer] = []
+        while len(good) + len({answer.rank for answer in bad}) < len(self._workers):
+            answer = self._next(deadline)
+            if answer is None:
+                break
+            if answer.fields is not None and answer.fields["reply"] != "error":
+                good[answer.rank] = answer.fields
+            else:
+                bad.append(answer)
+                deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+        if bad:
+            raise self._failure(bad)
+        if len(good) < len(self._workers):
+            raise self._silence(sorted(set(range(len(self._workers))) - set(good)))
+        return [good[rank] for rank in sorted(good)]
+
+    def _next(self, deadline: float) -> Answer | None:
+        """The next answer; None when there is none by the deadline.
+
+        Raises:
+            Failed: the trial was cancelled meanwhile.
+        """
+        while True:
+            if self.cancelled.is_set():
+                raise Failed(TrialError("cancelled", "the trial was cancelled."))
+            rest = deadline - time.monotonic()
+            if rest <= 0:
+                return None
+            try:
+                return self._answers.get(timeout=min(rest, POLL_SECONDS))
+            except queue.Empty:
+                continue
+
+    def _silence(self, ranks: list[int]) -> Failed:
+        text = f"ranks {', '.join(map(str, ranks))} did not answer in time."
+        return Failed(TrialError("timeout", text, self._workers[ranks[0]].stderr_tail()))
+
+    def _failure(self, bad: list[Answer]) -> Failed:
+        """The first cause among what went wrong: a death, then lack of memory, then the rest."""
+        dead = [answer.rank for answer in bad if answer.fields is None]
+        if dead:
+            return Failed(self._death(dead[0]))
+        said = [(answer.rank, answer.fields) for answer in bad if answer.fields is not None]
+        order = ("out_of_memory", "refused", "crashed")
+        rank, first = min(said, key=lambda pair: order.index(pair[1]["kind"]))
+        worker = self._workers[rank]
+        error = TrialError(first["kind"], f"rank {rank}: {first['message']}", worker.stderr_tail())
+        alike = len(said) == len(self._workers) and all(f["kind"] == "refused" for _, f in said)
+        return Failed(error, warm=alike)
+
+    def _death(self, rank: int) -> TrialError:
+        worker = self._workers[rank]
+        try:
+            status = worker.process.wait(timeout=GRACE_SECONDS)
+        except TimeoutError:
+            status = 0
+        kills = killed_for_memory()
+        for_memory = kills is None or self._memory_kills is None or kills > self._memory_kills
+        tail = worker.stderr_tail()
+        if status in (-signal.SIGKILL, 128 + signal.SIGKILL) and for_memory:
+            return TrialError("out_of_memory", f"rank {rank} was killed by the kernel.", tail)
+        return TrialError("crashed", f"rank {rank} ended with status {status}.", tail)
+
+
+def _kill_group(worker: WorkerProcess) -> None:
+    try:
+        os.killpg(worker.process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return

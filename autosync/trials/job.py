@@ -1,0 +1,126 @@
+"""What a worker trains: a workload by name, built once and synchronized by plan after plan."""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from autosync.bundle import Bundle
+from autosync.errors import InvalidInput, NotFound
+from autosync.trials.contract import Workload
+from autosync.trials.replay import ComputeClock, Replay, replay_module
+
+
+class Job(Protocol):
+    """A training step without its synchronization."""
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer: ...
+
+    def begin(self, key: str, bundle: Bundle) -> None:
+        """A trial of `bundle` starts."""
+        ...
+
+    def loss(self, model: nn.Module) -> Tensor:
+        """Forward of one batch through `model`, which is this job's own or wraps it."""
+        ...
+
+
+Build = Callable[[Workload, int], Job]
+"""Makes the job of a workload on one rank."""
+
+
+@dataclass
+class ReplayJob:
+    """See `autosync.trials.replay`."""
+
+    model: Replay
+    optimizer: torch.optim.Optimizer
+    clock: ComputeClock
+    nominal_slowness: float
+    world_size: int
+    rank: int
+    signal: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
+
+    def begin(self, key: str, bundle: Bundle) -> None:
+        share = bundle.plan.shares[self.rank]
+        self.clock.slowness = self.nominal_slowness * share * self.world_size
+
+    def loss(self, model: nn.Module) -> Tensor:
+        result: Tensor = model(self.signal)
+        return result
+
+
+def build_replay(workload: Workload, rank: int) -> ReplayJob:
+    domain = workload.domain
+    slowness = workload.time_scale * domain.cluster.device_of_rank()[rank].slowdown
+    clock = ComputeClock(slowness)
+    model = replay_module(domain, workload.byte_scale, rank, clock)
+    optimizer = make_optimizer(domain.optimizer.name, model)
+    return ReplayJob(model, optimizer, clock, slowness, domain.world_size, rank)
+
+
+LEARNING_RATE = 2.0**-6
+"""A power of two, so that replayed updates are exact in every dtype."""
+
+
+def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer a domain names.
+
+    Raises:
+        InvalidInput: nothing here goes by that name.
+    """
+    parameters = list(model.parameters())
+    match name:
+        case "sgd":
+            return torch.optim.SGD(parameters, lr=LEARNING_RATE)
+        case "momentum" | "sgd_momentum":
+            return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=0.875)
+        case "adam":
+            return torch.optim.Adam(parameters, lr=LEARNING_RATE)
+        case "adamw":
+            return torch.optim.AdamW(parameters, lr=LEARNING_RATE)
+        case _:
+            raise InvalidInput(
+                f"a replay knows no optimizer {name!r}.",
+                thing="domain.optimizer",
+                value=name,
+                remedy="Use sgd, momentum, adam or adamw, or a workload of your own.",
+            )
+
+
+def builders(registered: list[str]) -> dict[str, Build]:
+    """`replay`, and what was registered where the worker starts as `name=package.module:function`.
+
+    Raises:
+        InvalidInput: an entry has another form.
+    """
+    found: dict[str, Build] = {"replay": build_replay}
+    for entry in registered:
+        name, _, target = entry.partition("=")
+        module, _, function = target.partition(":")
+        if not (name and module and function):
+            raise InvalidInput(
+                f"the workload {entry!r} is not name=package.module:function.",
+                thing="workloads",
+                value=entry,
+            )
+        found[name] = getattr(importlib.import_module(module), function)
+    return found
+
+
+def find_builder(name: str, known: dict[str, Build]) -> Build:
+    if name not in known:
+        raise NotFound(
+            f"no workload {name!r} is registered here.",
+            thing="workload",
+            value=name,
+            remedy=f"Registered: {', '.join(sorted(known))}.",
+        )
+    return known[name]

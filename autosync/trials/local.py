@@ -1,0 +1,44 @@
+"""The `local` launcher: every rank on this machine, over loopback, links unshaped."""
+
+from dataclasses import dataclass
+
+from autosync.errors import NotSupported
+from autosync.trials.contract import Workload
+from autosync.trials.pool import REPEATS, ProcessPool
+from autosync.trials.processes import Placement
+
+LOOPBACK = "127.0.0.1"
+DESCRIPTION = "local (unshaped links)"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalLauncher:
+    """workloads: `name=package.module:function` entries that requests may name."""
+
+    workloads: tuple[str, ...] = ()
+    repeats: int = REPEATS
+    name: str = "local"
+
+    def open(self, workload: Workload) -> ProcessPool:
+        refuse_dedicated_servers(workload)
+        nodes = workload.domain.cluster.node_of_server()[: workload.domain.world_size]
+        return ProcessPool(
+            workload=workload,
+            description=DESCRIPTION,
+            placements=tuple(Placement((), "lo", int(node)) for node in nodes),
+            host=LOOPBACK,
+            workloads=self.workloads,
+            repeats=self.repeats,
+        )
+
+
+def refuse_dedicated_servers(workload: Workload) -> None:
+    """Raises NotSupported where a node holds no rank: trials run ranks only."""
+    for node in workload.domain.cluster.nodes:
+        if node.server_only:
+            raise NotSupported(
+                f"node {node.address!r} is a dedicated server: trials run ranks only.",
+                thing=f"node {node.address}",
+                value="server_only",
+                remedy="Leave dedicated servers out of the cluster that is measured.",
+            )

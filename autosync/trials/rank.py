@@ -1,0 +1,152 @@
+"""One rank's part in trials: joining the group, running iterations, measuring them."""
+
+import gc
+import platform
+import resource
+import time
+from datetime import timedelta
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store, TCPStore
+
+from autosync.bundle import Bundle
+from autosync.documents import from_data, from_json
+from autosync.errors import InvalidInput
+from autosync.trials.attach import Attached, attach, replica_digest
+from autosync.trials.collectives import timed_messages
+from autosync.trials.contract import Workload
+from autosync.trials.job import Job, builders, find_builder
+from autosync.trials.machine import cpu_ticks, host_id, network_bytes
+from autosync.trials.replay import sharpen_timer
+
+GROUP_TIMEOUT = timedelta(minutes=30)
+"""Longer than any trial: the launcher, which knows a trial's timeout, kills one that hangs."""
+
+
+class Rank:
+    """State of a worker between commands."""
+
+    def __init__(self, workloads: list[str]) -> None:
+        self._workloads = workloads
+        self._workload: Workload | None = None
+        self._job: Job | None = None
+        self._rank = 0
+        self._store: Store | None = None
+
+    def obey(self, command: dict[str, Any]) -> dict[str, Any]:
+        """The answer to one command.
+
+        Raises:
+            InvalidInput: there is no such command.
+        """
+        match command["op"]:
+            case "start":
+                return self.start(command)
+            case "join":
+                return self.join(command)
+            case "trial":
+                return self.trial(command)
+            case "message":
+                return timed_messages(self._rank, command)
+        raise InvalidInput(f"no command {command['op']!r}.", thing="op", value=command["op"])
+
+    def start(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Build the job; rank 0 opens the store where the ranks meet."""
+        torch.set_num_threads(1)
+        sharpen_timer()
+        self._rank = command["rank"]
+        self._workload = from_data(Workload, command["workload"], "workload")
+        build = find_builder(self._workload.name, builders(self._workloads))
+        self._job = build(self._workload, self._rank)
+        port = 0
+        if self._rank == 0:
+            store = TCPStore(
+                command["host"], 0, is_master=True, wait_for_workers=False, timeout=GROUP_TIMEOUT
+            )
+            self._store, port = store, store.port
+        return {"reply": "store", "port": port}
+
+    def join(self, command: dict[str, Any]) -> dict[str, Any]:
+        world = command["world"]
+        store = self._store or TCPStore(
+            command["host"], command["port"], is_master=False, timeout=GROUP_TIMEOUT
+        )
+        dist.init_process_group(
+            "gloo", store=store, rank=self._rank, world_size=world, timeout=GROUP_TIMEOUT
+        )
+        dist.barrier()
+        gc.freeze()  # what start-up left behind need not be looked through between iterations
+        return {
+            "reply": "ready",
+            "host": host_id(),
+            "versions": {
+                "torch": torch.__version__,
+                "autosync": version("autosync"),
+                "python": platform.python_version(),
+            },
+        }
+
+    def trial(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Attach, warm up, measure, detach."""
+        workload, job = self._workload, self._job
+        if workload is None or job is None:
+            raise InvalidInput("a trial came before the worker was started.", thing="op")
+        bundle = from_json(Bundle, command["bundle"], "bundle")
+        job.begin(command["key"], bundle)
+        _reset_peak_memory()
+        attached = attach(job.model, job.optimizer, bundle, workload.byte_scale)
+        try:
+            measured = _measure(job, attached, command["warmup"], command["iterations"])
+        finally:
+            attached.detach()
+            job.optimizer.zero_grad(set_to_none=True)
+        return {
+            "reply": "trial",
+            "id": command["id"],
+            "peak_memory_bytes": _peak_memory_bytes(),
+            "digest": replica_digest(job.model),
+            **measured,
+        }
+
+
+def _measure(job: Job, attached: Attached, warmup: int, iterations: int) -> dict[str, Any]:
+    """Forward starts of all iterations on `time.monotonic()`, and one after the last; CPU time,
+    outside CPU time and bytes from the first measured iteration to the end."""
+    starts = []
+    dist.barrier()
+    gc.disable()  # a collection in the middle of an iteration is nobody's communication time
+    for iteration in range(warmup + iterations):
+        if iteration == warmup:
+            begun = (time.process_time(), cpu_ticks(), network_bytes())
+        starts.append(time.monotonic())
+        job.optimizer.zero_grad(set_to_none=True)
+        job.loss(attached.model).backward()  # type: ignore[no-untyped-call]
+        attached.optimizer.step()
+    starts.append(time.monotonic())
+    ended = (time.process_time(), cpu_ticks(), network_bytes())
+    gc.enable()
+    return {
+        "starts": starts,
+        "cpu_seconds": ended[0] - begun[0],
+        "busy_seconds": ended[1].busy_seconds - begun[1].busy_seconds,
+        "total_seconds": ended[1].total_seconds - begun[1].total_seconds,
+        "sent_bytes": ended[2] - begun[2],
+    }
+
+
+def _reset_peak_memory() -> None:
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return  # then the peak is that of the worker's whole life
+
+
+def _peak_memory_bytes() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

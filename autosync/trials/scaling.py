@@ -1,0 +1,232 @@
+"""The byte scale s: graphs, plans and bundles for a replay that moves s times the bytes.
+
+A scaled variable is flat, of ceil(elements * s) elements, except where rows matter: a sparse
+variable keeps its row length and loses rows, and a linear weight with sufficient factors shrinks
+by sqrt(s) along both axes and in its factor rows, so that K(M + N) and MN both shrink by s.
+"""
+
+import math
+from dataclasses import replace
+
+from autosync.bundle import Bundle, VariableSpec
+from autosync.codes import Op
+from autosync.domain import Domain
+from autosync.errors import InvalidInput
+from autosync.graph import ITEM_BYTES, ModelGraph, Variable
+from autosync.plan import Message, Piece, Plan, ShardSpec
+
+ROW_OPERATIONS = (
+    Op.SPARSE_ALL_GATHER,
+    Op.SPARSE_PUSH,
+    Op.SPARSE_PULL,
+    Op.FACTOR_ALL_GATHER,
+)
+"""Messages whose payload is rows or factors: their bytes scale as a whole."""
+
+
+def scaled_graph(graph: ModelGraph, byte_scale: float) -> ModelGraph:
+    """The graph that a replay realizes: same operations and orders, scaled variables.
+
+    Variables are renamed to the parameter names of `replay.Replay`.
+
+    Raises:
+        InvalidInput: the byte scale is not in (0, 1].
+    """
+    if not 0 < byte_scale <= 1:
+        raise InvalidInput(
+            f"the byte scale is {byte_scale}: it must lie above 0 and not exceed 1.",
+            thing="byte_scale",
+            value=byte_scale,
+            remedy="Use 1, 1/2, 1/4, 1/8 or 1/16.",
+        )
+    names = parameter_names(graph)
+    variables = tuple(
+        replace(_scaled(variable, byte_scale), name=name)
+        for variable, name in zip(graph.variables, names, strict=True)
+    )
+    return replace(graph, variables=variables)
+
+
+def parameter_names(graph: ModelGraph) -> tuple[str, ...]:
+    """The replay's parameter of every variable: owned by the operation that uses it first."""
+    first = [uses[0] if uses else 0 for uses in graph.consumers()]
+    return tuple(
+        f"operations.{operation}.v{index}" + (".weight" if variable.sparse else "")
+        for index, (operation, variable) in enumerate(zip(first, graph.variables, strict=True))
+    )
+
+
+def _scaled(variable: Variable, byte_scale: float) -> Variable:
+    rows = variable.shape[0] if variable.shape else 1
+    columns = variable.elements // rows
+    if variable.sparse:
+        kept = _ceil(rows * byte_scale)
+        touched = min(kept, _ceil(variable.touched_rows * byte_scale))
+        return replace(variable, shape=(kept, columns), touched_rows=touched)
+    if variable.factor_rows:
+        root = math.sqrt(byte_scale)
+        return replace(
+            variable,
+            shape=(_ceil(rows * root), _ceil(columns * root)),
+            factor_rows=_ceil(variable.factor_rows * root),
+        )
+    return replace(variable, shape=(_ceil(variable.elements * byte_scale),))
+
+
+def _ceil(value: float) -> int:
+    # sqrt(s) * rows of an exact multiple must not be pushed up by rounding.
+    return max(1, math.ceil(value - 1e-9))
+
+
+def scale_plan(plan: Plan, graph: ModelGraph, byte_scale: float) -> Plan:
+    """The plan for the variables of `scaled_graph(graph, byte_scale)`.
+
+    Every boundary b of a range of n elements moves to floor(b * n' / n), so shards and pieces
+    still tile exactly. Shards become flat ranges, except row ranges of sparse variables. A shard
+    too small for one element vanishes, and with it a message that carried nothing else.
+    """
+    small = scaled_graph(graph, byte_scale)
+    shards = _scaled_shards(plan, graph, small)
+    contents = [
+        tuple(
+            scaled
+            for piece in pieces
+            if (scaled := _scaled_piece(piece, plan, shards, graph, small)) is not None
+        )
+        for pieces in plan.contents
+    ]
+    kept = [i for i, message in enumerate(plan.messages) if contents[message.content]]
+    place = {old: new for new, old in enumerate(kept)}
+    content_place = {old: new for new, old in enumerate(i for i, c in enumerate(contents) if c)}
+    return replace(
+        plan,
+        bucket_bytes=max(1, int(plan.bucket_bytes * byte_scale)) if plan.bucket_bytes else 0,
+        shards=shards,
+        contents=tuple(pieces for pieces in contents if pieces),
+        messages=tuple(
+            replace(
+                plan.messages[i],
+                wire_bytes=_wire_bytes(plan.messages[i], plan, contents, graph, byte_scale),
+                after=place.get(plan.messages[i].after, -1),
+                content=content_place[plan.messages[i].content],
+            )
+            for i in kept
+        ),
+    )
+
+
+def _scaled_shards(plan: Plan, graph: ModelGraph, small: ModelGraph) -> tuple[ShardSpec, ...]:
+    shards = []
+    begun: dict[int, int] = {}
+    for shard in plan.shards:
+        big, little = graph.variables[shard.variable], small.variables[shard.variable]
+        rows = big.sparse and shard.axis == 0
+        whole = big.shape[0] if rows else big.elements
+        target = little.shape[0] if rows else little.elements
+        length = shard.length if rows else shard_elements(shard, big)
+        start = begun.get(shard.variable, 0)
+        begun[shard.variable] = start + length
+        low, high = start * target // whole, (start + length) * target // whole
+        shards.append(ShardSpec(shard.variable, 0 if rows else -1, low, high - low))
+    return tuple(shards)
+
+
+def shard_elements(shard: ShardSpec, variable: Variable) -> int:
+    if shard.axis < 0:
+        return shard.length
+    return shard.length * (variable.elements // variable.shape[shard.axis])
+
+
+def _scaled_piece(
+    piece: Piece,
+    plan: Plan,
+    shards: tuple[ShardSpec, ...],
+    graph: ModelGraph,
+    small: ModelGraph,
+) -> Piece | None:
+    shard, target = plan.shards[piece.shard], shards[piece.shard]
+    big, little = graph.variables[shard.variable], small.variables[shard.variable]
+    elements, scaled = shard_elements(shard, big), shard_elements(target, little)
+    # Rows of a sparse variable stay whole.
+    row = big.elements // big.shape[0] if big.sparse and big.shape else 1
+    if scaled % row or piece.start % row or piece.stop % row or elements % row:
+        row = 1
+    start = piece.start // row * (scaled // row) // (elements // row) * row
+    stop = piece.stop // row * (scaled // row) // (elements // row) * row
+    return Piece(piece.shard, start, stop) if stop > start else None
+
+
+def _wire_bytes(
+    message: Message,
+    plan: Plan,
+    contents: list[tuple[Piece, ...]],
+    graph: ModelGraph,
+    byte_scale: float,
+) -> int:
+    before = _content_bytes(plan.contents[message.content], plan, graph)
+    if message.operation in ROW_OPERATIONS or before == 0:
+        return max(1, round(message.wire_bytes * byte_scale))
+    after = _content_bytes(contents[message.content], plan, graph)
+    return max(1, round(message.wire_bytes * after / before))
+
+
+def _content_bytes(pieces: tuple[Piece, ...], plan: Plan, graph: ModelGraph) -> int:
+    return sum(
+        (piece.stop - piece.start)
+        * ITEM_BYTES[graph.variables[plan.shards[piece.shard].variable].dtype]
+        for piece in pieces
+    )
+
+
+def scaled_bundle(bundle: Bundle, domain: Domain, byte_scale: float) -> Bundle:
+    """What the workers of a replay execute: the scaled plan and the scaled variable table.
+
+    The strategy stays as it was chosen.
+
+    Raises:
+        InvalidInput: the bundle's variables are not the domain's.
+    """
+    wanted = tuple((v.name, v.shape, v.dtype) for v in domain.graph.variables)
+    given = tuple((v.name, v.shape, v.dtype) for v in bundle.variables)
+    if wanted != given:
+        odd = next((g for g, w in zip(given, wanted, strict=False) if g != w), None)
+        raise InvalidInput(
+            f"the bundle has {len(given)} variables, graph {domain.graph.name!r} has "
+            f"{len(wanted)}; first difference: {odd[0] if odd else 'their number'}.",
+            thing="bundle.variables",
+            value=odd[0] if odd else len(given),
+            remedy="This strategy belongs to another graph.",
+        )
+    small = scaled_graph(domain.graph, byte_scale)
+    return replace(
+        bundle,
+        plan=scale_plan(bundle.plan, domain.graph, byte_scale),
+        variables=tuple(VariableSpec(v.name, v.shape, v.dtype) for v in small.variables),
+    )
+
+
+def automatic_scales(domain: Domain) -> tuple[float, float]:
+    """(byte scale s, time scale k) that a small machine carries truthfully.
+
+    s: the largest of 1, 1/2 ... 1/16 that keeps all NICs together below `CPU_SAFE_GBPS`; where
+    even 1/16 does not, k doubles. k also doubles until an iteration's compute lasts
+    `SHORTEST_COMPUTE_SECONDS`, far above the timer noise of its waits.
+    """
+    total_gbps = sum(node.bandwidth_gbps for node in domain.cluster.nodes)
+    byte_scale, time_scale = 1.0, 1.0
+    while byte_scale > 1 / 16 and total_gbps * byte_scale > CPU_SAFE_GBPS:
+        byte_scale /= 2
+    seconds = domain.profile.compute_seconds
+    while total_gbps * byte_scale / time_scale > CPU_SAFE_GBPS or (
+        0 < seconds * time_scale < SHORTEST_COMPUTE_SECONDS and time_scale < LARGEST_TIME_SCALE
+    ):
+        time_scale *= 2
+    return byte_scale, time_scale
+
+
+CPU_SAFE_GBPS = 4.0
+"""All nodes' NICs together, one direction: 4 x 1 Gbit/s leaves two cores most of their time
+(measured: 4 x 2 Gbit/s keeps them 35 % busy with traffic alone)."""
+
+SHORTEST_COMPUTE_SECONDS = 0.02
+LARGEST_TIME_SCALE = 64.0
