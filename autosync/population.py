@@ -1,14 +1,16 @@
 """Many strategies as ragged arrays (CSR): what sampler, compiler and simulators work on."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autosync.codes import Method, Order
 from autosync.domain import Domain
-from autosync.errors import InvalidStrategy
+from autosync.errors import InvalidInput, InvalidStrategy
 from autosync.strategy import (
     EXACT,
     Algorithm,
@@ -82,6 +84,50 @@ class Population:
     @property
     def rows(self) -> int:
         return len(self.variable)
+
+    def take(self, indices: Sequence[int] | NDArray[np.integer[Any]]) -> "Population":
+        """The strategies of these indices, in their order."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        counts = np.diff(self.first)[chosen]
+        first = np.concatenate(([0], np.cumsum(counts)))
+        rows = np.arange(first[-1]) + np.repeat(self.first[chosen] - first[:-1], counts)
+        taken = {name: getattr(self, name)[chosen] for name in BY_STRATEGY}
+        taken |= {name: getattr(self, name)[rows] for name in BY_ROW}
+        return replace(self, first=first, **taken)
+
+
+BY_STRATEGY = ("layout", "order", "slice_bytes", "overlap", "staleness", "axis", "parts")
+BY_ROW = ("variable", "length", "method", "server", "group", "option", "position")
+
+
+def concatenate(populations: Sequence[Population]) -> Population:
+    """One population of all their strategies, in order; their tables are merged.
+
+    Raises:
+        InvalidInput: there is no population, or they are of graphs of different size.
+    """
+    if not populations or len({population.axis.shape[1] for population in populations}) > 1:
+        raise InvalidInput(
+            f"cannot join {len(populations)} populations: give at least one, all of one graph.",
+            thing="populations",
+            value=[population.axis.shape for population in populations],
+        )
+    layouts: dict[tuple[Replica, ...], int] = {}
+    options: dict[Option, int] = {}
+    layout, option = [], []
+    for population in populations:
+        codes = [layouts.setdefault(item, len(layouts)) for item in population.layouts]
+        layout.append(np.array(codes, dtype=np.uint8)[population.layout])
+        codes = [options.setdefault(item, len(options)) for item in population.options]
+        option.append(np.array(codes, dtype=np.uint16)[population.option])
+    counts = np.concatenate([np.diff(population.first) for population in populations])
+    joined = {
+        name: np.concatenate([getattr(population, name) for population in populations])
+        for name in (*BY_STRATEGY, *BY_ROW)
+    }
+    joined |= {"layout": np.concatenate(layout), "option": np.concatenate(option)}
+    first = np.concatenate(([0], np.cumsum(counts)))
+    return Population(layouts=tuple(layouts), options=tuple(options), first=first, **joined)
 
 
 ORDER_CODES = {"fifo": Order.FIFO, "priority": Order.PRIORITY, "explicit": Order.EXPLICIT}

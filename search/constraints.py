@@ -13,7 +13,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from search.randomness import draw, mix, stream, word
-from search.tables import Tables
+from search.tables import Record, Tables
 
 PLACEMENT, MERGING = 2, 3
 """Purposes of a proposal's random streams."""
@@ -118,7 +118,7 @@ def _gather_runs(
 
 
 @njit(nogil=True, cache=True)
-def unit_bytes(variable: np.void, axis: int) -> float:
+def unit_bytes(variable: Record, axis: int) -> float:
     """What one replica sends for a shard of length 1 of a variable cut along `axis`."""
     return variable.load_bytes / (variable.elements if axis < 0 else variable.dims[axis])
 
@@ -285,7 +285,7 @@ def merge_adjacent(
 
 
 @njit(nogil=True, cache=True)
-def _kind(rules: np.void, variable: np.void, method: int, option: int) -> int:
+def _kind(rules: Record, variable: Record, method: int, option: int) -> int:
     """Shards of equal kind and server may travel in one message."""
     return (method * rules.options + option) * rules.dtypes + variable.dtype
 

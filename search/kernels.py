@@ -22,6 +22,7 @@ from search.tables import (
     SCATTER,
     SCATTER_SHARDED,
     TREE,
+    Record,
     Tables,
 )
 
@@ -62,7 +63,7 @@ class Style(NamedTuple):
 
 
 @njit(nogil=True, cache=True)
-def draw_style(rules: np.void, encodings: NDArray[np.int64], name: np.uint64) -> Style:
+def draw_style(rules: Record, encodings: NDArray[np.int64], name: np.uint64) -> Style:
     architecture = draw(name, 0, 8)
     owner_chance = ALWAYS if architecture < 2 else (HALF if architecture < 4 else NEVER)
     if not rules.owners:
@@ -94,7 +95,7 @@ def draw_style(rules: np.void, encodings: NDArray[np.int64], name: np.uint64) ->
 
 
 @njit(nogil=True, cache=True)
-def choose_variant(variable: np.void, style: Style, coins: np.uint64) -> int:
+def choose_variant(variable: Record, style: Style, coins: np.uint64) -> int:
     """How a variable's shards are synchronized; four bytes of `coins` are its coins."""
     owner = np.int64(coins & _BYTE) < style.owner_chance
     hierarchical = np.int64((coins >> _8) & _BYTE) < style.hierarchy_chance
@@ -114,19 +115,19 @@ def choose_variant(variable: np.void, style: Style, coins: np.uint64) -> int:
 
 @njit(nogil=True, cache=True)
 def choose_encoding(
-    variable: np.void, style: Style, low_rank: NDArray[np.bool_], variant: int
+    variable: Record, style: Style, low_rank: NDArray[np.bool_], variant: int
 ) -> int:
     """The style's encoding where it applies: PowerSGD packs whole matrices for an all-reduce."""
-    if variant == GATHER or variant == FACTORS or variable.sparse:
+    if variant in (GATHER, FACTORS) or variable.sparse:
         return 0
     if not low_rank[style.encoding]:
         return style.encoding if variable.wide else 0
-    reduces = variant == RING or variant == TREE or variant == HIERARCHICAL
+    reduces = variant in (RING, TREE, HIERARCHICAL)
     return style.encoding if reduces and variable.matrix else 0
 
 
 @njit(nogil=True, cache=True)
-def choose_axis(variable: np.void, name: np.uint64, number: int) -> int:
+def choose_axis(variable: Record, name: np.uint64, number: int) -> int:
     """An axis longer than 1, uniformly (axis 0 only for embeddings); -1 where there is none."""
     if variable.by_rows:
         return 0 if variable.dims[0] > 1 else -1
@@ -146,7 +147,7 @@ def choose_axis(variable: np.void, name: np.uint64, number: int) -> int:
 
 @njit(nogil=True, cache=True)
 def choose_cut(
-    variable: np.void, style: Style, max_parts: int, name: np.uint64, number: int
+    variable: Record, style: Style, max_parts: int, name: np.uint64, number: int
 ) -> tuple[int, int, int]:
     """(axis, parts, length of a full piece) of a variable that may be cut."""
     elements = variable.elements
@@ -198,7 +199,7 @@ def draw_choices(
             encoding = choose_encoding(variable, style, low_rank, variant)
             kind[i, v] = variant * len(low_rank) + encoding
             axis[i, v], parts[i, v], piece[i, v] = -1, 1, variable.elements
-            indivisible = variant == GATHER or variant == FACTORS or low_rank[encoding]
+            indivisible = variant in (GATHER, FACTORS) or low_rank[encoding]
             if (
                 style.cutting != WHOLE
                 and variable.cuttable

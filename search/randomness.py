@@ -5,6 +5,8 @@ alone, in any order, on any thread. Hash: the finalizer of splitmix64 (Steele, L
 splittable pseudorandom number generators", 2014).
 """
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 
@@ -15,7 +17,7 @@ _27, _30, _31, _32 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(32)
 
 
 @njit(nogil=True, cache=True)
-def mix(bits: np.uint64) -> np.uint64:
+def mix(bits: Any) -> Any:
     """A bijection of 64 bits that lets every input bit reach every output bit."""
     bits = (bits ^ (bits >> _30)) * _FIRST
     bits = (bits ^ (bits >> _27)) * _SECOND
@@ -23,18 +25,18 @@ def mix(bits: np.uint64) -> np.uint64:
 
 
 @njit(nogil=True, cache=True)
-def stream(seed: np.uint64, index: np.uint64, purpose: int) -> np.uint64:
+def stream(seed: np.uint64, index: np.uint64, purpose: int) -> Any:
     """The name of a stream; `purpose` keeps the stages of one proposal independent."""
     return mix(mix(mix(seed + _GAMMA) ^ index) + np.uint64(purpose) * _GAMMA)
 
 
 @njit(nogil=True, cache=True)
-def word(name: np.uint64, number: int) -> np.uint64:
+def word(name: np.uint64, number: int) -> Any:
     """Word `number` of a stream: 64 bits."""
     return mix(name + np.uint64(number) * _GAMMA)
 
 
 @njit(nogil=True, cache=True)
-def draw(name: np.uint64, number: int, count: int) -> int:
+def draw(name: np.uint64, number: int, count: int) -> Any:
     """Word `number` of a stream as an integer in [0, count), count < 2**32."""
     return np.int64(((word(name, number) >> _32) * np.uint64(count)) >> _32)

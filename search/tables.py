@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,9 @@ OWNER, OWNER_HIERARCHICAL, RING, TREE, HIERARCHICAL, SCATTER, SCATTER_SHARDED, G
     range(len(VARIANTS))
 )
 
+
+Record = Any
+"""An element of a structured array: numba gives it the fields of its dtype as attributes."""
 
 VARIABLE = np.dtype(
     [
@@ -196,7 +199,8 @@ def factor_costs(domain: Domain) -> tuple[NDArray[np.float64], NDArray[np.float6
     rows = table.dims[:, 0]
     columns = table.elements // rows
     factors = table.factor_rows * (rows + columns) * table.item_bytes * (world - 1.0)
-    return factors, 2.0 * (world - 1) / world * table.size_bytes
+    ring = 2.0 * (world - 1) / world * table.size_bytes
+    return factors.astype(np.float64), ring.astype(np.float64)
 
 
 def _encoded(option: Option, encoding: Encoding) -> Option:
