@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.cluster import Cluster, MessageKind
-from autosync.codes import Channel, Op
+from autosync.codes import Op
 from autosync.plan.table import Teams
 from autosync.plan.tables import ALL_RANKS, FIRST_SERVER, LEADERS, NODE_TEAMS
 from simulator.edges import Edges, edges_of
@@ -53,7 +53,7 @@ class Network:
     server i16[K]: the owner a kind works for, -1 for collectives.
     load f64[K, R]: seconds per byte that a resource is held. resources: their names.
     utilization f64[K, U]: the same over seconds_per_byte, in [0, 1]; equal columns once.
-    in_flight: messages at once per channel. engine_seconds: between two issues of a channel.
+    in_flight: collectives at once per channel. engine_seconds: between two issues of a channel.
     """
 
     kind: NDArray[np.int16]
@@ -66,7 +66,7 @@ class Network:
     load: F64
     resources: tuple[str, ...]
     utilization: F64
-    in_flight: NDArray[np.int64]
+    in_flight: int
     engine_seconds: float
 
 
@@ -162,7 +162,7 @@ def network(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
         load=load,
         resources=where.names,
         utilization=np.ascontiguousarray(utilization),
-        in_flight=np.full(len(Channel), MESSAGES_IN_FLIGHT[cluster.backend], dtype=np.int64),
+        in_flight=MESSAGES_IN_FLIGHT[cluster.backend],
         engine_seconds=(
             engine.startup_seconds + engine.startup_seconds_per_worker * cluster.world_size
         ),

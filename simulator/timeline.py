@@ -1,0 +1,142 @@
+"""The timeline simulator: plays compiled plans against compute and the network."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.codes import Op
+from autosync.domain import Domain
+from autosync.errors import InvalidStrategy
+from autosync.plan import PlanTable
+from autosync.population import Population
+from simulator.compiled import compile_plans_fast
+from simulator.compute import slowest_factors
+from simulator.network import Network, network
+from simulator.timeline_kernel import CHANNELS, Compute, Costs, Flight, Messages, play
+
+STREAMED = (Op.ALL_GATHER, Op.PUSH, Op.PULL, Op.SPARSE_PUSH, Op.SPARSE_PULL)
+"""On gloo the runtime sends and receives these by itself: any number is in flight, and those
+between the same ranks follow each other on their connection."""
+
+STREAMS_IN_FLIGHT = 8
+"""More at once would change nothing that the links allow; it bounds the simulator's work."""
+
+
+class TimelineSimulator:
+    """Readiness, order, overlap, startup, shared links, updates: what the equations cannot see."""
+
+    name = "timeline"
+
+    def predict(self, domain: Domain, population: Population) -> NDArray[np.float64]:
+        """Seconds an iteration, `(strategies,)`."""
+        return self.predict_plans(domain, population, compile_plans_fast(population, domain))
+
+    def predict_plans(
+        self, domain: Domain, population: Population, plans: PlanTable
+    ) -> NDArray[np.float64]:
+        """The same for plans that are compiled already."""
+        return simulate(plans, population, domain)
+
+
+def simulate(
+    plans: PlanTable, population: Population, domain: Domain, iterations: int = 3
+) -> NDArray[np.float64]:
+    """Seconds an iteration in steady state, `(strategies,)`.
+
+    Collectives wait for the slowest rank, and whatever it waits for the others have: its clock is
+    never overtaken, so it alone is played. Without staleness the first iteration is the steady
+    state already (see `timeline_kernel`); with a staleness of s, what communication exceeds
+    compute by spreads over s + 1 iterations, down to what the busiest link needs.
+
+    iterations: how many to play; all are alike.
+
+    Raises:
+        InvalidStrategy: messages of a plan wait for each other in a circle.
+    """
+    if iterations < 1:
+        raise ValueError(f"iterations is {iterations}; at least one must be played.")
+    arrivals = np.empty((3, plans.messages))
+    periods = np.empty(len(plans))
+    costs = network(domain.cluster, plans.teams)
+    factors = slowest_factors(domain, population.layouts)[population.layout]
+    play(*_arguments(plans, domain, costs), factors, *arrivals, periods)
+    if not np.isfinite(periods).all():
+        index = int(np.flatnonzero(~np.isfinite(periods))[0])
+        raise InvalidStrategy(
+            f"strategy {index}: its messages wait for each other in a circle.",
+            thing="plan",
+            value=index,
+            remedy="Compile the strategy again.",
+        )
+    if population.staleness.any():
+        compute = factors * domain.profile.compute_seconds
+        floor = np.maximum(compute, _busiest_link_seconds(plans, costs))
+        return np.maximum(floor, periods / (1.0 + population.staleness))
+    return periods
+
+
+def _busiest_link_seconds(plans: PlanTable, costs: Network) -> NDArray[np.float64]:
+    """`(strategies,)`: how long the plan's bytes occupy the link they occupy longest."""
+    kinds = costs.kind[plans.operation, plans.ranks, plans.root.astype(np.int64) + 1]
+    strategy = np.repeat(np.arange(len(plans)), np.diff(plans.first))
+    bytes_of = np.zeros((len(plans), len(costs.startup_seconds)))
+    np.add.at(bytes_of, (strategy, kinds), plans.wire_bytes)
+    busiest: NDArray[np.float64] = (bytes_of @ costs.load).max(axis=1)
+    return busiest
+
+
+def _arguments(
+    plans: PlanTable, domain: Domain, costs: Network
+) -> tuple[Messages, Costs, Compute, Flight]:
+    return (
+        Messages(*(getattr(plans, field) for field in Messages._fields)),
+        kernel_costs(domain, costs),
+        kernel_compute(domain),
+        _flight(domain, costs),
+    )
+
+
+def kernel_costs(domain: Domain, costs: Network) -> Costs:
+    gloo = domain.cluster.backend == "gloo"
+    streamed = np.isin(costs.operations, STREAMED) & gloo
+    return Costs(
+        kind=costs.kind,
+        startup=costs.startup_seconds,
+        copy=costs.copy_seconds_per_byte,
+        per_byte=costs.seconds_per_byte,
+        utilization=costs.utilization,
+        in_flight=np.where(streamed, STREAMS_IN_FLIGHT, costs.in_flight),
+        streamed=streamed,
+        engine=costs.engine_seconds,
+    )
+
+
+def kernel_compute(domain: Domain) -> Compute:
+    timing = domain.timing
+    return Compute(
+        forward_start=timing.forward_start,
+        forward=timing.forward_seconds,
+        backward=timing.backward_seconds,
+        ready=timing.ready_seconds,
+        update=domain.profile.update_seconds / domain.graph.parameters,
+        world=domain.world_size,
+    )
+
+
+def _flight(domain: Domain, costs: Network) -> Flight:
+    slots = CHANNELS * STREAMS_IN_FLIGHT
+    operations = len(domain.graph.operations)
+    return Flight(
+        message=np.zeros(slots, dtype=np.int64),
+        kind=np.zeros(slots, dtype=np.int64),
+        channel=np.zeros(slots, dtype=np.int64),
+        phase=np.zeros(slots, dtype=np.int64),
+        time=np.zeros(slots),
+        slow=np.zeros(slots),
+        used=np.zeros(costs.utilization.shape[1]),
+        cursor=np.zeros(CHANNELS, dtype=np.int64),
+        flying=np.zeros(CHANNELS, dtype=np.int64),
+        issued=np.zeros(CHANNELS),
+        clock=np.zeros(domain.cluster.servers + 1),
+        gate_time=np.zeros(operations),
+        gate_update=np.zeros(operations),
+    )

@@ -1,0 +1,301 @@
+"""Plays one iteration of a plan, event by event: machine code, without the interpreter lock.
+
+Times count from the start of backward. Everything of an iteration has arrived before the next
+backward starts (each variable is used, thus waited for, in the forward pass between), so one
+iteration of backward, `step()` and forward is the steady state; more would repeat it.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+
+STARTING, FLOWING, QUEUED = 0, 1, 2
+REPLICATED, OWNER, SHARD = 1, 2, 3  # codes.Update
+CHANNELS = 6
+
+
+class Messages(NamedTuple):
+    """The columns of a PlanTable that matter here; see there."""
+
+    first: I64
+    operation: NDArray[np.uint8]
+    channel: NDArray[np.uint8]
+    root: NDArray[np.int16]
+    ranks: NDArray[np.uint16]
+    wire_bytes: I64
+    ready: NDArray[np.int32]
+    after: I64
+    gate: NDArray[np.int32]
+    update: NDArray[np.uint8]
+    content: I64
+    content_first: I64
+    piece_start: I64
+    piece_stop: I64
+
+
+class Costs(NamedTuple):
+    """Per kind; see simulator.network.Network."""
+
+    kind: NDArray[np.int16]
+    startup: F64
+    copy: F64
+    per_byte: F64
+    utilization: F64
+    in_flight: I64
+    streamed: NDArray[np.bool_]
+    engine: float
+
+
+class Compute(NamedTuple):
+    """At factor 1; update: seconds per element of a whole optimizer step."""
+
+    forward_start: F64
+    forward: float
+    backward: float
+    ready: F64
+    update: float
+    world: int
+
+
+class Flight(NamedTuple):
+    """Messages in the air: compact arrays of at most 48, and per-channel and per-owner state."""
+
+    message: I64
+    kind: I64
+    channel: I64
+    phase: I64
+    time: F64
+    slow: F64
+    used: F64
+    cursor: I64
+    flying: I64
+    issued: F64
+    clock: F64
+    gate_time: F64
+    gate_update: F64
+
+
+@njit(nogil=True, cache=True, inline="always")
+def update_seconds(plan, compute, message):  # type: ignore[no-untyped-def]
+    """Of the elements that a message carries."""
+    if compute.update == 0.0:
+        return 0.0
+    elements = 0
+    content = plan.content[message]
+    for piece in range(plan.content_first[content], plan.content_first[content + 1]):
+        elements += plan.piece_stop[piece] - plan.piece_start[piece]
+    return elements * compute.update
+
+
+@njit(nogil=True, cache=True, inline="always")
+def next_of(plan, channel, message, stop):  # type: ignore[no-untyped-def]
+    while message < stop and plan.channel[message] != channel:
+        message += 1
+    return message
+
+
+@njit(nogil=True, cache=True)
+def reprice(costs, air, size, now):  # type: ignore[no-untyped-def]
+    """Share the links anew: a message slows down as its most wanted resource is oversubscribed."""
+    used = air.used
+    utilization = costs.utilization
+    for slot in range(size):
+        if air.phase[slot] == FLOWING:
+            kind = air.kind[slot]
+            slow = 1.0
+            for resource in range(len(used)):
+                if utilization[kind, resource] > 0.0 and used[resource] > slow:
+                    slow = used[resource]
+            air.time[slot] = now + (air.time[slot] - now) / air.slow[slot] * slow
+            air.slow[slot] = slow
+
+
+@njit(nogil=True, cache=True, inline="always")
+def occupy(costs, air, kind, sign):  # type: ignore[no-untyped-def]
+    for resource in range(len(air.used)):
+        air.used[resource] += sign * costs.utilization[kind, resource]
+
+
+@njit(nogil=True, cache=True)
+def issue(plan, costs, compute, air, size, begin, stop, now, factor, start, done):  # type: ignore[no-untyped-def]
+    """Issue what each channel can, first come first served; returns the messages in the air."""
+    for channel in range(CHANNELS):
+        while air.cursor[channel] < stop:
+            message = air.cursor[channel]
+            kind = costs.kind[plan.operation[message], plan.ranks[message], plan.root[message] + 1]
+            if air.flying[channel] >= costs.in_flight[kind]:
+                break
+            time = max(now, air.issued[channel])
+            if plan.after[message] >= 0:
+                before = begin + plan.after[message]
+                if done[before] < 0.0:
+                    break
+                if plan.update[before] >= OWNER:
+                    owner = plan.root[before] + 1
+                    cost = update_seconds(plan, compute, message)
+                    if plan.update[before] == SHARD:
+                        cost /= compute.world
+                    time = max(time, compute.backward * factor, air.clock[owner]) + cost
+                    air.clock[owner] = time
+            if plan.ready[message] >= 0:
+                time = max(time, compute.ready[plan.ready[message]] * factor)
+            start[message] = time
+            air.issued[channel] = time + costs.engine
+            air.message[size] = message
+            air.kind[size] = kind
+            air.channel[size] = channel
+            air.phase[size] = STARTING
+            copies = costs.copy[kind] * plan.wire_bytes[message]
+            air.time[size] = time + costs.engine + costs.startup[kind] + copies
+            size += 1
+            air.flying[channel] += 1
+            air.cursor[channel] = next_of(plan, channel, message + 1, stop)
+    return size
+
+
+@njit(nogil=True, cache=True)
+def is_queued(air, size, slot):  # type: ignore[no-untyped-def]
+    """Whether another message of this kind is on the wire, or waits for it longer."""
+    for other in range(size):
+        if (
+            other != slot
+            and air.kind[other] == air.kind[slot]
+            and air.channel[other] == air.channel[slot]
+            and (
+                air.phase[other] == FLOWING
+                or (air.phase[other] == QUEUED and air.message[other] < air.message[slot])
+            )
+        ):
+            return True
+    return False
+
+
+@njit(nogil=True, cache=True)
+def next_queued(air, size, kind, channel):  # type: ignore[no-untyped-def]
+    """The slot of the longest-waiting message of a kind, or -1."""
+    found = -1
+    for slot in range(size):
+        if (
+            air.phase[slot] == QUEUED
+            and air.kind[slot] == kind
+            and air.channel[slot] == channel
+            and (found < 0 or air.message[slot] < air.message[found])
+        ):
+            found = slot
+    return found
+
+
+@njit(nogil=True, cache=True, inline="always")
+def flow(plan, costs, air, slot, now, flowing):  # type: ignore[no-untyped-def]
+    """Put a message on the wire, at full rate until the links are shared anew."""
+    kind = air.kind[slot]
+    message = air.message[slot]
+    air.phase[slot] = FLOWING
+    air.slow[slot] = 1.0
+    air.time[slot] = now + costs.per_byte[kind] * plan.wire_bytes[message]
+    flowing[message] = now
+    occupy(costs, air, kind, 1.0)
+
+
+@njit(nogil=True, cache=True)
+def land(costs, air, size, slot):  # type: ignore[no-untyped-def]
+    """Take a message out of the air, its place filled by the last one."""
+    last = size - 1
+    air.flying[air.channel[slot]] -= 1
+    air.message[slot] = air.message[last]
+    air.kind[slot] = air.kind[last]
+    air.channel[slot] = air.channel[last]
+    air.phase[slot] = air.phase[last]
+    air.time[slot] = air.time[last]
+    air.slow[slot] = air.slow[last]
+    return last
+
+
+@njit(nogil=True, cache=True)
+def communicate(plan, costs, compute, air, index, factor, start, flowing, done):  # type: ignore[no-untyped-def]
+    """Play all messages of strategy `index`: when each is issued, on the wire, and has arrived.
+
+    Returns False when messages wait for each other in a circle.
+    """
+    begin, stop = plan.first[index], plan.first[index + 1]
+    air.used[:] = 0.0
+    air.flying[:] = 0
+    air.issued[:] = 0.0
+    air.clock[:] = 0.0
+    done[begin:stop] = -1.0
+    for channel in range(CHANNELS):
+        air.cursor[channel] = next_of(plan, channel, begin, stop)
+    size = issue(plan, costs, compute, air, 0, begin, stop, 0.0, factor, start, done)
+    arrived = begin
+    while size > 0:
+        slot = 0
+        for other in range(1, size):
+            if air.time[other] < air.time[slot]:
+                slot = other
+        now = air.time[slot]
+        message, kind, channel = air.message[slot], air.kind[slot], air.channel[slot]
+        if air.phase[slot] == STARTING:
+            if costs.streamed[kind] and is_queued(air, size, slot):
+                air.phase[slot] = QUEUED
+                air.time[slot] = np.inf
+            else:
+                flow(plan, costs, air, slot, now, flowing)
+                reprice(costs, air, size, now)
+            continue
+        occupy(costs, air, kind, -1.0)
+        done[message] = now
+        arrived += 1
+        size = land(costs, air, size, slot)
+        if costs.streamed[kind]:
+            follower = next_queued(air, size, kind, channel)
+            if follower >= 0:
+                flow(plan, costs, air, follower, now, flowing)
+        reprice(costs, air, size, now)
+        size = issue(plan, costs, compute, air, size, begin, stop, now, factor, start, done)
+    return arrived == stop
+
+
+@njit(nogil=True, cache=True)
+def finish(plan, compute, air, index, factor, done):  # type: ignore[no-untyped-def]
+    """From the messages' arrivals to the end of the next forward pass: `step()`, then gates."""
+    begin, stop = plan.first[index], plan.first[index + 1]
+    step, updates, gated = compute.backward * factor, 0.0, False
+    for message in range(begin, stop):
+        cost = 0.0
+        if plan.update[message] == REPLICATED:
+            cost = update_seconds(plan, compute, message)
+        gate = plan.gate[message]
+        if gate < 0:
+            step = max(step, done[message])
+            updates += cost
+            continue
+        if not gated:
+            air.gate_time[:] = 0.0
+            air.gate_update[:] = 0.0
+            gated = True
+        air.gate_time[gate] = max(air.gate_time[gate], done[message])
+        air.gate_update[gate] += cost
+    now = step + updates
+    if gated:
+        for operation in range(len(compute.forward_start)):
+            reached = now + compute.forward_start[operation] * factor
+            now += max(0.0, air.gate_time[operation] - reached) + air.gate_update[operation]
+    return now + compute.forward * factor
+
+
+@njit(nogil=True, cache=True)
+def play(plan, costs, compute, air, factors, start, flowing, done, periods):  # type: ignore[no-untyped-def]
+    """periods f64[n]: seconds an iteration of every strategy, infinite when it cannot finish.
+
+    factors f64[n]: of the slowest rank. start, flowing, done f64[M]: what `communicate` fills.
+    """
+    for index in range(len(plan.first) - 1):
+        factor = factors[index]
+        periods[index] = np.inf
+        if communicate(plan, costs, compute, air, index, factor, start, flowing, done):
+            periods[index] = finish(plan, compute, air, index, factor, done)
