@@ -6,7 +6,7 @@ A claim counts the tuning's fence up; whoever holds an older number can write no
 
 from dataclasses import dataclass
 
-from sqlalchemy import and_, case, or_, select, update
+from sqlalchemy import and_, case, or_, select, true, update
 from sqlalchemy.engine import CursorResult
 from sqlalchemy.orm import Session
 
@@ -27,13 +27,20 @@ class Claim:
     fence: int
 
 
-def claim(database: Database, worker: str, lease_seconds: float = LEASE_SECONDS) -> Claim | None:
-    """Take the oldest tuning that waits or whose worker is gone; None when there is none."""
+def claim(
+    database: Database,
+    worker: str,
+    lease_seconds: float = LEASE_SECONDS,
+    tuning_id: str | None = None,
+) -> Claim | None:
+    """Take the oldest tuning that waits or whose worker is gone, or the one named if it does;
+    None when there is none."""
     now = now_seconds()
     expired = and_(TuningRow.state.in_(ACTIVE), TuningRow.lease_until < now)
+    named = TuningRow.id == tuning_id if tuning_id is not None else true()
     oldest = (
         select(TuningRow.id)
-        .where(or_(TuningRow.state == "queued", expired))
+        .where(or_(TuningRow.state == "queued", expired), named)
         .order_by(TuningRow.created_at, TuningRow.id)
         .limit(1)
         .with_for_update(skip_locked=True)
@@ -111,6 +118,17 @@ def cancel(database: Database, tuning_id: str) -> str:
         elif tuning.state == "running":
             tuning.state = "cancelling"
         return str(tuning.state)
+
+
+def reopen(database: Database, tuning_id: str) -> None:
+    """Put a tuning that failed or was cancelled back into the queue; what it measured stays."""
+    with database.writing() as session:
+        session.execute(
+            update(TuningRow)
+            .where(TuningRow.id == tuning_id, TuningRow.state.in_(("failed", "cancelled")))
+            .values(state="queued", error=None, finished_at=None)
+            .execution_options(synchronize_session=False)
+        )
 
 
 def submit(session: Session, **values: object) -> None:
