@@ -8,6 +8,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from api.db.tables import Base, ClusterRow, DomainRow, GraphRow, StrategyRow
+from api.words import describe
 from autosync.cluster import Cluster
 from autosync.documents import from_json, to_json
 from autosync.domain import Domain, Optimizer, Profile
@@ -109,6 +110,7 @@ def keep_strategy(session: Session, strategy: Strategy) -> str:
         hash=key,
         strategy_id=strategy.id,
         shards=strategy.shards,
+        words=describe(strategy),
         document=document,
     )
     return key

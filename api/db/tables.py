@@ -81,13 +81,17 @@ class DomainRow(Base):
 
 
 class StrategyRow(Base):
-    """hash: of the document as it is; strategy_id: equal where only names differ."""
+    """hash: of the document as it is; strategy_id: equal where only names differ.
+
+    words: the strategy in one line, so that a table needs no documents.
+    """
 
     __tablename__ = "strategies"
 
     hash: Mapped[str] = mapped_column(Hash, primary_key=True)
     strategy_id: Mapped[str] = mapped_column(Hash, index=True)
     shards: Mapped[int]
+    words: Mapped[str]
     document: Mapped[str]
     created_at: Mapped[float] = mapped_column(default=now_seconds)
 

@@ -39,6 +39,7 @@ def upgrade() -> None:
         sa.Column("hash", sa.String(length=32), nullable=False),
         sa.Column("strategy_id", sa.String(length=32), nullable=False),
         sa.Column("shards", sa.Integer(), nullable=False),
+        sa.Column("words", sa.Text(), nullable=False),
         sa.Column("document", sa.Text(), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.PrimaryKeyConstraint("hash", name="pk_strategies"),

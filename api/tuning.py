@@ -1,0 +1,155 @@
+"""From a tuning's row to the tuning loop and back."""
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sqlalchemy.orm import Session
+
+from api import queue
+from api.db.database import Database
+from api.db.documents import keep_domain, load_domain
+from api.db.tables import OutcomeRow, TuningRow
+from api.registry import launcher_named, simulator_named
+from api.store import DatabaseStore
+from autosync.bundle import Bundle, Evidence, bundle
+from autosync.documents import content_hash, from_json, to_json
+from autosync.domain import Domain
+from autosync.errors import InvalidInput
+from autosync.trials.contract import Launcher, Workload
+from search.outcome import Outcome
+from search.settings import Settings
+from search.space import Space
+from search.tune import tune
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """All that a tuning is asked to do. byte_scale and time_scale: see `Workload`."""
+
+    domain: Domain
+    settings: Settings = field(default_factory=Settings)
+    space: Space = field(default_factory=Space)
+    simulator: str = "timeline"
+    launcher: str = "auto"
+    byte_scale: float = 1.0
+    time_scale: float = 1.0
+
+
+def enqueue(database: Database, job: Job) -> str:
+    """Store the job and put it into the queue; the tuning's id.
+
+    Raises:
+        InvalidInput: a pin does not fit the graph, or a scale is out of range.
+    """
+    check_pins(job.space, job.domain)
+    check_scales(job.byte_scale, job.time_scale)
+    tuning_id = uuid.uuid4().hex
+    with database.writing() as session:
+        queue.submit(
+            session,
+            id=tuning_id,
+            domain_id=keep_domain(session, job.domain),
+            launcher=job.launcher,
+            byte_scale=job.byte_scale,
+            time_scale=job.time_scale,
+            simulator=job.simulator,
+            settings=to_json(job.settings),
+            space=to_json(job.space),
+        )
+    return tuning_id
+
+
+def load_job(session: Session, tuning_id: str) -> Job:
+    row = session.get_one(TuningRow, tuning_id)
+    return Job(
+        domain=load_domain(session, row.domain_id),
+        settings=from_json(Settings, row.settings),
+        space=from_json(Space, row.space),
+        simulator=row.simulator,
+        launcher=row.launcher,
+        byte_scale=row.byte_scale,
+        time_scale=row.time_scale,
+    )
+
+
+def run_job(
+    job: Job, store: DatabaseStore, launcher_of: Callable[[str], Launcher] = launcher_named
+) -> Outcome:
+    """Tune; progress goes to the store as it happens."""
+    workload = Workload(job.domain, byte_scale=job.byte_scale, time_scale=job.time_scale)
+    launcher = launcher_of(job.launcher)
+    return tune(
+        job.domain,
+        job.space,
+        lambda: launcher.open(workload),
+        store,
+        simulator_named(job.simulator),
+        job.settings,
+        store.report,
+    )
+
+
+def outcome_row(tuning_id: str, job: Job, outcome: Outcome) -> OutcomeRow:
+    """The answer as a row, with the bundle that is shipped. Its strategy was proposed, so the
+    database has it."""
+    return OutcomeRow(
+        tuning_id=tuning_id,
+        strategy_hash=content_hash(outcome.best.strategy),
+        best_seconds=outcome.best_seconds,
+        ddp_seconds=outcome.ddp_seconds,
+        speedup=outcome.speedup,
+        speedup_low=outcome.speedup_low,
+        speedup_high=outcome.speedup_high,
+        repeats=outcome.repeats,
+        keep_ddp=outcome.keep_ddp,
+        bundle=to_json(best_bundle(job, outcome)),
+    )
+
+
+def best_bundle(job: Job, outcome: Outcome) -> Bundle:
+    measured_on = f"{job.launcher}, byte scale {job.byte_scale:g}, time scale {job.time_scale:g}"
+    evidence = Evidence(
+        predicted_seconds=outcome.best.predicted_seconds,
+        step_seconds=outcome.best_seconds,
+        ddp_step_seconds=outcome.ddp_seconds,
+        measured_on=measured_on,
+    )
+    return bundle(outcome.best.strategy, job.domain, evidence)
+
+
+def check_pins(space: Space, domain: Domain) -> None:
+    """Refuses pins for another graph before anything is stored."""
+    shapes = {variable.name: variable.shape for variable in domain.graph.variables}
+    for pin in space.pins:
+        if pin.variable not in shapes:
+            raise InvalidInput(
+                f"a pin names variable {pin.variable!r}, which graph {domain.graph.name!r} "
+                "does not have.",
+                thing="space.pins",
+                value=pin.variable,
+                remedy="Pin variables of this graph; GET /v1/graphs/{id} lists them.",
+            )
+        shape, axis = shapes[pin.variable], pin.partition.axis
+        length = domain.graph.variables[list(shapes).index(pin.variable)].elements
+        if axis != -1:
+            length = shape[axis] if 0 <= axis < len(shape) else 0
+        if sum(pin.partition.lengths) != length:
+            raise InvalidInput(
+                f"the pin of {pin.variable!r} cuts axis {axis} into {pin.partition.lengths[:8]}, "
+                f"but its shape is {shape}.",
+                thing="space.pins",
+                value=pin.partition.lengths[:8],
+                remedy="The lengths must add up to that dimension (all elements for axis -1).",
+            )
+
+
+def check_scales(byte_scale: float, time_scale: float) -> None:
+    for name, value, most in (("byte_scale", byte_scale, 1.0), ("time_scale", time_scale, 1000.0)):
+        if not 0 < value <= most:
+            raise InvalidInput(
+                f"{name} is {value}; it must lie above 0 and not exceed {most:g}.",
+                thing=name,
+                value=value,
+                remedy=f"Leave {name} out, or give 1 to move real sizes at real speed.",
+            )
