@@ -103,6 +103,7 @@ class Pool(Protocol):
 class Launcher(Protocol):
     """Opens pools of workers for a workload on some kind of machine."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def open(self, workload: Workload) -> Pool: ...
