@@ -1,0 +1,182 @@
+"""Times every operation of a real step on the CPU."""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+from autosync.errors import InvalidInput, NotSupported
+from autosync.graph import ModelGraph
+from autosync.importing.copies import Inputs, Loss, check_inputs, compute_loss, first_line
+from autosync.importing.tracker import LOSS_PATH, Tracker, module_paths
+
+Seconds = tuple[float, ...]
+
+
+class Timer(Tracker):  # type: ignore[no-untyped-call]  # torch's own is untyped
+    """forward_seconds, backward_seconds: of every operation, views counted with what came before
+    them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forward_seconds: list[float] = []
+        self.backward_seconds: defaultdict[int, float] = defaultdict(float)
+        self._pending = 0.0
+
+    def forward_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        start = time.perf_counter()
+        out = func(*args, **kwargs)
+        self._pending += time.perf_counter() - start
+        return out
+
+    def forward_operation(
+        self, operation: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> None:
+        self.forward_seconds.append(self._pending)
+        self._pending = 0.0
+
+    def backward_call(
+        self, operation: int | None, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        start = time.perf_counter()
+        out = func(*args, **kwargs)
+        self.backward_seconds[operation or 0] += time.perf_counter() - start
+        return out
+
+
+def measure_operations(
+    module: nn.Module,
+    example_inputs: Inputs,
+    loss: Loss | None,
+    graph: ModelGraph,
+    iterations: int,
+) -> tuple[Seconds, Seconds, int]:
+    """Forward and backward seconds of each operation of the graph, and the CPU threads used.
+
+    Raises:
+        InvalidInput: module or inputs are not those of the graph.
+        NotSupported: the step does not run on the CPU.
+    """
+    inputs = check_inputs(example_inputs, graph.name)
+    _check_same(module, inputs, graph)
+    with _left_as_it_was(module), torch.random.fork_rng(devices=()), torch.enable_grad():
+        _step(module, inputs, loss, graph.name)
+        whole = [_step(module, inputs, loss, graph.name) for _ in range(iterations)]
+        timers = [_timed(module, inputs, loss) for _ in range(iterations)]
+    parts = [_attribute(timer, graph) for timer in timers]
+    forward = [median(column) for column in zip(*(part[0] for part in parts), strict=True)]
+    backward = [median(column) for column in zip(*(part[1] for part in parts), strict=True)]
+    return (
+        _scaled(forward, median(seconds for seconds, _ in whole)),
+        _scaled(backward, median(seconds for _, seconds in whole)),
+        torch.get_num_threads(),
+    )
+
+
+def _check_same(module: nn.Module, inputs: Inputs, graph: ModelGraph) -> None:
+    shapes = {key: tuple(p.shape) for key, p in module.named_parameters() if p.requires_grad}
+    if shapes != {variable.name: variable.shape for variable in graph.variables}:
+        raise InvalidInput(
+            f"the module's {len(shapes)} variables are not the {len(graph.variables)} of graph "
+            f"{graph.name!r}.",
+            thing="module",
+            value=len(shapes),
+            remedy="Import this module, and profile it with its own graph.",
+        )
+    if not any(graph.batch_size in value.shape for value in inputs):
+        raise InvalidInput(
+            f"the example inputs have shapes {[tuple(value.shape) for value in inputs]}, the graph "
+            f"is of batch size {graph.batch_size}.",
+            thing="example_inputs",
+            value=graph.batch_size,
+            remedy="Profile at the batch size of the graph.",
+        )
+    tensors = [*module.parameters(), *module.buffers(), *inputs]
+    if other := next((t.device.type for t in tensors if t.device.type != "cpu"), None):
+        raise NotSupported(
+            f"a profile is measured on the CPU, but a tensor is on {other!r}.",
+            thing="device",
+            value=other,
+            remedy="Build module and inputs on the CPU, or use an estimated profile.",
+        )
+
+
+@contextmanager
+def _left_as_it_was(module: nn.Module) -> Iterator[None]:
+    """Put buffers and gradients back (a step does not change weights)."""
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+
+
+def _step(module: nn.Module, inputs: Inputs, loss: Loss | None, name: str) -> tuple[float, float]:
+    """Seconds of one whole forward and backward pass."""
+    for parameter in module.parameters():
+        parameter.grad = None
+    try:
+        start = time.perf_counter()
+        value = compute_loss(module, inputs, loss)
+        middle = time.perf_counter()
+        value.backward()
+        end = time.perf_counter()
+    except Exception as error:  # the user's own code may raise anything
+        raise NotSupported(
+            f"{name!r} does not run on this CPU: {first_line(error)}.",
+            thing="module",
+            value=type(error).__name__,
+            remedy="Use an estimated profile.",
+        ) from None
+    return middle - start, end - middle
+
+
+def _timed(module: nn.Module, inputs: Inputs, loss: Loss | None) -> Timer:
+    for parameter in module.parameters():
+        parameter.grad = None
+    timer = Timer()
+
+    def traced_loss(outputs: Any, *given: torch.Tensor) -> Any:
+        timer.path = LOSS_PATH
+        return loss(outputs, *given) if loss else outputs
+
+    with timer, module_paths(module, timer):
+        value = compute_loss(module, inputs, traced_loss if loss else None)
+        timer.start_backward()
+        value.backward()
+    return timer
+
+
+def _attribute(timer: Timer, graph: ModelGraph) -> tuple[list[float], list[float]]:
+    """Seconds of each operation of the graph. Where the CPU runs other operations than the meta
+    device did (fused ones, say), a module's seconds are shared out evenly among those of its
+    operations that were not seen."""
+    index = {operation.name: i for i, operation in enumerate(graph.operations)}
+    seen = set(timer.names)
+    unseen: defaultdict[str, list[int]] = defaultdict(list)
+    for i, operation in enumerate(graph.operations):
+        if operation.name not in seen:
+            path = operation.name.rpartition(f".{operation.type}")[0]
+            unseen[path].append(i)
+    forward, backward = [0.0] * len(index), [0.0] * len(index)
+    for i, name in enumerate(timer.names):
+        targets = [index[name]] if name in index else unseen[timer.paths[i]]
+        for target in targets:
+            forward[target] += timer.forward_seconds[i] / len(targets)
+            backward[target] += timer.backward_seconds[i] / len(targets)
+    return forward, backward
+
+
+def _scaled(seconds: list[float], total_seconds: float) -> Seconds:
+    scale = total_seconds / sum(seconds)
+    return tuple(value * scale for value in seconds)

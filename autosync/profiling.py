@@ -1,0 +1,178 @@
+"""Profiles: measured on this machine's CPU, estimated from a device's data sheet, or scaled to a
+step time the user knows."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from autosync.devices import DEVICE_TYPES, DeviceType
+from autosync.domain import Profile
+from autosync.errors import InvalidInput
+from autosync.graph import ModelGraph, Operation
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from autosync.importing.copies import Inputs, Loss
+
+EFFICIENCY = 0.65
+"""Share of its peak that a device reaches in matrix products and convolutions. With it an
+RTX 2080 Ti is estimated at 264 images/s of ResNet-50 and 184 sentences/s of BERT-base 253.1 and 212.8 were measured (Shi et al. 2020, arXiv 2005.13247)."""
+
+LOOKUPS = frozenset({"embedding", "_embedding_bag"})
+"""Operations that read a few rows of their variable, not all of it."""
+
+
+def estimate_profile(
+    graph: ModelGraph, device_type: str, *, efficiency: float = EFFICIENCY, slowdown: float = 1.0
+) -> Profile:
+    """A roofline: each operation takes the longer of its FLOPs at `efficiency` of the device's
+    peak and its bytes at the device's memory bandwidth; all of it `slowdown` times as long.
+
+    Raises:
+        InvalidInput: unknown device type; efficiency outside (0, 1]; slowdown not positive.
+    """
+    device = _device(device_type)
+    if not 0 < efficiency <= 1:
+        raise _refused("efficiency", efficiency, "in (0, 1]")
+    if not 0 < slowdown < float("inf"):
+        raise _refused("slowdown", slowdown, "positive")
+    flops_per_second = device.peak_flops_per_second * efficiency
+    trained = _reach_variables(graph)
+    forward, backward = [], []
+    for index, operation in enumerate(graph.operations):
+        moved = _forward_bytes(graph, operation)
+        forward.append(_roofline(operation.forward_flops, moved, flops_per_second, device))
+        moved = _backward_bytes(graph, operation) if trained[index] else 0
+        backward.append(_roofline(operation.backward_flops, moved, flops_per_second, device))
+    slower = f", {slowdown:g} times slower" if slowdown != 1 else ""
+    return Profile(
+        device=device_type,
+        batch_size=graph.batch_size,
+        forward_seconds=tuple(seconds * slowdown for seconds in forward),
+        backward_seconds=tuple(seconds * slowdown for seconds in backward),
+        update_seconds=update_seconds(graph, device_type) * slowdown,
+        source="estimated",
+        note=f"roofline of one {device_type} at {efficiency:.0%} of its peak{slower}",
+    )
+
+
+def profile_at(graph: ModelGraph, step_seconds: float, device_type: str = "v100") -> Profile:
+    """The estimate for `device_type`, scaled so that forward and backward take `step_seconds`.
+
+    For users who know how long a step takes on one device. That time holds the optimizer's
+    update, so update_seconds is 0.
+
+    Raises:
+        InvalidInput: unknown device type; step_seconds not positive.
+    """
+    if not 0 < step_seconds < float("inf"):
+        raise _refused("step_seconds", step_seconds, "positive")
+    estimate = estimate_profile(graph, device_type)
+    scale = step_seconds / estimate.compute_seconds
+    return replace(
+        estimate,
+        forward_seconds=tuple(seconds * scale for seconds in estimate.forward_seconds),
+        backward_seconds=tuple(seconds * scale for seconds in estimate.backward_seconds),
+        update_seconds=0.0,
+        note=f"shape of a {device_type} roofline, scaled to a stated step of "
+        f"{step_seconds * 1e3:g} ms (update included)",
+    )
+
+
+def measure_profile(
+    module: "nn.Module",
+    example_inputs: "Inputs",
+    loss: "Loss | None",
+    graph: ModelGraph,
+    *,
+    iterations: int = 5,
+) -> Profile:
+    """Run the step on this machine's CPU, once whole and once operation by operation.
+
+    The operations' medians are scaled so that they add up to the median whole pass. Weights,
+    buffers, gradients and the random state are left as they were. update_seconds is estimated.
+
+    Raises:
+        InvalidInput: the inputs or the module are not those of the graph; iterations below 1.
+        NotSupported: the step does not run on the CPU.
+    """
+    from autosync.importing.measuring import measure_operations  # loads torch
+
+    if iterations < 1:
+        raise _refused("iterations", iterations, "at least 1")
+    forward, backward, threads = measure_operations(module, example_inputs, loss, graph, iterations)
+    return Profile(
+        device="cpu",
+        batch_size=graph.batch_size,
+        forward_seconds=forward,
+        backward_seconds=backward,
+        update_seconds=update_seconds(graph, "cpu"),
+        source="measured",
+        note=f"median of {iterations} steps on this CPU with {threads} threads; update estimated",
+    )
+
+
+def update_seconds(graph: ModelGraph, device_type: str) -> float:
+    """SGD with momentum reads value, gradient and momentum and writes value and momentum: five
+    times the touched bytes over the memory bandwidth."""
+    touched = sum(
+        variable.size_bytes // variable.shape[0] * variable.touched_rows
+        if variable.sparse
+        else variable.size_bytes
+        for variable in graph.variables
+    )
+    return 5 * touched / _device(device_type).memory_bytes_per_second
+
+
+def _roofline(flops: int, moved_bytes: int, flops_per_second: float, device: DeviceType) -> float:
+    return max(flops / flops_per_second, moved_bytes / device.memory_bytes_per_second)
+
+
+def _input_bytes(graph: ModelGraph, operation: Operation) -> int:
+    return sum(graph.operations[i].output_bytes for i in operation.inputs)
+
+
+def _variable_bytes(graph: ModelGraph, operation: Operation) -> int:
+    return sum(graph.variables[i].size_bytes for i in operation.variables)
+
+
+def _forward_bytes(graph: ModelGraph, operation: Operation) -> int:
+    """Inputs and variables are read, the output is written; a lookup reads what it writes."""
+    if operation.type in LOOKUPS:
+        return 2 * operation.output_bytes
+    return (
+        _input_bytes(graph, operation) + _variable_bytes(graph, operation) + operation.output_bytes
+    )
+
+
+def _backward_bytes(graph: ModelGraph, operation: Operation) -> int:
+    """The output's gradient, inputs and variables are read; gradients of both are written. A
+    lookup's dense gradient is cleared and then added to, row by row."""
+    if operation.type in LOOKUPS:
+        dense = [graph.variables[i] for i in operation.variables if not graph.variables[i].sparse]
+        return 3 * operation.output_bytes + sum(variable.size_bytes for variable in dense)
+    read_and_written = _input_bytes(graph, operation) + _variable_bytes(graph, operation)
+    return operation.output_bytes + 2 * read_and_written
+
+
+def _reach_variables(graph: ModelGraph) -> list[bool]:
+    """Whether each operation depends on a variable, so that backward passes through it."""
+    reach: list[bool] = []
+    for operation in graph.operations:
+        reach.append(bool(operation.variables) or any(reach[i] for i in operation.inputs))
+    return reach
+
+
+def _device(device_type: str) -> DeviceType:
+    if device_type not in DEVICE_TYPES:
+        raise InvalidInput(
+            f"device type {device_type!r} is unknown.",
+            thing="device",
+            value=device_type,
+            remedy=f"Known: {', '.join(DEVICE_TYPES)}.",
+        )
+    return DEVICE_TYPES[device_type]
+
+
+def _refused(field: str, value: object, must: str) -> InvalidInput:
+    return InvalidInput(f"{field} must be {must}, got {value!r}.", thing=field, value=value)
