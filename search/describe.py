@@ -1,0 +1,133 @@
+"""Strategies in words, for ranked tables and reports."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from autosync.domain import Domain
+from autosync.strategy import (
+    AllGather,
+    AllReduce,
+    Factors,
+    ParameterServer,
+    ReduceScatter,
+    Schedule,
+    Strategy,
+    Synchronizer,
+    VariableChoice,
+)
+
+MIB = 1 << 20
+NAMED = 2
+"""At most so many variables are called by name."""
+
+
+def describe(strategy: Strategy, domain: Domain | None = None) -> str:
+    """One line: methods from the most bytes to the fewest, cuts, shares, and the schedule.
+
+    Without a domain sizes are left out, and methods stand by their number of shards.
+    """
+    if strategy.schedule.order == "ddp":
+        return f"torch's DDP with its own {_groups(strategy.choices)} buckets"
+    sizes = _shard_bytes(strategy, domain)
+    weight: Counter[str] = Counter()
+    members: dict[str, list[VariableChoice]] = {}
+    for choice, bytes_each in zip(strategy.choices, sizes, strict=True):
+        for shard, size in zip(choice.shards, bytes_each, strict=True):
+            weight[method(shard)] += size
+        for name in dict.fromkeys(method(shard) for shard in choice.shards):
+            members.setdefault(name, []).append(choice)
+    phrases = [
+        _phrase(name, members[name], size, domain, len(weight) == 1)
+        for name, size in weight.most_common()
+    ]
+    phrases += _cuts(strategy.choices)
+    phrases += _shares(strategy)
+    phrases.append(_schedule(strategy.schedule))
+    return "; ".join(phrases)
+
+
+def method(shard: Synchronizer) -> str:
+    """The synchronizer in words, its encoding included."""
+    match shard:
+        case ParameterServer():
+            name = "hierarchical parameter server" if shard.hierarchical else "parameter server"
+        case AllReduce():
+            name = "all-reduce" if shard.algorithm == "ring" else f"{shard.algorithm} all-reduce"
+            if shard.device_order:
+                name = f"all-reduce along {'-'.join(map(str, shard.device_order))}"
+        case ReduceScatter():
+            name = "reduce-scatter"
+            if shard.sharded_update:
+                name += " with sharded update"
+        case AllGather():
+            return "all-gather of touched rows"
+        case Factors():
+            return "sufficient factors"
+    return name if shard.encoding.name == "none" else f"{name} in {shard.encoding.name}"
+
+
+def _phrase(
+    name: str, choices: list[VariableChoice], size: int, domain: Domain | None, only: bool
+) -> str:
+    """`all-reduce in 6 groups (98 MB)`; few variables are named."""
+    shards = [shard for choice in choices for shard in choice.shards if method(shard) == name]
+    groups = len({shard.group for shard in shards})
+    text = f"{name} in {groups} {'group' if groups == 1 else 'groups'}"
+    servers = {shard.server for shard in shards if isinstance(shard, ParameterServer)}
+    if servers:
+        text += f" on {len(servers)} {'owner' if len(servers) == 1 else 'owners'}"
+    if domain is not None:
+        text += f" of {_size(size / groups)}"
+    if only:
+        return text
+    if len(choices) <= NAMED:
+        return f"{text} for {' and '.join(choice.variable for choice in choices)}"
+    return f"{text} for {len(choices)} variables"
+
+
+def _cuts(choices: Iterable[VariableChoice]) -> list[str]:
+    cut = [choice for choice in choices if len(choice.shards) > 1]
+    if not cut:
+        return []
+    shards = sum(len(choice.shards) for choice in cut)
+    subject = f"{len(cut)} variables" if len(cut) > NAMED else " and ".join(c.variable for c in cut)
+    return [f"{subject} cut into {shards} shards"]
+
+
+def _shares(strategy: Strategy) -> list[str]:
+    shares = [replica.share for replica in strategy.replicas]
+    if max(shares) - min(shares) < 1e-6:
+        return []
+    return [f"batch shares {min(shares):.0%} to {max(shares):.0%}"]
+
+
+def _schedule(schedule: Schedule) -> str:
+    words = {
+        "fifo": "as gradients get ready",
+        "priority": "nearest next use first",
+        "explicit": "in an explicit order",
+    }
+    text = words[schedule.order]
+    if schedule.slice_bytes:
+        text += f", in slices of {_size(schedule.slice_bytes)}"
+    return text + (", into the next forward" if schedule.overlap_forward else "")
+
+
+def _groups(choices: Iterable[VariableChoice]) -> int:
+    return len({shard.group for choice in choices for shard in choice.shards})
+
+
+def _shard_bytes(strategy: Strategy, domain: Domain | None) -> list[list[int]]:
+    """Bytes of every shard; without a domain each counts 1."""
+    if domain is None:
+        return [[1] * len(choice.shards) for choice in strategy.choices]
+    return [
+        [variable.size_bytes * n // sum(choice.partition.lengths) for n in choice.partition.lengths]
+        for variable, choice in zip(domain.graph.variables, strategy.choices, strict=True)
+    ]
+
+
+def _size(size: float) -> str:
+    if size < 0.1 * MIB:
+        return f"{size / 1024:.0f} KB"
+    return f"{size / MIB:.0f} MB" if size >= 10 * MIB else f"{size / MIB:.2g} MB"
