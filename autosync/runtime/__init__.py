@@ -1,0 +1,1 @@
+"""Executes a plan inside a training process."""

@@ -1,0 +1,165 @@
+"""From a plan to the records that the engine runs on one rank."""
+
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from autosync.codes import Op, Update
+from autosync.errors import InvalidInput
+from autosync.plan import Plan
+from autosync.runtime.buffers import content_segments, elements
+from autosync.runtime.encodings import encoded
+from autosync.runtime.records import Content, Step, Variable
+from autosync.runtime.transport import Groups, chunk_of, team_of
+from autosync.runtime.updates import FlatUpdate, check_elementwise
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    variables: list[Variable]
+    contents: list[Content]
+    steps: list[Step]
+
+
+def build_records(
+    model: nn.Module,
+    optimizer: Optimizer,
+    plan: Plan,
+    names: tuple[str, ...],
+    groups: Groups,
+) -> Records:
+    """Allocate every buffer and process group of the plan.
+
+    names: of the plan's variables, as `model.named_parameters()` has them.
+
+    Raises:
+        InvalidInput: the plan does not cover exactly the variables of the model.
+        NotSupported: it updates parts of variables under an optimizer that forbids it.
+    """
+    variables = _variables(model, optimizer, names)
+    contents = [_content(plan, index, variables) for index in range(len(plan.contents))]
+    _check_coverage(variables)
+    _mark_flat(plan, variables, contents)
+    _mark_deferred(plan, contents)
+    steps = _steps(plan, contents, groups)
+    for step in steps:
+        if not step.content.whole and step.message.update != Update.NONE:
+            check_elementwise(type(optimizer), step.content.variables[0].name)
+            step.content.flat = _flat_update(type(optimizer), plan, step, groups.rank)
+    return Records(variables, contents, steps)
+
+
+def _variables(model: nn.Module, optimizer: Optimizer, names: tuple[str, ...]) -> list[Variable]:
+    parameters = dict(model.named_parameters())
+    groups = {
+        id(parameter): index
+        for index, group in enumerate(optimizer.param_groups)
+        for parameter in group["params"]
+    }
+    found = []
+    for index, name in enumerate(names):
+        if (parameter := parameters.get(name)) is None:
+            raise InvalidInput(
+                f"the plan synchronizes variable {name!r}, which the model does not have.",
+                thing=f"variable {name}",
+                value=name,
+                remedy="Tune this model again.",
+            )
+        group = groups.get(id(parameter), -1)
+        found.append(Variable(index, name, parameter, parameter.detach(), group))
+    return found
+
+
+def _content(plan: Plan, index: int, variables: list[Variable]) -> Content:
+    shapes = [tuple(variable.parameter.shape) for variable in variables]
+    segments = content_segments(plan, index, shapes)
+    size = segments[-1].stop
+    members = [variables[i] for i in dict.fromkeys(segment.variable for segment in segments)]
+    dtype = reduce(torch.promote_types, (v.parameter.dtype for v in members))
+    world = plan.world_size
+    padded = -(-size // world) * world
+    buffer = torch.zeros(padded, dtype=dtype, device=members[0].parameter.device)
+    content = Content(index, buffer, size, variables=members)
+    for segment in segments:
+        view = buffer[segment.start : segment.stop].view(segment.shape)
+        content.pieces.append((variables[segment.variable], segment, view))
+    for variable in members:
+        variable.contents.append(content)
+    for variable, segment, view in content.pieces:
+        parameter = variable.parameter
+        if segment.shape == tuple(parameter.shape) and dtype == parameter.dtype:
+            variable.view = view
+    return content
+
+
+def _check_coverage(variables: list[Variable]) -> None:
+    for variable in variables:
+        covered = sum(
+            segment.stop - segment.start
+            for content in variable.contents
+            for member, segment, _ in content.pieces
+            if member is variable
+        )
+        if covered != elements(tuple(variable.parameter.shape)):
+            raise InvalidInput(
+                f"the plan covers {covered} elements of variable {variable.name!r}, which has "
+                f"shape {tuple(variable.parameter.shape)}.",
+                thing=f"variable {variable.name}",
+                value=covered,
+                remedy="This plan belongs to another model: tune this one.",
+            )
+
+
+def _mark_flat(plan: Plan, variables: list[Variable], contents: list[Content]) -> None:
+    """Whole variables are those that every replica updates in all their contents; contents of
+    anything else update flat, and so do all that share a variable with them."""
+    for message in plan.messages:
+        if message.update in (Update.OWNER, Update.SHARD):
+            contents[message.content].travels = True
+            contents[message.content].whole = False
+    settled = False
+    while not settled:
+        settled = True
+        for content in contents:
+            if not content.whole:
+                for variable in content.variables:
+                    variable.whole = False
+            elif not all(variable.whole for variable in content.variables):
+                content.whole = settled = False
+
+
+def _mark_deferred(plan: Plan, contents: list[Content]) -> None:
+    last = {message.content: message for message in plan.messages}
+    for index, message in last.items():
+        if message.gate >= 0:
+            for variable in contents[index].variables:
+                variable.deferred = True
+
+
+def _steps(plan: Plan, contents: list[Content], groups: Groups) -> list[Step]:
+    last = {message.content: index for index, message in enumerate(plan.messages)}
+    steps: list[Step] = []
+    for index, message in enumerate(plan.messages):
+        content = contents[message.content]
+        start = encoded(plan, index, message, content, groups)
+        after = steps[message.after] if message.after >= 0 else None
+        steps.append(Step(index, message, content, after, start, last[content.index] == index))
+    return steps
+
+
+def _flat_update(kind: type[Optimizer], plan: Plan, step: Step, rank: int) -> FlatUpdate | None:
+    """The part of a content that this rank updates after `step`."""
+    content, message = step.content, step.message
+    team = team_of(plan.teams[message.teams], rank)
+    start, stop = 0, content.size
+    if message.update == Update.OWNER:
+        root = message.root if message.root in team else (team[0] if team else -1)
+        if rank != root:
+            start = stop = 0
+    elif message.update == Update.SHARD and message.operation == Op.REDUCE_SCATTER:
+        part = chunk_of(team.index(rank), len(team), content.size)
+        start, stop = part.start, min(part.stop, content.size)
+    return FlatUpdate(kind, content, start, stop) if start < stop else None

@@ -1,0 +1,100 @@
+"""`autosync.distribute`: the two lines in the training script."""
+
+import logging
+import os
+import socket
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from autosync.bundle import Bundle, load_bundle
+from autosync.errors import InvalidInput
+from autosync.runtime.attach import attach
+
+log = logging.getLogger("autosync")
+
+HOST_VARIABLE = "AUTOSYNC_HOST"
+"""Environment variable that names this rank's host where the host name does not."""
+
+MEBIBYTE = 1024 * 1024
+
+
+def distribute(
+    model: nn.Module,
+    optimizer: Optimizer,
+    bundle: Bundle | str | Path,
+    process_group: dist.ProcessGroup | None = None,
+    max_grad_norm: float | None = None,
+) -> tuple[nn.Module, Optimizer]:
+    """Train as the bundle says: returns the model and the optimizer to go on with.
+
+    The model comes back as the same object (with hooks), unless the bundle says torch's DDP or
+    no longer fits: then it is wrapped in DistributedDataParallel, with a warning in the latter
+    case. max_grad_norm: clip by the true global norm before every update.
+
+    Raises:
+        InvalidInput: there is no such bundle, or torch.distributed is not initialized.
+        NotSupported: the optimizer cannot be applied to parts of variables, as the plan needs.
+    """
+    group = process_group or dist.group.WORLD
+    if group is None:
+        raise InvalidInput(
+            "torch.distributed is not initialized.",
+            thing="process_group",
+            remedy="Call torch.distributed.init_process_group first, or start with torchrun.",
+        )
+    shipped = bundle if isinstance(bundle, Bundle) else load_bundle(bundle)
+    if changed := _changes_anywhere(shipped, model, group):
+        message = f"the bundle does not fit this job, so torch's DDP is used: {changed}."
+        warnings.warn(message, stacklevel=2)
+        log.warning(message)
+        return DistributedDataParallel(model, process_group=group), optimizer
+    if shipped.plan.engine == "ddp":
+        cap = shipped.plan.bucket_bytes / MEBIBYTE
+        wrapped = DistributedDataParallel(model, process_group=group, bucket_cap_mb=cap)
+        return wrapped, optimizer
+    names = tuple(variable.name for variable in shipped.variables)
+    attach(model, optimizer, shipped.plan, names, group)
+    return model, optimizer
+
+
+def _changes_anywhere(shipped: Bundle, model: nn.Module, group: dist.ProcessGroup) -> str:
+    """What no longer matches on any rank; the same words on every rank."""
+    mine = (os.environ.get(HOST_VARIABLE) or socket.gethostname(), variable_changes(shipped, model))
+    reports: list[tuple[str, str]] = [("", "")] * group.size()
+    dist.all_gather_object(reports, mine, group=group)
+    if len(shipped.hosts) != len(reports):
+        return f"it is for {len(shipped.hosts)} ranks, this job has {len(reports)}"
+    for rank, (_, change) in enumerate(reports):
+        if change:
+            return f"on rank {rank}, {change}"
+    return host_changes(shipped.hosts, tuple(host for host, _ in reports))
+
+
+def variable_changes(shipped: Bundle, model: nn.Module) -> str:
+    """The first difference between the bundle's variables and the model's, in words."""
+    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    for spec in shipped.variables:
+        if (parameter := found.pop(spec.name, None)) is None:
+            return f"variable {spec.name!r} is missing or frozen"
+        if tuple(parameter.shape) != spec.shape:
+            return f"variable {spec.name!r} has shape {tuple(parameter.shape)}, not {spec.shape}"
+        if parameter.dtype != getattr(torch, spec.dtype):
+            return f"variable {spec.name!r} is {parameter.dtype}, not {spec.dtype}"
+    return f"variable {next(iter(found))!r} is not in the bundle" if found else ""
+
+
+def host_changes(planned: tuple[str, ...], actual: tuple[str, ...]) -> str:
+    """Whether ranks share hosts as planned. Addresses may differ: a bundle knows addresses, a
+    rank its host name, so only the grouping is compared."""
+    for rank in range(len(planned)):
+        for other in range(rank):
+            if (planned[rank] == planned[other]) != (actual[rank] == actual[other]):
+                together = "share" if planned[rank] == planned[other] else "do not share"
+                return f"ranks {other} and {rank} {together} a host in the bundle, but not here"
+    return ""

@@ -1,0 +1,65 @@
+"""What runs when a gradient is complete: one scaled copy into the buffer, and a count."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from autosync.runtime.engine import Engine, Phase
+from autosync.runtime.records import Variable
+
+BACKWARD = Phase.BACKWARD
+
+Hook = Callable[[Tensor], None]
+
+
+def gradient_hook(engine: Engine, variable: Variable, share: float) -> Hook:
+    """For `register_post_accumulate_grad_hook`. share: this rank's part of the average."""
+    if variable.view is not None:
+        return _view_hook(engine, variable, variable.view, share)
+    return _pieces_hook(engine, variable, share)
+
+
+def _view_hook(engine: Engine, variable: Variable, view: Tensor, share: float) -> Hook:
+    """The gradient becomes a view of the buffer, so nothing is copied back."""
+    place = view.data_ptr()
+    variable.target = view
+
+    def hook(parameter: Tensor) -> None:
+        if not engine.synchronizing:
+            return
+        if engine.phase is not BACKWARD:
+            engine.begin_backward()
+        gradient = parameter.grad
+        assert gradient is not None
+        if gradient.data_ptr() == place:
+            view.mul_(share)
+        else:
+            torch.mul(gradient, share, out=view)
+            parameter.grad = view
+        engine.packed(variable)
+
+    return hook
+
+
+def _pieces_hook(engine: Engine, variable: Variable, share: float) -> Hook:
+    pieces = [
+        (segment.region, view)
+        for content in variable.contents
+        for member, segment, view in content.pieces
+        if member is variable
+    ]
+
+    def hook(parameter: Tensor) -> None:
+        if not engine.synchronizing:
+            return
+        if engine.phase is not BACKWARD:
+            engine.begin_backward()
+        gradient = parameter.grad
+        assert gradient is not None
+        for region, view in pieces:
+            torch.mul(gradient[region], share, out=view)
+        variable.target = gradient
+        engine.packed(variable)
+
+    return hook

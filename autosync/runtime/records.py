@@ -1,0 +1,109 @@
+"""The runtime's own view of a plan: variables, contents and messages with their state.
+
+Everything is allocated when a plan is attached; an iteration only flips flags and counts down.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from autosync.codes import Channel, Update
+from autosync.plan import Message
+from autosync.runtime.buffers import Segment
+
+if TYPE_CHECKING:
+    from autosync.runtime.updates import FlatUpdate
+
+Finish = Callable[[], None]
+"""Blocks until a started operation has its result in the buffer."""
+
+
+@dataclass(slots=True, eq=False)
+class Variable:
+    """A trainable tensor of the plan.
+
+    alias: shares the parameter's storage; carries the gradient of an update that runs while the
+        script may already have replaced `parameter.grad`.
+    group: index of its parameter group, -1 when the optimizer does not hold it.
+    whole: every replica updates all of it, so its update needs no parts.
+    deferred: the next forward pass waits for it, not `step()`.
+    view: its place in a buffer where it is one contiguous piece of one, else None.
+    target: the gradient tensor that the reduced values of a whole variable go to.
+    fired: its gradient was packed in this round.
+    missing: contents of it that are not reduced yet. owing: updates or arrivals of values
+        until it is current again.
+    """
+
+    index: int
+    name: str
+    parameter: torch.nn.Parameter
+    alias: Tensor
+    group: int
+    contents: list["Content"] = field(default_factory=list)
+    whole: bool = True
+    deferred: bool = False
+    view: Tensor | None = None
+    target: Tensor | None = None
+    fired: bool = False
+    missing: int = 0
+    owing: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Content:
+    """A flat buffer, and the chain of messages that carries it.
+
+    size: elements without padding. pieces: (variable, segment, its shaped view of the buffer).
+    whole: it holds whole variables only; otherwise its update runs over the flat buffer.
+    flat: that update, None where this rank updates nothing of it.
+    travels: new values come by a further message, because the update is owned or sharded.
+    waiting: variables whose gradient is not packed yet. reduced: the sums that this rank
+        updates are here. claimed: somebody runs the update. updated: it is applied.
+    """
+
+    index: int
+    buffer: Tensor
+    size: int
+    pieces: list[tuple[Variable, Segment, Tensor]] = field(default_factory=list)
+    variables: list[Variable] = field(default_factory=list)
+    whole: bool = True
+    flat: "FlatUpdate | None" = None
+    travels: bool = False
+    waiting: int = 0
+    reduced: bool = False
+    claimed: bool = False
+    updated: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """A message of the plan as this rank executes it.
+
+    start: issues the operation and returns what finishes it; None when this rank has no part.
+    last: the last message of its content.
+    """
+
+    index: int
+    message: Message
+    content: Content
+    after: "Step | None"
+    start: Callable[[], Finish] | None
+    last: bool
+    done: bool = False
+    started_seconds: float = 0.0
+
+    @property
+    def channel(self) -> Channel:
+        return self.message.channel
+
+    def ready(self) -> bool:
+        """Gradients are packed, the message before is done and its update applied."""
+        if self.after is None:
+            return self.content.waiting == 0
+        if not self.after.done:
+            return False
+        owned = self.after.message.update in (Update.OWNER, Update.SHARD)
+        return self.content.updated if owned else True

@@ -1,0 +1,225 @@
+"""Models, strategies and the single-process reference that every plan must equal."""
+
+import copy
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from autosync.domain import Domain
+from autosync.graph import ModelGraph, Operation, Variable
+from autosync.plan import Plan, compile_plans, plan_of
+from autosync.population import encode
+from autosync.runtime.attach import Attachment, attach
+from autosync.runtime.trace import Trace
+from autosync.strategy import (
+    AllReduce,
+    ParameterServer,
+    Partition,
+    ReduceScatter,
+    Replica,
+    Schedule,
+    Strategy,
+    Synchronizer,
+    VariableChoice,
+    even_replicas,
+    pieces,
+    split,
+    whole,
+)
+from tests.domains import domain_of, grid_cluster
+
+BATCH = 4
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 7), nn.Tanh(), nn.Linear(7, 3, bias=False)
+    )
+
+
+class Cnn(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.head = nn.Linear(4 * 16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.repeat(1, 6).view(-1, 1, 6, 6)
+        return self.head(torch.relu(self.norm(self.conv(x))).flatten(1))
+
+
+class Tied(nn.Module):
+    """Two modules share a weight, and a parent reads its child's parameter itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.again = nn.Linear(6, 6)
+        self.again.weight = self.first.weight
+        self.silent = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.again(torch.tanh(self.first(x))))
+        return nn.functional.linear(x, self.silent.weight, self.silent.bias)
+
+
+MODELS = {"mlp": mlp, "cnn": Cnn, "tied": Tied}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training run. method, partition, schedule: words that `strategy` understands."""
+
+    model: str = "mlp"
+    optimizer: str = "sgd"
+    method: str = "all_reduce"
+    partition: str = "whole"
+    schedule: Schedule = Schedule()
+    groups: int = 2
+    shares: tuple[float, ...] = ()
+    ranks_per_node: int = 1
+    iterations: int = 4
+
+
+def make_model(name: str) -> nn.Module:
+    torch.manual_seed(7)
+    return MODELS[name]()
+
+
+def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
+    parameters = list(model.parameters())
+    groups = [
+        {"params": parameters[::2], "weight_decay": 0.01},
+        {"params": parameters[1::2], "lr": 0.05},
+    ]
+    if name == "sgd":
+        return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+    return torch.optim.AdamW(groups, lr=0.01)
+
+
+def graph_of(model: nn.Module) -> ModelGraph:
+    variables = tuple(
+        Variable(name, tuple(p.shape)) for name, p in model.named_parameters() if p.requires_grad
+    )
+    count = len(variables)
+    operations = tuple(
+        Operation(f"op{i}", "linear", 1000, 2000, 64, True, (i - 1,) if i else (), (i,))
+        for i in range(count)
+    )
+    back = tuple(reversed(range(count)))
+    return ModelGraph("model", BATCH, operations, variables, back, back, tuple(range(count)))
+
+
+def domain(model: nn.Module, world: int, ranks_per_node: int = 1) -> Domain:
+    return domain_of(graph_of(model), grid_cluster(world // ranks_per_node, ranks_per_node))
+
+
+def partition_of(shape: tuple[int, ...], word: str) -> Partition:
+    if word == "even" and shape[-1] > 1:
+        return split(shape, len(shape) - 1, 2)
+    if word == "uneven" and shape[0] > 2:
+        return split(shape, 0, 3)
+    if word == "pieces":
+        return pieces(shape, 11)
+    return whole(shape)
+
+
+def synchronizer(method: str, shard: int, groups: int, world: int) -> Synchronizer:
+    group = shard % groups
+    match method:
+        case "all_reduce":
+            return AllReduce(group)
+        case "ring":
+            return AllReduce(group, device_order=tuple(reversed(range(world))))
+        case "tree":
+            return AllReduce(group, "tree")
+        case "hierarchical":
+            return AllReduce(group, "hierarchical")
+        case "ps":
+            return ParameterServer(group % world, group)
+        case "hierarchical_ps":
+            return ParameterServer(group % world, group, hierarchical=True)
+        case "rs":
+            return ReduceScatter(group)
+        case "zero":
+            return ReduceScatter(group, sharded_update=True)
+    choices = ("all_reduce", "ps", "rs", "zero")
+    number = shard % 4
+    made = synchronizer(choices[number], number, 4, world)
+    return replace(made, group=number)
+
+
+def strategy(case: Case, graph: ModelGraph, world: int) -> Strategy:
+    choices, shard = [], 0
+    for variable in graph.variables:
+        partition = partition_of(variable.shape, case.partition)
+        count = len(partition.lengths)
+        shards = tuple(
+            synchronizer(case.method, shard + i, case.groups, world) for i in range(count)
+        )
+        choices.append(VariableChoice(variable.name, partition, shards))
+        shard += count
+    replicas = even_replicas(world)
+    if case.shares:
+        replicas = tuple(Replica(rank, share) for rank, share in enumerate(case.shares))
+    return Strategy(tuple(choices), replicas, case.schedule)
+
+
+def plan(case: Case, model: nn.Module, world: int) -> Plan:
+    where = domain(model, world, case.ranks_per_node)
+    population = encode([strategy(case, where.graph, world)], where)
+    return plan_of(compile_plans(population, where), population, 0, where)
+
+
+def data(iteration: int, rank: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1000 * iteration + rank)
+    return torch.randn(BATCH, 6, generator=generator), torch.randn(BATCH, 3, generator=generator)
+
+
+def loss_of(model: nn.Module, iteration: int, rank: int) -> Tensor:
+    inputs, wanted = data(iteration, rank)
+    return nn.functional.mse_loss(model(inputs), wanted)
+
+
+def reference_gradients(
+    model: nn.Module, iteration: int, shares: tuple[float, ...]
+) -> list[Tensor]:
+    """The share-weighted average; afterwards the buffers are replica 0's."""
+    total: list[Tensor] = [torch.zeros_like(p) for p in model.parameters()]
+    for rank, share in enumerate(shares):
+        replica = model if rank == 0 else copy.deepcopy(model)
+        gradients = torch.autograd.grad(
+            loss_of(replica, iteration, rank), list(replica.parameters())
+        )
+        for sum_, gradient in zip(total, gradients, strict=True):
+            sum_.add_(gradient, alpha=share)
+    return total
+
+
+def train_reference(case: Case, world: int) -> nn.Module:
+    model = make_model(case.model)
+    optimizer = make_optimizer(case.optimizer, model)
+    shares = case.shares or (1.0 / world,) * world
+    for iteration in range(case.iterations):
+        for p, gradient in zip(
+            model.parameters(), reference_gradients(model, iteration, shares), strict=True
+        ):
+            p.grad = gradient
+        optimizer.step()
+    return model
+
+
+def attached(
+    case: Case, world: int, trace: Trace | None = None
+) -> tuple[nn.Module, torch.optim.Optimizer, Attachment]:
+    model = make_model(case.model)
+    optimizer = make_optimizer(case.optimizer, model)
+    names = tuple(name for name, p in model.named_parameters() if p.requires_grad)
+    return model, optimizer, attach(model, optimizer, plan(case, model, world), names, trace=trace)
+
+
+def worst_difference(model: nn.Module, other: nn.Module) -> float:
+    pairs = zip(model.parameters(), other.parameters(), strict=True)
+    return max(float((a - b).detach().abs().max()) for a, b in pairs)

@@ -1,0 +1,100 @@
+"""Warm ranks on loopback that run test functions: one spawn for many cases."""
+
+import os
+import socket
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def _serve(rank: int, world: int, port: int, pipe: Connection, timeout_seconds: float) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    # gloo spins while the lock holder is preempted: 6 to 20 ms a message under the default policy
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    torch.set_num_threads(1)
+    warnings.simplefilter("error")
+    store = dist.TCPStore("127.0.0.1", port, world, rank == 0)
+    dist.init_process_group(
+        "gloo",
+        store=store,
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=timeout_seconds),
+    )
+    while (job := pipe.recv()) is not None:
+        function, arguments = job
+        try:
+            pipe.send(("ok", function(rank, world, *arguments)))
+        except Exception:  # the process boundary: the test shows the trace
+            pipe.send(("error", traceback.format_exc()))
+    dist.destroy_process_group()
+
+
+class Ranks:
+    """`world` processes; `run` calls a function as f(rank, world, *arguments) on each."""
+
+    def __init__(self, world: int, timeout_seconds: float = 60.0):
+        self.world = world
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        context = mp.get_context("spawn")
+        self.pipes: list[Connection] = []
+        self.processes = []
+        for rank in range(world):
+            here, there = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(rank, world, port, there, timeout_seconds), daemon=True
+            )
+            process.start()
+            there.close()
+            self.pipes.append(here)
+            self.processes.append(process)
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        for pipe in self.pipes:
+            pipe.send((function, arguments))
+        answers = [self._answer(rank) for rank in range(self.world)]
+        errors = [
+            f"rank {rank}: {text}" for rank, (kind, text) in enumerate(answers) if kind != "ok"
+        ]
+        assert not errors, "\n".join(errors)
+        return [value for _, value in answers]
+
+    def _answer(self, rank: int) -> tuple[str, Any]:
+        if not self.pipes[rank].poll(60):
+            return "error", "no answer in 60 s"
+        try:
+            return self.pipes[rank].recv()
+        except EOFError:
+            return "error", "died"
+
+    def close(self) -> None:
+        for pipe, process in zip(self.pipes, self.processes, strict=True):
+            if process.is_alive():
+                try:
+                    pipe.send(None)
+                except BrokenPipeError:
+                    continue
+        for process in self.processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+@contextmanager
+def ranks(world: int, timeout_seconds: float = 60.0) -> Iterator[Ranks]:
+    pool = Ranks(world, timeout_seconds)
+    try:
+        yield pool
+    finally:
+        pool.close()

@@ -1,0 +1,64 @@
+"""Every synchronizer equals single-process training on the weighted average of gradients."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from autosync.runtime.trace import Trace
+from autosync.strategy import Schedule
+from tests.autosync.runtime.cases import (
+    Case,
+    attached,
+    loss_of,
+    train_reference,
+    worst_difference,
+)
+from tests.autosync.runtime.ranks import Ranks, ranks
+
+
+@pytest.fixture(scope="module", params=[2, 3, 4])
+def pool(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    with ranks(request.param) as made:
+        yield made
+
+
+OVERLAP = Schedule("priority", slice_bytes=100, overlap_forward=True)
+METHODS = ("all_reduce", "ring", "tree", "ps", "rs", "zero", "mixed")
+PARTITIONS = ("whole", "even", "uneven", "pieces")
+
+
+def train(rank: int, world: int, case: Case) -> tuple[float, list[float]]:
+    trace = Trace()
+    model, optimizer, attachment = attached(case, world, trace)
+    for iteration in range(case.iterations):
+        optimizer.zero_grad()
+        loss_of(model, iteration, rank).backward()
+        optimizer.step()
+    attachment.detach()
+    check_trace(case, world, trace, attachment.engine.plan.messages)
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    return worst_difference(model, train_reference(case, world)), weights.tolist()
+
+
+def check_trace(case: Case, world: int, trace: Trace, messages: tuple) -> None:
+    """Every message ran once an iteration, each channel in the plan's order."""
+    for iteration in range(case.iterations):
+        issued = trace.issued(iteration)
+        assert sorted(issued) == list(range(len(messages)))
+        for channel in {message.channel for message in messages}:
+            of = [i for i in issued if messages[i].channel == channel]
+            assert of == sorted(of)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("partition", PARTITIONS)
+@pytest.mark.parametrize("method", METHODS)
+def test_equals_single_process(pool: Ranks, method: str, partition: str, optimizer: str) -> None:
+    for schedule in (Schedule(), OVERLAP):
+        case = Case(
+            optimizer=optimizer, method=method, partition=partition, schedule=schedule, groups=3
+        )
+        results = pool.run(train, case)
+        assert max(difference for difference, _ in results) < 2e-6
+        assert all(weights == results[0][1] for _, weights in results)
