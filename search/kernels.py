@@ -3,6 +3,9 @@
 Every choice is uniform as AutoSync's published sampler has it, except that a strategy first draws
 a style (mostly servers or collectives, one method or several, cut or whole), because 200
 independent coins would make every proposal the same even mixture.
+
+Numba renews a cached kernel when its own file changes, not when an imported one does: after an
+edit of `tables` or `randomness`, remove `search/__pycache__`.
 """
 
 from typing import NamedTuple

@@ -6,8 +6,9 @@ from numpy.typing import NDArray
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.population import Population
-from search.constraints import balance_load, merge_adjacent
+from search.balance import balance_load
 from search.kernels import draw_choices, fill_rows
+from search.merge import merge_adjacent
 from search.space import Space
 from search.tables import drawing
 
@@ -52,9 +53,7 @@ def sample_at(domain: Domain, space: Space, indices: NDArray[np.uint64], seed: i
         tables, first, axis, parts, kind, piece, variable, length, method, server, option, group
     )
     balance_load(tables, key, indices, first, axis, variable, length, method, server)
-    merge_adjacent(
-        tables, key, indices, first, axis, parts, variable, length, method, server, option, group
-    )
+    merge_adjacent(tables, key, indices, first, axis, parts, length, method, server, option, group)
     return Population(
         layouts=layouts,
         options=options,
