@@ -1,0 +1,24 @@
+"""A domain in two lines, with what is estimated marked as such."""
+
+from typing import TYPE_CHECKING
+
+from api.cli.console import milliseconds, say
+
+if TYPE_CHECKING:
+    from autosync.domain import Domain
+
+
+def describe_domain(domain: "Domain") -> None:
+    """What will be ranked or tuned, on stderr."""
+    graph, cluster, profile = domain.graph, domain.cluster, domain.profile
+    kinds = dict.fromkeys(device.type for device in cluster.device_of_rank())
+    rates = sorted({node.bandwidth_gbps for node in cluster.nodes})
+    between = f"{rates[0]:g}" if len(rates) == 1 else f"{rates[0]:g} to {rates[-1]:g}"
+    say(
+        f"[bold]{graph.name}[/], batch {graph.batch_size} a replica, {len(graph.variables)} "
+        f"variables, {graph.size_bytes / 1e6:.0f} MB, on [bold]{cluster.name}[/]: "
+        f"{len(cluster.nodes)} nodes, {cluster.world_size} x {', '.join(kinds)}, "
+        f"{between} Gbit/s a NIC"
+    )
+    mark = "an [bold yellow]estimate[/]" if profile.source == "estimated" else "measured"
+    say(f"Compute {milliseconds(profile.compute_seconds)} ms a step: {mark} ({profile.note})")

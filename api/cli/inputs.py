@@ -1,0 +1,203 @@
+"""From what the user typed to domain objects, each refusal naming what was typed."""
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autosync.errors import InvalidInput, NotFound
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from autosync.bundle import Bundle
+    from autosync.cluster import Cluster
+    from autosync.domain import Domain, Profile
+    from autosync.graph import ModelGraph
+    from autosync.importing.copies import Inputs, Loss
+    from autosync.strategy import Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileChoice:
+    """How the compute seconds are found: from a file, or estimated for a device type."""
+
+    file: Path | None = None
+    device: str | None = None
+    efficiency: float | None = None
+    step_seconds: float | None = None
+
+
+def load_graph(model: str, batch_size: int | None) -> "ModelGraph":
+    """The graph of a bundled model, of a graph JSON, or of `package.module:function`."""
+    if model.endswith(".json") or "/" in model or Path(model).is_file():
+        return _graph_file(Path(model), batch_size)
+    if ":" in model:
+        return _import_target(model, batch_size)
+    return _bundled_graph(model, batch_size)
+
+
+def _graph_file(path: Path, batch_size: int | None) -> "ModelGraph":
+    from autosync.documents import from_json
+    from autosync.graph import ModelGraph
+
+    graph = from_json(ModelGraph, read_bytes(path, "graph"), source=str(path))
+    if batch_size is not None and batch_size != graph.batch_size:
+        raise InvalidInput(
+            f"{path} was imported at batch size {graph.batch_size}, but --batch is {batch_size}.",
+            thing="--batch",
+            value=batch_size,
+            remedy="Import the model again at that batch size with `autosync import`.",
+        )
+    return graph
+
+
+def _import_target(target: str, batch_size: int | None) -> "ModelGraph":
+    from autosync.importing import import_module, load_target
+
+    found = load_target(target)
+    if batch_size is not None and batch_size != found.batch_size:
+        raise InvalidInput(
+            f"{target} makes inputs of batch size {found.batch_size}, but --batch is {batch_size}.",
+            thing="--batch",
+            value=batch_size,
+            remedy="Let the function make inputs of that batch size.",
+        )
+    return import_module(
+        found.module,
+        found.example_inputs,
+        found.loss,
+        name=target.partition(":")[2],
+        batch_size=found.batch_size,
+    )
+
+
+def _bundled_graph(name: str, batch_size: int | None) -> "ModelGraph":
+    from autosync.models import BUNDLED, bundled
+
+    if name.lower().replace("-", "_") not in BUNDLED:
+        remedy = "A graph JSON or package.module:function will do as well."
+        raise unknown_name("model", name, list(BUNDLED), remedy)
+    return bundled(name, batch_size)
+
+
+def load_module(model: str, batch_size: int | None) -> "tuple[nn.Module, Inputs, Loss | None, int]":
+    """The module itself with real weights, its inputs, loss and batch size, for measuring."""
+    from autosync.importing import load_target
+    from autosync.models import BUNDLED, spec_of
+
+    if ":" in model:
+        found = load_target(model, allocate=True)
+        return found.module, found.example_inputs, found.loss, found.batch_size
+    if model.lower().replace("-", "_") in BUNDLED:
+        spec = spec_of(model)
+        size = batch_size or spec.batch_size
+        return *spec.build(size), size
+    if Path(model).is_file():
+        raise InvalidInput(
+            f"{model} is a graph: it has no code that could be run and measured.",
+            thing="model",
+            value=model,
+            remedy="Estimate it with --device TYPE, or give package.module:function.",
+        )
+    raise unknown_name("model", model, list(BUNDLED), "package.module:function will do as well.")
+
+
+def load_profile(graph: "ModelGraph", cluster: "Cluster", choice: ProfileChoice) -> "Profile":
+    """The profile file, or an estimate for the cluster's fastest device type."""
+    from autosync.devices import DEVICE_TYPES
+    from autosync.documents import from_json
+    from autosync.domain import Profile
+
+    if choice.file is not None:
+        return from_json(Profile, read_bytes(choice.file, "profile"), source=str(choice.file))
+    types = {device.type for device in cluster.device_of_rank()}
+    fastest = max(types, key=lambda name: DEVICE_TYPES[name].peak_flops_per_second)
+    return estimated_profile(graph, choice.device or fastest, choice)
+
+
+def estimated_profile(graph: "ModelGraph", device: str, choice: ProfileChoice) -> "Profile":
+    """A roofline of the device, or one scaled to the step's known seconds."""
+    from autosync.profiling import EFFICIENCY, estimate_profile, profile_at
+
+    if choice.step_seconds is not None:
+        if choice.efficiency is not None:
+            raise InvalidInput(
+                "--step-seconds and --efficiency are both given, but known seconds leave nothing "
+                "to assume.",
+                thing="--efficiency",
+                value=choice.efficiency,
+                remedy="Leave --efficiency out.",
+            )
+        return profile_at(graph, choice.step_seconds, device)
+    given = choice.efficiency
+    return estimate_profile(graph, device, efficiency=EFFICIENCY if given is None else given)
+
+
+def read_bytes(path: Path, what: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(
+            f"cannot read the {what} {str(path)!r}: {error.strerror}.",
+            thing=what,
+            value=str(path),
+            remedy="Check the path.",
+        ) from None
+
+
+def load_named_cluster(name: str) -> "Cluster":
+    """A bundled cluster by name, or a YAML file; suggests what was probably meant."""
+    from autosync.clusterfile import bundled_clusters, load_cluster
+
+    known = list(bundled_clusters())
+    path = Path(name)
+    if name not in known and path.suffix not in (".yaml", ".yml") and not path.is_file():
+        raise unknown_name("cluster", name, known, "A YAML file will do as well.")
+    return load_cluster(name)
+
+
+def load_domain(
+    model: str, cluster: str, batch_size: int | None, choice: ProfileChoice
+) -> "Domain":
+    """The whole domain of a command that names MODEL and CLUSTER."""
+    from autosync.domain import Domain
+
+    machines = load_named_cluster(cluster)
+    graph = load_graph(model, batch_size)
+    return Domain(graph, machines, load_profile(graph, machines, choice))
+
+
+def load_strategy(path: Path) -> "Strategy":
+    """The strategy of a strategy file or of a bundle."""
+    document = load_strategy_or_bundle(path)
+    return document if not hasattr(document, "strategy") else document.strategy
+
+
+def load_strategy_or_bundle(path: Path) -> "Strategy | Bundle":
+    """What the file holds, told apart by the field `strategy`, which only a bundle has."""
+    import json
+
+    from autosync.bundle import Bundle
+    from autosync.documents import from_data
+    from autosync.strategy import Strategy
+
+    try:
+        data = json.loads(read_bytes(path, "strategy"))
+    except ValueError as error:
+        raise InvalidInput(
+            f"{path} is no JSON: {error}.",
+            thing="strategy",
+            value=str(path),
+            remedy="Give a bundle from `autosync tune` or a strategy (`autosync schema Strategy`).",
+        ) from None
+    if isinstance(data, dict) and "strategy" in data:
+        return from_data(Bundle, data, source=str(path))
+    return from_data(Strategy, data, source=str(path))
+
+
+def unknown_name(kind: str, name: str, known: list[str], remedy: str) -> NotFound:
+    """A NotFound that suggests what was probably meant."""
+    close = get_close_matches(name, known, n=3, cutoff=0.4)
+    hint = f"Did you mean {' or '.join(close)}? " if close else f"Bundled: {', '.join(known)}. "
+    return NotFound(f"no {kind} is called {name!r}.", thing=kind, value=name, remedy=hint + remedy)

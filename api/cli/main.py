@@ -1,0 +1,83 @@
+"""`autosync`: the command line. Each command is a file of its own beside this one.
+
+Nothing heavy is imported here: commands import what they need when they run, so that `--help`
+and completion answer at once.
+"""
+
+import sys
+
+import typer
+
+from api.cli import (
+    clusters,
+    explain,
+    export,
+    import_model,
+    models,
+    predict,
+    probe,
+    profile,
+    quickstart,
+    rank,
+    schema,
+    serve,
+    testbed,
+    tune,
+    verify,
+    worker,
+)
+from api.cli.boundary import guarded
+
+ABOUT = """Find, measure and apply the fastest exact way to synchronize gradients.
+
+Two lines of a training script apply what is found:
+
+    import autosync
+    model, optimizer = autosync.distribute(model, optimizer, "best.json")
+
+Begin with one of these:
+
+    autosync rank resnet50 example-4x1               # seconds, no trial
+    autosync tune resnet50 example-4x1 -o best.json  # measured and confirmed
+    autosync serve                                   # the same as a service with a dashboard
+"""
+
+app = typer.Typer(
+    name="autosync",
+    help=ABOUT,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+FIND = "Find a strategy"
+DESCRIBE = "Describe the model and the cluster"
+SERVICE = "Run as a service"
+LOOK = "Look into the results"
+
+app.command("tune", rich_help_panel=FIND)(tune.tune)
+app.command("rank", rich_help_panel=FIND)(rank.rank)
+app.command("predict", rich_help_panel=FIND)(predict.predict)
+app.command("import", rich_help_panel=DESCRIBE)(import_model.import_model)
+app.command("models", rich_help_panel=DESCRIBE)(models.models)
+app.command("profile", rich_help_panel=DESCRIBE)(profile.profile)
+app.command("clusters", rich_help_panel=DESCRIBE)(clusters.clusters)
+app.command("probe", rich_help_panel=DESCRIBE)(probe.probe)
+app.add_typer(testbed.app, name="testbed", rich_help_panel=DESCRIBE)
+app.command("serve", rich_help_panel=SERVICE)(serve.serve)
+app.command("worker", rich_help_panel=SERVICE)(worker.worker)
+app.command("quickstart", rich_help_panel=SERVICE)(quickstart.quickstart)
+app.command("export", rich_help_panel=LOOK)(export.export)
+app.command("explain", rich_help_panel=LOOK)(explain.explain)
+app.command("verify", rich_help_panel=LOOK)(verify.verify)
+app.command("schema", rich_help_panel=LOOK)(schema.schema)
+
+
+def run() -> None:
+    """The console script."""
+    sys.exit(guarded(app))
+
+
+if __name__ == "__main__":
+    run()

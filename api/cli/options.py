@@ -1,0 +1,67 @@
+"""Arguments and options that several commands share."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A bundled name (see `autosync models`), a graph JSON, or package.module:function "
+        "returning (module, example inputs, loss).",
+        show_default=False,
+    ),
+]
+ClusterName = Annotated[
+    str,
+    typer.Argument(
+        metavar="CLUSTER",
+        help="A bundled name (see `autosync clusters`) or a YAML file.",
+        show_default=False,
+    ),
+]
+Batch = Annotated[
+    int | None,
+    typer.Option(
+        "--batch",
+        help="Examples per replica; a graph JSON and package.module:function bring their own.",
+        show_default="the model's usual one",
+    ),
+]
+DeviceType = Annotated[
+    str | None,
+    typer.Option(
+        "--device", help="Estimate for this device type.", show_default="the cluster's fastest"
+    ),
+]
+Efficiency = Annotated[
+    float | None,
+    typer.Option(
+        help="Share of the device's peak that an estimate assumes.", show_default="by device type"
+    ),
+]
+StepSeconds = Annotated[
+    float | None,
+    typer.Option(
+        "--step-seconds",
+        help="Seconds one step takes on one device, if you know: scales the estimate to it.",
+    ),
+]
+ProfileFile = Annotated[
+    Path | None,
+    typer.Option("--profile", help="A profile written by `autosync profile -o`.", metavar="FILE"),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", help="Write to this file.", metavar="FILE"),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
+DatabaseUrl = Annotated[
+    str, typer.Option("--db", help="sqlite:///FILE or postgresql://USER@HOST/NAME.")
+]
+SimulatorName = Literal["timeline", "analytic"]
+LauncherName = Literal["auto", "testbed", "local"]
+
+DEFAULT_DATABASE = "sqlite:///autosync.db"

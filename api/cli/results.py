@@ -1,0 +1,109 @@
+"""What a tuning found: the ranked table, the bundle, and the two lines that apply it.
+
+Reads the service's own schemas, so that the embedded command and a client of the service print
+the same.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+
+from api.cli.console import milliseconds, out, print_table, warn
+
+if TYPE_CHECKING:
+    from api.schemas import RankedStrategies, RankedStrategy, Result, Tuning
+
+UNSHAPED = "unshaped links"
+"""What a launcher's description says when links run at whatever speed this machine has."""
+
+
+def print_results(
+    tuning: "Tuning", ranked: "RankedStrategies", measured_on: str, top: int = 12
+) -> None:
+    """The ranked table and what it means, with the scales it was measured at."""
+    shown = ranked.items[:top] + [row for row in ranked.items[top:] if row.is_ddp]
+    print_table(
+        ("", "strategy", "predicted ms", "measured ms", "spread", "speed-up over DDP"),
+        [(str(row.rank), *_cells(row)) for row in shown],
+        right=("", "predicted ms", "measured ms", "spread", "speed-up over DDP"),
+    )
+    if len(ranked.items) > len(shown):
+        out.print(f"[dim]{len(ranked.items)} strategies tried; --top lists more.[/]")
+    print_scales(measured_on, tuning.byte_scale, tuning.time_scale)
+    if tuning.profile_source == "estimated":
+        out.print("Compute times are an estimate from the device's data sheet, not measured.")
+    if tuning.result is not None:
+        _print_verdict(tuning.result)
+
+
+def _cells(row: "RankedStrategy") -> tuple[str, ...]:
+    name = escape(row.words)
+    if row.is_ddp:
+        name = f"[bold]{name}[/]"
+    predicted = milliseconds(row.predicted_seconds)
+    if row.step_seconds is None:
+        return name, predicted, "[red]failed[/]" if row.error else "-", "", ""
+    spread = f"{row.spread:.0%}" if row.spread is not None else ""
+    return name, predicted, milliseconds(row.step_seconds), spread, _speedup_words(row)
+
+
+def _speedup_words(row: "RankedStrategy") -> str:
+    if row.is_ddp:
+        return "1.00 (baseline)"
+    if not row.confirmed or row.speedup is None:
+        return "[dim]not confirmed[/]"
+    return f"{row.speedup:.2f} ({row.speedup_low:.2f} to {row.speedup_high:.2f})"
+
+
+def print_scales(measured_on: str, byte_scale: float, time_scale: float) -> None:
+    """Where it was measured and at which scales; loudly where links are not shaped."""
+    out.print(f"\nMeasured on: {escape(measured_on)}")
+    out.print(f"{scale_words(byte_scale, time_scale)}. Milliseconds are the cluster's own.")
+    if UNSHAPED in measured_on:
+        warn_unshaped()
+
+
+def scale_words(byte_scale: float, time_scale: float) -> str:
+    """Both scales in words, e.g. `Byte scale 1/16, time scale 2`."""
+    fraction = f"1/{1 / byte_scale:g}" if byte_scale < 1 else "1 (all bytes)"
+    return f"Byte scale {fraction}, time scale {time_scale:g}"
+
+
+def warn_unshaped() -> None:
+    warn(
+        "[bold]links are not shaped[/]: messages run at this machine's loopback speed, not at the "
+        "cluster's, so times and ranking do not stand for the cluster. Run as root, or allow "
+        "unprivileged user namespaces, to get the testbed with shaped links."
+    )
+
+
+def _print_verdict(result: "Result") -> None:
+    ddp = milliseconds(result.ddp_seconds)
+    if result.keep_ddp:
+        out.print(f"\n[bold]Keep DDP[/]: nothing beats its {ddp} ms beyond noise.")
+        return
+    out.print(
+        f"\n[bold green]{milliseconds(result.best_seconds)} ms[/] an iteration against DDP's {ddp} "
+        f"ms: [bold]{result.speedup:.2f} times as fast[/] ({result.speedup_low:.2f} to "
+        f"{result.speedup_high:.2f} in {result.repeats} interleaved repeats)."
+    )
+
+
+def print_two_lines(path: Path) -> None:
+    """The bundle that was written, and how a training script applies it."""
+    out.print(f"\nBundle: [bold]{escape(str(path))}[/]. Two lines apply it, under torchrun:\n")
+    out.print("    [cyan]import autosync[/]")
+    out.print(
+        f"    [cyan]model, optimizer = autosync.distribute(model, optimizer, "
+        f'"{escape(str(path))}")[/]\n'
+    )
+
+
+def results_data(tuning: "Tuning", ranked: "RankedStrategies", measured_on: str) -> Any:
+    """The same as plain JSON data."""
+    return {
+        "tuning": tuning.model_dump(mode="json"),
+        "measured_on": measured_on,
+        "strategies": ranked.model_dump(mode="json")["items"],
+    }

@@ -1,0 +1,5 @@
+"""placeholder"""
+
+
+def serve() -> None:
+    """placeholder"""

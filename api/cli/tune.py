@@ -1,0 +1,224 @@
+"""`autosync tune`: find, measure and confirm the fastest strategy."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from api.cli.console import print_json, say, warn
+from api.cli.options import (
+    DEFAULT_DATABASE,
+    Batch,
+    DatabaseUrl,
+    DeviceType,
+    Efficiency,
+    Json,
+    LauncherName,
+    ProfileFile,
+    SimulatorName,
+    StepSeconds,
+)
+from autosync.errors import AutosyncError, InvalidInput
+
+if TYPE_CHECKING:
+    from api.db.database import Database
+    from api.tuning import Job
+    from autosync.domain import Domain
+    from search.settings import Settings
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells report it."""
+
+
+def tune(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="A bundled name, a graph JSON, or package.module:function.",
+            show_default=False,
+        ),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="CLUSTER", help="A bundled name or a YAML file.", show_default=False
+        ),
+    ] = None,
+    budget: Annotated[int, typer.Option(help="Strategies tried.")] = 24,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="Where the bundle goes.")
+    ] = Path("best.json"),
+    launcher: Annotated[
+        LauncherName,
+        typer.Option(
+            help="Where trials run: an emulated cluster with shaped links (testbed), this "
+            "machine's loopback (local), or the former where it is possible (auto)."
+        ),
+    ] = "auto",
+    byte_scale: Annotated[
+        float | None,
+        typer.Option(help="Share of its bytes every message carries.", show_default="by cluster"),
+    ] = None,
+    time_scale: Annotated[
+        float | None,
+        typer.Option(help="How many times slower everything runs.", show_default="by cluster"),
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Go on with this tuning; nothing is measured twice."),
+    ] = None,
+    proposals: Annotated[int, typer.Option(help="Strategies sampled a round.")] = 30_000,
+    repeats: Annotated[int, typer.Option(help="Interleaved repeats of the confirmation.")] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="Of the whole search.")] = 0,
+    simulator: Annotated[SimulatorName, typer.Option(help="What ranks.")] = "timeline",
+    top: Annotated[int, typer.Option(min=1, help="Strategies listed at the end.")] = 12,
+    batch: Batch = None,
+    device: DeviceType = None,
+    efficiency: Efficiency = None,
+    step_seconds: StepSeconds = None,
+    profile: ProfileFile = None,
+    db: DatabaseUrl = DEFAULT_DATABASE,
+    json: Json = False,
+) -> None:
+    """Find the fastest strategy for a model on a cluster by measuring, and write its bundle.
+
+    Tries hand-designed strategies and the most promising of many sampled ones, then runs the
+    best three against torch's DDP in interleaved repeats. "Keep DDP" is an answer. Everything
+    is stored as it happens: after Ctrl-C or a crash the same command with --resume goes on.
+
+    Examples:
+
+        autosync tune resnet50 example-4x1 --budget 16 -o best.json
+        autosync tune train:example my-cluster.yaml --step-seconds 0.21
+        autosync tune --resume 3f2a90c1
+    """
+    from api.cli.inputs import ProfileChoice, load_domain
+    from api.db.database import connect
+    from api.db.migrate import migrate
+    from search.settings import Settings
+
+    settings = Settings(budget=budget, proposals=proposals, repeats=repeats, seed=seed)
+    job: Job | None = None
+    if model is not None and cluster is not None:
+        choice = ProfileChoice(profile, device, efficiency, step_seconds)
+        domain = load_domain(model, cluster, batch, choice)
+        job = _job(domain, settings, simulator, launcher, byte_scale, time_scale)
+    elif resume is None:
+        raise InvalidInput(
+            "MODEL and CLUSTER are missing.",
+            thing="arguments",
+            remedy="Example: `autosync tune resnet50 example-4x1`; see `autosync tune --help`.",
+        )
+    migrate(db)
+    database = connect(db)
+    try:
+        tuning_id = _resumed(database, resume, job) if resume else _started(database, job, db)
+        _run(database, tuning_id, resumed=resume is not None, db=db)
+        _report(database, tuning_id, output, top, json)
+    finally:
+        database.close()
+
+
+def _job(
+    domain: "Domain",
+    settings: "Settings",
+    simulator: SimulatorName,
+    launcher: LauncherName,
+    byte_scale: float | None,
+    time_scale: float | None,
+) -> "Job":
+    """The job with the scales that were asked for, or those this kind of machine can carry."""
+    from api.tuning import Job
+    from autosync.trials.scaling import automatic_scales
+
+    usual_bytes, usual_time = automatic_scales(domain)
+    return Job(
+        domain=domain,
+        settings=settings,
+        simulator=simulator,
+        launcher=launcher,
+        byte_scale=usual_bytes if byte_scale is None else byte_scale,
+        time_scale=usual_time if time_scale is None else time_scale,
+    )
+
+
+def _started(database: "Database", job: "Job | None", db: str) -> str:
+    """Put a new tuning into the database and say what it is."""
+    from api.cli.domain_words import describe_domain
+    from api.cli.results import scale_words, warn_unshaped
+    from api.registry import launcher_named
+    from api.tuning import enqueue
+
+    assert job is not None  # without --resume, MODEL and CLUSTER were required
+    describe_domain(job.domain)
+    say(f"{scale_words(job.byte_scale, job.time_scale)}, budget {job.settings.budget} strategies")
+    if launcher_named(job.launcher).name == "local":
+        warn_unshaped()
+    tuning_id = enqueue(database, job)
+    say(f"[dim]Tuning {tuning_id[:8]} in {db}[/]")
+    return tuning_id
+
+
+def _resumed(database: "Database", resume: str, job: "Job | None") -> str:
+    """The tuning to go on with.
+
+    Raises:
+        NotFound: no such tuning. InvalidInput: MODEL and CLUSTER are another domain.
+    """
+    from api.cli.tunings import find_tuning
+    from api.queue import reopen
+
+    tuning = find_tuning(database, resume)
+    if job is not None and job.domain.id != tuning.domain_id:
+        raise InvalidInput(
+            f"tuning {tuning.id[:8]} is for another model, cluster, batch or profile.",
+            thing="--resume",
+            value=resume,
+            remedy=f"Give the same MODEL, CLUSTER and options, or only --resume {tuning.id[:8]}.",
+        )
+    if tuning.lease_until is not None and tuning.state != "queued":
+        say("[dim]Its last worker may still have it: waiting for that lease to end (15 s)[/]")
+    reopen(database, tuning.id)
+    return tuning.id
+
+
+def _run(database: "Database", tuning_id: str, resumed: bool, db: str) -> None:
+    from api.cli.follow import run_here
+    from api.cli.logs import log_to_file
+
+    log = log_to_file("tune")
+    try:
+        tuning = run_here(database, tuning_id, resumed)
+    except KeyboardInterrupt:
+        where = "" if db == DEFAULT_DATABASE else f" --db {db}"
+        warn(f"stopped. Nothing is lost; go on with: autosync tune --resume {tuning_id[:8]}{where}")
+        raise typer.Exit(INTERRUPTED) from None
+    if tuning.state == "failed":
+        raise AutosyncError(
+            f"tuning {tuning_id[:8]} failed: {tuning.error}",
+            thing="tuning",
+            value=tuning_id,
+            remedy=f"Details: {log}. --resume {tuning_id[:8]} keeps what was measured.",
+        )
+
+
+def _report(database: "Database", tuning_id: str, output: Path, top: int, json: bool) -> None:
+    """The table, and the bundle whole or not at all."""
+    from api import reports
+    from api.cli.console import write_text
+    from api.cli.results import print_results, print_two_lines, results_data
+    from api.cli.tunings import bundle_text
+
+    text = bundle_text(database, tuning_id)
+    with database.reading() as session:
+        tuning = reports.tuning(session, tuning_id)
+        ranked = reports.ranked_strategies(session, tuning_id)
+        where = dict.fromkeys(trial.launcher for trial in reports.trials(session, tuning_id).items)
+    write_text(output, text)
+    measured_on = ", ".join(where)
+    if json:
+        print_json(results_data(tuning, ranked, measured_on))
+        return
+    print_results(tuning, ranked, measured_on, top)
+    print_two_lines(output)

@@ -1,0 +1,33 @@
+"""`autosync verify`: whether a strategy runs on a domain and synchronizes it exactly."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from api.cli.console import out
+from api.cli.options import Batch, ClusterName, Model
+
+
+def verify(
+    strategy: Annotated[
+        Path,
+        typer.Argument(metavar="STRATEGY", help="A strategy or bundle file.", show_default=False),
+    ],
+    model: Model,
+    cluster: ClusterName,
+    batch: Batch = None,
+    allow_lossy: Annotated[bool, typer.Option(help="Allow lossy encodings.")] = False,
+) -> None:
+    """Check that a strategy can run on a model and a cluster and synchronizes every variable.
+
+    Example: `autosync verify best.json resnet50 example-4x1`
+    """
+    from api.cli.inputs import ProfileChoice, load_domain, load_strategy
+    from autosync.verify import verify as check
+    from search.describe import describe
+
+    loaded = load_strategy(strategy)
+    domain = load_domain(model, cluster, batch, ProfileChoice())
+    check(loaded, domain, allow_lossy=allow_lossy)
+    out.print(f"[green]Sound:[/] {describe(loaded, domain)}")

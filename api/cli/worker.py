@@ -1,0 +1,29 @@
+"""`autosync worker`: works off the queue of a database."""
+
+from typing import Annotated
+
+import typer
+
+from api.cli.console import say
+from api.cli.options import DEFAULT_DATABASE, DatabaseUrl
+
+
+def worker(
+    db: DatabaseUrl = DEFAULT_DATABASE,
+    once: Annotated[bool, typer.Option(help="End when nothing waits.")] = False,
+) -> None:
+    """Work off queued tunings, on any machine that reaches the database.
+
+    Ctrl-C finishes the trial at hand and gives the tuning back to the queue; a second one ends
+    at once (the tuning is then taken over after 15 s). Nothing finished is run again.
+
+    Example: `autosync worker --db postgresql://tuner@db.internal/autosync`
+    """
+    from api.cli.stopping import stop_on_signals
+    from api.db.migrate import migrate
+    from api.worker import work
+
+    migrate(db)
+    stop = stop_on_signals()
+    say(f"Working off the queue of {db} (Ctrl-C stops after the trial at hand)")
+    work(db, stop, once)
