@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from autosync.bundle import Bundle
 from autosync.plan import Plan
 from autosync.plan.document import DDP_BUCKET_BYTES
+from autosync.runtime import attach as runtime
 
 MEBIBYTE = 1024 * 1024
 
@@ -34,7 +35,9 @@ def attach(
     """Synchronize `model` as the bundle's plan says, on the default process group."""
     if bundle.plan.engine == "ddp":
         return _attach_ddp(model, optimizer, bundle.plan, byte_scale)
-    raise NotImplementedError
+    names = tuple(variable.name for variable in bundle.variables)
+    attachment = runtime.attach(model, optimizer, bundle.plan, names, share_values=False)
+    return Attached(model, optimizer, attachment.detach)
 
 
 def _attach_ddp(

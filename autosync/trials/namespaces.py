@@ -1,0 +1,268 @@
+"""Emulated clusters as kernel objects: brought up, listed, entered and taken down.
+
+A testbed is one supervisor process with a network and a mount namespace of its own (and, without
+root, a user namespace). Everything hangs on it: the bridge is in its network namespace, the
+nodes' namespaces are named in its private /run. Nothing is visible outside, two testbeds cannot
+collide, and when the supervisor ends, killed or not, the kernel removes the rest. It ends with
+its owner, because it reads its owner's pipe; a record in the runtime folder lets others find it.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from autosync.cluster import Cluster
+from autosync.errors import NotFound, NotSupported
+from autosync.trials.machine import process_start
+from autosync.trials.shaping import (
+    TCP_SETTINGS,
+    EmulatedNode,
+    emulated_nodes,
+    node_links,
+    node_shaping,
+    switch_links,
+    switch_shaping,
+)
+
+REMEDY = (
+    "Run as root, or allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1 "
+    "or user.max_user_namespaces above 0) and install iproute2 and util-linux; or use the local "
+    "launcher, whose links are unshaped."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Testbed:
+    __test__ = False
+    """A live emulated cluster.
+
+    supervisor, owner: (process, start time); the owner is None for one that lives until `down`.
+    user_namespace: it was made without root.
+    """
+
+    id: str
+    cluster: str
+    byte_scale: float
+    time_scale: float
+    addresses: tuple[str, ...]
+    supervisor: tuple[int, str]
+    owner: tuple[int, str] | None
+    user_namespace: bool
+    loopback: str
+
+    def prefix(self, node: int) -> tuple[str, ...]:
+        """What to put before a command that shall run on a node."""
+        process = self.supervisor[0]
+        user = ("--user", "--preserve-credentials") if self.user_namespace else ()
+        return (
+            "nsenter",
+            f"--target={process}",
+            *user,
+            "--mount",
+            f"--net=/proc/{process}/root/run/netns/n{node}",
+            "--",
+        )
+
+    @property
+    def alive(self) -> bool:
+        return process_start(self.supervisor[0]) == self.supervisor[1]
+
+
+def up(
+    cluster: Cluster, byte_scale: float = 1.0, time_scale: float = 1.0, lasting: bool = False
+) -> Testbed:
+    """Build the emulated cluster; links run at bandwidth * s / k.
+
+    lasting: it outlives this process, until `down`.
+
+    Raises:
+        NotSupported: this machine cannot have network namespaces, or lacks a tool.
+    """
+    remove_stale()
+    for tool in ("ip", "tc", "unshare", "nsenter"):
+        if shutil.which(tool) is None:
+            raise NotSupported(f"{tool!r} is not installed.", thing=tool, remedy=REMEDY)
+    nodes = emulated_nodes(cluster, byte_scale / time_scale)
+    failures = []
+    for user_namespace in (False, True) if os.geteuid() == 0 else (True,):
+        supervisor, said = _supervise(nodes, user_namespace, lasting)
+        if said is None:
+            break
+        failures.append(said)
+    else:
+        raise NotSupported(
+            f"this machine cannot emulate a cluster: {failures[-1]}.",
+            thing="testbed",
+            remedy=REMEDY,
+        )
+    testbed = Testbed(
+        id=secrets.token_hex(4),
+        cluster=cluster.name,
+        byte_scale=byte_scale,
+        time_scale=time_scale,
+        addresses=tuple(node.address for node in nodes),
+        supervisor=(supervisor, process_start(supervisor) or ""),
+        owner=None if lasting else (os.getpid(), process_start(os.getpid()) or ""),
+        user_namespace=user_namespace,
+        loopback="shaped" if any(node.loopback_bits for node in nodes) else "unshaped",
+    )
+    _record_path(testbed.id).write_text(json.dumps(asdict(testbed)))
+    return testbed
+
+
+_pipes: dict[int, subprocess.Popen[str]] = {}
+"""Supervisors started here: their stdin must stay open as long as they shall live."""
+
+
+def _supervise(
+    nodes: tuple[EmulatedNode, ...], user_namespace: bool, lasting: bool
+) -> tuple[int, str | None]:
+    """(process, None) of a supervisor that is ready, or (0, what went wrong)."""
+    flags = ["--net", "--mount", *(["--user", "--map-root-user"] if user_namespace else [])]
+    process = subprocess.Popen(
+        ["unshare", *flags, "sh", "-c", _script(nodes, lasting)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    if process.stdout.readline().strip() == "ready":
+        _pipes[process.pid] = process
+        return process.pid, None
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    words = process.stderr.read().strip().replace("\n", "; ")
+    _reap(process)
+    return 0, words or "the supervisor ended"
+
+
+def _script(nodes: tuple[EmulatedNode, ...], lasting: bool) -> str:
+    """The supervisor's whole life, for sh."""
+    life = "sleep infinity </dev/null" if lasting else "cat"
+    inside = [
+        f"{{ nsenter --net=/run/netns/{node.namespace} sh -c '{TCP_SETTINGS}'\n"
+        f"ip -n {node.namespace} -batch - <<'E'\n{node_links(node)}\nE\n"
+        f"tc -n {node.namespace} -batch - <<'E'\n{node_shaping(node)}\nE\n}} & jobs=\"$jobs $!\""
+        for node in nodes
+    ]
+    return "\n".join(
+        [
+            "set -e",
+            "mount -t tmpfs -o mode=755 autosync /run",
+            "mkdir /run/netns",
+            f"ip -batch - <<'E'\n{switch_links(nodes)}\nE",
+            f"{{ tc -batch - <<'E'\n{switch_shaping(nodes)}\nE\n}} & jobs=$!",
+            *inside,
+            "for job in $jobs; do wait $job; done",
+            "echo ready",
+            f"exec {life} >/dev/null 2>&1",
+        ]
+    )
+
+
+def down(testbed: Testbed) -> None:
+    """Kill everything that runs in it and let the kernel remove it. May be called twice."""
+    process = testbed.supervisor[0]
+    if testbed.alive:
+        for inhabitant in inhabitants(testbed):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(inhabitant, signal.SIGKILL)
+    if (started := _pipes.pop(process, None)) is not None:
+        _reap(started)
+    _record_path(testbed.id).unlink(missing_ok=True)
+
+
+def _reap(process: "subprocess.Popen[str]") -> None:
+    process.wait()
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
+
+
+def inhabitants(testbed: Testbed) -> list[int]:
+    """Processes in the testbed's mount namespace, its supervisor last."""
+    supervisor = testbed.supervisor[0]
+    home = _mount_namespace(supervisor)
+    found = [
+        int(entry.name)
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit() and home is not None and _mount_namespace(int(entry.name)) == home
+    ]
+    return [process for process in found if process != supervisor] + [supervisor]
+
+
+def _mount_namespace(process: int) -> str | None:
+    try:
+        return os.readlink(f"/proc/{process}/ns/mnt")
+    except OSError:
+        return None
+
+
+def status() -> tuple[Testbed, ...]:
+    """The testbeds of this user that live."""
+    return tuple(testbed for testbed in _records() if testbed.alive)
+
+
+def find(testbed_id: str) -> Testbed:
+    """Raises NotFound when no live testbed has this identifier."""
+    for testbed in status():
+        if testbed.id == testbed_id:
+            return testbed
+    raise NotFound(
+        f"no testbed {testbed_id!r} is up.",
+        thing="testbed",
+        value=testbed_id,
+        remedy="See `autosync testbed status`.",
+    )
+
+
+def remove_stale() -> tuple[str, ...]:
+    """Take down testbeds whose owner has died; forget those that died. Their identifiers."""
+    removed = []
+    for testbed in _records():
+        owner = testbed.owner
+        orphaned = owner is not None and process_start(owner[0]) != owner[1]
+        if orphaned or not testbed.alive:
+            down(testbed)
+            removed.append(testbed.id)
+    return tuple(removed)
+
+
+def run_inside(testbed: Testbed, node: int, command: list[str]) -> int:
+    """Run a command on a node, with this terminal's streams; its exit status."""
+    return subprocess.call([*testbed.prefix(node), *command])
+
+
+def _records() -> list[Testbed]:
+    found = []
+    for path in sorted(_runtime_folder().glob("*.json")):
+        try:
+            data = json.loads(path.read_text())
+        except (OSError, json.JSONDecodeError):
+            continue  # another process is writing or removing it
+        data["supervisor"] = tuple(data["supervisor"])
+        data["owner"] = tuple(data["owner"]) if data["owner"] else None
+        data["addresses"] = tuple(data["addresses"])
+        found.append(Testbed(**data))
+    return found
+
+
+def _record_path(testbed_id: str) -> Path:
+    return _runtime_folder() / f"{testbed_id}.json"
+
+
+def _runtime_folder() -> Path:
+    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    folder = Path(base) / f"autosync-testbeds-{os.geteuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder

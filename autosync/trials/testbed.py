@@ -1,0 +1,91 @@
+"""The `testbed` launcher: an emulated cluster of network namespaces with shaped links."""
+
+from dataclasses import dataclass
+
+from autosync.errors import AutosyncError, InvalidInput
+from autosync.trials import namespaces
+from autosync.trials.contract import Workload
+from autosync.trials.links import LinkRate, measured_links, refuse_inaccurate
+from autosync.trials.local import refuse_dedicated_servers
+from autosync.trials.namespaces import Testbed
+from autosync.trials.pool import REPEATS, ProcessPool
+from autosync.trials.processes import Placement
+
+CARRIED_GBPS = 8.0
+"""Traffic of all nodes together that two cores carry (measured: 4 x 2 Gbit/s, 35 % busy)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TestbedLauncher:
+    """Every pool has a testbed of its own, that ends with it.
+
+    workloads: `name=package.module:function` entries that requests may name.
+    check: whether the testbed measures its links first, and refuses when one is 5 % off.
+    """
+
+    __test__ = False  # not a test class, whatever its name
+
+    workloads: tuple[str, ...] = ()
+    repeats: int = REPEATS
+    check: bool = True
+    name: str = "testbed"
+
+    def open(self, workload: Workload) -> ProcessPool:
+        """Build the testbed of the workload's cluster at its scales.
+
+        Raises:
+            NotSupported: this machine cannot; the message says what would make it.
+            TestbedInaccurate: a link does not carry what the file says.
+            InvalidInput: the scaled links exceed what this machine's cores carry.
+        """
+        cluster = workload.domain.cluster
+        refuse_dedicated_servers(workload)
+        refuse_excess(workload)
+        testbed = namespaces.up(cluster, workload.byte_scale, workload.time_scale)
+        try:
+            links = measured_links(testbed, cluster) if self.check else ()
+            refuse_inaccurate(links, testbed)
+        except AutosyncError:
+            namespaces.down(testbed)
+            raise
+        nodes = cluster.node_of_server()[: cluster.world_size]
+        return ProcessPool(
+            workload=workload,
+            description=description(testbed, workload, links),
+            placements=tuple(
+                Placement(testbed.prefix(int(node)), "eth0", int(node)) for node in nodes
+            ),
+            host=testbed.addresses[int(nodes[0])],
+            workloads=self.workloads,
+            repeats=self.repeats,
+            on_close=lambda: namespaces.down(testbed),
+        )
+
+
+def refuse_excess(workload: Workload) -> None:
+    """Raises InvalidInput when the scaled links ask for more than `CARRIED_GBPS`."""
+    total = sum(node.bandwidth_gbps for node in workload.domain.cluster.nodes)
+    total *= workload.byte_scale / workload.time_scale
+    if total > CARRIED_GBPS:
+        raise InvalidInput(
+            f"the testbed's links would carry {total:.1f} Gbit/s together at s = "
+            f"{workload.byte_scale:g}, k = {workload.time_scale:g}; two cores carry about "
+            f"{CARRIED_GBPS:g}.",
+            thing="byte_scale",
+            value=workload.byte_scale,
+            remedy="Use a smaller byte scale or a larger time scale (`automatic_scales`).",
+        )
+
+
+def description(testbed: Testbed, workload: Workload, links: tuple[LinkRate, ...]) -> str:
+    """What reports repeat: size, scales, accuracy, and what is not emulated."""
+    shared = any(node.ranks > 1 for node in workload.domain.cluster.nodes)
+    off = max((abs(link.error) for link in links), default=None)
+    parts = [
+        f"testbed ({len(testbed.addresses)} nodes",
+        f"s = {workload.byte_scale:g}, k = {workload.time_scale:g}",
+        f"links within {off:.1%} of the file" if off is not None else "links unmeasured",
+        *([f"intra-node links {testbed.loopback}"] if shared else []),
+        "latency not emulated)",
+    ]
+    return ", ".join(parts)
