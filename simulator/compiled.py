@@ -44,7 +44,7 @@ def stamped(function: Callable[..., None], stamp: str) -> Callable[..., None]:
         _ = stamp
         function(domain, people, ring_base, out, work)
 
-    compiled: Callable[..., None] = njit(nogil=True, cache=True)(compile_stamped)
+    compiled: Callable[..., None] = njit(nogil=True, cache=True, _nrt=False)(compile_stamped)
     return compiled
 
 

@@ -80,7 +80,7 @@ class Flight(NamedTuple):
     gate_update: F64
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(nogil=True, cache=True, _nrt=False, inline="always")
 def update_seconds(plan, compute, message):  # type: ignore[no-untyped-def]
     """Of the elements that a message carries."""
     if compute.update == 0.0:
@@ -92,14 +92,14 @@ def update_seconds(plan, compute, message):  # type: ignore[no-untyped-def]
     return elements * compute.update
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(nogil=True, cache=True, _nrt=False, inline="always")
 def next_of(plan, channel, message, stop):  # type: ignore[no-untyped-def]
     while message < stop and plan.channel[message] != channel:
         message += 1
     return message
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def reprice(costs, air, size, now):  # type: ignore[no-untyped-def]
     """Share the links anew: a message slows down as its most wanted resource is oversubscribed."""
     used = air.used
@@ -115,13 +115,13 @@ def reprice(costs, air, size, now):  # type: ignore[no-untyped-def]
             air.slow[slot] = slow
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(nogil=True, cache=True, _nrt=False, inline="always")
 def occupy(costs, air, kind, sign):  # type: ignore[no-untyped-def]
     for resource in range(len(air.used)):
         air.used[resource] += sign * costs.utilization[kind, resource]
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def issue(plan, costs, compute, air, size, begin, stop, now, factor, start, done):  # type: ignore[no-untyped-def]
     """Issue what each channel can, first come first served; returns the messages in the air."""
     for channel in range(CHANNELS):
@@ -158,7 +158,7 @@ def issue(plan, costs, compute, air, size, begin, stop, now, factor, start, done
     return size
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def is_queued(air, size, slot):  # type: ignore[no-untyped-def]
     """Whether another message of this kind is on the wire, or waits for it longer."""
     for other in range(size):
@@ -175,7 +175,7 @@ def is_queued(air, size, slot):  # type: ignore[no-untyped-def]
     return False
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def next_queued(air, size, kind, channel):  # type: ignore[no-untyped-def]
     """The slot of the longest-waiting message of a kind, or -1."""
     found = -1
@@ -190,7 +190,7 @@ def next_queued(air, size, kind, channel):  # type: ignore[no-untyped-def]
     return found
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(nogil=True, cache=True, _nrt=False, inline="always")
 def flow(plan, costs, air, slot, now, flowing):  # type: ignore[no-untyped-def]
     """Put a message on the wire, at full rate until the links are shared anew."""
     kind = air.kind[slot]
@@ -202,7 +202,7 @@ def flow(plan, costs, air, slot, now, flowing):  # type: ignore[no-untyped-def]
     occupy(costs, air, kind, 1.0)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def land(costs, air, size, slot):  # type: ignore[no-untyped-def]
     """Take a message out of the air, its place filled by the last one."""
     last = size - 1
@@ -216,7 +216,7 @@ def land(costs, air, size, slot):  # type: ignore[no-untyped-def]
     return last
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def communicate(plan, costs, compute, air, index, factor, start, flowing, done):  # type: ignore[no-untyped-def]
     """Play all messages of strategy `index`: when each is issued, on the wire, and has arrived.
 
@@ -260,7 +260,7 @@ def communicate(plan, costs, compute, air, index, factor, start, flowing, done):
     return arrived == stop
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def finish(plan, compute, air, index, factor, done):  # type: ignore[no-untyped-def]
     """From the messages' arrivals to the end of the next forward pass: `step()`, then gates."""
     begin, stop = plan.first[index], plan.first[index + 1]
@@ -288,7 +288,7 @@ def finish(plan, compute, air, index, factor, done):  # type: ignore[no-untyped-
     return now + compute.forward * factor
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def play(plan, costs, compute, air, factors, start, flowing, done, periods):  # type: ignore[no-untyped-def]
     """periods f64[n]: seconds an iteration of every strategy, infinite when it cannot finish.
 

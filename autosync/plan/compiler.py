@@ -89,8 +89,8 @@ def _allocate(population: Population, domain: DomainArrays) -> tuple[PlanArrays,
         piece_start=np.empty(pieces, dtype=np.int64),
         piece_stop=np.empty(pieces, dtype=np.int64),
     )
-    row, wire, value, ready, gate, key, order, heap, last = (
-        np.empty(most_contents, dtype=np.int64) for _ in range(9)
+    row, wire, value, ready, gate, key, order, by_key, heap, last = (
+        np.empty(most_contents, dtype=np.int64) for _ in range(10)
     )
     work = Scratch(
         np.empty(most_rows + 2, dtype=np.int64),
@@ -103,6 +103,7 @@ def _allocate(population: Population, domain: DomainArrays) -> tuple[PlanArrays,
         gate,
         key,
         order,
+        by_key,
         heap,
         last,
         np.zeros((STAGES, 6), dtype=np.int32),

@@ -138,6 +138,18 @@ def pop_heap(heap: I64, size: int) -> int:
     return smallest
 
 
+def sort_keys(keys: I64, order: I64, count: int) -> None:
+    """The contents of `keys` (each some rank * count + content), smallest key first.
+
+    Sorts in place: where nothing is allocated, the compiled loop needs no reference counts, which
+    took nearly half of its time.
+    """
+    for size in range(count):
+        push_heap(keys, size, keys[size])
+    for position in range(count):
+        order[position] = pop_heap(keys, count - position) % count
+
+
 def priority_order(
     domain: DomainArrays, by_ready: I64, ready: I64, gate: I64, wire: I64, heap: I64, order: I64
 ) -> None:

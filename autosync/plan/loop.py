@@ -28,6 +28,7 @@ from autosync.plan.kernels import (
     priority_order,
     pulled_bytes,
     row_elements,
+    sort_keys,
     sort_rows,
 )
 from autosync.plan.tables import DomainArrays, PopulationArrays
@@ -72,6 +73,7 @@ class Scratch(NamedTuple):
     gate: I64
     key: I64
     order: I64
+    sorted: I64
     heap: I64
     last: I64
     stages: NDArray[np.int32]
@@ -158,15 +160,15 @@ def first_half_order(
     """The order in which contents are first sent, into work.order."""
     for content in range(contents):
         work.heap[content] = work.ready[content] * contents + content
-    by_ready = np.argsort(work.heap[:contents])
     if people.order[index] == O_PRIORITY:
+        sort_keys(work.heap, work.sorted, contents)
+        by_ready = work.sorted[:contents]
         priority_order(domain, by_ready, work.ready, work.gate, work.wire, work.heap, work.order)
-    elif people.order[index] == O_EXPLICIT:
+        return
+    if people.order[index] == O_EXPLICIT:
         for content in range(contents):
             work.heap[content] = work.key[content] * contents + content
-        work.order[:contents] = np.argsort(work.heap[:contents])
-    else:
-        work.order[:contents] = by_ready
+    sort_keys(work.heap, work.order, contents)
 
 
 def second_half_order(people: PopulationArrays, index: int, work: Scratch, contents: int) -> None:
@@ -175,9 +177,11 @@ def second_half_order(people: PopulationArrays, index: int, work: Scratch, conte
         for position in range(contents):
             content = work.order[position]
             work.heap[position] = work.gate[content] * contents + position
-        by_use = np.argsort(work.heap[:contents])
-        work.heap[:contents] = work.order[by_use]
-        work.order[:contents] = work.heap[:contents]
+        sort_keys(work.heap, work.sorted, contents)
+        for position in range(contents):
+            work.heap[position] = work.order[work.sorted[position]]
+        for position in range(contents):
+            work.order[position] = work.heap[position]
 
 
 def emit(
