@@ -1,8 +1,10 @@
 """The `testbed` launcher: an emulated cluster of network namespaces with shaped links."""
 
 from dataclasses import dataclass
+from functools import cache
 
-from autosync.errors import AutosyncError, InvalidInput
+from autosync.cluster import Cluster, Device, Node
+from autosync.errors import AutosyncError, InvalidInput, NotSupported
 from autosync.trials import namespaces
 from autosync.trials.contract import Workload
 from autosync.trials.links import LinkRate, measured_links, refuse_inaccurate
@@ -60,6 +62,17 @@ class TestbedLauncher:
             repeats=self.repeats,
             on_close=lambda: namespaces.down(testbed),
         )
+
+
+@cache
+def testbed_available() -> bool:
+    """Whether this machine can shape links: builds a testbed of two nodes and removes it."""
+    nodes = tuple(Node(f"10.0.0.{i}", (Device("cpu"),), 0.1) for i in (1, 2))
+    try:
+        namespaces.down(namespaces.up(Cluster("available", nodes)))
+    except NotSupported:
+        return False
+    return True
 
 
 def refuse_excess(workload: Workload) -> None:
