@@ -1,0 +1,127 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autosync.codes import Method, Order
+from autosync.errors import InvalidInput, InvalidStrategy
+from autosync.population import Option, concatenate, decode, encode
+from autosync.strategy import (
+    AllGather,
+    AllReduce,
+    Encoding,
+    Factors,
+    ParameterServer,
+    ReduceScatter,
+    Replica,
+    Schedule,
+    Strategy,
+    VariableChoice,
+    even_replicas,
+    pieces,
+    split,
+    whole,
+)
+from tests.domains import chain_graph, domain_of, grid_cluster
+
+DOMAIN = domain_of(chain_graph(((7, 4), (3, 5), (2, 2)), (1,), 2), grid_cluster(2))
+
+RICH = Strategy(
+    (
+        VariableChoice(
+            "v0",
+            split((7, 4), 0, 3),
+            (
+                ParameterServer(1, 0, hierarchical=True, encoding=Encoding("powersgd", 2)),
+                AllReduce(1, "ring", (1, 0)),
+                ReduceScatter(2, sharded_update=True),
+            ),
+        ),
+        VariableChoice("v1", whole((3, 5)), (AllGather(3),)),
+        VariableChoice("v2", whole((2, 2)), (Factors(4),)),
+    ),
+    (Replica(0, 0.25), Replica(1, 0.75)),
+    Schedule("explicit", 1024, True, (4, 3, 2, 1, 0)),
+    staleness=1,
+)
+PLAIN = Strategy(
+    tuple(
+        VariableChoice(variable.name, pieces(variable.shape, 3), shards)
+        for variable in DOMAIN.graph.variables
+        for shards in [(AllReduce(0),) * len(pieces(variable.shape, 3).lengths)]
+    ),
+    even_replicas(2),
+)
+
+
+def test_encode_lays_strategies_out_as_rows() -> None:
+    people = encode([PLAIN, RICH], DOMAIN)
+    assert people.first.tolist() == [0, 17, 22]
+    assert people.parts.tolist() == [[10, 5, 2], [3, 1, 1]]
+    assert people.axis.tolist() == [[-1, -1, -1], [0, -1, -1]]
+    assert people.variable[17:].tolist() == [0, 0, 0, 1, 2]
+    assert people.length[17:].tolist() == [3, 2, 2, 15, 4]
+    assert people.method[17:].tolist() == [0, 1, 2, 3, 4]
+    assert people.server[17:].tolist() == [1, -1, -1, -1, -1]
+    assert people.position[17:].tolist() == [4, 3, 2, 1, 0]
+    assert people.order.tolist() == [Order.FIFO, Order.EXPLICIT]
+    assert people.staleness.tolist() == [0, 1]
+    options = [people.options[code] for code in people.option[17:]]
+    assert options[0] == Option(hierarchical=True, encoding=Encoding("powersgd", 2))
+    assert options[1] == Option(device_order=(1, 0))
+    assert options[2] == Option(sharded_update=True)
+
+
+def test_decode_is_the_inverse_of_encode() -> None:
+    people = encode([PLAIN, RICH], DOMAIN)
+    assert [decode(people, i, DOMAIN) for i in range(2)] == [PLAIN, RICH]
+
+
+def test_groups_are_renumbered_by_first_appearance() -> None:
+    choices = tuple(
+        replace(c, shards=tuple(replace(s, group=1000 - s.group) for s in c.shards))
+        for c in RICH.choices
+    )
+    again = decode(encode([replace(RICH, choices=choices)], DOMAIN), 0, DOMAIN)
+    assert again == RICH
+
+
+def test_an_empty_population() -> None:
+    people = encode([], DOMAIN)
+    assert (len(people), people.rows, people.axis.shape) == (0, 0, (0, 3))
+
+
+def test_take_picks_strategies_in_order() -> None:
+    people = encode([PLAIN, RICH, replace(PLAIN, staleness=3)], DOMAIN)
+    taken = people.take([2, 1, 1])
+    assert [decode(taken, i, DOMAIN) for i in range(3)] == [
+        replace(PLAIN, staleness=3),
+        RICH,
+        RICH,
+    ]
+    assert len(people.take([])) == 0
+
+
+def test_concatenate_merges_the_tables() -> None:
+    joined = concatenate([encode([RICH], DOMAIN), encode([PLAIN], DOMAIN), encode([], DOMAIN)])
+    assert [decode(joined, i, DOMAIN) for i in range(2)] == [RICH, PLAIN]
+    assert len(set(joined.options)) == len(joined.options) == 4
+    assert len(joined.layouts) == 2
+    assert joined.method.dtype == np.uint8
+    assert set(joined.method) == set(Method)
+
+
+def test_populations_of_different_graphs_do_not_join() -> None:
+    other = domain_of(chain_graph(((2,),)))
+    alone = Strategy((VariableChoice("v0", whole((2,)), (AllReduce(0),)),), even_replicas(4))
+    with pytest.raises(InvalidInput, match="all of one graph"):
+        concatenate([encode([RICH], DOMAIN), encode([alone], other)])
+    with pytest.raises(InvalidInput, match="at least one"):
+        concatenate([])
+
+
+def test_a_strategy_for_another_graph_is_refused() -> None:
+    with pytest.raises(InvalidStrategy, match="missing: v2"):
+        encode([replace(RICH, choices=RICH.choices[:2])], DOMAIN)
+    with pytest.raises(InvalidStrategy, match="different: the order"):
+        encode([replace(RICH, choices=RICH.choices[::-1])], DOMAIN)

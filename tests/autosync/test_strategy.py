@@ -1,0 +1,119 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autosync.documents import from_json, to_json
+from autosync.errors import InvalidInput, InvalidStrategy
+from autosync.strategy import (
+    AllGather,
+    AllReduce,
+    Encoding,
+    Factors,
+    ParameterServer,
+    Partition,
+    ReduceScatter,
+    Schedule,
+    Strategy,
+    VariableChoice,
+    even_replicas,
+    pieces,
+    split,
+    whole,
+)
+
+STRATEGY = Strategy(
+    (
+        VariableChoice(
+            "a",
+            split((7, 4), 0, 3),
+            (
+                ParameterServer(1, 8, hierarchical=True, encoding=Encoding("fp16")),
+                AllReduce(3, "ring", (1, 0)),
+                ReduceScatter(5, sharded_update=True),
+            ),
+        ),
+        VariableChoice("b", whole((3,)), (AllGather(9),)),
+        VariableChoice("c", whole((2, 2)), (Factors(4),)),
+    ),
+    even_replicas(2),
+    Schedule("explicit", 1024, True, (4, 3, 2, 1, 0)),
+    name="by hand",
+)
+
+
+def test_json_and_back() -> None:
+    assert from_json(Strategy, to_json(STRATEGY)) == STRATEGY
+
+
+def test_identity_ignores_the_name_and_the_numbers_of_groups() -> None:
+    renamed = tuple(
+        replace(c, shards=tuple(replace(s, group=s.group * 3 + 1) for s in c.shards))
+        for c in STRATEGY.choices
+    )
+    assert replace(STRATEGY, choices=renamed, name="other").id == STRATEGY.id
+
+
+def test_identity_sees_every_choice() -> None:
+    first, *rest = STRATEGY.choices
+    merged = replace(rest[0], shards=(AllGather(4),))
+    others = [
+        replace(STRATEGY, schedule=replace(STRATEGY.schedule, overlap_forward=False)),
+        replace(STRATEGY, schedule=replace(STRATEGY.schedule, slice_bytes=2048)),
+        replace(STRATEGY, staleness=1),
+        replace(STRATEGY, choices=(first, merged, rest[1])),
+        replace(STRATEGY, replicas=STRATEGY.replicas[::-1]),
+    ]
+    assert len({STRATEGY.id, *(other.id for other in others)}) == 6
+
+
+@given(st.integers(1, 200), st.data())
+def test_split_adds_up_and_puts_longer_shards_first(size: int, data: st.DataObject) -> None:
+    parts = data.draw(st.integers(1, size))
+    cut = split((3, size), 1, parts)
+    assert sum(cut.lengths) == (size if parts > 1 else 3 * size)
+    assert len(cut.lengths) == parts
+    assert list(cut.lengths) == sorted(cut.lengths, reverse=True)
+    assert cut.lengths[0] - cut.lengths[-1] <= 1
+
+
+@given(st.integers(1, 50), st.integers(1, 50), st.integers(1, 3000))
+def test_pieces_add_up_and_only_the_last_is_shorter(rows: int, columns: int, piece: int) -> None:
+    cut = pieces((rows, columns), piece)
+    assert sum(cut.lengths) == rows * columns
+    assert len(set(cut.lengths[:-1])) <= 1
+    assert cut.lengths[-1] <= cut.lengths[0] <= piece
+
+
+@pytest.mark.parametrize(("axis", "parts"), [(2, 1), (-1, 2), (0, 8), (0, 0)])
+def test_impossible_cuts_are_refused(axis: int, parts: int) -> None:
+    with pytest.raises(InvalidStrategy, match="cannot cut shape"):
+        split((7, 4), axis, parts)
+
+
+def test_empty_shards_are_refused() -> None:
+    with pytest.raises(InvalidStrategy, match="at least one"):
+        Partition(0, (3, 0))
+    with pytest.raises(InvalidStrategy, match="at least one"):
+        Partition(0, ())
+
+
+def test_each_shard_has_one_synchronizer() -> None:
+    with pytest.raises(InvalidStrategy, match="3 shards but has 1"):
+        VariableChoice("a", split((7, 4), 0, 3), (AllReduce(0),))
+
+
+def test_positions_belong_to_the_explicit_order() -> None:
+    for order, positions in (("fifo", (0,)), ("explicit", ())):
+        with pytest.raises(InvalidStrategy, match="explicit order"):
+            Schedule(order, positions=positions)  # type: ignore[arg-type]
+    with pytest.raises(InvalidStrategy, match="negative"):
+        Schedule(slice_bytes=-1)
+
+
+def test_unknown_fields_and_kinds_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="colour"):
+        from_json(Strategy, to_json(STRATEGY).replace('"name"', '"colour":1,"name"'))
+    with pytest.raises(InvalidInput, match="telepathy"):
+        from_json(Strategy, to_json(STRATEGY).replace('"kind":"factors"', '"kind":"telepathy"'))

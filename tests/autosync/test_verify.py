@@ -1,0 +1,267 @@
+from dataclasses import replace
+
+import pytest
+
+from autosync.cluster import Cluster, Device, Node
+from autosync.domain import Domain, Optimizer
+from autosync.errors import InvalidStrategy, NotSupported
+from autosync.strategy import (
+    AllGather,
+    AllReduce,
+    Encoding,
+    Factors,
+    ParameterServer,
+    Partition,
+    ReduceScatter,
+    Replica,
+    Schedule,
+    Strategy,
+    Synchronizer,
+    VariableChoice,
+    even_replicas,
+    pieces,
+    split,
+    whole,
+)
+from autosync.verify import verify
+from tests.domains import chain_graph, domain_of, grid_cluster
+
+SHAPES = ((64, 32), (64,), (10, 128))
+DOMAIN = domain_of(chain_graph(SHAPES, factor_rows=4), grid_cluster(2, 2))
+SPARSE = domain_of(chain_graph(SHAPES, (0,)), grid_cluster(2, 2))
+
+
+def plain(domain: Domain = DOMAIN) -> Strategy:
+    """Every variable whole; sparse ones gathered, the others all-reduced, each on its own."""
+    choices = tuple(
+        VariableChoice(
+            variable.name,
+            whole(variable.shape),
+            (AllGather(index) if variable.sparse else AllReduce(index),),
+        )
+        for index, variable in enumerate(domain.graph.variables)
+    )
+    return Strategy(choices, even_replicas(domain.world_size))
+
+
+def with_choice(
+    index: int, partition: Partition, *shards: Synchronizer, domain: Domain = DOMAIN
+) -> Strategy:
+    """`plain` with another choice for one variable; one synchronizer stands for all shards."""
+    strategy = plain(domain)
+    if len(shards) == 1:
+        shards = shards * len(partition.lengths)
+    choices = list(strategy.choices)
+    choices[index] = VariableChoice(choices[index].variable, partition, shards)
+    return replace(strategy, choices=tuple(choices))
+
+
+def refused(strategy: Strategy, words: str, domain: Domain = DOMAIN) -> InvalidStrategy:
+    with pytest.raises(InvalidStrategy, match=words) as caught:
+        verify(strategy, domain)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("partition", "shard"),
+    [
+        (whole((64, 32)), AllReduce(0)),
+        (whole((64, 32)), AllReduce(0, "tree")),
+        (whole((64, 32)), AllReduce(0, "hierarchical")),
+        (whole((64, 32)), AllReduce(0, "ring", (2, 0, 3, 1))),
+        (split((64, 32), 1, 5), ReduceScatter(0)),
+        (split((64, 32), 0, 7), ReduceScatter(0, sharded_update=True)),
+        (pieces((64, 32), 1000), ParameterServer(3, 0)),
+        (whole((64, 32)), ParameterServer(0, 0, hierarchical=True)),
+        (whole((64, 32)), Factors(0)),
+    ],
+)
+def test_sound_choices_pass(partition: Partition, shard: Synchronizer) -> None:
+    verify(with_choice(0, partition, shard), DOMAIN)
+
+
+@pytest.mark.parametrize(
+    ("partition", "shard"),
+    [
+        (whole((64, 32)), AllGather(0)),
+        (whole((64, 32)), ParameterServer(1, 0)),
+        (split((64, 32), 0, 3), ParameterServer(1, 0)),
+    ],
+)
+def test_sound_sparse_choices_pass(partition: Partition, shard: Synchronizer) -> None:
+    verify(with_choice(0, partition, shard, domain=SPARSE), SPARSE)
+
+
+@pytest.mark.parametrize(
+    ("partition", "shard", "words"),
+    [
+        (Partition(-1, (2047,)), AllReduce(0), "has 2048 elements, but its shards add up to 2047"),
+        (Partition(1, (16, 17)), AllReduce(0), "32 along axis 1, but its shards add up to 33"),
+        (Partition(2, (1,)), AllReduce(0), "no axis 2"),
+        (Partition(-2, (1,)), AllReduce(0), "no axis -2"),
+        (whole((64, 32)), ParameterServer(4, 0), "server 4, of servers 0 to 3"),
+        (whole((64, 32)), ParameterServer(-1, 0), "server -1"),
+        (whole((64, 32)), AllGather(0), "dense gradient"),
+        (split((64, 32), 0, 2), Factors(0), "by factors, but not whole"),
+        (whole((64, 32)), AllReduce(0, "ring", (0, 1, 2)), "visit each of 4 ranks once"),
+        (whole((64, 32)), AllReduce(0, "tree", (0, 1, 2, 3)), "its all-reduce is tree"),
+        (whole((64, 32)), AllReduce(-1), "group -1"),
+        (whole((64, 32)), AllReduce(0, encoding=Encoding("fp16")), "sent as fp16, which loses"),
+        (whole((64, 32)), ReduceScatter(0, encoding=Encoding("bf16")), "sent as bf16"),
+        (whole((64, 32)), AllReduce(0, encoding=Encoding("none", 3)), "rank without PowerSGD"),
+        (whole((64, 32)), ReduceScatter(0, encoding=Encoding("powersgd", 2)), "an all_reduce"),
+        (whole((64, 32)), AllReduce(0, encoding=Encoding("powersgd", 0)), "rank of at least 1"),
+        (split((64, 32), 0, 2), AllReduce(0, encoding=Encoding("powersgd", 2)), "no whole matrix"),
+    ],
+)
+def test_unsound_choices_are_refused_by_name(
+    partition: Partition, shard: Synchronizer, words: str
+) -> None:
+    error = refused(with_choice(0, partition, shard), words)
+    assert "'v0'" in error.message
+    assert error.thing.startswith("variable v0")
+
+
+@pytest.mark.parametrize(
+    ("partition", "shard", "words"),
+    [
+        (split((64, 32), 1, 2), ParameterServer(0, 0), "cut along axis 0 only"),
+        (pieces((64, 32), 1000), ParameterServer(0, 0), "cut along axis 0 only"),
+        (whole((64, 32)), AllReduce(0), "which all_reduce cannot carry"),
+        (whole((64, 32)), ReduceScatter(0), "which reduce_scatter cannot carry"),
+        (split((64, 32), 0, 2), AllGather(0), "gathered, but not whole"),
+    ],
+)
+def test_unsound_sparse_choices_are_refused(
+    partition: Partition, shard: Synchronizer, words: str
+) -> None:
+    refused(with_choice(0, partition, shard, domain=SPARSE), words, SPARSE)
+
+
+def test_factors_belong_to_linear_layers() -> None:
+    refused(with_choice(1, whole((64,)), Factors(9)), "'v1' is no linear layer's weight")
+
+
+def test_lossy_encodings_pass_where_they_are_allowed() -> None:
+    for encoding in (Encoding("fp16"), Encoding("bf16"), Encoding("powersgd", 2)):
+        strategy = with_choice(0, whole((64, 32)), AllReduce(0, encoding=encoding))
+        verify(strategy, DOMAIN, allow_lossy=True)
+
+
+def test_an_explicit_ring_is_refused_on_nccl() -> None:
+    nccl = domain_of(DOMAIN.graph, replace(DOMAIN.cluster, backend="nccl"))
+    strategy = with_choice(0, whole((64, 32)), AllReduce(0, "ring", (0, 1, 2, 3)))
+    refused(strategy, "NCCL picks its own topology", nccl)
+
+
+@pytest.mark.parametrize("shard", [AllReduce(0, "hierarchical"), ParameterServer(0, 0, True)])
+def test_hierarchy_needs_a_node_of_several_ranks(shard: Synchronizer) -> None:
+    flat = domain_of(DOMAIN.graph, grid_cluster(4, 1))
+    refused(with_choice(0, whole((64, 32)), shard), "no node of 'grid' has several ranks", flat)
+
+
+@pytest.mark.parametrize("shard", [ParameterServer(0, 0), ReduceScatter(0, sharded_update=True)])
+def test_owner_and_sharded_updates_need_an_elementwise_optimizer(shard: Synchronizer) -> None:
+    domain = domain_of(DOMAIN.graph, DOMAIN.cluster, optimizer=Optimizer("lbfgs", False))
+    refused(with_choice(0, whole((64, 32)), shard), "'lbfgs' is not elementwise", domain)
+    verify(with_choice(0, whole((64, 32)), ReduceScatter(0)), domain)
+
+
+def test_dedicated_server_hosts_are_not_supported_yet() -> None:
+    nodes = (*DOMAIN.cluster.nodes, Node("server", (Device("cpu"),), 1.0, server_only=True))
+    domain = domain_of(DOMAIN.graph, Cluster("with server", nodes))
+    strategy = with_choice(0, whole((64, 32)), ParameterServer(4, 0))
+    with pytest.raises(NotSupported, match="not executed by the runtime yet"):
+        verify(strategy, domain)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (AllReduce(5), ReduceScatter(5)),
+        (AllReduce(5), AllReduce(5, "tree")),
+        (ParameterServer(0, 5), ParameterServer(1, 5)),
+        (ReduceScatter(5), ReduceScatter(5, sharded_update=True)),
+    ],
+)
+def test_members_of_a_group_must_agree(first: Synchronizer, second: Synchronizer) -> None:
+    strategy = with_choice(0, split((64, 32), 0, 2), first, second)
+    refused(strategy, "shares group 5 with 'v0', but differs")
+
+
+def test_members_of_a_group_must_agree_in_type() -> None:
+    variables = (replace(DOMAIN.graph.variables[0], dtype="bfloat16"), *DOMAIN.graph.variables[1:])
+    domain = domain_of(replace(DOMAIN.graph, variables=variables), DOMAIN.cluster)
+    verify(with_choice(1, whole((64,)), AllReduce(1)), domain)
+    refused(with_choice(1, whole((64,)), AllReduce(0)), "'v1' shares group 0 with 'v0'", domain)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "words"),
+    [
+        (even_replicas(3), "ranks 0 to 3"),
+        ((*even_replicas(4), Replica(3, 0.25)), "each holds one replica"),
+        (tuple(Replica(rank, 0.3) for rank in range(4)), "add up to 1.2"),
+        ((Replica(0, 1.5), Replica(1, -0.5), Replica(2, 0.0), Replica(3, 0.0)), "positive"),
+    ],
+)
+def test_replicas_cover_the_cluster_once(replicas: tuple[Replica, ...], words: str) -> None:
+    refused(replace(plain(), replicas=replicas), words)
+
+
+def test_uneven_shares_pass() -> None:
+    shares = (0.1, 0.2, 0.3, 0.4)
+    replicas = tuple(Replica(rank, share) for rank, share in enumerate(shares))
+    verify(replace(plain(), replicas=replicas), DOMAIN)
+
+
+def test_staleness_is_refused_unless_allowed() -> None:
+    stale = replace(plain(), staleness=2)
+    assert "does not run it yet" in refused(stale, "lag 2 iterations").remedy
+    verify(stale, DOMAIN, allow_staleness=True)
+
+
+def test_explicit_positions_are_a_permutation_of_the_shards() -> None:
+    verify(replace(plain(), schedule=Schedule("explicit", positions=(2, 0, 1))), DOMAIN)
+    for positions in ((0, 1), (0, 1, 1), (1, 2, 3)):
+        wrong = replace(plain(), schedule=Schedule("explicit", positions=positions))
+        refused(wrong, "each of 0 to 2 once")
+
+
+def test_the_ddp_order_takes_whole_exact_rings_only() -> None:
+    schedule = Schedule("ddp", slice_bytes=1 << 20)
+    verify(replace(plain(), schedule=schedule), DOMAIN)
+    for partition, shard in (
+        (split((64, 32), 0, 2), AllReduce(0)),
+        (whole((64, 32)), AllReduce(0, "tree")),
+        (whole((64, 32)), ReduceScatter(0)),
+    ):
+        wrong = replace(with_choice(0, partition, shard), schedule=schedule)
+        refused(wrong, "all that torch's DDP does")
+
+
+def test_the_ddp_order_is_even_and_ends_before_forward() -> None:
+    late = Schedule("ddp", overlap_forward=True)
+    refused(replace(plain(), schedule=late), "ends before the next forward")
+    uneven = (Replica(0, 0.1), Replica(1, 0.3), Replica(2, 0.3), Replica(3, 0.3))
+    strategy = replace(plain(), schedule=Schedule("ddp"), replicas=uneven)
+    refused(strategy, "averages replicas evenly")
+
+
+def test_torchs_ddp_carries_sparse_gradients() -> None:
+    strategy = with_choice(0, whole((64, 32)), AllReduce(0), domain=SPARSE)
+    verify(replace(strategy, schedule=Schedule("ddp")), SPARSE)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("v0", "v1"), "'v2' has no choice"),
+        (("v0", "v1", "v2", "v9"), "'v9' does not exist"),
+        (("v1", "v0", "v2"), "'v1' is out of order"),
+        (("v0", "v1", "v2", "v2"), "has 4 variables"),
+    ],
+)
+def test_a_strategy_for_another_graph_is_refused(names: tuple[str, ...], words: str) -> None:
+    choices = tuple(VariableChoice(name, Partition(-1, (1,)), (AllReduce(0),)) for name in names)
+    refused(replace(plain(), choices=choices), words)
