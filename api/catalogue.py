@@ -7,6 +7,7 @@ from api.db.tables import ClusterRow, GraphRow
 from autosync.cluster import Cluster
 from autosync.clusterfile import bundled_clusters
 from autosync.clusterfile import load_cluster as load_cluster_file
+from autosync.datafiles import data_file
 from autosync.devices import DEVICE_TYPES
 from autosync.domain import Profile
 from autosync.errors import InvalidInput, NotFound
@@ -43,7 +44,7 @@ def cluster_named(session: Session, name: str) -> Cluster:
     known = bundled_clusters()
     if name not in known:
         raise _unknown("cluster", name, list(known))
-    return load_cluster_file(name)
+    return load_cluster_file(data_file("clusters", f"{name}.yaml"))
 
 
 def estimated_profile(graph: ModelGraph, cluster: Cluster) -> Profile:

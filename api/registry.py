@@ -1,30 +1,50 @@
 """The one table from names in requests to launchers and simulators."""
 
-from typing import Literal, get_args
+import logging
+from dataclasses import dataclass
+from typing import Literal
 
-from autosync.errors import NotFound
-from autosync.trials.contract import Launcher
+from autosync.errors import NotFound, NotSupported
+from autosync.trials.contract import Launcher, Pool, Workload
 from simulator.base import Simulator
 
 LauncherName = Literal["auto", "testbed", "local"]
 SimulatorName = Literal["timeline", "analytic"]
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AutoLauncher:
+    """The testbed where this machine can have one, else local processes, said so in the log and
+    on every trial (`TrialResult.launcher`)."""
+
+    name: str = "auto"
+
+    def open(self, workload: Workload) -> Pool:
+        from autosync.trials.local import LocalLauncher
+        from autosync.trials.testbed import TestbedLauncher
+
+        try:
+            return TestbedLauncher().open(workload)
+        except NotSupported as error:
+            log.warning("trials run on local processes with unshaped links: %s", error)
+            return LocalLauncher().open(workload)
 
 
 def launcher_named(name: str) -> Launcher:
-    """`auto` is the testbed where this machine can shape links, else local.
-
-    Raises:
-        NotFound: lists the names there are.
-    """
-    # imported here: the service lists launchers without loading torch
+    """Raises NotFound, which lists the names there are."""
+    # imported here: the service knows the names without loading torch
     from autosync.trials.local import LocalLauncher
-    from autosync.trials.testbed import TestbedLauncher, testbed_available
+    from autosync.trials.testbed import TestbedLauncher
 
-    if name == "local" or (name == "auto" and not testbed_available()):
-        return LocalLauncher()
-    if name in ("testbed", "auto"):
-        return TestbedLauncher()
-    raise _unknown("launcher", name, get_args(LauncherName))
+    known: dict[str, type[Launcher]] = {
+        "auto": AutoLauncher,
+        "testbed": TestbedLauncher,
+        "local": LocalLauncher,
+    }
+    if name not in known:
+        raise _unknown("launcher", name, tuple(known))
+    return known[name]()
 
 
 def simulator_named(name: str) -> Simulator:
@@ -32,11 +52,13 @@ def simulator_named(name: str) -> Simulator:
     from simulator.analytic import AnalyticSimulator
     from simulator.timeline import TimelineSimulator
 
-    if name == "timeline":
-        return TimelineSimulator()
-    if name == "analytic":
-        return AnalyticSimulator()
-    raise _unknown("simulator", name, get_args(SimulatorName))
+    known: dict[str, type[Simulator]] = {
+        "timeline": TimelineSimulator,
+        "analytic": AnalyticSimulator,
+    }
+    if name not in known:
+        raise _unknown("simulator", name, tuple(known))
+    return known[name]()
 
 
 def _unknown(thing: str, name: str, known: tuple[str, ...]) -> NotFound:

@@ -62,6 +62,21 @@ class TuningRequest(BaseModel):
     )
 
 
+class TuningForm(BaseModel):
+    """The dashboard's form: as `TuningRequest`, but empty where the default is meant."""
+
+    graph: str
+    cluster: str
+    budget: str = ""
+    batch_size: str = ""
+    launcher: str = ""
+    simulator: str = ""
+    byte_scale: str = ""
+    time_scale: str = ""
+    repeats: str = ""
+    seed: str = ""
+
+
 class Kept(Answer):
     """A document that was posted; posting it again gives the same id."""
 

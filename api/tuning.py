@@ -10,6 +10,7 @@ from api import queue
 from api.db.database import Database
 from api.db.documents import keep_domain, load_domain
 from api.db.tables import OutcomeRow, TuningRow
+from api.exports import measured_on
 from api.registry import launcher_named, simulator_named
 from api.store import DatabaseStore
 from autosync.bundle import Bundle, Evidence, bundle
@@ -108,12 +109,11 @@ def outcome_row(tuning_id: str, job: Job, outcome: Outcome) -> OutcomeRow:
 
 
 def best_bundle(job: Job, outcome: Outcome) -> Bundle:
-    measured_on = f"{job.launcher}, byte scale {job.byte_scale:g}, time scale {job.time_scale:g}"
     evidence = Evidence(
         predicted_seconds=outcome.best.predicted_seconds,
         step_seconds=outcome.best_seconds,
         ddp_step_seconds=outcome.ddp_seconds,
-        measured_on=measured_on,
+        measured_on=measured_on(job.launcher, job.byte_scale, job.time_scale),
     )
     return bundle(outcome.best.strategy, job.domain, evidence)
 

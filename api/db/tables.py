@@ -53,7 +53,7 @@ class GraphRow(Base):
     parameters: Mapped[int] = mapped_column(BigInteger)
     size_bytes: Mapped[int] = mapped_column(BigInteger)
     document: Mapped[str]
-    created_at: Mapped[float] = mapped_column(default=now_seconds)
+    created_at: Mapped[float] = mapped_column(default=now_seconds())
 
 
 class ClusterRow(Base):
@@ -64,7 +64,7 @@ class ClusterRow(Base):
     nodes: Mapped[int]
     world_size: Mapped[int]
     document: Mapped[str]
-    created_at: Mapped[float] = mapped_column(default=now_seconds)
+    created_at: Mapped[float] = mapped_column(default=now_seconds())
 
 
 class DomainRow(Base):
@@ -77,7 +77,7 @@ class DomainRow(Base):
     cluster_id: Mapped[str] = mapped_column(ForeignKey("clusters.id"), index=True)
     profile: Mapped[str]
     optimizer: Mapped[str]
-    created_at: Mapped[float] = mapped_column(default=now_seconds)
+    created_at: Mapped[float] = mapped_column(default=now_seconds())
 
 
 class StrategyRow(Base):
@@ -93,7 +93,7 @@ class StrategyRow(Base):
     shards: Mapped[int]
     words: Mapped[str]
     document: Mapped[str]
-    created_at: Mapped[float] = mapped_column(default=now_seconds)
+    created_at: Mapped[float] = mapped_column(default=now_seconds())
 
 
 class TuningRow(Base):
@@ -118,7 +118,7 @@ class TuningRow(Base):
     simulator: Mapped[str] = mapped_column(String(32))
     settings: Mapped[str]
     space: Mapped[str]
-    created_at: Mapped[float] = mapped_column(default=now_seconds)
+    created_at: Mapped[float] = mapped_column(default=now_seconds())
     started_at: Mapped[float | None]
     finished_at: Mapped[float | None]
     worker: Mapped[str | None]
@@ -148,7 +148,7 @@ class OutcomeRow(Base):
     repeats: Mapped[int]
     keep_ddp: Mapped[bool]
     bundle: Mapped[str]
-    created_at: Mapped[float] = mapped_column(default=now_seconds)
+    created_at: Mapped[float] = mapped_column(default=now_seconds())
 
 
 class ProposalRow(Base):
@@ -167,7 +167,7 @@ class ProposalRow(Base):
     origin: Mapped[str]
     seed: Mapped[int] = mapped_column(BigInteger)
     index: Mapped[int] = mapped_column(BigInteger)
-    created_at: Mapped[float] = mapped_column(default=now_seconds)
+    created_at: Mapped[float] = mapped_column(default=now_seconds())
 
 
 class TrialRow(Base):
@@ -199,7 +199,7 @@ class TrialRow(Base):
     versions: Mapped[list[Any]] = mapped_column(JSON)
     fence: Mapped[int] = mapped_column(BigInteger)
     worker: Mapped[str | None]
-    created_at: Mapped[float] = mapped_column(default=now_seconds)
+    created_at: Mapped[float] = mapped_column(default=now_seconds())
 
 
 class EventRow(Base):
@@ -215,4 +215,4 @@ class EventRow(Base):
     done: Mapped[int]
     total: Mapped[int]
     best_seconds: Mapped[float | None]
-    created_at: Mapped[float] = mapped_column(default=now_seconds)
+    created_at: Mapped[float] = mapped_column(default=now_seconds())

@@ -1,0 +1,86 @@
+"""Tunings: start, follow, read, cancel."""
+
+from fastapi import APIRouter, Response
+from fastapi.responses import StreamingResponse
+
+from api import deps, queue, reports, schemas
+from api.events import stream
+from api.exports import bundle_document
+from api.openapi import document_answer, problems
+from api.submit import submit
+
+router = APIRouter(prefix="/v1/tunings", tags=["tunings"])
+
+
+@router.post("", status_code=202, responses=problems(404, 413, 422))
+def post_tuning(
+    request: schemas.TuningRequest, database: deps.DatabaseDep, response: Response
+) -> schemas.Tuning:
+    """Queue a tuning; a worker takes it up. `Location` is where to follow it."""
+    tuning_id = submit(database, request)
+    response.headers["Location"] = f"/v1/tunings/{tuning_id}"
+    with database.reading() as session:
+        return reports.tuning(session, tuning_id)
+
+
+@router.get("", responses=problems(422))
+def get_tunings(
+    session: deps.Reading, limit: deps.Limit = 50, offset: deps.Offset = 0
+) -> schemas.Tunings:
+    """The newest first."""
+    return reports.tunings(session, limit, offset)
+
+
+@router.get("/{tuning_id}", responses=problems(404, 422))
+def get_tuning(tuning_id: deps.Id, session: deps.Reading) -> schemas.Tuning:
+    """State, progress and the best so far."""
+    return reports.tuning(session, tuning_id)
+
+
+@router.get("/{tuning_id}/strategies", responses=problems(404, 422))
+def get_strategies(tuning_id: deps.Id, session: deps.Reading) -> schemas.RankedStrategies:
+    """Ranked: in words, predicted and measured."""
+    return reports.ranked_strategies(session, tuning_id)
+
+
+@router.get("/{tuning_id}/trials", responses=problems(404, 422))
+def get_trials(tuning_id: deps.Id, session: deps.Reading) -> schemas.Trials:
+    """Finished trials, oldest first."""
+    return reports.trials(session, tuning_id)
+
+
+@router.post("/{tuning_id}/cancel", responses=problems(404, 409, 422))
+def cancel_tuning(tuning_id: deps.Id, database: deps.DatabaseDep) -> schemas.Cancelled:
+    """The trial at hand is finished, then the tuning stops. What was measured stays."""
+    return schemas.Cancelled.model_validate(
+        {"id": tuning_id, "state": queue.cancel(database, tuning_id)}
+    )
+
+
+@router.get(
+    "/{tuning_id}/bundle",
+    response_class=Response,
+    responses={**document_answer("Bundle", "best.json"), **problems(404, 409, 422)},
+)
+def get_bundle(tuning_id: deps.Id, session: deps.Reading, strategy: str | None = None) -> Response:
+    """What `autosync.distribute` applies: the confirmed answer, or any strategy of the tuning."""
+    headers = {"Content-Disposition": 'attachment; filename="best.json"'}
+    document = bundle_document(session, tuning_id, strategy)
+    return Response(document, media_type="application/json", headers=headers)
+
+
+@router.get(
+    "/{tuning_id}/events",
+    response_class=Response,
+    responses={
+        200: {"description": "Server-sent events.", "content": {"text/event-stream": {}}},
+        **problems(404, 422),
+    },
+)
+def get_events(
+    tuning_id: deps.Id, database: deps.DatabaseDep, last: deps.LastEvent = 0
+) -> StreamingResponse:
+    """Progress as it happens (`progress`), and the end (`end`). Goes on after `Last-Event-ID`."""
+    with database.reading() as session:
+        reports.tuning(session, tuning_id)
+    return StreamingResponse(stream(database, tuning_id, last), media_type="text/event-stream")

@@ -1,0 +1,38 @@
+"""From a request to a job: names and ids become documents, and all of it is checked."""
+
+from api.catalogue import cluster_named, estimated_profile, graph_named
+from api.db.database import Database
+from api.schemas import TuningRequest
+from api.tuning import Job, enqueue
+from autosync.domain import Domain
+from search.settings import Settings
+
+
+def submit(database: Database, request: TuningRequest) -> str:
+    """Check and queue a tuning; its id.
+
+    Raises:
+        NotFound: no such graph or cluster.
+        InvalidInput: the profile or a pin is for another graph.
+    """
+    with database.reading() as session:
+        graph = graph_named(session, request.graph, request.batch_size)
+        cluster = cluster_named(session, request.cluster)
+    profile = request.profile or estimated_profile(graph, cluster)
+    job = Job(
+        domain=Domain(graph, cluster, profile, request.optimizer),
+        settings=Settings(
+            budget=request.budget,
+            proposals=request.proposals,
+            repeats=request.repeats,
+            seed=request.seed,
+            warmup=request.warmup,
+            iterations=request.iterations,
+        ),
+        space=request.space,
+        simulator=request.simulator,
+        launcher=request.launcher,
+        byte_scale=request.byte_scale,
+        time_scale=request.time_scale,
+    )
+    return enqueue(database, job)
