@@ -32,6 +32,7 @@ class Attachment:
     groups: Groups
     gates: Gates
     handles: list[RemovableHandle] = field(default_factory=list)
+    lent: bool = False
 
     def detach(self) -> None:
         """Finish what is under way, then remove hooks, threads and process groups.
@@ -46,7 +47,8 @@ class Attachment:
         self.gates.close()
         self.model.__dict__.pop("no_sync", None)
         release(self.optimizer, self.engine.kind)
-        self.groups.close()
+        if not self.lent or self.engine.failure is not None:
+            self.groups.close()
         self.engine.close()
         for variable in self.engine.variables:
             variable.parameter.grad = None
@@ -59,11 +61,15 @@ def attach(
     names: tuple[str, ...],
     process_group: dist.ProcessGroup | None = None,
     trace: Trace | None = None,
+    share_values: bool = True,
+    groups: Groups | None = None,
 ) -> Attachment:
     """Begin to synchronize as the plan says. A collective over the process group.
 
     names: the plan's variables, in its order, as `model.named_parameters()` has them.
     trace: receives an event for every executed message.
+    share_values: False when the replicas are known to be equal already (as DDP's `init_sync`).
+    groups: kept by the caller over many plans, since connecting takes longer than the rest.
 
     Raises:
         InvalidInput: the plan is for another world size or another model, or differs from rank
@@ -84,14 +90,16 @@ def attach(
             value=plan.world_size,
             remedy="Tune for this number of ranks.",
         )
-    groups = open_groups(group)
+    lent = groups is not None
+    groups = groups or open_groups(group)
     control = groups.get("control", tuple(range(group.size())), "gloo")
     check_same_plan(control, plan, groups)
-    share_initial_values(control, model)
+    if share_values:
+        share_initial_values(control, model)
     records = build_records(model, optimizer, plan, names, groups)
     engine = Engine(optimizer, plan, records, groups.close, trace)
     gates = Gates(model, engine.variables, engine.wait_for)
-    attachment = Attachment(model, optimizer, engine, groups, gates)
+    attachment = Attachment(model, optimizer, engine, groups, gates, lent=lent)
     engine.start()
     adopt(optimizer, engine)
     model.__dict__["no_sync"] = engine.no_sync
