@@ -1,0 +1,67 @@
+from dataclasses import replace
+
+from autosync.strategy import (
+    AllReduce,
+    Encoding,
+    Factors,
+    Replica,
+    Schedule,
+    VariableChoice,
+    whole,
+)
+from search import designs
+from search.describe import describe
+from tests.domains import chain_graph, domain_of, grid_cluster
+
+DOMAIN = domain_of(chain_graph(((1024, 1024),) * 6 + ((2048, 1024),), factor_rows=4))
+
+
+def test_one_method() -> None:
+    text = describe(designs.zero1_overlap(DOMAIN), DOMAIN)
+    assert text == (
+        "reduce-scatter with sharded update in 2 groups of 16 MB; nearest next use first, "
+        "into the next forward"
+    )
+
+
+def test_mixed_methods_from_the_most_bytes_to_the_fewest() -> None:
+    strategy = designs.all_reduce_5mb(DOMAIN)
+    last = VariableChoice("v6", whole((2048, 1024)), (Factors(99),))
+    strategy = replace(
+        strategy,
+        choices=(*strategy.choices[:-1], last),
+        schedule=Schedule("fifo", slice_bytes=1 << 16),
+    )
+    assert describe(strategy, DOMAIN) == (
+        "all-reduce in 3 groups of 8 MB for 6 variables; sufficient factors in 1 group of 8 MB "
+        "for v6; as gradients get ready, in slices of 64 KB"
+    )
+
+
+def test_owners_cuts_and_shares() -> None:
+    strategy = designs.ps_pieces_4mb_priority(DOMAIN)
+    shares = tuple(Replica(rank, share) for rank, share in enumerate((0.4, 0.2, 0.2, 0.2)))
+    assert describe(replace(strategy, replicas=shares), DOMAIN) == (
+        "parameter server in 8 groups on 4 owners of 4 MB; v6 cut into 2 shards; "
+        "batch shares 20% to 40%; nearest next use first, into the next forward"
+    )
+
+
+def test_ddp_and_strategies_without_a_domain() -> None:
+    assert describe(designs.ddp(DOMAIN)) == "torch's DDP with its own 2 buckets"
+    text = describe(designs.all_reduce_5mb(DOMAIN))
+    assert text == "all-reduce in 4 groups; as gradients get ready"
+
+
+def test_options_show() -> None:
+    domain = domain_of(chain_graph(((4, 4), (4,))), grid_cluster(2, 2))
+    assert "hierarchical all-reduce" in describe(designs.hierarchical_all_reduce(domain), domain)
+    assert "hierarchical parameter server" in describe(designs.hierarchical_ps(domain), domain)
+    strategy = designs.all_reduce_one_bucket(domain)
+    for shard, words in (
+        (AllReduce(0, "tree"), "tree all-reduce"),
+        (AllReduce(0, "ring", (3, 0, 1, 2)), "all-reduce along 3-0-1-2"),
+        (AllReduce(0, encoding=Encoding("bf16")), "all-reduce in bf16"),
+    ):
+        choice = replace(strategy.choices[0], shards=(shard,))
+        assert words in describe(replace(strategy, choices=(choice, strategy.choices[1])), domain)

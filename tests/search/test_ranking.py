@@ -1,0 +1,76 @@
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from autosync.domain import Domain
+from autosync.errors import AutosyncError
+from autosync.population import Population, decode
+from search.ranking import CHUNK, materialize, rank
+from search.sampler import sample
+from search.space import Space
+from tests.domains import domain_of
+
+SPACE = Space(whole_below_bytes=1000)
+DOMAIN = domain_of()
+
+
+class RowCounter:
+    """Predicts a second for every shard, and remembers how many it was shown at once."""
+
+    name = "rows"
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def predict(self, domain: Domain, population: Population) -> NDArray[np.float64]:
+        self.sizes.append(len(population))
+        return np.diff(population.first).astype(np.float64)
+
+
+class Refuser:
+    """Finds every second strategy impossible."""
+
+    name = "refuser"
+
+    def predict(self, domain: Domain, population: Population) -> NDArray[np.float64]:
+        return np.where(np.arange(len(population)) % 2, np.inf, 1.0)
+
+
+class Broken:
+    name = "broken"
+
+    def predict(self, domain: Domain, population: Population) -> NDArray[np.float64]:
+        raise AutosyncError("cannot predict")
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_best_are_kept_best_first(threads: int) -> None:
+    proposals, seen = 2 * CHUNK + 100, []
+    counter = RowCounter()
+    ranked = rank(DOMAIN, SPACE, counter, proposals, 5, 30, threads, seen.append)
+    rows = np.diff(sample(DOMAIN, SPACE, 0, proposals, 5).first)
+    order = np.lexsort((np.arange(proposals), rows))[:30]
+    assert ranked.index.tolist() == order.tolist()
+    assert ranked.seconds.tolist() == rows[order].tolist()
+    assert (ranked.simulator, ranked.proposals, ranked.seed) == ("rows", proposals, 5)
+    assert seen == [CHUNK, 2 * CHUNK, proposals]
+    assert sorted(counter.sizes) == [100, CHUNK, CHUNK]
+
+
+def test_materialized_proposals_are_those_that_were_ranked() -> None:
+    ranked = rank(DOMAIN, SPACE, RowCounter(), 300, 5, 10)
+    kept = materialize(ranked, DOMAIN, SPACE)
+    assert np.diff(kept.first).tolist() == ranked.seconds.tolist()
+    for place, index in enumerate(ranked.index):
+        alone = sample(DOMAIN, SPACE, int(index), 1, 5)
+        assert decode(kept, place, DOMAIN) == decode(alone, 0, DOMAIN)
+
+
+def test_impossible_strategies_are_not_kept() -> None:
+    ranked = rank(DOMAIN, SPACE, Refuser(), 10, 0, 8)
+    assert ranked.index.tolist() == [0, 2, 4, 6, 8]
+
+
+def test_errors_of_the_simulator_surface() -> None:
+    with pytest.raises(AutosyncError, match="cannot predict"):
+        rank(DOMAIN, SPACE, Broken(), 5000, 0, 8)

@@ -1,0 +1,76 @@
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autosync.population import concatenate, encode
+from search import designs
+from search.sampler import sample
+from search.select import choice_features, normalised, select, similarity
+from search.space import Space
+from tests.domains import chain_graph, domain_of
+
+DOMAIN = domain_of(chain_graph(((300, 64), (64,), (128, 64), (128,)), factor_rows=2))
+DRAWN = sample(DOMAIN, Space(whole_below_bytes=1000), 0, 40, 0)
+
+
+def test_without_similarity_the_fastest_are_picked_in_order() -> None:
+    scores = np.random.default_rng(0).permutation(40).astype(np.float64)
+    assert select(scores, DRAWN, 6, 0.0).tolist() == np.argsort(scores)[:6].tolist()
+
+
+def test_every_pick_is_the_greedy_minimum_of_equation_11() -> None:
+    scores = np.random.default_rng(1).uniform(1, 2, 40)
+    alpha, picks = 0.7, []
+    cost = (scores - scores.min()) / np.median(scores - scores.min())
+    choices = choice_features(DRAWN)
+    for pick in select(scores, DRAWN, 10, alpha):
+        totals = {}
+        for i in set(range(40)) - set(picks):
+            likeness = [(choices[i] == choices[j]).mean() for j in picks]
+            totals[i] = cost[i] + alpha * (np.mean(likeness) if likeness else 0.0)
+        assert np.isclose(totals[pick], min(totals.values()))
+        picks.append(int(pick))
+
+
+def test_a_copy_waits_for_something_new() -> None:
+    """Two equal strategies and another one: the other goes second."""
+    strategies = [designs.all_reduce_5mb(DOMAIN), designs.all_reduce_5mb(DOMAIN)]
+    people = encode([*strategies, designs.ps_pieces_4mb_priority(DOMAIN)], DOMAIN)
+    scores = np.array([1.0, 1.01, 1.01])
+    assert select(scores, people, 3, 0.0).tolist() == [0, 1, 2]
+    assert select(scores, people, 3, 0.5).tolist() == [0, 2, 1]
+
+
+def test_tried_strategies_count_but_are_not_picked_again() -> None:
+    people = concatenate([encode([designs.all_reduce_5mb(DOMAIN)], DOMAIN)] * 2 + [DRAWN])
+    picks = select(np.ones(42), people, 5, 1.0, tried=[0])
+    assert 0 not in picks
+    assert picks[0] != 1
+
+
+def test_similarity_is_the_share_of_equal_choices() -> None:
+    one = designs.all_reduce_one_bucket(DOMAIN)
+    people = encode([one, designs.reduce_scatter_25mb(DOMAIN), one], DOMAIN)
+    likeness = similarity(choice_features(people), 0)
+    assert likeness[[0, 2]].tolist() == [1.0, 1.0]
+    assert likeness[1] == 8 / 9  # the method alone differs, of nine choices
+
+
+def test_names_of_groups_do_not_count() -> None:
+    people = encode([designs.all_reduce_5mb(DOMAIN)] * 2, DOMAIN)
+    people.group[people.first[1] :] += 2
+    assert similarity(choice_features(people), 0).tolist() == [1.0, 1.0]
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=30), st.integers(0, 50))
+def test_picks_are_distinct_and_finite_scores_always_work(scores: list[float], k: int) -> None:
+    picks = select(np.array(scores), DRAWN.take(range(len(scores))), k, 0.5)
+    assert len(picks) == len(set(picks.tolist())) == min(k, len(scores))
+    assert normalised(np.array(scores)).min() == 0.0
+
+
+def test_scale_and_unit_of_the_scores_do_not_matter() -> None:
+    scores = np.random.default_rng(2).normal(size=40)
+    expected = select(scores, DRAWN, 12, 0.5).tolist()
+    assert select(scores * 1024.0 + 64.0, DRAWN, 12, 0.5).tolist() == expected
