@@ -82,10 +82,9 @@ def _joined(
     last: tuple[int, int, int, Shape, int, int] | None = None
     for piece in plan.contents[content]:
         this = _range(plan.shards[piece.shard], piece, shapes)
-        if last is not None and last[0] == this[0] and last[1] == this[1] == -1:
-            if last[5] == this[4]:
-                last = (*last[:5], this[5])
-                continue
+        if last is not None and last[1] == -1 and (last[0], -1, last[5]) == (*this[:2], this[4]):
+            last = (*last[:5], this[5])
+            continue
         if last is not None:
             yield last
         last = this

@@ -42,7 +42,7 @@ def build_records(
     variables = _variables(model, optimizer, names)
     contents = [_content(plan, index, variables) for index in range(len(plan.contents))]
     _check_coverage(variables)
-    _mark_flat(plan, variables, contents)
+    _mark_flat(plan, contents)
     _mark_deferred(plan, contents)
     steps = _steps(plan, contents, groups)
     for step in steps:
@@ -113,22 +113,20 @@ def _check_coverage(variables: list[Variable]) -> None:
             )
 
 
-def _mark_flat(plan: Plan, variables: list[Variable], contents: list[Content]) -> None:
+def _mark_flat(plan: Plan, contents: list[Content]) -> None:
     """Whole variables are those that every replica updates in all their contents; contents of
     anything else update flat, and so do all that share a variable with them."""
     for message in plan.messages:
         if message.update in (Update.OWNER, Update.SHARD):
             contents[message.content].travels = True
             contents[message.content].whole = False
-    settled = False
-    while not settled:
-        settled = True
-        for content in contents:
-            if not content.whole:
-                for variable in content.variables:
-                    variable.whole = False
-            elif not all(variable.whole for variable in content.variables):
-                content.whole = settled = False
+    grown = [content for content in contents if not content.whole]
+    while grown:
+        content = grown.pop()
+        content.whole = False
+        for variable in content.variables:
+            variable.whole = False
+            grown.extend(other for other in variable.contents if other.whole)
 
 
 def _mark_deferred(plan: Plan, contents: list[Content]) -> None:

@@ -30,6 +30,7 @@ from autosync.strategy import (
 from tests.domains import domain_of, grid_cluster
 
 BATCH = 4
+FIFO = Schedule()
 
 
 def mlp() -> nn.Module:
@@ -76,7 +77,7 @@ class Case:
     optimizer: str = "sgd"
     method: str = "all_reduce"
     partition: str = "whole"
-    schedule: Schedule = Schedule()
+    schedule: Schedule = FIFO
     groups: int = 2
     shares: tuple[float, ...] = ()
     ranks_per_node: int = 1
