@@ -4,13 +4,23 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TextIO
 
 from rich.console import Console
 from rich.table import Table
 
-out = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
-err = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+PIPED_WIDTH = 200
+"""Columns where the output is no terminal: tables then wrap late, lines never."""
+
+
+def _console(stream: TextIO, stderr: bool) -> Console:
+    piped = not stream.isatty()
+    width = PIPED_WIDTH if piped else None
+    return Console(stderr=stderr, highlight=False, soft_wrap=piped, width=width)
+
+
+out = _console(sys.stdout, stderr=False)
+err = _console(sys.stderr, stderr=True)
 
 
 def print_json(data: object) -> None:
@@ -59,11 +69,3 @@ def milliseconds(seconds: float | None) -> str:
         return "-"
     value = seconds * 1e3
     return f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
-
-
-def document_or_text(path: Path | None, document: Any, json_text: str) -> None:
-    """Write a document to `path`, or print it when no path is given."""
-    if path is None:
-        print_json(document)
-    else:
-        write_text(path, json_text)

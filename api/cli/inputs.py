@@ -199,5 +199,5 @@ def load_strategy_or_bundle(path: Path) -> "Strategy | Bundle":
 def unknown_name(kind: str, name: str, known: list[str], remedy: str) -> NotFound:
     """A NotFound that suggests what was probably meant."""
     close = get_close_matches(name, known, n=3, cutoff=0.4)
-    hint = f"Did you mean {' or '.join(close)}? " if close else f"Bundled: {', '.join(known)}. "
+    hint = f"Did you mean {' or '.join(close)}? " if close else f"There are: {', '.join(known)}. "
     return NotFound(f"no {kind} is called {name!r}.", thing=kind, value=name, remedy=hint + remedy)

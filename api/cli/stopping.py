@@ -1,8 +1,12 @@
-"""Ctrl-C and SIGTERM as a request to stop in good order."""
+"""Ctrl-C, SIGTERM and the end of a parent as a request to stop in good order."""
 
+import os
 import signal
 import threading
+import time
 from types import FrameType
+
+PARENT_POLL_SECONDS = 1.0
 
 
 def stop_on_signals() -> threading.Event:
@@ -16,3 +20,14 @@ def stop_on_signals() -> threading.Event:
     signal.signal(signal.SIGINT, ask)
     signal.signal(signal.SIGTERM, ask)
     return stop
+
+
+def stop_with_parent(parent: int, stop: threading.Event) -> None:
+    """Set `stop` when the process that started this one is gone, even by kill -9."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_POLL_SECONDS)
+        stop.set()
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()

@@ -93,9 +93,8 @@ def tune(
         autosync tune train:example my-cluster.yaml --step-seconds 0.21
         autosync tune --resume 3f2a90c1
     """
+    from api.cli.database import opened
     from api.cli.inputs import ProfileChoice, load_domain
-    from api.db.database import connect
-    from api.db.migrate import migrate
     from search.settings import Settings
 
     settings = Settings(budget=budget, proposals=proposals, repeats=repeats, seed=seed)
@@ -110,14 +109,10 @@ def tune(
             thing="arguments",
             remedy="Example: `autosync tune resnet50 example-4x1`; see `autosync tune --help`.",
         )
-    migrate(db)
-    database = connect(db)
-    try:
+    with opened(db, create=resume is None) as database:
         tuning_id = _resumed(database, resume, job) if resume else _started(database, job, db)
         _run(database, tuning_id, resumed=resume is not None, db=db)
         _report(database, tuning_id, output, top, json)
-    finally:
-        database.close()
 
 
 def _job(

@@ -11,6 +11,9 @@ from api.cli.options import DEFAULT_DATABASE, DatabaseUrl
 def worker(
     db: DatabaseUrl = DEFAULT_DATABASE,
     once: Annotated[bool, typer.Option(help="End when nothing waits.")] = False,
+    parent: Annotated[
+        int | None, typer.Option(hidden=True, help="Stop when this process, the parent, ends.")
+    ] = None,
 ) -> None:
     """Work off queued tunings, on any machine that reaches the database.
 
@@ -19,11 +22,13 @@ def worker(
 
     Example: `autosync worker --db postgresql://tuner@db.internal/autosync`
     """
-    from api.cli.stopping import stop_on_signals
+    from api.cli.stopping import stop_on_signals, stop_with_parent
     from api.db.migrate import migrate
     from api.worker import work
 
     migrate(db)
     stop = stop_on_signals()
+    if parent is not None:
+        stop_with_parent(parent, stop)
     say(f"Working off the queue of {db} (Ctrl-C stops after the trial at hand)")
     work(db, stop, once)

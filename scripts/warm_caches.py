@@ -1,0 +1,27 @@
+"""Compile the ranking kernels once, so that the first `autosync rank` answers at once.
+
+numba keeps the machine code beside the sources; a small domain is enough to compile everything.
+"""
+
+from api.registry import simulator_named
+from autosync.clusterfile import load_cluster
+from autosync.domain import Domain
+from autosync.models import bundled
+from autosync.profiling import estimate_profile
+from search.propose import known_designs, sampled
+from search.settings import Settings
+from search.space import Space
+
+
+def main() -> None:
+    graph = bundled("resnet50")
+    domain = Domain(graph, load_cluster("example-4x1"), estimate_profile(graph, "a10g"))
+    for name in ("analytic", "timeline"):
+        simulator = simulator_named(name)
+        known_designs(domain, Space(), simulator)
+        settings = Settings(proposals=64)
+        sampled(domain, Space(), simulator, settings, 0, 4, set(), lambda event: None)
+
+
+if __name__ == "__main__":
+    main()
