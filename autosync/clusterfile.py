@@ -116,7 +116,7 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def _error(self, problem: str) -> yaml.MarkedYAMLError:
-        mark = self.peek_event().start_mark
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
 

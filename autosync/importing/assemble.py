@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from autosync.errors import NotTraceable
-from autosync.graph import ITEM_BYTES, DType, ModelGraph, Operation, Variable
+from autosync.graph import DType, ModelGraph, Operation, Variable
 from autosync.importing.recorder import Record, Recorder
 
 DTYPES: dict[torch.dtype, DType] = {
@@ -164,14 +163,6 @@ def _completed_by(recording: Recording, variable: int, position: dict[int, int])
 
 
 def _variable(name: str, parameter: nn.Parameter, variable: int, records: list[Record]) -> Variable:
-    if parameter.dtype not in DTYPES:
-        raise NotTraceable(
-            f"variable {name!r} has dtype {parameter.dtype}; gradients are synchronized in "
-            f"{', '.join(ITEM_BYTES)}.",
-            thing=f"variable {name}",
-            value=str(parameter.dtype),
-            remedy="Keep the trained weights in one of these, or freeze it.",
-        )
     gradient = parameter.grad
     sparse = gradient is not None and gradient.layout == torch.sparse_coo
     touched = 0

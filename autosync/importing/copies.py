@@ -22,7 +22,7 @@ def meta_module(module_or_factory: nn.Module | Callable[[], nn.Module], name: st
         NotTraceable: the factory fails there, or makes no module.
     """
     if isinstance(module_or_factory, nn.Module):
-        return _copy_without_values(module_or_factory)
+        return _copy_without_values(module_or_factory, name)
     try:
         with on_meta():
             module = module_or_factory()
@@ -40,25 +40,36 @@ def meta_module(module_or_factory: nn.Module | Callable[[], nn.Module], name: st
             value=type(module).__name__,
             remedy="Return the module.",
         )
-    return _copy_without_values(module)
+    on_its_own = all(
+        value.device.type == "meta" for value in (*module.parameters(), *module.buffers())
+    )
+    return module if on_its_own else _copy_without_values(module, name)
 
 
-def _copy_without_values(module: nn.Module) -> nn.Module:
+def _copy_without_values(module: nn.Module, name: str) -> nn.Module:
     memo: dict[int, Any] = {}
     for part in module.modules():
         for value in (*part._parameters.values(), *part._buffers.values(), *vars(part).values()):
             if isinstance(value, torch.Tensor) and id(value) not in memo:
-                memo[id(value)] = _without_memory(value)
-    copied = copy.deepcopy(module, memo)
+                memo[id(value)] = _without_memory(value, name)
+    try:
+        copied = copy.deepcopy(module, memo)
+    except Exception as error:  # whatever the user's module holds may refuse in its own way
+        raise NotTraceable(
+            f"{name!r}: {type(module).__name__} cannot be copied: {first_line(error)}.",
+            thing=type(module).__name__,
+            value=type(error).__name__,
+            remedy="Give a function that builds the module instead of the module.",
+        ) from None
     for parameter in copied.parameters():
         parameter.grad = None
     return copied
 
 
-def _without_memory(tensor: torch.Tensor) -> torch.Tensor:
+def _without_memory(tensor: torch.Tensor, name: str) -> torch.Tensor:
     if nn.parameter.is_lazy(tensor):
         raise NotTraceable(
-            "the module has a lazy parameter, whose shape is not known before its first use.",
+            f"{name!r} has a lazy parameter, whose shape is not known before its first use.",
             thing="parameter",
             value=type(tensor).__name__,
             remedy="Run the module once on an example, or name the sizes in its constructor.",
@@ -102,10 +113,9 @@ def meta_inputs(example_inputs: Inputs, batch_size: int, factor: int = 1) -> Inp
         shape = list(value.shape)
         if batch_size in shape:
             shape[shape.index(batch_size)] *= factor
+        fresh = torch.empty(shape, dtype=value.dtype, device="meta")
         copies.append(
-            torch.empty(shape, dtype=value.dtype, device="meta")
-            if factor > 1
-            else value.detach().to("meta")
+            (fresh if factor > 1 else value.detach().to("meta")).requires_grad_(value.requires_grad)
         )
     return tuple(copies)
 

@@ -9,7 +9,7 @@ from torch import nn
 from autosync.errors import InvalidInput
 from autosync.graph import ModelGraph
 from autosync.importing import refusals
-from autosync.importing.assemble import Recording, assemble
+from autosync.importing.assemble import DTYPES, Recording, assemble
 from autosync.importing.copies import (
     Inputs,
     Loss,
@@ -20,7 +20,7 @@ from autosync.importing.copies import (
     meta_module,
 )
 from autosync.importing.recorder import Recorder
-from autosync.importing.tracker import LOSS_PATH, module_paths, on_meta
+from autosync.importing.tracker import LOSS_PATH, module_paths, on_meta, storage_of
 
 
 def import_module(
@@ -51,6 +51,9 @@ def import_module(
     trainable = {key: value for key, value in module.named_parameters() if value.requires_grad}
     if not trainable:
         raise refusals.no_parameters(name)
+    for key, value in trainable.items():
+        if value.dtype not in DTYPES:
+            raise refusals.other_dtype(name, key, value.dtype, tuple(DTYPES.values()))
     recording = _record(module, meta_inputs(inputs, batch_size), loss, name, trainable)
     doubled = _shapes(module, meta_inputs(inputs, batch_size, factor=2), loss, recording.recorder)
     return assemble(recording, doubled, name, batch_size)
@@ -66,19 +69,38 @@ def _record(
     recorder = Recorder(list(trainable.values()))
     with on_meta(), torch.enable_grad(), recorder:
         value = _forward(module, inputs, loss, name, recorder)
-        _check_loss(value, name)
-        recorder.start_backward()
-        recording = Recording(recorder, trainable, recorder.writer_of(value))
-        recording.watch(value)
-        try:
+    _check_loss(value, name)
+    if mixed := _mixed_tables(module, recorder):
+        for table in mixed:
+            table.sparse = False
+        return _record(module, inputs, loss, name, trainable)
+    recorder.start_backward()
+    recording = Recording(recorder, trainable, recorder.writer_of(value))
+    recording.watch(value)
+    try:
+        with on_meta(), recorder:
             value.backward()
-        except Exception as error:  # the user's own autograd functions may raise anything
-            raise refusals.failed_call(
-                name, "backward", recorder.call, error, len(recorder.names)
-            ) from None
+    except Exception as error:  # the user's own autograd functions may raise anything
+        raise refusals.failed_call(
+            name, "backward", recorder.call, error, len(recorder.names)
+        ) from None
     if missing := [key for key in trainable if key not in recording.ready]:
         raise refusals.no_gradient(name, missing)
     return recording
+
+
+def _mixed_tables(module: nn.Module, recorder: Recorder) -> list[nn.Embedding | nn.EmbeddingBag]:
+    """Sparse embeddings whose table something else consumes too: their gradient is a sum with a
+    dense one, hence dense, and the meta device cannot form that sum."""
+    variables = recorder.variable_of
+    dense = {v for r in recorder.records for v in r.variables - {table for table, _ in r.lookups}}
+    return [
+        part
+        for part in module.modules()
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag)
+        and part.sparse
+        and variables.get(storage_of(part.weight)) in dense
+    ]
 
 
 def _forward(

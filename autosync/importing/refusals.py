@@ -2,6 +2,7 @@
 
 from autosync.errors import NotTraceable
 from autosync.importing.copies import first_line
+from autosync.importing.tracker import LOSS_PATH
 
 READS_VALUES = (
     "item() cannot be called on meta",
@@ -11,7 +12,8 @@ READS_VALUES = (
     "Cannot access data pointer",
     "meta tensor to a scalar",
 )
-SHAPE_FROM_VALUES = ("data-dependent", "dynamic shape", "DynamicOutputShape")
+SHAPE_FROM_VALUES = ("data-dependent", "data-independent", "dynamic shape", "DynamicOutputShape")
+NO_META_KERNEL = ("fake impl or Meta kernel", "from the 'Meta' backend")
 OTHER_DEVICE = ("Expected all tensors to be on the same device", "Torch not compiled with CUDA")
 
 
@@ -22,6 +24,8 @@ def failed_call(
     `depth`: operations recorded before it."""
     path, kind = call
     where = f"module {path!r}" if path else "the module itself"
+    where = "the loss function" if path == LOSS_PATH else where
+    kind = "item" if kind == "_local_scalar_dense" else kind
     after = f"at operation {kind!r}" if kind else "before the first operation"
     cause = f"{type(error).__name__}: {error}"
     if any(sign in cause for sign in READS_VALUES):
@@ -36,6 +40,9 @@ def failed_call(
             "Use operations of fixed shape: torch.where or a mask instead of nonzero, "
             "masked_select, unique or boolean indexing."
         )
+    elif any(sign in cause for sign in NO_META_KERNEL):
+        why = "has no implementation that computes shapes only (a meta kernel)"
+        remedy = "Replace the operation, or give it one with torch.library.register_fake."
     elif any(sign in cause for sign in OTHER_DEVICE):
         why = f"mixes devices: {first_line(error)}"
         remedy = "Make new tensors on the device of the inputs (device=x.device)."
@@ -90,4 +97,14 @@ def no_batch(name: str, batch_size: int, shapes: list[tuple[int, ...]]) -> NotTr
         thing="batch_size",
         value=batch_size,
         remedy="State the batch size that the example inputs have.",
+    )
+
+
+def other_dtype(name: str, variable: str, dtype: object, known: tuple[str, ...]) -> NotTraceable:
+    return NotTraceable(
+        f"{name!r}: variable {variable!r} has dtype {dtype}; gradients are synchronized in "
+        f"{', '.join(known)}.",
+        thing=f"variable {variable}",
+        value=str(dtype),
+        remedy="Keep the trained weights in one of these, or freeze it with requires_grad_(False).",
     )

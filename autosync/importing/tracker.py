@@ -41,6 +41,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         self.in_backward = False
         self.latest_backward: int | None = None
         self._latest: int | None = None
+        self._enclosing: list[int] = []
         self._occurrences: Counter[str] = Counter()
         self._next_node = _next_node()
 
@@ -64,10 +65,21 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
             self.forward_operation(operation, func, args, kwargs or {}, out)
         else:
             operation = self.view_of(args)
-        for node in nodes:
-            self.node_operation[node] = operation if node == nodes[-1] else self._latest
+        self._assign(nodes, operation)
         self._latest = operation
         return out
+
+    def _assign(self, nodes: range, operation: int | None) -> None:
+        if not torch.is_grad_enabled():
+            # Such a call makes no node: these belong to the custom function it runs in, which
+            # stands with its first operation.
+            self._enclosing += nodes
+        else:
+            for node in nodes:
+                self.node_operation[node] = operation if node == nodes[-1] else self._latest
+        if operation is not None:
+            self.node_operation.update(dict.fromkeys(self._enclosing, operation))
+            self._enclosing = []
 
     def start_backward(self) -> None:
         """From here on calls belong to the backward pass."""

@@ -1,0 +1,273 @@
+import re
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from autosync.graph import ModelGraph
+from autosync.importing import import_module
+from autosync.importing.copies import compute_loss, meta_inputs, meta_module
+from autosync.models import BUNDLED
+from autosync.models.registry import import_bundled
+from tests.autosync.importing import modules
+from tests.autosync.importing.modules import BATCH, cross_entropy, features, labels
+
+WORDS = torch.randint(0, 20, (BATCH, 5))
+
+
+def recorded(module: nn.Module, name: str = "tried") -> ModelGraph:
+    return import_module(module, (features(), labels()), cross_entropy, name=name, batch_size=BATCH)
+
+
+@pytest.fixture(scope="module")
+def tied() -> ModelGraph:
+    return import_module(modules.Tied(), (WORDS,), modules.tied_loss, name="tied", batch_size=BATCH)
+
+
+@pytest.fixture(scope="module")
+def bert() -> ModelGraph:
+    return import_bundled(BUNDLED["bert_base"], 2)
+
+
+MADE: dict[str, Callable[[], nn.Module]] = {
+    "perceptron": modules.perceptron,
+    "checkpointed": modules.Checkpointed,
+    "own function": modules.OwnFunction,
+    "slices": modules.Slices,
+    "attending": modules.Attending,
+}
+
+
+def assert_flops_are_torchs(
+    graph: ModelGraph, module: nn.Module, inputs: tuple[torch.Tensor, ...], loss: object
+) -> None:
+    with torch.device("meta"):
+        with FlopCounterMode(display=False) as counter:
+            compute_loss(module, inputs, loss)  # type: ignore[arg-type]
+        forward = counter.get_total_flops()
+        with FlopCounterMode(display=False) as counter:
+            compute_loss(module, inputs, loss).backward()  # type: ignore[arg-type]
+        total = counter.get_total_flops()
+    assert sum(operation.forward_flops for operation in graph.operations) == forward > 0
+    both = sum(o.forward_flops + o.backward_flops for o in graph.operations)
+    assert both == total > forward
+
+
+@pytest.mark.parametrize("name", ["resnet50", "vgg16", "bert_base", "transformer"])
+def test_flops_equal_torchs_own_counter(name: str) -> None:
+    with torch.device("meta"):
+        module, inputs, loss = BUNDLED[name].build(2)
+    graph = import_module(module, inputs, loss, name=name, batch_size=2)
+    assert_flops_are_torchs(graph, module, inputs, loss)
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_flops_equal_torchs_own_counter_for_unusual_modules(kind: str) -> None:
+    module = MADE[kind]()
+    inputs = (features(), labels())
+    graph = recorded(module)
+    copied = meta_module(module, kind)
+    assert_flops_are_torchs(graph, copied, meta_inputs(inputs, BATCH), cross_entropy)
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_gradients_get_ready_where_they_are_said_to(kind: str) -> None:
+    graph = recorded(MADE[kind]())
+    place = {operation: i for i, operation in enumerate(graph.backward_order)}
+    ends = [place[graph.gradient_after[v]] for v in graph.gradient_order]
+    assert ends == sorted(ends)
+    for variable, consumers in enumerate(graph.consumers()):
+        assert graph.gradient_after[variable] == max(consumers, key=place.__getitem__)
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_edges_run_forward(kind: str) -> None:
+    graph = recorded(MADE[kind]())
+    for index, operation in enumerate(graph.operations):
+        assert all(source < index for source in operation.inputs)
+
+
+def test_a_real_backward_on_the_cpu_has_the_recorded_order() -> None:
+    module = modules.Tied()
+    order: list[str] = []
+    for name, parameter in module.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
+    modules.tied_loss(module(WORDS), WORDS).backward()
+    graph = import_module(module, (WORDS,), modules.tied_loss, name="t", batch_size=BATCH)
+    assert [graph.variables[v].name for v in graph.gradient_order] == order
+
+
+def test_a_tied_embedding_is_ready_last_and_names_all_its_consumers(tied: ModelGraph) -> None:
+    names = [variable.name for variable in tied.variables]
+    assert names == ["embedding.weight", "middle.weight", "middle.bias"]
+    consumers = [tied.operations[i].name for i in tied.consumers()[0]]
+    assert consumers == ["embedding.embedding", "mm"]
+    assert tied.gradient_order[-1] == 0
+    assert tied.operations[tied.gradient_after[0]].name == "embedding.embedding"
+    reversed_forward = [v for op in reversed(tied.operations) for v in op.variables]
+    assert reversed_forward[0] == 0, "reversed forward order would have it first"
+
+
+def test_bert_ties_its_word_embedding(bert: ModelGraph) -> None:
+    word = next(i for i, v in enumerate(bert.variables) if v.name.endswith("word.weight"))
+    assert len(bert.consumers()[word]) == 2
+    assert bert.gradient_order[-1] == word
+    assert bert.variables[word].factor_rows == 0
+
+
+def test_names_are_module_path_and_operation() -> None:
+    graph = recorded(modules.perceptron())
+    assert [operation.name for operation in graph.operations] == [
+        "0.addmm",
+        "1.relu",
+        "2.addmm",
+        "loss._log_softmax",
+        "loss.nll_loss_forward",
+    ]
+    assert [operation.inputs for operation in graph.operations] == [(), (0,), (1,), (2,), (3,)]
+    assert [operation.variables for operation in graph.operations[:3]] == [(0, 1), (), (2, 3)]
+    assert [operation.output_bytes for operation in graph.operations[:3]] == [128, 128, 48]
+
+
+def test_edges_pass_through_views(tied: ModelGraph) -> None:
+    """Linear on three dimensions views its input and its output."""
+    middle = next(o for o in tied.operations if o.name == "middle.addmm")
+    assert tied.operations[middle.inputs[0]].name == "embedding.embedding"
+    assert not {o.type for o in tied.operations} & {"view", "t", "transpose", "expand", "detach"}
+
+
+def test_writes_in_place_chain(tied: ModelGraph) -> None:
+    graph = recorded(modules.Slices())
+    by_name = {operation.name: operation for operation in graph.operations}
+    sources = {graph.operations[i].name for i in by_name["copy_:2"].inputs}
+    assert sources == {"copy_", "right.addmm"}
+    assert [graph.operations[i].name for i in by_name["loss._log_softmax"].inputs] == ["copy_:2"]
+
+
+def test_factor_rows_are_the_rows_of_the_activation(tied: ModelGraph) -> None:
+    assert [v.factor_rows for v in recorded(modules.perceptron()).variables] == [BATCH, 0, BATCH, 0]
+    middle = next(v for v in tied.variables if v.name == "middle.weight")
+    assert middle.factor_rows == WORDS.numel()
+    assert tied.variables[0].factor_rows == 0, "its gradient is a sum of two"
+
+
+def test_sparse_variables_touch_at_most_their_indices() -> None:
+    rows = torch.zeros(BATCH, 3, dtype=torch.long)
+    graph = import_module(
+        modules.Sparse(), (rows, labels()), cross_entropy, name="sparse", batch_size=BATCH
+    )
+    found = {v.name: (v.sparse, v.touched_rows) for v in graph.variables}
+    assert found["bag.weight"] == (True, 3 * BATCH)
+    assert found["large.weight"] == (True, 3 * BATCH)
+    assert found["small.weight"] == (True, 10), "capped at the table"
+    assert found["output.weight"] == (False, 0)
+
+
+def test_a_tied_sparse_embedding_is_dense() -> None:
+    """The output layer's gradient is dense, so the sum is."""
+    graph = import_module(
+        modules.Tied(sparse=True), (WORDS,), modules.tied_loss, name="t", batch_size=BATCH
+    )
+    assert not graph.variables[0].sparse
+
+
+def test_batch_dimension_is_found_by_running_at_another_size(bert: ModelGraph) -> None:
+    flags = {operation.name: operation.has_batch_dimension for operation in bert.operations}
+    assert flags["encoder.embeddings.word.embedding"]
+    assert not flags["encoder.embeddings.position.embedding"]
+    assert flags["encoder.layers.0.attention.bmm"], "the batch is folded into the heads"
+    assert not flags["loss.add"]
+
+
+def test_batch_dimension_where_the_module_runs_at_one_size_only() -> None:
+    graph = recorded(modules.FixedBatch())
+    flags = {operation.name: operation.has_batch_dimension for operation in graph.operations}
+    assert flags["layer.addmm"]
+    assert not flags["ones"]
+    assert not flags["loss.nll_loss_forward"]
+
+
+def test_frozen_parameters_are_no_variables() -> None:
+    module = modules.perceptron()
+    module[0].requires_grad_(False)
+    assert [v.name for v in recorded(module).variables] == ["2.weight", "2.bias"]
+
+
+def test_counters_that_lead_nowhere_are_no_operations() -> None:
+    module = nn.Sequential(nn.Linear(8, 3), nn.BatchNorm1d(3))
+    types = [operation.type for operation in recorded(module).operations]
+    assert types == ["addmm", "native_batch_norm", "_log_softmax", "nll_loss_forward"]
+
+
+def test_a_given_module_is_left_alone() -> None:
+    module = nn.Sequential(nn.Linear(8, 3), nn.BatchNorm1d(3))
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    recorded(module)
+    for name, value in module.state_dict().items():
+        assert value.device.type == "cpu"
+        assert torch.equal(value, before[name])
+    assert all(parameter.grad is None for parameter in module.parameters())
+    assert not module[0]._forward_hooks
+    assert not module[0]._forward_pre_hooks
+
+
+def test_a_module_and_its_factory_give_one_graph() -> None:
+    made = import_module(
+        modules.perceptron, (features(), labels()), cross_entropy, name="tried", batch_size=BATCH
+    )
+    assert made.id == recorded(modules.perceptron()).id
+
+
+def test_a_module_that_returns_the_loss_gets_all_inputs() -> None:
+    class WithLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
+            assert y is not None
+            return nn.functional.cross_entropy(self.layer(x), y)
+
+    graph = import_module(WithLoss(), (features(), labels()), None, name="w", batch_size=BATCH)
+    assert [operation.type for operation in graph.operations][-1] == "nll_loss_forward"
+
+
+def test_half_precision_variables_keep_their_dtype() -> None:
+    graph = import_module(
+        modules.perceptron().bfloat16(),
+        (features().bfloat16(), labels()),
+        cross_entropy,
+        name="half",
+        batch_size=BATCH,
+    )
+    assert {variable.dtype for variable in graph.variables} == {"bfloat16"}
+    assert graph.operations[0].output_bytes == 64
+
+
+def test_every_operation_runs_backward_in_reverse_of_what_feeds_it(bert: ModelGraph) -> None:
+    place = {operation: i for i, operation in enumerate(bert.backward_order)}
+    addmms = [i for i, o in enumerate(bert.operations) if o.name.endswith("narrow.addmm")]
+    assert all(place[earlier] > place[later] for earlier, later in pairwise(addmms))
+
+
+def test_bert_is_imported_without_memory_for_its_weights() -> None:
+    recorded(modules.perceptron())  # loads what torch loads on first use
+    with torch.device("meta"):
+        module, inputs, loss = BUNDLED["bert_base"].build()
+    assert {parameter.device.type for parameter in module.parameters()} == {"meta"}
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = memory_kb("VmRSS")
+    graph = import_module(module, inputs, loss, name="bert", batch_size=32)
+    assert memory_kb("VmHWM") - before < 64 * 1024
+    assert graph.size_bytes > 400e6
+
+
+def memory_kb(field: str) -> int:
+    status = Path("/proc/self/status").read_text()
+    found = re.search(rf"{field}:\s+(\d+) kB", status)
+    assert found
+    return int(found.group(1))

@@ -1,0 +1,111 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+from autosync.errors import AutosyncError, InvalidInput, NotFound
+from autosync.importing import import_module, load_target
+
+GOOD = """
+import torch
+from torch import nn
+
+def example():
+    loss = lambda outputs, x, y: nn.functional.cross_entropy(outputs, y)
+    return nn.Linear(8, 3), (torch.randn(4, 8), torch.randint(0, 3, (4,))), loss
+
+def reads_values():
+    module, inputs, loss = example()
+    float(inputs[0].sum())
+    return module, inputs, loss
+
+def fails():
+    raise KeyError("weights.bin")
+
+def needs_argument(size):
+    return example()
+
+def two():
+    return example()[:2]
+
+def one():
+    return example()[0]
+
+def no_module():
+    return (3, *example()[1:])
+
+def no_tensors():
+    return example()[0], [1, 2], None
+
+def no_loss():
+    return (*example()[:2], 5)
+
+def scalar():
+    return example()[0], (torch.tensor(1.0),), None
+
+number = 7
+"""
+
+
+@pytest.fixture
+def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tried_models.py").write_text(GOOD)
+    (tmp_path / "tried_syntax.py").write_text("def broken(:\n")
+    (tmp_path / "tried_needs.py").write_text("import surely_not_installed_here\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+
+@pytest.mark.usefixtures("_project")
+def test_a_function_is_called_without_allocating() -> None:
+    path = list(sys.path)
+    target = load_target("tried_models:example")
+    assert target.batch_size == 4
+    assert {p.device.type for p in target.module.parameters()} == {"meta"}
+    assert sys.path == path
+    graph = import_module(
+        target.module, target.example_inputs, target.loss, name="mine", batch_size=4
+    )
+    assert graph.parameters == 27
+
+
+@pytest.mark.usefixtures("_project")
+def test_a_function_that_needs_values_gets_them() -> None:
+    allocated = load_target("tried_models:example", allocate=True)
+    assert {p.device.type for p in allocated.module.parameters()} == {"cpu"}
+    reading = load_target("tried_models:reads_values")
+    assert {p.device.type for p in reading.module.parameters()} == {"cpu"}
+
+
+@pytest.mark.usefixtures("_project")
+@pytest.mark.parametrize(
+    ("target", "kind", "words"),
+    [
+        ("tried_models", InvalidInput, "package.module:function"),
+        (":example", InvalidInput, "package.module:function"),
+        ("tried_models:", InvalidInput, "package.module:function"),
+        ("tried_models:a.b", InvalidInput, "package.module:function"),
+        ("no_such_module_here:example", NotFound, "PYTHONPATH"),
+        ("tried_models.part:example", NotFound, "tried_models.part"),
+        ("tried_models:absent", NotFound, "It has: "),
+        ("tried_models:number", InvalidInput, "is no function"),
+        ("tried_syntax:broken", InvalidInput, "SyntaxError"),
+        ("tried_needs:example", InvalidInput, "Install 'surely_not_installed_here'"),
+        ("tried_models:fails", InvalidInput, "weights.bin"),
+        ("tried_models:needs_argument", InvalidInput, "without arguments"),
+        ("tried_models:two", InvalidInput, "got 2 values"),
+        ("tried_models:one", InvalidInput, "got a Linear"),
+        ("tried_models:no_module", InvalidInput, "must be an nn.Module, got int"),
+        ("tried_models:no_tensors", InvalidInput, "tuple of tensors"),
+        ("tried_models:no_loss", InvalidInput, "a function or None, got int"),
+        ("tried_models:scalar", InvalidInput, "batch dimension"),
+    ],
+)
+def test_each_mistake_is_named(target: str, kind: type[AutosyncError], words: str) -> None:
+    with pytest.raises(kind) as caught:
+        load_target(target)
+    assert words in str(caught.value)
+    assert target in str(caught.value)
+    assert caught.value.remedy
+    assert caught.value.__context__ is None or caught.value.__suppress_context__

@@ -1,0 +1,77 @@
+from dataclasses import replace
+
+import pytest
+
+from autosync.documents import from_json, to_json
+from autosync.errors import InvalidInput
+from autosync.graph import ModelGraph, Variable
+from autosync.models import bundled
+from tests.domains import chain_graph
+
+
+def test_json_is_canonical_and_loses_nothing() -> None:
+    graph = bundled("ncf_sparse")
+    again = from_json(ModelGraph, to_json(graph))
+    assert again == graph
+    assert again.id == graph.id
+    assert to_json(again) == to_json(graph)
+
+
+def test_identity_follows_content() -> None:
+    graph = chain_graph()
+    assert graph.id == chain_graph().id
+    assert graph.id != replace(graph, batch_size=9).id
+    assert graph.id != chain_graph(((64, 32), (65,), (128, 64), (128,), (10, 128), (10,))).id
+
+
+def test_sizes_add_up() -> None:
+    graph = chain_graph(((4, 3), (5,)))
+    assert graph.parameters == 17
+    assert graph.size_bytes == 68
+    assert Variable("half", (4, 3), "float16").size_bytes == 24
+
+
+def test_consumers_name_an_operation_once() -> None:
+    graph = chain_graph(((4, 3), (5,)))
+    twice = replace(graph.operations[1], variables=(0, 0, 1))
+    graph = replace(graph, operations=(graph.operations[0], twice))
+    assert graph.consumers() == ((0, 1), (1,))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"batch_size": 0}, "batch_size"),
+        ({"variables": ()}, "no trainable variable"),
+        ({"gradient_order": (0, 0)}, "gradient_order"),
+        ({"gradient_order": (0,)}, "gradient_order"),
+        ({"backward_order": (1,)}, "backward_order"),
+        ({"gradient_after": (0,)}, "gradient_after"),
+        ({"gradient_after": (0, 7)}, "gradient_after of v1"),
+    ],
+)
+def test_a_graph_that_cannot_be_is_refused(change: dict[str, object], words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        replace(chain_graph(((4, 3), (5,))), **change)
+
+
+def test_operations_and_variables_that_cannot_be_are_refused() -> None:
+    graph = chain_graph(((4, 3), (5,)))
+    nowhere = replace(graph.operations[1], inputs=(9,))
+    with pytest.raises(InvalidInput, match="op1 reads from nowhere"):
+        replace(graph, operations=(graph.operations[0], nowhere))
+    unknown = replace(graph.operations[1], variables=(-1,))
+    with pytest.raises(InvalidInput, match="op1 consumes no variable"):
+        replace(graph, operations=(graph.operations[0], unknown))
+    with pytest.raises(InvalidInput, match="names a variable twice"):
+        replace(graph, variables=(graph.variables[0], graph.variables[0]))
+    with pytest.raises(InvalidInput, match="must be positive"):
+        Variable("empty", (4, 0))
+    with pytest.raises(InvalidInput, match="touched_rows is 0"):
+        Variable("table", (4, 2), sparse=True)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"name": "x", "surprise": 1}', "\x00"])
+def test_garbage_is_refused_with_the_field(text: str) -> None:
+    with pytest.raises(InvalidInput, match="upload"):
+        from_json(ModelGraph, text, source="upload")
