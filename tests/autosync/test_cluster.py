@@ -1,0 +1,227 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autosync.cluster import Cluster, Device, Link, MessageCost, Node
+from autosync.clusterfile import (
+    MAX_BYTES,
+    bundled_clusters,
+    load_cluster,
+    parse_cluster,
+    save_cluster,
+)
+from autosync.devices import DEVICE_TYPES
+from autosync.errors import InvalidInput, NotFound
+from tests.domains import grid_cluster
+
+TWO = """
+name: two
+nodes:
+  - {address: 10.0.0.1, devices: [{type: t4, count: 2}], bandwidth_gbps: 9.56, %s}
+  - {address: 10.0.0.2, devices: [{type: t4}], bandwidth_gbps: 9.56}
+"""
+GOOD = TWO % "intra_bandwidth_gbps: 48"
+
+
+class TestCluster:
+    def test_ranks_count_devices_node_by_node_then_servers(self) -> None:
+        cluster = load_cluster("rtx-2080-ti-2x4-10gbe-servers")
+        assert cluster.world_size == 8
+        assert cluster.servers == 10
+        assert cluster.node_of_server().tolist() == [0] * 4 + [1] * 4 + [2, 3]
+        assert len(cluster.device_of_rank()) == 8
+
+    def test_the_slower_nic_counts_between_nodes(self) -> None:
+        rates = load_cluster("example-mixed").bandwidth_bytes_per_second() * 8 / 1e9
+        assert rates[0, 1] == pytest.approx(23.9)
+        assert rates[0, 2] == rates[2, 0] == pytest.approx(9.56)
+        assert np.isinf(rates[0, 0])
+
+    def test_links_are_exceptions_both_ways(self) -> None:
+        nodes = grid_cluster(3).nodes
+        link = Link((nodes[0].address, nodes[2].address), 0.1, latency_us=900)
+        cluster = Cluster("linked", nodes, links=(link,))
+        rates = cluster.bandwidth_bytes_per_second() * 8 / 1e9
+        assert rates[0, 2] == rates[2, 0] == pytest.approx(0.1)
+        assert rates[0, 1] == pytest.approx(0.956)
+        assert cluster.latency_seconds()[2, 0] == pytest.approx(9e-4)
+        assert cluster.latency_seconds()[0, 1] == pytest.approx(5e-5)
+
+    def test_fitted_costs_replace_assumed_ones(self) -> None:
+        assumed = grid_cluster()
+        assert assumed.cost("all_reduce").residual is None
+        fitted = MessageCost("all_reduce", 1e-3, residual=0.04)
+        cluster = Cluster("fitted", assumed.nodes, costs=(fitted,))
+        assert cluster.cost("all_reduce") == fitted
+        assert cluster.cost("broadcast") == assumed.cost("broadcast")
+        assert cluster.id != assumed.id
+
+    @pytest.mark.parametrize(
+        ("node", "words"),
+        [
+            (Node("b", (), 1.0), "devices is empty"),
+            (Node("b", (Device("t5"),), 1.0), "device type is none of"),
+            (Node("b", (Device("t4", 0),), 1.0), "device count"),
+            (Node("b", (Device("t4", slowdown=0),), 1.0), "slowdown"),
+            (Node("b", (Device("t4"),), 0.0), "bandwidth_gbps must be positive"),
+            (Node("b", (Device("t4"),), float("nan")), "bandwidth_gbps must be positive"),
+            (Node("b", (Device("t4", 2),), 1.0), "intra_bandwidth_gbps must be stated"),
+            (Node("b", (Device("t4"),), 1.0, latency_us=-1), "latency_us"),
+            (Node("a", (Device("t4"),), 1.0), "used by two nodes"),
+        ],
+    )
+    def test_a_node_that_cannot_be_is_named(self, node: Node, words: str) -> None:
+        with pytest.raises(InvalidInput) as caught:
+            Cluster("bad", (Node("a", (Device("t4"),), 1.0), node))
+        assert words in caught.value.message
+        assert f"node '{node.address}'" in caught.value.message
+        assert caught.value.remedy
+
+    def test_clusters_with_nothing_to_synchronize(self) -> None:
+        with pytest.raises(InvalidInput, match="no nodes"):
+            Cluster("none", ())
+        with pytest.raises(InvalidInput, match="1 device"):
+            Cluster("one", (Node("a", (Device("t4"),), 1.0),))
+        server = Node("b", (), 1.0, server_only=True)
+        with pytest.raises(InvalidInput, match="1 device"):
+            Cluster("one", (Node("a", (Device("t4"),), 1.0), server))
+
+    def test_links_must_join_known_nodes_at_a_positive_rate(self) -> None:
+        nodes = grid_cluster(2).nodes
+        with pytest.raises(InvalidInput, match="'c', which is no node"):
+            Cluster("linked", nodes, links=(Link((nodes[0].address, "c"), 1.0),))
+        both = (nodes[0].address, nodes[1].address)
+        with pytest.raises(InvalidInput, match="must be positive"):
+            Cluster("linked", nodes, links=(Link(both, 0.0),))
+
+
+class TestPresets:
+    @pytest.mark.parametrize("name", bundled_clusters())
+    def test_every_preset_loads_and_says_what_its_rates_are(self, name: str) -> None:
+        cluster = load_cluster(name)
+        assert cluster.name == name
+        assert cluster.description
+        assert cluster.world_size >= 2
+        text = (Path("datasets/clusters") / f"{name}.yaml").read_text()
+        comment = " ".join(line for line in text.splitlines() if line.startswith("#"))
+        assert "payload" in comment
+
+    def test_the_presets_that_are_promised(self) -> None:
+        sizes = {name: load_cluster(name).world_size for name in bundled_clusters()}
+        assert sizes["example-4x1"] == sizes["example-2x2"] == sizes["example-mixed"] == 4
+        assert sizes["example-8x1"] == 8
+        assert sizes["aws-g4dn-12xlarge-x4"] == 16
+        assert sizes["rtx-2080-ti-4x4-10gbe"] == sizes["rtx-2080-ti-4x4-ib100"] == 16
+
+    def test_an_unknown_name_lists_the_presets(self) -> None:
+        for name in ("example-4x2", "../clusters/example-4x1", ""):
+            with pytest.raises(NotFound, match="example-4x1"):
+                load_cluster(name)
+
+
+class TestFile:
+    def test_saving_and_loading_loses_nothing(self, tmp_path: Path) -> None:
+        for name in bundled_clusters():
+            cluster = load_cluster(name)
+            save_cluster(cluster, tmp_path / "saved.yaml")
+            assert load_cluster(tmp_path / "saved.yaml") == cluster
+        assert [path.name for path in tmp_path.iterdir()] == ["saved.yaml"]
+
+    def test_a_file_is_read_by_its_path(self, tmp_path: Path) -> None:
+        (tmp_path / "mine.yml").write_text(GOOD)
+        cluster = load_cluster(tmp_path / "mine.yml")
+        assert cluster.world_size == 3
+        assert cluster == parse_cluster(GOOD, "text")
+
+    def test_json_is_yaml(self) -> None:
+        text = (
+            '{"name": "j", "nodes": [{"address": "a", "devices": [{"type": "t4", "count": 2}],'
+            ' "bandwidth_gbps": 1, "intra_bandwidth_gbps": 2}]}'
+        )
+        assert parse_cluster(text, "text").world_size == 2
+
+    def test_what_cannot_be_read_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidInput, match=r"absent\.yaml.*No such file"):
+            load_cluster(tmp_path / "absent.yaml")
+        (tmp_path / "folder.yaml").mkdir()
+        with pytest.raises(InvalidInput, match=r"folder\.yaml.*directory"):
+            load_cluster(tmp_path / "folder.yaml")
+        (tmp_path / "binary.yaml").write_bytes(b"name: \xff\xfe")
+        with pytest.raises(InvalidInput, match="not UTF-8"):
+            load_cluster(tmp_path / "binary.yaml")
+        (tmp_path / "large.yaml").write_bytes(b"#" * (MAX_BYTES + 5))
+        with pytest.raises(InvalidInput, match="larger than 1000 kB"):
+            load_cluster(tmp_path / "large.yaml")
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            (GOOD.replace("bandwidth_gbps: 9.56}", "latency_us: 5}"), "bandwidth_gbps is missing"),
+            (GOOD.replace("9.56}", "fast}"), "bandwidth_gbps must be a number"),
+            (GOOD.replace("9.56}", "true}"), "bandwidth_gbps must be a number"),
+            (GOOD.replace("9.56}", ".inf}"), "bandwidth_gbps must be a number below"),
+            (GOOD.replace("9.56}", ".nan}"), "bandwidth_gbps must be a number below"),
+            (GOOD.replace("9.56}", "-1}"), "bandwidth_gbps must be positive"),
+            (GOOD.replace("[{type: t4}]", "[{type: t5}]"), "none of cpu"),
+            (GOOD.replace("[{type: t4}]", "[{count: 2}]"), "must state its type"),
+            (GOOD.replace("[{type: t4}]", "[t4]"), "must state its type"),
+            (GOOD.replace("[{type: t4}]", "t4"), "devices is missing"),
+            (GOOD.replace("{type: t4}", "{type: t4, count: 2.5}"), "device count"),
+            (GOOD.replace("{type: t4}", "{type: t4, count: 1000000}"), "device count"),
+            (GOOD.replace("{type: t4}", "{type: t4, memory_gb: big}"), "memory_gb"),
+            (GOOD.replace("{type: t4}", "{type: t4, cuont: 2}"), "unknown field 'cuont'"),
+            (GOOD.replace("9.56}", "9.56, bandwith: 3}"), "unknown field 'bandwith'"),
+        ],
+    )
+    def test_the_node_at_fault_is_named(self, text: str, words: str) -> None:
+        assert text != GOOD
+        with pytest.raises(InvalidInput) as caught:
+            parse_cluster(text, "mine.yaml")
+        assert "node '10.0.0.2'" in caught.value.message
+        assert words in caught.value.message
+        assert caught.value.remedy
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("", "holds a NoneType"),
+            ("- 1", "holds a list"),
+            ("name: x", "names no nodes"),
+            ("name: x\nnodes: 3", "names no nodes"),
+            ("name: x\nnodes: [3]", "node number 1 is a int"),
+            ("name: x\nnodes: [{}]", "node number 1 has no address"),
+            ("nodes: [{}]", "has no name"),
+            (TWO % "latency_us: 5", "intra_bandwidth_gbps must be stated"),
+            (GOOD.replace("10.0.0.2", "10.0.0.1"), "used by two nodes"),
+            (GOOD + "bakcend: nccl", "bakcend"),
+            (GOOD + "backend: mpi", "backend"),
+            (GOOD + "name: again", "line 6: is no valid YAML: 'name' is given twice"),
+            (GOOD + "x: [", "line 6: is no valid YAML"),
+            (GOOD + "x: !!python/object:os.system {}", "is no valid YAML"),
+            (GOOD + "x: 2024-99-99", "is no valid YAML"),
+            (GOOD + "x: \x07", "is no valid YAML"),
+            ("[" * 50_000, "nested more than"),
+            ("name: " + "9" * 10_000, "is no valid YAML"),
+        ],
+    )
+    def test_what_is_no_cluster_is_refused(self, text: str, words: str) -> None:
+        with pytest.raises(InvalidInput) as caught:
+            parse_cluster(text, "mine.yaml")
+        assert words in caught.value.message
+        assert len(str(caught.value)) < 1000
+
+    def test_one_device_in_all_is_refused(self) -> None:
+        text = "name: x\nnodes: [{address: a, devices: [{type: t4}], bandwidth_gbps: 1}]"
+        with pytest.raises(InvalidInput, match="nothing to synchronize"):
+            parse_cluster(text, "mine.yaml")
+
+    def test_a_bomb_of_aliases_is_refused_at_once(self) -> None:
+        levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+        levels += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
+        with pytest.raises(InvalidInput, match="aliases"):
+            parse_cluster("\n".join(levels), "mine.yaml")
+
+    def test_device_types_are_usable_as_they_are_listed(self) -> None:
+        for device in DEVICE_TYPES:
+            assert parse_cluster(GOOD.replace("t4", device), "x").device_of_rank()[0].type == device

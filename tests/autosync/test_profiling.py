@@ -1,0 +1,210 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from autosync.devices import DEVICE_TYPES
+from autosync.errors import InvalidInput, NotSupported
+from autosync.graph import ModelGraph
+from autosync.importing import import_module
+from autosync.models import bundled
+from autosync.profiling import (
+    EFFICIENCY,
+    estimate_profile,
+    measure_profile,
+    profile_at,
+    update_seconds,
+)
+from tests.domains import chain_graph
+
+INPUTS = (torch.randn(16, 64), torch.randint(0, 10, (16,)))
+
+
+def cross_entropy(
+    outputs: torch.Tensor, inputs: torch.Tensor, labels: torch.Tensor
+) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs, labels)
+
+
+def network() -> nn.Sequential:
+    """The middle layer does nearly all of the work."""
+    return nn.Sequential(
+        nn.Linear(64, 1536), nn.BatchNorm1d(1536), nn.Linear(1536, 1536), nn.Linear(1536, 10)
+    )
+
+
+@pytest.fixture(scope="module")
+def graph() -> ModelGraph:
+    return import_module(network, INPUTS, cross_entropy, name="network", batch_size=16)
+
+
+class TestEstimate:
+    def test_an_operation_takes_the_longer_of_compute_and_memory(self) -> None:
+        """Worked by hand. op1 of the chain: 1e6 FLOPs; it moves 4096 in, 256 of weights, 4096
+        out = 8448 bytes forward, and 4096 + 2 * 4352 = 12800 backward."""
+        chain = chain_graph()
+        device = DEVICE_TYPES["cpu"]
+        slow = estimate_profile(chain, "cpu", efficiency=0.1)
+        assert slow.forward_seconds[1] == pytest.approx(1e6 / (device.peak_flops_per_second * 0.1))
+        assert slow.backward_seconds[1] == pytest.approx(2e6 / (device.peak_flops_per_second * 0.1))
+        light = replace(
+            chain,
+            operations=tuple(
+                replace(o, forward_flops=0, backward_flops=0) for o in chain.operations
+            ),
+        )
+        moved = estimate_profile(light, "cpu")
+        assert moved.forward_seconds[1] == pytest.approx(8448 / device.memory_bytes_per_second)
+        assert moved.backward_seconds[1] == pytest.approx(12800 / device.memory_bytes_per_second)
+
+    def test_it_is_marked_as_an_estimate_that_names_device_and_efficiency(self) -> None:
+        profile = estimate_profile(bundled("resnet50"), "t4", efficiency=0.4, slowdown=2)
+        assert profile.source == "estimated"
+        assert profile.device == "t4"
+        assert profile.batch_size == 32
+        for word in ("t4", "40%", "2 times slower"):
+            assert word in profile.note
+
+    def test_slowdown_slows_everything_alike(self) -> None:
+        graph = bundled("resnet50")
+        nominal = estimate_profile(graph, "t4")
+        slow = estimate_profile(graph, "t4", slowdown=3)
+        assert slow.compute_seconds == pytest.approx(3 * nominal.compute_seconds)
+        assert slow.update_seconds == pytest.approx(3 * nominal.update_seconds)
+
+    def test_faster_devices_and_higher_efficiency_take_less_time(self) -> None:
+        graph = bundled("bert_base")
+        seconds = [estimate_profile(graph, d).compute_seconds for d in ("t4", "a10g", "a100")]
+        assert seconds == sorted(seconds, reverse=True)
+        hasty = estimate_profile(graph, "t4", efficiency=0.9).compute_seconds
+        assert hasty < seconds[0]
+
+    def test_operations_without_backward_take_no_time_there(self) -> None:
+        graph = bundled("bert_base")
+        profile = estimate_profile(graph, "v100")
+        masks = [i for i, o in enumerate(graph.operations) if o.type == "bernoulli_"]
+        assert masks
+        assert all(profile.backward_seconds[i] == 0 < profile.forward_seconds[i] for i in masks)
+
+    def test_a_lookup_reads_rows_and_a_sparse_gradient_writes_rows(self) -> None:
+        sparse = estimate_profile(bundled("ncf_sparse"), "v100")
+        dense = estimate_profile(bundled("ncf_dense"), "v100")
+        assert sparse.forward_seconds == dense.forward_seconds
+        assert dense.backward_seconds[0] > 1000 * sparse.backward_seconds[0]
+        assert dense.update_seconds > 1000 * sparse.update_seconds
+
+    def test_it_comes_near_published_throughput(self) -> None:
+        """Shi et al. 2020 (arXiv 2005.13247), one RTX 2080 Ti, batch 64."""
+        for name, measured in (("resnet50", 253.1), ("bert_base", 212.8)):
+            graph = bundled(name)
+            profile = estimate_profile(graph, "rtx-2080-ti", efficiency=EFFICIENCY)
+            seconds = profile.compute_seconds * 64 / graph.batch_size + profile.update_seconds
+            rate = 64 / seconds
+            assert rate == pytest.approx(measured, rel=0.2)
+
+    @pytest.mark.parametrize("efficiency", [0, -1, 1.01, float("nan")])
+    def test_absurd_efficiencies_are_refused(self, efficiency: float) -> None:
+        with pytest.raises(InvalidInput, match="efficiency"):
+            estimate_profile(chain_graph(), "t4", efficiency=efficiency)
+
+    @pytest.mark.parametrize("slowdown", [0, -1, float("inf"), float("nan")])
+    def test_absurd_slowdowns_are_refused(self, slowdown: float) -> None:
+        with pytest.raises(InvalidInput, match="slowdown"):
+            estimate_profile(chain_graph(), "t4", slowdown=slowdown)
+
+    def test_an_unknown_device_is_refused(self) -> None:
+        with pytest.raises(InvalidInput, match="'t5' is unknown"):
+            estimate_profile(chain_graph(), "t5")
+        with pytest.raises(InvalidInput, match="'t5' is unknown"):
+            update_seconds(chain_graph(), "t5")
+
+
+class TestStatedStep:
+    def test_forward_and_backward_take_the_stated_time(self) -> None:
+        profile = profile_at(bundled("resnet50"), 64 / 253.1)
+        assert profile.compute_seconds == pytest.approx(64 / 253.1)
+        assert profile.update_seconds == 0
+        assert profile.source == "estimated"
+        assert "252.864 ms" in profile.note
+
+    def test_the_shape_is_the_estimates(self) -> None:
+        graph = bundled("resnet50")
+        scaled = profile_at(graph, 0.5, "t4")
+        estimate = estimate_profile(graph, "t4")
+        factor = 0.5 / estimate.compute_seconds
+        assert scaled.forward_seconds == pytest.approx(
+            [seconds * factor for seconds in estimate.forward_seconds]
+        )
+
+    @pytest.mark.parametrize("step_seconds", [0, -1, float("inf"), float("nan")])
+    def test_absurd_times_are_refused(self, step_seconds: float) -> None:
+        with pytest.raises(InvalidInput, match="step_seconds"):
+            profile_at(chain_graph(), step_seconds)
+
+
+class TestMeasurement:
+    def test_it_finds_the_operation_that_does_the_work(self, graph: ModelGraph) -> None:
+        profile = measure_profile(network(), INPUTS, cross_entropy, graph, iterations=3)
+        assert profile.source == "measured"
+        assert profile.device == "cpu"
+        assert profile.batch_size == 16
+        names = [operation.name for operation in graph.operations]
+        both = [
+            f + b for f, b in zip(profile.forward_seconds, profile.backward_seconds, strict=True)
+        ]
+        assert len(both) == len(names)
+        seconds = dict(zip(names, both, strict=True))
+        assert seconds["2.addmm"] > 5 * seconds["3.addmm"], "it has 150 times the FLOPs"
+        assert all(seconds > 0 for seconds in profile.forward_seconds)
+
+    def test_module_and_random_state_are_left_as_they_were(self, graph: ModelGraph) -> None:
+        module = network()
+        module[0].weight.grad = torch.ones(1536, 64)
+        before = {name: value.clone() for name, value in module.state_dict().items()}
+        state = torch.get_rng_state()
+        measure_profile(module, INPUTS, cross_entropy, graph, iterations=1)
+        assert torch.equal(torch.get_rng_state(), state)
+        for name, value in module.state_dict().items():
+            assert torch.equal(value, before[name]), name
+        assert torch.equal(module[0].weight.grad, torch.ones(1536, 64))
+        assert module[2].weight.grad is None
+        assert not module[0]._forward_hooks
+
+    def test_operations_the_cpu_fuses_share_their_modules_time(self) -> None:
+        """The meta device takes attention apart, the CPU runs one kernel."""
+
+        class Attending(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer = nn.Linear(32, 32)
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                y = self.layer(x)
+                return nn.functional.scaled_dot_product_attention(y, y, y).mean()
+
+        inputs = (torch.randn(2, 4, 16, 32),)
+        graph = import_module(Attending, inputs, None, name="attending", batch_size=2)
+        profile = measure_profile(Attending(), inputs, None, graph, iterations=1)
+        products = [i for i, o in enumerate(graph.operations) if o.type == "bmm"]
+        assert len(products) == 2
+        assert all(profile.forward_seconds[i] > 0 for i in products)
+        assert all(profile.backward_seconds[i] > 0 for i in products)
+
+    def test_what_does_not_belong_together_is_refused(self, graph: ModelGraph) -> None:
+        with pytest.raises(InvalidInput, match="not the 8 of graph 'network'"):
+            measure_profile(nn.Linear(64, 10), INPUTS, cross_entropy, graph)
+        other_batch = tuple(value[:3] for value in INPUTS)
+        with pytest.raises(InvalidInput, match="batch size 16"):
+            measure_profile(network(), other_batch, cross_entropy, graph)
+        with pytest.raises(InvalidInput, match="iterations"):
+            measure_profile(network(), INPUTS, cross_entropy, graph, iterations=0)
+
+    def test_what_does_not_run_here_is_refused(self, graph: ModelGraph) -> None:
+        with torch.device("meta"):
+            weightless = network()
+        with pytest.raises(NotSupported, match="'meta'"):
+            measure_profile(weightless, INPUTS, cross_entropy, graph)
+        wrong = (torch.randn(16, 63), INPUTS[1])
+        with pytest.raises(NotSupported, match="does not run on this CPU"):
+            measure_profile(network(), wrong, cross_entropy, graph)
