@@ -220,9 +220,40 @@ def test_the_first_pick_follows_bandwidth() -> None:
     assert 0.70 < np.mean(drawn.server == 0) < 0.80
 
 
+OWNERS_ONLY = Space(all_reduce=False, reduce_scatter=False)
+
+
+def test_noise_never_breaks_the_balance_of_many_servers() -> None:
+    domain = domain_of(chain_graph(((64, 64),) * 40), grid_cluster(8))
+    drawn = sample(domain, OWNERS_ONLY, 0, 500, 0)
+    for servers in drawn.server.reshape(500, 40):
+        assert np.abs(np.bincount(servers, minlength=8) - 5).max() <= 1
+
+
+def test_large_shards_go_first() -> None:
+    """The largest comes last in the graph: placed last it would put 16 units on one server."""
+    domain = domain_of(chain_graph((*((64,),) * 64, (32 * 64,))), grid_cluster(2))
+    drawn = sample(domain, OWNERS_ONLY, 0, 200, 0)
+    for index in range(200):
+        rows = slice(drawn.first[index], drawn.first[index + 1])
+        load = np.bincount(drawn.server[rows], drawn.length[rows] / 64, minlength=2)
+        assert np.abs(load - 48).max() <= 4
+
+
+def test_a_giant_at_the_end_takes_no_group_from_the_others() -> None:
+    domain = domain_of(chain_graph(((1000, 10), (10,), (10,))))
+    drawn = sample(domain, Space(parameter_server=False, reduce_scatter=False), 0, 900, 0)
+    groups = np.array([drawn.group[first:stop].max() + 1 for first, stop in spans(drawn)])
+    assert np.abs(np.bincount(groups, minlength=4)[1:] / 900 - 1 / 3).max() < 0.06
+
+
+def spans(drawn: Population) -> list[tuple[int, int]]:
+    return [(int(a), int(b)) for a, b in zip(drawn.first, drawn.first[1:], strict=False)]
+
+
 def test_placement_varies_among_equal_servers() -> None:
     domain = domain_of(chain_graph(((64, 64),) * 8), grid_cluster(4))
-    drawn = sample(domain, Space(all_reduce=False, reduce_scatter=False), 0, 50, 0)
+    drawn = sample(domain, OWNERS_ONLY, 0, 50, 0)
     assert len({tuple(row) for row in drawn.server.reshape(50, 8).tolist()}) > 40
 
 
