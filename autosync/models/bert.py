@@ -111,6 +111,14 @@ def bert(
     return Pretraining(layers, hidden, heads or hidden // 64), inputs, pretraining_loss
 
 
+def bert_3l(batch_size: int) -> Built:
+    return bert(3, 256, batch_size=batch_size)
+
+
+def bert_6l(batch_size: int) -> Built:
+    return bert(6, 512, batch_size=batch_size)
+
+
 def bert_base(batch_size: int) -> Built:
     return bert(12, 768, batch_size=batch_size)
 

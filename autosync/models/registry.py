@@ -75,6 +75,20 @@ BUNDLED: dict[str, ModelSpec] = _specs(
         "autosync.models.densenet:densenet121",
     ),
     ModelSpec(
+        "bert_3l",
+        "BERT of 3 layers and 256 hidden, pre-training, sentences of 64 tokens",
+        32,
+        10_478_140,
+        "autosync.models.bert:bert_3l",
+    ),
+    ModelSpec(
+        "bert_6l",
+        "BERT of 6 layers and 512 hidden, pre-training, sentences of 64 tokens",
+        32,
+        35_363_644,
+        "autosync.models.bert:bert_6l",
+    ),
+    ModelSpec(
         "bert_base",
         "BERT-base pre-training (both heads), sentences of 64 tokens",
         32,

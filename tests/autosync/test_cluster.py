@@ -11,6 +11,7 @@ from autosync.clusterfile import (
     parse_cluster,
     save_cluster,
 )
+from autosync.datafiles import data_file
 from autosync.devices import DEVICE_TYPES
 from autosync.errors import InvalidInput, NotFound
 from tests.domains import grid_cluster
@@ -103,7 +104,7 @@ class TestPresets:
         assert cluster.name == name
         assert cluster.description
         assert cluster.world_size >= 2
-        text = (Path("datasets/clusters") / f"{name}.yaml").read_text()
+        text = data_file("clusters", f"{name}.yaml").read_text()
         comment = " ".join(line for line in text.splitlines() if line.startswith("#"))
         assert "payload" in comment
 
