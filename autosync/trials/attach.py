@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -12,6 +13,7 @@ from autosync.bundle import Bundle
 from autosync.plan import Plan
 from autosync.plan.document import DDP_BUCKET_BYTES
 from autosync.runtime import attach as runtime
+from autosync.runtime.transport import Groups
 
 MEBIBYTE = 1024 * 1024
 
@@ -19,30 +21,61 @@ DDP_FIRST_BUCKET_BYTES = MEBIBYTE
 """torch's `dist._DEFAULT_FIRST_BUCKET_BYTES`: DDP at its defaults keeps its first bucket small."""
 
 
+MOST_GROUPS = 24
+"""Process groups that a worker keeps connected for the plans to come; each holds a thread pool
+and a connection to every peer, and plans with rings of their own each bring new ones."""
+
+
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """model: to run forward on. optimizer: to step. detach: finishes what is under way and leaves
-    the job's own model and optimizer as they were, their values updated."""
+    """model: to run forward on. flush: finishes what is under way. detach: leaves the job's own
+    model and optimizer as they were, their values updated."""
 
     model: nn.Module
-    optimizer: torch.optim.Optimizer
+    flush: Callable[[], None]
     detach: Callable[[], None]
 
 
+class KeptGroups:
+    """The process groups that plan after plan runs on."""
+
+    def __init__(self) -> None:
+        self._groups: Groups | None = None
+
+    def get(self) -> Groups:
+        """Every rank asks before every plan, so all replace them at the same one."""
+        if self._groups is not None and len(self._groups.made) > MOST_GROUPS:
+            self.close()
+        if self._groups is None:
+            world = dist.group.WORLD
+            assert world is not None  # the worker joined before its first trial
+            self._groups = runtime.open_groups(world)
+        return self._groups
+
+    def close(self) -> None:
+        if self._groups is not None:
+            self._groups.close()
+            self._groups = None
+
+
 def attach(
-    model: nn.Module, optimizer: torch.optim.Optimizer, bundle: Bundle, byte_scale: float
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    bundle: Bundle,
+    byte_scale: float,
+    kept: KeptGroups,
 ) -> Attached:
     """Synchronize `model` as the bundle's plan says, on the default process group."""
     if bundle.plan.engine == "ddp":
-        return _attach_ddp(model, optimizer, bundle.plan, byte_scale)
+        return _attach_ddp(model, bundle.plan, byte_scale)
     names = tuple(variable.name for variable in bundle.variables)
-    attachment = runtime.attach(model, optimizer, bundle.plan, names, share_values=False)
-    return Attached(model, optimizer, attachment.detach)
+    attachment = runtime.attach(
+        model, optimizer, bundle.plan, names, share_values=False, groups=kept.get()
+    )
+    return Attached(model, attachment.engine.flush, attachment.detach)
 
 
-def _attach_ddp(
-    model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan, byte_scale: float
-) -> Attached:
+def _attach_ddp(model: nn.Module, plan: Plan, byte_scale: float) -> Attached:
     limits = bucket_limits_mebibytes(plan.bucket_bytes, byte_scale)
     replicas = DistributedDataParallel(
         model,
@@ -55,7 +88,7 @@ def _attach_ddp(
         held.clear()
         gc.collect()  # the reducer is in a reference cycle, and its hooks live as long as it
 
-    return Attached(replicas, optimizer, detach)
+    return Attached(replicas, lambda: None, detach)
 
 
 def bucket_limits_mebibytes(bucket_bytes: int, byte_scale: float) -> list[float]:

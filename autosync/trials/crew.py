@@ -35,7 +35,8 @@ class Failed(Exception):
 class Crew:
     """The worker processes of one pool, one a rank.
 
-    Not thread-safe, but for `cancelled`, which any thread may set.
+    cancelled: makes the trial that waits for answers fail; any thread may set it. Nothing else
+    here is thread-safe.
     """
 
     def __init__(
@@ -44,8 +45,9 @@ class Crew:
         placements: tuple[Placement, ...],
         host: str,
         workloads: tuple[str, ...],
+        cancelled: threading.Event,
     ) -> None:
-        self.cancelled = threading.Event()
+        self._cancelled = cancelled
         self._answers: Answers = queue.Queue()
         self._memory_kills = killed_for_memory()
         self._workers = [
@@ -55,6 +57,7 @@ class Crew:
         self._host = host
         self._workload = to_data(workload)
         self.hosts: list[str] = []
+        self.scaled = False
         self.versions: tuple[tuple[str, str], ...] = ()
 
     def start(self) -> None:
@@ -73,9 +76,10 @@ class Crew:
                 "workload": self._workload,
             }
             worker.send(json.dumps(command))
-        ports = self._collect(deadline)
+        started = self._collect(deadline)
+        self.scaled = all(answer["scaled"] for answer in started)
         join = {"op": "join", "id": 0, "host": self._host, "world": len(self._workers)}
-        self.tell({**join, "port": ports[0]["port"]})
+        self.tell({**join, "port": started[0]["port"]})
         ready = self._collect(deadline)
         self.hosts = [answer["host"] for answer in ready]
         self.versions = tuple(sorted(ready[0]["versions"].items()))
@@ -129,7 +133,7 @@ class Crew:
             Failed: the trial was cancelled meanwhile.
         """
         while True:
-            if self.cancelled.is_set():
+            if self._cancelled.is_set():
                 raise Failed(TrialError("cancelled", "the trial was cancelled."))
             rest = deadline - time.monotonic()
             if rest <= 0:

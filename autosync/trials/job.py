@@ -18,6 +18,11 @@ class Job(Protocol):
     """A training step without its synchronization."""
 
     @property
+    def scaled(self) -> bool:
+        """Whether its variables are those of `scaling.scaled_graph`, not the domain's own."""
+        ...
+
+    @property
     def model(self) -> nn.Module: ...
 
     @property
@@ -46,6 +51,7 @@ class ReplayJob:
     nominal_slowness: float
     world_size: int
     rank: int
+    scaled: bool = True
     signal: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
 
     def begin(self, key: str, bundle: Bundle) -> None:

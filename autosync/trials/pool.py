@@ -71,6 +71,8 @@ class ProcessPool:
     _known: dict[str, TrialResult] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _ids: "count[int]" = field(default_factory=lambda: count(1))
+    _cancelled: threading.Event = field(default_factory=threading.Event)
+    _running: bool = False
     _closed: bool = False
 
     def run(self, request: TrialRequest) -> TrialResult:
@@ -78,7 +80,12 @@ class ProcessPool:
         with self._lock:
             if request.key in self._known:
                 return self._known[request.key]
-            result = self._run(request)
+            self._cancelled.clear()
+            self._running = True
+            try:
+                result = self._run(request)
+            finally:
+                self._running = False
             if result.error is None or result.error.kind != "cancelled":
                 self._known[request.key] = result
             return result
@@ -90,13 +97,18 @@ class ProcessPool:
             Failed: they could not start.
         """
         with self._lock:
+            self._cancelled.clear()
             self._warm_crew()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a trial runs."""
+        return self._running
 
     def cancel(self) -> None:
         """Stop the trial that runs now, from another thread; its workers die with it."""
-        crew = self._crew
-        if crew is not None and self._lock.locked():
-            crew.cancelled.set()
+        if self._running:
+            self._cancelled.set()
 
     def close(self) -> None:
         self.cancel()
@@ -126,6 +138,7 @@ class ProcessPool:
             Failed: a worker failed or hung.
         """
         with self._lock:
+            self._cancelled.clear()
             command = {
                 "op": "message",
                 "id": next(self._ids),
@@ -146,8 +159,7 @@ class ProcessPool:
     def _run(self, request: TrialRequest) -> TrialResult:
         try:
             self._refuse_misfit(request)
-            line = to_json(scaled_bundle(request.bundle, self.workload.domain, self._byte_scale))
-            measured = self._passes(request, line)
+            measured = self._passes(request, to_json(self._shipped(request.bundle)))
         except Failed as failure:
             if not failure.warm:
                 self._drop_crew()
@@ -156,9 +168,10 @@ class ProcessPool:
             return self._failed(request, TrialError("refused", str(error)))
         return self._succeeded(request, measured)
 
-    @property
-    def _byte_scale(self) -> float:
-        return self.workload.byte_scale if self.workload.name == "replay" else 1.0
+    def _shipped(self, bundle: Bundle) -> Bundle:
+        """The bundle for the variables that the workers train."""
+        small = scaled_bundle(bundle, self.workload.domain, self.workload.byte_scale)
+        return small if self._warm_crew().scaled else bundle
 
     def _refuse_misfit(self, request: TrialRequest) -> None:
         if self._closed:
@@ -218,6 +231,7 @@ class ProcessPool:
         wall_seconds: float,
     ) -> Measurement:
         starts = np.array([answer["starts"] for answer in answers]).max(axis=0)
+        finished = max(answer["finished"] for answer in answers)
         periods = np.diff(starts)[request.warmup :] / self.workload.time_scale
         loads = []
         for host in set(crew.hosts):
@@ -227,14 +241,16 @@ class ProcessPool:
         return Measurement(
             iteration_seconds=tuple(float(period) for period in periods),
             load=max(loads),
-            overhead_seconds=max(0.0, wall_seconds - float(starts[-1] - starts[0])),
+            overhead_seconds=max(0.0, wall_seconds - float(finished - starts[0])),
             peak_memory_bytes=max(answer["peak_memory_bytes"] for answer in answers),
             sent_bytes=tuple(answer["sent_bytes"] // request.iterations for answer in answers),
         )
 
     def _warm_crew(self) -> Crew:
         if self._crew is None:
-            self._crew = Crew(self.workload, self.placements, self.host, self.workloads)
+            self._crew = Crew(
+                self.workload, self.placements, self.host, self.workloads, self._cancelled
+            )
             try:
                 self._crew.start()
             except Failed:

@@ -15,8 +15,8 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from autosync.bundle import Bundle
 from autosync.documents import from_data, from_json
-from autosync.errors import InvalidInput
-from autosync.trials.attach import Attached, attach, replica_digest
+from autosync.errors import AutosyncError, InvalidInput
+from autosync.trials.attach import Attached, KeptGroups, attach, replica_digest
 from autosync.trials.collectives import timed_messages
 from autosync.trials.contract import Workload
 from autosync.trials.job import Job, builders, find_builder
@@ -36,6 +36,7 @@ class Rank:
         self._job: Job | None = None
         self._rank = 0
         self._store: Store | None = None
+        self._groups = KeptGroups()
 
     def obey(self, command: dict[str, Any]) -> dict[str, Any]:
         """The answer to one command.
@@ -68,7 +69,7 @@ class Rank:
                 command["host"], 0, is_master=True, wait_for_workers=False, timeout=GROUP_TIMEOUT
             )
             self._store, port = store, store.port
-        return {"reply": "store", "port": port}
+        return {"reply": "store", "port": port, "scaled": self._job.scaled}
 
     def join(self, command: dict[str, Any]) -> dict[str, Any]:
         world = command["world"]
@@ -98,7 +99,11 @@ class Rank:
         bundle = from_json(Bundle, command["bundle"], "bundle")
         job.begin(command["key"], bundle)
         _reset_peak_memory()
-        attached = attach(job.model, job.optimizer, bundle, workload.byte_scale)
+        try:
+            attached = attach(job.model, job.optimizer, bundle, workload.byte_scale, self._groups)
+        except AutosyncError:
+            self._groups.close()  # a refused plan may have left them half connected
+            raise
         try:
             measured = _measure(job, attached, command["warmup"], command["iterations"])
         finally:
@@ -114,8 +119,8 @@ class Rank:
 
 
 def _measure(job: Job, attached: Attached, warmup: int, iterations: int) -> dict[str, Any]:
-    """Forward starts of all iterations on `time.monotonic()`, and one after the last; CPU time,
-    outside CPU time and bytes from the first measured iteration to the end."""
+    """Forward starts of all iterations on `time.monotonic()`, and one after the last; when the
+    last synchronization ended; CPU time and bytes from the first measured iteration to there."""
     starts = []
     dist.barrier()
     gc.disable()  # a collection in the middle of an iteration is nobody's communication time
@@ -125,12 +130,15 @@ def _measure(job: Job, attached: Attached, warmup: int, iterations: int) -> dict
         starts.append(time.monotonic())
         job.optimizer.zero_grad(set_to_none=True)
         job.loss(attached.model).backward()  # type: ignore[no-untyped-call]
-        attached.optimizer.step()
+        job.optimizer.step()
     starts.append(time.monotonic())
+    attached.flush()
+    finished = time.monotonic()
     ended = (time.process_time(), cpu_ticks(), network_bytes())
     gc.enable()
     return {
         "starts": starts,
+        "finished": finished,
         "cpu_seconds": ended[0] - begun[0],
         "busy_seconds": ended[1].busy_seconds - begun[1].busy_seconds,
         "total_seconds": ended[1].total_seconds - begun[1].total_seconds,

@@ -1,0 +1,41 @@
+"""One pool per launcher, shared by the whole contract suite: a torch process takes seconds."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from autosync.errors import NotSupported
+from autosync.trials import namespaces
+from autosync.trials.contract import Workload
+from autosync.trials.local import LocalLauncher
+from autosync.trials.pool import ProcessPool
+from autosync.trials.testbed import TestbedLauncher
+from tests.autosync.trials.strategies import small_domain
+
+FAULTY = ("faulty=tests.autosync.trials.workloads:build_faulty",)
+
+
+def launchers() -> dict[str, LocalLauncher | TestbedLauncher]:
+    # Contaminated passes are not repeated: these tests are about behaviour, on a busy machine.
+    return {
+        "local": LocalLauncher(workloads=FAULTY, repeats=0),
+        "testbed": TestbedLauncher(workloads=FAULTY, repeats=0, check=False),
+    }
+
+
+@pytest.fixture(scope="session")
+def testbed_possible() -> None:
+    try:
+        namespaces.down(namespaces.up(small_domain().cluster))
+    except NotSupported as error:
+        pytest.skip(f"NO TESTBED HERE, its tests do not run: {error}")
+
+
+@pytest.fixture(scope="module", params=["local", pytest.param("testbed", marks=[])])
+def pool(request: pytest.FixtureRequest) -> Iterator[ProcessPool]:
+    """A pool of `faulty` workers; see `workloads.FaultyJob` for what its keys do."""
+    if request.param == "testbed":
+        request.getfixturevalue("testbed_possible")
+    workload = Workload(small_domain(), name="faulty", byte_scale=0.5)
+    with launchers()[request.param].open(workload) as opened:
+        yield opened

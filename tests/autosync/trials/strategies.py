@@ -1,0 +1,45 @@
+"""Small domains and bundles that trials run in milliseconds."""
+
+from autosync.bundle import Bundle, bundle
+from autosync.domain import Domain
+from autosync.strategy import (
+    AllReduce,
+    ParameterServer,
+    ReduceScatter,
+    Schedule,
+    Strategy,
+    VariableChoice,
+    even_replicas,
+    split,
+    whole,
+)
+from tests.domains import chain_graph, domain_of, grid_cluster
+
+
+def small_domain(nodes: int = 2, ranks_per_node: int = 1) -> Domain:
+    return domain_of(chain_graph(), grid_cluster(nodes, ranks_per_node), 2e-4)
+
+
+def ddp(domain: Domain) -> Bundle:
+    choices = tuple(
+        VariableChoice(v.name, whole(v.shape), (AllReduce(0),)) for v in domain.graph.variables
+    )
+    schedule = Schedule("ddp", 25 * 2**20)
+    return bundle(Strategy(choices, even_replicas(domain.world_size), schedule), domain)
+
+
+def mixed(domain: Domain) -> Bundle:
+    """Every dense synchronizer, cut and whole, with overlap into the next forward pass."""
+    choices = []
+    for index, variable in enumerate(domain.graph.variables):
+        partition = split(variable.shape, 0, 2)
+        group = 3 * index
+        shards = [
+            (AllReduce(group), AllReduce(group + 1)),
+            (ReduceScatter(group), ParameterServer(1, group + 1)),
+            (ReduceScatter(group, True), ParameterServer(0, group + 1)),
+        ][index % 3]
+        choices.append(VariableChoice(variable.name, partition, shards))
+    schedule = Schedule("priority", overlap_forward=True)
+    replicas = even_replicas(domain.world_size)
+    return bundle(Strategy(tuple(choices), replicas, schedule), domain)
