@@ -95,16 +95,17 @@ def _invalid(request: Request, error: Exception) -> Response:
         return _refused(request, cause)
     where = [str(part) for part in first["loc"]]
     name = ".".join(where[1:]) or where[0]
+    value = _shown(repr(first["input"]), 80)
+    detail = f"{where[0]} {name}: {first['msg']}, got {value}."
     if first["type"] == "json_invalid":
-        name, detail = "body", f"the body is no JSON: {first['ctx']['error']} at character {name}."
-    else:
-        detail = f"{where[0]} {name}: {first['msg']}, got {_shown(repr(first['input']), 80)}."
+        name, value = "body", ""
+        detail = f"the body is no JSON: {first['ctx']['error']} at character {where[-1]}."
     return problem(
         422,
         "Invalid input",
         detail,
         thing=name,
-        value=repr(first["input"]),
+        value=value,
         remedy="GET /docs shows what this request takes.",
     )
 

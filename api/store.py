@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from api.db.database import Database
-from api.db.documents import insert_new, keep_strategy, load_strategies
+from api.db.documents import insert_new, keep_strategy, load_domain, load_strategies
 from api.db.tables import ACTIVE, EventRow, ProposalRow, TrialRow, TuningRow
+from autosync.domain import Domain
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.strategy import Strategy
 from autosync.trials.contract import TrialError, TrialResult
@@ -44,6 +46,7 @@ class DatabaseStore:
         self.fence = fence
         self.interrupted = interrupted
         self._strategies: dict[str, Strategy] = {}  # documents never change: parsed once
+        self._domain: Domain | None = None
 
     def proposals(self) -> Sequence[Proposal]:
         with self.database.reading() as session:
@@ -57,10 +60,13 @@ class DatabaseStore:
             return [trial_of(row) for row in read_trials(session, self.tuning_id)]
 
     def propose(self, proposals: Sequence[Proposal]) -> None:
-        with self._fenced() as (session, _):
+        with self._fenced() as (session, tuning):
+            domain = self._domain = self._domain or load_domain(session, tuning.domain_id)
             position = _count(session, ProposalRow, self.tuning_id)
             for proposal in proposals:
-                position += _keep_proposal(session, self.tuning_id, position, proposal)
+                strategy_hash = keep_strategy(session, proposal.candidate.strategy, domain)
+                row = _proposal_columns(proposal, position, strategy_hash)
+                position += insert_new(session, ProposalRow, tuning_id=self.tuning_id, **row)
 
     def record(self, result: TrialResult) -> None:
         with self._fenced() as (session, tuning):
@@ -169,24 +175,21 @@ def clean(text: str) -> str:
     return text.replace("\x00", "").encode("utf-8", "replace").decode()
 
 
-def _keep_proposal(session: Session, tuning_id: str, position: int, proposal: Proposal) -> bool:
+def _proposal_columns(proposal: Proposal, position: int, strategy_hash: str) -> dict[str, Any]:
     candidate = proposal.candidate
-    return insert_new(
-        session,
-        ProposalRow,
-        tuning_id=tuning_id,
-        key=proposal.key,
-        position=position,
-        phase=proposal.phase,
-        round=proposal.round,
-        strategy_hash=keep_strategy(session, candidate.strategy),
-        strategy_id=candidate.strategy.id,
-        predicted_seconds=candidate.predicted_seconds,
-        simulator=candidate.simulator,
-        origin=candidate.origin,
-        seed=candidate.seed,
-        index=candidate.index,
-    )
+    return {
+        "key": proposal.key,
+        "position": position,
+        "phase": proposal.phase,
+        "round": proposal.round,
+        "strategy_hash": strategy_hash,
+        "strategy_id": candidate.strategy.id,
+        "predicted_seconds": candidate.predicted_seconds,
+        "simulator": candidate.simulator,
+        "origin": candidate.origin,
+        "seed": candidate.seed,
+        "index": candidate.index,
+    }
 
 
 def _keep_trial(

@@ -8,13 +8,13 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from api.db.tables import Base, ClusterRow, DomainRow, GraphRow, StrategyRow
-from api.words import describe
 from autosync.cluster import Cluster
 from autosync.documents import from_json, to_json
 from autosync.domain import Domain, Optimizer, Profile
 from autosync.errors import InvalidInput, NotFound
 from autosync.graph import ModelGraph
 from autosync.strategy import Strategy
+from search.describe import describe
 
 Row = TypeVar("Row", bound=Base)
 
@@ -100,8 +100,8 @@ def keep_domain(session: Session, domain: Domain) -> str:
     return domain.id
 
 
-def keep_strategy(session: Session, strategy: Strategy) -> str:
-    """The hash of the document as it is, name included: `load_strategy` gives back the same."""
+def keep_strategy(session: Session, strategy: Strategy, domain: Domain) -> str:
+    """The hash of the document as it is, name included: `load_strategies` gives back the same."""
     document = to_json(strategy)
     key = _hash(document)
     insert_new(
@@ -110,7 +110,7 @@ def keep_strategy(session: Session, strategy: Strategy) -> str:
         hash=key,
         strategy_id=strategy.id,
         shards=strategy.shards,
-        words=describe(strategy),
+        words=describe(strategy, domain),
         document=document,
     )
     return key

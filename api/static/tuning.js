@@ -45,7 +45,7 @@ function frame(legend) {
   return {
     animation: false,
     textStyle: { fontFamily: "system-ui, sans-serif", color: color("--ink") },
-    grid: { left: 52, right: 20, top: legend ? 40 : 26, bottom: 44 },
+    grid: { left: 52, right: 24, top: legend ? 40 : 26, bottom: 44 },
     legend: legend && { top: 0, right: 0, textStyle: { color: color("--soft") }, itemWidth: 16, itemHeight: 9 },
     tooltip: {
       renderMode: "richText",
@@ -78,12 +78,13 @@ function convergence(trials, ranked) {
     silent: true,
     symbol: "none",
     lineStyle: { color: color("--soft"), type: "dashed" },
-    label: { formatter: `DDP ${shown(ms(ddp.step_seconds))}`, position: "insideEndTop", color: color("--soft") },
+    label: { formatter: `DDP\n${ms(ddp.step_seconds).toFixed(1)}`, position: "end", color: color("--soft") },
     data: [{ yAxis: ms(ddp.step_seconds) }],
   };
   const tip = (point) => `${shown(point.value[1])}, trial ${point.value[0]}\n${wrapped(point.data.words || "best so far")}`;
   draw("convergence", {
     ...frame(true),
+    grid: { ...frame(true).grid, right: 48 },
     tooltip: { ...frame().tooltip, formatter: tip },
     xAxis: axis("trial", { nameLocation: "middle", nameGap: 26, minInterval: 1, splitLine: { show: false } }),
     yAxis: axis("ms", {}),
@@ -101,7 +102,7 @@ function accuracy(ranked) {
   const all = rows.flatMap((row) => [ms(row.predicted_seconds), ms(row.step_seconds)]);
   const low = Math.min(...all) * 0.95;
   const high = Math.max(...all) * 1.05;
-  const limits = { min: low, max: high, axisLabel: { color: color("--soft"), formatter: (value) => value.toFixed(high < 10 ? 1 : 0) } };
+  const limits = { min: low, max: high, axisLabel: { color: color("--soft"), showMinLabel: false, showMaxLabel: false } };
   const points = (is_ddp) =>
     rows
       .filter((row) => row.is_ddp === is_ddp)

@@ -1,0 +1,102 @@
+"""A tuning written through the queue and the store, as a worker would write it."""
+
+import random
+
+from api import queue
+from api.db.database import Database
+from api.queue import Claim
+from api.store import DatabaseStore
+from api.tuning import Job, enqueue, outcome_row
+from autosync.domain import Domain
+from autosync.trials.contract import TrialError, TrialResult
+from search.confirm import conclude, confirmation
+from search.outcome import DDP, Event
+from search.propose import known_designs
+from search.settings import Settings
+from search.space import Candidate, Space
+from search.store import Proposal
+from simulator.timeline import TimelineSimulator
+from tests.domains import domain_of
+
+
+def small_job(budget: int = 6) -> Job:
+    """A domain of six variables on four nodes, and little to do."""
+    settings = Settings(budget=budget, proposals=64, repeats=3)
+    return Job(domain_of(), settings, launcher="local", byte_scale=0.5, time_scale=2.0)
+
+
+def candidates(domain: Domain, count: int) -> list[Candidate]:
+    """Hand-designed strategies, DDP first."""
+    return known_designs(domain, Space(), TimelineSimulator())[:count]
+
+
+def proposal(candidate: Candidate, round_number: int = 0) -> Proposal:
+    key = f"search/{round_number}/{candidate.strategy.id}"
+    return Proposal(key, "search", round_number, candidate)
+
+
+def result(key: str, job: Job, seconds: float | None, rng: random.Random) -> TrialResult:
+    """A trial of `seconds`, give or take; None is one that timed out."""
+    times = () if seconds is None else tuple(seconds * rng.uniform(0.98, 1.02) for _ in range(10))
+    return TrialResult(
+        key=key,
+        iteration_seconds=times,
+        step_seconds=sorted(times)[5] if times else None,
+        spread=0.03 if times else None,
+        error=None if times else TrialError("timeout", "no answer within 120 s", "worker 2: ..."),
+        launcher="testbed (4 nodes)",
+        byte_scale=job.byte_scale,
+        time_scale=job.time_scale,
+        load=0.02,
+        overhead_seconds=0.04,
+        peak_memory_bytes=312 * 2**20,
+        versions=(("torch", "2.13.0"), ("autosync", "0.1.0"), ("python", "3.11")),
+    )
+
+
+def claimed(database: Database, job: Job) -> tuple[Claim, DatabaseStore]:
+    """A tuning of `job` under a claim, and its store."""
+    enqueue(database, job)
+    held = queue.claim(database, "test")
+    assert held is not None
+    return held, DatabaseStore(database, held.tuning_id, held.fence)
+
+
+def run_search(store: DatabaseStore, job: Job, seed: int = 1) -> None:
+    """Every proposal gets a trial; the last of them fails."""
+    rng = random.Random(seed)
+    chosen = candidates(job.domain, job.settings.budget)
+    store.propose([proposal(candidate) for candidate in chosen])
+    store.report(Event("ranking", "ranking proposals, round 1", 30_000, 30_000))
+    best = float("inf")
+    for done, candidate in enumerate(chosen, 1):
+        seconds = None if done == len(chosen) else candidate.predicted_seconds * rng.uniform(1, 1.3)
+        if seconds and candidate.origin == DDP:
+            seconds *= 1.25
+        measured = result(proposal(candidate).key, job, seconds, rng)
+        store.record(measured)
+        best = min(best, measured.step_seconds or best)
+        store.report(Event("search", f"{candidate.origin} measured", done, len(chosen), best))
+
+
+def run_confirmation(database: Database, store: DatabaseStore, held: Claim, job: Job) -> None:
+    """The finalists in interleaved repeats, then the answer."""
+    rng = random.Random(2)
+    finalists = confirmation(store, job.settings)
+    store.propose(finalists)
+    search = {p.candidate.strategy.id: p.key for p in store.proposals() if p.phase == "search"}
+    seconds = {trial.key: trial.step_seconds for trial in store.trials()}
+    for done, one in enumerate(finalists, 1):
+        near = seconds[search[one.candidate.strategy.id]]
+        store.record(result(one.key, job, near, rng))
+        store.report(Event("confirm", "confirming", done, len(finalists)))
+    queue.finish(database, held, outcome_row(held.tuning_id, job, conclude(store)))
+
+
+def finished(database: Database, job: Job | None = None) -> str:
+    """The id of a finished tuning."""
+    job = job or small_job()
+    held, store = claimed(database, job)
+    run_search(store, job)
+    run_confirmation(database, store, held, job)
+    return held.tuning_id
