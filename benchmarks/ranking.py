@@ -43,7 +43,8 @@ def rank_chunk(domain: Domain, start: int, count: int, spent: Counter[str]) -> C
     weighed = clock()
     timeline = simulate(plans, population, domain)
     played = clock()
-    assert np.isfinite(analytic).all() and np.isfinite(timeline).all()
+    assert np.isfinite(analytic).all()
+    assert np.isfinite(timeline).all()
     spent.update(
         sample=sampled - began,
         compile=compiled - sampled,

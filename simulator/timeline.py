@@ -1,5 +1,7 @@
 """The timeline simulator: plays compiled plans against compute and the network."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -56,9 +58,8 @@ def simulate(
         raise ValueError(f"iterations is {iterations}; at least one must be played.")
     arrivals = np.empty((3, plans.messages))
     periods = np.empty(len(plans))
-    costs = network(domain.cluster, plans.teams)
     factors = slowest_factors(domain, population.layouts)[population.layout]
-    play(*_arguments(plans, domain, costs), factors, *arrivals, periods)
+    play(*arguments(plans, domain), factors, *arrivals, periods)
     if not np.isfinite(periods).all():
         index = int(np.flatnonzero(~np.isfinite(periods))[0])
         raise InvalidStrategy(
@@ -69,9 +70,36 @@ def simulate(
         )
     if population.staleness.any():
         compute = factors * domain.profile.compute_seconds
-        floor = np.maximum(compute, _busiest_link_seconds(plans, costs))
+        floor = np.maximum(
+            compute, _busiest_link_seconds(plans, network(domain.cluster, plans.teams))
+        )
         return np.maximum(floor, periods / (1.0 + population.staleness))
     return periods
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """One strategy, message by message, `(messages,)` seconds from the start of backward.
+
+    issued: handed to its channel. on_wire: its startup is over. arrived: on every rank.
+    """
+
+    step_seconds: float
+    issued: NDArray[np.float64]
+    on_wire: NDArray[np.float64]
+    arrived: NDArray[np.float64]
+
+
+def play_one(plans: PlanTable, population: Population, domain: Domain, index: int) -> Played:
+    """Strategy `index` with the times of its messages."""
+    messages, costs, compute, flight = arguments(plans, domain)
+    begin, stop = int(plans.first[index]), int(plans.first[index + 1])
+    one = messages._replace(first=plans.first[index : index + 2])
+    factors = slowest_factors(domain, population.layouts)[population.layout[index : index + 1]]
+    arrivals, period = np.zeros((3, plans.messages)), np.empty(1)
+    play(one, costs, compute, flight, factors, *arrivals, period)
+    issued, on_wire, arrived = arrivals[:, begin:stop]
+    return Played(float(period[0]), issued, on_wire, arrived)
 
 
 def _busiest_link_seconds(plans: PlanTable, costs: Network) -> NDArray[np.float64]:
@@ -84,18 +112,18 @@ def _busiest_link_seconds(plans: PlanTable, costs: Network) -> NDArray[np.float6
     return busiest
 
 
-def _arguments(
-    plans: PlanTable, domain: Domain, costs: Network
-) -> tuple[Messages, Costs, Compute, Flight]:
+def arguments(plans: PlanTable, domain: Domain) -> tuple[Messages, Costs, Compute, Flight]:
+    """What the kernel plays: the plans, the network, the profile, and room for what flies."""
+    costs = network(domain.cluster, plans.teams)
     return (
         Messages(*(getattr(plans, field) for field in Messages._fields)),
-        kernel_costs(domain, costs),
-        kernel_compute(domain),
+        _kernel_costs(domain, costs),
+        _kernel_compute(domain),
         _flight(domain, costs),
     )
 
 
-def kernel_costs(domain: Domain, costs: Network) -> Costs:
+def _kernel_costs(domain: Domain, costs: Network) -> Costs:
     gloo = domain.cluster.backend == "gloo"
     streamed = np.isin(costs.operations, STREAMED) & gloo
     return Costs(
@@ -110,7 +138,7 @@ def kernel_costs(domain: Domain, costs: Network) -> Costs:
     )
 
 
-def kernel_compute(domain: Domain) -> Compute:
+def _kernel_compute(domain: Domain) -> Compute:
     timing = domain.timing
     return Compute(
         forward_start=timing.forward_start,

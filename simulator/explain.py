@@ -1,0 +1,113 @@
+"""Where an iteration's time goes: what compute, transfers and startups each add."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from autosync.domain import Domain
+from autosync.plan import PlanTable
+from autosync.population import Population, encode
+from autosync.strategy import Strategy
+from simulator.compiled import compile_plans_fast
+from simulator.compute import slowest_factors
+from simulator.limit import Limit, limit
+from simulator.network import network
+from simulator.timeline import arguments
+from simulator.timeline_kernel import Compute, Costs, Flight, Messages, play
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """step_seconds = compute + update + transfer + startup, the last three as far as they show.
+
+    transfer_seconds: what the iteration would lose were links infinitely fast, startups free.
+    startup_seconds: what it would lose were only startups free.
+    busiest: the link that is held longest, busiest_seconds an iteration.
+    limit_percent: the domain's limit over step_seconds; 100 cannot be beaten.
+    """
+
+    step_seconds: float
+    compute_seconds: float
+    update_seconds: float
+    transfer_seconds: float
+    startup_seconds: float
+    messages: int
+    wire_bytes: int
+    busiest: str
+    busiest_seconds: float
+    limit_seconds: float
+
+    @property
+    def limit_percent(self) -> float:
+        return 100.0 * self.limit_seconds / self.step_seconds
+
+    def __str__(self) -> str:
+        parts = ", ".join(
+            f"{name} {seconds * 1e3:.1f}"
+            for name, seconds in (
+                ("compute", self.compute_seconds),
+                ("update", self.update_seconds),
+                ("exposed transfer", self.transfer_seconds),
+                ("exposed startup", self.startup_seconds),
+            )
+            if seconds > 0
+        )
+        return (
+            f"{self.step_seconds * 1e3:.1f} ms = {parts} ms; {self.messages} messages; "
+            f"{self.busiest} busy {self.busiest_seconds / self.step_seconds:.0%}; "
+            f"{self.limit_percent:.0f} % of the limit"
+        )
+
+
+def explain(domain: Domain, strategy: Strategy, bound: Limit | None = None) -> Explanation:
+    """The timeline's account of a strategy. `bound`: the domain's limit, if known already."""
+    population = encode([strategy], domain)
+    plans = compile_plans_fast(population, domain)
+    return explain_plan(plans, population, domain, 0, bound or limit(domain))
+
+
+def explain_plan(
+    plans: PlanTable, population: Population, domain: Domain, index: int, bound: Limit
+) -> Explanation:
+    """The same for strategy `index` of compiled plans."""
+    messages, costs, compute, flight = arguments(plans, domain)
+    messages = messages._replace(first=plans.first[index : index + 2])
+    factor = slowest_factors(domain, population.layouts)[population.layout[index]]
+    nothing = np.zeros_like(costs.startup)
+    swift = costs._replace(startup=nothing, copy=nothing, engine=0.0)
+    free = swift._replace(per_byte=nothing)
+    real, no_startup, no_network, no_update = (
+        _period(messages, assumed, work, flight, factor)
+        for assumed, work in (
+            (costs, compute),
+            (swift, compute),
+            (free, compute),
+            (free, compute._replace(update=0.0)),
+        )
+    )
+    rows = slice(int(plans.first[index]), int(plans.first[index + 1]))
+    links = network(domain.cluster, plans.teams)
+    kinds = links.kind[
+        plans.operation[rows], plans.ranks[rows], plans.root[rows].astype(np.int64) + 1
+    ]
+    busy = plans.wire_bytes[rows] @ links.load[kinds]
+    return Explanation(
+        step_seconds=real,
+        compute_seconds=no_update,
+        update_seconds=no_network - no_update,
+        transfer_seconds=no_startup - no_network,
+        startup_seconds=real - no_startup,
+        messages=len(kinds),
+        wire_bytes=int(plans.wire_bytes[rows].sum()),
+        busiest=links.resources[int(busy.argmax())],
+        busiest_seconds=float(busy.max()),
+        limit_seconds=bound.seconds,
+    )
+
+
+def _period(
+    messages: Messages, costs: Costs, compute: Compute, flight: Flight, factor: float
+) -> float:
+    arrivals, period = np.empty((3, len(messages.operation))), np.empty(1)
+    play(messages, costs, compute, flight, np.array([factor]), *arrivals, period)
+    return float(period[0])

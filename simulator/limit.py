@@ -1,0 +1,183 @@
+"""The limit: a lower bound on the iteration of any allowed strategy in a domain."""
+
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+
+from autosync.cluster import Cluster
+from autosync.codes import Op
+from autosync.domain import Domain
+from autosync.plan.tables import ALL_RANKS, team_table
+from autosync.strategy import even_replicas
+from simulator.compute import compute_factors
+from simulator.network import network
+from simulator.ways import Allowed, ways_of
+
+F64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """No strategy iterates in fewer seconds than the largest of three bounds.
+
+    compute_seconds: of the slowest device, or of all together when shares may be uneven.
+    transfer_seconds: of the bytes that some link must carry whatever synchronizers are chosen.
+    schedule_seconds: those bytes sent between each gradient's readiness and its next use.
+    tightest: which of the three it is.
+    """
+
+    seconds: float
+    compute_seconds: float
+    transfer_seconds: float
+    schedule_seconds: float
+
+    @property
+    def tightest(self) -> str:
+        bounds = {
+            "compute": self.compute_seconds,
+            "transfer": self.transfer_seconds,
+            "schedule": self.schedule_seconds,
+        }
+        return max(bounds, key=lambda name: bounds[name])
+
+
+def limit(domain: Domain, allowed: Allowed | None = None) -> Limit:
+    """The limit of a domain over the allowed strategies; all exact, synchronous ones by default.
+
+    Startups and updates are left out and messages may be cut anywhere, so plans stay above it.
+    """
+    allowed = allowed or Allowed()
+    factors = compute_factors(domain, even_replicas(domain.world_size))
+    slowest = float(factors.max())
+    if allowed.uneven_shares:
+        # Shares in proportion to speed: all finish together, at the harmonic mean's pace.
+        slowest = len(factors) / float((1.0 / factors).sum())
+    compute = slowest * (domain.timing.forward_seconds + domain.timing.backward_seconds)
+    needs = least_transfer(domain, allowed)
+    schedule = 0.0
+    if not allowed.staleness and not (allowed.uneven_shares and np.ptp(factors) > 0):
+        ready, tails = _windows(domain, allowed, float(factors.min()), slowest)
+        schedule = longest_tail_first(ready, needs, tails)
+    transfer = float(needs.sum())
+    return Limit(max(compute, transfer, schedule), compute, transfer, schedule)
+
+
+def _windows(domain: Domain, allowed: Allowed, fastest: float, slowest: float) -> tuple[F64, F64]:
+    """When each variable can first be sent, from the slowest rank's start of backward, and what
+    that rank still computes once it is there; both `(V,)`."""
+    timing = domain.timing
+    # A faster rank starts backward earlier, by at most what it gains in forward.
+    lead = (slowest - fastest) * timing.forward_seconds
+    ready = fastest * timing.ready_seconds[domain.variables.ready] - lead
+    used = timing.forward_start[domain.variables.first_use]
+    if not allowed.overlap_forward:
+        used = np.zeros_like(used)
+    tails: F64 = slowest * (timing.forward_seconds - used)
+    return ready, tails
+
+
+def least_transfer(domain: Domain, allowed: Allowed) -> F64:
+    """Seconds of link time that each variable needs whatever way is chosen, `(V,)`.
+
+    A linear program mixes ways per class of variables so that the busiest link is busy least. Its
+    dual prices, one per link and adding up to 1, turn all links into one machine: a variable
+    takes at least min over ways of price . load of that machine's time, and the machine does at
+    most one second's work in a second. Right for any prices, so the solver's tolerance is safe.
+    """
+    ways = ways_of(replace(domain, cluster=_without_links(domain.cluster)), allowed)
+    classes, _, resources = ways.load.shape
+    size_bytes = domain.variables.size_bytes.astype(np.float64)
+    total = np.bincount(ways.of, weights=size_bytes, minlength=classes)
+    suited = np.isfinite(ways.load[:, :, 0])
+    columns = np.argwhere(suited)
+    seconds = ways.load[suited] * total[columns[:, 0], None]
+    each = np.zeros((classes, len(columns) + 1))
+    each[columns[:, 0], np.arange(len(columns))] = 1.0
+    solved = linprog(
+        np.append(np.zeros(len(columns)), 1.0),
+        A_ub=np.column_stack([seconds.T, -np.ones(resources)]),
+        b_ub=np.zeros(resources),
+        A_eq=each,
+        b_eq=np.ones(classes),
+        method="highs",
+    )
+    prices = np.maximum(-solved.ineqlin.marginals, 0.0)
+    prices /= prices.sum()
+    priced = np.where(suited, np.nan_to_num(ways.load, posinf=0.0) @ prices, np.inf)
+    needs: F64 = priced.min(axis=1)[ways.of] * size_bytes
+    return needs
+
+
+def _without_links(cluster: Cluster) -> Cluster:
+    """Each stated link becomes room on both NICs, so that no ring around a slow link is missed."""
+    extra = {node.address: 0.0 for node in cluster.nodes}
+    for link in cluster.links:
+        for address in link.nodes:
+            extra[address] += link.bandwidth_gbps
+    nodes = tuple(
+        replace(node, bandwidth_gbps=node.bandwidth_gbps + extra[node.address])
+        for node in cluster.nodes
+    )
+    return replace(cluster, nodes=nodes, links=())
+
+
+def longest_tail_first(ready: F64, needs: F64, tails: F64) -> float:
+    """The least time to the last tail's end on one machine that may interrupt its jobs.
+
+    Serving the ready job with the longest tail is exact; it solves what PACE states as a linear
+    program (its costs (TN)^t are beyond any solver). ready, needs, tails: `(jobs,)` seconds.
+    """
+    order = np.argsort(ready)
+    left = needs.copy()
+    waiting: list[tuple[float, int]] = []
+    now, end, coming = -np.inf, 0.0, 0
+    while waiting or coming < len(order):
+        if not waiting:
+            now = max(now, ready[order[coming]])
+        while coming < len(order) and ready[order[coming]] <= now:
+            heappush(waiting, (-tails[order[coming]], int(order[coming])))
+            coming += 1
+        job = waiting[0][1]
+        until = ready[order[coming]] if coming < len(order) else np.inf
+        if now + left[job] <= until:
+            now += left[job]
+            heappop(waiting)
+            end = max(end, now + tails[job])
+        else:
+            left[job] -= until - now
+            now = until
+    return float(end)
+
+
+@dataclass(frozen=True, slots=True)
+class DearBound:
+    """Bounds of two classes of strategies only; other synchronizers may lie below.
+
+    halves_seconds: reduce-scatter in backward, all-gather in forward (equations 6 and 7).
+    all_reduce_seconds: all-reduce overlapped with backward (equation 8).
+    speedup: the most that P workers gain over one in the first class (equation 6).
+    """
+
+    halves_seconds: float
+    all_reduce_seconds: float
+    speedup: float
+
+
+def dear_bound(domain: Domain) -> DearBound:
+    """DeAR's equations 6 to 8 with the ring's time at its slowest link, no startup."""
+    factor = float(compute_factors(domain, even_replicas(domain.world_size)).max())
+    forward = factor * domain.timing.forward_seconds
+    backward = factor * domain.timing.backward_seconds
+    costs = network(domain.cluster, team_table(domain, ()))
+    ring = costs.kind[Op.ALL_REDUCE, ALL_RANKS, 0]
+    all_reduce = float(costs.seconds_per_byte[ring]) * domain.graph.size_bytes
+    half = all_reduce / 2
+    halves = max(forward, half) + max(backward, half)
+    return DearBound(
+        halves_seconds=halves,
+        all_reduce_seconds=forward + max(backward, all_reduce),
+        speedup=domain.world_size * (forward + backward) / halves,
+    )

@@ -1,0 +1,35 @@
+"""An explanation's parts add up to the iteration, and name what is scarce."""
+
+import dataclasses
+
+import pytest
+
+from autosync.strategy import AllReduce, ParameterServer
+from simulator.explain import explain
+from tests.domains import chain_graph, domain_of
+from tests.simulator.cases import cluster_of, strategy_of
+
+
+def test_parts_by_hand() -> None:
+    graph = chain_graph(((250_000,),) * 4)
+    domain = domain_of(graph, cluster_of(startup=5e-3, backend="nccl"), 1e-2)
+    domain = dataclasses.replace(
+        domain, profile=dataclasses.replace(domain.profile, update_seconds=8e-3)
+    )
+    told = explain(domain, strategy_of(domain, lambda v: AllReduce(0)))
+    assert told.compute_seconds == pytest.approx(0.120)
+    assert told.update_seconds == pytest.approx(0.008)
+    assert told.transfer_seconds == pytest.approx(0.060)
+    assert told.startup_seconds == pytest.approx(0.005)
+    assert told.step_seconds == pytest.approx(0.193)
+    assert told.busiest_seconds == pytest.approx(0.060)
+    # The limit hides all but the first gradient's wait and the last one's transfer.
+    assert told.limit_seconds < told.step_seconds
+    assert "193.0 ms = compute 120.0" in str(told)
+
+
+def test_the_servers_link_is_named() -> None:
+    domain = domain_of(chain_graph(((250_000,),) * 4), cluster_of(), 1e-3)
+    told = explain(domain, strategy_of(domain, lambda v: ParameterServer(2, 0)))
+    assert told.busiest in ("NIC out 10.0.0.2", "NIC in 10.0.0.2")
+    assert told.busiest_seconds == pytest.approx(0.120)

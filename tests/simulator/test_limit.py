@@ -1,0 +1,116 @@
+"""The limit by hand, against brute force, and below every simulated strategy."""
+
+from dataclasses import replace
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+from autosync.cluster import Link
+from autosync.domain import Domain
+from autosync.population import encode
+from autosync.strategy import AllReduce, Encoding
+from simulator.limit import dear_bound, limit, longest_tail_first
+from simulator.timeline import TimelineSimulator
+from simulator.ways import Allowed
+from tests.domains import chain_graph, domain_of
+from tests.simulator.cases import cluster_of, random_strategy, strategy_of
+
+SHAPES = ((64, 32), (300, 7), (128, 64), (33,), (10, 128))
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        cluster_of(4, gbps=0.008),
+        cluster_of(2, 2, gbps=0.008),
+        cluster_of(4, gbps=(0.008, 0.004, 0.008, 0.016), slowdowns=(1.0, 1.0, 1.0, 2.5)),
+        cluster_of(3, gbps=0.008, servers=2),
+        cluster_of(4, gbps=0.008, backend="nccl", slowdowns=(1.0, 3.0, 1.0, 1.0)),
+        replace(cluster_of(3, gbps=0.008), links=(Link(("10.0.0.0", "10.0.0.1"), 0.002),)),
+    ],
+)
+@pytest.mark.parametrize("operation_seconds", [1e-4, 2e-3, 1e-2])
+def test_no_simulated_strategy_lies_below_the_limit(cluster, operation_seconds) -> None:  # type: ignore[no-untyped-def]
+    domain = domain_of(chain_graph(SHAPES, (1,), factor_rows=4), cluster, operation_seconds)
+    rng = np.random.default_rng(5)
+    population = encode([random_strategy(domain, rng) for _ in range(300)], domain)
+    seconds = TimelineSimulator().predict(domain, population)
+    bound = limit(domain)
+    assert seconds.min() >= bound.seconds * (1 - 1e-9)
+    assert bound.seconds >= max(bound.compute_seconds, bound.transfer_seconds)
+    # It is no empty promise: some strategy of 300 random ones comes near it.
+    assert seconds.min() <= (5.0 if cluster.links else 2.0) * bound.seconds
+
+
+def even(gbps: float, operation_seconds: float, **cluster) -> Domain:  # type: ignore[no-untyped-def]
+    graph = chain_graph(((250_000,),) * 4)
+    return domain_of(graph, cluster_of(gbps=gbps, **cluster), operation_seconds)
+
+
+def test_equal_nodes_need_a_rings_bytes() -> None:
+    bound = limit(even(0.8, 1e-3))
+    assert bound.transfer_seconds == pytest.approx(1.5 * 4e6 / 1e8)
+    # Ready back to front every 2 ms; all 60 ms are sent from 2 ms on, then one operation's tail.
+    assert bound.schedule_seconds == pytest.approx(2e-3 + 60e-3 + 1e-3)
+    assert bound.tightest == "schedule"
+    blocked = limit(even(0.8, 1e-3), Allowed(overlap_forward=False))
+    assert blocked.schedule_seconds == pytest.approx(2e-3 + 60e-3 + 4e-3)
+
+
+def test_servers_on_fast_nodes_need_less_than_a_ring_through_slow_ones() -> None:
+    domain = domain_of(chain_graph(((250_000,),) * 4), cluster_of(gbps=(1.6, 1.6, 0.8, 0.8)), 0.0)
+    ring = limit(domain, Allowed(parameter_server=False, hierarchical=False))
+    assert ring.transfer_seconds == pytest.approx(1.5 * 4e6 / 1e8)
+    # A slow node carries each byte once either way, when none is owned there.
+    assert limit(domain).transfer_seconds == pytest.approx(4e6 / 1e8)
+
+
+def test_fewer_bytes_lower_the_limit() -> None:
+    graph = chain_graph(((1000, 1000),), factor_rows=8)
+    domain = domain_of(graph, cluster_of(), 0.0)
+    dense = limit(domain, Allowed(factors=False)).transfer_seconds
+    assert dense == pytest.approx(1.5 * 4e6 / 1e8)
+    assert limit(domain).transfer_seconds == pytest.approx(3 * 8 * 2000 * 4 / 1e8)
+    half = limit(domain, Allowed(factors=False, encodings=(Encoding("bf16"),)))
+    assert half.transfer_seconds == pytest.approx(dense / 2)
+
+
+def test_uneven_shares_lower_what_devices_must_compute() -> None:
+    domain = even(800.0, 1e-2, slowdowns=(1.0, 1.0, 2.0, 2.0))
+    assert limit(domain).compute_seconds == pytest.approx(0.24)
+    dealt = limit(domain, Allowed(uneven_shares=True))
+    assert dealt.compute_seconds == pytest.approx(0.12 * 4 / 3)
+
+
+def best_by_force(ready: list[int], needs: list[int], tails: list[int]) -> int:
+    """Unit time slots, every order of slots: the machine never idles while a job is ready."""
+    slots = [job for job, need in enumerate(needs) for _ in range(need)]
+    best = 10**9
+    for order in set(permutations(slots)):
+        now, end = 0, 0
+        for job in order:
+            now = max(now, ready[job]) + 1
+            end = max(end, now + tails[job])
+        best = min(best, end)
+    return best
+
+
+def test_the_longest_tail_first_is_the_best_interruptible_schedule() -> None:
+    rng = np.random.default_rng(11)
+    for _ in range(60):
+        ready, tails = rng.integers(0, 7, 3), rng.integers(0, 9, 3)
+        needs = rng.integers(1, 4, 3)
+        exact = longest_tail_first(*(array.astype(float) for array in (ready, needs, tails)))
+        assert exact == best_by_force(ready.tolist(), needs.tolist(), tails.tolist())
+
+
+def test_dears_bounds_hold_for_their_own_class() -> None:
+    domain = even(0.8, 5e-3)
+    bound = dear_bound(domain)
+    # Forward 20 ms, backward 40; a half takes 30 ms, an all-reduce 60.
+    assert bound.halves_seconds == pytest.approx(0.030 + 0.040)
+    assert bound.all_reduce_seconds == pytest.approx(0.020 + 0.060)
+    assert bound.speedup == pytest.approx(4 * 60 / 70)
+    each = TimelineSimulator().predict(domain, encode([strategy_of(domain, AllReduce)], domain))
+    assert each[0] >= bound.all_reduce_seconds
