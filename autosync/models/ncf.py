@@ -1,6 +1,5 @@
-"""Neural collaborative filtering (He et al. 2017), as MLPerf enlarges it: MovieLens-20M with 16
-times the users and 32 times the ratings' items side at 16 times the movies; 8 factors and an MLP
-of 64-32-16-8."""
+"""Neural collaborative filtering (He et al. 2017) as MLPerf enlarges it: MovieLens-20M with 16
+times the users and 32 times the movies; 8 factors and an MLP of 64-32-16-8."""
 
 import torch
 from torch import nn
