@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from autosync.domain import Domain
+from autosync.graph import ITEM_BYTES, Variable
 from autosync.strategy import (
     AllGather,
     AllReduce,
@@ -118,13 +119,27 @@ def _groups(choices: Iterable[VariableChoice]) -> int:
 
 
 def _shard_bytes(strategy: Strategy, domain: Domain | None) -> list[list[int]]:
-    """Bytes of every shard; without a domain each counts 1."""
+    """Bytes that a replica sends for every shard; without a domain each counts 1."""
     if domain is None:
         return [[1] * len(choice.shards) for choice in strategy.choices]
     return [
-        [variable.size_bytes * n // sum(choice.partition.lengths) for n in choice.partition.lengths]
+        [
+            _sent_bytes(variable, shard) * length // sum(choice.partition.lengths)
+            for length, shard in zip(choice.partition.lengths, choice.shards, strict=True)
+        ]
         for variable, choice in zip(domain.graph.variables, strategy.choices, strict=True)
     ]
+
+
+def _sent_bytes(variable: Variable, shard: Synchronizer) -> int:
+    """Of a whole variable: touched rows when sparse, K(M+N) elements by factors."""
+    if variable.sparse:
+        touched = min(variable.touched_rows, variable.shape[0])
+        return variable.size_bytes * touched // variable.shape[0]
+    if isinstance(shard, Factors):
+        sides = variable.shape[0] + variable.elements // variable.shape[0]
+        return variable.factor_rows * sides * ITEM_BYTES[variable.dtype]
+    return variable.size_bytes
 
 
 def _size(size: float) -> str:

@@ -33,7 +33,7 @@ def test_mixed_methods_from_the_most_bytes_to_the_fewest() -> None:
         schedule=Schedule("fifo", slice_bytes=1 << 16),
     )
     assert describe(strategy, DOMAIN) == (
-        "all-reduce in 3 groups of 8 MB for 6 variables; sufficient factors in 1 group of 8 MB "
+        "all-reduce in 3 groups of 8 MB for 6 variables; sufficient factors in 1 group of 48 KB "
         "for v6; as gradients get ready, in slices of 64 KB"
     )
 
