@@ -1,6 +1,7 @@
 """Scaled plans still cover every variable exactly once."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -40,14 +41,14 @@ def assert_covered(plan: Plan, graph: ModelGraph) -> None:
     """Shards tile their variables; contents hold every element of every shard once."""
     covered: dict[int, list[tuple[int, int]]] = {}
     for shard in plan.shards:
-        unit = shard_elements(shard, graph.variables[shard.variable]) // max(shard.length, 1)
+        unit = shard_elements(replace(shard, length=1), graph.variables[shard.variable])
         start = shard.offset * unit
         covered.setdefault(shard.variable, []).append((start, start + shard.length * unit))
     for index, variable in enumerate(graph.variables):
         ranges = covered[index]
         assert ranges[0][0] == 0
         assert ranges[-1][1] == variable.elements
-        assert all(left[1] == right[0] for left, right in zip(ranges, ranges[1:], strict=False))
+        assert all(left[1] == right[0] for left, right in pairwise(ranges))
     held: dict[int, list[tuple[int, int]]] = {}
     for pieces in plan.contents:
         assert pieces
@@ -57,7 +58,7 @@ def assert_covered(plan: Plan, graph: ModelGraph) -> None:
         ranges = sorted(held.get(index, []))
         total = shard_elements(shard, graph.variables[shard.variable])
         assert sum(stop - start for start, stop in ranges) == total
-        assert all(left[1] <= right[0] for left, right in zip(ranges, ranges[1:], strict=False))
+        assert all(left[1] <= right[0] for left, right in pairwise(ranges))
 
 
 @given(
