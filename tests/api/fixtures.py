@@ -1,0 +1,63 @@
+"""Fixtures over real databases; each test gets a fresh, migrated one."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from api.db import Database, migrate
+from tests.api.databases import (
+    migrated_file,
+    opened,
+    postgresql_database,
+    postgresql_server,
+)
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[str]:
+    with postgresql_server() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def postgresql_template(postgresql: str) -> Iterator[str]:
+    with postgresql_database(postgresql) as url:
+        migrate(url)
+        yield url.rpartition("/")[2].partition("?")[0]
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return migrated_file(tmp_path_factory.mktemp("template"))
+
+
+@pytest.fixture
+def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
+    shutil.copy(sqlite_template, tmp_path / "test.db")
+    return f"sqlite:///{tmp_path / 'test.db'}"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A migrated database of each kind."""
+    if request.param == "sqlite":
+        yield request.getfixturevalue("sqlite_url")
+        return
+    server = request.getfixturevalue("postgresql")
+    template = request.getfixturevalue("postgresql_template")
+    with postgresql_database(server, template) as fresh:
+        yield fresh
+
+
+@pytest.fixture
+def database(url: str) -> Iterator[Database]:
+    with opened(url) as database:
+        yield database
+
+
+@pytest.fixture
+def sqlite(sqlite_url: str) -> Iterator[Database]:
+    with opened(sqlite_url) as database:
+        yield database

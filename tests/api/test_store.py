@@ -1,0 +1,158 @@
+"""The contract of `search.store.Store`, and the fencing of the one over a database."""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import func, select
+
+from api import queue
+from api.db import Database
+from api.db.tables import StrategyRow, TrialRow
+from api.store import DatabaseStore, Interrupted, LeaseLost
+from autosync.errors import InvalidInput
+from autosync.trials.contract import TrialError
+from search.memory import MemoryStore
+from search.outcome import Event
+from search.store import Store
+from tests.api.databases import opened, postgresql_database
+from tests.api.sample import candidates, claimed, proposal, result, small_job
+
+JOB = small_job()
+CANDIDATES = candidates(JOB.domain, 4)
+PROPOSALS = [proposal(candidate) for candidate in CANDIDATES]
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    if request.param == "memory":
+        yield MemoryStore()
+    elif request.param == "sqlite":
+        yield claimed(request.getfixturevalue("sqlite"), JOB)[1]
+    else:
+        server = request.getfixturevalue("postgresql")
+        template = request.getfixturevalue("postgresql_template")
+        with postgresql_database(server, template) as url, opened(url) as database:
+            yield claimed(database, JOB)[1]
+
+
+def test_gives_back_what_was_stored_in_order(store: Store) -> None:
+    rng = random.Random(0)
+    store.propose(PROPOSALS[:2])
+    store.propose(PROPOSALS[2:])
+    results = [result(one.key, JOB, 0.02 * i, rng) for i, one in enumerate(PROPOSALS[::-1], 1)]
+    for one in results:
+        store.record(one)
+    assert list(store.proposals()) == PROPOSALS
+    assert list(store.trials()) == results
+
+
+def test_a_key_that_is_there_is_left_alone(store: Store) -> None:
+    store.propose(PROPOSALS[:2])
+    changed = replace(PROPOSALS[0], candidate=replace(CANDIDATES[0], predicted_seconds=99.0))
+    store.propose([changed, PROPOSALS[2]])
+    assert list(store.proposals()) == PROPOSALS[:3]
+
+
+def test_recording_twice_is_an_error_and_the_first_stays(store: Store) -> None:
+    rng = random.Random(0)
+    store.propose(PROPOSALS)
+    first = result(PROPOSALS[0].key, JOB, 0.05, rng)
+    store.record(first)
+    with pytest.raises(InvalidInput, match="recorded"):
+        store.record(result(PROPOSALS[0].key, JOB, 0.04, rng))
+    assert list(store.trials()) == [first]
+
+
+def test_a_failed_trial_is_a_result(store: Store) -> None:
+    store.propose(PROPOSALS)
+    failed = result(PROPOSALS[1].key, JOB, None, random.Random(0))
+    store.record(failed)
+    assert store.trials()[0] == failed
+    assert store.trials()[0].error is not None
+    assert not store.cancelled()
+
+
+def test_a_trial_without_a_proposal_is_refused(database: Database) -> None:
+    _, store = claimed(database, JOB)
+    with pytest.raises(InvalidInput, match="no proposal"):
+        store.record(result("search/0/unknown", JOB, 0.05, random.Random(0)))
+
+
+def test_proposals_are_stored_whole_or_not_at_all(database: Database) -> None:
+    _, store = claimed(database, JOB)
+    broken = replace(PROPOSALS[1], candidate=None)  # type: ignore[arg-type]
+    with pytest.raises(AttributeError):
+        store.propose([PROPOSALS[0], broken, PROPOSALS[2]])
+    assert list(store.proposals()) == []
+
+
+def test_what_a_crash_prints_can_be_stored(database: Database) -> None:
+    _, store = claimed(database, JOB)
+    store.propose(PROPOSALS)
+    failed = result(PROPOSALS[0].key, JOB, None, random.Random(0))
+    odd = TrialError("crashed", "signal\x00 11", "\ud800 \x00 stderr")
+    store.record(replace(failed, error=odd))
+    error = store.trials()[0].error
+    assert error is not None
+    assert (error.message, error.stderr_tail) == ("signal 11", "?  stderr")
+
+
+def test_a_strategy_document_is_kept_once(database: Database) -> None:
+    _, store = claimed(database, JOB)
+    store.propose(PROPOSALS)
+    again = [replace(one, key=f"confirm/0/{i}", phase="confirm") for i, one in enumerate(PROPOSALS)]
+    store.propose(again)
+    with database.reading() as session:
+        assert session.scalar(select(func.count()).select_from(StrategyRow)) == len(PROPOSALS)
+    assert list(DatabaseStore(database, store.tuning_id, store.fence).proposals()) == [
+        *PROPOSALS,
+        *again,
+    ]
+
+
+def test_every_record_says_what_was_measured_where(database: Database) -> None:
+    held, store = claimed(database, JOB)
+    store.propose(PROPOSALS)
+    store.record(result(PROPOSALS[0].key, JOB, 0.05, random.Random(0)))
+    with database.reading() as session:
+        row = session.scalars(select(TrialRow)).one()
+    assert row.domain_id == JOB.domain.id
+    assert row.strategy_id == CANDIDATES[0].strategy.id
+    assert (row.byte_scale, row.time_scale) == (0.5, 2.0)
+    assert dict(row.versions) == {"torch": "2.13.0", "autosync": "0.1.0", "python": "3.11"}
+    assert (row.fence, row.worker, row.load) == (held.fence, "test", 0.02)
+    assert len(row.iteration_seconds) == 10
+
+
+WRITES: list[Callable[[DatabaseStore], object]] = [
+    lambda store: store.propose(PROPOSALS),
+    lambda store: store.record(result(PROPOSALS[0].key, JOB, 0.05, random.Random(0))),
+    lambda store: store.report(Event("search", "late", 1, 2, 0.1)),
+    lambda store: store.cancelled(),
+]
+
+
+@pytest.mark.parametrize("write", WRITES, ids=["propose", "record", "report", "cancelled"])
+def test_a_worker_whose_lease_was_taken_over_cannot_write(
+    database: Database, write: Callable[[DatabaseStore], object]
+) -> None:
+    held, old = claimed(database, JOB)
+    old.propose(PROPOSALS[:1])
+    queue.heartbeat(database, held, lease_seconds=-1)
+    taken = queue.claim(database, "other")
+    assert taken is not None
+    assert taken.tuning_id == held.tuning_id
+    with pytest.raises(LeaseLost):
+        write(old)
+    new = DatabaseStore(database, taken.tuning_id, taken.fence)
+    assert list(new.proposals()) == PROPOSALS[:1]
+    assert list(new.trials()) == []
+    write(new)
+
+
+def test_a_worker_that_stops_is_told_where_it_asks(sqlite: Database) -> None:
+    held, _ = claimed(sqlite, JOB)
+    with pytest.raises(Interrupted):
+        DatabaseStore(sqlite, held.tuning_id, held.fence, lambda: True).cancelled()

@@ -1,0 +1,113 @@
+"""Migrations up and down on both databases, from nothing, from anywhere, and at the same time."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import inspect, text
+
+from api.db import Database, connect, migrate
+from api.db.migrate import current_revision, head_revision
+from api.db.tables import Base
+from autosync.errors import InvalidInput, NotFound
+from tests.api.databases import opened, postgresql_database
+from tests.api.sample import finished
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'empty.db'}"
+        return
+    with postgresql_database(request.getfixturevalue("postgresql")) as url:
+        yield url
+
+
+def tables(database: Database) -> set[str]:
+    return set(inspect(database.engine).get_table_names()) - {"alembic_version"}
+
+
+def test_migrations_make_exactly_the_tables_of_the_models(empty_url: str) -> None:
+    migrate(empty_url)
+    with opened(empty_url) as database, database.engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, Base.metadata) == []
+        assert current_revision(connection) == head_revision()
+
+
+def test_down_leaves_nothing_and_up_again_works(empty_url: str) -> None:
+    migrate(empty_url)
+    migrate(empty_url, "base")
+    with opened(empty_url) as database:
+        assert tables(database) == set()
+        migrate(empty_url)
+        assert tables(database) == set(Base.metadata.tables)
+        assert len(finished(database)) == 32
+
+
+def test_migrating_again_keeps_the_rows(empty_url: str) -> None:
+    migrate(empty_url)
+    with opened(empty_url) as database:
+        finished(database)
+        with database.reading() as session:
+            before = session.execute(text("select count(*) from trials")).scalar()
+        migrate(empty_url)
+        with database.reading() as session:
+            assert session.execute(text("select count(*) from trials")).scalar() == before > 0
+
+
+def test_processes_that_start_together_migrate_once(empty_url: str) -> None:
+    code = f"from api.db import migrate; migrate({empty_url!r})"
+    command = [sys.executable, "-c", code]
+    started = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(3)]
+    errors = [process.communicate()[1].decode() for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0], errors
+    with opened(empty_url) as database:
+        assert tables(database) == set(Base.metadata.tables)
+
+
+def test_a_migration_that_fails_leaves_the_database_as_it_was(empty_url: str) -> None:
+    with opened(empty_url) as database:
+        with database.writing() as session:
+            session.execute(text("create table trials (id integer)"))  # in the way of ours
+        with pytest.raises(Exception, match="trials"):
+            migrate(empty_url)
+        assert tables(database) == {"trials"}
+
+
+def test_a_database_of_a_newer_version_is_refused(empty_url: str) -> None:
+    migrate(empty_url)
+    with opened(empty_url) as database:
+        with database.writing() as session:
+            session.execute(text("update alembic_version set version_num = '9999'"))
+        with pytest.raises(NotFound, match=r"9999.*newer version"):
+            migrate(empty_url)
+
+
+def test_sqlite_runs_in_wal_with_foreign_keys(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'a.db'}"
+    migrate(url)
+    with opened(url) as database, database.reading() as session:
+        assert session.execute(text("pragma journal_mode")).scalar() == "wal"
+        assert session.execute(text("pragma foreign_keys")).scalar() == 1
+        assert session.execute(text("pragma busy_timeout")).scalar() == 30_000
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("sqlite://", "names no file"),
+        ("sqlite:///:memory:", "names no file"),
+        ("sqlite:////no/such/folder/a.db", "folder"),
+        ("mysql://localhost/a", "mysql"),
+        ("nonsense", "no database URL"),
+    ],
+)
+def test_other_databases_are_refused_with_the_way_out(url: str, why: str) -> None:
+    with pytest.raises(InvalidInput, match=why) as caught:
+        connect(url)
+    assert "sqlite:///FILE" in caught.value.remedy
