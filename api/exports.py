@@ -23,7 +23,7 @@ from api.db.tables import (
     TrialRow,
     TuningRow,
 )
-from api.reports import ranked_strategies
+from api.reports import ranked_strategies, trials
 from autosync.bundle import Evidence, bundle
 from autosync.documents import from_json, to_json
 from autosync.errors import NotFound, NotSupported
@@ -102,11 +102,12 @@ def _bundle_of(session: Session, tuning: TuningRow, strategy_id: str) -> str:
     query = select(StrategyRow.document).where(StrategyRow.strategy_id == strategy_id)
     strategy = from_json(Strategy, session.scalars(query.limit(1)).one())
     ddp = next((entry.step_seconds for entry in ranked if entry.is_ddp), None)
+    ran_on = ", ".join(dict.fromkeys(trial.launcher for trial in trials(session, tuning.id).items))
     evidence = Evidence(
         predicted_seconds=entry.predicted_seconds,
         step_seconds=entry.step_seconds,
         ddp_step_seconds=ddp,
-        measured_on=measured_on(tuning.launcher, tuning.byte_scale, tuning.time_scale),
+        measured_on=measured_on(ran_on or tuning.launcher, tuning.byte_scale, tuning.time_scale),
     )
     return to_json(bundle(strategy, load_domain(session, tuning.domain_id), evidence))
 

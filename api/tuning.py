@@ -91,9 +91,9 @@ def run_job(
     )
 
 
-def outcome_row(tuning_id: str, job: Job, outcome: Outcome) -> OutcomeRow:
+def outcome_row(tuning_id: str, job: Job, outcome: Outcome, ran_on: str = "") -> OutcomeRow:
     """The answer as a row, with the bundle that is shipped. Its strategy was proposed, so the
-    database has it."""
+    database has it. ran_on: where trials really ran (`auto` names no place)."""
     return OutcomeRow(
         tuning_id=tuning_id,
         strategy_hash=content_hash(outcome.best.strategy),
@@ -104,16 +104,16 @@ def outcome_row(tuning_id: str, job: Job, outcome: Outcome) -> OutcomeRow:
         speedup_high=outcome.speedup_high,
         repeats=outcome.repeats,
         keep_ddp=outcome.keep_ddp,
-        bundle=to_json(best_bundle(job, outcome)),
+        bundle=to_json(best_bundle(job, outcome, ran_on or job.launcher)),
     )
 
 
-def best_bundle(job: Job, outcome: Outcome) -> Bundle:
+def best_bundle(job: Job, outcome: Outcome, ran_on: str) -> Bundle:
     evidence = Evidence(
         predicted_seconds=outcome.best.predicted_seconds,
         step_seconds=outcome.best_seconds,
         ddp_step_seconds=outcome.ddp_seconds,
-        measured_on=measured_on(job.launcher, job.byte_scale, job.time_scale),
+        measured_on=measured_on(ran_on, job.byte_scale, job.time_scale),
     )
     return bundle(outcome.best.strategy, job.domain, evidence)
 

@@ -92,7 +92,8 @@ def _run(
         outcome = run_job(job, store, launcher_of)
         if store.cancelled():
             return queue.end_cancelled(database, held)
-        queue.finish(database, held, outcome_row(held.tuning_id, job, outcome))
+        ran_on = ", ".join(dict.fromkeys(trial.launcher for trial in store.trials()))
+        queue.finish(database, held, outcome_row(held.tuning_id, job, outcome, ran_on))
         log.info("tuning %s: finished", held.tuning_id)
     except (LeaseLost, Interrupted, OperationalError):
         raise
