@@ -33,16 +33,16 @@ def explain(
     """
     from api.cli.inputs import load_strategy_or_bundle
     from autosync.documents import to_data
+    from autosync.strategy import Strategy
 
     loaded = load_strategy_or_bundle(document)
-    shipped: Bundle | None = loaded if hasattr(loaded, "plan") else None
-    strategy: Strategy = shipped.strategy if shipped else loaded  # type: ignore[assignment]
     if json:
         print_json(to_data(loaded))
-        return
-    _print_strategy(strategy, every)
-    if shipped:
-        _print_bundle(shipped)
+    elif isinstance(loaded, Strategy):
+        _print_strategy(loaded, every)
+    else:
+        _print_strategy(loaded.strategy, every)
+        _print_bundle(loaded)
 
 
 def _print_strategy(strategy: "Strategy", every: bool) -> None:

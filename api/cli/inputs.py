@@ -170,8 +170,10 @@ def load_domain(
 
 def load_strategy(path: Path) -> "Strategy":
     """The strategy of a strategy file or of a bundle."""
+    from autosync.strategy import Strategy
+
     document = load_strategy_or_bundle(path)
-    return document if not hasattr(document, "strategy") else document.strategy
+    return document if isinstance(document, Strategy) else document.strategy
 
 
 def load_strategy_or_bundle(path: Path) -> "Strategy | Bundle":

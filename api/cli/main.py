@@ -8,25 +8,23 @@ import sys
 
 import typer
 
-from api.cli import (
-    clusters,
-    explain,
-    export,
-    import_model,
-    models,
-    predict,
-    probe,
-    profile,
-    quickstart,
-    rank,
-    schema,
-    serve,
-    testbed,
-    tune,
-    verify,
-    worker,
-)
 from api.cli.boundary import guarded
+from api.cli.clusters import clusters
+from api.cli.explain import explain
+from api.cli.export import export
+from api.cli.import_model import import_model
+from api.cli.models import models
+from api.cli.predict import predict
+from api.cli.probe import probe
+from api.cli.profile import profile
+from api.cli.quickstart import quickstart
+from api.cli.rank import rank
+from api.cli.schema import schema
+from api.cli.serve import serve
+from api.cli.testbed import app as testbed
+from api.cli.tune import tune
+from api.cli.verify import verify
+from api.cli.worker import worker
 
 ABOUT = """Find, measure and apply the fastest exact way to synchronize gradients.
 
@@ -56,22 +54,22 @@ DESCRIBE = "Describe the model and the cluster"
 SERVICE = "Run as a service"
 LOOK = "Look into the results"
 
-app.command("tune", rich_help_panel=FIND)(tune.tune)
-app.command("rank", rich_help_panel=FIND)(rank.rank)
-app.command("predict", rich_help_panel=FIND)(predict.predict)
-app.command("import", rich_help_panel=DESCRIBE)(import_model.import_model)
-app.command("models", rich_help_panel=DESCRIBE)(models.models)
-app.command("profile", rich_help_panel=DESCRIBE)(profile.profile)
-app.command("clusters", rich_help_panel=DESCRIBE)(clusters.clusters)
-app.command("probe", rich_help_panel=DESCRIBE)(probe.probe)
-app.add_typer(testbed.app, name="testbed", rich_help_panel=DESCRIBE)
-app.command("serve", rich_help_panel=SERVICE)(serve.serve)
-app.command("worker", rich_help_panel=SERVICE)(worker.worker)
-app.command("quickstart", rich_help_panel=SERVICE)(quickstart.quickstart)
-app.command("export", rich_help_panel=LOOK)(export.export)
-app.command("explain", rich_help_panel=LOOK)(explain.explain)
-app.command("verify", rich_help_panel=LOOK)(verify.verify)
-app.command("schema", rich_help_panel=LOOK)(schema.schema)
+app.command("tune", rich_help_panel=FIND)(tune)
+app.command("rank", rich_help_panel=FIND)(rank)
+app.command("predict", rich_help_panel=FIND)(predict)
+app.command("import", rich_help_panel=DESCRIBE)(import_model)
+app.command("models", rich_help_panel=DESCRIBE)(models)
+app.command("profile", rich_help_panel=DESCRIBE)(profile)
+app.command("clusters", rich_help_panel=DESCRIBE)(clusters)
+app.command("probe", rich_help_panel=DESCRIBE)(probe)
+app.add_typer(testbed, name="testbed", rich_help_panel=DESCRIBE)
+app.command("serve", rich_help_panel=SERVICE)(serve)
+app.command("worker", rich_help_panel=SERVICE)(worker)
+app.command("quickstart", rich_help_panel=SERVICE)(quickstart)
+app.command("export", rich_help_panel=LOOK)(export)
+app.command("explain", rich_help_panel=LOOK)(explain)
+app.command("verify", rich_help_panel=LOOK)(verify)
+app.command("schema", rich_help_panel=LOOK)(schema)
 
 
 def run() -> None:
