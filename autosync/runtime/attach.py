@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -15,9 +16,11 @@ from autosync.errors import InvalidInput
 from autosync.plan import Plan
 from autosync.runtime.build import build_records
 from autosync.runtime.engine import Engine
-from autosync.runtime.gates import Gates
+from autosync.runtime.gates import Gates, tensors_in
 from autosync.runtime.hooks import gradient_hook
+from autosync.runtime.module_buffers import BufferBroadcast
 from autosync.runtime.optimizer import adopt, release
+from autosync.runtime.state import gather_state
 from autosync.runtime.trace import Trace
 from autosync.runtime.transport import Groups
 
@@ -29,28 +32,29 @@ class Attachment:
     model: nn.Module
     optimizer: Optimizer
     engine: Engine
-    groups: Groups
     gates: Gates
+    end_groups: Callable[[], None]
     handles: list[RemovableHandle] = field(default_factory=list)
-    lent: bool = False
 
     def detach(self) -> None:
         """Finish what is under way, then remove hooks, threads and process groups.
 
-        After a failure nothing is waited for.
+        A collective where updates are owned or sharded: the optimizer's state is gathered.
+        After a failure nothing is waited for, and such state is lost.
         """
-        if self.engine.failure is None:
-            self.engine.flush()
+        engine = self.engine
+        if engine.failure is None:
+            engine.flush()
+            gather_state(self.optimizer, engine.variables, engine.contents, engine.group)
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
         self.gates.close()
         self.model.__dict__.pop("no_sync", None)
-        release(self.optimizer, self.engine.kind)
-        if not self.lent or self.engine.failure is not None:
-            self.groups.close()
-        self.engine.close()
-        for variable in self.engine.variables:
+        release(self.optimizer, engine.kind)
+        self.end_groups()
+        engine.close()
+        for variable in engine.variables:
             variable.parameter.grad = None
 
 
@@ -60,29 +64,27 @@ def attach(
     plan: Plan,
     names: tuple[str, ...],
     process_group: dist.ProcessGroup | None = None,
-    trace: Trace | None = None,
+    *,
+    max_grad_norm: float | None = None,
     share_values: bool = True,
     groups: Groups | None = None,
+    trace: Trace | None = None,
 ) -> Attachment:
     """Begin to synchronize as the plan says. A collective over the process group.
 
     names: the plan's variables, in its order, as `model.named_parameters()` has them.
+    max_grad_norm: clip by the true global norm before every update.
+    share_values: begin with rank 0's parameters and buffers on every rank.
+    groups: from `open_groups`, kept open by the caller for plan after plan; by default the
+        attachment opens and ends its own.
     trace: receives an event for every executed message.
-    share_values: False when the replicas are known to be equal already (as DDP's `init_sync`).
-    groups: kept by the caller over many plans, since connecting takes longer than the rest.
 
     Raises:
         InvalidInput: the plan is for another world size or another model, or differs from rank
             0's.
         NotSupported: the optimizer or the backend cannot do what the plan asks.
     """
-    group = process_group or dist.group.WORLD
-    if group is None:
-        raise InvalidInput(
-            "torch.distributed is not initialized.",
-            thing="process_group",
-            remedy="Call torch.distributed.init_process_group first, or start with torchrun.",
-        )
+    group = working_group(process_group)
     if group.size() != plan.world_size:
         raise InvalidInput(
             f"the plan is for {plan.world_size} ranks, the process group has {group.size()}.",
@@ -90,16 +92,21 @@ def attach(
             value=plan.world_size,
             remedy="Tune for this number of ranks.",
         )
-    lent = groups is not None
-    groups = groups or open_groups(group)
-    control = groups.get("control", tuple(range(group.size())), "gloo")
-    check_same_plan(control, plan, groups)
+    opened = groups or open_groups(group)
+    everyone = tuple(range(group.size()))
+    control = opened.get("control", everyone, "gloo")
+    check_same_plan(control, plan)
     if share_values:
         share_initial_values(control, model)
-    records = build_records(model, optimizer, plan, names, groups)
-    engine = Engine(optimizer, plan, records, groups.close, trace)
+    buffers = BufferBroadcast(model, opened.get("buffers", everyone, "gloo"), group.rank())
+    records = build_records(model, optimizer, plan, names, opened)
+    engine = Engine(
+        optimizer, plan, records, opened.close, group, control, buffers, max_grad_norm, trace
+    )
     gates = Gates(model, engine.variables, engine.wait_for)
-    attachment = Attachment(model, optimizer, engine, groups, gates, lent=lent)
+    end_groups = _leave_open if groups else opened.close
+    attachment = Attachment(model, optimizer, engine, gates, end_groups)
+    engine.scatter_state()
     engine.start()
     adopt(optimizer, engine)
     model.__dict__["no_sync"] = engine.no_sync
@@ -107,9 +114,25 @@ def attach(
     return attachment
 
 
+def _leave_open() -> None:
+    """The caller of `attach` ends its own groups."""
+
+
+def working_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """Raises InvalidInput when torch.distributed is not initialized."""
+    group = process_group or dist.group.WORLD
+    if group is None:
+        raise InvalidInput(
+            "torch.distributed is not initialized.",
+            thing="process_group",
+            remedy="Call torch.distributed.init_process_group first, or start with torchrun.",
+        )
+    return group
+
+
 def open_groups(group: dist.ProcessGroup) -> Groups:
     """A fresh name space for the process groups of one attached plan."""
-    store = dist.distributed_c10d._get_default_store()  # type: ignore[attr-defined]
+    store = dist.distributed_c10d._get_default_store()
     name = f"autosync/{group.group_name}"
     times = store.add(f"{name}/attached-by-{group.rank()}", 1)
     device = torch.device("cpu")
@@ -117,10 +140,10 @@ def open_groups(group: dist.ProcessGroup) -> Groups:
     if backend == "nccl":
         device = torch.device("cuda", torch.cuda.current_device())
     timeout: timedelta = group._get_backend(device).options._timeout
-    return Groups(dist.PrefixStore(f"{name}/{times}", store), group.rank(), timeout, backend)
+    return Groups(PrefixStore(f"{name}/{times}", store), group.rank(), timeout, backend)
 
 
-def check_same_plan(control: Any, plan: Plan, groups: Groups) -> None:
+def check_same_plan(control: Any, plan: Plan) -> None:
     """Raises InvalidInput on every rank when one rank's plan is not rank 0's."""
     mine = torch.tensor(list(bytes.fromhex(plan.id)), dtype=torch.uint8)
     first = mine.clone()
@@ -128,7 +151,6 @@ def check_same_plan(control: Any, plan: Plan, groups: Groups) -> None:
     differs = torch.tensor([0 if torch.equal(mine, first) else 1])
     control.allreduce([differs], dist.AllreduceOptions()).wait()
     if int(differs):
-        groups.close()
         raise InvalidInput(
             f"the plans of {int(differs)} ranks differ from rank 0's; this rank has {plan.id}.",
             thing="plan",
@@ -149,39 +171,55 @@ def share_initial_values(control: Any, model: nn.Module) -> None:
 
 def _hooks(model: nn.Module, engine: Engine, gates: Gates, share: float) -> list[RemovableHandle]:
     handles = [
-        variable.parameter.register_post_accumulate_grad_hook(
+        variable.parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
             gradient_hook(engine, variable, share)
         )
         for variable in engine.variables
     ]
-    record = any(variable.deferred for variable in engine.variables)
-    handles.append(model.register_forward_pre_hook(_before_forward(model, engine, gates, record)))
-    if record:
-        handles.append(model.register_forward_hook(_after_forward(model, gates), always_call=True))
+    handles.append(model.register_forward_pre_hook(_before_forward(model, engine, gates)))
+    handles.append(
+        model.register_forward_hook(_after_forward(model, engine, gates), always_call=True)
+    )
     for module in model.modules():
-        handles.append(module.register_state_dict_pre_hook(_flush_before_reading(engine)))
-        handles.append(module.register_load_state_dict_pre_hook(_flush_before_loading(engine)))
+        handles.append(module.register_state_dict_pre_hook(_flush_before_reading(engine)))  # type: ignore[no-untyped-call]
+        handles.append(module.register_load_state_dict_pre_hook(_flush_before_loading(engine)))  # type: ignore[no-untyped-call]
     return handles
 
 
 def _before_forward(
-    model: nn.Module, engine: Engine, gates: Gates, record: bool
+    model: nn.Module, engine: Engine, gates: Gates
 ) -> Callable[[nn.Module, Any], None]:
+    record = any(variable.deferred for variable in engine.variables)
+
     def hook(module: nn.Module, args: Any) -> None:
         if module is not model:  # a copy of the model
             return
         if not (torch.is_grad_enabled() and model.training):
             engine.flush()
-        elif record and not gates.recorded:
+            return
+        engine.begin_forward()
+        if record and not gates.recorded:
             gates.start_recording()
 
     return hook
 
 
-def _after_forward(model: nn.Module, gates: Gates) -> Callable[[nn.Module, Any, Tensor], None]:
+def _after_forward(
+    model: nn.Module, engine: Engine, gates: Gates
+) -> Callable[[nn.Module, Any, Any], None]:
+    def expect_end(gradient: Tensor) -> None:
+        engine.expect_end()
+
     def hook(module: nn.Module, args: Any, output: Any) -> None:
-        if module is model:
-            gates.stop_recording()
+        if module is not model:
+            return
+        gates.stop_recording()
+        if not (torch.is_grad_enabled() and model.training and engine.synchronizing):
+            return
+        engine.end_forward()
+        for tensor in tensors_in(output):
+            if tensor.requires_grad:
+                tensor.register_hook(expect_end)  # type: ignore[no-untyped-call]
 
     return hook
 

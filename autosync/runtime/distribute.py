@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from autosync.bundle import Bundle, load_bundle
-from autosync.errors import InvalidInput
-from autosync.runtime.attach import attach
+from autosync.plan.document import DDP_BUCKET_BYTES
+from autosync.runtime.attach import attach, working_group
 
 log = logging.getLogger("autosync")
 
@@ -41,13 +41,7 @@ def distribute(
         InvalidInput: there is no such bundle, or torch.distributed is not initialized.
         NotSupported: the optimizer cannot be applied to parts of variables, as the plan needs.
     """
-    group = process_group or dist.group.WORLD
-    if group is None:
-        raise InvalidInput(
-            "torch.distributed is not initialized.",
-            thing="process_group",
-            remedy="Call torch.distributed.init_process_group first, or start with torchrun.",
-        )
+    group = working_group(process_group)
     shipped = bundle if isinstance(bundle, Bundle) else load_bundle(bundle)
     if changed := _changes_anywhere(shipped, model, group):
         message = f"the bundle does not fit this job, so torch's DDP is used: {changed}."
@@ -55,11 +49,11 @@ def distribute(
         log.warning(message)
         return DistributedDataParallel(model, process_group=group), optimizer
     if shipped.plan.engine == "ddp":
-        cap = shipped.plan.bucket_bytes / MEBIBYTE
+        cap = (shipped.plan.bucket_bytes or DDP_BUCKET_BYTES) / MEBIBYTE
         wrapped = DistributedDataParallel(model, process_group=group, bucket_cap_mb=cap)
         return wrapped, optimizer
     names = tuple(variable.name for variable in shipped.variables)
-    attach(model, optimizer, shipped.plan, names, group)
+    attach(model, optimizer, shipped.plan, names, group, max_grad_norm=max_grad_norm)
     return model, optimizer
 
 

@@ -5,14 +5,13 @@ what may run into the next forward pass ends behind it. One lock guards all stat
 itself (waiting, summing, updating) happens outside of it.
 """
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import Enum
 from threading import Condition, RLock
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.autograd import Variable as Autograd
 from torch.optim import Optimizer
 
@@ -22,26 +21,28 @@ from autosync.plan import Plan
 from autosync.runtime import updates
 from autosync.runtime.build import Records
 from autosync.runtime.channels import ChannelQueue
+from autosync.runtime.clipping import agree_on_infinity, clip_gradients
 from autosync.runtime.errors import SynchronizationFailed
+from autosync.runtime.module_buffers import BufferBroadcast
+from autosync.runtime.packing import (
+    hand_back,
+    pack_zeros,
+    show_gradients,
+    take_back,
+    unpack_values,
+)
 from autosync.runtime.records import Content, Step, Variable
-from autosync.runtime.trace import Event, Trace
-
-
-class Phase(Enum):
-    """Where the script is in its iteration."""
-
-    IDLE = 0
-    BACKWARD = 1
-    REDUCING = 2
-    STEPPED = 3
+from autosync.runtime.rounds import Phase, Round
+from autosync.runtime.state import gather_state, scatter_state
+from autosync.runtime.trace import Trace
 
 
 class Engine:
     """The state of one attached plan.
 
     kind: the optimizer's own class. synchronizing: False inside `no_sync`.
-    due: variables that are not current yet. blocking: whole variables that `step()` waits for
-    and whose reductions are missing. ripe: reduced whole variables that nobody updates yet.
+    control: a process group of all ranks for small exchanges. shown: a GradScaler has seen the
+    gradients of this round. grad_norm: before the last clipping.
     """
 
     def __init__(
@@ -50,6 +51,10 @@ class Engine:
         plan: Plan,
         records: Records,
         abort: Callable[[], None],
+        group: dist.ProcessGroup,
+        control: Any,
+        buffers: BufferBroadcast | None = None,
+        max_grad_norm: float | None = None,
         trace: Trace | None = None,
     ):
         self.optimizer = optimizer
@@ -59,20 +64,29 @@ class Engine:
         self.contents = records.contents
         self.steps = records.steps
         self.abort = abort
+        self.group = group
+        self.control = control
+        self.buffers = buffers
+        self.max_grad_norm = max_grad_norm
+        self.grad_norm = 0.0
+        self.shown = False
+        self.expected = False
         self.trace = trace
         self.synchronizing = True
         self.phase = Phase.IDLE
         self.iteration = -1
         self.failure: AutosyncError | None = None
         self.hyper: list[updates.Group] = []
-        self.ripe: list[Variable] = []
-        self.due = 0
-        self.blocking = 0
-        self.unreduced = 0
+        self.round = Round(records)
         self.all_whole = all(v.whole for v in self.variables)
         self.once_per_step = any(v.deferred or not v.whole for v in self.variables)
         self.condition = Condition(RLock())
         self.channels: list[ChannelQueue] = []
+
+    @property
+    def reducing(self) -> bool:
+        """Between a synchronized backward pass and `step()`."""
+        return self.phase is Phase.REDUCING
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Engine":
         """A copied model keeps its hooks; they are of no effect on the copy."""
@@ -100,29 +114,41 @@ class Engine:
                 thing="backward",
                 remedy="Run all but the last of them inside `with model.no_sync():`.",
             )
-        self.flush()
+        self._drain()
         with self.condition:
-            self._rewind()
+            self.iteration += 1
+            self.shown = False
+            self.round.rewind()
+            for channel in self.channels:
+                channel.rewind()
             self.phase = Phase.BACKWARD
-        Autograd._execution_engine.queue_callback(self.end_backward)  # type: ignore[attr-defined]
+        self.expect_end()
 
-    def _rewind(self) -> None:
-        self.iteration += 1
-        for content in self.contents:
-            content.waiting = len(content.variables)
-            content.reduced = content.claimed = content.updated = False
-        for variable in self.variables:
-            variable.fired = False
-            variable.missing = len(variable.contents)
-            variable.owing = 1 if variable.whole else len(variable.contents)
-        for step in self.steps:
-            step.done = False
-        for channel in self.channels:
-            channel.rewind()
-        self.ripe.clear()
-        self.due = len(self.variables)
-        self.unreduced = len(self.contents)
-        self.blocking = sum(v.whole and not v.deferred for v in self.variables)
+    def expect_end(self) -> None:
+        """Be called back at the end of the backward pass that is running. The model's outputs
+        ask first: the inner backward of a reentrant checkpoint would end too early."""
+        if self.synchronizing and not self.expected:
+            self.expected = True
+            Autograd._execution_engine.queue_callback(self.end_backward)
+
+    def begin_forward(self) -> None:
+        """A backward pass that ended with an exception never called back."""
+        if torch._C._current_graph_task_id() != -1:  # recomputed within a backward pass
+            return
+        if self.buffers is not None:
+            self.buffers.finish()
+        self.expected = False
+        if self.phase is Phase.BACKWARD:
+            raise SynchronizationFailed(
+                "the last backward pass ended with an error, so this rank's gradients are missing.",
+                thing="backward",
+                remedy="Start all ranks again from a checkpoint.",
+            )
+
+    def end_forward(self) -> None:
+        """Module buffers are final: they travel beside the backward pass."""
+        if self.buffers is not None:
+            self.buffers.start()
 
     def packed(self, variable: Variable) -> None:
         """The gradient of a variable is in its buffers."""
@@ -138,24 +164,16 @@ class Engine:
     def end_backward(self) -> None:
         """Variables without a gradient count as zero; where nothing runs into the next forward
         pass, gradients are complete when `backward()` returns, as with torch's DDP."""
+        self.expected = False
+        if self.phase is not Phase.BACKWARD:
+            return
         for variable in self.variables:
             if not variable.fired:
-                self._pack_zeros(variable)
+                pack_zeros(variable)
+                self.packed(variable)
         with self.condition:
             self.phase = Phase.REDUCING
-        self._wait(lambda: self.blocking == 0)
-
-    def _pack_zeros(self, variable: Variable) -> None:
-        for content in variable.contents:
-            for member, _, view in content.pieces:
-                if member is variable:
-                    view.zero_()
-        if variable.view is None and variable.whole:
-            variable.target = torch.zeros_like(variable.alias)
-            variable.parameter.grad = variable.target
-        elif variable.view is not None:
-            variable.parameter.grad = variable.target = variable.view
-        self.packed(variable)
+        self._wait(lambda: self.round.blocking == 0)
 
     # --- arrivals
 
@@ -172,42 +190,21 @@ class Engine:
                 unpack_values(content)
             elif reduces and content.whole:
                 hand_back(content)
-        self._note(step)
+        if self.trace is not None:
+            self.trace.note(self.iteration, step)
         with self.condition:
             step.done = True
-            ripe = self._reduced(content) if reduces else []
+            stepped = self.phase is Phase.STEPPED
+            ripe = self.round.reduced(content, stepped) if reduces else []
             if step.last and content.travels:
-                self._values_arrived(content)
-            claimed = self._claim(content)
+                self.round.arrived(content.variables)
+            claimed = stepped and self.round.claim(content)
             self._pump()
             self.condition.notify_all()
         if claimed:
             self._update_flat(content)
         if ripe:
             self._update_ripe(ripe)
-
-    def _reduced(self, content: Content) -> list[Variable]:
-        """Count down; returns the whole variables to update here and now."""
-        content.reduced = True
-        self.unreduced -= 1
-        now = []
-        for variable in content.variables:
-            variable.missing -= 1
-            if variable.missing or not variable.whole:
-                continue
-            if self.phase is Phase.STEPPED and variable.deferred:
-                now.append(variable)
-            else:
-                self.ripe.append(variable)
-            self.blocking -= not variable.deferred
-        return now
-
-    def _claim(self, content: Content) -> bool:
-        """Whether the caller is to run the flat update of a content. The lock is held."""
-        if content.whole or content.claimed or not content.reduced:
-            return False
-        content.claimed = self.phase is Phase.STEPPED
-        return content.claimed
 
     def _update_flat(self, content: Content) -> None:
         with torch.no_grad():
@@ -218,41 +215,15 @@ class Engine:
         with self.condition:
             content.updated = True
             if not content.travels:
-                self._values_arrived(content)
+                self.round.arrived(content.variables)
             self._pump()
             self.condition.notify_all()
 
     def _update_ripe(self, ripe: list[Variable]) -> None:
         updates.update_aliases(self.kind, self.optimizer, ripe, self.hyper)
         with self.condition:
-            for variable in ripe:
-                self._current(variable)
+            self.round.arrived(ripe)
             self.condition.notify_all()
-
-    def _values_arrived(self, content: Content) -> None:
-        for variable in content.variables:
-            self._current(variable)
-
-    def _current(self, variable: Variable) -> None:
-        variable.owing -= 1
-        self.due -= variable.owing == 0
-
-    def _note(self, step: Step) -> None:
-        if self.trace is not None:
-            message, buffer = step.message, step.content.buffer
-            size = step.content.size * buffer.element_size() if step.start else 0
-            self.trace.events.append(
-                Event(
-                    self.iteration,
-                    step.index,
-                    message.operation,
-                    message.channel,
-                    message.content,
-                    step.started_seconds,
-                    time.monotonic(),
-                    size,
-                )
-            )
 
     def _failed(self, error: BaseException, step: Step) -> None:
         """A message cannot arrive. Ending the groups makes every other rank notice too."""
@@ -270,20 +241,21 @@ class Engine:
 
     # --- step
 
-    def step(self, grad_scale: Any = None, found_inf: Any = None) -> None:
+    def step(self) -> None:
         """The script's `optimizer.step()`."""
         if self.phase is not Phase.REDUCING:
             self._step_without_gradients()
             return
+        self._prepare_gradients()
         self.hyper = updates.snapshot(self.optimizer)
         with self.condition:
             self.phase = Phase.STEPPED
-            claimed = [content for content in self.contents if self._claim(content)]
+            claimed = [content for content in self.contents if self.round.claim(content)]
         for content in claimed:
             self._update_flat(content)
-        self._wait(lambda: self.blocking == 0)
+        self._wait(lambda: self.round.blocking == 0)
         with self.condition:
-            ripe, self.ripe = self.ripe, []
+            ripe = self.round.take_ripe()
         self._update_here(ripe)
         for variable in self.variables:
             if variable.deferred or not variable.whole:
@@ -306,17 +278,49 @@ class Engine:
         else:
             updates.update_parameters(self.kind, self.optimizer, ripe, self.hyper)
         with self.condition:
-            for variable in ripe:
-                self._current(variable)
+            self.round.arrived(ripe)
             self.condition.notify_all()
+
+    def _prepare_gradients(self) -> None:
+        """Under clipping or a scaler every reduction ends before any update."""
+        if not (self.shown or self.max_grad_norm):
+            return
+        self._wait(lambda: self.round.unreduced == 0)
+        if self.shown:
+            for content in self.contents:
+                if content.flat:
+                    take_back(content)
+        if self.max_grad_norm:
+            self.grad_norm = clip_gradients(
+                self.variables, self.contents, self.control, self.max_grad_norm
+            )
 
     @contextmanager
     def gathered_state(self) -> Iterator[None]:
+        """The optimizer holds the state of every variable. A collective where updates are owned
+        or sharded."""
         self.flush()
+        gathered = gather_state(self.optimizer, self.variables, self.contents, self.group)
         yield
+        for variable in gathered:
+            self.optimizer.state.pop(variable.parameter)
 
     def scatter_state(self) -> None:
-        self.flush()
+        """Take the parts that this rank updates out of the optimizer."""
+        scatter_state(self.optimizer, self.contents)
+
+    def show_gradients(self) -> None:
+        """A GradScaler inspects and unscales the gradients. A collective where updates are owned
+        or sharded: all ranks must find the same infinities."""
+        if self.phase is not Phase.REDUCING or self.shown:
+            return
+        self._wait(lambda: self.round.unreduced == 0)
+        self.shown = True
+        for content in self.contents:
+            if not content.whole:
+                show_gradients(content)
+        if any(content.travels for content in self.contents):
+            agree_on_infinity(self.variables, self.contents, self.control)
 
     # --- waiting
 
@@ -328,27 +332,27 @@ class Engine:
 
     def wait_for(self, variables: list[Variable]) -> None:
         """Before a forward that reads these variables."""
-        if self.phase is Phase.STEPPED and (self.due or self.failure):
+        if self.phase is Phase.STEPPED and (self.round.due or self.failure):
             self._wait(lambda: all(variable.owing == 0 for variable in variables))
 
     def flush(self) -> None:
-        """Wait for everything that is under way."""
-        if self.phase is Phase.STEPPED:
-            self._wait(lambda: self.due == 0)
-        elif self.phase is Phase.REDUCING:
-            self.gradients_wanted()
+        """Wait for everything that is under way, module buffers included."""
+        self._drain()
+        if self.buffers is not None:
+            self.buffers.finish()
 
-    def gradients_wanted(self) -> None:
-        """Somebody reads the gradients between backward and `step()`."""
-        if self.phase is Phase.REDUCING:
-            self._wait(lambda: self.unreduced == 0)
+    def _drain(self) -> None:
+        if self.phase is Phase.STEPPED:
+            self._wait(lambda: self.round.due == 0)
+        elif self.phase is Phase.REDUCING:
+            self._wait(lambda: self.round.unreduced == 0)
 
     def drop_gradients(self) -> None:
         """`zero_grad()` without a `step()`: what was reduced is of no use."""
         if self.phase is Phase.REDUCING:
-            self.gradients_wanted()
+            self.flush()
             self.phase = Phase.IDLE
-            self.due = 0
+            self.round.due = 0
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -358,15 +362,3 @@ class Engine:
             yield
         finally:
             self.synchronizing = before
-
-
-def unpack_values(content: Content) -> None:
-    for variable, segment, view in content.pieces:
-        variable.alias[segment.region].copy_(view)
-
-
-def hand_back(content: Content) -> None:
-    """Reduced gradients of variables that are no single view of a buffer."""
-    for variable, segment, view in content.pieces:
-        if variable.view is None and variable.target is not None:
-            variable.target[segment.region].copy_(view)

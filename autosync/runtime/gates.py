@@ -27,21 +27,21 @@ class _Reads(TorchFunctionMode):
         self.readers: dict[int, list[nn.Module]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for tensor in _tensors((args, kwargs)):
+        for tensor in tensors_in((args, kwargs)):
             if (variable := self.known.get(id(tensor))) is not None and self.running:
                 self.readers.setdefault(variable.index, []).append(self.running[-1])
         return func(*args, **(kwargs or {}))
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (tuple, list)):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_in(item)
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _tensors(item)
+            yield from tensors_in(item)
 
 
 class Gates:
@@ -78,13 +78,13 @@ class Gates:
                 module.register_forward_hook(_leave_hook(self._running), always_call=True)
             )
         self._running.append(self.model)
-        self._reads.__enter__()
+        self._reads.__enter__()  # type: ignore[no-untyped-call]
 
     def stop_recording(self) -> None:
         """At the end of the model's own forward, even when it failed."""
         if self._reads is None:
             return
-        self._reads.__exit__(None, None, None)
+        self._reads.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         for variable in self._known.values():
             readers = self._reads.readers.get(variable.index, [])
             for module in readers or [self.model]:

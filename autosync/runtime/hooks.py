@@ -5,8 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from autosync.runtime.engine import Engine, Phase
+from autosync.runtime.engine import Engine
 from autosync.runtime.records import Variable
+from autosync.runtime.rounds import Phase
 
 BACKWARD = Phase.BACKWARD
 

@@ -4,6 +4,7 @@ The object stays the user's own and only its class changes, to a subclass made h
 that already hold it, scalers and isinstance go on working, and detaching gives the class back.
 """
 
+import sys
 from collections.abc import Callable
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any
@@ -23,13 +24,15 @@ WRAPPED_STEP = "_autosync_wrapped_step"
 class Synchronized(Optimizer):
     """Comes before the user's class in the method resolution order."""
 
-    _step_supports_amp_scaling = True  # a GradScaler hands over its scale; see Engine.step
-
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Who looks at the gradients between backward and `step()` (a GradScaler does) finds
-        them reduced."""
-        self.__dict__[ENGINE].gradients_wanted()
+    def param_groups(self) -> list[dict[str, Any]]:
+        """A GradScaler reaches the gradients from here between backward and `step()`: it finds
+        them reduced. Anybody else may read the groups at any time, on any rank."""
+        engine: Engine | None = self.__dict__.get(ENGINE)
+        if engine is not None and engine.reducing:
+            caller = sys._getframe(1).f_locals.get("self")
+            if isinstance(caller, torch.amp.GradScaler):
+                engine.show_gradients()
         groups: list[dict[str, Any]] = self.__dict__["param_groups"]
         return groups
 
@@ -37,7 +40,7 @@ class Synchronized(Optimizer):
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
         self.__dict__["param_groups"] = groups
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -45,7 +48,7 @@ class Synchronized(Optimizer):
         engine: Engine = self.__dict__[ENGINE]
         for before in tuple(self._optimizer_step_pre_hooks.values()):
             before(self, (), {})
-        engine.step(self.__dict__.get("grad_scale"), self.__dict__.get("found_inf"))
+        engine.step()
         for after in tuple(self._optimizer_step_post_hooks.values()):
             after(self, (), {})
         return loss
@@ -91,7 +94,7 @@ def adopt(optimizer: Optimizer, engine: "Engine") -> None:
     """Make `optimizer` follow the engine until `release`."""
     bound = optimizer.__dict__.pop("step", None)
     optimizer.__dict__[ENGINE] = engine
-    optimizer.__class__ = synchronized_class(type(optimizer))
+    optimizer.__class__ = synchronized_class(type(optimizer))  # type: ignore[arg-type]
     if bound is None:
         return
     # A scheduler made before has bound the step of the old class to the object.
@@ -99,7 +102,7 @@ def adopt(optimizer: Optimizer, engine: "Engine") -> None:
 
     @wraps(bound)
     def step(*args: Any, **kwargs: Any) -> Any:
-        optimizer._opt_called = True  # type: ignore[attr-defined]
+        optimizer.__dict__["_opt_called"] = True
         return Synchronized.step(optimizer, *args, **kwargs)  # type: ignore[arg-type]
 
     optimizer.__dict__["step"] = step
@@ -122,7 +125,7 @@ def _rebound(optimizer: Optimizer, kind: type[Optimizer]) -> Callable[..., Any]:
 
     @wraps(kind.step)
     def step(*args: Any, **kwargs: Any) -> Any:
-        optimizer._opt_called = True  # type: ignore[attr-defined]
+        optimizer.__dict__["_opt_called"] = True
         return kind.step(optimizer, *args, **kwargs)
 
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]

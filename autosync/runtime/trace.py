@@ -1,8 +1,10 @@
 """What was really executed, for tests and pictures."""
 
+import time
 from dataclasses import dataclass, field
 
 from autosync.codes import Channel, Op
+from autosync.runtime.records import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,22 @@ class Trace:
     """events: in the order of completion."""
 
     events: list[Event] = field(default_factory=list)
+
+    def note(self, iteration: int, step: Step) -> None:
+        """A message has just arrived."""
+        message, buffer = step.message, step.content.buffer
+        self.events.append(
+            Event(
+                iteration,
+                step.index,
+                message.operation,
+                message.channel,
+                message.content,
+                step.started_seconds,
+                time.monotonic(),
+                step.content.size * buffer.element_size() if step.start else 0,
+            )
+        )
 
     def issued(self, iteration: int) -> list[int]:
         """Messages of an iteration in the order in which they were started."""

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from autosync.codes import Op
 from autosync.errors import NotSupported
@@ -30,7 +32,7 @@ class Groups:
     store: keys are prefixed, so that plan after plan can be attached on one store.
     """
 
-    store: dist.Store
+    store: Store
     rank: int
     timeout: timedelta
     backend: str = "gloo"
@@ -42,7 +44,7 @@ class Groups:
         key = (purpose, team)
         if key not in self.made:
             name = f"{purpose}/{'-'.join(map(str, team))}"
-            store = dist.PrefixStore(name, self.store)
+            store = PrefixStore(name, self.store)
             self.made[key] = _new_group(
                 backend or self.backend, store, team.index(self.rank), len(team), self.timeout
             )
@@ -55,7 +57,7 @@ class Groups:
         self.made.clear()
 
 
-def _new_group(backend: str, store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
+def _new_group(backend: str, store: Store, rank: int, size: int, timeout: timedelta) -> Any:
     if backend == "nccl":
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout
@@ -115,19 +117,19 @@ def operation(
 
 def _all_reduce(group: Any, flat: Tensor) -> Start:
     options, tensors = dist.AllreduceOptions(), [flat]
-    return lambda: group.allreduce(tensors, options).wait  # type: ignore[no-any-return]
+    return lambda: group.allreduce(tensors, options).wait
 
 
 def _reduce(group: Any, flat: Tensor, root: int) -> Start:
     options, tensors = dist.ReduceOptions(), [flat]
     options.rootRank = root
-    return lambda: group.reduce(tensors, options).wait  # type: ignore[no-any-return]
+    return lambda: group.reduce(tensors, options).wait
 
 
 def _broadcast(group: Any, flat: Tensor, root: int) -> Start:
     options, tensors = dist.BroadcastOptions(), [flat]
     options.rootRank = root
-    return lambda: group.broadcast(tensors, options).wait  # type: ignore[no-any-return]
+    return lambda: group.broadcast(tensors, options).wait
 
 
 def chunk_of(place: int, members: int, size: int) -> slice:
@@ -145,7 +147,7 @@ def _reduce_scatter(group: Any, padded: Tensor, place: int, size: int, groups: G
     mine = padded[chunk_of(place, size, padded.numel())]
     if groups.backend == "nccl":
         options = dist.ReduceScatterOptions()
-        return lambda: group._reduce_scatter_base(mine, padded, options).wait  # type: ignore[no-any-return]
+        return lambda: group._reduce_scatter_base(mine, padded, options).wait
     parts = torch.empty_like(padded)
     rows = parts.view(size, -1)
 
@@ -164,8 +166,8 @@ def _reduce_scatter(group: Any, padded: Tensor, place: int, size: int, groups: G
 def _all_gather(group: Any, padded: Tensor, place: int, size: int, tag: int, backend: str) -> Start:
     chunks = [padded[chunk_of(member, size, padded.numel())] for member in range(size)]
     if backend == "nccl":
-        options = dist.AllgatherOptions()
-        return lambda: group._allgather_base(padded, chunks[place], options).wait  # type: ignore[no-any-return]
+        options = AllgatherOptions()
+        return lambda: group._allgather_base(padded, chunks[place], options).wait
     # gloo's own all-gather copies everything twice; these messages land where they belong.
     peers = [(place + step) % size for step in range(1, size)]
 
@@ -179,7 +181,7 @@ def _all_gather(group: Any, padded: Tensor, place: int, size: int, tag: int, bac
 
 def _push(group: Any, flat: Tensor, root: int, place: int, size: int, tag: int) -> Start:
     if place != root:
-        return lambda: group.send([flat], root, tag).wait  # type: ignore[no-any-return]
+        return lambda: group.send([flat], root, tag).wait
     parts = {peer: torch.empty_like(flat) for peer in range(size) if peer != root}
     ordered = [parts.get(peer, flat) for peer in range(size)]
 
@@ -202,7 +204,7 @@ def _push(group: Any, flat: Tensor, root: int, place: int, size: int, tag: int) 
 
 def _pull(group: Any, flat: Tensor, root: int, place: int, size: int, tag: int) -> Start:
     if place != root:
-        return lambda: group.recv([flat], root, tag).wait  # type: ignore[no-any-return]
+        return lambda: group.recv([flat], root, tag).wait
     peers = [(place + step) % size for step in range(1, size)]
 
     def start() -> Finish:

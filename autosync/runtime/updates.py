@@ -119,6 +119,7 @@ class FlatUpdate:
     def __init__(self, kind: type[Optimizer], content: Content, start: int, stop: int):
         self.kind = kind
         self.content = content
+        self.span = slice(start, stop)
         self.runs: list[tuple[int, int, int]] = []
         self.flats: list[Tensor] = []
         self.state: defaultdict[Tensor, Any] = defaultdict(dict)

@@ -70,7 +70,7 @@ class Ranks:
         return [value for _, value in answers]
 
     def _answer(self, rank: int) -> tuple[str, Any]:
-        if not self.pipes[rank].poll(10):
+        if not self.pipes[rank].poll(60):
             return "error", "no answer in 60 s"
         try:
             return self.pipes[rank].recv()

@@ -1,0 +1,51 @@
+"""Clips by the global norm of exactly the gradients that are applied, each counted once."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from autosync.runtime.packing import whole_gradients
+from autosync.runtime.records import Content, Variable
+
+EPSILON = 1e-6
+"""As in torch.nn.utils.clip_grad_norm_."""
+
+
+def clip_gradients(
+    variables: list[Variable], contents: list[Content], control: Any, max_norm: float
+) -> float:
+    """Scale every reduced gradient; returns the norm before. A collective where updates are
+    owned or sharded, since no rank holds all the sums then."""
+    everywhere = whole_gradients(variables)
+    here: list[Tensor] = []
+    for content in contents:
+        if content.flat:
+            (here if content.travels else everywhere).extend(content.flat.gradients())
+    squares = torch.tensor([_sum_of_squares(here)], dtype=torch.float64)
+    if any(content.travels for content in contents):
+        control.allreduce([squares], dist.AllreduceOptions()).wait()
+    norm = (float(squares) + _sum_of_squares(everywhere)) ** 0.5
+    scale = max_norm / (norm + EPSILON)
+    if not scale >= 1.0:  # also a norm that is no number, as torch does
+        torch._foreach_mul_([*everywhere, *here], scale)
+    return norm
+
+
+def agree_on_infinity(variables: list[Variable], contents: list[Content], control: Any) -> None:
+    """Where one rank's sums are not finite, make some gradient of every rank so."""
+    mine = [g for c in contents if c.flat and c.travels for g in c.flat.gradients()]
+    found = torch.tensor([not all(bool(g.isfinite().all()) for g in mine)], dtype=torch.int32)
+    control.allreduce([found], dist.AllreduceOptions()).wait()
+    if int(found):
+        victim = next(v for v in variables if not v.whole and v.parameter.grad is not None)
+        assert victim.parameter.grad is not None
+        victim.parameter.grad.view(-1)[0] = torch.inf
+
+
+def _sum_of_squares(tensors: list[Tensor]) -> float:
+    if not tensors:
+        return 0.0
+    norms: list[Tensor] = list(torch._foreach_norm(tensors))
+    return sum((float(norm) ** 2 for norm in norms), 0.0)

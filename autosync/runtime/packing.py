@@ -1,0 +1,56 @@
+"""Moves gradients and values between a content's buffer and the tensors of the script."""
+
+import torch
+from torch import Tensor
+
+from autosync.runtime.records import Content, Variable
+
+
+def pack_zeros(variable: Variable) -> None:
+    """A variable that had no gradient in this backward pass counts as zero."""
+    for content in variable.contents:
+        for member, _, view in content.pieces:
+            if member is variable:
+                view.zero_()
+    if variable.view is not None:
+        variable.parameter.grad = variable.target = variable.view
+    elif variable.whole:
+        variable.parameter.grad = variable.target = torch.zeros_like(variable.alias)
+
+
+def hand_back(content: Content) -> None:
+    """Reduced gradients of variables that are no single view of a buffer."""
+    for variable, segment, view in content.pieces:
+        if variable.view is None and variable.target is not None:
+            variable.target[segment.region].copy_(view)
+
+
+def unpack_values(content: Content) -> None:
+    """New values from the buffer into the parameters."""
+    for variable, segment, view in content.pieces:
+        variable.alias[segment.region].copy_(view)
+
+
+def show_gradients(content: Content) -> None:
+    """Make `parameter.grad` of a flat content hold the sums that this rank updates, and zero
+    where other ranks do: what a GradScaler inspects and unscales."""
+    owned = content.flat.span if content.flat else slice(0, 0)
+    content.buffer[: owned.start].zero_()
+    content.buffer[owned.stop :].zero_()
+    for variable, segment, view in content.pieces:
+        if variable.view is None:
+            if variable.parameter.grad is None:
+                variable.parameter.grad = torch.zeros_like(variable.alias)
+            variable.parameter.grad[segment.region].copy_(view)
+
+
+def take_back(content: Content) -> None:
+    """What was done to shown gradients is done to the sums in the buffer."""
+    for variable, segment, view in content.pieces:
+        if variable.view is None and variable.parameter.grad is not None:
+            view.copy_(variable.parameter.grad[segment.region])
+
+
+def whole_gradients(variables: list[Variable]) -> list[Tensor]:
+    """Reduced gradients of the whole variables, equal on every rank."""
+    return [v.parameter.grad for v in variables if v.whole and v.parameter.grad is not None]
