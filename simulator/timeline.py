@@ -19,9 +19,6 @@ STREAMED = (Op.ALL_GATHER, Op.PUSH, Op.PULL, Op.SPARSE_PUSH, Op.SPARSE_PULL)
 """On gloo the runtime sends and receives these by itself: any number is in flight, and those
 between the same ranks follow each other on their connection."""
 
-STREAMS_IN_FLIGHT = 8
-"""More at once would change nothing that the links allow; it bounds the simulator's work."""
-
 
 class TimelineSimulator:
     """Readiness, order, overlap, startup, shared links, updates: what the equations cannot see."""
@@ -119,7 +116,7 @@ def arguments(plans: PlanTable, domain: Domain) -> tuple[Messages, Costs, Comput
         Messages(*(getattr(plans, field) for field in Messages._fields)),
         _kernel_costs(domain, costs),
         _kernel_compute(domain),
-        _flight(domain, costs),
+        _flight(domain, costs, plans.messages),
     )
 
 
@@ -132,7 +129,8 @@ def _kernel_costs(domain: Domain, costs: Network) -> Costs:
         copy=costs.copy_seconds_per_byte,
         per_byte=costs.seconds_per_byte,
         utilization=costs.utilization,
-        in_flight=np.where(streamed, STREAMS_IN_FLIGHT, costs.in_flight),
+        touches=(costs.utilization > 0).astype(np.float64),
+        in_flight=costs.in_flight,
         streamed=streamed,
         engine=costs.engine_seconds,
     )
@@ -150,8 +148,9 @@ def _kernel_compute(domain: Domain) -> Compute:
     )
 
 
-def _flight(domain: Domain, costs: Network) -> Flight:
-    slots = CHANNELS * STREAMS_IN_FLIGHT
+def _flight(domain: Domain, costs: Network, messages: int) -> Flight:
+    kinds = len(costs.startup_seconds)
+    slots = CHANNELS * costs.in_flight + kinds
     operations = len(domain.graph.operations)
     return Flight(
         message=np.zeros(slots, dtype=np.int64),
@@ -165,6 +164,10 @@ def _flight(domain: Domain, costs: Network) -> Flight:
         flying=np.zeros(CHANNELS, dtype=np.int64),
         issued=np.zeros(CHANNELS),
         clock=np.zeros(domain.cluster.servers + 1),
+        busy=np.zeros(kinds, dtype=np.bool_),
+        head=np.full(kinds, -1, dtype=np.int64),
+        tail=np.full(kinds, -1, dtype=np.int64),
+        follower=np.empty(messages, dtype=np.int64),
         gate_time=np.zeros(operations),
         gate_update=np.zeros(operations),
     )

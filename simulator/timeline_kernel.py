@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
-STARTING, FLOWING, QUEUED = 0, 1, 2
+STARTING, FLOWING = 0, 1
 REPLICATED, OWNER, SHARD = 1, 2, 3  # codes.Update
 CHANNELS = 6
 
@@ -46,7 +46,8 @@ class Costs(NamedTuple):
     copy: F64
     per_byte: F64
     utilization: F64
-    in_flight: I64
+    touches: F64
+    in_flight: int
     streamed: NDArray[np.bool_]
     engine: float
 
@@ -63,7 +64,13 @@ class Compute(NamedTuple):
 
 
 class Flight(NamedTuple):
-    """Messages in the air: compact arrays of at most 48, and per-channel and per-owner state."""
+    """Messages in the air: compact arrays; and state per resource, channel, owner and kind.
+
+    time: when a message's phase ends at its present share (slow) of its links. used f64[U]: demand
+    for each resource. cursor, flying, issued: a channel's next message, collectives in the air
+    and last issue. clock: until when an owner updates. head, tail i64[K]: the first and last
+    streamed message that waits for the one of its kind on the wire, -1 without.
+    """
 
     message: I64
     kind: I64
@@ -76,6 +83,10 @@ class Flight(NamedTuple):
     flying: I64
     issued: F64
     clock: F64
+    busy: NDArray[np.bool_]
+    head: I64
+    tail: I64
+    follower: I64
     gate_time: F64
     gate_update: F64
 
@@ -103,16 +114,16 @@ def next_of(plan, channel, message, stop):  # type: ignore[no-untyped-def]
 def reprice(costs, air, size, now):  # type: ignore[no-untyped-def]
     """Share the links anew: a message slows down as its most wanted resource is oversubscribed."""
     used = air.used
-    utilization = costs.utilization
+    touches = costs.touches
     for slot in range(size):
         if air.phase[slot] == FLOWING:
             kind = air.kind[slot]
             slow = 1.0
             for resource in range(len(used)):
-                if utilization[kind, resource] > 0.0 and used[resource] > slow:
-                    slow = used[resource]
-            air.time[slot] = now + (air.time[slot] - now) / air.slow[slot] * slow
-            air.slow[slot] = slow
+                slow = max(slow, used[resource] * touches[kind, resource])
+            if slow != air.slow[slot]:
+                air.time[slot] = now + (air.time[slot] - now) / air.slow[slot] * slow
+                air.slow[slot] = slow
 
 
 @njit(nogil=True, cache=True, _nrt=False, inline="always")
@@ -121,14 +132,26 @@ def occupy(costs, air, kind, sign):  # type: ignore[no-untyped-def]
         air.used[resource] += sign * costs.utilization[kind, resource]
 
 
+@njit(nogil=True, cache=True, _nrt=False, inline="always")
+def enqueue(air, kind, message):  # type: ignore[no-untyped-def]
+    """Let a streamed message wait for those of its kind: they share their connections."""
+    if air.head[kind] < 0:
+        air.head[kind] = message
+    else:
+        air.follower[air.tail[kind]] = message
+    air.tail[kind] = message
+    air.follower[message] = -1
+
+
 @njit(nogil=True, cache=True, _nrt=False)
-def issue(plan, costs, compute, air, size, begin, stop, now, factor, start, done):  # type: ignore[no-untyped-def]
+def issue(plan, costs, compute, air, size, begin, stop, now, factor, start, flowing, done):  # type: ignore[no-untyped-def]
     """Issue what each channel can, first come first served; returns the messages in the air."""
     for channel in range(CHANNELS):
         while air.cursor[channel] < stop:
             message = air.cursor[channel]
             kind = costs.kind[plan.operation[message], plan.ranks[message], plan.root[message] + 1]
-            if air.flying[channel] >= costs.in_flight[kind]:
+            streamed = costs.streamed[kind]
+            if not streamed and air.flying[channel] >= costs.in_flight:
                 break
             time = max(now, air.issued[channel])
             if plan.after[message] >= 0:
@@ -146,48 +169,23 @@ def issue(plan, costs, compute, air, size, begin, stop, now, factor, start, done
                 time = max(time, compute.ready[plan.ready[message]] * factor)
             start[message] = time
             air.issued[channel] = time + costs.engine
-            air.message[size] = message
-            air.kind[size] = kind
-            air.channel[size] = channel
-            air.phase[size] = STARTING
             copies = costs.copy[kind] * plan.wire_bytes[message]
-            air.time[size] = time + costs.engine + costs.startup[kind] + copies
-            size += 1
-            air.flying[channel] += 1
+            started = time + costs.engine + costs.startup[kind] + copies
+            if streamed and air.busy[kind]:
+                flowing[message] = started
+                enqueue(air, kind, message)
+            else:
+                air.busy[kind] = streamed
+                air.message[size] = message
+                air.kind[size] = kind
+                air.channel[size] = channel
+                air.phase[size] = STARTING
+                air.time[size] = started
+                size += 1
+                if not streamed:
+                    air.flying[channel] += 1
             air.cursor[channel] = next_of(plan, channel, message + 1, stop)
     return size
-
-
-@njit(nogil=True, cache=True, _nrt=False)
-def is_queued(air, size, slot):  # type: ignore[no-untyped-def]
-    """Whether another message of this kind is on the wire, or waits for it longer."""
-    for other in range(size):
-        if (
-            other != slot
-            and air.kind[other] == air.kind[slot]
-            and air.channel[other] == air.channel[slot]
-            and (
-                air.phase[other] == FLOWING
-                or (air.phase[other] == QUEUED and air.message[other] < air.message[slot])
-            )
-        ):
-            return True
-    return False
-
-
-@njit(nogil=True, cache=True, _nrt=False)
-def next_queued(air, size, kind, channel):  # type: ignore[no-untyped-def]
-    """The slot of the longest-waiting message of a kind, or -1."""
-    found = -1
-    for slot in range(size):
-        if (
-            air.phase[slot] == QUEUED
-            and air.kind[slot] == kind
-            and air.channel[slot] == channel
-            and (found < 0 or air.message[slot] < air.message[found])
-        ):
-            found = slot
-    return found
 
 
 @njit(nogil=True, cache=True, _nrt=False, inline="always")
@@ -203,10 +201,9 @@ def flow(plan, costs, air, slot, now, flowing):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, _nrt=False)
-def land(costs, air, size, slot):  # type: ignore[no-untyped-def]
+def land(air, size, slot):  # type: ignore[no-untyped-def]
     """Take a message out of the air, its place filled by the last one."""
     last = size - 1
-    air.flying[air.channel[slot]] -= 1
     air.message[slot] = air.message[last]
     air.kind[slot] = air.kind[last]
     air.channel[slot] = air.channel[last]
@@ -227,10 +224,12 @@ def communicate(plan, costs, compute, air, index, factor, start, flowing, done):
     air.flying[:] = 0
     air.issued[:] = 0.0
     air.clock[:] = 0.0
+    air.busy[:] = False
+    air.head[:] = -1
     done[begin:stop] = -1.0
     for channel in range(CHANNELS):
         air.cursor[channel] = next_of(plan, channel, begin, stop)
-    size = issue(plan, costs, compute, air, 0, begin, stop, 0.0, factor, start, done)
+    size = issue(plan, costs, compute, air, 0, begin, stop, 0.0, factor, start, flowing, done)
     arrived = begin
     while size > 0:
         slot = 0
@@ -240,23 +239,27 @@ def communicate(plan, costs, compute, air, index, factor, start, flowing, done):
         now = air.time[slot]
         message, kind, channel = air.message[slot], air.kind[slot], air.channel[slot]
         if air.phase[slot] == STARTING:
-            if costs.streamed[kind] and is_queued(air, size, slot):
-                air.phase[slot] = QUEUED
-                air.time[slot] = np.inf
-            else:
-                flow(plan, costs, air, slot, now, flowing)
-                reprice(costs, air, size, now)
+            flow(plan, costs, air, slot, now, flowing)
+            reprice(costs, air, size, now)
             continue
         occupy(costs, air, kind, -1.0)
         done[message] = now
         arrived += 1
-        size = land(costs, air, size, slot)
-        if costs.streamed[kind]:
-            follower = next_queued(air, size, kind, channel)
-            if follower >= 0:
-                flow(plan, costs, air, follower, now, flowing)
+        follower = air.head[kind]
+        if follower >= 0:
+            air.head[kind] = air.follower[follower]
+            air.message[slot] = follower
+            air.phase[slot] = STARTING
+            air.time[slot] = max(now, flowing[follower])
+        else:
+            air.busy[kind] = False
+            if not costs.streamed[kind]:
+                air.flying[channel] -= 1
+            size = land(air, size, slot)
         reprice(costs, air, size, now)
-        size = issue(plan, costs, compute, air, size, begin, stop, now, factor, start, done)
+        size = issue(
+            plan, costs, compute, air, size, begin, stop, now, factor, start, flowing, done
+        )
     return arrived == stop
 
 

@@ -99,6 +99,15 @@ def test_pushes_to_different_servers_share_the_senders_links() -> None:
     assert period(domain, one) == pytest.approx([0.090])
 
 
+def test_a_busy_server_does_not_hold_up_another() -> None:
+    graph = chain_graph((MEGABYTE,) * 9)
+    domain = domain_of(graph, cluster_of(3, servers=2), 0.0)
+    # Eight pushes for server 3 are posted before the only one for server 4, which goes beside.
+    uneven = strategy_of(domain, lambda v: ParameterServer(3 + (v == 0), v))
+    # Server 3: pushes 240 ms, the first pull at 30 ms, the last one from 240 to 270.
+    assert period(domain, uneven) == pytest.approx([0.270])
+
+
 def test_two_at_once_on_gloo_hide_each_others_startup() -> None:
     gloo = domain_with(0.0, backend="gloo", startup=5e-3)
     nccl = domain_with(0.0, startup=5e-3)
