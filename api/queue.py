@@ -120,6 +120,12 @@ def cancel(database: Database, tuning_id: str) -> str:
         return str(tuning.state)
 
 
+def expire(database: Database, held: Claim) -> None:
+    """End the lease of a claim whose worker is known to be dead: anyone may go on at once."""
+    with database.writing() as session:
+        _write(session, held, lease_until=0.0)
+
+
 def reopen(database: Database, tuning_id: str) -> None:
     """Put a tuning that failed or was cancelled back into the queue; what it measured stays."""
     with database.writing() as session:

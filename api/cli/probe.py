@@ -1,5 +1,75 @@
-"""placeholder"""
+"""`autosync probe`: what messages cost besides their bytes, measured."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from api.cli.console import out, print_table, say
+from api.cli.options import ClusterName, LauncherName
+
+if TYPE_CHECKING:
+    from autosync.cluster import Cluster
 
 
-def probe() -> None:
-    """placeholder"""
+def probe(
+    cluster: ClusterName,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="The cluster file with costs.",
+            show_default=False,
+        ),
+    ],
+    launcher: Annotated[LauncherName, typer.Option(help="As in `autosync tune`.")] = "auto",
+    byte_scale: Annotated[
+        float | None, typer.Option(help="As in `autosync tune`.", show_default="by cluster")
+    ] = None,
+    time_scale: Annotated[
+        float | None, typer.Option(help="As in `autosync tune`.", show_default="by cluster")
+    ] = None,
+) -> None:
+    """Measure startup and engine costs of each kind of message and write them into the cluster.
+
+    Rankings then rest on measured costs instead of assumed ones. Minutes; needs three ranks.
+
+    Example: `autosync probe example-4x1 -o probed.yaml`
+    """
+    from api.cli.inputs import ProfileChoice, load_domain
+    from api.cli.results import print_scales, scale_words
+    from api.registry import launcher_named
+    from autosync.clusterfile import save_cluster
+    from autosync.trials.local import LocalLauncher
+    from autosync.trials.probe import probe as measure
+    from autosync.trials.scaling import automatic_scales
+    from autosync.trials.testbed import TestbedLauncher
+
+    domain = load_domain("resnet50", cluster, None, ProfileChoice())  # the scales of a usual model
+    machines, usual = domain.cluster, automatic_scales(domain)
+    scales = (byte_scale or usual[0], time_scale or usual[1])
+    where = launcher_named(launcher)
+    say(f"Probing {machines.name}. {scale_words(*scales)}: several minutes")
+    assert isinstance(where, LocalLauncher | TestbedLauncher)
+    found = measure(where, machines, *scales)
+    save_cluster(found, output)
+    _print(found)
+    print_scales("local (unshaped links)" if where.name == "local" else where.name, *scales)
+    out.print(f"Written to [bold]{output}[/]: give it as CLUSTER.")
+
+
+def _print(cluster: "Cluster") -> None:
+    rows = [
+        (
+            cost.kind.replace("_", "-"),
+            f"{cost.startup_seconds * 1e6:.0f}",
+            f"{cost.startup_seconds_per_worker * 1e6:.0f}",
+            f"{cost.seconds_per_byte * 1e9:.3f}",
+            "" if cost.residual is None else f"{cost.residual:.0%}",
+        )
+        for cost in cluster.costs
+    ]
+    columns = ("message", "startup us", "us a worker", "ns a byte", "residual")
+    print_table(columns, rows, right=columns[1:])

@@ -161,7 +161,7 @@ def _resumed(database: "Database", resume: str, job: "Job | None") -> str:
     Raises:
         NotFound: no such tuning. InvalidInput: MODEL and CLUSTER are another domain.
     """
-    from api.cli.tunings import find_tuning
+    from api.cli.tunings import find_tuning, free_from_dead_worker
     from api.queue import reopen
 
     tuning = find_tuning(database, resume)
@@ -172,8 +172,8 @@ def _resumed(database: "Database", resume: str, job: "Job | None") -> str:
             value=resume,
             remedy=f"Give the same MODEL, CLUSTER and options, or only --resume {tuning.id[:8]}.",
         )
-    if tuning.lease_until is not None and tuning.state != "queued":
-        say("[dim]Its last worker may still have it: waiting for that lease to end (15 s)[/]")
+    if not free_from_dead_worker(database, tuning):
+        say(f"[dim]Worker {tuning.worker} has it: following, or going on once it is gone[/]")
     reopen(database, tuning.id)
     return tuning.id
 

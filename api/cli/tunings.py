@@ -1,5 +1,7 @@
 """Finding a tuning by the beginning of its id, and its bundle."""
 
+import socket
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autosync.errors import InvalidInput, NotFound, NotSupported
@@ -42,6 +44,20 @@ def find_tuning(database: "Database", prefix: str) -> "TuningRow":
             remedy=f"Give more of it: {', '.join(row.id[:12] for row in found[:5])}.",
         )
     return found[0]
+
+
+def free_from_dead_worker(database: "Database", tuning: "TuningRow") -> bool:
+    """End the lease of a worker of this machine that was killed; whether no worker has it."""
+    from api.db.tables import ACTIVE
+    from api.queue import Claim, expire
+
+    if tuning.state not in ACTIVE:
+        return True
+    host, _, process = (tuning.worker or "").rpartition(":")
+    if host != socket.gethostname() or Path(f"/proc/{process}").exists():
+        return False
+    expire(database, Claim(tuning.id, tuning.fence))
+    return True
 
 
 def bundle_text(database: "Database", tuning_id: str) -> str:
