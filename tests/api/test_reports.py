@@ -1,0 +1,115 @@
+"""The service ranks without parsing documents; it must judge as the search does."""
+
+import csv
+import io
+import json
+
+import pyarrow.parquet as pq
+import pytest
+
+from api import reports
+from api.db import Database
+from api.exports import COLUMNS, bundle_document, runtimes_csv, runtimes_parquet
+from api.store import DatabaseStore
+from autosync.bundle import Bundle
+from autosync.documents import from_json
+from autosync.errors import NotFound, NotSupported
+from search.confirm import conclude
+from search.outcome import rank_measured
+from tests.api.sample import claimed, finished, run_search, small_job
+
+JOB = small_job(budget=8)
+
+
+def test_ranked_as_the_search_ranks(database: Database) -> None:
+    tuning_id = finished(database, JOB)
+    store = DatabaseStore(database, tuning_id, 1)
+    expected = rank_measured(store.proposals(), store.trials())
+    with database.reading() as session:
+        ranked = reports.ranked_strategies(session, tuning_id).items
+    assert [row.rank for row in ranked] == list(range(1, 9))
+    for ours, theirs in zip(ranked, expected, strict=True):
+        assert ours.strategy_id == theirs.candidate.strategy.id
+        assert ours.step_seconds == theirs.step_seconds
+        assert ours.spread == theirs.spread
+        assert (ours.confirmed, ours.trials) == (theirs.confirmed, theirs.trials)
+        assert (ours.error or "") == theirs.error
+    outcome = conclude(store)
+    best = next(row for row in ranked if row.strategy_id == outcome.best.strategy.id)
+    assert (best.speedup_low, best.speedup, best.speedup_high) == (
+        outcome.speedup_low,
+        outcome.speedup,
+        outcome.speedup_high,
+    )
+
+
+def test_what_waits_and_what_failed_come_last(sqlite: Database) -> None:
+    held, store = claimed(sqlite, JOB)
+    run_search(store, JOB)
+    with sqlite.reading() as session:
+        ranked = reports.ranked_strategies(session, held.tuning_id).items
+    assert ranked[-1].step_seconds is None
+    assert ranked[-1].error == "timeout: no answer within 120 s"
+    measured = [row.step_seconds for row in ranked[:-1]]
+    assert measured == sorted(measured)
+    assert [row.speedup is None for row in ranked] == [
+        row.is_ddp or not row.trials or row.step_seconds is None for row in ranked
+    ]
+    assert not any(row.confirmed for row in ranked)
+
+
+def test_progress_is_readable_while_it_runs(sqlite: Database) -> None:
+    held, store = claimed(sqlite, JOB)
+    run_search(store, JOB)
+    with sqlite.reading() as session:
+        tuning = reports.tuning(session, held.tuning_id)
+    assert (tuning.state, tuning.progress.phase) == ("running", "search")
+    assert (tuning.progress.done, tuning.progress.total, tuning.progress.trials) == (8, 8, 8)
+    assert tuning.progress.ranked == 30_000
+    assert tuning.best_seconds == min(t.step_seconds for t in store.trials() if t.step_seconds)
+    assert tuning.result is None
+
+
+def test_runtimes_say_everything_about_every_trial(database: Database) -> None:
+    tuning_id = finished(database, JOB)
+    other = finished(database)
+    rows = list(csv.DictReader(io.StringIO("".join(runtimes_csv(database)))))
+    table = pq.read_table(io.BytesIO(runtimes_parquet(database))).to_pylist()
+    assert {row["tuning_id"] for row in rows} == {tuning_id, other}
+    with database.reading() as session:
+        trials = reports.trials(session, tuning_id).items
+    mine = [row for row in table if row["tuning_id"] == tuning_id]
+    assert [row["trial"] for row in mine] == [trial.key for trial in trials]
+    for row, trial in zip(mine, trials, strict=True):
+        assert row["iteration_seconds"] == trial.iteration_seconds
+        assert row["step_seconds"] == trial.step_seconds
+        assert json.loads(row["versions"]) == trial.versions
+        assert (row["byte_scale"], row["time_scale"]) == (0.5, 2.0)
+    assert len(rows) == len(table)
+    assert set(rows[0]) == set(table[0]) == {name for name, _, _ in COLUMNS}
+    assert list(runtimes_csv(database, "0" * 32)) == [
+        "".join(runtimes_csv(database)).splitlines()[0] + "\r\n"
+    ]
+
+
+def test_the_bundle_of_the_answer_and_of_any_strategy(sqlite: Database) -> None:
+    tuning_id = finished(sqlite, JOB)
+    with sqlite.reading() as session:
+        tuning = reports.tuning(session, tuning_id)
+        assert tuning.result is not None
+        answer = from_json(Bundle, bundle_document(session, tuning_id))
+        assert answer.strategy.id == tuning.result.strategy_id
+        assert answer.evidence.step_seconds == tuning.result.best_seconds
+        assert "byte scale 0.5, time scale 2" in answer.evidence.measured_on
+        for row in reports.ranked_strategies(session, tuning_id).items:
+            one = from_json(Bundle, bundle_document(session, tuning_id, row.strategy_id))
+            assert one.strategy.id == row.strategy_id
+            assert one.evidence.step_seconds == row.step_seconds
+        with pytest.raises(NotFound, match="no strategy"):
+            bundle_document(session, tuning_id, "f" * 32)
+
+
+def test_there_is_no_bundle_before_the_answer(sqlite: Database) -> None:
+    held, _ = claimed(sqlite, JOB)
+    with sqlite.reading() as session, pytest.raises(NotSupported, match="no confirmed answer"):
+        bundle_document(session, held.tuning_id)

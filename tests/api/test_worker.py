@@ -1,0 +1,155 @@
+"""Real workers in processes of their own, on a real tuning with real trials on local links."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from sqlalchemy import func, select
+
+from api import queue, reports
+from api.db import Database
+from api.db.tables import EventRow, ProposalRow, TrialRow, TuningRow
+from api.exports import bundle_document
+from api.queue import Claim
+from api.tuning import Job, enqueue
+from api.worker import MOST_CLAIMS, run_claim, work
+from autosync.bundle import Bundle
+from autosync.documents import from_json
+from autosync.errors import NotSupported
+from autosync.trials.contract import Pool, Workload
+from search.outcome import is_ddp
+from search.settings import Settings
+from tests.domains import domain_of, grid_cluster
+
+SETTINGS = Settings(budget=4, proposals=64, repeats=3, warmup=1, iterations=2)
+JOB = Job(domain_of(cluster=grid_cluster(2)), SETTINGS, launcher="local")
+WORKER = """
+import sys, threading
+from api.worker import work
+work(sys.argv[1], threading.Event(), lease_seconds=1.5)
+"""
+
+
+@contextmanager
+def worker(url: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", WORKER, url])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    for _ in range(int(seconds / 0.05)):
+        if condition():
+            return
+        time.sleep(0.05)
+    pytest.fail(f"{what} did not happen within {seconds} s")
+
+
+def rows(database: Database) -> list[TrialRow]:
+    with database.reading() as session:
+        return list(session.scalars(select(TrialRow).order_by(TrialRow.position)))
+
+
+def state(database: Database, tuning_id: str) -> str:
+    with database.reading() as session:
+        return session.get_one(TuningRow, tuning_id).state
+
+
+def test_killed_in_the_middle_and_started_again_it_repeats_nothing(
+    sqlite_url: str, sqlite: Database
+) -> None:
+    url, database = sqlite_url, sqlite
+    tuning_id = enqueue(database, JOB)
+    with worker(url) as first:
+        until(lambda: len(rows(database)) >= 3, "three trials")
+        os.kill(first.pid, signal.SIGKILL)
+        first.wait()
+        before = rows(database)
+        assert state(database, tuning_id) == "running"
+    with worker(url):
+        until(lambda: state(database, tuning_id) == "finished", "the end")
+    after = rows(database)
+    kept = [(row.key, row.fence, row.created_at, row.iteration_seconds) for row in before]
+    assert kept == [
+        (row.key, row.fence, row.created_at, row.iteration_seconds) for row in after[: len(before)]
+    ]
+    assert {row.fence for row in before} == {1}
+    assert {row.fence for row in after[len(before) :]} == {2}
+    with database.reading() as session:
+        proposed = session.scalar(select(func.count()).select_from(ProposalRow))
+        assert len(after) == proposed
+        tuning = reports.tuning(session, tuning_id)
+        shipped = from_json(Bundle, bundle_document(session, tuning_id))
+        phases = list(session.scalars(select(EventRow.kind).order_by(EventRow.id)))
+    assert tuning.result is not None
+    assert shipped.domain_id == JOB.domain.id
+    assert shipped.evidence.ddp_step_seconds == tuning.result.ddp_seconds
+    assert is_ddp(shipped.strategy) == tuning.result.keep_ddp
+    assert phases.count("opening") == 2
+    assert phases[-1] == "done"
+
+
+def test_cancelled_in_the_middle_it_stops_and_keeps_its_trials(sqlite: Database) -> None:
+    url = str(sqlite.engine.url)
+    tuning_id = enqueue(sqlite, JOB)
+    with worker(url):
+        until(lambda: len(rows(sqlite)) >= 1, "a trial")
+        assert queue.cancel(sqlite, tuning_id) == "cancelling"
+        until(lambda: state(sqlite, tuning_id) == "cancelled", "the end")
+    assert 1 <= len(rows(sqlite)) < SETTINGS.budget + 4 * SETTINGS.repeats
+
+
+class Refusing:
+    """A launcher of a machine that cannot run anything."""
+
+    name = "refusing"
+
+    def open(self, workload: Workload) -> Pool:
+        raise NotSupported("no links here.", remedy="Get some.")
+
+
+def test_a_tuning_that_cannot_run_fails_and_says_why(sqlite: Database) -> None:
+    tuning_id = enqueue(sqlite, JOB)
+    work(str(sqlite.engine.url), threading.Event(), once=True, launcher_of=lambda _: Refusing())
+    with sqlite.reading() as session:
+        tuning = reports.tuning(session, tuning_id)
+    assert tuning.state == "failed"
+    assert tuning.error == "no links here. Get some."
+
+
+class Stopping(Refusing):
+    """Asks the worker to stop while the tuning starts."""
+
+    def __init__(self, stop: threading.Event):
+        self.stop = stop
+
+    def open(self, workload: Workload) -> Pool:
+        self.stop.set()
+        return super().open(workload)
+
+
+def test_a_worker_that_stops_gives_its_tuning_back(sqlite: Database) -> None:
+    tuning_id = enqueue(sqlite, JOB)
+    stop = threading.Event()
+    work(str(sqlite.engine.url), stop, launcher_of=lambda _: Stopping(stop))
+    assert state(sqlite, tuning_id) == "queued"
+
+
+def test_a_tuning_that_kills_its_workers_is_not_tried_for_ever(sqlite: Database) -> None:
+    tuning_id = enqueue(sqlite, JOB)
+    with sqlite.writing() as session:
+        session.get_one(TuningRow, tuning_id).fence = MOST_CLAIMS
+    held = queue.claim(sqlite, "a")
+    assert held == Claim(tuning_id, MOST_CLAIMS + 1)
+    run_claim(sqlite, held, threading.Event(), lambda _: Refusing())
+    with sqlite.reading() as session:
+        assert "keeps dying" in str(reports.tuning(session, tuning_id).error)
