@@ -130,7 +130,7 @@ def _kernel_costs(domain: Domain, costs: Network) -> Costs:
         per_byte=costs.seconds_per_byte,
         utilization=costs.utilization,
         touches=(costs.utilization > 0).astype(np.float64),
-        in_flight=costs.in_flight,
+        in_flight=np.full(len(streamed), costs.in_flight, dtype=np.int64),
         streamed=streamed,
         engine=costs.engine_seconds,
     )

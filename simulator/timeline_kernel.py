@@ -39,7 +39,8 @@ class Messages(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """Per kind; see simulator.network.Network."""
+    """Per kind; see simulator.network.Network. touches f64[K, U]: 1 where utilization is positive.
+    in_flight i64[K]: collectives at once in the kind's channel; streamed ones are not counted."""
 
     kind: NDArray[np.int16]
     startup: F64
@@ -47,7 +48,7 @@ class Costs(NamedTuple):
     per_byte: F64
     utilization: F64
     touches: F64
-    in_flight: int
+    in_flight: I64
     streamed: NDArray[np.bool_]
     engine: float
 
@@ -151,7 +152,7 @@ def issue(plan, costs, compute, air, size, begin, stop, now, factor, start, flow
             message = air.cursor[channel]
             kind = costs.kind[plan.operation[message], plan.ranks[message], plan.root[message] + 1]
             streamed = costs.streamed[kind]
-            if not streamed and air.flying[channel] >= costs.in_flight:
+            if not streamed and air.flying[channel] >= costs.in_flight[kind]:
                 break
             time = max(now, air.issued[channel])
             if plan.after[message] >= 0:
