@@ -1,0 +1,95 @@
+"""Bad input: what is wrong, the value, the way out; exit code 2 and no traceback."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from api.cli.boundary import BROKEN, guarded
+from autosync.clusterfile import save_cluster
+from tests.cli.command import autosync, small_inputs
+from tests.domains import grid_cluster
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    small_inputs(tmp_path)
+    return tmp_path
+
+
+def refusal(folder: Path, *arguments: str) -> str:
+    return autosync(folder, *arguments, code=2).stderr
+
+
+def test_an_unknown_model_brings_close_names(folder: Path) -> None:
+    said = refusal(folder, "rank", "resnet5", "example-4x1")
+    assert "resnet5" in said
+    assert "Did you mean resnet50" in said
+
+
+def test_an_unknown_cluster_brings_close_names(folder: Path) -> None:
+    assert "example-4x1" in refusal(folder, "rank", "chain.json", "exmple-4x1")
+
+
+def test_a_negative_budget_leaves_nothing_behind(folder: Path) -> None:
+    said = refusal(folder, "tune", "chain.json", "pair.yaml", "--budget", "-3")
+    assert "budget is -3" in said
+    assert "Way out" in said
+    assert {path.name for path in folder.iterdir()} == {"chain.json", "pair.yaml"}
+
+
+def test_garbage_where_a_graph_is_due(folder: Path) -> None:
+    (folder / "garbage.json").write_text("{]")
+    assert "garbage.json" in refusal(folder, "rank", "garbage.json", "pair.yaml")
+
+
+def test_garbage_where_a_strategy_is_due(folder: Path) -> None:
+    (folder / "garbage.json").write_bytes(b"\xff\xfe\x00")
+    assert "garbage.json" in refusal(folder, "explain", "garbage.json")
+
+
+def test_a_cluster_without_bandwidth_names_the_node(folder: Path) -> None:
+    save_cluster(grid_cluster(2), folder / "broken.yaml")
+    data = yaml.safe_load((folder / "broken.yaml").read_text())
+    del data["nodes"][1]["bandwidth_gbps"]
+    (folder / "broken.yaml").write_text(yaml.safe_dump(data))
+    said = refusal(folder, "rank", "chain.json", "broken.yaml")
+    assert "10.77.0.2" in said
+    assert "bandwidth_gbps" in said
+
+
+def test_a_file_that_is_not_there(folder: Path) -> None:
+    assert "missing.json" in refusal(folder, "rank", "missing.json", "pair.yaml")
+
+
+def test_a_folder_that_is_not_there_for_the_output(folder: Path) -> None:
+    assert "nowhere" in refusal(folder, "import", "chain.json", "-o", "nowhere/graph.json")
+
+
+def test_an_unknown_tuning_makes_no_database(folder: Path) -> None:
+    assert "autosync.db" in refusal(folder, "export", "deadbeef")
+    assert not (folder / "autosync.db").exists()
+
+
+def test_tune_without_a_model(folder: Path) -> None:
+    assert "MODEL" in refusal(folder, "tune")
+
+
+def test_a_step_time_leaves_no_efficiency_to_assume(folder: Path) -> None:
+    options = ("--step-seconds", "0.1", "--efficiency", "0.4")
+    assert "--efficiency" in refusal(folder, "rank", "chain.json", "pair.yaml", *options)
+
+
+def test_a_defect_is_one_line_and_a_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+    def broken() -> None:
+        raise ZeroDivisionError("a defect of this test")
+
+    assert guarded(broken) == BROKEN
+    (log,) = (tmp_path / "autosync").iterdir()
+    assert "Traceback" in log.read_text()
+    assert "a defect of this test" in log.read_text()
+    assert "Traceback" not in capsys.readouterr().err
