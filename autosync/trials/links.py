@@ -25,7 +25,7 @@ TOGETHER_GBPS = 4.0
 """Traffic that runs at once while links are measured; see `scaling.CPU_SAFE_GBPS`."""
 
 
-class TestbedInaccurate(AutosyncError):
+class InaccurateLink(AutosyncError):
     """A link of the testbed does not carry what the cluster file says."""
 
 
@@ -65,12 +65,12 @@ def measured_links(testbed: Testbed, cluster: Cluster) -> tuple[LinkRate, ...]:
 
 
 def refuse_inaccurate(links: tuple[LinkRate, ...], testbed: Testbed) -> None:
-    """Raises TestbedInaccurate naming the worst link, when it is more than 5 % off."""
+    """Raises InaccurateLink naming the worst link, when it is more than 5 % off."""
     worst = max(links, key=lambda link: abs(link.error), default=None)
     if worst is None or abs(worst.error) <= TOLERANCE:
         return
     stated = worst.bytes_per_second / (1 + worst.error) * 8e-6
-    raise TestbedInaccurate(
+    raise InaccurateLink(
         f"testbed {testbed.id}: the link from node {worst.sender} to node {worst.to} carries "
         f"{worst.bytes_per_second * 8e-6:.1f} Mbit/s where the file says {stated:.1f}.",
         thing=f"link {worst.sender} -> {worst.to}",
@@ -170,7 +170,7 @@ class _Probes:
         process.stdin.flush()
         line = process.stdout.readline()
         if not line:
-            raise TestbedInaccurate(
+            raise InaccurateLink(
                 f"the probe on node {node} of testbed {self._testbed.id} ended.",
                 thing=f"node {node}",
             )

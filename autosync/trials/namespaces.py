@@ -76,11 +76,16 @@ class Testbed:
 
 
 def up(
-    cluster: Cluster, byte_scale: float = 1.0, time_scale: float = 1.0, lasting: bool = False
+    cluster: Cluster,
+    byte_scale: float = 1.0,
+    time_scale: float = 1.0,
+    lasting: bool = False,
+    unprivileged: bool = False,
 ) -> Testbed:
     """Build the emulated cluster; links run at bandwidth * s / k.
 
-    lasting: it outlives this process, until `down`.
+    lasting: it outlives this process, until `down`. unprivileged: do without root's rights even
+        as root.
 
     Raises:
         NotSupported: this machine cannot have network namespaces, or lacks a tool.
@@ -91,7 +96,7 @@ def up(
             raise NotSupported(f"{tool!r} is not installed.", thing=tool, remedy=REMEDY)
     nodes = emulated_nodes(cluster, byte_scale / time_scale)
     failures = []
-    for user_namespace in (False, True) if os.geteuid() == 0 else (True,):
+    for user_namespace in (True,) if unprivileged or os.geteuid() != 0 else (False, True):
         supervisor, said = _supervise(nodes, user_namespace, lasting)
         if said is None:
             break

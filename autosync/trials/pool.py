@@ -57,7 +57,8 @@ class ProcessPool:
     placements: one per rank. host: address of rank 0 as the others see it.
     workloads: `name=package.module:function` entries registered at the workers' start.
     repeats: how often a contaminated pass is measured again.
-    on_close: what the launcher has to take down after the workers.
+    shaped: whether links run at the cluster's rates.
+    on_close: takes down what the launcher built for the workers.
     """
 
     workload: Workload
@@ -66,6 +67,7 @@ class ProcessPool:
     host: str
     workloads: tuple[str, ...] = ()
     repeats: int = REPEATS
+    shaped: bool = False
     on_close: Callable[[], None] | None = None
     _crew: Crew | None = None
     _known: dict[str, TrialResult] = field(default_factory=dict)

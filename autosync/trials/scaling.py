@@ -9,6 +9,7 @@ import math
 from dataclasses import replace
 
 from autosync.bundle import Bundle, VariableSpec
+from autosync.cluster import Cluster
 from autosync.codes import Op
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
@@ -212,14 +213,20 @@ def automatic_scales(domain: Domain) -> tuple[float, float]:
     even 1/16 does not, k doubles. k also doubles until an iteration's compute lasts
     `SHORTEST_COMPUTE_SECONDS`, far above the timer noise of its waits.
     """
-    total_gbps = sum(node.bandwidth_gbps for node in domain.cluster.nodes)
+    byte_scale, time_scale = cluster_scales(domain.cluster)
+    seconds = domain.profile.compute_seconds
+    while 0 < seconds * time_scale < SHORTEST_COMPUTE_SECONDS and time_scale < LARGEST_TIME_SCALE:
+        time_scale *= 2
+    return byte_scale, time_scale
+
+
+def cluster_scales(cluster: Cluster) -> tuple[float, float]:
+    """The scales that the links alone ask for; see `automatic_scales`."""
+    total_gbps = sum(node.bandwidth_gbps for node in cluster.nodes)
     byte_scale, time_scale = 1.0, 1.0
     while byte_scale > 1 / 16 and total_gbps * byte_scale > CPU_SAFE_GBPS:
         byte_scale /= 2
-    seconds = domain.profile.compute_seconds
-    while total_gbps * byte_scale / time_scale > CPU_SAFE_GBPS or (
-        0 < seconds * time_scale < SHORTEST_COMPUTE_SECONDS and time_scale < LARGEST_TIME_SCALE
-    ):
+    while total_gbps * byte_scale / time_scale > CPU_SAFE_GBPS:
         time_scale *= 2
     return byte_scale, time_scale
 

@@ -37,7 +37,7 @@ class TestbedLauncher:
 
         Raises:
             NotSupported: this machine cannot; the message says what would make it.
-            TestbedInaccurate: a link does not carry what the file says.
+            InaccurateLink: a link does not carry what the file says.
             InvalidInput: the scaled links exceed what this machine's cores carry.
         """
         cluster = workload.domain.cluster
@@ -60,6 +60,7 @@ class TestbedLauncher:
             host=testbed.addresses[int(nodes[0])],
             workloads=self.workloads,
             repeats=self.repeats,
+            shaped=True,
             on_close=lambda: namespaces.down(testbed),
         )
 
