@@ -52,7 +52,13 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """`responses` of a route that refuses in these ways."""
     schema = {"$ref": "#/components/schemas/Problem"}
     content = {"application/problem+json": {"schema": schema}}
-    titles = {404: "Not found", 409: "Not possible", 413: "Too large", 422: "Invalid input"}
+    titles = {
+        400: "No JSON",
+        404: "Not found",
+        409: "Not possible",
+        413: "Too large",
+        422: "Invalid input",
+    }
     return {status: {"description": titles[status], "content": content} for status in statuses}
 
 

@@ -16,6 +16,7 @@ from autosync.errors import AutosyncError, NotFound, NotSupported
 
 MEDIA_TYPE = "application/problem+json"
 REMEDIES = {
+    400: "Send one JSON document in UTF-8, nested as GET /docs shows.",
     401: "Send the header `Authorization: Bearer TOKEN`, or the token as a browser's password.",
     404: "GET /docs lists the paths there are.",
     405: "GET /docs lists the methods of each path.",

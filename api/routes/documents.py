@@ -38,7 +38,7 @@ def post_graph(
     return _kept(request, response, key, graph.name, new)
 
 
-@router.get("/graphs")
+@router.get("/graphs", responses=problems(422))
 def get_graphs(
     session: deps.Reading, limit: deps.Limit = 100, offset: deps.Offset = 0
 ) -> schemas.Graphs:
@@ -76,7 +76,7 @@ def post_cluster(
     return _kept(request, response, key, cluster.name, new)
 
 
-@router.get("/clusters")
+@router.get("/clusters", responses=problems(422))
 def get_clusters(
     session: deps.Reading, limit: deps.Limit = 100, offset: deps.Offset = 0
 ) -> schemas.Clusters:
@@ -109,7 +109,10 @@ def get_strategy(strategy_id: deps.Id, session: deps.Reading) -> Response:
     document = session.scalars(query).first() if strategy_id.isalnum() else None
     if document is None:
         raise NotFound(
-            f"there is no strategy {strategy_id!r}.", thing="strategy", value=strategy_id
+            f"there is no strategy {strategy_id!r}.",
+            thing="strategy",
+            value=strategy_id,
+            remedy="GET /v1/tunings/{id}/strategies lists those of a tuning.",
         )
     return _document(document)
 

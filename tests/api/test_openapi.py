@@ -1,0 +1,76 @@
+"""The service does what its OpenAPI document says, for requests nobody thought of."""
+
+import json
+from contextlib import suppress
+
+import pytest
+import schemathesis
+from fastapi.testclient import TestClient
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from hypothesis.strategies import SearchStrategy
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.schemas import BaseSchema
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from api.app import create_app
+from api.db import Database
+from api.security import Access
+from tests.api.sample import finished
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+]
+EXAMPLES = 4
+
+
+@pytest.fixture
+def api(sqlite: Database) -> BaseSchema:
+    finished(sqlite)
+    app = create_app(sqlite, Access(hosts=()))  # the client calls it by another name
+    return schemathesis.openapi.from_asgi("/openapi.json", app)
+
+
+def test_requests_nobody_thought_of(api: BaseSchema) -> None:
+    operations = [found.ok() for found in api.get_all_operations()]
+    assert len(operations) >= 19
+    for operation in operations:
+        try_examples(operation.as_strategy())
+        with suppress(Unsatisfiable):  # a request that takes nothing cannot be wrong
+            try_examples(operation.as_strategy(generation_mode=GenerationMode.NEGATIVE))
+
+
+def try_examples(cases: SearchStrategy[Case]) -> None:
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=cases)
+    def run(case: Case) -> None:
+        case.call_and_validate(checks=CHECKS)
+
+    run()
+
+
+def test_the_document_refers_to_nothing_it_lacks(sqlite: Database) -> None:
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        document = client.get("/openapi.json").json()
+    text = json.dumps(document)
+    referred = {part.split('"')[0] for part in text.split('"#/components/schemas/')[1:]}
+    assert referred <= set(document["components"]["schemas"])
+    assert {"Strategy", "ModelGraph", "Bundle", "Problem", "Tuning"} <= referred | set(
+        document["components"]["schemas"]
+    )
+    assert all(path.startswith("/v1/") for path in document["paths"])

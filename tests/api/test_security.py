@@ -1,0 +1,82 @@
+"""Who is let in, what pages may load, and how much may be sent."""
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+
+from api.app import create_app
+from api.db import Database
+from api.limits import MAX_BODY_BYTES
+from api.security import Access
+from tests.api.serving import served
+
+MIB = 2**20
+
+
+@pytest.fixture
+def guarded(sqlite: Database) -> Iterator[TestClient]:
+    app = create_app(sqlite, Access("open sesame"))
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        yield client
+
+
+def test_a_token_is_asked_of_everyone(guarded: TestClient) -> None:
+    for path in ("/v1/tunings", "/", "/docs", "/openapi.json", "/static/app.css"):
+        answer = guarded.get(path)
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"].startswith("Basic")
+        assert "Bearer" in answer.json()["remedy"]
+    wrong = guarded.get("/v1/tunings", headers={"authorization": "Bearer wrong"})
+    assert wrong.status_code == 401
+    assert guarded.get("/v1/tunings", headers={"authorization": "Basic %%"}).status_code == 401
+    right = {"authorization": "Bearer open sesame"}
+    assert guarded.get("/v1/tunings", headers=right).status_code == 200
+    assert guarded.get("/", auth=("anyone", "open sesame")).status_code == 200
+    assert guarded.get("/v1/health").status_code == 200
+
+
+def test_other_hosts_and_foreign_pages_are_refused(sqlite: Database) -> None:
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1:8765") as client:
+        rebound = client.get("/v1/tunings", headers={"host": "evil.example:8765"})
+        assert rebound.status_code == 403
+        assert "evil.example" in rebound.json()["detail"]
+        foreign = {"origin": "http://evil.example"}
+        form = {"graph": "resnet50", "cluster": "example-4x1"}
+        assert client.post("/tunings", data=form, headers=foreign).status_code == 403
+        assert client.get("/v1/tunings").json()["total"] == 0
+        own = {"origin": "http://127.0.0.1:8765"}
+        started = client.post("/tunings", data=form, headers=own, follow_redirects=False)
+        assert started.status_code == 303
+
+
+def test_every_answer_carries_the_policy(guarded: TestClient) -> None:
+    for path in ("/v1/health", "/v1/tunings", "/nothing"):
+        policy = guarded.get(path).headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+
+
+def zeros(size_bytes: int) -> Iterator[bytes]:
+    for _ in range(size_bytes // MIB):
+        yield bytes(MIB)
+
+
+def test_200_mb_are_refused_without_being_held(sqlite_url: str) -> None:
+    with served(sqlite_url) as service:
+        url = f"{service.address}/v1/graphs"
+        httpx.post(url, content=b"{}")
+        before = service.peak_memory_bytes()
+        announced = httpx.post(
+            url, content=zeros(200 * MIB), headers={"content-length": str(200 * MIB)}, timeout=60
+        )
+        chunked = httpx.post(url, content=zeros(200 * MIB), timeout=60)
+        for answer in (announced, chunked):
+            assert answer.status_code == 413
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert "limit is 32 MiB" in answer.json()["detail"]
+            assert answer.json()["remedy"]
+        assert service.peak_memory_bytes() - before < 100 * MIB
+        allowed = httpx.post(url, content=zeros(MAX_BODY_BYTES), timeout=60)
+        assert allowed.status_code == 422
