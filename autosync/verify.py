@@ -263,22 +263,22 @@ def _check_exact(variable: Variable, shard: Synchronizer) -> None:
 
 
 def _check_groups(strategy: Strategy, domain: Domain) -> None:
-    seen: dict[int, tuple[Synchronizer, str, str]] = {}
+    seen: dict[int, tuple[Synchronizer, tuple[str, bool], str]] = {}
+    one_bucket = strategy.schedule.order == "ddp"  # which torch itself takes apart
     for variable, choice in zip(domain.graph.variables, strategy.choices, strict=True):
         for shard in choice.shards:
             if shard.group < 0:
                 raise _refusal(variable, "group", shard.group, f"has group {shard.group}")
             alike = replace(shard, group=0)
-            kind, dtype, first = seen.setdefault(
-                shard.group, (alike, variable.dtype, choice.variable)
-            )
-            if kind != alike or dtype != variable.dtype:
+            values = (variable.dtype, variable.sparse and not one_bucket)
+            kind, others, first = seen.setdefault(shard.group, (alike, values, choice.variable))
+            if kind != alike or others != values:
                 raise _refusal(
                     variable,
                     "group",
                     shard.group,
                     f"shares group {shard.group} with {first!r}, but differs from it in method, "
-                    "server, option or type",
+                    "server, option, type or sparsity",
                     "Members of a group travel in one message.",
                 )
 

@@ -148,13 +148,13 @@ def assemble(
     """
     joined = {index: choice for part in choices for index, choice in part.items()}
     shards = {index: list(choice.shards) for index, choice in joined.items()}
-    filled: dict[tuple[Synchronizer, str], tuple[int, float, int]] = {}
+    filled: dict[tuple[Synchronizer, str, bool], tuple[int, float, int]] = {}
     groups = 0
     for index in domain.graph.gradient_order:
-        dtype = domain.graph.variables[index].dtype
+        variable = domain.graph.variables[index]
         partition = joined[index].partition
         for part, length in enumerate(partition.lengths):
-            kind = (shards[index][part], dtype)
+            kind = (shards[index][part], variable.dtype, variable.sparse)
             group, load, count = filled.get(kind, (-1, 0.0, 0))
             if group < 0 or _full(load, limit_bytes, count, limit_shards):
                 group, load, count, groups = groups, 0.0, 0, groups + 1

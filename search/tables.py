@@ -60,8 +60,9 @@ VARIABLE = np.dtype(
 """A variable as the kernels read it.
 
 load_bytes: what one replica sends for it (touched rows only when sparse). dtype: number of its
-type. by_rows: cut along axis 0 only. cheap_factors: factors are fewer bytes than a ring's. matrix:
-PowerSGD can pack it. wide: a 16-bit encoding shortens it. pin: its first pinned row, or -1.
+type and sparsity, of which a message holds one. by_rows: cut along axis 0 only. cheap_factors:
+factors are fewer bytes than a ring's. matrix: PowerSGD can pack it. wide: a 16-bit encoding
+shortens it. pin: its first pinned row, or -1.
 """
 
 RULES = np.dtype(
@@ -211,12 +212,12 @@ def _variables(domain: Domain, space: Space) -> NDArray[np.void]:
     table, graph = domain.variables, domain.graph
     found = np.zeros(len(graph.variables), dtype=VARIABLE)
     touched = np.minimum(table.touched_rows, table.dims[:, 0]) / table.dims[:, 0]
-    names = sorted({variable.dtype for variable in graph.variables})
+    names = sorted({(v.dtype, v.sparse) for v in graph.variables})
     factors, ring = factor_costs(domain)
     found["elements"], found["item_bytes"] = table.elements, table.item_bytes
     found["load_bytes"] = table.size_bytes * np.where(table.sparse, touched, 1.0)
     found["dims"], found["rank"] = table.dims, table.rank
-    found["dtype"] = [names.index(variable.dtype) for variable in graph.variables]
+    found["dtype"] = [names.index((v.dtype, v.sparse)) for v in graph.variables]
     found["sparse"] = found["by_rows"] = table.sparse
     for operation in graph.operations:
         if "embedding" in operation.type:
@@ -236,7 +237,7 @@ def _rules(
     rules = np.zeros(1, dtype=RULES)
     rules["layouts"], rules["options"] = layouts, options
     rules["max_parts"], rules["max_groups"] = space.max_parts, max(1, space.max_groups)
-    rules["dtypes"] = len({variable.dtype for variable in domain.graph.variables})
+    rules["dtypes"] = len({(v.dtype, v.sparse) for v in domain.graph.variables})
     rules["pin_groups"] = len(np.unique(pins["group"]))
     rules["elementwise"] = domain.optimizer.elementwise
     rules["owners"] = space.parameter_server and domain.optimizer.elementwise

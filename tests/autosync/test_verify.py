@@ -196,6 +196,20 @@ def test_members_of_a_group_must_agree_in_type() -> None:
     refused(with_choice(1, whole((64,)), AllReduce(0)), "'v1' shares group 0 with 'v0'", domain)
 
 
+def test_members_of_a_group_must_agree_in_sparsity() -> None:
+    owned = with_choice(0, whole((64, 32)), ParameterServer(1, 9), domain=SPARSE)
+    mixed = replace(
+        owned,
+        choices=(
+            owned.choices[0],
+            replace(owned.choices[1], shards=(ParameterServer(1, 9),)),
+            *owned.choices[2:],
+        ),
+    )
+    verify(owned, SPARSE)
+    refused(mixed, "'v1' shares group 9 with 'v0'", SPARSE)
+
+
 @pytest.mark.parametrize(
     ("replicas", "words"),
     [

@@ -147,15 +147,16 @@ def test_groups_are_contiguous_in_gradient_ready_order(
     for index in range(len(drawn)):
         rows = range(drawn.first[index], drawn.first[index + 1])
         ready = sorted(rows, key=lambda row: (domain.variables.ready[drawn.variable[row]], row))
-        buckets: dict[tuple[int, int, int], list[int]] = {}
+        buckets: dict[tuple[int, int, int, bool], list[int]] = {}
         for row in ready:
-            kind = (int(drawn.method[row]), int(drawn.option[row]), int(drawn.server[row]))
+            how = (int(drawn.method[row]), int(drawn.option[row]), int(drawn.server[row]))
+            kind = (*how, domain.graph.variables[drawn.variable[row]].sparse)
             buckets.setdefault(kind, []).append(int(drawn.group[row]))
         seen: set[int] = set()
         for groups in buckets.values():
             runs = [g for g, before in zip(groups, [None, *groups], strict=False) if g != before]
             assert len(runs) == len(set(runs)), "a group is interrupted"
-            assert not seen & set(runs), "a group spans methods, options or owners"
+            assert not seen & set(runs), "a group spans methods, options, owners or sparsity"
             seen |= set(runs)
         assert seen == set(range(len(seen))), "groups are numbered without gaps"
 
