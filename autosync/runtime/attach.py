@@ -1,5 +1,6 @@
 """Puts a plan on a model and its optimizer, and takes it off again."""
 
+import atexit
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -15,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from autosync.errors import InvalidInput
 from autosync.plan import Plan
 from autosync.runtime.build import build_records
+from autosync.runtime.ending import finish_at_exit
 from autosync.runtime.engine import Engine
 from autosync.runtime.gates import Gates, tensors_in
 from autosync.runtime.hooks import gradient_hook
@@ -34,6 +36,7 @@ class Attachment:
     engine: Engine
     gates: Gates
     end_groups: Callable[[], None]
+    at_exit: Callable[[], None]
     handles: list[RemovableHandle] = field(default_factory=list)
 
     def detach(self) -> None:
@@ -43,6 +46,7 @@ class Attachment:
         After a failure nothing is waited for, and such state is lost.
         """
         engine = self.engine
+        atexit.unregister(self.at_exit)
         if engine.failure is None:
             engine.flush()
             gather_state(self.optimizer, engine.variables, engine.contents, engine.group)
@@ -105,9 +109,10 @@ def attach(
     )
     gates = Gates(model, engine.variables, engine.wait_for)
     end_groups = _leave_open if groups else opened.close
-    attachment = Attachment(model, optimizer, engine, gates, end_groups)
     engine.scatter_state()
     engine.start()
+    at_exit = finish_at_exit(engine, end_groups)
+    attachment = Attachment(model, optimizer, engine, gates, end_groups, at_exit)
     adopt(optimizer, engine)
     model.__dict__["no_sync"] = engine.no_sync
     attachment.handles.extend(_hooks(model, engine, gates, plan.shares[group.rank()]))
