@@ -23,7 +23,7 @@ HEADERS = {
     ),
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",  # with no-referrer forms come from the origin "null"
     "cross-origin-opener-policy": "same-origin",
 }
 
