@@ -1,82 +1,133 @@
 """A physical simulator first, what trials teach second: ridge regression on the log residual."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.domain import Domain
-from autosync.population import Population
-from simulator.compiled import compile_plans_fast
-from simulator.learned.features import features
-from simulator.timeline import TimelineSimulator
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
 
-PENALTIES = (0.1, 1.0, 10.0, 100.0, np.inf)
-"""Ridge penalties to choose from; infinity trusts the timeline alone."""
+PENALTIES = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+"""Ridge penalties to choose from; beside them there is the base simulator alone."""
+FEWEST_TRIALS = 6
+"""Fewer tell nothing that holds for the next strategy."""
+CONFIDENCE = 1.0
+"""Standard errors by which a correction must beat the base on trials it was not fitted to."""
 
 
-class ResidualSimulator:
-    """seconds = timeline(strategy) * exp(features . weights).
+@dataclass(frozen=True, slots=True)
+class Ridge:
+    """correction = clip((x - center) / scale) . weights; log seconds.
 
-    The penalty is chosen by leave-one-out error on the trials; infinity is among the choices, so
-    that few or misleading trials leave the timeline as it is.
+    scale is infinite where a column did not vary. penalty: infinite when the base stands alone.
+    covariance `(columns, columns)`: of the weights.
     """
 
-    name = "timeline+residual"
+    center: F64
+    scale: F64
+    weights: F64
+    penalty: float
+    covariance: F64
 
-    def __init__(self) -> None:
-        self._timeline = TimelineSimulator()
-        self._weights: NDArray[np.float64] | None = None
-        self._center = np.zeros(0)
-        self._scale = np.zeros(0)
-        self._offset = 0.0
-        self.penalty = float(np.inf)
-
-    def predict(self, domain: Domain, population: Population) -> NDArray[np.float64]:
-        base, table = self._inputs(domain, population)
-        if self._weights is None:
-            return base
-        standard = (table - self._center) / self._scale
-        correction = np.clip(standard @ self._weights, -1.0, 1.0)
-        result: NDArray[np.float64] = base * np.exp(correction + self._offset)
+    def correction(self, table: F64) -> F64:
+        """`(n, columns)` to `(n,)`; bounded, since it extrapolates badly."""
+        result: F64 = np.clip(self.standard(table) @ self.weights, -1.0, 1.0)
         return result
 
-    def refit(
-        self, domain: Domain, population: Population, step_seconds: NDArray[np.float64]
-    ) -> None:
-        base, table = self._inputs(domain, population)
-        target = np.log(step_seconds / base)
-        self._center, self._scale = table.mean(axis=0), table.std(axis=0)
-        self._scale[self._scale < 1e-9] = 1.0
-        standard = (table - self._center) / self._scale
-        self._offset = float(np.median(target))
-        residual = target - self._offset
-        errors = [leave_one_out(standard, residual, penalty) for penalty in PENALTIES]
-        self.penalty = PENALTIES[int(np.argmin(errors))]
-        self._weights = ridge(standard, residual, self.penalty)
+    def doubt(self, table: F64) -> F64:
+        """Standard deviation of the correction that the trials leave open, `(n,)`."""
+        standard = self.standard(table)
+        return np.sqrt(np.einsum("ij,jk,ik->i", standard, self.covariance, standard))
 
-    def _inputs(
-        self, domain: Domain, population: Population
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        plans = compile_plans_fast(population, domain)
-        base = self._timeline.predict_plans(domain, population, plans)
-        return base, features(plans, population, domain, base)
+    def standard(self, table: F64) -> F64:
+        result: F64 = np.clip((table - self.center) / self.scale, -5.0, 5.0)
+        return result
 
 
-def ridge(
-    table: NDArray[np.float64], target: NDArray[np.float64], penalty: float
-) -> NDArray[np.float64]:
-    """Weights `(features,)` of the penalised least squares; zero at an infinite penalty."""
+def fit_ridge(table: F64, target: F64, prior: Ridge | None = None) -> tuple[Ridge, F64]:
+    """The ridge whose penalty ranks best by leave-one-out; and each trial's left-out correction.
+
+    table `(n, columns)`; target `(n,)`: log of measured over base seconds. prior: of other
+    domains; then weights are drawn to its weights rather than to zero, and the prior alone is
+    what must be beaten. Where no penalty beats that beyond CONFIDENCE, it stands alone.
+    """
+    if prior is None:
+        prior = _flat(table)
+    known = prior.standard(table) @ prior.weights
+    residual = target - known
+    residual = residual - np.median(residual) if len(residual) else residual
+    if len(target) < FEWEST_TRIALS:
+        return prior, known
+    own = table.std(axis=0)
+    scale = np.where(np.isfinite(prior.scale), prior.scale, np.where(own > 1e-9, own, np.inf))
+    center = np.where(np.isfinite(prior.scale), prior.center, table.mean(axis=0))
+    weights = np.where(np.isfinite(prior.scale), prior.weights, 0.0)
+    start = Ridge(center, scale, weights, np.inf, np.zeros((len(scale), len(scale))))
+    standard = start.standard(table)
+    left_out = [leave_one_out(standard, residual, penalty) for penalty in PENALTIES]
+    best = int(np.argmin([np.mean((residual - guess) ** 2) for guess in left_out]))
+    gain = residual**2 - (residual - left_out[best]) ** 2
+    error = gain.std() / np.sqrt(len(gain))
+    if gain.mean() <= CONFIDENCE * error:
+        return start, known
+    penalty = PENALTIES[best]
+    step = ridge_weights(standard, residual, penalty)
+    variance = float(np.mean((residual - left_out[best]) ** 2))
+    covariance = variance * np.linalg.inv(standard.T @ standard + penalty * np.eye(len(step)))
+    fitted = Ridge(center, scale, weights + step, penalty, covariance)
+    return fitted, known + left_out[best]
+
+
+def fit_pooled(tables: list[F64], targets: list[F64], importance: F64) -> Ridge:
+    """One ridge for several domains, each centered on itself: only orders within count.
+
+    importance `(domains,)`: a domain's weight in the sum of squares. The penalty is chosen by
+    leaving domains out, so that it suits a domain not seen.
+    """
+    rows = np.concatenate([table - table.mean(axis=0) for table in tables])
+    scale = rows.std(axis=0)
+    scale = np.where(scale > 1e-9, scale, np.inf)
+    center = np.concatenate(tables).mean(axis=0)
+    standard = [np.clip((table - table.mean(axis=0)) / scale, -5.0, 5.0) for table in tables]
+    residual = [target - target.mean() for target in targets]
+    weight = np.sqrt(importance)
+    choices = (*PENALTIES, np.inf)
+    losses = np.zeros(len(choices))
+    for left in range(len(tables)):
+        others = [k for k in range(len(tables)) if k != left] or [left]
+        x = np.concatenate([standard[k] * weight[k] for k in others])
+        y = np.concatenate([residual[k] * weight[k] for k in others])
+        for number, penalty in enumerate(choices):
+            guess = standard[left] @ ridge_weights(x, y, penalty)
+            losses[number] += float(np.mean((residual[left] - guess) ** 2))
+    penalty = choices[int(np.argmin(losses))]
+    x = np.concatenate([block * w for block, w in zip(standard, weight, strict=True)])
+    y = np.concatenate([block * w for block, w in zip(residual, weight, strict=True)])
+    nothing_open = np.zeros((len(scale), len(scale)))
+    return Ridge(center, scale, ridge_weights(x, y, penalty), penalty, nothing_open)
+
+
+def ridge_weights(table: F64, target: F64, penalty: float) -> F64:
+    """Weights `(columns,)` of the penalised least squares; zero at an infinite penalty."""
     if not np.isfinite(penalty):
         return np.zeros(table.shape[1])
     gram = table.T @ table + penalty * np.eye(table.shape[1])
-    weights: NDArray[np.float64] = np.linalg.solve(gram, table.T @ target)
+    weights: F64 = np.linalg.solve(gram, table.T @ target)
     return weights
 
 
-def leave_one_out(table: NDArray[np.float64], target: NDArray[np.float64], penalty: float) -> float:
-    """Mean squared error on each trial by the fit to the others (exact, from the hat matrix)."""
-    if not np.isfinite(penalty):
-        return float(np.mean(target**2))
+def leave_one_out(table: F64, target: F64, penalty: float) -> F64:
+    """Each trial's prediction by the fit to the others (exact, from the hat matrix), `(n,)`."""
     gram = table.T @ table + penalty * np.eye(table.shape[1])
     hat = table @ np.linalg.solve(gram, table.T)
     error = (target - hat @ target) / np.maximum(1.0 - np.diag(hat), 1e-6)
-    return float(np.mean(error**2))
+    result: F64 = target - error
+    return result
+
+
+def _flat(table: F64) -> Ridge:
+    width = table.shape[1]
+    return Ridge(
+        np.zeros(width), np.full(width, np.inf), np.zeros(width), np.inf, np.zeros((width, width))
+    )

@@ -1,0 +1,93 @@
+"""From a domain and strategies to what the models read; and how columns are standardised."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from autosync.domain import Domain
+from autosync.population import Population
+from simulator.compiled import compile_plans_fast
+from simulator.learned.features import Features, features
+from simulator.learned.networks import Batch
+from simulator.learned.training import Trials
+from simulator.learned.variable_graph import forward_places, portion_edges, variable_edges
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+
+CHUNK = 512
+"""Strategies looked at together; bounds memory (BERT-large: 60 MB of features)."""
+
+
+def feature_chunks(
+    domain: Domain, population: Population, with_portions: bool
+) -> Iterator[Features]:
+    """The features of a population, CHUNK strategies at a time."""
+    for start in range(0, len(population), CHUNK):
+        part = population.take(np.arange(start, min(start + CHUNK, len(population))))
+        yield features(compile_plans_fast(part, domain), part, domain, with_portions)
+
+
+def features_of(domain: Domain, population: Population, with_portions: bool = True) -> Features:
+    """All at once: for the few hundred that were measured."""
+    return features(compile_plans_fast(population, domain), population, domain, with_portions)
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """(x - center) / scale, within 5 either way; scale is infinite where a column never varied."""
+
+    center: F64
+    scale: F64
+
+    def __call__(self, table: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
+        standard = np.clip((table - self.center) / self.scale, -5.0, 5.0)
+        return standard.astype(np.float32)
+
+
+def scaling_of(tables: Sequence[NDArray[np.floating[Any]]]) -> Scaling:
+    """Of several domains' tables, `(rows, columns)` each: a domain counts as much as another."""
+    center = np.mean([table.mean(axis=0, dtype=np.float64) for table in tables], axis=0)
+    square = np.mean([((table - center) ** 2).mean(axis=0) for table in tables], axis=0)
+    scale = np.sqrt(square)
+    return Scaling(center, np.where(scale > 1e-6, scale, np.inf))
+
+
+def batch_of(
+    table: Features,
+    domain: Domain,
+    portion_scaling: Scaling,
+    summary_scaling: Scaling,
+    columns: tuple[I64, I64],
+    with_edges: bool,
+) -> Batch:
+    """columns: of the portions and of the summary. with_edges: for the GAT."""
+    assert table.portions is not None
+    part = table.portions
+    variables = len(domain.graph.variables)
+    edges = np.zeros((2, 0), dtype=np.int64)
+    if with_edges:
+        edges = portion_edges(part, variable_edges(domain.graph), variables)
+    return Batch(
+        values=torch.from_numpy(portion_scaling(part.values[:, columns[0]])),
+        summary=torch.from_numpy(summary_scaling(table.summary[:, columns[1]])),
+        strategy=torch.from_numpy(np.repeat(np.arange(len(table)), np.diff(part.first))),
+        place=torch.from_numpy(forward_places(domain.graph)[part.variable]),
+        edges=torch.from_numpy(edges),
+        variables=variables,
+    )
+
+
+def trials_of(batch: Batch, table: Features, step_seconds: F64, on_base: bool) -> Trials:
+    """on_base: whether the network corrects the timeline's log seconds or stands alone."""
+    base = np.log(table.base_seconds) if on_base else np.zeros(len(table))
+    return Trials(
+        batch=batch,
+        base=torch.from_numpy(base.astype(np.float32)),
+        labels=torch.from_numpy((step_seconds / np.median(step_seconds)).astype(np.float32)),
+        partitions=torch.from_numpy(table.partitions.astype(np.float32)),
+    )

@@ -1,0 +1,102 @@
+"""The linear model and networks together: each network leaves out another third of the trials."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from autosync.domain import Domain
+from simulator.learned.features import Features
+from simulator.learned.models import (
+    FEWEST_FOR_NETWORK,
+    Fitted,
+    Labelled,
+    LinearModel,
+    NetworkKind,
+    NetworkModel,
+)
+from simulator.learned.ranking import pair_losses, slower_pairs
+from simulator.learned.training import Training
+
+F64 = NDArray[np.float64]
+
+FOLDS = 3
+WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Shares of the networks in the correction, to choose from."""
+CONFIDENCE = 0.5
+"""Standard errors by which any share must beat none."""
+
+
+class EnsembleModel:
+    """score = (1 - weight) * linear + weight * mean of the networks.
+
+    The weight is chosen on trials that none of the parts was fitted to, so networks that learned
+    nothing are left out. Doubt is the disagreement of the parts.
+    """
+
+    name = "ensemble"
+    with_portions = True
+
+    def __init__(
+        self, kinds: tuple[NetworkKind, ...] = ("lstm",), training: Training | None = None
+    ):
+        self.training = training or Training()
+        self.linear = LinearModel()
+        self.networks = [
+            [
+                NetworkModel(kind, replace(self.training, seed=self.training.seed + fold))
+                for fold in range(FOLDS)
+            ]
+            for kind in kinds
+        ]
+        self.weight = 0.5
+
+    def fit(self, trials: Labelled) -> Fitted:
+        linear = self.linear.fit(trials)
+        n = len(trials.features)
+        if n < FEWEST_FOR_NETWORK:
+            self.weight = 0.0 if all(m.network is None for m in self._members()) else self.weight
+            return linear
+        folds = np.arange(n) % FOLDS
+        np.random.default_rng(self.training.seed).shuffle(folds)
+        left_out = np.zeros((len(self.networks), n))
+        for number, members in enumerate(self.networks):
+            for fold, member in enumerate(members):
+                held = folds == fold
+                left_out[number, held] = member.fit_held(trials, np.flatnonzero(held)).scores[held]
+        self.weight, scores = _best_weight(linear.scores, left_out.mean(axis=0), trials)
+        return Fitted(scores, np.ones(n, dtype=np.bool_))
+
+    def pretrain(self, sources: Sequence[Labelled], importance: F64) -> None:
+        self.linear.pretrain(sources, importance)
+        for member in self._members():
+            member.pretrain(sources, importance)
+
+    def scores(self, domain: Domain, features: Features) -> tuple[F64, F64]:
+        linear, doubt = self.linear.scores(domain, features)
+        if self.weight == 0.0:
+            return linear, doubt
+        parts = np.array([member.scores(domain, features)[0] for member in self._members()])
+        networks = parts.mean(axis=0)
+        mean = (1.0 - self.weight) * linear + self.weight * networks
+        spread = (1.0 - self.weight) * (linear - mean) ** 2
+        spread += self.weight * ((parts - mean) ** 2).mean(axis=0)
+        return mean, np.sqrt(spread + ((1.0 - self.weight) * doubt) ** 2)
+
+    def _members(self) -> list[NetworkModel]:
+        return [member for members in self.networks for member in members]
+
+
+def _best_weight(linear: F64, networks: F64, trials: Labelled) -> tuple[float, F64]:
+    """The share of the networks with the least ranking loss, and the scores under it."""
+    labels = torch.from_numpy(trials.step_seconds / np.median(trials.step_seconds))
+    slower = slower_pairs(labels, torch.from_numpy(trials.features.partitions))
+    choices = [(1.0 - weight) * linear + weight * networks for weight in WEIGHTS]
+    losses = [pair_losses(torch.from_numpy(scores), slower).numpy() for scores in choices]
+    best = int(np.argmin([loss.mean() for loss in losses]))
+    gain = losses[0] - losses[best]
+    if gain.mean() <= CONFIDENCE * gain.std() / np.sqrt(len(gain)):
+        best = 0
+    return WEIGHTS[best], choices[best]

@@ -1,0 +1,36 @@
+"""The network that reads the graph of variables. Imported only where it is used: torch-geometric
+takes seconds to load."""
+
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from simulator.learned.networks import Batch, Network, output_head
+
+with warnings.catch_warnings():
+    # torch-geometric 2.8 calls torch.jit.script, which torch 2.13 deprecates
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from torch_geometric.nn import GATConv
+
+
+class GatNetwork(Network):
+    """Supplement, equations 8 to 10: graph attention over portions, their mean, an MLP."""
+
+    def __init__(self, features: int, summary: int, heads: int = 4, width: int = 16) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(features, 64), nn.ReLU())
+        self.first = GATConv(64, width, heads)
+        self.second = GATConv(heads * width, width, heads)
+        self.head = output_head(heads * width, summary)
+
+    def forward(self, batch: Batch) -> Tensor:
+        n = len(batch.summary)
+        nodes = self.encoder(batch.values)
+        nodes = nn.functional.elu(self.first(nodes, batch.edges))
+        nodes = nn.functional.elu(self.second(nodes, batch.edges))
+        sums = nodes.new_zeros(n, nodes.shape[1]).index_add(0, batch.strategy, nodes)
+        counts = torch.bincount(batch.strategy, minlength=n).clamp(min=1)
+        mean = sums / counts[:, None]
+        result: Tensor = self.head(torch.cat([mean, batch.summary], dim=1))[:, 0]
+        return result

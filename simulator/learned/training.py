@@ -1,0 +1,178 @@
+"""Trains a network on ranked trials of one or several domains; validation chooses the epoch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import ConfigDict
+from torch import Tensor, nn
+
+from autosync.documents import STRICT
+from simulator.learned.networks import Batch, Network
+from simulator.learned.ranking import SIGMA, TEMPERATURE, pair_losses, ranking_loss, slower_pairs
+
+CORRECTION = 0.1
+"""Log seconds that a network's output of 1 stands for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """AutoSync's settings (supplement, section 10; its published sources), where nothing else is
+    said. decay_at: epochs after which the rate falls by `decay`.
+
+    batch_strategies: of a step; validation: share of the trials kept out to choose the epoch.
+    confidence: standard errors by which the chosen epoch must beat epoch 0 on the trials kept out.
+    """
+
+    epochs: int = 200
+    learning_rate: float = 1e-3
+    weight_decay: float = 3e-4
+    clip: float = 0.25
+    decay: float = 0.3
+    decay_at: tuple[int, ...] = (80, 160)
+    sigma: float = SIGMA
+    temperature: float = TEMPERATURE
+    batch_strategies: int = 64
+    validation: float = 0.15
+    confidence: float = 0.5
+    seed: int = 0
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+@dataclass(frozen=True, slots=True)
+class Trials:
+    """Measured strategies of one domain, ready for a network.
+
+    batch: all of them. base f32[n]: log seconds of the simulator that is corrected, 0 for none.
+    labels f32[n]: seconds over their median. partitions f32[n]: shards.
+    """
+
+    batch: Batch
+    base: Tensor
+    labels: Tensor
+    partitions: Tensor
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+    def scores(self, network: Network) -> Tensor:
+        return self.base + CORRECTION * network(self.batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """epoch: that was kept, 0 where training did not help. losses: on the trials kept out, by
+    epoch from 0 on."""
+
+    epoch: int
+    losses: tuple[float, ...]
+
+
+def subset(batch: Batch, strategies: NDArray[np.int64]) -> Batch:
+    """The batch of these strategies only."""
+    chosen = torch.from_numpy(np.asarray(strategies))
+    place = torch.full((len(batch.summary),), -1, dtype=torch.int64)
+    place[chosen] = torch.arange(len(chosen))
+    kept = place[batch.strategy] >= 0
+    portion = torch.cumsum(kept, 0) - 1
+    edges = batch.edges
+    if edges.shape[1]:
+        edges = portion[edges[:, kept[edges[0]]]]
+    return Batch(
+        values=batch.values[kept],
+        summary=batch.summary[chosen],
+        strategy=place[batch.strategy[kept]],
+        place=batch.place[kept],
+        edges=edges,
+        variables=batch.variables,
+    )
+
+
+def select(trials: Trials, strategies: NDArray[np.int64]) -> Trials:
+    chosen = torch.from_numpy(np.asarray(strategies))
+    return Trials(
+        subset(trials.batch, strategies),
+        trials.base[chosen],
+        trials.labels[chosen],
+        trials.partitions[chosen],
+    )
+
+
+def train(
+    network: Network, learn: Sequence[Trials], keep_out: Sequence[Trials], training: Training
+) -> Trained:
+    """Adam on the ranking loss; leaves the network as it was at the chosen epoch.
+
+    keep_out: trials that choose the epoch and are never learned from. Epoch 0, the network as it
+    came, is among the choices, and wins unless another is better beyond doubt.
+    """
+    rng = np.random.default_rng(training.seed)
+    optimizer = torch.optim.Adam(
+        network.parameters(), lr=training.learning_rate, weight_decay=training.weight_decay
+    )
+    schedule = torch.optim.lr_scheduler.MultiStepLR(
+        optimizer, list(training.decay_at), training.decay
+    )
+    initial = best_state = _state(network)
+    before = best_losses = _losses(network, keep_out, training)
+    best, history = 0, [float(before.mean())]
+    for epoch in range(1, training.epochs + 1):
+        _learn_once(network, learn, optimizer, training, rng)
+        schedule.step()
+        losses = _losses(network, keep_out, training)
+        history.append(float(losses.mean()))
+        if history[-1] < float(best_losses.mean()):
+            best, best_state, best_losses = epoch, _state(network), losses
+    gain = before - best_losses
+    doubt = training.confidence * float(gain.std(correction=0)) / np.sqrt(len(gain))
+    if float(gain.mean()) <= doubt:
+        best, best_state = 0, initial
+    network.load_state_dict(best_state)
+    network.eval()
+    return Trained(best, tuple(history))
+
+
+def _learn_once(
+    network: Network,
+    learn: Sequence[Trials],
+    optimizer: torch.optim.Optimizer,
+    training: Training,
+    rng: np.random.Generator,
+) -> None:
+    """One epoch: the domains in random order, a step holds strategies of one domain."""
+    network.train()
+    for domain in rng.permutation(len(learn)):
+        trials = learn[domain]
+        order = rng.permutation(len(trials))
+        steps = max(1, round(len(order) / training.batch_strategies))
+        for strategies in np.array_split(order, steps):
+            part = select(trials, strategies)
+            optimizer.zero_grad()
+            loss = ranking_loss(
+                part.scores(network),
+                part.labels,
+                part.partitions,
+                training.sigma,
+                training.temperature,
+            )
+            torch.autograd.backward(loss)
+            nn.utils.clip_grad_norm_(network.parameters(), training.clip)
+            optimizer.step()
+
+
+def _losses(network: Network, keep_out: Sequence[Trials], training: Training) -> Tensor:
+    """Each kept-out strategy's ranking loss within its domain."""
+    network.eval()
+    found = []
+    with torch.no_grad():
+        for trials in keep_out:
+            slower = slower_pairs(trials.labels, trials.partitions, training.sigma)
+            found.append(pair_losses(trials.scores(network), slower, training.temperature))
+    return torch.cat(found)
+
+
+def _state(network: Network) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
