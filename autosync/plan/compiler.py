@@ -106,6 +106,7 @@ def _allocate(population: Population, domain: DomainArrays) -> tuple[PlanArrays,
         by_key,
         heap,
         last,
+        np.empty(most_contents),
         np.zeros((STAGES, 6), dtype=np.int32),
     )
     return out, work

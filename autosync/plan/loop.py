@@ -25,6 +25,7 @@ from autosync.plan.kernels import (
     chain,
     content_bytes,
     encoded_bytes,
+    first_half_load,
     priority_order,
     pulled_bytes,
     row_elements,
@@ -61,6 +62,7 @@ class Scratch(NamedTuple):
     """Per-strategy working arrays: R rows, V variables, C contents at most.
 
     row, value: a content's first row (population index) and its payload were it not encoded.
+    load: bytes on the wire of its first half.
     """
 
     starts: I64
@@ -76,6 +78,7 @@ class Scratch(NamedTuple):
     sorted: I64
     heap: I64
     last: I64
+    load: NDArray[np.float64]
     stages: NDArray[np.int32]
 
 
@@ -163,7 +166,10 @@ def first_half_order(
     if people.order[index] == O_PRIORITY:
         sort_keys(work.heap, work.sorted, contents)
         by_ready = work.sorted[:contents]
-        priority_order(domain, by_ready, work.ready, work.gate, work.wire, work.heap, work.order)
+        for content in range(contents):
+            method = int(people.method[work.row[content]])
+            work.load[content] = work.wire[content] * first_half_load(domain, method)
+        priority_order(domain, by_ready, work.ready, work.gate, work.load, work.heap, work.order)
         return
     if people.order[index] == O_EXPLICIT:
         for content in range(contents):

@@ -22,7 +22,7 @@ class DomainArrays(NamedTuple):
 
     Per variable (V): elements, item_bytes, first_dim i64; dims i64[V, 8]; ready, first_use i32;
     sparse bool; touched_rows, factor_rows i64. by_ready i64[V]: variables in ready order.
-    ready_seconds f64[V]: in ready order. bytes_per_second, startup_seconds: of a message, for the
+    ready_seconds f64[V]: in ready order. bytes_per_second: of the slowest NIC, for the
     list schedule only.
     """
 
@@ -40,7 +40,6 @@ class DomainArrays(NamedTuple):
     by_ready: NDArray[np.int64]
     ready_seconds: NDArray[np.float64]
     bytes_per_second: float
-    startup_seconds: float
 
 
 class PopulationArrays(NamedTuple):
@@ -73,7 +72,6 @@ def domain_arrays(domain: Domain) -> DomainArrays:
     table, cluster = domain.variables, domain.cluster
     node_of_rank = cluster.node_of_server()[: domain.world_size]
     nodes = len(np.unique(node_of_rank))
-    cost = cluster.cost("all_reduce")
     return DomainArrays(
         world=domain.world_size,
         nodes=nodes,
@@ -89,7 +87,6 @@ def domain_arrays(domain: Domain) -> DomainArrays:
         by_ready=np.array(domain.graph.gradient_order, dtype=np.int64),
         ready_seconds=domain.timing.ready_seconds,
         bytes_per_second=float(cluster.nic_bytes_per_second().min()),
-        startup_seconds=cost.startup_seconds + cost.startup_seconds_per_worker * domain.world_size,
     )
 
 
