@@ -1,17 +1,16 @@
 """All ranks of a pool: started together, asked together, killed together."""
 
 import json
-import os
 import queue
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from autosync.documents import to_data
 from autosync.trials.contract import TrialError, Workload
-from autosync.trials.machine import killed_for_memory
-from autosync.trials.processes import Answer, Answers, Placement, WorkerProcess
+from autosync.trials.processes import Answer, Answers, Place, Worker
 
 START_SECONDS = 120.0
 """Importing torch takes 2 s on a quiet machine, and many times as long on a crowded one."""
@@ -42,18 +41,17 @@ class Crew:
     def __init__(
         self,
         workload: Workload,
-        placements: tuple[Placement, ...],
+        placements: Sequence[Place],
         host: str,
         workloads: tuple[str, ...],
         cancelled: threading.Event,
     ) -> None:
         self._cancelled = cancelled
         self._answers: Answers = queue.Queue()
-        self._memory_kills = killed_for_memory()
-        self._workers = [
-            WorkerProcess(rank, placement, workloads, self._answers)
-            for rank, placement in enumerate(placements)
-        ]
+        self._placements = placements
+        self._workloads = workloads
+        self._workers: list[Worker] = []
+        self._spoken: set[int] = set()
         self._host = host
         self._workload = to_data(workload)
         self.hosts: list[str] = []
@@ -65,8 +63,11 @@ class Crew:
 
         Raises:
             Failed: a worker could not start.
+            NotSupported: the command that starts one does not exist.
         """
         deadline = time.monotonic() + START_SECONDS
+        for rank, placement in enumerate(self._placements):
+            self._workers.append(placement.start(rank, self._workloads, self._answers))
         for worker in self._workers:
             command = {
                 "op": "start",
@@ -101,12 +102,12 @@ class Crew:
 
     def kill(self) -> None:
         for worker in self._workers:
-            _kill_group(worker)
+            worker.begin_kill()
         for worker in self._workers:
             worker.kill()
 
     def pids(self) -> list[int]:
-        return [worker.process.pid for worker in self._workers]
+        return [worker.pid for worker in self._workers]
 
     def _collect(self, deadline: float) -> list[dict[str, Any]]:
         good: dict[int, dict[str, Any]] = {}
@@ -115,6 +116,8 @@ class Crew:
             answer = self._next(deadline)
             if answer is None:
                 break
+            if answer.fields is not None:
+                self._spoken.add(answer.rank)
             if answer.fields is not None and answer.fields["reply"] != "error":
                 good[answer.rank] = answer.fields
             else:
@@ -144,8 +147,16 @@ class Crew:
                 continue
 
     def _silence(self, ranks: list[int]) -> Failed:
-        text = f"ranks {', '.join(map(str, ranks))} did not answer in time."
+        who = ", ".join(self._who(rank) for rank in ranks)
+        text = f"no answer in time from {who}."
         return Failed(TrialError("timeout", text, self._workers[ranks[0]].stderr_tail()))
+
+    def _who(self, rank: int) -> str:
+        """The rank with its host, and with the command as long as it has never answered."""
+        worker = self._workers[rank]
+        host = f" on host {worker.where!r}" if worker.where else ""
+        command = f" (started by `{worker.command}`)" if rank not in self._spoken else ""
+        return f"rank {rank}{host}{command}"
 
     def _failure(self, bad: list[Answer]) -> Failed:
         """The first cause among what went wrong: a death, then lack of memory, then the rest."""
@@ -161,21 +172,12 @@ class Crew:
         return Failed(error, warm=alike)
 
     def _death(self, rank: int) -> TrialError:
-        worker = self._workers[rank]
-        try:
-            status = worker.process.wait(timeout=GRACE_SECONDS)
-        except TimeoutError:
-            status = 0
-        kills = killed_for_memory()
-        for_memory = kills is None or self._memory_kills is None or kills > self._memory_kills
+        worker, who = self._workers[rank], self._who(rank)
+        ending = worker.ending()
         tail = worker.stderr_tail()
-        if status in (-signal.SIGKILL, 128 + signal.SIGKILL) and for_memory:
-            return TrialError("out_of_memory", f"rank {rank} was killed by the kernel.", tail)
-        return TrialError("crashed", f"rank {rank} ended with status {status}.", tail)
-
-
-def _kill_group(worker: WorkerProcess) -> None:
-    try:
-        os.killpg(worker.process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return
+        if ending.status is None:
+            return TrialError("crashed", f"{who} was lost.", tail)
+        killed = ending.status in (-signal.SIGKILL, 128 + signal.SIGKILL)
+        if killed and ending.for_memory:
+            return TrialError("out_of_memory", f"{who} was killed by the kernel.", tail)
+        return TrialError("crashed", f"{who} ended with status {ending.status}.", tail)

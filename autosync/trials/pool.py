@@ -15,7 +15,7 @@ from autosync.errors import AutosyncError, InvalidInput
 from autosync.trials.contract import TrialError, TrialRequest, TrialResult, Workload
 from autosync.trials.crew import Crew, Failed
 from autosync.trials.machine import outside_share
-from autosync.trials.processes import Placement
+from autosync.trials.processes import Place
 from autosync.trials.scaling import scaled_bundle
 
 LOAD_LIMIT = 0.12
@@ -63,7 +63,7 @@ class ProcessPool:
 
     workload: Workload
     description: str
-    placements: tuple[Placement, ...]
+    placements: tuple[Place, ...]
     host: str
     workloads: tuple[str, ...] = ()
     repeats: int = REPEATS
@@ -255,7 +255,7 @@ class ProcessPool:
             )
             try:
                 self._crew.start()
-            except Failed:
+            except (Failed, AutosyncError):
                 self._drop_crew()
                 raise
         return self._crew

@@ -9,11 +9,18 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+
+from autosync.errors import NotSupported
+from autosync.trials.machine import killed_for_memory
 
 STDERR_LINES = 60
 STDERR_CHARACTERS = 4000
+
+GRACE_SECONDS = 1.0
+"""How long a process that closed its output may take to end."""
 
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -27,8 +34,87 @@ ENVIRONMENT = {
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """What a worker said; `fields` is None when its output ended (it has died)."""
+
+    rank: int
+    fields: dict[str, Any] | None
+
+
+Answers = queue.Queue[Answer]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a worker ended. status: None where it is not known (its host is lost).
+
+    for_memory: whether its kernel may have killed it for lack of memory; False where the kernel
+        is another host's and cannot be asked.
+    """
+
+    status: int | None
+    for_memory: bool
+
+
+class Worker(Protocol):
+    """One rank of a crew, wherever it runs. Its answers go to a queue that all ranks share.
+
+    where: its host, empty for this machine. command: what started it, for error messages.
+    """
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def where(self) -> str: ...
+
+    @property
+    def command(self) -> str: ...
+
+    @property
+    def pid(self) -> int:
+        """The process to look at from outside."""
+        ...
+
+    def send(self, line: str) -> None:
+        """Hand over one command. A dead worker's is dropped: its end is an answer already."""
+        ...
+
+    def stderr_tail(self) -> str: ...
+
+    def ending(self) -> Ending:
+        """After its last answer."""
+        ...
+
+    def begin_kill(self) -> None:
+        """Send the kill; `kill` follows."""
+        ...
+
+    def kill(self) -> None:
+        """End the worker with everything it started; may be called twice."""
+        ...
+
+
+class Place(Protocol):
+    """Where one rank runs. node: index of the cluster's node."""
+
+    @property
+    def node(self) -> int: ...
+
+    def start(self, rank: int, workloads: tuple[str, ...], answers: Answers) -> Worker:
+        """Raises NotSupported when nothing can be started there."""
+        ...
+
+
+def worker_arguments(workloads: tuple[str, ...]) -> list[str]:
+    """What follows the interpreter on a worker's command line."""
+    named = ["--workloads", ",".join(workloads)] if workloads else []
+    return ["-m", "autosync.trials.worker", *named]
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a rank runs: `prefix` goes before the command, the rest tells it how to talk.
+    """A rank on this machine: `prefix` goes before the command.
 
     interface: the network interface gloo binds to. node: index of the cluster's node.
     """
@@ -37,39 +123,39 @@ class Placement:
     interface: str
     node: int
 
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a worker said; `fields` is None when its output ended (it has died)."""
-
-    rank: int
-    fields: dict[str, Any] | None
+    def start(self, rank: int, workloads: tuple[str, ...], answers: Answers) -> "WorkerProcess":
+        command = [*self.prefix, sys.executable, *worker_arguments(workloads)]
+        environment = {
+            **os.environ,
+            **ENVIRONMENT,
+            "GLOO_SOCKET_IFNAME": self.interface,
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        }
+        return WorkerProcess(rank, command, environment, answers)
 
 
 class WorkerProcess:
-    """One rank's process. Its answers go to a queue that all ranks of a pool share."""
+    """A worker that is a child of this process, or behind one that is (ssh, srun).
+
+    where: its host when that is not this machine.
+
+    Raises:
+        NotSupported: the command does not exist.
+    """
 
     def __init__(
-        self, rank: int, placement: Placement, workloads: tuple[str, ...], answers: "Answers"
+        self,
+        rank: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        answers: Answers,
+        where: str = "",
     ) -> None:
-        command = [*placement.prefix, sys.executable, "-m", "autosync.trials.worker"]
-        if workloads:
-            command += ["--workloads", ",".join(workloads)]
         self.rank = rank
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={
-                **os.environ,
-                **ENVIRONMENT,
-                "GLOO_SOCKET_IFNAME": placement.interface,
-                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-            },
-            start_new_session=True,
-        )
+        self.where = where
+        self.command = " ".join(command)
+        self._kills_before = killed_for_memory()
+        self.process = _started(command, environment, where)
         self._stderr: deque[str] = deque(maxlen=STDERR_LINES)
         self._threads = [
             threading.Thread(target=self._read_answers, args=(answers,), daemon=True),
@@ -102,10 +188,24 @@ class WorkerProcess:
     def stderr_tail(self) -> str:
         return "".join(self._stderr)[-STDERR_CHARACTERS:]
 
-    def kill(self) -> None:
-        """End the process with everything it started; may be called twice."""
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def ending(self) -> Ending:
+        try:
+            status: int | None = self.process.wait(timeout=GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            status = None  # it closed its output and lives on
+        before, now = self._kills_before, killed_for_memory()
+        return Ending(status, not self.where and (before is None or now is None or now > before))
+
+    def begin_kill(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        self.begin_kill()
         self.process.wait()
         for thread in self._threads:
             thread.join()
@@ -115,4 +215,24 @@ class WorkerProcess:
                     stream.close()
 
 
-Answers = queue.Queue[Answer]
+def _started(
+    command: Sequence[str], environment: Mapping[str, str], where: str
+) -> "subprocess.Popen[str]":
+    try:
+        return subprocess.Popen(
+            list(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=dict(environment),
+            start_new_session=True,
+        )
+    except OSError as error:
+        host = f" for host {where!r}" if where else ""
+        raise NotSupported(
+            f"the worker{host} could not be started: {error.strerror}: `{' '.join(command)}`.",
+            thing="command",
+            value=command[0],
+            remedy="Install that program, or correct the launcher's prefix.",
+        ) from None
