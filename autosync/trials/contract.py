@@ -65,7 +65,8 @@ class TrialResult:
     load: share of the CPU used by others meanwhile. overhead_seconds: wall time around the
         iterations (sending the plan, building the engine, collecting).
     peak_memory_bytes: the largest resident size of any rank.
-    versions: of torch, autosync and python.
+    sent_bytes: by each node's NIC in one iteration, as it travelled (scaled, with headers);
+        empty where links are not told apart. versions: of torch, autosync and python.
     """
 
     key: str
@@ -79,6 +80,7 @@ class TrialResult:
     load: float | None = None
     overhead_seconds: float = 0.0
     peak_memory_bytes: int | None = None
+    sent_bytes: tuple[int, ...] = ()
     versions: tuple[tuple[str, str], ...] = ()
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 

@@ -1,7 +1,7 @@
 """What a worker trains: a workload by name, built once and synchronized by plan after plan."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from autosync.bundle import Bundle
+from autosync.codes import Op
 from autosync.errors import InvalidInput, NotFound
+from autosync.plan import Plan
 from autosync.trials.contract import Workload
 from autosync.trials.replay import ComputeClock, Replay, replay_module
 
@@ -57,10 +59,24 @@ class ReplayJob:
     def begin(self, key: str, bundle: Bundle) -> None:
         share = bundle.plan.shares[self.rank]
         self.clock.slowness = self.nominal_slowness * share * self.world_size
+        self.model.show_rows(sparse_variables(bundle.plan))
 
     def loss(self, model: nn.Module) -> Tensor:
         result: Tensor = model(self.signal)
         return result
+
+
+def sparse_variables(plan: Plan) -> Container[int]:
+    """Variables whose rows travel: torch's DDP takes sparse gradients as they are, else the
+    messages say."""
+    if plan.engine == "ddp":
+        return range(len(plan.shards))
+    return {
+        plan.shards[piece.shard].variable
+        for message in plan.messages
+        if message.operation in (Op.SPARSE_ALL_GATHER, Op.SPARSE_PUSH)
+        for piece in plan.contents[message.content]
+    }
 
 
 def build_replay(workload: Workload, rank: int) -> ReplayJob:

@@ -35,7 +35,7 @@ class Measurement:
     """One pass, in the domain's time.
 
     measured_seconds: of all its iterations, on this machine's clock. overhead_seconds: around
-    them. sent_bytes: of each rank's network namespace, an iteration.
+    them. sent_bytes: of each node's NIC, an iteration.
     """
 
     iteration_seconds: tuple[float, ...]
@@ -245,8 +245,13 @@ class ProcessPool:
             load=max(loads),
             overhead_seconds=max(0.0, wall_seconds - float(finished - starts[0])),
             peak_memory_bytes=max(answer["peak_memory_bytes"] for answer in answers),
-            sent_bytes=tuple(answer["sent_bytes"] // request.iterations for answer in answers),
+            sent_bytes=self._by_node([a["sent_bytes"] // request.iterations for a in answers]),
         )
+
+    def _by_node(self, by_rank: list[int]) -> tuple[int, ...]:
+        """Ranks of a node see the same NIC."""
+        nodes = self.workload.domain.cluster.node_of_server()[: len(by_rank)].tolist()
+        return tuple(dict(zip(nodes, by_rank, strict=True)).values())
 
     def _warm_crew(self) -> Crew:
         if self._crew is None:
@@ -288,6 +293,7 @@ class ProcessPool:
             load=max(one.load for one in measured),
             overhead_seconds=sum(one.overhead_seconds for one in measured) / len(measured),
             peak_memory_bytes=max(one.peak_memory_bytes for one in measured),
+            sent_bytes=measured[-1].sent_bytes if self.shaped else (),
             versions=self._crew.versions if self._crew is not None else (),
         )
 

@@ -7,7 +7,7 @@ parameters runs on it as on the user's own model, torch's DDP included.
 
 import ctypes
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, cast
 
 import torch
@@ -110,6 +110,9 @@ class GradientStage:
 class GradientSource:
     """Makes one parameter's gradient: constant values, the same in every iteration.
 
+    rows_only: a sparse variable's gradient holds its touched rows; else it is the whole table,
+        as for a synchronizer that treats the table as any tensor.
+
     value: of every element, different on each rank and exact in every dtype.
     """
 
@@ -117,6 +120,7 @@ class GradientSource:
         self.shape = variable.shape
         self.dtype = DTYPES[variable.dtype]
         self.value = gradient_value(rank)
+        self.rows_only = variable.sparse
         self._rows: Tensor | None = None
         if variable.sparse:
             chooser = torch.Generator().manual_seed(rank)
@@ -125,10 +129,12 @@ class GradientSource:
 
     def make(self) -> Tensor:
         """A fresh tensor, which autograd takes over without copying."""
-        if self._rows is None:
+        if self._rows is None or not self.rows_only:
             return torch.full(self.shape, self.value, dtype=self.dtype)
         values = torch.full((self._rows.shape[1], self.shape[1]), self.value, dtype=self.dtype)
-        return torch.sparse_coo_tensor(self._rows, values, self.shape, is_coalesced=True)
+        return torch.sparse_coo_tensor(
+            self._rows, values, self.shape, is_coalesced=True, check_invariants=False
+        )
 
 
 def gradient_value(rank: int) -> float:
@@ -172,11 +178,11 @@ class Replay(nn.Module):
         )
         self._own(graph)
         parameters = dict(self.named_parameters())
+        sources = [GradientSource(variable, rank) for variable in graph.variables]
+        self._sparse = {i: sources[i] for i, v in enumerate(graph.variables) if v.sparse}
         self._backward = [
             (
-                GradientStage(
-                    seconds, clock, [GradientSource(graph.variables[v], rank) for v in variables]
-                ),
+                GradientStage(seconds, clock, [sources[v] for v in variables]),
                 [parameters[graph.variables[v].name] for v in variables],
             )
             for seconds, variables in reversed(stages)
@@ -191,6 +197,11 @@ class Replay(nn.Module):
             else:
                 value = torch.zeros(variable.shape, dtype=DTYPES[variable.dtype])
                 owner.register_parameter(name, nn.Parameter(value))
+
+    def show_rows(self, of: Container[int]) -> None:
+        """From now on the sparse variables `of` (indices) have sparse gradients, others dense."""
+        for index, source in self._sparse.items():
+            source.rows_only = index in of
 
     def forward(self, signal: Tensor) -> Tensor:
         self.clock.start()

@@ -33,6 +33,10 @@ def test_a_trial_measures_every_iteration(pool: ProcessPool) -> None:
     assert {name for name, _ in result.versions} == {"torch", "autosync", "python"}
     assert result.peak_memory_bytes is not None
     assert result.peak_memory_bytes > 2**20
+    if pool.shaped:  # two ranks: each sends half of the gradients twice; 0.5 is the byte scale
+        payload = pool.workload.domain.graph.size_bytes * 0.5
+        assert len(result.sent_bytes) == 2
+        assert all(payload < sent < 1.5 * payload + 10_000 for sent in result.sent_bytes)
 
 
 def test_workers_stay_warm_and_run_the_engine_too(pool: ProcessPool) -> None:

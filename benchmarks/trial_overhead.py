@@ -1,0 +1,111 @@
+"""What a trial costs beyond its iterations: cold start of a pool, warm trials, strategies an hour.
+
+python benchmarks/trial_overhead.py [--launcher local|testbed] [--ranks 4] [--trials 20]
+"""
+
+import argparse
+import statistics
+import time
+
+from autosync.bundle import Bundle, bundle
+from autosync.cluster import Cluster, Device, Node
+from autosync.domain import Domain, Profile
+from autosync.graph import ModelGraph, Operation, Variable
+from autosync.strategy import (
+    AllReduce,
+    ReduceScatter,
+    Schedule,
+    Strategy,
+    VariableChoice,
+    even_replicas,
+    whole,
+)
+from autosync.trials.contract import TrialRequest, Workload
+from autosync.trials.local import LocalLauncher
+from autosync.trials.testbed import TestbedLauncher
+
+VARIABLES = 60
+ELEMENTS = 200_000
+OPERATION_SECONDS = 1e-3
+
+
+def made_up_domain(ranks: int) -> Domain:
+    """A chain of `VARIABLES` operations: 48 MB of gradients, 180 ms of compute."""
+    operations = tuple(
+        Operation(f"op{i}", "linear", 1, 2, 4, True, (i - 1,) if i else (), (i,))
+        for i in range(VARIABLES)
+    )
+    variables = tuple(Variable(f"v{i}", (ELEMENTS,)) for i in range(VARIABLES))
+    back = tuple(reversed(range(VARIABLES)))
+    graph = ModelGraph("chain", 1, operations, variables, back, back, tuple(range(VARIABLES)))
+    nodes = tuple(Node(f"node{i}", (Device("cpu"),), 2.0) for i in range(ranks))
+    once, twice = (OPERATION_SECONDS,) * VARIABLES, (2 * OPERATION_SECONDS,) * VARIABLES
+    profile = Profile("cpu", 1, once, twice, 0.0, "estimated", "made up")
+    return Domain(graph, Cluster("made-up", nodes), profile)
+
+
+def bundles(domain: Domain) -> dict[str, Bundle]:
+    world = domain.world_size
+    kinds = {
+        "DDP": (lambda i: AllReduce(i // 8), Schedule("ddp", 25 * 2**20)),
+        "all-reduce, 8 a group": (lambda i: AllReduce(i // 8), Schedule()),
+        "reduce-scatter, overlapped": (
+            lambda i: ReduceScatter(i // 8),
+            Schedule("priority", overlap_forward=True),
+        ),
+    }
+    return {
+        name: bundle(
+            Strategy(
+                tuple(
+                    VariableChoice(v.name, whole(v.shape), (of(i),))
+                    for i, v in enumerate(domain.graph.variables)
+                ),
+                even_replicas(world),
+                schedule,
+            ),
+            domain,
+        )
+        for name, (of, schedule) in kinds.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--launcher", choices=("local", "testbed"), default="testbed")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--trials", type=int, default=20)
+    given = parser.parse_args()
+    launcher = LocalLauncher() if given.launcher == "local" else TestbedLauncher()
+    domain = made_up_domain(given.ranks)
+    begun = time.monotonic()
+    with launcher.open(Workload(domain, byte_scale=1 / 16)) as pool:
+        opened = time.monotonic()
+        pool.warm_up()
+        cold = time.monotonic()
+        print(f"{pool.description}, {given.ranks} ranks")
+        print(
+            f"opening (links measured): {opened - begun:.2f} s; cold workers: {cold - opened:.2f} s"
+        )
+        wall = time.monotonic()
+        for name, shipped in bundles(domain).items():
+            results = [pool.run(TrialRequest(f"{name} {i}", shipped)) for i in range(given.trials)]
+            failed = [result.error for result in results if result.error is not None]
+            good = [result for result in results if result.error is None]
+            if failed or not good:
+                print(f"{name}: {len(failed)} failed, e.g. {failed[0].kind}: {failed[0].message}")
+                continue
+            overhead = statistics.median(result.overhead_seconds for result in good)
+            step = statistics.median(result.step_seconds or 0 for result in good)
+            spread = statistics.median(result.spread or 0 for result in good)
+            loaded = sum((result.load or 0) > 0.12 for result in good) / len(good)
+            print(
+                f"{name}: {overhead * 1e3:.1f} ms overhead a warm trial, iteration "
+                f"{step * 1e3:.1f} ms, spread {spread:.1%}, still contaminated {loaded:.0%}"
+            )
+        hourly = 3 * given.trials / (time.monotonic() - wall) * 3600
+        print(f"{hourly:.0f} one-pass trials of 2 + 5 iterations an hour")
+
+
+if __name__ == "__main__":
+    main()
