@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from api import schemas
 from api.db.documents import found
 from api.db.tables import (
+    Base,
     ClusterRow,
     DomainRow,
     GraphRow,
@@ -26,77 +27,70 @@ from search.outcome import DDP, paired_speedup
 
 def tunings(session: Session, limit: int, offset: int) -> schemas.Tunings:
     """The newest first."""
-    query = select(TuningRow).order_by(TuningRow.created_at.desc(), TuningRow.id)
-    rows = session.scalars(query.limit(limit).offset(offset)).all()
+    query = _SUMMARY.order_by(TuningRow.created_at.desc(), TuningRow.id)
+    rows = session.execute(query.limit(limit).offset(offset))
     total = session.scalar(select(func.count()).select_from(TuningRow)) or 0
-    return schemas.Tunings(items=[summary(session, row) for row in rows], total=total)
+    return schemas.Tunings(items=[_summary(*row) for row in rows], total=total)
 
 
 def tuning(session: Session, tuning_id: str) -> schemas.Tuning:
-    return summary(session, found(session, TuningRow, tuning_id, "tuning"))
+    """Raises NotFound."""
+    found(session, TuningRow, tuning_id, "tuning")
+    return _summary(*session.execute(_SUMMARY.where(TuningRow.id == tuning_id)).one())
 
 
-def summary(session: Session, row: TuningRow) -> schemas.Tuning:
-    domain = session.get_one(DomainRow, row.domain_id)
-    graph = session.execute(
-        select(GraphRow.name, GraphRow.batch_size).where(GraphRow.id == domain.graph_id)
-    ).one()
-    cluster = session.execute(
-        select(ClusterRow.name, ClusterRow.world_size).where(ClusterRow.id == domain.cluster_id)
-    ).one()
+_SUMMARY = (
+    select(TuningRow, DomainRow, GraphRow, ClusterRow, OutcomeRow, StrategyRow)
+    .add_columns(
+        select(func.count())
+        .select_from(TrialRow)
+        .where(TrialRow.tuning_id == TuningRow.id)
+        .scalar_subquery()
+    )
+    .join(DomainRow, DomainRow.id == TuningRow.domain_id)
+    .join(GraphRow, GraphRow.id == DomainRow.graph_id)
+    .join(ClusterRow, ClusterRow.id == DomainRow.cluster_id)
+    .outerjoin(OutcomeRow, OutcomeRow.tuning_id == TuningRow.id)
+    .outerjoin(StrategyRow, StrategyRow.hash == OutcomeRow.strategy_hash)
+)
+
+
+def _summary(
+    row: TuningRow,
+    domain: DomainRow,
+    graph: GraphRow,
+    cluster: ClusterRow,
+    outcome: OutcomeRow | None,
+    strategy: StrategyRow | None,
+    trial_count: int,
+) -> schemas.Tuning:
     return schemas.Tuning.model_validate(
         {
-            **{name: getattr(row, name) for name in _COLUMNS},
-            "graph_id": domain.graph_id,
+            **_columns(row, schemas.Tuning),
+            "graph_id": graph.id,
             "graph": graph.name,
             "batch_size": graph.batch_size,
-            "cluster_id": domain.cluster_id,
+            "cluster_id": cluster.id,
             "cluster": cluster.name,
             "world_size": cluster.world_size,
-            "profile_source": json.loads(domain.profile)["source"],
+            "profile_source": domain.profile_source,
             "settings": json.loads(row.settings),
-            "progress": _progress(session, row),
-            "result": _result(session, row.id),
+            "progress": _columns(row, schemas.Progress) | {"trials": trial_count},
+            "result": outcome
+            and strategy
+            and {
+                **_columns(outcome, schemas.Result),
+                "words": strategy.words,
+                "strategy_id": strategy.strategy_id,
+            },
         }
     )
 
 
-_COLUMNS = (
-    *("id", "state", "domain_id", "launcher", "byte_scale", "time_scale", "simulator"),
-    *("best_seconds", "error", "created_at", "started_at", "finished_at"),
-)
-
-
-def _progress(session: Session, row: TuningRow) -> schemas.Progress:
-    counted = select(func.count()).select_from(TrialRow).where(TrialRow.tuning_id == row.id)
-    return schemas.Progress(
-        phase=row.phase,
-        message=row.message,
-        done=row.done,
-        total=row.total,
-        ranked=row.ranked,
-        trials=session.scalar(counted) or 0,
-    )
-
-
-def _result(session: Session, tuning_id: str) -> schemas.Result | None:
-    query = (
-        select(OutcomeRow, StrategyRow.words, StrategyRow.strategy_id)
-        .join(StrategyRow, StrategyRow.hash == OutcomeRow.strategy_hash)
-        .where(OutcomeRow.tuning_id == tuning_id)
-    )
-    row = session.execute(query).first()
-    if row is None:
-        return None
-    outcome, words, strategy_id = row
-    numbers = {name: getattr(outcome, name) for name in _OUTCOME_COLUMNS}
-    return schemas.Result(words=words, strategy_id=strategy_id, **numbers)
-
-
-_OUTCOME_COLUMNS = (
-    *("best_seconds", "ddp_seconds", "speedup", "speedup_low", "speedup_high"),
-    *("repeats", "keep_ddp"),
-)
+def _columns(row: Base, answer: type[schemas.Answer]) -> dict[str, Any]:
+    """The columns of a row that an answer shows under the same name."""
+    names = answer.model_fields.keys() & row.__table__.columns.keys()
+    return {name: getattr(row, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,21 +147,14 @@ def _tried(session: Session, tuning_id: str) -> Sequence[_Tried]:
 
 
 def _trial(tried: _Tried, trial: TrialRow) -> schemas.Trial:
-    proposal = tried.proposal
-    return schemas.Trial(
-        **{name: getattr(trial, name) for name in _TRIAL_COLUMNS},
-        **{name: getattr(proposal, name) for name in _PROPOSAL_COLUMNS},
-        words=tried.words,
-        versions=dict(trial.versions),
+    return schemas.Trial.model_validate(
+        {
+            **_columns(tried.proposal, schemas.Trial),
+            **_columns(trial, schemas.Trial),
+            "words": tried.words,
+            "versions": dict(trial.versions),
+        }
     )
-
-
-_TRIAL_COLUMNS = (
-    *("key", "position", "strategy_id", "step_seconds", "spread", "iteration_seconds"),
-    *("error_kind", "error_message", "launcher", "byte_scale", "time_scale", "load"),
-    *("overhead_seconds", "peak_memory_bytes", "created_at"),
-)
-_PROPOSAL_COLUMNS = ("phase", "round", "origin", "predicted_seconds")
 
 
 def _entry(group: list[_Tried], ddp: list[_Tried] | None) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from autosync.errors import InvalidInput
 
 BUSY_SECONDS = 30
 """How long a writer waits for another: longer than any transaction here takes."""
+POOL = {"pool_size": 5, "max_overflow": 35}
+"""A connection for each of the 40 threads that serve requests."""
 WRITES = "autosync_writes"
 """Execution option of connections whose transactions write."""
 
@@ -59,11 +61,11 @@ def connect(url: str) -> Database:
     """
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite":
-        engine = create_engine(parsed, connect_args={"timeout": BUSY_SECONDS})
+        engine = create_engine(parsed, connect_args={"timeout": BUSY_SECONDS}, **POOL)
         event.listen(engine, "connect", _configure_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
     else:
-        engine = create_engine(parsed, pool_pre_ping=True)
+        engine = create_engine(parsed, pool_pre_ping=True, **POOL)
     return Database(engine)
 
 

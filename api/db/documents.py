@@ -95,6 +95,7 @@ def keep_domain(session: Session, domain: Domain) -> str:
         graph_id=graph_id,
         cluster_id=cluster_id,
         profile=to_json(domain.profile),
+        profile_source=domain.profile.source,
         optimizer=to_json(domain.optimizer),
     )
     return domain.id

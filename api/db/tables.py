@@ -1,4 +1,7 @@
-"""The tables. Documents are canonical JSON under the hash of their content."""
+"""The tables. Documents are canonical JSON under the hash of their content.
+
+They are megabytes, so a row is read without its document until that is asked for.
+"""
 
 from typing import Any
 
@@ -52,7 +55,7 @@ class GraphRow(Base):
     variables: Mapped[int]
     parameters: Mapped[int] = mapped_column(BigInteger)
     size_bytes: Mapped[int] = mapped_column(BigInteger)
-    document: Mapped[str]
+    document: Mapped[str] = mapped_column(deferred=True)
     created_at: Mapped[float] = mapped_column(default=now_seconds())
 
 
@@ -63,7 +66,7 @@ class ClusterRow(Base):
     name: Mapped[str]
     nodes: Mapped[int]
     world_size: Mapped[int]
-    document: Mapped[str]
+    document: Mapped[str] = mapped_column(deferred=True)
     created_at: Mapped[float] = mapped_column(default=now_seconds())
 
 
@@ -75,7 +78,8 @@ class DomainRow(Base):
     id: Mapped[str] = mapped_column(Hash, primary_key=True)
     graph_id: Mapped[str] = mapped_column(ForeignKey("graphs.id"), index=True)
     cluster_id: Mapped[str] = mapped_column(ForeignKey("clusters.id"), index=True)
-    profile: Mapped[str]
+    profile: Mapped[str] = mapped_column(deferred=True)
+    profile_source: Mapped[str] = mapped_column(String(16))
     optimizer: Mapped[str]
     created_at: Mapped[float] = mapped_column(default=now_seconds())
 
@@ -92,7 +96,7 @@ class StrategyRow(Base):
     strategy_id: Mapped[str] = mapped_column(Hash, index=True)
     shards: Mapped[int]
     words: Mapped[str]
-    document: Mapped[str]
+    document: Mapped[str] = mapped_column(deferred=True)
     created_at: Mapped[float] = mapped_column(default=now_seconds())
 
 
@@ -147,7 +151,7 @@ class OutcomeRow(Base):
     speedup_high: Mapped[float]
     repeats: Mapped[int]
     keep_ddp: Mapped[bool]
-    bundle: Mapped[str]
+    bundle: Mapped[str] = mapped_column(deferred=True)
     created_at: Mapped[float] = mapped_column(default=now_seconds())
 
 

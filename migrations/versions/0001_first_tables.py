@@ -52,6 +52,7 @@ def upgrade() -> None:
         sa.Column("graph_id", sa.String(length=32), nullable=False),
         sa.Column("cluster_id", sa.String(length=32), nullable=False),
         sa.Column("profile", sa.Text(), nullable=False),
+        sa.Column("profile_source", sa.String(length=16), nullable=False),
         sa.Column("optimizer", sa.Text(), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.ForeignKeyConstraint(

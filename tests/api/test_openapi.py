@@ -29,7 +29,7 @@ CHECKS = [
     content_type_conformance,
     response_schema_conformance,
 ]
-EXAMPLES = 4
+EXAMPLES = 3
 
 
 @pytest.fixture
