@@ -33,60 +33,57 @@ class EnsembleModel:
     """score = (1 - weight) * linear + weight * mean of the networks.
 
     The weight is chosen on trials that none of the parts was fitted to, so networks that learned
-    nothing are left out. Doubt is the disagreement of the parts.
+    nothing are left out; fewer trials than those take leave it as it was (half after `pretrain`).
+    Doubt is the disagreement of the parts.
     """
 
     name = "ensemble"
     with_portions = True
 
-    def __init__(
-        self, kinds: tuple[NetworkKind, ...] = ("lstm",), training: Training | None = None
-    ):
+    def __init__(self, kind: NetworkKind = "lstm", training: Training | None = None) -> None:
         self.training = training or Training()
         self.linear = LinearModel()
-        self.networks = [
-            [
-                NetworkModel(kind, replace(self.training, seed=self.training.seed + fold))
-                for fold in range(FOLDS)
-            ]
-            for kind in kinds
-        ]
-        self.weight = 0.5
+        seeds = (self.training.seed + fold for fold in range(FOLDS))
+        self.members = [NetworkModel(kind, replace(self.training, seed=seed)) for seed in seeds]
+        self.weight = 0.0
 
     def fit(self, trials: Labelled) -> Fitted:
         linear = self.linear.fit(trials)
         n = len(trials.features)
         if n < FEWEST_FOR_NETWORK:
-            self.weight = 0.0 if all(m.network is None for m in self._members()) else self.weight
-            return linear
+            return Fitted(self._blend(linear.scores, trials), linear.held)
         folds = np.arange(n) % FOLDS
         np.random.default_rng(self.training.seed).shuffle(folds)
-        left_out = np.zeros((len(self.networks), n))
-        for number, members in enumerate(self.networks):
-            for fold, member in enumerate(members):
-                held = folds == fold
-                left_out[number, held] = member.fit_held(trials, np.flatnonzero(held)).scores[held]
-        self.weight, scores = _best_weight(linear.scores, left_out.mean(axis=0), trials)
+        left_out = np.zeros(n)
+        for fold, member in enumerate(self.members):
+            held = folds == fold
+            left_out[held] = member.fit_held(trials, np.flatnonzero(held)).scores[held]
+        self.weight, scores = _best_weight(linear.scores, left_out, trials)
         return Fitted(scores, np.ones(n, dtype=np.bool_))
+
+    def _blend(self, linear: F64, trials: Labelled) -> F64:
+        if self.weight == 0.0:
+            return linear
+        parts = [member.scores(trials.domain, trials.features)[0] for member in self.members]
+        networks: F64 = np.mean(parts, axis=0)
+        return (1.0 - self.weight) * linear + self.weight * networks
 
     def pretrain(self, sources: Sequence[Labelled], importance: F64) -> None:
         self.linear.pretrain(sources, importance)
-        for member in self._members():
+        for member in self.members:
             member.pretrain(sources, importance)
+        self.weight = 0.5
 
     def scores(self, domain: Domain, features: Features) -> tuple[F64, F64]:
         linear, doubt = self.linear.scores(domain, features)
         if self.weight == 0.0:
             return linear, doubt
-        parts = np.array([member.scores(domain, features)[0] for member in self._members()])
+        parts = np.array([member.scores(domain, features)[0] for member in self.members])
         networks = parts.mean(axis=0)
         mean = (1.0 - self.weight) * linear + self.weight * networks
         spread = (1.0 - self.weight) * (linear - mean) ** 2
         spread += self.weight * ((parts - mean) ** 2).mean(axis=0)
         return mean, np.sqrt(spread + ((1.0 - self.weight) * doubt) ** 2)
-
-    def _members(self) -> list[NetworkModel]:
-        return [member for members in self.networks for member in members]
 
 
 def _best_weight(linear: F64, networks: F64, trials: Labelled) -> tuple[float, F64]:

@@ -141,7 +141,7 @@ def _columns(names: tuple[str, ...], groups: list[tuple[str, ...]]) -> I64:
 
 
 def _sums(owner: I64, values: NDArray[np.generic], n: int) -> F64:
-    return np.bincount(owner, weights=values.astype(np.float64), minlength=n)
+    return np.bincount(owner, weights=values.astype(np.float64), minlength=n).astype(np.float64)
 
 
 def _raw_columns(

@@ -14,7 +14,7 @@ from simulator.learned.data import Scaling, batch_of, scaling_of, trials_of
 from simulator.learned.features import PARTS, Features, Part, portion_columns, summary_columns
 from simulator.learned.networks import Batch, LstmNetwork, Network
 from simulator.learned.residual import Ridge, fit_pooled, fit_ridge
-from simulator.learned.training import CORRECTION, Trained, Training, select, train
+from simulator.learned.training import CORRECTION, Trained, Training, one_thread, select, train
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -119,7 +119,7 @@ class NetworkModel:
         layers: int = 1,
         width: int = 64,
     ) -> None:
-        self.name = kind
+        self.name: str = kind
         self.kind, self.parts, self.on_base = kind, parts, on_base
         self.layers, self.width = layers, width
         self.training = training or Training()
@@ -182,7 +182,7 @@ class NetworkModel:
         if self.network is None:
             return base, np.zeros(len(base))
         self.network.eval()
-        with torch.no_grad():
+        with torch.no_grad(), one_thread():
             correction = self.network(self._batch(domain, features)).numpy().astype(np.float64)
         return base + CORRECTION * correction, np.zeros(len(base))
 

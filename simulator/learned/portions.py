@@ -159,7 +159,8 @@ class _Shards:
 
     def by_group(self, values: F64) -> F64:
         """The sum over each row's group, N entries."""
-        return np.bincount(self.group, weights=values, minlength=self.groups)[self.group]
+        sums: F64 = np.bincount(self.group, weights=values, minlength=self.groups)
+        return np.asarray(sums[self.group], dtype=np.float64)
 
     def group_extreme(self, values: F64, ufunc: np.ufunc, empty: float) -> F64:
         found = np.full(self.groups, empty)
@@ -169,7 +170,7 @@ class _Shards:
 
 
 def _sum(member: I64, values: F64) -> F64:
-    return np.bincount(member, weights=values)
+    return np.bincount(member, weights=values).astype(np.float64)
 
 
 def _most(member: I64, values: F64, count: int) -> F64:

@@ -38,7 +38,8 @@ class Ridge:
     def doubt(self, table: F64) -> F64:
         """Standard deviation of the correction that the trials leave open, `(n,)`."""
         standard = self.standard(table)
-        return np.sqrt(np.einsum("ij,jk,ik->i", standard, self.covariance, standard))
+        variance: F64 = np.einsum("ij,jk,ik->i", standard, self.covariance, standard)
+        return np.sqrt(np.maximum(variance, 0.0))
 
     def standard(self, table: F64) -> F64:
         result: F64 = np.clip((table - self.center) / self.scale, -5.0, 5.0)
@@ -74,7 +75,8 @@ def fit_ridge(table: F64, target: F64, prior: Ridge | None = None) -> tuple[Ridg
     penalty = PENALTIES[best]
     step = ridge_weights(standard, residual, penalty)
     variance = float(np.mean((residual - left_out[best]) ** 2))
-    covariance = variance * np.linalg.inv(standard.T @ standard + penalty * np.eye(len(step)))
+    gram: F64 = standard.T @ standard + penalty * np.eye(len(step))
+    covariance: F64 = np.asarray(variance * np.linalg.inv(gram), dtype=np.float64)
     fitted = Ridge(center, scale, weights + step, penalty, covariance)
     return fitted, known + left_out[best]
 
@@ -91,7 +93,7 @@ def fit_pooled(tables: list[F64], targets: list[F64], importance: F64) -> Ridge:
     center = np.concatenate(tables).mean(axis=0)
     standard = [np.clip((table - table.mean(axis=0)) / scale, -5.0, 5.0) for table in tables]
     residual = [target - target.mean() for target in targets]
-    weight = np.sqrt(importance)
+    weight: F64 = np.asarray(np.sqrt(importance), dtype=np.float64)
     choices = (*PENALTIES, np.inf)
     losses = np.zeros(len(choices))
     for left in range(len(tables)):

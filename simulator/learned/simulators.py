@@ -83,4 +83,4 @@ def gat_simulator(seed: int = 0) -> LearnedSimulator:
 
 def ensemble_simulator(seed: int = 0) -> LearnedSimulator:
     """The linear model and three LSTMs, weighed by what they rank rightly unseen."""
-    return LearnedSimulator(EnsembleModel(("lstm",), Training(seed=seed)))
+    return LearnedSimulator(EnsembleModel("lstm", Training(seed=seed)))

@@ -55,7 +55,7 @@ def traffic(plans: PlanTable, population: Population, domain: Domain, times: Tim
     ready = domain.timing.ready_seconds[np.maximum(plans.ready, 0)] * (plans.ready >= 0)
 
     def of_contents(values: F64) -> F64:
-        return np.bincount(plans.content, weights=values, minlength=contents)
+        return np.bincount(plans.content, weights=values, minlength=contents).astype(np.float64)
 
     owner, root = np.zeros(contents, dtype=np.int64), np.full(contents, -1, dtype=np.int64)
     owner[plans.content] = strategy
@@ -72,7 +72,9 @@ def traffic(plans: PlanTable, population: Population, domain: Domain, times: Tim
     )
 
     def of_rows(values: F64) -> F64:
-        return np.bincount(piece_row, weights=share * values[piece_content], minlength=rows)
+        return np.bincount(piece_row, weights=share * values[piece_content], minlength=rows).astype(
+            np.float64
+        )
 
     def extreme(values: F64, ufunc: np.ufunc, empty: float) -> F64:
         by_content, by_row = np.full(contents, empty), np.full(rows, empty)

@@ -1,6 +1,7 @@
 """Trains a network on ranked trials of one or several domains; validation chooses the epoch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,6 +25,7 @@ class Training:
     said. decay_at: epochs after which the rate falls by `decay`.
 
     batch_strategies: of a step; validation: share of the trials kept out to choose the epoch.
+    patience: epochs without a better one after which training stops.
     confidence: standard errors by which the chosen epoch must beat epoch 0 on the trials kept out.
     """
 
@@ -37,6 +39,7 @@ class Training:
     temperature: float = TEMPERATURE
     batch_strategies: int = 64
     validation: float = 0.15
+    patience: int = 40
     confidence: float = 0.5
     seed: int = 0
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -59,7 +62,8 @@ class Trials:
         return len(self.base)
 
     def scores(self, network: Network) -> Tensor:
-        return self.base + CORRECTION * network(self.batch)
+        result: Tensor = self.base + CORRECTION * network(self.batch)
+        return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,18 @@ class Trained:
 
     epoch: int
     losses: tuple[float, ...]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """The matrices are small: a second thread wins nothing, waits long on a busy machine, and
+    would make sums depend on how many cores there are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def subset(batch: Batch, strategies: NDArray[np.int64]) -> Batch:
@@ -101,6 +117,7 @@ def select(trials: Trials, strategies: NDArray[np.int64]) -> Trials:
     )
 
 
+@one_thread()
 def train(
     network: Network, learn: Sequence[Trials], keep_out: Sequence[Trials], training: Training
 ) -> Trained:
@@ -126,6 +143,8 @@ def train(
         history.append(float(losses.mean()))
         if history[-1] < float(best_losses.mean()):
             best, best_state, best_losses = epoch, _state(network), losses
+        elif epoch - best >= training.patience:
+            break
     gain = before - best_losses
     doubt = training.confidence * float(gain.std(correction=0)) / np.sqrt(len(gain))
     if float(gain.mean()) <= doubt:

@@ -1,0 +1,232 @@
+"""Trained models on disk: safetensors beside a JSON card that says what they know."""
+
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import ConfigDict
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from autosync.documents import STRICT, from_json, to_json
+from autosync.errors import InvalidInput, NotFound
+from simulator.learned.calibration import Calibration
+from simulator.learned.data import Scaling
+from simulator.learned.ensemble import EnsembleModel
+from simulator.learned.features import FEATURE_VERSION, Part
+from simulator.learned.models import LinearModel, Model, NetworkKind, NetworkModel
+from simulator.learned.residual import Ridge
+from simulator.learned.simulators import LearnedSimulator
+from simulator.learned.training import Training
+
+Arrays = dict[str, NDArray[np.generic]]
+Kind = Literal["linear", "lstm", "gat", "ensemble"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A domain that a checkpoint was trained on. descriptor: `describe_domain` of it."""
+
+    id: str
+    graph: str
+    cluster: str
+    trials: int
+    descriptor: tuple[float, ...]
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a checkpoint is.
+
+    accuracy: pairs of unseen strategies it ranked rightly, None where nobody held any out; unseen:
+        which strategies these were. feature_version: `features.FEATURE_VERSION` at training.
+    """
+
+    kind: Kind
+    sources: tuple[Source, ...]
+    accuracy: float | None
+    unseen: str
+    seed: int
+    parts: tuple[Part, ...]
+    on_base: bool
+    network: Literal["", "lstm", "gat"] = ""
+    layers: int = 1
+    width: int = 64
+    feature_version: int = FEATURE_VERSION
+    versions: tuple[tuple[str, str], ...] = ()
+    version: Literal[1] = 1
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    @property
+    def trials(self) -> int:
+        return sum(source.trials for source in self.sources)
+
+
+def save_checkpoint(
+    path: Path,
+    simulator: LearnedSimulator,
+    sources: tuple[Source, ...],
+    accuracy: float | None,
+    unseen: str,
+) -> Card:
+    """Write PATH.safetensors and PATH.json."""
+    card = _card(simulator.model, sources, accuracy, unseen)
+    arrays: Arrays = dict(_arrays(simulator.model, ""))
+    calibration = simulator.calibration
+    arrays["calibration.scores"] = calibration.scores
+    arrays["calibration.log_seconds"] = calibration.log_seconds
+    arrays["calibration.margin"] = np.array([calibration.margin])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    save_file(contiguous, path.with_suffix(".safetensors"))
+    path.with_suffix(".json").write_text(to_json(card) + "\n")
+    return card
+
+
+def read_card(path: Path) -> Card:
+    """The card of a checkpoint, whatever its feature version.
+
+    Raises:
+        NotFound: no card there. InvalidInput: it is none.
+    """
+    file = path.with_suffix(".json")
+    if not file.is_file():
+        raise NotFound(
+            f"there is no checkpoint {str(path)!r}.",
+            thing="checkpoint",
+            value=str(path),
+            remedy="Give the path of a .safetensors file with its .json beside it.",
+        )
+    return from_json(Card, file.read_text(), source=file.name)
+
+
+def load_checkpoint(path: Path) -> tuple[LearnedSimulator, Card]:
+    """The simulator as it was saved.
+
+    Raises:
+        NotFound: no checkpoint there.
+        InvalidInput: it was trained on other features, or its tensors are not those of its card.
+    """
+    card = read_card(path)
+    if card.feature_version != FEATURE_VERSION:
+        raise InvalidInput(
+            f"checkpoint {path.name} was trained on features of version {card.feature_version}, "
+            f"this is version {FEATURE_VERSION}: its weights mean something else.",
+            thing="feature_version",
+            value=card.feature_version,
+            remedy="Train it again on its trials.",
+        )
+    try:
+        arrays: Arrays = dict(load_file(path.with_suffix(".safetensors")))
+        simulator = LearnedSimulator(_model(card))
+        _restore(simulator.model, arrays, "")
+        simulator.calibration = Calibration(
+            arrays["calibration.scores"],  # type: ignore[arg-type]
+            arrays["calibration.log_seconds"],  # type: ignore[arg-type]
+            float(arrays["calibration.margin"][0]),
+        )
+    except (KeyError, RuntimeError, OSError, SafetensorError) as error:
+        raise InvalidInput(
+            f"checkpoint {path.name} does not hold the tensors that its card promises: {error}.",
+            thing="checkpoint",
+            value=str(path),
+            remedy="Copy both of its files again.",
+        ) from error
+    return simulator, card
+
+
+def _card(model: Model, sources: tuple[Source, ...], accuracy: float | None, unseen: str) -> Card:
+    versions = (
+        ("torch", torch.__version__),
+        ("numpy", np.__version__),
+        ("python", platform.python_version()),
+    )
+    common = {"sources": sources, "accuracy": accuracy, "unseen": unseen, "versions": versions}
+    if isinstance(model, LinearModel):
+        return Card("linear", seed=0, parts=model.parts, on_base=model.on_base, **common)  # type: ignore[arg-type]
+    first = model.members[0] if isinstance(model, EnsembleModel) else model
+    assert isinstance(first, NetworkModel)
+    return Card(
+        "ensemble" if isinstance(model, EnsembleModel) else first.kind,
+        seed=first.training.seed,
+        parts=first.parts,
+        on_base=first.on_base,
+        network=first.kind,
+        layers=first.layers,
+        width=first.width,
+        **common,  # type: ignore[arg-type]
+    )
+
+
+def _model(card: Card) -> Model:
+    if card.kind == "linear":
+        return LinearModel(card.parts, card.on_base)
+    kind: NetworkKind = "gat" if card.network == "gat" else "lstm"
+    training = Training(seed=card.seed)
+    if card.kind == "ensemble":
+        return EnsembleModel(kind, training)
+    return NetworkModel(kind, training, card.parts, card.on_base, card.layers, card.width)
+
+
+def _arrays(model: Model, prefix: str) -> Iterator[tuple[str, NDArray[np.generic]]]:
+    """Every tensor of a model by name; what was never trained is left out."""
+    if isinstance(model, LinearModel):
+        for name, ridge in (("ridge", model.ridge), ("prior", model.prior)):
+            if ridge is not None:
+                for field in ("center", "scale", "weights", "covariance"):
+                    yield f"{prefix}{name}.{field}", getattr(ridge, field)
+                yield f"{prefix}{name}.penalty", np.array([ridge.penalty])
+    elif isinstance(model, NetworkModel) and model.network is not None:
+        assert model.scaling is not None
+        for name, scaling in zip(("portions", "summary"), model.scaling, strict=True):
+            yield f"{prefix}{name}.center", scaling.center
+            yield f"{prefix}{name}.scale", scaling.scale
+        for name, tensor in model.network.state_dict().items():
+            yield f"{prefix}network.{name}", tensor.numpy()
+    elif isinstance(model, EnsembleModel):
+        yield from _arrays(model.linear, f"{prefix}linear.")
+        yield f"{prefix}weight", np.array([model.weight])
+        for number, member in enumerate(model.members):
+            yield from _arrays(member, f"{prefix}member{number}.")
+
+
+def _restore(model: Model, arrays: Arrays, prefix: str) -> None:
+    """The inverse of `_arrays`: a restored model goes on learning from where it stands."""
+    if isinstance(model, LinearModel):
+        model.ridge = _ridge(arrays, f"{prefix}ridge.")
+        model.prior = _ridge(arrays, f"{prefix}prior.") or model.ridge
+    elif isinstance(model, NetworkModel):
+        names = [name for name in arrays if name.startswith(f"{prefix}network.")]
+        if not names:
+            return
+        scaling = [
+            Scaling(arrays[f"{prefix}{part}.center"], arrays[f"{prefix}{part}.scale"])  # type: ignore[arg-type]
+            for part in ("portions", "summary")
+        ]
+        state = {
+            name.removeprefix(f"{prefix}network."): torch.from_numpy(arrays[name]) for name in names
+        }
+        model.scaling = scaling[0], scaling[1]
+        model.network = model.build()
+        model.network.load_state_dict(state)
+        model.network.eval()
+        model.prior = state
+    elif isinstance(model, EnsembleModel):
+        _restore(model.linear, arrays, f"{prefix}linear.")
+        model.weight = float(arrays[f"{prefix}weight"][0])
+        for number, member in enumerate(model.members):
+            _restore(member, arrays, f"{prefix}member{number}.")
+
+
+def _ridge(arrays: Arrays, prefix: str) -> Ridge | None:
+    if f"{prefix}weights" not in arrays:
+        return None
+    fields = [arrays[f"{prefix}{field}"] for field in ("center", "scale", "weights")]
+    penalty = float(arrays[f"{prefix}penalty"][0])
+    return Ridge(*fields, penalty, arrays[f"{prefix}covariance"])  # type: ignore[arg-type, call-arg]

@@ -1,0 +1,112 @@
+"""Trained on other domains, a simulator ranks a new one at once; its trials then fine-tune it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.domain import Domain
+from autosync.errors import InvalidInput
+from simulator.learned.calibration import Calibration
+from simulator.learned.checkpoint import Card, Source
+from simulator.learned.descriptor import describe_domain
+from simulator.learned.models import Labelled, Model
+from simulator.learned.simulators import LearnedSimulator
+
+F64 = NDArray[np.float64]
+
+REACH = 2.0
+"""Distance of domains at which a source counts a third (1/e); a doubling of one logarithm is 1."""
+
+
+def distances(target: F64, descriptors: Sequence[F64]) -> F64:
+    """How unlike each described domain is, `(domains,)`: Euclidean over the descriptor."""
+    result: F64 = np.linalg.norm(np.asarray(descriptors) - target, axis=1)
+    return result
+
+
+def importance(target: F64, descriptors: Sequence[F64]) -> F64:
+    """How much each source should count for a target, `(domains,)`, 1 for the most alike."""
+    far = distances(target, descriptors)
+    result: F64 = np.exp(-(far - far.min()) / REACH)
+    return result
+
+
+def nearest_checkpoint(domain: Domain, cards: Sequence[Card]) -> int:
+    """Which checkpoint to start from: the one with the source most like the domain.
+
+    Among equals the one that has seen more trials.
+
+    Raises:
+        InvalidInput: there is none.
+    """
+    if not cards:
+        raise InvalidInput(
+            "there is no checkpoint to start from.",
+            thing="checkpoints",
+            value=0,
+            remedy="Train one on measured strategies, or rank by the timeline.",
+        )
+    target = describe_domain(domain)
+    found = [
+        (
+            float(distances(target, [np.array(s.descriptor) for s in card.sources]).min()),
+            card.trials,
+        )
+        for card in cards
+    ]
+    return min(range(len(cards)), key=lambda k: (found[k][0], -found[k][1]))
+
+
+def transferred(model: Model, sources: Sequence[Labelled], target: Domain) -> LearnedSimulator:
+    """A simulator for `target` that knows none of its strategies, trained on the sources.
+
+    Sources alike count more (linear part). Scores become seconds by the sources' median error.
+
+    Raises:
+        InvalidInput: there is no source, or the target is among them.
+    """
+    if not sources:
+        raise InvalidInput(
+            "there is no source domain to learn from.",
+            thing="sources",
+            value=0,
+            remedy="Measure strategies of another domain first.",
+        )
+    if any(source.domain.id == target.id for source in sources):
+        raise InvalidInput(
+            "the target domain is among the sources.",
+            thing="sources",
+            value=target.id,
+            remedy="Leave it out: what was measured on it belongs to `refit`.",
+        )
+    descriptors = [source.features.descriptor for source in sources]
+    model.pretrain(sources, importance(describe_domain(target), descriptors))
+    simulator = LearnedSimulator(model)
+    simulator.calibration = _level(model, sources)
+    return simulator
+
+
+def source_of(trials: Labelled) -> Source:
+    """How a card names a domain that a model has learned from."""
+    return Source(
+        id=trials.domain.id,
+        graph=trials.domain.graph.name,
+        cluster=trials.domain.cluster.name,
+        trials=len(trials.step_seconds),
+        descriptor=tuple(float(value) for value in trials.features.descriptor),
+    )
+
+
+def _level(model: Model, sources: Sequence[Labelled]) -> Calibration:
+    """Shift by the median error; the interval spans the domains' levels and their errors."""
+    errors = np.concatenate(
+        [
+            np.log(source.step_seconds) - model.scores(source.domain, source.features)[0]
+            for source in sources
+        ]
+    )
+    level = float(np.median(errors))
+    return Calibration(
+        np.zeros(1), np.array([level]), float(np.quantile(np.abs(errors - level), 0.9))
+    )
