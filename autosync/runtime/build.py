@@ -9,12 +9,14 @@ from torch.optim import Optimizer
 
 from autosync.codes import Op, Update
 from autosync.errors import InvalidInput
-from autosync.plan import Plan
+from autosync.plan import Message, Plan
 from autosync.runtime.buffers import content_segments, elements
 from autosync.runtime.encodings import encoded
 from autosync.runtime.records import Content, Step, Variable
 from autosync.runtime.transport import Groups, chunk_of, team_of
 from autosync.runtime.updates import FlatUpdate, check_elementwise
+
+VALUES = "-values"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +144,23 @@ def _steps(plan: Plan, contents: list[Content], groups: Groups) -> list[Step]:
     steps: list[Step] = []
     for index, message in enumerate(plan.messages):
         content = contents[message.content]
-        start = encoded(plan, index, message, content, groups)
         after = steps[message.after] if message.after >= 0 else None
-        steps.append(Step(index, message, content, after, start, last[content.index] == index))
+        queue = queue_name(message, after)
+        start = encoded(plan, index, content, groups, queue)
+        steps.append(
+            Step(index, message, content, after, start, last[content.index] == index, queue)
+        )
     return steps
+
+
+def queue_name(message: Message, after: Step | None) -> str:
+    """Messages of a channel keep the plan's order, apart from this: those that wait for `step()`
+    queue by themselves. Clipping, or a backward pass that returns complete gradients, must not
+    wait for a reduction that stands behind a message which waits for `step()`."""
+    carries_values = after is not None and (
+        after.queue.endswith(VALUES) or after.message.update in (Update.OWNER, Update.SHARD)
+    )
+    return message.channel.name + (VALUES if carries_values else "")
 
 
 def _flat_update(kind: type[Optimizer], plan: Plan, step: Step, rank: int) -> FlatUpdate | None:

@@ -1,5 +1,6 @@
 """Clips by the global norm of exactly the gradients that are applied, each counted once."""
 
+import math
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ def clip_gradients(
     squares = torch.tensor([_sum_of_squares(here)], dtype=torch.float64)
     if any(content.travels for content in contents):
         control.allreduce([squares], dist.AllreduceOptions()).wait()
-    norm = (float(squares) + _sum_of_squares(everywhere)) ** 0.5
+    norm = math.sqrt(float(squares) + _sum_of_squares(everywhere))
     scale = max_norm / (norm + EPSILON)
     if not scale >= 1.0:  # also a norm that is no number, as torch does
         torch._foreach_mul_([*everywhere, *here], scale)

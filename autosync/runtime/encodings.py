@@ -5,20 +5,18 @@ from torch import Tensor
 
 from autosync.codes import ENCODINGS
 from autosync.errors import NotSupported
-from autosync.plan import Message, Plan
+from autosync.plan import Plan
 from autosync.runtime.records import Content, Finish
 from autosync.runtime.transport import Groups, Start, operation
 
 HALF = {ENCODINGS.index("fp16"): torch.float16, ENCODINGS.index("bf16"): torch.bfloat16}
 
 
-def encoded(
-    plan: Plan, index: int, message: Message, content: Content, groups: Groups
-) -> Start | None:
+def encoded(plan: Plan, index: int, content: Content, groups: Groups, queue: str) -> Start | None:
     """What issues a message, its encoding included; None when this rank has no part in it."""
-    buffer = content.buffer
+    message, buffer = plan.messages[index], content.buffer
     if message.encoding == 0 or (message.encoding in HALF and buffer.element_size() <= 2):
-        return operation(plan, index, message, content, groups, buffer)
+        return operation(plan, index, content, groups, queue, buffer)
     if message.encoding not in HALF:
         raise NotSupported(
             f"the runtime does not know encoding {message.encoding} of message {index}.",
@@ -27,7 +25,7 @@ def encoded(
             remedy="Choose fp16 or bf16.",
         )
     wire = torch.zeros_like(buffer, dtype=HALF[message.encoding])
-    start = operation(plan, index, message, content, groups, wire)
+    start = operation(plan, index, content, groups, queue, wire)
     return _cast(start, buffer, wire) if start else None
 
 

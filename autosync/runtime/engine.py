@@ -93,10 +93,10 @@ class Engine:
         return self
 
     def start(self) -> None:
-        """Start one landing thread per channel that the plan uses."""
-        for channel in sorted({step.channel for step in self.steps}):
-            steps = [step for step in self.steps if step.channel == channel]
-            self.channels.append(ChannelQueue(channel.name, steps, self._landed, self._failed))
+        """Start one landing thread per queue of messages."""
+        for name in dict.fromkeys(step.queue for step in self.steps):
+            steps = [step for step in self.steps if step.queue == name]
+            self.channels.append(ChannelQueue(name, steps, self._landed, self._failed))
 
     def close(self) -> None:
         """Stop every thread. Call `flush` before, unless the engine failed."""

@@ -61,7 +61,7 @@ class Synchronized(Optimizer):
                 if set_to_none:
                     parameter.grad = None
                 elif parameter.grad is not None:
-                    parameter.grad.detach_().zero_()
+                    parameter.grad.requires_grad_(False).zero_()
 
     def state_dict(self) -> dict[str, Any]:
         """Whole on every rank. Where the plan owns or shards updates this is a collective: call

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from autosync.codes import Channel, Update
+from autosync.codes import Update
 from autosync.plan import Message
 from autosync.runtime.buffers import Segment
 
@@ -83,7 +83,7 @@ class Step:
     """A message of the plan as this rank executes it.
 
     start: issues the operation and returns what finishes it; None when this rank has no part.
-    last: the last message of its content.
+    last: the last message of its content. queue: the messages among which it keeps its order.
     """
 
     index: int
@@ -92,12 +92,9 @@ class Step:
     after: "Step | None"
     start: Callable[[], Finish] | None
     last: bool
+    queue: str
     done: bool = False
     started_seconds: float = 0.0
-
-    @property
-    def channel(self) -> Channel:
-        return self.message.channel
 
     def ready(self) -> bool:
         """Gradients are packed, the message before is done and its update applied."""

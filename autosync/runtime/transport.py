@@ -18,7 +18,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from autosync.codes import Op
 from autosync.errors import NotSupported
-from autosync.plan import Message, Plan
+from autosync.plan import Plan
 from autosync.plan.table import Teams
 from autosync.runtime.records import Content, Finish
 
@@ -74,19 +74,21 @@ def team_of(teams: Teams, rank: int) -> tuple[int, ...]:
 
 
 def operation(
-    plan: Plan, index: int, message: Message, content: Content, groups: Groups, wire: Tensor
+    plan: Plan, index: int, content: Content, groups: Groups, queue: str, wire: Tensor
 ) -> Start | None:
     """What issues message `index` on this rank; None when the rank has no part in it.
 
+    queue: what it queues in; each has process groups of its own.
     wire: the flat tensor that travels, with padding (the content's buffer unless encoded).
 
     Raises:
         NotSupported: the operation cannot run on this backend.
     """
+    message = plan.messages[index]
     team = team_of(plan.teams[message.teams], groups.rank)
     if len(team) < 2:
         return None
-    group = groups.get(message.channel.name, team)
+    group = groups.get(queue, team)
     root = team.index(message.root) if message.root in team else 0
     place = team.index(groups.rank)
     flat = wire[: content.size]

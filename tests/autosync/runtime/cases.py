@@ -97,6 +97,8 @@ def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
     ]
     if name == "sgd":
         return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+    if name == "plain":
+        return torch.optim.SGD(parameters, lr=0.5)
     return torch.optim.AdamW(groups, lr=0.01)
 
 
@@ -213,12 +215,26 @@ def train_reference(case: Case, world: int) -> nn.Module:
 
 
 def attached(
-    case: Case, world: int, trace: Trace | None = None
+    case: Case,
+    world: int,
+    trace: Trace | None = None,
+    *,
+    model: nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    max_grad_norm: float | None = None,
 ) -> tuple[nn.Module, torch.optim.Optimizer, Attachment]:
-    model = make_model(case.model)
-    optimizer = make_optimizer(case.optimizer, model)
+    model = model or make_model(case.model)
+    optimizer = optimizer or make_optimizer(case.optimizer, model)
     names = tuple(name for name, p in model.named_parameters() if p.requires_grad)
-    return model, optimizer, attach(model, optimizer, plan(case, model, world), names, trace=trace)
+    attachment = attach(
+        model,
+        optimizer,
+        plan(case, model, world),
+        names,
+        max_grad_norm=max_grad_norm,
+        trace=trace,
+    )
+    return model, optimizer, attachment
 
 
 def worst_difference(model: nn.Module, other: nn.Module) -> float:

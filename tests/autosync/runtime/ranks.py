@@ -70,8 +70,8 @@ class Ranks:
         return [value for _, value in answers]
 
     def _answer(self, rank: int) -> tuple[str, Any]:
-        if not self.pipes[rank].poll(60):
-            return "error", "no answer in 60 s"
+        if not self.pipes[rank].poll(90):
+            return "error", "no answer in 90 s"
         try:
             return self.pipes[rank].recv()
         except EOFError:

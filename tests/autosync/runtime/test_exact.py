@@ -36,18 +36,18 @@ def train(rank: int, world: int, case: Case) -> tuple[float, list[float]]:
         loss_of(model, iteration, rank).backward()
         optimizer.step()
     attachment.detach()
-    check_trace(case, world, trace, attachment.engine.plan.messages)
+    check_trace(case, trace, [step.queue for step in attachment.engine.steps])
     weights = torch.cat([p.detach().flatten() for p in model.parameters()])
     return worst_difference(model, train_reference(case, world)), weights.tolist()
 
 
-def check_trace(case: Case, world: int, trace: Trace, messages: tuple) -> None:
-    """Every message ran once an iteration, each channel in the plan's order."""
+def check_trace(case: Case, trace: Trace, queues: list[str]) -> None:
+    """Every message ran once an iteration, each queue in the plan's order."""
     for iteration in range(case.iterations):
         issued = trace.issued(iteration)
-        assert sorted(issued) == list(range(len(messages)))
-        for channel in {message.channel for message in messages}:
-            of = [i for i in issued if messages[i].channel == channel]
+        assert sorted(issued) == list(range(len(queues)))
+        for queue in set(queues):
+            of = [i for i in issued if queues[i] == queue]
             assert of == sorted(of)
 
 

@@ -1,0 +1,426 @@
+"""What users of torch's DDP expect, under every way a plan can update."""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from autosync.strategy import Schedule
+from tests.autosync.runtime.cases import (
+    Case,
+    attached,
+    loss_of,
+    make_model,
+    make_optimizer,
+    reference_gradients,
+    train_reference,
+    worst_difference,
+)
+from tests.autosync.runtime.ranks import Ranks, ranks
+
+OVERLAP = Schedule("priority", slice_bytes=100, overlap_forward=True)
+CASES = (
+    Case(optimizer="adamw"),
+    Case(optimizer="adamw", partition="even", schedule=OVERLAP),
+    Case(optimizer="adamw", method="zero", partition="even", schedule=OVERLAP),
+    Case(optimizer="adamw", method="ps"),
+    Case(optimizer="sgd", method="mixed", partition="uneven", groups=4),
+    Case(optimizer="sgd", method="mixed", partition="pieces", groups=4, schedule=OVERLAP),
+)
+NAMES = [f"{c.method}-{c.partition}-{c.schedule.order}" for c in CASES]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Ranks]:
+    with ranks(2) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Ranks]:
+    with ranks(4) as made:
+        yield made
+
+
+def each_case(pool: Ranks, function: Callable[..., float], *cases: Case) -> None:
+    """Runs all the cases in one call, so that ranks are woken once."""
+    for differences in pool.run(run_cases, function, cases or CASES):
+        named = dict(zip(cases if cases else NAMES, differences, strict=True))
+        assert all(difference < 3e-6 for difference in differences), named
+
+
+def run_cases(
+    rank: int, world: int, function: Callable[..., float], cases: tuple[Case, ...]
+) -> list[float]:
+    return [function(rank, world, case) for case in cases]
+
+
+def manual_reference(
+    case: Case, world: int, change: Callable[[torch.optim.Optimizer, nn.Module, int], None]
+) -> nn.Module:
+    """Single-process training in which `change` does what the script does around step()."""
+    model = make_model(case.model)
+    optimizer = make_optimizer(case.optimizer, model)
+    shares = (1.0 / world,) * world
+    for iteration in range(case.iterations):
+        gradients = reference_gradients(model, iteration, shares)
+        for p, gradient in zip(model.parameters(), gradients, strict=True):
+            p.grad = gradient
+        change(optimizer, model, iteration)
+    return model
+
+
+def train_plain(rank: int, world: int, case: Case) -> float:
+    model, optimizer, attachment = attached(case, world)
+    for iteration in range(case.iterations):
+        optimizer.zero_grad()
+        loss_of(model, iteration, rank).backward()
+        optimizer.step()
+    attachment.detach()
+    return worst_difference(model, train_reference(case, world))
+
+
+@pytest.mark.parametrize("model", ["cnn", "tied"])
+def test_models(pair: Ranks, model: str) -> None:
+    each_case(pair, train_plain, *(replace(case, model=model) for case in CASES))
+
+
+def test_hierarchy_on_two_nodes_of_two_ranks(four: Ranks) -> None:
+    cases = [
+        Case(method=method, ranks_per_node=2, schedule=schedule, partition="uneven", groups=3)
+        for method in ("hierarchical", "hierarchical_ps")
+        for schedule in (Schedule(), OVERLAP)
+    ]
+    each_case(four, train_plain, *cases)
+
+
+def test_uneven_shares(pair: Ranks) -> None:
+    each_case(pair, train_plain, *(replace(case, shares=(0.75, 0.25)) for case in CASES))
+
+
+def scheduled(rank: int, world: int, case: Case) -> float:
+    """The scheduler runs right behind step(), while updates are still under way."""
+
+    def change(optimizer: torch.optim.Optimizer, model: nn.Module, iteration: int) -> None:
+        optimizer.step()
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.5
+
+    model, optimizer, attachment = attached(case, world)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    for iteration in range(case.iterations):
+        loss_of(model, iteration, rank).backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    attachment.detach()
+    optimizer.step()
+    scheduler.step()  # warns, and so fails, when the optimizer was not given back whole
+    return worst_difference(model, manual_reference(case, world, change))
+
+
+def test_scheduler(pair: Ranks) -> None:
+    each_case(pair, scheduled)
+
+
+def zeroed_at_once(rank: int, world: int, case: Case) -> float:
+    model, optimizer, attachment = attached(case, world)
+    for iteration in range(case.iterations):
+        loss_of(model, iteration, rank).backward()
+        optimizer.step()
+        (optimizer if iteration % 2 else model).zero_grad(set_to_none=iteration < 2)
+    attachment.detach()
+    return worst_difference(model, train_reference(case, world))
+
+
+def test_zero_grad_behind_step(pair: Ranks) -> None:
+    each_case(pair, zeroed_at_once)
+
+
+def clipped(rank: int, world: int, case: Case) -> float:
+    def change(optimizer: torch.optim.Optimizer, model: nn.Module, iteration: int) -> None:
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.05)))
+        optimizer.step()
+
+    norms: list[float] = []
+    model, optimizer, attachment = attached(case, world, max_grad_norm=0.05)
+    found = []
+    for iteration in range(case.iterations):
+        optimizer.zero_grad()
+        loss_of(model, iteration, rank).backward()
+        optimizer.step()
+        found.append(attachment.engine.grad_norm)
+    attachment.detach()
+    difference = worst_difference(model, manual_reference(case, world, change))
+    return max(difference, *(abs(a - b) for a, b in zip(found, norms, strict=True)))
+
+
+def test_clipping_by_the_true_norm(pair: Ranks) -> None:
+    each_case(pair, clipped)
+
+
+def scaled(rank: int, world: int, case: Case) -> float:
+    """Rank 1 alone overflows in iteration 1: every rank must skip it and halve the scale."""
+
+    def change(optimizer: torch.optim.Optimizer, model: nn.Module, iteration: int) -> None:
+        if iteration != 1:
+            optimizer.step()
+
+    model, optimizer, attachment = attached(case, world)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for iteration in range(case.iterations):
+        optimizer.zero_grad()
+        loss = scaler.scale(loss_of(model, iteration, rank))
+        if iteration == 1 and rank == 1:
+            loss = loss * torch.inf
+        loss.backward()
+        if iteration % 2:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    attachment.detach()
+    assert scaler.get_scale() == 512.0
+    return worst_difference(model, manual_reference(case, world, change))
+
+
+def test_scaler(pair: Ranks) -> None:
+    each_case(pair, scaled)
+
+
+def accumulated(rank: int, world: int, case: Case) -> float:
+    """Two micro-batches an iteration; the reference sees their sum."""
+    model, optimizer, attachment = attached(case, world)
+    for iteration in range(0, case.iterations, 2):
+        optimizer.zero_grad()
+        with model.no_sync():
+            loss_of(model, iteration, rank).backward()
+        loss_of(model, iteration + 1, rank).backward()
+        optimizer.step()
+    attachment.detach()
+    alone = make_model(case.model)
+    single = make_optimizer(case.optimizer, alone)
+    shares = (1.0 / world,) * world
+    for iteration in range(0, case.iterations, 2):
+        halves = [reference_gradients(alone, iteration + i, shares) for i in range(2)]
+        for p, first, second in zip(alone.parameters(), *halves, strict=True):
+            p.grad = first + second
+        single.step()
+    return worst_difference(model, alone)
+
+
+def test_gradient_accumulation(pair: Ranks) -> None:
+    each_case(pair, accumulated)
+
+
+def evaluated(rank: int, world: int, case: Case) -> float:
+    """Evaluation and state_dict right behind step() see the values of that step."""
+    worst = 0.0
+    model, optimizer, attachment = attached(case, world)
+    for iteration in range(case.iterations):
+        optimizer.zero_grad()
+        loss_of(model, iteration, rank).backward()
+        optimizer.step()
+        with torch.no_grad():
+            loss = float(loss_of(model.eval(), 99, 0))
+        model.train()
+        reference = train_reference(replace(case, iterations=iteration + 1), world)
+        with torch.no_grad():
+            worst = max(worst, abs(loss - float(loss_of(reference.eval(), 99, 0))))
+        other = make_model(case.model)
+        other.load_state_dict(model.state_dict())
+        worst = max(worst, worst_difference(other, reference))
+    attachment.detach()
+    return worst
+
+
+def test_evaluation_in_the_middle(pair: Ranks) -> None:
+    each_case(pair, evaluated)
+
+
+def resumed(rank: int, world: int, case: Case) -> float:
+    """A checkpoint goes into another strategy, and into no strategy at all."""
+    first, second = 2, case.iterations - 2
+    model, optimizer, attachment = attached(case, world)
+    for iteration in range(first):
+        optimizer.zero_grad()
+        loss_of(model, iteration, rank).backward()
+        optimizer.step()
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    attachment.detach()
+    worst = 0.0
+    for method in ("zero", "all_reduce"):
+        other = replace(case, method=method, partition="whole")
+        model, optimizer, attachment = attached(other, world)
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(copy.deepcopy(saved[1]))  # torch keeps the tensors it is given
+        for iteration in range(first, first + second):
+            optimizer.zero_grad()
+            loss_of(model, iteration, rank).backward()
+            optimizer.step()
+        attachment.detach()
+        worst = max(worst, worst_difference(model, train_reference(case, world)))
+    return max(worst, _goes_on_alone(case, world, saved))
+
+
+def _goes_on_alone(case: Case, world: int, saved: tuple[dict, dict]) -> float:
+    model = make_model(case.model)
+    optimizer = make_optimizer(case.optimizer, model)
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(copy.deepcopy(saved[1]))
+    shares = (1.0 / world,) * world
+    for iteration in range(2, case.iterations):
+        gradients = reference_gradients(model, iteration, shares)
+        for p, gradient in zip(model.parameters(), gradients, strict=True):
+            p.grad = gradient
+        optimizer.step()
+    return worst_difference(model, train_reference(case, world))
+
+
+def test_checkpoint_into_another_strategy(pair: Ranks) -> None:
+    each_case(pair, resumed)
+
+
+def warm(rank: int, world: int, case: Case) -> float:
+    """One model goes through every strategy, an iteration each, its state carried along."""
+    model = make_model(case.model)
+    optimizer = make_optimizer(case.optimizer, model)
+    for iteration, method in enumerate(("all_reduce", "zero", "ps", "mixed")):
+        _, _, attachment = attached(
+            replace(case, method=method), world, model=model, optimizer=optimizer
+        )
+        optimizer.zero_grad()
+        loss_of(model, iteration, rank).backward()
+        optimizer.step()
+        attachment.detach()
+    return worst_difference(model, train_reference(case, world))
+
+
+def test_plan_after_plan_on_one_model(pair: Ranks) -> None:
+    each_case(pair, warm, Case(optimizer="adamw"), Case(partition="even", schedule=OVERLAP))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, inner: nn.Sequential, reentrant: bool):
+        super().__init__()
+        self.inner = inner
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inner[:2](x)
+        return checkpoint(self.inner[2:], x, use_reentrant=self.reentrant)
+
+
+def checkpointed(rank: int, world: int, case: Case) -> float:
+    worst = 0.0
+    for reentrant in (False, True):
+        inner = make_model(case.model)
+        model = Checkpointed(inner, reentrant)
+        optimizer = make_optimizer(case.optimizer, model)
+        _, _, attachment = attached(case, world, model=model, optimizer=optimizer)
+        for iteration in range(case.iterations):
+            optimizer.zero_grad()
+            loss_of(model, iteration, rank).backward()
+            optimizer.step()
+        attachment.detach()
+        worst = max(worst, worst_difference(inner, train_reference(case, world)))
+    return worst
+
+
+def test_activation_checkpointing(pair: Ranks) -> None:
+    each_case(pair, checkpointed)
+
+
+def buffers_in_step(rank: int, world: int, case: Case) -> float:
+    """After training, every rank has rank 0's running statistics."""
+    model, optimizer, attachment = attached(case, world)
+    reference = nn.parallel.DistributedDataParallel(make_model(case.model))
+    optimizer_of = make_optimizer(case.optimizer, reference)
+    for iteration in range(case.iterations):
+        for network, update in ((model, optimizer), (reference, optimizer_of)):
+            update.zero_grad()
+            loss_of(network, iteration, rank).backward()
+            update.step()
+    loss_of(reference, 0, rank)  # DDP sends its buffers only before a forward
+    loss_of(model, 0, rank)
+    pairs = list(
+        zip(model.state_dict().values(), reference.module.state_dict().values(), strict=True)
+    )
+    attachment.detach()
+    if rank == 0:
+        return max(float((a - b).abs().max()) for a, b in pairs)
+    return max(float((a - b).abs().max()) for a, b in pairs[:2])
+
+
+def test_module_buffers(pair: Ranks) -> None:
+    each_case(pair, buffers_in_step, *(replace(case, model="cnn") for case in CASES[:3]))
+
+
+def integer(rank: int, world: int, case: Case) -> float:
+    """Integer gradients and a power-of-two world add up exactly in any order."""
+    model, optimizer, attachment = attached(case, world)
+    for p in model.parameters():
+        p.data.copy_((p * 8).round())
+    sum(
+        (p * (rank + 1) * torch.arange(1, p.numel() + 1).view(p.shape)).sum()
+        for p in model.parameters()
+    ).backward()
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer.step()
+    attachment.engine.flush()
+    expected = [torch.arange(1, p.numel() + 1).view(p.shape) * (world + 1) / 2 for p in before]
+    alone = [nn.Parameter(p) for p in before]
+    single = torch.optim.SGD(alone, lr=0.5)
+    for p, gradient in zip(alone, expected, strict=True):
+        p.grad = gradient
+    single.step()
+    attachment.detach()
+    exact = all(torch.equal(a, b) for a, b in zip(model.parameters(), alone, strict=True))
+    return 0.0 if exact else 1.0
+
+
+def test_integer_gradients_are_bit_equal(four: Ranks) -> None:
+    cases = [
+        Case(optimizer="plain", method=method, partition=partition, groups=3)
+        for method in ("all_reduce", "tree", "ps", "rs", "zero", "mixed")
+        for partition in ("whole", "even", "uneven", "pieces")
+    ]
+    each_case(four, integer, *cases)
+
+
+def user_errors(rank: int, world: int) -> list[str]:
+    found = []
+    for case in (CASES[1], CASES[2]):
+        model, optimizer, attachment = attached(case, world)
+        loss_of(model, 0, rank).backward()
+        try:
+            loss_of(model, 1, rank).backward()
+        except Exception as error:
+            found.append(str(error))
+        optimizer.zero_grad()
+        with model.no_sync():
+            loss_of(model, 0, rank).backward()
+        try:
+            optimizer.step()
+        except Exception as error:
+            found.append(str(error))
+        attachment.detach()
+    return found
+
+
+def test_misuse_is_named(pair: Ranks) -> None:
+    for found in pair.run(user_errors):
+        assert ["no_sync" in message for message in found] == [True] * 4
+
+
+def test_warnings_are_errors_in_ranks(pair: Ranks) -> None:
+    with pytest.raises(AssertionError, match="a warning"):
+        pair.run(_warn)
+
+
+def _warn(rank: int, world: int) -> None:
+    warnings.warn("a warning", stacklevel=1)
