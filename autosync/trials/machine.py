@@ -1,8 +1,17 @@
 """What the kernel says about this machine: CPU time, network bytes, killed processes."""
 
+import fcntl
 import os
+import socket
+import struct
 from dataclasses import dataclass
+from ipaddress import IPv4Address
 from pathlib import Path
+
+from autosync.errors import NotSupported
+
+SIOCGIFADDR, SIOCGIFNETMASK = 0x8915, 0x891B
+"""Requests of Linux (netdevice(7))."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +70,41 @@ def process_start(pid: int) -> str | None:
         return None
     fields = text.rpartition(")")[2].split()
     return None if fields[0] == "Z" else fields[19]
+
+
+def interface_towards(host: str) -> str:
+    """The network interface from which this machine reaches `host`, over IPv4.
+
+    Raises:
+        NotSupported: there is none.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 9))  # sends nothing: asks the routing table
+        except OSError as error:
+            raise _unreachable(host, str(error)) from None
+        mine = int(IPv4Address(probe.getsockname()[0]))
+        for _, name in socket.if_nameindex():
+            address = _interface_field(probe, name, SIOCGIFADDR)
+            mask = _interface_field(probe, name, SIOCGIFNETMASK)
+            if address is not None and mask is not None and address & mask == mine & mask:
+                return name
+    raise _unreachable(host, f"no interface has the address {IPv4Address(mine)}")
+
+
+def _interface_field(probe: socket.socket, name: str, request: int) -> int | None:
+    """An IPv4 address or mask of an interface; None where it has none."""
+    try:
+        answer = fcntl.ioctl(probe.fileno(), request, struct.pack("256s", name.encode()[:15]))
+    except OSError:
+        return None
+    return int.from_bytes(answer[20:24])
+
+
+def _unreachable(host: str, why: str) -> NotSupported:
+    return NotSupported(
+        f"{socket.gethostname()} finds no way to rank 0's host {host!r}: {why}.",
+        thing="address",
+        value=host,
+        remedy="Correct the node's address in the cluster file, or name the launcher's interface.",
+    )

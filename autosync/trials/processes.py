@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import queue
+import shlex
 import signal
 import subprocess
 import sys
@@ -137,7 +138,7 @@ class Placement:
 class WorkerProcess:
     """A worker that is a child of this process, or behind one that is (ssh, srun).
 
-    where: its host when that is not this machine.
+    where: its host when that is not this machine. shown: the command as messages repeat it.
 
     Raises:
         NotSupported: the command does not exist.
@@ -150,12 +151,13 @@ class WorkerProcess:
         environment: Mapping[str, str],
         answers: Answers,
         where: str = "",
+        shown: str = "",
     ) -> None:
         self.rank = rank
         self.where = where
-        self.command = " ".join(command)
+        self.command = shown or shlex.join(command)
         self._kills_before = killed_for_memory()
-        self.process = _started(command, environment, where)
+        self.process = _started(command, environment, where, self.command)
         self._stderr: deque[str] = deque(maxlen=STDERR_LINES)
         self._threads = [
             threading.Thread(target=self._read_answers, args=(answers,), daemon=True),
@@ -216,7 +218,7 @@ class WorkerProcess:
 
 
 def _started(
-    command: Sequence[str], environment: Mapping[str, str], where: str
+    command: Sequence[str], environment: Mapping[str, str], where: str, shown: str
 ) -> "subprocess.Popen[str]":
     try:
         return subprocess.Popen(
@@ -231,7 +233,7 @@ def _started(
     except OSError as error:
         host = f" for host {where!r}" if where else ""
         raise NotSupported(
-            f"the worker{host} could not be started: {error.strerror}: `{' '.join(command)}`.",
+            f"the worker{host} could not be started: {error.strerror}: `{shown}`.",
             thing="command",
             value=command[0],
             remedy="Install that program, or correct the launcher's prefix.",

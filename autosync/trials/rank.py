@@ -1,6 +1,7 @@
 """One rank's part in trials: joining the group, running iterations, measuring them."""
 
 import gc
+import os
 import platform
 import resource
 import time
@@ -20,7 +21,7 @@ from autosync.trials.attach import Attached, KeptGroups, attach, replica_digest
 from autosync.trials.collectives import timed_messages
 from autosync.trials.contract import Workload
 from autosync.trials.job import Job, builders, find_builder
-from autosync.trials.machine import cpu_ticks, host_id, network_bytes
+from autosync.trials.machine import cpu_ticks, host_id, interface_towards, network_bytes
 from autosync.trials.replay import sharpen_timer
 
 GROUP_TIMEOUT = timedelta(minutes=30)
@@ -73,6 +74,8 @@ class Rank:
 
     def join(self, command: dict[str, Any]) -> dict[str, Any]:
         world = command["world"]
+        if "GLOO_SOCKET_IFNAME" not in os.environ:
+            os.environ["GLOO_SOCKET_IFNAME"] = interface_towards(command["host"])
         store = self._store or TCPStore(
             command["host"], command["port"], is_master=False, timeout=GROUP_TIMEOUT
         )
