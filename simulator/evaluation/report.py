@@ -2,12 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autosync.errors import NotSupported
 from simulator.evaluation.metrics import Scores
 from simulator.evaluation.tables import Row, mean_scores
+
+F64 = NDArray[np.float64]
 
 MEASURES: dict[str, str] = {
     "accuracy": "pairs ranked rightly",
@@ -82,7 +86,7 @@ def draw_curves(rows: Sequence[Row], file: Path, measure: str = "beyond_noise") 
     plt.close(figure)
 
 
-def draw_searches(curves: dict[str, np.ndarray], title: str, file: Path) -> None:  # type: ignore[type-arg]
+def draw_searches(curves: dict[str, F64], title: str, file: Path) -> None:
     """Figure 8.3's form: fastest found over fastest of all, trial by trial.
 
     Raises:
@@ -99,7 +103,7 @@ def draw_searches(curves: dict[str, np.ndarray], title: str, file: Path) -> None
     plt.close(figure)
 
 
-def _pyplot():  # type: ignore[no-untyped-def]
+def _pyplot() -> Any:
     try:
         import matplotlib
     except ImportError as error:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simulator.evaluation.dataset import MeasuredDomain
 from simulator.evaluation.report import (
@@ -31,6 +32,7 @@ from simulator.learned.models import LinearModel
 from simulator.learned.simulators import LearnedSimulator
 from simulator.learned.transfer import transferred
 
+F64 = NDArray[np.float64]
 Say = Callable[[str], None]
 
 
@@ -97,7 +99,7 @@ def describe(measured: Sequence[MeasuredDomain]) -> str:
     return "\n".join(lines)
 
 
-def searches(subject: Subject, subjects: Sequence[Subject]) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+def searches(subject: Subject, subjects: Sequence[Subject]) -> dict[str, F64]:
     """Random, the timeline alone, the linear model untrained, and transferred from all others."""
     others = [s.trials for s in subjects if s.measured.domain.id != subject.measured.domain.id]
     curves = {

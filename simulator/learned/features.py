@@ -130,6 +130,14 @@ def summary_columns(parts: tuple[Part, ...]) -> I64:
     return _columns(SUMMARY, [_PARTS_OF[part][0] for part in parts])
 
 
+def shared_columns(parts: tuple[Part, ...]) -> NDArray[np.bool_]:
+    """Which of `summary_columns(parts)` mean the same in every domain, and are 0 alike: the
+    what-ifs, and the schedule's switches."""
+    shared = {f"if_{name}" for name in WHAT_IFS} | {"sliced", "overlap", "staleness"}
+    shared |= {f"order_{order.name.lower()}" for order in Order}
+    return np.array([SUMMARY[column] in shared for column in summary_columns(parts)])
+
+
 def portion_columns(parts: tuple[Part, ...]) -> I64:
     """Indices of PORTION that belong to these parts."""
     return _columns(PORTION, [_PARTS_OF[part][1] for part in parts])

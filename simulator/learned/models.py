@@ -11,7 +11,14 @@ from torch import Tensor
 
 from autosync.domain import Domain
 from simulator.learned.data import Scaling, batch_of, scaling_of, trials_of
-from simulator.learned.features import PARTS, Features, Part, portion_columns, summary_columns
+from simulator.learned.features import (
+    PARTS,
+    Features,
+    Part,
+    portion_columns,
+    shared_columns,
+    summary_columns,
+)
 from simulator.learned.networks import Batch, LstmNetwork, Network
 from simulator.learned.residual import Ridge, fit_pooled, fit_ridge
 from simulator.learned.training import CORRECTION, Trained, Training, one_thread, select, train
@@ -85,7 +92,9 @@ class LinearModel:
             np.log(source.step_seconds) - base
             for source, (base, _) in zip(sources, inputs, strict=True)
         ]
-        self.prior = self.ridge = fit_pooled([table for _, table in inputs], targets, importance)
+        tables = [table for _, table in inputs]
+        self.prior = fit_pooled(tables, targets, importance, shared_columns(self.parts))
+        self.ridge = self.prior
 
     def scores(self, domain: Domain, features: Features) -> tuple[F64, F64]:
         base, table = self._inputs(features)

@@ -159,7 +159,7 @@ class _Shards:
 
     def by_group(self, values: F64) -> F64:
         """The sum over each row's group, N entries."""
-        sums: F64 = np.bincount(self.group, weights=values, minlength=self.groups)
+        sums = np.bincount(self.group, weights=values, minlength=self.groups)
         return np.asarray(sums[self.group], dtype=np.float64)
 
     def group_extreme(self, values: F64, ufunc: np.ufunc, empty: float) -> F64:

@@ -14,6 +14,8 @@ FEWEST_TRIALS = 6
 """Fewer tell nothing that holds for the next strategy."""
 CONFIDENCE = 1.0
 """Standard errors by which a correction must beat the base on trials it was not fitted to."""
+BOUND = 8.0
+"""Standard deviations beyond which a column's value tells no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class Ridge:
         return np.sqrt(np.maximum(variance, 0.0))
 
     def standard(self, table: F64) -> F64:
-        result: F64 = np.clip((table - self.center) / self.scale, -5.0, 5.0)
+        result: F64 = np.clip((table - self.center) / self.scale, -BOUND, BOUND)
         return result
 
 
@@ -81,33 +83,38 @@ def fit_ridge(table: F64, target: F64, prior: Ridge | None = None) -> tuple[Ridg
     return fitted, known + left_out[best]
 
 
-def fit_pooled(tables: list[F64], targets: list[F64], importance: F64) -> Ridge:
-    """One ridge for several domains, each centered on itself: only orders within count.
+def fit_pooled(
+    tables: list[F64], targets: list[F64], importance: F64, shared: NDArray[np.bool_]
+) -> Ridge:
+    """One ridge for several domains; each has its own level, so only orders within count.
 
-    importance `(domains,)`: a domain's weight in the sum of squares. The penalty is chosen by
-    leaving domains out, so that it suits a domain not seen.
+    shared `(columns,)`: columns whose weight means the same in every domain, and whose 0 does; the
+    others get no weight. importance `(domains,)`: a domain's weight in the sum of squares. The
+    penalty is chosen by leaving domains out, so that it suits a domain not seen.
     """
-    rows = np.concatenate([table - table.mean(axis=0) for table in tables])
-    scale = rows.std(axis=0)
-    scale = np.where(scale > 1e-9, scale, np.inf)
-    center = np.concatenate(tables).mean(axis=0)
-    standard = [np.clip((table - table.mean(axis=0)) / scale, -5.0, 5.0) for table in tables]
+    centered = [table - table.mean(axis=0) for table in tables]
+    spread = np.concatenate(centered).std(axis=0)
+    scale = np.where((spread > 1e-9) & shared, spread, np.inf)
+    standard = [table / scale for table in centered]
     residual = [target - target.mean() for target in targets]
-    weight: F64 = np.asarray(np.sqrt(importance), dtype=np.float64)
+    weight = [float(each) ** 0.5 for each in importance]
+
+    def solve(used: list[int], penalty: float) -> F64:
+        x = np.concatenate([standard[k] * weight[k] for k in used])
+        y = np.concatenate([residual[k] * weight[k] for k in used])
+        return ridge_weights(x, y, penalty)
+
     choices = (*PENALTIES, np.inf)
+    everyone = list(range(len(tables)))
     losses = np.zeros(len(choices))
-    for left in range(len(tables)):
-        others = [k for k in range(len(tables)) if k != left] or [left]
-        x = np.concatenate([standard[k] * weight[k] for k in others])
-        y = np.concatenate([residual[k] * weight[k] for k in others])
+    for left in everyone:
+        others = [k for k in everyone if k != left] or [left]
         for number, penalty in enumerate(choices):
-            guess = standard[left] @ ridge_weights(x, y, penalty)
+            guess = standard[left] @ solve(others, penalty)
             losses[number] += float(np.mean((residual[left] - guess) ** 2))
-    penalty = choices[int(np.argmin(losses))]
-    x = np.concatenate([block * w for block, w in zip(standard, weight, strict=True)])
-    y = np.concatenate([block * w for block, w in zip(residual, weight, strict=True)])
-    nothing_open = np.zeros((len(scale), len(scale)))
-    return Ridge(center, scale, ridge_weights(x, y, penalty), penalty, nothing_open)
+    best = choices[int(np.argmin(losses))]
+    size = len(scale)
+    return Ridge(np.zeros(size), scale, solve(everyone, best), best, np.zeros((size, size)))
 
 
 def ridge_weights(table: F64, target: F64, penalty: float) -> F64:
