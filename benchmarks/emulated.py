@@ -1,0 +1,84 @@
+"""The emulated clusters that the runtime's benchmarks share, and what may be reached on them."""
+
+from dataclasses import dataclass, replace
+
+from autosync.cluster import Cluster, Device, Node
+from autosync.domain import Domain, Optimizer
+from autosync.models import bundled
+from autosync.profiling import profile_at
+from autosync.trials.contract import Workload
+from autosync.trials.pool import ProcessPool
+from autosync.trials.testbed import TestbedLauncher
+from simulator.limit import limit
+from simulator.ways import Allowed
+
+GBPS = 23.9
+"""Payload of 25 Gbit Ethernet: TCP carries at most 95.6 % of the wire rate at an MTU of 1500."""
+
+RING_BYTES = Allowed(parameter_server=False, hierarchical=False, factors=False)
+"""Dense gradients as a ring moves them, in any schedule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """The testbed's byte and time scale. s / k of 1/128 leaves two cores room to carry 4 nodes at
+    line rate: at twice that, slices of 4 MiB reach 70 to 85 % of it, here 92 to 97 %."""
+
+    byte_scale: float
+    time_scale: float
+    slice_mib: int
+
+
+SCALES = {
+    "resnet50": Scales(1 / 16, 8, 4),
+    "vgg16": Scales(1 / 32, 4, 8),
+    "bert_base": Scales(1 / 32, 4, 8),
+    "ncf_sparse": Scales(1 / 32, 4, 8),
+}
+"""Messages of 256 KB on the emulated wire, whatever the model."""
+
+
+def cluster(nodes: int = 4, ranks_per_node: int = 1, gbps: float = GBPS) -> Cluster:
+    return Cluster(
+        f"{nodes}x{ranks_per_node}",
+        tuple(
+            Node(f"10.0.0.{i + 1}", (Device("v100", ranks_per_node),), gbps, 10 * gbps)
+            for i in range(nodes)
+        ),
+    )
+
+
+def ring_seconds(model_bytes: int, ranks: int, gbps: float = GBPS) -> float:
+    """An all-reduce of everything in one ring at line rate."""
+    return 2 * (ranks - 1) / ranks * model_bytes * 8 / (gbps * 1e9)
+
+
+def domain_at(model: str, rho: float, on: Cluster | None = None) -> Domain:
+    """The model with compute of (ring time / rho), shaped like a V100's."""
+    graph = bundled(model)
+    on = on or cluster()
+    compute = ring_seconds(graph.size_bytes, on.world_size) / rho
+    return Domain(graph, on, profile_at(graph, compute), Optimizer("momentum"))
+
+
+def ring_bound(domain: Domain) -> float:
+    """No strategy with a ring's bytes iterates in less: `simulator.limit` over those."""
+    return limit(domain, RING_BYTES).seconds
+
+
+def open_testbed(domain: Domain, scales: Scales, workload: str = "baselines") -> ProcessPool:
+    """Trials run once: pairing takes the place of the pool's own repetition."""
+    launcher = TestbedLauncher(
+        workloads=(
+            "baselines=benchmarks.workers:build_baselines",
+            "model=benchmarks.models:build_model",
+            "recording=benchmarks.recording:build_recording",
+        ),
+        repeats=0,
+    )
+    asked = Workload(domain, workload, scales.byte_scale, scales.time_scale)
+    return launcher.open(asked)
+
+
+def with_compute(domain: Domain, seconds: float) -> Domain:
+    return replace(domain, profile=profile_at(domain.graph, seconds))

@@ -1,0 +1,200 @@
+"""Paired, interleaved measurements: every way runs once a round, in an order that rotates, and
+is compared with the reference of its own round. Slow drifts of the machine cancel; what is left
+is shown by the 10th and 90th percentile of the paired ratios.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from autosync.bundle import bundle
+from autosync.domain import Domain
+from autosync.strategy import Strategy
+from autosync.trials.contract import TrialRequest, TrialResult
+from autosync.trials.pool import ProcessPool
+from search import designs
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to synchronize. mode: who does it (see `benchmarks.workers`)."""
+
+    name: str
+    strategy: Strategy
+    mode: str = "plan"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A way's figures over all rounds; ratios are to the reference of the same round.
+
+    bound_share: the bound over the median (1 is ideal); None where no bound was given.
+    peak_memory_bytes: the largest rank's.
+    """
+
+    case: str
+    way: str
+    step_seconds: float
+    ratio: float
+    ratio_p10: float
+    ratio_p90: float
+    rounds: int
+    outside_load: float
+    peak_memory_bytes: int
+    bound_share: float | None = None
+    error: str = ""
+
+
+def paired(
+    pool: ProcessPool,
+    domain: Domain,
+    case: str,
+    ways: Sequence[Way],
+    rounds: int,
+    iterations: int,
+    bound_seconds: float | None = None,
+    warmup: int = 2,
+) -> list[Row]:
+    """The rows of all ways, the first being the reference. A way that fails has an error."""
+    bundles = [bundle(way.strategy, domain) for way in ways]
+    results: list[list[TrialResult]] = [[] for _ in ways]
+    for turn in range(rounds):
+        for step in range(len(ways)):
+            which = (turn + step) % len(ways)
+            if results[which] and results[which][-1].error is not None:
+                continue
+            key = f"{ways[which].mode}/{case}/{ways[which].name}/{turn}"
+            request = TrialRequest(key, bundles[which], warmup=warmup, iterations=iterations)
+            results[which].append(pool.run(request))
+    reference = [result.step_seconds or np.nan for result in results[0]]
+    return [
+        _row(case, way, mine, reference, bound_seconds)
+        for way, mine in zip(ways, results, strict=True)
+    ]
+
+
+def _row(
+    case: str,
+    way: Way,
+    results: list[TrialResult],
+    reference: list[float],
+    bound_seconds: float | None,
+) -> Row:
+    failed = next((result.error for result in results if result.error is not None), None)
+    if failed is not None:
+        nan = float("nan")
+        return Row(case, way.name, nan, nan, nan, nan, 0, nan, 0, None, failed.message)
+    seconds = np.array([result.step_seconds for result in results], dtype=float)
+    ratios = seconds / np.array(reference[: len(seconds)])
+    median = float(np.median(seconds))
+    low, middle, high = np.nanpercentile(ratios, (10, 50, 90))
+    return Row(
+        case=case,
+        way=way.name,
+        step_seconds=median,
+        ratio=float(middle),
+        ratio_p10=float(low),
+        ratio_p90=float(high),
+        rounds=len(seconds),
+        outside_load=float(np.median([result.load or 0.0 for result in results])),
+        peak_memory_bytes=max(result.peak_memory_bytes or 0 for result in results),
+        bound_share=bound_seconds / median if bound_seconds else None,
+    )
+
+
+def ddp_way(domain: Domain) -> Way:
+    return Way("DDP", designs.ddp(domain))
+
+
+def provenance() -> dict[str, Any]:
+    """What figures depend on, and must be printed with."""
+    model = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.processor(),
+    )
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+@dataclass
+class Report:
+    """Prints as it goes, and writes everything as JSON at the end if asked."""
+
+    title: str
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.facts = provenance()
+        print(self.title)
+        print("  " + ", ".join(f"{name} {value}" for name, value in self.facts.items()))
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+        print(f"  {text}", flush=True)
+
+    def add(self, rows: list[Row]) -> None:
+        """A table of one case."""
+        self.rows += rows
+        bounded = any(row.bound_share is not None for row in rows)
+        print(f"\n  {rows[0].case}, {rows[0].rounds} rounds")
+        print(
+            f"    {'':34s}{'ms':>9s}{'x ref':>8s}{'p10':>7s}{'p90':>7s}"
+            f"{'of bound':>10s}{'load':>7s}{'peak MB':>9s}"
+        )
+        for row in rows:
+            if row.error:
+                print(f"    {row.way:34s} failed: {row.error[:100]}")
+                continue
+            share = f"{row.bound_share:10.1%}" if row.bound_share is not None else f"{'':10s}"
+            print(
+                f"    {row.way:34s}{row.step_seconds * 1e3:9.2f}{row.ratio:8.3f}"
+                f"{row.ratio_p10:7.3f}{row.ratio_p90:7.3f}{share if bounded else '':10s}"
+                f"{row.outside_load:7.0%}{row.peak_memory_bytes / 1e6:9.0f}"
+            )
+        sys.stdout.flush()
+
+    def finish(self, path: Path | None) -> None:
+        seconds = time.monotonic() - self.started
+        print(f"\n  took {seconds:.0f} s")
+        if path is not None:
+            data = {
+                "benchmark": self.title,
+                "provenance": self.facts,
+                "notes": self.notes,
+                "rows": [asdict(row) for row in self.rows],
+                "took_seconds": round(seconds, 1),
+            }
+            path.write_text(json.dumps(data, indent=1) + "\n")
+
+
+def arguments(description: str | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer rounds: for function only")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
+    given: argparse.Namespace = parser.parse_args()
+    return given

@@ -1,0 +1,66 @@
+"""How near priority with slices and reduce-scatter/all-gather come to what a ring's bytes allow.
+
+python benchmarks/runtime_schedules.py [--quick] [--json FILE]
+
+rho is the ring all-reduce of the whole model at line rate over compute. The bound is
+`simulator.limit` over strategies with a ring's bytes: compute, the bytes, and both between each
+gradient's readiness and its next use. The goal is 95 % of it.
+"""
+
+from autosync.domain import Domain
+from autosync.strategy import AllReduce, ReduceScatter, Schedule, Strategy
+from benchmarks.emulated import SCALES, domain_at, open_testbed, ring_bound, ring_seconds
+from benchmarks.measure import Report, Way, arguments, ddp_way, paired
+from search import designs
+from search.building import MIB, assemble, collective
+
+MODELS = {"resnet50": "ResNet-50", "vgg16": "VGG-16", "bert_base": "BERT-base"}
+
+
+def sliced(slice_mib: int) -> Schedule:
+    return Schedule("priority", slice_bytes=slice_mib * MIB, overlap_forward=True)
+
+
+def priority(domain: Domain, slice_mib: int) -> Strategy:
+    choices = collective(domain, AllReduce(0))
+    return assemble(domain, choices, schedule=sliced(slice_mib), limit_bytes=5 * MIB)
+
+
+def halves(domain: Domain, slice_mib: int) -> Strategy:
+    """DeAR in slices, nearest next use first."""
+    choices = collective(domain, ReduceScatter(0))
+    return assemble(domain, choices, schedule=sliced(slice_mib), limit_bytes=5 * MIB)
+
+
+def measure(report: Report, model: str, rho: float, rounds: int) -> None:
+    domain, scales = domain_at(model, rho), SCALES[model]
+    bound = ring_bound(domain)
+    size = scales.slice_mib
+    ways = [
+        ddp_way(domain),
+        Way(f"priority, {size} MiB slices", priority(domain, size)),
+        Way(f"reduce-scatter, {size} MiB slices", halves(domain, size)),
+        Way("reduce-scatter, 25 MiB (DeAR)", designs.dear(domain)),
+    ]
+    with open_testbed(domain, scales) as pool:
+        ring = ring_seconds(domain.graph.size_bytes, domain.world_size)
+        report.note(
+            f"{pool.description}; compute {domain.profile.compute_seconds * 1e3:.1f} ms, "
+            f"ring {ring * 1e3:.1f} ms, bound {bound * 1e3:.1f} ms"
+        )
+        case = f"{MODELS[model]}, rho = {rho:g}, 4 nodes"
+        report.add(paired(pool, domain, case, ways, rounds, 3, bound, warmup=1))
+
+
+def main() -> None:
+    given = arguments(__doc__)
+    report = Report("Priority with slices, and reduce-scatter/all-gather, on 4 nodes")
+    models = ("resnet50",) if given.quick else tuple(MODELS)
+    for model in models:
+        for rho in (1.0, 2.0):
+            measure(report, model, rho, 2 if given.quick else 4)
+    report.finish(given.json)
+
+
+if __name__ == "__main__":
+    main()
