@@ -2,6 +2,7 @@
 
 import atexit
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -11,7 +12,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from autosync.errors import InvalidInput
 from autosync.plan import Plan
@@ -19,7 +19,7 @@ from autosync.runtime.build import build_records
 from autosync.runtime.ending import finish_at_exit
 from autosync.runtime.engine import Engine
 from autosync.runtime.gates import Gates, tensors_in
-from autosync.runtime.hooks import gradient_hook
+from autosync.runtime.hooks import Removable, watch
 from autosync.runtime.module_buffers import BufferBroadcast
 from autosync.runtime.optimizer import adopt, release
 from autosync.runtime.state import gather_state
@@ -37,7 +37,7 @@ class Attachment:
     gates: Gates
     end_groups: Callable[[], None]
     at_exit: Callable[[], None]
-    handles: list[RemovableHandle] = field(default_factory=list)
+    handles: list[Removable] = field(default_factory=list)
 
     def detach(self) -> None:
         """Finish what is under way, then remove hooks, threads and process groups.
@@ -50,6 +50,8 @@ class Attachment:
         if engine.failure is None:
             engine.flush()
             gather_state(self.optimizer, engine.variables, engine.contents, engine.group)
+            with suppress(RuntimeError):  # nothing is under way here: a peer may go first
+                engine.control.barrier(dist.BarrierOptions()).wait()
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
@@ -174,13 +176,8 @@ def share_initial_values(control: Any, model: nn.Module) -> None:
             tensor.copy_(copy)
 
 
-def _hooks(model: nn.Module, engine: Engine, gates: Gates, share: float) -> list[RemovableHandle]:
-    handles = [
-        variable.parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-            gradient_hook(engine, variable, share)
-        )
-        for variable in engine.variables
-    ]
+def _hooks(model: nn.Module, engine: Engine, gates: Gates, share: float) -> list[Removable]:
+    handles: list[Removable] = [watch(engine, variable, share) for variable in engine.variables]
     handles.append(model.register_forward_pre_hook(_before_forward(model, engine, gates)))
     handles.append(
         model.register_forward_hook(_after_forward(model, engine, gates), always_call=True)

@@ -12,11 +12,26 @@ from autosync.errors import InvalidInput
 from autosync.plan import Message, Plan
 from autosync.runtime.buffers import content_segments, elements
 from autosync.runtime.encodings import encoded
-from autosync.runtime.records import Content, Step, Variable
+from autosync.runtime.factors import FactorCapture, all_gather_factors, owner_of
+from autosync.runtime.records import Content, RowRange, Step, Variable
+from autosync.runtime.row_updates import RowUpdate, check_sparse
+from autosync.runtime.sparse import (
+    SPARSE_OPERATIONS,
+    TouchedRows,
+    check_dense,
+    row_ranges,
+    rows_message,
+)
 from autosync.runtime.transport import Groups, chunk_of, team_of
 from autosync.runtime.updates import FlatUpdate, check_elementwise
 
 VALUES = "-values"
+
+MESSAGES = {
+    Op.FACTOR_ALL_GATHER: all_gather_factors,
+    **dict.fromkeys(SPARSE_OPERATIONS, rows_message),
+}
+"""What issues messages that no tensor of fixed size carries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +57,23 @@ def build_records(
         NotSupported: it updates parts of variables under an optimizer that forbids it.
     """
     variables = _variables(model, optimizer, names)
-    contents = [_content(plan, index, variables) for index in range(len(plan.contents))]
+    carried = {message.content: message.operation for message in plan.messages}
+    contents = [
+        _row_content(plan, index, variables)
+        if carried[index] in SPARSE_OPERATIONS
+        else _content(plan, index, variables)
+        for index in range(len(plan.contents))
+    ]
     _check_coverage(variables)
     _mark_flat(plan, contents)
     _mark_deferred(plan, contents)
+    _give_carriers(model, optimizer, contents, carried, plan.shares[groups.rank])
     steps = _steps(plan, contents, groups)
     for step in steps:
-        if not step.content.whole and step.message.update != Update.NONE:
+        if step.message.operation == Op.SPARSE_PUSH:
+            owned = step.message.root == groups.rank
+            step.content.flat = RowUpdate(type(optimizer), step.content) if owned else None
+        elif not step.content.whole and step.message.update != Update.NONE:
             check_elementwise(type(optimizer), step.content.variables[0].name)
             step.content.flat = _flat_update(type(optimizer), plan, step, groups.rank)
     return Records(variables, contents, steps)
@@ -97,6 +122,38 @@ def _content(plan: Plan, index: int, variables: list[Variable]) -> Content:
     return content
 
 
+def _row_content(plan: Plan, index: int, variables: list[Variable]) -> Content:
+    """Of tables with sparse gradients: no buffer, which would be as large as they are."""
+    ranges = row_ranges(plan, index, variables)
+    members = list(dict.fromkeys(part.variable for part in ranges))
+    nothing = members[0].alias.new_empty(0)
+    content = Content(index, nothing, 0, ranges=ranges, variables=members)
+    for variable in members:
+        variable.contents.append(content)
+    return content
+
+
+def _give_carriers(
+    model: nn.Module,
+    optimizer: Optimizer,
+    contents: list[Content],
+    carried: dict[int, Op],
+    share: float,
+) -> None:
+    ranges: dict[Variable, list[RowRange]] = {}
+    for content in contents:
+        for part in content.ranges:
+            ranges.setdefault(part.variable, []).append(part)
+        if carried[content.index] == Op.FACTOR_ALL_GATHER:
+            for variable in content.variables:
+                variable.carrier = FactorCapture(variable, owner_of(model, variable))
+    for variable, parts in ranges.items():
+        check_sparse(optimizer, variable)
+        variable.carrier = TouchedRows(variable, parts, share)
+    dense = [v for content in contents for v in content.variables if v not in ranges]
+    check_dense(model, dense)
+
+
 def _check_coverage(variables: list[Variable]) -> None:
     for variable in variables:
         covered = sum(
@@ -104,6 +161,13 @@ def _check_coverage(variables: list[Variable]) -> None:
             for content in variable.contents
             for member, segment, _ in content.pieces
             if member is variable
+        )
+        width = variable.alias.numel() // max(1, len(variable.alias)) if variable.alias.dim() else 1
+        covered += width * sum(
+            part.stop - part.start
+            for content in variable.contents
+            for part in content.ranges
+            if part.variable is variable
         )
         if covered != elements(tuple(variable.parameter.shape)):
             raise InvalidInput(
@@ -146,7 +210,7 @@ def _steps(plan: Plan, contents: list[Content], groups: Groups) -> list[Step]:
         content = contents[message.content]
         after = steps[message.after] if message.after >= 0 else None
         queue = queue_name(message, after)
-        start = encoded(plan, index, content, groups, queue)
+        start = MESSAGES.get(message.operation, encoded)(plan, index, content, groups, queue)
         steps.append(
             Step(index, message, content, after, start, last[content.index] == index, queue)
         )

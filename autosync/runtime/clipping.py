@@ -42,7 +42,8 @@ def agree_on_infinity(variables: list[Variable], contents: list[Content], contro
     if int(found):
         victim = next(v for v in variables if not v.whole and v.parameter.grad is not None)
         assert victim.parameter.grad is not None
-        victim.parameter.grad.view(-1)[0] = torch.inf
+        gradient = victim.parameter.grad
+        (gradient._values() if gradient.is_sparse else gradient).view(-1)[0] = torch.inf
 
 
 def _sum_of_squares(tensors: list[Tensor]) -> float:

@@ -28,6 +28,7 @@ from autosync.runtime.packing import (
     hand_back,
     pack_zeros,
     show_gradients,
+    show_targets,
     take_back,
     unpack_values,
 )
@@ -195,6 +196,8 @@ class Engine:
         with self.condition:
             step.done = True
             stepped = self.phase is Phase.STEPPED
+            if content.ranges and content.whole and not stepped:
+                show_targets(content)
             ripe = self.round.reduced(content, stepped) if reduces else []
             if step.last and content.travels:
                 self.round.arrived(content.variables)

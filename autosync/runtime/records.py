@@ -5,7 +5,7 @@ Everything is allocated when a plan is attached; an iteration only flips flags a
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -15,10 +15,19 @@ from autosync.plan import Message
 from autosync.runtime.buffers import Segment
 
 if TYPE_CHECKING:
+    from autosync.runtime.row_updates import RowUpdate
     from autosync.runtime.updates import FlatUpdate
 
 Finish = Callable[[], None]
 """Blocks until a started operation has its result in the buffer."""
+
+
+class Carrier(Protocol):
+    """Packs a gradient that travels otherwise than as a dense tensor: factors, touched rows."""
+
+    def pack(self) -> None:
+        """All of the gradient is there (or none came): make it what the messages carry."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +41,7 @@ class Variable:
     deferred: the next forward pass waits for it, not `step()`.
     view: its place in a buffer where it is one contiguous piece of one, else None.
     target: the gradient tensor that the reduced values of a whole variable go to.
+    carrier: packs its gradient where no dense buffer does.
     fired: its gradient was packed in this round.
     missing: contents of it that are not reduced yet. owing: updates or arrivals of values
         until it is current again.
@@ -47,9 +57,27 @@ class Variable:
     deferred: bool = False
     view: Tensor | None = None
     target: Tensor | None = None
+    carrier: Carrier | None = None
     fired: bool = False
     missing: int = 0
     owing: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class RowRange:
+    """Rows start:stop of a table with sparse gradients.
+
+    indices (of the whole table), values: what this rank's gradient touches. sums: the rows' sparse
+    sum over all ranks, where this rank updates them. changed: indices of rows with new values.
+    """
+
+    variable: Variable
+    start: int
+    stop: int
+    indices: Tensor
+    values: Tensor
+    changed: Tensor
+    sums: Tensor | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +85,7 @@ class Content:
     """A flat buffer, and the chain of messages that carries it.
 
     size: elements without padding. pieces: (variable, segment, its shaped view of the buffer).
+    ranges: in place of pieces and buffer, the rows of tables with sparse gradients.
     whole: it holds whole variables only; otherwise its update runs over the flat buffer.
     flat: that update, None where this rank updates nothing of it.
     travels: new values come by a further message, because the update is owned or sharded.
@@ -68,9 +97,10 @@ class Content:
     buffer: Tensor
     size: int
     pieces: list[tuple[Variable, Segment, Tensor]] = field(default_factory=list)
+    ranges: list[RowRange] = field(default_factory=list)
     variables: list[Variable] = field(default_factory=list)
     whole: bool = True
-    flat: "FlatUpdate | None" = None
+    flat: "FlatUpdate | RowUpdate | None" = None
     travels: bool = False
     waiting: int = 0
     reduced: bool = False

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from autosync.runtime.records import Content, Variable
+from autosync.runtime.row_updates import RowUpdate, fill_rows
 
 RunState = dict[str, Any]
 Held = dict[int, list[tuple[int, int, RunState]]]
@@ -48,6 +49,9 @@ def _held(contents: list[Content]) -> Held:
     held: Held = {}
     for content in contents:
         if content.flat:
+            if isinstance(content.flat, RowUpdate):
+                held[content.index] = content.flat.held()
+                continue
             states = [content.flat.state.get(flat, {}) for flat in content.flat.flats]
             held[content.index] = [
                 (low, high, {key: _on_host(value) for key, value in state.items()})
@@ -61,6 +65,9 @@ def _on_host(value: Any) -> Any:
 
 
 def _fill(optimizer: Optimizer, content: Content, runs: list[tuple[int, int, RunState]]) -> None:
+    if content.ranges:
+        fill_rows(optimizer, content, runs)
+        return
     for variable, segment, view in content.pieces:
         state = optimizer.state[variable.parameter]
         for low, high, held in runs:
@@ -84,7 +91,9 @@ def scatter_state(optimizer: Optimizer, contents: list[Content]) -> None:
     """The reverse, from what the script's optimizer holds: each rank keeps its own parts."""
     flat = [content for content in contents if not content.whole]
     for content in flat:
-        if content.flat:
+        if isinstance(content.flat, RowUpdate):
+            content.flat.take_state(optimizer)
+        elif content.flat:
             for (low, high, _), tensor in zip(content.flat.runs, content.flat.flats, strict=True):
                 content.flat.state[tensor] = _part(optimizer, content, low, high, tensor)
     for content in flat:

@@ -76,7 +76,7 @@ def update_parameters(
     hyper: list[Group],
 ) -> None:
     """Update whole variables from `parameter.grad`, on the script's own thread."""
-    groups = _grouped(((v.group, v.parameter) for v in variables), hyper)
+    groups = grouped(((v.group, v.parameter) for v in variables), hyper)
     if groups:
         kind.step(twin(kind, optimizer, groups, optimizer.state))
 
@@ -94,14 +94,14 @@ def update_aliases(
         if variable.group >= 0:
             variable.alias.grad = variable.target
             state[variable.alias] = optimizer.state[variable.parameter]
-    groups = _grouped(((v.group, v.alias) for v in variables), hyper)
+    groups = grouped(((v.group, v.alias) for v in variables), hyper)
     if groups:
         kind.step(twin(kind, optimizer, groups, state))
     for variable in variables:
         variable.alias.grad = None
 
 
-def _grouped(members: Iterable[tuple[int, Tensor]], hyper: list[Group]) -> list[Group]:
+def grouped(members: Iterable[tuple[int, Tensor]], hyper: list[Group]) -> list[Group]:
     chosen: dict[int, list[Tensor]] = {}
     for group, tensor in members:
         if group >= 0:
@@ -143,7 +143,7 @@ class FlatUpdate:
         for (low, high, _), flat in zip(self.runs, self.flats, strict=True):
             for start, stop, value in self._values(low, high):
                 flat[start - low : stop - low].copy_(value)
-        groups = _grouped(
+        groups = grouped(
             ((run[2], flat) for run, flat in zip(self.runs, self.flats, strict=True)), hyper
         )
         if groups:
