@@ -1,0 +1,171 @@
+"""The entry point: what fits runs the plan, what does not falls back to DDP, what dies is named."""
+
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import autosync
+from autosync.bundle import Bundle, bundle
+from autosync.codes import Update
+from autosync.errors import AutosyncError, InvalidInput, NotSupported
+from autosync.runtime.attach import attach
+from autosync.strategy import Schedule
+from tests.autosync.runtime.cases import (
+    Case,
+    attached,
+    domain,
+    loss_of,
+    make_model,
+    make_optimizer,
+    plan,
+    strategy,
+    train_reference,
+    worst_difference,
+)
+from tests.autosync.runtime.ranks import Ranks, ranks
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Ranks]:
+    with ranks(2) as made:
+        yield made
+
+
+def shipped(case: Case, world: int) -> Bundle:
+    where = domain(make_model(case.model), world, case.ranks_per_node)
+    return bundle(strategy(case, where.graph, world), where)
+
+
+def train(rank: int, world: int, case: Case, given: Bundle, host: str) -> tuple[str, list[str]]:
+    os.environ["AUTOSYNC_HOST"] = host.format(rank=rank)
+    model = make_model(case.model)
+    optimizer = make_optimizer(case.optimizer, model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        network, optimizer = autosync.distribute(model, optimizer, given)
+    for iteration in range(case.iterations):
+        optimizer.zero_grad()
+        loss_of(network, iteration, rank).backward()
+        optimizer.step()
+    if not isinstance(network, DistributedDataParallel):
+        model.state_dict()
+    assert worst_difference(model, train_reference(case, world)) < 2e-6
+    return type(network).__name__, [str(warning.message) for warning in caught]
+
+
+def test_a_fitting_bundle_runs_its_plan(pair: Ranks) -> None:
+    case = Case(method="ps")
+    for kind, caught in pair.run(train, case, shipped(case, 2), "host{rank}"):
+        assert kind == "Sequential"
+        assert caught == []
+
+
+def test_ddp_is_a_strategy(pair: Ranks) -> None:
+    case = Case(schedule=Schedule("ddp"), groups=1)
+    for kind, caught in pair.run(train, case, shipped(case, 2), "host{rank}"):
+        assert kind == "DistributedDataParallel"
+        assert caught == []
+
+
+def test_what_no_longer_fits_falls_back_to_ddp(pair: Ranks) -> None:
+    case = Case()
+    fits = shipped(case, 2)
+    other = replace(fits.variables[1], shape=(11,))
+    frozen = replace(fits, variables=(*fits.variables, replace(other, name="gone.weight")))
+    for given, host, words in (
+        (shipped(case, 4), "host{rank}", "for 4 ranks, this job has 2"),
+        (fits, "one", "ranks 0 and 1 do not share a host"),
+        (replace(fits, variables=(fits.variables[0], other)), "h{rank}", "has shape (10,)"),
+        (frozen, "h{rank}", "'gone.weight' is missing"),
+    ):
+        for kind, caught in pair.run(train, case, given, host):
+            assert kind == "DistributedDataParallel"
+            assert len(caught) == 1
+            assert words in caught[0]
+
+
+def differing(rank: int, world: int) -> str:
+    model = make_model("mlp")
+    optimizer = make_optimizer("sgd", model)
+    names = tuple(name for name, _ in model.named_parameters())
+    mine = plan(Case(groups=2 + rank), model, world)
+    with pytest.raises(InvalidInput, match="differ from rank 0") as caught:
+        attach(model, optimizer, mine, names)
+    return str(caught.value)
+
+
+def test_differing_plans_are_refused_on_every_rank(pair: Ranks) -> None:
+    assert len(pair.run(differing)) == 2
+
+
+class HomeMade(torch.optim.SGD):
+    """Not known to be elementwise."""
+
+
+def refused(rank: int, world: int) -> list[bool]:
+    answers = []
+    for method in ("all_reduce", "zero", "ps", "mixed"):
+        model = make_model("mlp")
+        optimizer = HomeMade(model.parameters(), lr=0.1)
+        try:
+            _, _, attachment = attached(
+                Case(method=method), world, model=model, optimizer=optimizer
+            )
+            attachment.detach()
+            answers.append(False)
+        except NotSupported as error:
+            answers.append("HomeMade" in str(error))
+    return answers
+
+
+def test_owned_and_sharded_updates_refuse_other_optimizers(pair: Ranks) -> None:
+    assert pair.run(refused) == [[False, True, True, True]] * 2
+
+
+def test_every_way_of_updating_is_covered() -> None:
+    seen = {
+        message.update
+        for method in ("all_reduce", "zero", "ps")
+        for message in plan(Case(method=method), make_model("mlp"), 2).messages
+    }
+    assert seen == set(Update)
+
+
+def bereaved(rank: int, world: int, method: str) -> tuple[str, float]:
+    model, optimizer, attachment = attached(Case(method=method), world)
+    start = time.monotonic()
+    try:
+        for iteration in range(3):
+            if rank == 1 and iteration == 2:
+                os._exit(1)
+            optimizer.zero_grad()
+            loss_of(model, iteration, rank).backward()
+            optimizer.step()
+        attachment.engine.flush()
+    except AutosyncError as error:
+        return str(error), time.monotonic() - start
+    return "no error", 0.0
+
+
+@pytest.mark.parametrize("method", ["all_reduce", "ps", "zero"])
+def test_a_dead_peer_is_an_error_on_every_survivor(method: str) -> None:
+    with ranks(3, timeout_seconds=20) as pool:
+        for pipe in pool.pipes:
+            pipe.send((bereaved, (method,)))
+        for rank in (0, 2):
+            kind, answer = pool._answer(rank)
+            assert kind == "ok", answer
+            assert "A peer died" in answer[0]
+
+
+def test_importing_autosync_does_not_import_torch() -> None:
+    code = "import sys, autosync; assert 'torch' not in sys.modules; autosync.distribute"
+    subprocess.run([sys.executable, "-c", code], check=True)
