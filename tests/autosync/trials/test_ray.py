@@ -1,0 +1,140 @@
+"""The Ray launcher against a real Ray cluster of three nodes on this machine's loopback."""
+
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autosync.errors import InvalidInput, NotSupported
+from autosync.trials.machine import process_start
+from autosync.trials.pool import ProcessPool
+from autosync.trials.ray_launcher import RayLauncher, ray_addresses
+from tests.autosync.trials.conftest import FAULTY
+from tests.autosync.trials.test_command import cluster_at, workload_at
+from tests.autosync.trials.test_pool import (  # noqa: F401  (the suite runs on this file's pool)
+    assert_gone,
+    test_a_hanging_trial_is_killed_with_its_group,
+    test_a_key_runs_once,
+    test_a_plan_for_another_cluster_is_refused_and_workers_stay,
+    test_a_trial_measures_every_iteration,
+    test_workers_stay_warm_and_run_the_engine_too,
+    trial,
+)
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Ray's own
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+ROOT = Path(__file__).parents[3]
+HEAD, FIRST, SECOND = "127.0.0.2", "127.0.0.4", "127.0.0.3"
+"""Rank 0 belongs on the node that was started last."""
+
+
+@dataclass
+class RayCluster:
+    address: str
+    nodes: dict[str, Any]
+    cluster: Any
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[RayCluster]:
+    settings = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    }
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        from ray.cluster_utils import Cluster
+    except ImportError:
+        pytest.skip("RAY IS NOT INSTALLED, its launcher is not tested (pip install autosync[ray])")
+    cluster = Cluster()
+    try:
+        nodes = {
+            address: cluster.add_node(
+                node_ip_address=address,
+                num_cpus=1,
+                object_store_memory=80 * 2**20,
+                include_dashboard=False,
+            )
+            for address in (HEAD, SECOND, FIRST)
+        }
+        yield RayCluster(cluster.address, nodes, cluster)
+    finally:
+        cluster.shutdown()
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def launcher_at(cluster: RayCluster) -> RayLauncher:
+    here = (("PYTHONPATH", str(ROOT)),)
+    return RayLauncher(cluster.address, environment=here, workloads=FAULTY, repeats=0)
+
+
+@pytest.fixture(scope="module")
+def pool(ray_cluster: RayCluster) -> Iterator[ProcessPool]:
+    with launcher_at(ray_cluster).open(workload_at(FIRST, SECOND)) as opened:
+        yield opened
+
+
+def test_ranks_sit_on_the_hosts_of_the_file(pool: ProcessPool) -> None:
+    """A worker's actor is a child of its node's raylet, which was told the node's address."""
+    pool.warm_up()
+    for worker, address in zip(pool.worker_pids(), (FIRST, SECOND), strict=True):
+        raylet = parent(parent(worker))
+        arguments = Path(f"/proc/{raylet}/cmdline").read_text().split("\0")
+        assert f"--node_ip_address={address}" in arguments
+
+
+def parent(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_host_outside_the_ray_cluster_is_named(ray_cluster: RayCluster) -> None:
+    with pytest.raises(InvalidInput, match=r"127\.0\.0\.9.*not in the Ray cluster"):
+        launcher_at(ray_cluster).open(workload_at(FIRST, "127.0.0.9"))
+
+
+def test_a_host_named_twice_is_refused() -> None:
+    alive = {"a": "10.0.0.1", "10.0.0.1": "10.0.0.1"}
+    with pytest.raises(InvalidInput, match="same Ray node"):
+        ray_addresses(cluster_at("a", "10.0.0.1"), alive)
+
+
+def test_ray_without_a_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    with pytest.raises(NotSupported, match="RAY_AUTH_MODE"):
+        RayLauncher("127.0.0.2:1").open(workload_at(FIRST, SECOND))
+
+
+def test_zz_a_lost_node_costs_its_trial_and_is_named(
+    pool: ProcessPool, ray_cluster: RayCluster
+) -> None:
+    """Comes last: the node does not come back."""
+    assert trial(pool, "before loss").error is None
+    workers = pool.worker_pids()
+    ray_cluster.cluster.remove_node(ray_cluster.nodes[SECOND], allow_graceful=False)
+    result = trial(pool, "on a lost node")
+    assert result.error is not None
+    assert result.error.kind == "crashed"
+    assert f"rank 1 on host '{SECOND}'" in result.error.message
+    deadline = time.monotonic() + 60
+    while any(process_start(worker) for worker in workers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert_gone(workers)
+    result = trial(pool, "without the node")
+    assert result.error is not None
+    assert result.error.kind == "refused"
+    assert f"{SECOND}' has left" in result.error.message
