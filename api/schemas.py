@@ -54,11 +54,19 @@ class TuningRequest(BaseModel):
     seed: int = Field(0, ge=0, lt=2**53)
     simulator: SimulatorName = "timeline"
     launcher: LauncherName = "auto"
-    byte_scale: float = Field(
-        1.0, gt=0, le=1, description="Every message carries this share of its bytes."
+    byte_scale: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Every message carries this share of its bytes; by default the largest that "
+        "a small machine carries for this cluster.",
     )
-    time_scale: float = Field(
-        1.0, gt=0, le=1000, description="The emulated cluster runs this many times slower."
+    time_scale: float | None = Field(
+        None,
+        gt=0,
+        le=1000,
+        description="The emulated cluster runs this many times slower; by default as the byte "
+        "scale.",
     )
 
 

@@ -5,6 +5,7 @@ from api.db.database import Database
 from api.schemas import TuningRequest
 from api.tuning import Job, enqueue
 from autosync.domain import Domain
+from autosync.trials.scaling import automatic_scales
 from search.settings import Settings
 
 
@@ -19,8 +20,10 @@ def submit(database: Database, request: TuningRequest) -> str:
         graph = graph_named(session, request.graph, request.batch_size)
         cluster = cluster_named(session, request.cluster)
     profile = request.profile or estimated_profile(graph, cluster)
+    domain = Domain(graph, cluster, profile, request.optimizer)
+    usual_bytes, usual_time = automatic_scales(domain)
     job = Job(
-        domain=Domain(graph, cluster, profile, request.optimizer),
+        domain=domain,
         settings=Settings(
             budget=request.budget,
             proposals=request.proposals,
@@ -32,7 +35,7 @@ def submit(database: Database, request: TuningRequest) -> str:
         space=request.space,
         simulator=request.simulator,
         launcher=request.launcher,
-        byte_scale=request.byte_scale,
-        time_scale=request.time_scale,
+        byte_scale=usual_bytes if request.byte_scale is None else request.byte_scale,
+        time_scale=usual_time if request.time_scale is None else request.time_scale,
     )
     return enqueue(database, job)
