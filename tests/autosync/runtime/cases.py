@@ -66,7 +66,30 @@ class Tied(nn.Module):
         return nn.functional.linear(x, self.silent.weight, self.silent.bias)
 
 
-MODELS = {"mlp": mlp, "cnn": Cnn, "tied": Tied}
+class Branching(nn.Module):
+    """Which branch runs depends on the batch, so on the rank; one layer is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(6, 6).requires_grad_(False)
+        self.left = nn.Linear(6, 3)
+        self.right = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch = self.left if float(x.detach().sum()) > 0 else self.right
+        return branch(torch.tanh(self.frozen(x)))
+
+
+def half() -> nn.Module:
+    return nn.Sequential(Cast(), mlp().bfloat16())
+
+
+class Cast(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.bfloat16()
+
+
+MODELS = {"mlp": mlp, "cnn": Cnn, "tied": Tied, "branching": Branching, "half": half}
 
 
 @dataclass(frozen=True)
@@ -183,18 +206,21 @@ def data(iteration: int, rank: int) -> tuple[Tensor, Tensor]:
 
 def loss_of(model: nn.Module, iteration: int, rank: int) -> Tensor:
     inputs, wanted = data(iteration, rank)
-    return nn.functional.mse_loss(model(inputs), wanted)
+    return nn.functional.mse_loss(model(inputs).float(), wanted)
 
 
 def reference_gradients(
     model: nn.Module, iteration: int, shares: tuple[float, ...]
 ) -> list[Tensor]:
     """The share-weighted average; afterwards the buffers are replica 0's."""
-    total: list[Tensor] = [torch.zeros_like(p) for p in model.parameters()]
+    trained = [p for p in model.parameters() if p.requires_grad]
+    total: list[Tensor] = [torch.zeros_like(p) for p in trained]
     for rank, share in enumerate(shares):
         replica = model if rank == 0 else copy.deepcopy(model)
         gradients = torch.autograd.grad(
-            loss_of(replica, iteration, rank), list(replica.parameters())
+            loss_of(replica, iteration, rank),
+            [p for p in replica.parameters() if p.requires_grad],
+            materialize_grads=True,
         )
         for sum_, gradient in zip(total, gradients, strict=True):
             sum_.add_(gradient, alpha=share)
@@ -206,9 +232,9 @@ def train_reference(case: Case, world: int) -> nn.Module:
     optimizer = make_optimizer(case.optimizer, model)
     shares = case.shares or (1.0 / world,) * world
     for iteration in range(case.iterations):
-        for p, gradient in zip(
-            model.parameters(), reference_gradients(model, iteration, shares), strict=True
-        ):
+        trained = [p for p in model.parameters() if p.requires_grad]
+        gradients = reference_gradients(model, iteration, shares)
+        for p, gradient in zip(trained, gradients, strict=True):
             p.grad = gradient
         optimizer.step()
     return model
