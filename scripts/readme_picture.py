@@ -35,7 +35,7 @@ def main() -> None:
             trials = reports.trials(session, tuning_id)
     pyplot.rcParams.update({"font.size": 9, "svg.hashsalt": "autosync", "svg.fonttype": "none"})
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), width_ratios=(3, 2))
-    draw_ranked(left, ranked)
+    draw_ranked(left, ranked, tuning.result.strategy_id if tuning.result else "")
     draw_convergence(right, trials)
     figure.suptitle(title(tuning), fontsize=10)
     figure.tight_layout()
@@ -51,14 +51,16 @@ def title(tuning: Tuning) -> str:
     )
 
 
-def draw_ranked(axes: Any, ranked: RankedStrategies) -> None:
-    """Bars: measured ms of the fastest strategies and DDP, with the spread of the iterations."""
+def draw_ranked(axes: Any, ranked: RankedStrategies, answer: str) -> None:
+    """Bars: measured ms of the fastest strategies and DDP, with the spread of the iterations; the
+    answer, which the interleaved repeats decide, in green."""
     measured = [row for row in ranked.items if row.step_seconds is not None]
     rows = measured[:SHOWN] + [row for row in measured[SHOWN:] if row.is_ddp]
     values = [1e3 * (row.step_seconds or 0.0) for row in rows]
     halves = [value * (row.spread or 0.0) / 2 for value, row in zip(values, rows, strict=True)]
     colors = [
-        DDP_COLOR if row.is_ddp else BEST_COLOR if row.rank == 1 else OTHER_COLOR for row in rows
+        DDP_COLOR if row.is_ddp else BEST_COLOR if row.strategy_id == answer else OTHER_COLOR
+        for row in rows
     ]
     places = range(len(rows))
     axes.barh(places, values, xerr=halves, color=colors, error_kw={"lw": 0.8, "capsize": 2})
@@ -66,7 +68,7 @@ def draw_ranked(axes: Any, ranked: RankedStrategies) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("measured ms an iteration (bars: p10 to p90)")
     axes.plot([1e3 * row.predicted_seconds for row in rows], places, "k|", ms=10, label="predicted")
-    axes.legend(loc="lower right", frameon=False)
+    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -86,6 +88,7 @@ def draw_convergence(axes: Any, trials: Trials) -> None:
     ddp = next((s for s, trial in zip(seconds, search, strict=True) if trial.origin == "ddp"), None)
     if ddp is not None:
         axes.axhline(ddp, color=DDP_COLOR, lw=1, ls="--", label="torch's DDP")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("trial of the search")
     axes.set_ylabel("ms an iteration")
     axes.legend(frameon=False)

@@ -61,7 +61,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for other program
 DatabaseUrl = Annotated[
     str, typer.Option("--db", help="sqlite:///FILE or postgresql://USER@HOST/NAME.")
 ]
-SimulatorName = Literal["timeline", "analytic"]
+SimulatorName = Literal["learned", "timeline", "analytic"]
 LauncherName = Literal["auto", "testbed", "local"]
 
 DEFAULT_DATABASE = "sqlite:///autosync.db"

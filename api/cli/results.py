@@ -14,6 +14,8 @@ from api.cli.console import milliseconds, out, print_table, warn
 if TYPE_CHECKING:
     from api.schemas import RankedStrategies, RankedStrategy, Result, Tuning
 
+LONGEST_REASON = 120
+"""Characters of a failure's reason that the table shows."""
 UNSHAPED = "unshaped links"
 """What a launcher's description says when links run at whatever speed this machine has."""
 
@@ -23,9 +25,10 @@ def print_results(
 ) -> None:
     """The ranked table and what it means, with the scales it was measured at."""
     shown = ranked.items[:top] + [row for row in ranked.items[top:] if row.is_ddp]
+    winner = tuning.result.strategy_id if tuning.result is not None else ""
     print_table(
         ("", "strategy", "predicted ms", "measured ms", "spread", "speed-up over DDP"),
-        [(str(row.rank), *_cells(row)) for row in shown],
+        [(_place(row, winner), *_cells(row)) for row in shown],
         right=("", "predicted ms", "measured ms", "spread", "speed-up over DDP"),
     )
     if len(ranked.items) > len(shown):
@@ -37,11 +40,18 @@ def print_results(
         _print_verdict(tuning.result)
 
 
+def _place(row: "RankedStrategy", winner: str) -> str:
+    """The rank; an arrow marks the answer, which repeats decide and not the rank."""
+    return f"[green]> {row.rank}[/]" if row.strategy_id == winner else str(row.rank)
+
+
 def _cells(row: "RankedStrategy") -> tuple[str, ...]:
     name = escape(row.words)
     if row.is_ddp:
         name = f"[bold]{name}[/]"
     predicted = milliseconds(row.predicted_seconds)
+    if row.error:
+        name += f"\n[red]{escape(row.error[:LONGEST_REASON])}[/]"
     if row.step_seconds is None:
         return name, predicted, "[red]failed[/]" if row.error else "-", "", ""
     spread = f"{row.spread:.0%}" if row.spread is not None else ""
