@@ -15,16 +15,9 @@ from autosync.errors import InvalidInput
 from autosync.trials.command import CommandLauncher, CommandPlace
 from autosync.trials.contract import TrialRequest, Workload
 from autosync.trials.pool import ProcessPool
+from tests.autosync.trials import test_pool as suite
 from tests.autosync.trials.conftest import FAULTY
 from tests.autosync.trials.strategies import ddp
-from tests.autosync.trials.test_pool import (  # noqa: F401  (the suite runs on this file's pool)
-    test_a_hanging_trial_is_killed_with_its_group,
-    test_a_key_runs_once,
-    test_a_plan_for_another_cluster_is_refused_and_workers_stay,
-    test_a_trial_measures_every_iteration,
-    test_cancel_from_another_thread,
-    test_workers_stay_warm_and_run_the_engine_too,
-)
 from tests.domains import chain_graph, domain_of
 
 ROOT = Path(__file__).parents[3]
@@ -89,11 +82,22 @@ def pool(namespaces: str) -> Iterator[ProcessPool]:
         yield opened
 
 
+# The contract suite, on this file's pool; what costs a restart of the workers comes last.
+test_measures = suite.test_a_trial_measures_every_iteration
+test_warm = suite.test_workers_stay_warm_and_run_the_engine_too
+test_once = suite.test_a_key_runs_once
+test_refused = suite.test_a_plan_for_another_cluster_is_refused_and_workers_stay
+
+
 def test_each_rank_runs_on_its_own_host(pool: ProcessPool, namespaces: str) -> None:
     pool.warm_up()
     for number, process in enumerate(pool.worker_pids()):
         entered = os.readlink(f"/proc/{process}/ns/net")
         assert entered == f"net:[{os.stat(f'/run/netns/{namespaces}{number}').st_ino}]"
+
+
+test_hang = suite.test_a_hanging_trial_is_killed_with_its_group
+test_cancel = suite.test_cancel_from_another_thread
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,17 +15,9 @@ from autosync.errors import InvalidInput, NotSupported
 from autosync.trials.machine import process_start
 from autosync.trials.pool import ProcessPool
 from autosync.trials.ray_launcher import RayLauncher, ray_addresses
+from tests.autosync.trials import test_pool as suite
 from tests.autosync.trials.conftest import FAULTY
 from tests.autosync.trials.test_command import cluster_at, workload_at
-from tests.autosync.trials.test_pool import (  # noqa: F401  (the suite runs on this file's pool)
-    assert_gone,
-    test_a_hanging_trial_is_killed_with_its_group,
-    test_a_key_runs_once,
-    test_a_plan_for_another_cluster_is_refused_and_workers_stay,
-    test_a_trial_measures_every_iteration,
-    test_workers_stay_warm_and_run_the_engine_too,
-    trial,
-)
 
 pytestmark = [
     pytest.mark.ray,
@@ -89,6 +82,13 @@ def pool(ray_cluster: RayCluster) -> Iterator[ProcessPool]:
         yield opened
 
 
+# The contract suite, on this file's pool; what costs a restart of the workers comes last.
+test_measures = suite.test_a_trial_measures_every_iteration
+test_warm = suite.test_workers_stay_warm_and_run_the_engine_too
+test_once = suite.test_a_key_runs_once
+test_refused = suite.test_a_plan_for_another_cluster_is_refused_and_workers_stay
+
+
 def test_ranks_sit_on_the_hosts_of_the_file(pool: ProcessPool) -> None:
     """A worker's actor is a child of its node's raylet, which was told the node's address."""
     pool.warm_up()
@@ -119,22 +119,26 @@ def test_ray_without_a_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         RayLauncher("127.0.0.2:1").open(workload_at(FIRST, SECOND))
 
 
-def test_zz_a_lost_node_costs_its_trial_and_is_named(
+test_hang = suite.test_a_hanging_trial_is_killed_with_its_group
+
+
+def test_a_lost_node_costs_its_trial_and_is_named(
     pool: ProcessPool, ray_cluster: RayCluster
 ) -> None:
     """Comes last: the node does not come back."""
-    assert trial(pool, "before loss").error is None
+    assert suite.trial(pool, "before loss").error is None
     workers = pool.worker_pids()
     ray_cluster.cluster.remove_node(ray_cluster.nodes[SECOND], allow_graceful=False)
-    result = trial(pool, "on a lost node")
+    os.kill(parent(workers[1]), signal.SIGKILL)  # the actor: a host that goes takes all with it
+    result = suite.trial(pool, "on a lost node")
     assert result.error is not None
     assert result.error.kind == "crashed"
-    assert f"rank 1 on host '{SECOND}'" in result.error.message
+    assert result.error.message == f"rank 1 on host '{SECOND}' was lost."
     deadline = time.monotonic() + 60
     while any(process_start(worker) for worker in workers) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert_gone(workers)
-    result = trial(pool, "without the node")
+    suite.assert_gone(workers)
+    result = suite.trial(pool, "without the node")
     assert result.error is not None
     assert result.error.kind == "refused"
     assert f"{SECOND}' has left" in result.error.message
