@@ -1,6 +1,7 @@
 """The one table from names in requests to launchers and simulators."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,7 +10,7 @@ from autosync.trials.contract import Launcher, Pool, Workload
 from simulator.base import Simulator
 
 LauncherName = Literal["auto", "testbed", "local"]
-SimulatorName = Literal["timeline", "analytic"]
+SimulatorName = Literal["learned", "timeline", "analytic"]
 log = logging.getLogger(__name__)
 
 
@@ -50,9 +51,11 @@ def launcher_named(name: str) -> Launcher:
 def simulator_named(name: str) -> Simulator:
     """Raises NotFound, which lists the names there are."""
     from simulator.analytic import AnalyticSimulator
+    from simulator.learned.simulators import linear_simulator
     from simulator.timeline import TimelineSimulator
 
-    known: dict[str, type[Simulator]] = {
+    known: dict[str, Callable[[], Simulator]] = {
+        "learned": linear_simulator,
         "timeline": TimelineSimulator,
         "analytic": AnalyticSimulator,
     }

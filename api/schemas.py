@@ -52,7 +52,14 @@ class TuningRequest(BaseModel):
     iterations: int = Field(5, ge=1, le=10_000, description="Measured in each pass of a trial.")
     warmup: int = Field(2, ge=0, le=10_000)
     seed: int = Field(0, ge=0, lt=2**53)
-    simulator: SimulatorName = "timeline"
+    probe: bool = Field(
+        True, description="Measure what messages cost first, unless the cluster brings its costs."
+    )
+    simulator: SimulatorName = Field(
+        "learned",
+        description="What ranks proposals: `timeline` plays the plans, `learned` also corrects it "
+        "by the tuning's own trials, `analytic` is the papers' equations.",
+    )
     launcher: LauncherName = "auto"
     byte_scale: float | None = Field(
         None,

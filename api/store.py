@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from api.db.database import Database
-from api.db.documents import insert_new, keep_strategy, load_domain, load_strategies
+from api.db.documents import insert_new, keep_domain, keep_strategy, load_domain, load_strategies
 from api.db.tables import ACTIVE, EventRow, ProposalRow, TrialRow, TuningRow
 from autosync.domain import Domain
 from autosync.errors import AutosyncError, InvalidInput
@@ -96,6 +96,12 @@ class DatabaseStore:
             if event.kind == "ranking" and event.done == event.total:
                 tuning.ranked += event.done
             add_event(session, self.tuning_id, event)
+
+    def use_domain(self, domain: Domain) -> None:
+        """From now on the tuning is about this domain: the same, with costs measured."""
+        with self._fenced() as (session, tuning):
+            tuning.domain_id = keep_domain(session, domain)
+            self._domain = domain
 
     @contextmanager
     def _fenced(self) -> Iterator[tuple[Session, TuningRow]]:

@@ -31,6 +31,7 @@ def submit(database: Database, request: TuningRequest) -> str:
             seed=request.seed,
             warmup=request.warmup,
             iterations=request.iterations,
+            probe=request.probe,
         ),
         space=request.space,
         simulator=request.simulator,

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from sqlalchemy.exc import OperationalError
 
 from api import queue
+from api.calibration import calibrated
 from api.db.database import Database, connect
 from api.queue import LEASE_SECONDS, Claim
 from api.registry import launcher_named
@@ -89,6 +90,7 @@ def _run(
             job = load_job(session, held.tuning_id)
         if store.cancelled():
             return queue.end_cancelled(database, held)
+        job = calibrated(job, store, launcher_of(job.launcher))
         outcome = run_job(job, store, launcher_of)
         if store.cancelled():
             return queue.end_cancelled(database, held)

@@ -13,6 +13,7 @@ from autosync.errors import InvalidInput
 class Settings:
     """budget: strategies tried. proposals: sampled a round. repeats: of the confirmation.
 
+    probe: measure what messages cost before the search, unless the cluster brings its costs.
     alpha: weight of similarity against predicted time in the selection (equation 11).
     """
 
@@ -24,6 +25,7 @@ class Settings:
     warmup: int = 2
     iterations: int = 5
     timeout_seconds: float = 120.0
+    probe: bool = True
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     def __post_init__(self) -> None:

@@ -71,7 +71,13 @@ def tune(
     proposals: Annotated[int, typer.Option(help="Strategies sampled a round.")] = 30_000,
     repeats: Annotated[int, typer.Option(help="Interleaved repeats of the confirmation.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Of the whole search.")] = 0,
-    simulator: Annotated[SimulatorName, typer.Option(help="What ranks.")] = "timeline",
+    probe: Annotated[
+        bool, typer.Option(help="Measure first what messages cost, unless CLUSTER says.")
+    ] = True,
+    simulator: Annotated[
+        SimulatorName,
+        typer.Option(help="What ranks: learned is the timeline corrected by the trials."),
+    ] = "learned",
     top: Annotated[int, typer.Option(min=1, help="Strategies listed at the end.")] = 12,
     batch: Batch = None,
     device: DeviceType = None,
@@ -97,7 +103,7 @@ def tune(
     from api.cli.inputs import ProfileChoice, load_domain
     from search.settings import Settings
 
-    settings = Settings(budget=budget, proposals=proposals, repeats=repeats, seed=seed)
+    settings = Settings(budget=budget, proposals=proposals, repeats=repeats, seed=seed, probe=probe)
     job: Job | None = None
     if model is not None and cluster is not None:
         choice = ProfileChoice(profile, device, efficiency, step_seconds)

@@ -75,6 +75,19 @@ def probe(
     return replace(cluster, costs=costs + kept)
 
 
+BRIEF_SECONDS = 0.03
+"""How long the large message of a brief probe occupies the slowest NIC."""
+
+
+def brief_probe(
+    launcher: Launcher, cluster: Cluster, byte_scale: float, time_scale: float
+) -> Cluster:
+    """`probe` in a few seconds, for the beginning of a tuning: one small and one large size."""
+    rate = float(cluster.nic_bytes_per_second().min()) * byte_scale / time_scale
+    large = max(4 * BURST_BYTES, int(rate * BRIEF_SECONDS))
+    return probe(launcher, cluster, byte_scale, time_scale, (SMALL_SIZES[0], large), repeats=3)
+
+
 def _timing_pool(launcher: Launcher, workload: Workload) -> ProcessPool:
     pool = launcher.open(workload)
     if isinstance(pool, ProcessPool):

@@ -27,7 +27,7 @@ from search.outcome import is_ddp
 from search.settings import Settings
 from tests.domains import domain_of, grid_cluster
 
-SETTINGS = Settings(budget=4, proposals=64, repeats=3, warmup=1, iterations=2)
+SETTINGS = Settings(budget=4, proposals=64, repeats=3, warmup=1, iterations=2, probe=False)
 JOB = Job(domain_of(cluster=grid_cluster(2)), SETTINGS, launcher="local")
 WORKER = """
 import sys, threading
