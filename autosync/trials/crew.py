@@ -123,10 +123,12 @@ class Crew:
             else:
                 bad.append(answer)
                 deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+        heard = {*good, *(answer.rank for answer in bad)}
+        silent = [worker.rank for worker in self._workers if worker.rank not in heard]
         if bad:
-            raise self._failure(bad)
-        if len(good) < len(self._workers):
-            raise self._silence(sorted(set(range(len(self._workers))) - set(good)))
+            raise self._failure(bad, silent)
+        if silent:
+            raise self._silence(silent)
         return [good[rank] for rank in sorted(good)]
 
     def _next(self, deadline: float) -> Answer | None:
@@ -158,7 +160,7 @@ class Crew:
         command = f" (started by `{worker.command}`)" if rank not in self._spoken else ""
         return f"rank {rank}{host}{command}"
 
-    def _failure(self, bad: list[Answer]) -> Failed:
+    def _failure(self, bad: list[Answer], silent: list[int]) -> Failed:
         """The first cause among what went wrong: a death, then lack of memory, then the rest."""
         dead = [answer.rank for answer in bad if answer.fields is None]
         if dead:
@@ -167,7 +169,10 @@ class Crew:
         order = ("out_of_memory", "refused", "crashed")
         rank, first = min(said, key=lambda pair: order.index(pair[1]["kind"]))
         worker = self._workers[rank]
-        error = TrialError(first["kind"], f"rank {rank}: {first['message']}", worker.stderr_tail())
+        text = f"rank {rank}: {first['message']}"
+        if silent:  # its peer's host may have gone
+            text += f" (No answer from {', '.join(self._who(other) for other in silent)}.)"
+        error = TrialError(first["kind"], text, worker.stderr_tail())
         alike = len(said) == len(self._workers) and all(f["kind"] == "refused" for _, f in said)
         return Failed(error, warm=alike)
 

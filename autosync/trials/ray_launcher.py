@@ -74,7 +74,7 @@ class RayLauncher:
         refuse_dedicated_servers(workload)
         connected = _connect(self.address)
         try:
-            addresses = ray_addresses(cluster, _alive_nodes())
+            addresses = ray_addresses(cluster, alive_nodes())
             group = _placement_group(self, cluster, addresses)
         except (InvalidInput, NotSupported):
             _disconnect(connected)
@@ -112,7 +112,7 @@ class RayPlace:
     group: Any
 
     def start(self, rank: int, workloads: tuple[str, ...], answers: Answers) -> "RayWorker":
-        if self.ray_address not in _alive_nodes().values():
+        if self.ray_address not in alive_nodes().values():
             raise NotSupported(
                 f"host {self.address!r} has left the Ray cluster.",
                 thing="address",
@@ -303,7 +303,7 @@ def _disconnect(connected: bool) -> None:
         ray.shutdown()
 
 
-def _alive_nodes() -> dict[str, str]:
+def alive_nodes() -> dict[str, str]:
     """Ray's address of every node that is alive, by address and by host name where that tells
     them apart."""
     import ray
