@@ -126,22 +126,14 @@ def rows_message(plan: Plan, index: int, content: Content, groups: Groups, queue
     root = team.index(message.root) if message.root in team else 0
     everywhere = message.operation == Op.SPARSE_ALL_GATHER
     pulls = message.operation == Op.SPARSE_PULL
-    receivers = peers if everywhere or (pulls and place == root) else [root]
-    senders = peers if everywhere or (not pulls and place == root) else [root]
+    receivers, senders = _ends(message.operation, place, root, peers)
     half = None if pulls else HALF.get(message.encoding)
 
     def start() -> Finish:
         rows = [_changed(part) if pulls else (part.indices, part.values) for part in content.ranges]
         payload = as_bytes([t for i, v in rows for t in (i, v.to(half) if half else v)])
         header = torch.tensor([payload.numel(), *(len(indices) for indices, _ in rows)])
-        arrive = exchange(
-            group,
-            index,
-            [peer for peer in receivers if peer != place],
-            [peer for peer in senders if peer != place],
-            header,
-            payload,
-        )
+        arrive = exchange(group, index, receivers, senders, header, payload)
 
         def finish() -> None:
             received = arrive()
@@ -154,6 +146,16 @@ def rows_message(plan: Plan, index: int, content: Content, groups: Groups, queue
         return finish
 
     return start
+
+
+def _ends(operation: Op, place: int, root: int, peers: list[int]) -> tuple[list[int], list[int]]:
+    """Whom this rank sends to, and whom it receives from."""
+    if operation == Op.SPARSE_ALL_GATHER:
+        return peers, peers
+    pulls = operation == Op.SPARSE_PULL
+    if place == root:
+        return (peers, []) if pulls else ([], peers)
+    return ([], [root]) if pulls else ([root], [])
 
 
 def _changed(part: RowRange) -> Rows:

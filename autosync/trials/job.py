@@ -84,7 +84,8 @@ def build_replay(workload: Workload, rank: int) -> ReplayJob:
     slowness = workload.time_scale * domain.cluster.device_of_rank()[rank].slowdown
     clock = ComputeClock(slowness)
     model = replay_module(domain, workload.byte_scale, rank, clock)
-    optimizer = make_optimizer(domain.optimizer.name, model)
+    sparse = any(variable.sparse for variable in domain.graph.variables)
+    optimizer = make_optimizer(domain.optimizer.name, model, sparse)
     return ReplayJob(model, optimizer, clock, slowness, domain.world_size, rank)
 
 
@@ -92,18 +93,29 @@ LEARNING_RATE = 2.0**-6
 """A power of two, so that replayed updates are exact in every dtype."""
 
 
-def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer a domain names.
+def make_optimizer(name: str, model: nn.Module, sparse: bool = False) -> torch.optim.Optimizer:
+    """The optimizer a domain names. sparse: some gradients are.
 
     Raises:
-        InvalidInput: nothing here goes by that name.
+        InvalidInput: nothing here goes by that name, or it takes no sparse gradients.
     """
     parameters = list(model.parameters())
+    if sparse and name in ("adam", "adamw"):
+        raise InvalidInput(
+            f"{name} takes no sparse gradients, which variables of this graph have.",
+            thing="domain.optimizer",
+            value=name,
+            remedy="Use sgd, momentum or adagrad, or a model with dense gradients.",
+        )
     match name:
         case "sgd":
             return torch.optim.SGD(parameters, lr=LEARNING_RATE)
         case "momentum" | "sgd_momentum":
             return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=0.875)
+        case "adagrad":
+            # torch's own step makes sparse tensors without saying whether it checks them
+            torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]
+            return torch.optim.Adagrad(parameters, lr=LEARNING_RATE)
         case "adam":
             return torch.optim.Adam(parameters, lr=LEARNING_RATE)
         case "adamw":
@@ -113,7 +125,7 @@ def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
                 f"a replay knows no optimizer {name!r}.",
                 thing="domain.optimizer",
                 value=name,
-                remedy="Use sgd, momentum, adam or adamw, or a workload of your own.",
+                remedy="Use sgd, momentum, adagrad, adam or adamw, or a workload of your own.",
             )
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from autosync.domain import Domain
 from autosync.graph import ModelGraph, Variable
+from autosync.runtime.factors import Take
 from autosync.trials.scaling import scaled_graph
 
 DTYPES = {
@@ -78,6 +79,23 @@ class SparseTable(nn.Embedding):
         return signal
 
 
+class FactorWeight(nn.Module):
+    """A linear layer's weight, which gives a gradient or hands over its factors
+    (`runtime.factors.HandsFactors`); it multiplies nothing."""
+
+    def __init__(self, variable: Variable) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(variable.shape, dtype=DTYPES[variable.dtype]))
+        self.take: Take | None = None
+
+    def hand_factors(self, take: Take | None) -> None:
+        self.take = take
+
+    def forward(self, signal: Tensor) -> Tensor:
+        self.weight.dim()
+        return signal
+
+
 class ReplayOperation(nn.Module):
     """A forward operation that owns variables, and the operations after it up to the next owner.
 
@@ -90,8 +108,8 @@ class ReplayOperation(nn.Module):
         self._clock = clock
 
     def forward(self, signal: Tensor) -> Tensor:
-        for table in self.children():
-            signal = table(signal)
+        for owner in self.children():
+            signal = owner(signal)
         for parameter in self.parameters(recurse=False):
             parameter.dim()  # an engine that records which module reads what sees a read here
         self._clock.compute(self.seconds)
@@ -116,8 +134,10 @@ class GradientSource:
     value: of every element, different on each rank and exact in every dtype.
     """
 
-    def __init__(self, variable: Variable, rank: int) -> None:
+    def __init__(self, variable: Variable, rank: int, owner: nn.Module) -> None:
         self.shape = variable.shape
+        self.owner = owner
+        self.factor_rows = variable.factor_rows
         self.dtype = DTYPES[variable.dtype]
         self.value = gradient_value(rank)
         self.rows_only = variable.sparse
@@ -127,8 +147,15 @@ class GradientSource:
             order = torch.randperm(variable.shape[0], generator=chooser)
             self._rows = order[: variable.touched_rows].sort().values.unsqueeze(0)
 
-    def make(self) -> Tensor:
-        """A fresh tensor, which autograd takes over without copying."""
+    def make(self) -> Tensor | None:
+        """A fresh tensor, which autograd takes over without copying; none where factors go."""
+        if isinstance(self.owner, FactorWeight) and self.owner.take is not None:
+            outputs, inputs = self.shape
+            self.owner.take(
+                torch.full((self.factor_rows, inputs), self.value, dtype=self.dtype),
+                torch.ones(self.factor_rows, outputs, dtype=self.dtype),
+            )
+            return None
         if self._rows is None or not self.rows_only:
             return torch.full(self.shape, self.value, dtype=self.dtype)
         values = torch.full((self._rows.shape[1], self.shape[1]), self.value, dtype=self.dtype)
@@ -178,7 +205,10 @@ class Replay(nn.Module):
         )
         self._own(graph)
         parameters = dict(self.named_parameters())
-        sources = [GradientSource(variable, rank) for variable in graph.variables]
+        sources = [
+            GradientSource(variable, rank, self.get_submodule(variable.name.rpartition(".")[0]))
+            for variable in graph.variables
+        ]
         self._sparse = {i: sources[i] for i, v in enumerate(graph.variables) if v.sparse}
         self._backward = [
             (
@@ -194,6 +224,8 @@ class Replay(nn.Module):
             owner = self.operations[operation]
             if variable.sparse:
                 owner.add_module(name, SparseTable(variable))
+            elif variable.factor_rows:
+                owner.add_module(name, FactorWeight(variable))
             else:
                 value = torch.zeros(variable.shape, dtype=DTYPES[variable.dtype])
                 owner.register_parameter(name, nn.Parameter(value))

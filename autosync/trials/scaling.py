@@ -52,7 +52,8 @@ def parameter_names(graph: ModelGraph) -> tuple[str, ...]:
     """The replay's parameter of every variable: owned by the operation that uses it first."""
     first = [uses[0] if uses else 0 for uses in graph.consumers()]
     return tuple(
-        f"operations.{operation}.v{index}" + (".weight" if variable.sparse else "")
+        f"operations.{operation}.v{index}"
+        + (".weight" if variable.sparse or variable.factor_rows else "")
         for index, (operation, variable) in enumerate(zip(first, graph.variables, strict=True))
     )
 

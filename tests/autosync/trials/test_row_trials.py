@@ -1,0 +1,87 @@
+"""Trials of plans whose messages are factors and touched rows, and of DDP beside them."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from autosync.bundle import Bundle, bundle
+from autosync.codes import Op
+from autosync.domain import Domain, Optimizer
+from autosync.errors import InvalidInput
+from autosync.strategy import (
+    AllGather,
+    AllReduce,
+    Factors,
+    ParameterServer,
+    Schedule,
+    Strategy,
+    VariableChoice,
+    even_replicas,
+    split,
+    whole,
+)
+from autosync.trials.contract import TrialRequest, Workload
+from autosync.trials.job import make_optimizer
+from autosync.trials.local import LocalLauncher
+from autosync.trials.pool import ProcessPool
+from autosync.trials.replay import ComputeClock, replay_module
+from tests.autosync.trials.strategies import ddp
+from tests.domains import chain_graph, domain_of, grid_cluster
+
+OVERLAP = Schedule("priority", overlap_forward=True)
+
+
+def domain() -> Domain:
+    """Two tables; two matrices of linear layers with 4 rows a batch; biases."""
+    shapes = ((400, 16), (300, 8), (64, 32), (64,), (48, 64), (48,))
+    graph = chain_graph(shapes, sparse=(0, 1), factor_rows=4)
+    return domain_of(graph, grid_cluster(2), 2e-4, Optimizer("momentum"))
+
+
+def by_rows(schedule: Schedule, owned: bool) -> Bundle:
+    """Tables gathered or spread over both owners; matrices as factors in one message."""
+    where = domain()
+    choices = []
+    for index, variable in enumerate(where.graph.variables):
+        partition, shards = whole(variable.shape), (AllReduce(9),)
+        if variable.sparse:
+            shards = (AllGather(index),)
+            if owned:
+                partition = split(variable.shape, 0, 3)
+                shards = tuple(ParameterServer(i % 2, i % 2) for i in range(3))
+        elif variable.factor_rows:
+            shards = (Factors(8),)
+        choices.append(VariableChoice(variable.name, partition, shards))
+    return bundle(Strategy(tuple(choices), even_replicas(2), schedule), where)
+
+
+@pytest.fixture(scope="module", params=[1.0, 0.25])
+def pool(request: pytest.FixtureRequest) -> Iterator[ProcessPool]:
+    with LocalLauncher(repeats=0).open(Workload(domain(), byte_scale=request.param)) as made:
+        yield made
+
+
+def test_factors_and_rows_run_beside_ddp(pool: ProcessPool) -> None:
+    """Also that the replicas end equal, which a pool checks."""
+    cases = {
+        "ddp": ddp(domain()),
+        "gathered": by_rows(Schedule(), owned=False),
+        "gathered late": by_rows(OVERLAP, owned=False),
+        "owned": by_rows(Schedule(), owned=True),
+        "owned late": by_rows(OVERLAP, owned=True),
+    }
+    operations = {m.operation for made in cases.values() for m in made.plan.messages}
+    assert operations >= {Op.FACTOR_ALL_GATHER, Op.SPARSE_ALL_GATHER, Op.SPARSE_PUSH}
+    for key, made in cases.items():
+        result = pool.run(TrialRequest(key, made, warmup=1, iterations=3))
+        assert result.error is None, (key, result.error)
+        assert len(result.iteration_seconds) == 3
+
+
+def test_adam_takes_no_sparse_gradients() -> None:
+    model = replay_module(domain(), 1.0, 0, ComputeClock())
+    with pytest.raises(InvalidInput, match="adamw takes no sparse gradients"):
+        make_optimizer("adamw", model, sparse=True)
+    dense = replace(domain(), graph=chain_graph())
+    make_optimizer("adamw", replay_module(dense, 1.0, 0, ComputeClock()))
