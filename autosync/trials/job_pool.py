@@ -1,0 +1,130 @@
+"""The `job` launcher's pool: the ranks of a running training job take plan after plan.
+
+Rank 0 holds the pool; the others serve. Commands and answers travel on the job's control group.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+
+from autosync.bundle import Bundle
+from autosync.documents import from_json, to_json
+from autosync.trials.contract import TrialError, TrialRequest, TrialResult
+from autosync.trials.live_job import LiveJob, run_trial
+from autosync.trials.pool import PASS_TOLERANCE, spread
+
+ORDER = ("out_of_memory", "refused", "crashed")
+"""Which of several ranks' errors is the cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What all ranks go on with. bundle: None for torch's DDP, for `reason`."""
+
+    bundle: Bundle | None
+    reason: str = ""
+
+
+@dataclass
+class JobPool:
+    """The Pool protocol on rank 0. A trial that fails restores every rank and costs itself only;
+    one that hangs ends with its collectives' timeout. `close` leaves the ranks serving, so that
+    another pool may follow; `dismiss` ends that."""
+
+    job: LiveJob
+    description: str
+    _known: dict[str, TrialResult] = field(default_factory=dict)
+    _fresh: bool = True
+
+    def run(self, request: TrialRequest) -> TrialResult:
+        """Measure one strategy; a key that was run before is answered from memory."""
+        if request.key not in self._known:
+            self._known[request.key] = self._run(request)
+        return self._known[request.key]
+
+    def close(self) -> None:
+        """Nothing to leave behind: the ranks are the job's own."""
+
+    def dismiss(self, verdict: Verdict) -> None:
+        """Tell all ranks what to go on with."""
+        text = to_json(verdict.bundle) if verdict.bundle is not None else None
+        _broadcast(self.job, ("end", text, verdict.reason))
+
+    def _run(self, request: TrialRequest) -> TrialResult:
+        failed = TrialResult(
+            request.key, (), None, None, None, self.description, byte_scale=1.0, time_scale=1.0
+        )
+        world = dist.get_world_size()
+        if request.bundle.plan.world_size != world:
+            text = f"the plan is for {request.bundle.plan.world_size} ranks, the job has {world}."
+            return replace(failed, error=TrialError("refused", text))
+        passes: list[tuple[float, ...]] = []
+        while len(passes) < request.passes or _disagree(passes, request.passes):
+            found = self._pass(request)
+            if isinstance(found, TrialError):
+                return replace(failed, error=found)
+            passes.append(found)
+        periods = tuple(period for one in passes for period in one)
+        return replace(
+            failed,
+            iteration_seconds=periods,
+            step_seconds=float(np.median(periods)),
+            spread=spread(periods),
+        )
+
+    def _pass(self, request: TrialRequest) -> tuple[float, ...] | TrialError:
+        """Periods of one pass, or the ranks' first error."""
+        line = to_json(request.bundle)
+        command = ("trial", line, request.warmup, request.iterations, self._fresh)
+        _broadcast(self.job, command)
+        answers = _take_part(self.job, command)
+        errors = [(rank, a["error"]) for rank, a in enumerate(answers) if "error" in a]
+        self._fresh = bool(errors)
+        if errors:
+            rank, (kind, message) = min(errors, key=lambda pair: ORDER.index(pair[1][0]))
+            return TrialError(kind, f"rank {rank}: {message}")
+        digests = [answer["digest"] for answer in answers]
+        if _exact(request.bundle) and len(set(digests)) > 1:
+            return TrialError("crashed", f"the replicas ended unequal: digests {digests}.")
+        starts = np.array([answer["starts"] for answer in answers]).max(axis=0)
+        return tuple(float(period) for period in np.diff(starts)[request.warmup :])
+
+
+def serve(job: LiveJob) -> Verdict:
+    """The other ranks' part: trials until rank 0 says what to go on with."""
+    while True:
+        command: list[Any] = [None]
+        dist.broadcast_object_list(command, src=0, group=job.control)
+        if command[0][0] == "end":
+            _, text, reason = command[0]
+            return Verdict(from_json(Bundle, text) if text is not None else None, reason)
+        _take_part(job, command[0])
+
+
+def _broadcast(job: LiveJob, command: tuple[Any, ...]) -> None:
+    dist.broadcast_object_list([command], src=0, group=job.control)
+
+
+def _take_part(job: LiveJob, command: tuple[Any, ...]) -> list[dict[str, Any]]:
+    """Run the command's trial; every rank's answer."""
+    _, line, warmup, iterations, fresh = command
+    if fresh:
+        job.renew_groups()
+    mine = run_trial(job, from_json(Bundle, line), warmup, iterations)
+    answers: list[dict[str, Any]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(answers, mine, group=job.control)
+    if any("error" in answer for answer in answers):
+        job.end_groups()
+    return answers
+
+
+def _disagree(passes: list[tuple[float, ...]], asked: int) -> bool:
+    """Whether the passes asked for differ so much that one more is due."""
+    medians = [float(np.median(one)) for one in passes]
+    return len(passes) == asked and max(medians) > (1 + PASS_TOLERANCE) * min(medians)
+
+
+def _exact(bundle: Bundle) -> bool:
+    return bundle.plan.staleness == 0 and not any(m.encoding for m in bundle.plan.messages)

@@ -1,0 +1,183 @@
+"""A running training job as a workload: one rank's part in its trials."""
+
+import contextlib
+import gc
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from autosync.bundle import Bundle
+from autosync.errors import NotSupported
+from autosync.plan.document import DDP_BUCKET_BYTES
+from autosync.runtime import attach as runtime
+from autosync.runtime.errors import SynchronizationFailed
+from autosync.runtime.transport import Groups
+from autosync.trials.attach import MEBIBYTE, MOST_GROUPS, replica_digest
+from autosync.trials.marks import mark, seconds_since
+from autosync.trials.snapshot import Snapshot
+from autosync.trials.worker import error_kind
+
+Step = Callable[[Any, Optimizer], object]
+"""One whole training iteration: forward, backward, `optimizer.step()`."""
+
+
+@dataclass(slots=True)
+class LiveJob:
+    """The user's job on this rank.
+
+    before: its state, restored after every trial. control: a gloo group that no trial uses, so
+    that ranks agree even after a trial has failed. timeout: of a collective within a trial.
+    """
+
+    step: Step
+    model: nn.Module
+    optimizer: Optimizer
+    before: Snapshot
+    control: dist.ProcessGroup
+    timeout: timedelta
+    max_grad_norm: float | None = None
+    group: Any = None
+    groups: Groups | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def renew_groups(self) -> None:
+        """Process groups of the trials to come. Every rank calls this at the same time."""
+        self.end_groups()
+        self.group = dist.new_group(timeout=self.timeout)
+
+    def end_groups(self) -> None:
+        """Peers that wait for this rank fail at once, not after the timeout."""
+        if self.groups is not None:
+            self.groups.close()
+            self.groups = None
+        if self.group is not None:
+            with contextlib.suppress(RuntimeError, ValueError):  # it may have failed already
+                self.group.abort()
+            self.group = None
+
+    def kept_groups(self) -> Groups:
+        """Of the engine, plan after plan; every rank replaces them at the same plan."""
+        if self.groups is not None and len(self.groups.made) > MOST_GROUPS:
+            self.groups.close()
+            self.groups = None
+        if self.groups is None:
+            self.groups = runtime.open_groups(self.group)
+        return self.groups
+
+
+@dataclass(slots=True)
+class Attached:
+    """abandon: after a failure, let go of everything without waiting."""
+
+    model: nn.Module
+    flush: Callable[[], None]
+    detach: Callable[[], None]
+    abandon: Callable[[], None]
+
+
+def run_trial(job: LiveJob, bundle: Bundle, warmup: int, iterations: int) -> dict[str, Any]:
+    """This rank's times of a trial, or `error`: (kind, message). State is restored either way."""
+    attached: list[Attached] = []
+    try:
+        attached.append(attach_live(job, bundle))
+        measured = _measure(job, attached[0], warmup, iterations)
+        attached.pop().detach()
+        return measured
+    except Exception as error:  # a process boundary: the job goes on whatever a strategy does
+        answer = {"error": (error_kind(error), f"{type(error).__name__}: {error}")}
+        error.__traceback__ = None  # its frames hold the replicas that must go
+        job.end_groups()
+        for one in attached:
+            one.abandon()
+        return answer
+    finally:
+        job.before.restore()
+        if job.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _measure(job: LiveJob, attached: Attached, warmup: int, iterations: int) -> dict[str, Any]:
+    """starts: seconds of every forward's start since the first, and one after the last."""
+    dist.barrier(job.group)
+    starts = []
+    for _ in range(warmup + iterations):
+        starts.append(mark(job.device))
+        job.step(attached.model, job.optimizer)
+    starts.append(mark(job.device))
+    attached.flush()
+    seconds = seconds_since(starts[0], starts)
+    return {"starts": seconds, "digest": replica_digest(job.model)}
+
+
+def attach_live(job: LiveJob, bundle: Bundle) -> Attached:
+    """Synchronize the job's model as the bundle says, on the groups of its trials.
+
+    Raises:
+        NotSupported: the optimizer or the backend cannot do what the plan asks.
+    """
+    if bundle.plan.engine == "ddp":
+        return _attach_ddp(job, bundle.plan.bucket_bytes)
+    names = tuple(variable.name for variable in bundle.variables)
+    attachment = runtime.attach(
+        job.model,
+        job.optimizer,
+        bundle.plan,
+        names,
+        job.group,
+        max_grad_norm=job.max_grad_norm,
+        share_values=False,
+        groups=job.kept_groups(),
+    )
+
+    def abandon() -> None:
+        engine = attachment.engine
+        with engine.condition:
+            if engine.failure is None:
+                engine.failure = SynchronizationFailed("the trial was abandoned.")
+            engine.condition.notify_all()
+        attachment.detach()
+
+    return Attached(job.model, attachment.engine.flush, attachment.detach, abandon)
+
+
+def _attach_ddp(job: LiveJob, bucket_bytes: int) -> Attached:
+    usual = bucket_bytes in (0, DDP_BUCKET_BYTES)
+    replicas = [
+        DistributedDataParallel(
+            job.model,
+            process_group=job.group,
+            init_sync=False,  # replicas are equal: every trial begins with the restored state
+            bucket_cap_mb=None if usual else bucket_bytes / MEBIBYTE,
+        )
+    ]
+    alive = weakref.ref(replicas[0])
+    attached = Attached(replicas[0], lambda: None, lambda: None, lambda: None)
+
+    def let_go() -> None:
+        replicas.clear()
+        attached.model = job.model
+        gc.collect()  # the reducer is in a reference cycle, and its hooks live as long as it
+
+    def detach() -> None:
+        let_go()
+        if alive() is not None:
+            raise NotSupported(
+                "step keeps a reference to the model it was given, so torch's DDP cannot be "
+                "taken off again.",
+                thing="step",
+                remedy="Use the model within the step only; keep the original one elsewhere.",
+            )
+
+    attached.detach, attached.abandon = detach, let_go
+    return attached

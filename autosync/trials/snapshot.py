@@ -1,0 +1,109 @@
+"""The state of a training job, put back bit for bit after every trial."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+
+class Stateful(Protocol):
+    """A scheduler, a gradient scaler, a data loader that can go back."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything a step changes: values and gradients of parameters, module buffers and modes,
+    the optimizer's state and settings, other stateful objects, random states.
+
+    Tensors of a GPU are kept in host memory.
+    """
+
+    parameters: list[tuple[nn.Parameter, Tensor, Tensor | None]]
+    buffers: list[tuple[Tensor, Tensor]]
+    modes: list[tuple[nn.Module, bool]]
+    optimizer: Optimizer
+    optimizer_state: dict[Any, dict[str, Any]]
+    optimizer_groups: list[dict[str, Any]]
+    others: list[tuple[Stateful, dict[str, Any]]]
+    random_states: tuple[Any, Any, Tensor, list[Tensor]]
+
+    def restore(self) -> None:
+        """Parameters and buffers keep their identity and storage."""
+        with torch.no_grad():
+            for parameter, value, gradient in self.parameters:
+                parameter.copy_(value)
+                parameter.grad = (
+                    None if gradient is None else gradient.to(parameter.device, copy=True)
+                )
+            for buffer, value in self.buffers:
+                buffer.copy_(value)
+        for module, training in self.modes:
+            module.training = training
+        self.optimizer.state.clear()
+        for key, state in self.optimizer_state.items():
+            self.optimizer.state[key] = copied(state)
+        for group, kept in zip(self.optimizer.param_groups, self.optimizer_groups, strict=True):
+            members = group["params"]
+            group.clear()
+            group.update(copied(kept), params=members)
+        for other, state in self.others:
+            other.load_state_dict(copied(state))
+        _restore_random(self.random_states)
+
+
+def take_snapshot(
+    model: nn.Module, optimizer: Optimizer, others: Sequence[Stateful] = ()
+) -> Snapshot:
+    return Snapshot(
+        parameters=[
+            (p, kept(p.detach()), None if p.grad is None else kept(p.grad))
+            for p in model.parameters()
+        ],
+        buffers=[(buffer, kept(buffer)) for buffer in model.buffers()],
+        modes=[(module, module.training) for module in model.modules()],
+        optimizer=optimizer,
+        optimizer_state={key: copied(state) for key, state in optimizer.state.items()},
+        optimizer_groups=[
+            {name: copied(value) for name, value in group.items() if name != "params"}
+            for group in optimizer.param_groups
+        ],
+        others=[(other, copied(other.state_dict())) for other in others],
+        random_states=_random(),
+    )
+
+
+def kept(tensor: Tensor) -> Tensor:
+    return tensor.to("cpu", copy=True)
+
+
+def copied(value: Any) -> Any:
+    """Containers and tensors anew, tensors on their own device."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: copied(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [copied(part) for part in value]
+    return value
+
+
+def _random() -> tuple[Any, Any, Tensor, list[Tensor]]:
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda
+
+
+def _restore_random(states: tuple[Any, Any, Tensor, list[Tensor]]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+    if states[3]:
+        torch.cuda.set_rng_state_all(states[3])

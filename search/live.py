@@ -1,0 +1,266 @@
+"""`autosync.tune`: search inside a running training job, on its own step and its own ranks."""
+
+import logging
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from autosync.bundle import Bundle, Evidence, bundle, save_bundle
+from autosync.domain import Domain
+from autosync.errors import AutosyncError, InvalidInput
+from autosync.runtime.attach import share_initial_values, working_group
+from autosync.runtime.distribute import distribute
+from autosync.trials.job_pool import JobPool, Verdict, serve
+from autosync.trials.live_cluster import device_type_of, measure_cluster
+from autosync.trials.live_graph import record_job
+from autosync.trials.live_job import LiveJob, Step
+from autosync.trials.snapshot import Stateful, take_snapshot
+from search.memory import MemoryStore
+from search.outcome import Event, Outcome
+from search.settings import Settings
+from search.space import Space
+from search.tune import tune as run_tuning
+from simulator.timeline import TimelineSimulator
+
+log = logging.getLogger("autosync")
+
+SEARCH_SHARE = 0.6
+"""Of the time; the rest is for the confirmation."""
+
+FEWEST_TRIALS = 8
+"""Strategies that shall fit into the search's time, at the cost of fewer iterations each."""
+
+FINALISTS = 4
+"""DDP and the three that are confirmed against it."""
+
+REPEATS = (3, 10)
+"""Fewest and most interleaved repeats of the confirmation."""
+
+GRACE = timedelta(minutes=10)
+"""How long beyond the tuning's time ranks wait for each other."""
+
+LEAST_TIMEOUT_SECONDS = 20.0
+
+
+@dataclass
+class LiveStore(MemoryStore):
+    """A store that stops at a deadline, and can then go on to the confirmation."""
+
+    deadline: float = 0.0
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def cancelled(self) -> bool:
+        return super().cancelled() or self.clock() >= self.deadline
+
+    def drop_pending(self) -> None:
+        """Forget proposals that have not been run."""
+        self._proposals = {key: p for key, p in self._proposals.items() if key in self._trials}
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Moments of `time.monotonic()`: when to stop searching, and all of it."""
+
+    search_until: float
+    until: float
+
+
+def tune(
+    step: Step,
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    minutes: float = 5.0,
+    others: Sequence[Stateful] = (),
+    batch_size: int | None = None,
+    max_grad_norm: float | None = None,
+    settings: Settings | None = None,
+    space: Space | None = None,
+    save: str | Path | None = None,
+    on_event: Callable[[Event], None] | None = None,
+) -> tuple[nn.Module, Optimizer]:
+    """Try strategies on the live ranks for some minutes; go on training with the best.
+
+    Every rank calls this with its own model (not wrapped in DDP) and optimizer, once
+    torch.distributed is initialized. All begin with rank 0's parameters, as under DDP. After it
+    parameters, buffers, optimizer and random states are what they were before it; only the
+    synchronization has changed: model and optimizer come back as `autosync.distribute` returns
+    them.
+
+    step: `step(model, optimizer)` runs one whole iteration: forward, backward and
+        `optimizer.step()`. It is run many times, so it should not advance a data loader: let it
+        use one batch.
+    minutes: of the whole tuning. Where they do not suffice to confirm a winner, DDP is kept.
+    others: schedulers, scalers and the like whose state a step changes.
+    batch_size: of one rank, by default the leading dimension of the model's first tensor.
+    max_grad_norm: as for `distribute`.
+    save: rank 0 writes the bundle there, for `autosync.distribute` in the next run.
+    on_event: progress, on rank 0.
+
+    Raises:
+        InvalidInput: torch.distributed is not initialized; step does not do what it must.
+    """
+    group = working_group(None)
+    if isinstance(model, DistributedDataParallel):
+        raise InvalidInput(
+            "the model is wrapped in DistributedDataParallel already.",
+            thing="model",
+            remedy="Give tune() the bare model; it wraps it where DDP is the best.",
+        )
+    if group.size() == 1:
+        log.info("one rank has nothing to synchronize")
+        return model, optimizer
+    begun = time.monotonic()
+    until = begun + 60 * minutes
+    job = _live_job(step, model, optimizer, others, max_grad_norm, minutes)
+    try:
+        recorded = _agreed(job, lambda: record_job(job, batch_size, device_type_of(job.device)[0]))
+        slowest = max(_gathered(job, recorded.step_seconds))
+        job.timeout = timedelta(seconds=max(LEAST_TIMEOUT_SECONDS, 60 * slowest))
+        job.renew_groups()
+        cluster = _agreed(job, lambda: measure_cluster(job, recorded.step_seconds))
+        if dist.get_rank() == 0:
+            domain = Domain(recorded.graph, cluster, recorded.profile, recorded.optimizer)
+            plan = _fitted(settings or Settings(proposals=4_000), slowest, until)
+            times = Times(time.monotonic() + SEARCH_SHARE * (until - time.monotonic()), until)
+            verdict = _lead(job, domain, space or Space(), plan, times, on_event or _log_event)
+        else:
+            verdict = serve(job)
+    finally:
+        job.end_groups()
+        job.before.restore()
+    return _go_on(job, verdict, save)
+
+
+def _live_job(
+    step: Step,
+    model: nn.Module,
+    optimizer: Optimizer,
+    others: Sequence[Stateful],
+    max_grad_norm: float | None,
+    minutes: float,
+) -> LiveJob:
+    waiting = timedelta(minutes=minutes) + GRACE
+    control = dist.new_group(backend="gloo", timeout=waiting)
+    assert isinstance(control, dist.ProcessGroup)  # every rank is a member
+    share_initial_values(control, model)
+    before = take_snapshot(model, optimizer, others)
+    return LiveJob(step, model, optimizer, before, control, waiting, max_grad_norm)
+
+
+def _agreed(job: LiveJob, task: Callable[[], Any]) -> Any:
+    """The task's result on every rank, or the first rank's error on all of them."""
+    try:
+        result, error = task(), None
+    except Exception as raised:  # the user's step may raise anything, on some ranks only
+        result, error = None, raised
+        log.exception("autosync.tune failed on rank %d", dist.get_rank())
+    told = _gathered(job, None if error is None else f"{type(error).__name__}: {error}")
+    for rank, text in enumerate(told):
+        if text is not None:
+            if error is not None:
+                raise error
+            raise InvalidInput(f"rank {rank} cannot tune: {text}", thing="step", value=text)
+    return result
+
+
+def _gathered(job: LiveJob, mine: Any) -> list[Any]:
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine, group=job.control)
+    return everyone
+
+
+def _fitted(settings: Settings, step_seconds: float, until: float) -> Settings:
+    """Fewer iterations a trial where steps are long for the time there is."""
+    left = SEARCH_SHARE * (until - time.monotonic())
+    steps = int(left / (FEWEST_TRIALS * 2 * max(step_seconds, 1e-6)))
+    usual = settings.warmup + settings.iterations
+    if steps >= usual:
+        return settings
+    return replace(settings, warmup=1, iterations=max(2, steps - 1))
+
+
+def _lead(
+    job: LiveJob,
+    domain: Domain,
+    space: Space,
+    settings: Settings,
+    times: Times,
+    on_event: Callable[[Event], None],
+) -> Verdict:
+    """Rank 0's part. Whatever happens, the other ranks are told how to go on."""
+    hosts = len(domain.cluster.nodes)
+    pool = JobPool(job, f"job ({domain.world_size} ranks on {hosts} host{'s' * (hosts > 1)})")
+    try:
+        outcome = _search(pool, domain, space, settings, times, on_event)
+        verdict = Verdict(_shipped(outcome, domain, pool.description))
+    except AutosyncError as error:
+        verdict = Verdict(None, str(error))
+    except Exception as error:  # a process boundary: the training job must go on
+        traceback.print_exc()
+        verdict = Verdict(None, f"{type(error).__name__}: {error}")
+    pool.dismiss(verdict)
+    return verdict
+
+
+def _search(
+    pool: JobPool,
+    domain: Domain,
+    space: Space,
+    settings: Settings,
+    times: Times,
+    on_event: Callable[[Event], None],
+) -> Outcome:
+    """The tuning loop twice over one store: search until its time is over, then confirm."""
+    store = LiveStore(deadline=times.search_until)
+    simulator = TimelineSimulator()
+    begun = time.monotonic()
+    outcome = run_tuning(domain, space, lambda: pool, store, simulator, settings, on_event)
+    if not outcome.cancelled:
+        return outcome  # the budget was used up, and the winner confirmed, within the time
+    store.drop_pending()
+    trial_seconds = (time.monotonic() - begun) / max(1, len(store.trials())) / 2
+    store.deadline = times.until
+    room = int((times.until - time.monotonic()) / (FINALISTS * max(trial_seconds, 1e-6)))
+    repeats = min(settings.repeats, REPEATS[1], max(REPEATS[0], room))
+    confirming = replace(settings, budget=1, repeats=repeats)
+    return run_tuning(domain, space, lambda: pool, store, simulator, confirming, on_event)
+
+
+def _shipped(outcome: Outcome, domain: Domain, where: str) -> Bundle:
+    evidence = Evidence(
+        predicted_seconds=outcome.best.predicted_seconds,
+        step_seconds=outcome.best_seconds,
+        ddp_step_seconds=outcome.ddp_seconds,
+        measured_on=where,
+    )
+    return bundle(outcome.best.strategy, domain, evidence)
+
+
+def _go_on(job: LiveJob, verdict: Verdict, save: str | Path | None) -> tuple[nn.Module, Optimizer]:
+    """The model and optimizer to train with, the same way on every rank."""
+    if verdict.bundle is None:
+        message = f"tuning found no answer, so torch's DDP is used: {verdict.reason}"
+        warnings.warn(message, stacklevel=3)
+        log.warning(message)
+        return DistributedDataParallel(job.model), job.optimizer
+    if save is not None and dist.get_rank() == 0:
+        save_bundle(verdict.bundle, save)
+    return distribute(job.model, job.optimizer, verdict.bundle, max_grad_norm=job.max_grad_norm)
+
+
+def _log_event(event: Event) -> None:
+    log.info("%s: %s", event.kind, event.message)
