@@ -26,7 +26,7 @@ from simulator.evaluation.tables import (
     guided_search,
     learning_curve,
     standard_models,
-    subject_of,
+    subjects_of,
 )
 from simulator.learned.models import LinearModel
 from simulator.learned.simulators import LearnedSimulator
@@ -53,7 +53,7 @@ def evaluate(
 ) -> None:
     """Write FOLDER/evaluation.md and its pictures; `say` hears what is being done."""
     folder.mkdir(parents=True, exist_ok=True)
-    subjects = [subject_of(each) for each in measured]
+    subjects = subjects_of(measured)
     models = standard_models(evaluation.published)
     sections = ["# Evaluation of the simulators", "", describe(measured)]
     if "comparison" in evaluation.tables:
@@ -82,8 +82,8 @@ def evaluate(
         sections += ["", "## Searches guided by simulators", ""]
         for number, subject in enumerate(subjects):
             picture = f"search_{number}.svg"
-            draw_searches(searches(subject, subjects), subject.measured.name, folder / picture)
-            sections.append(f"![{subject.measured.name}]({picture})")
+            draw_searches(searches(subject, subjects), subject.name, folder / picture)
+            sections.append(f"![{subject.name}]({picture})")
     (folder / "evaluation.md").write_text("\n".join(sections) + "\n")
 
 

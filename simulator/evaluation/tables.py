@@ -28,9 +28,10 @@ MakeModel = Callable[[int], Model]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A measured domain with what every table needs of it: its features and predictions that
-    need no training."""
+    """A measured domain with what every table needs of it: a name of its own, its features, and
+    predictions that need no training."""
 
+    name: str
     measured: MeasuredDomain
     trials: Labelled
     analytic_seconds: F64
@@ -59,13 +60,19 @@ class Row:
     scores: Scores
 
 
-def subject_of(measured: MeasuredDomain) -> Subject:
-    features = features_of(measured.domain, measured.population)
-    return Subject(
-        measured,
-        Labelled(measured.domain, features, measured.label_seconds),
-        AnalyticSimulator().predict(measured.domain, measured.population),
-    )
+def subjects_of(measured: Sequence[MeasuredDomain]) -> list[Subject]:
+    """Domains of one name (another batch or profile) are told apart by their identity."""
+    names = [each.name for each in measured]
+    subjects = []
+    for each in measured:
+        name = each.name
+        if names.count(name) > 1:
+            name = f"{name} ({each.domain.id[:6]})"
+        features = features_of(each.domain, each.population)
+        trials = Labelled(each.domain, features, each.label_seconds)
+        analytic = AnalyticSimulator().predict(each.domain, each.population)
+        subjects.append(Subject(name, each, trials, analytic))
+    return subjects
 
 
 def compare_simulators(
@@ -85,7 +92,7 @@ def compare_simulators(
         known = len(split.known)
         trials = dict.fromkeys(("analytic", "timeline", "ceiling"), 0)
         rows += [
-            Row(subject.measured.name, name, "", trials.get(name, known), mean_scores(scores))
+            Row(subject.name, name, "", trials.get(name, known), mean_scores(scores))
             for name, scores in found.items()
         ]
     return rows
@@ -111,9 +118,7 @@ def compare_features(subjects: Sequence[Subject], seeds: Sequence[int] = SEEDS) 
                 simulator = LearnedSimulator(model)
                 simulator.refit_features(subject.known(split.known))
                 scores.append(_judge(subject, _of(simulator, subject), split.test))
-            rows.append(
-                Row(subject.measured.name, "lstm", setting, len(split.known), mean_scores(scores))
-            )
+            rows.append(Row(subject.name, "lstm", setting, len(split.known), mean_scores(scores)))
     return rows
 
 
@@ -126,7 +131,7 @@ def compare_transfers(
     for target in subjects:
         everything = np.arange(len(target.measured))
         baseline = _judge(target, target.timeline_seconds, everything)
-        rows.append(Row(target.measured.name, "timeline", "no trials", 0, baseline))
+        rows.append(Row(target.name, "timeline", "no trials", 0, baseline))
         for setting, sources in transfer_sources(target, subjects).items():
             known = [source.trials for source in sources]
             for name, make in models.items():
@@ -135,7 +140,7 @@ def compare_transfers(
                     simulator = transferred(make(seed), known, target.measured.domain)
                     scores.append(_judge(target, _of(simulator, target), everything))
                 count = sum(len(source.measured) for source in sources)
-                rows.append(Row(target.measured.name, name, setting, count, mean_scores(scores)))
+                rows.append(Row(target.name, name, setting, count, mean_scores(scores)))
     return rows
 
 
@@ -176,7 +181,7 @@ def learning_curve(
                     simulator.refit_features(subject.known(split.known[:count]))
                 scores.append(_judge(subject, _of(simulator, subject), split.test))
             if scores:
-                rows.append(Row(subject.measured.name, name, "", count, mean_scores(scores)))
+                rows.append(Row(subject.name, name, "", count, mean_scores(scores)))
     return rows
 
 

@@ -17,7 +17,7 @@ from simulator.learned.models import (
     NetworkKind,
     NetworkModel,
 )
-from simulator.learned.ranking import pair_losses, slower_pairs
+from simulator.learned.ranking import pair_errors, pair_losses, slower_pairs
 from simulator.learned.training import Training
 
 F64 = NDArray[np.float64]
@@ -25,8 +25,8 @@ F64 = NDArray[np.float64]
 FOLDS = 3
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Shares of the networks in the correction, to choose from."""
-CONFIDENCE = 0.5
-"""Standard errors by which any share must beat none."""
+CONFIDENCE = 2.0
+"""Standard errors by which any share must misrank fewer pairs than none."""
 
 
 class EnsembleModel:
@@ -43,8 +43,10 @@ class EnsembleModel:
     def __init__(self, kind: NetworkKind = "lstm", training: Training | None = None) -> None:
         self.training = training or Training()
         self.linear = LinearModel()
+        # what a member gains is judged together, on all trials, by the weight
+        each = replace(self.training, confidence=min(self.training.confidence, 0.0))
         seeds = (self.training.seed + fold for fold in range(FOLDS))
-        self.members = [NetworkModel(kind, replace(self.training, seed=seed)) for seed in seeds]
+        self.members = [NetworkModel(kind, replace(each, seed=seed)) for seed in seeds]
         self.weight = 0.0
 
     def fit(self, trials: Labelled) -> Fitted:
@@ -91,9 +93,9 @@ def _best_weight(linear: F64, networks: F64, trials: Labelled) -> tuple[float, F
     labels = torch.from_numpy(trials.step_seconds / np.median(trials.step_seconds))
     slower = slower_pairs(labels, torch.from_numpy(trials.features.partitions))
     choices = [(1.0 - weight) * linear + weight * networks for weight in WEIGHTS]
-    losses = [pair_losses(torch.from_numpy(scores), slower).numpy() for scores in choices]
-    best = int(np.argmin([loss.mean() for loss in losses]))
-    gain = losses[0] - losses[best]
+    tensors = [torch.from_numpy(scores) for scores in choices]
+    best = int(np.argmin([float(pair_losses(scores, slower).mean()) for scores in tensors]))
+    gain = (pair_errors(tensors[0], slower) - pair_errors(tensors[best], slower)).numpy()
     if gain.mean() <= CONFIDENCE * gain.std() / np.sqrt(len(gain)):
         best = 0
     return WEIGHTS[best], choices[best]

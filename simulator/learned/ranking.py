@@ -26,6 +26,15 @@ def pair_losses(scores: Tensor, slower: Tensor, temperature: float = TEMPERATURE
     return (margins * slower).sum(dim=1) / slower.sum(dim=1).clamp(min=1)
 
 
+def pair_errors(scores: Tensor, slower: Tensor) -> Tensor:
+    """Per strategy, `(n,)`: the share of its pairs, as the slower or the faster one, that the
+    scores order wrongly; ties are half wrong."""
+    ahead = scores[:, None] - scores[None, :]
+    wrong = ((ahead < 0).double() + 0.5 * (ahead == 0).double()) * slower
+    pairs = slower + slower.T
+    return (wrong + wrong.T).sum(dim=1) / pairs.sum(dim=1).clamp(min=1)
+
+
 def ranking_loss(
     scores: Tensor,
     labels: Tensor,

@@ -234,8 +234,10 @@ def test_every_column_has_one_name_and_is_finite() -> None:
     features = features_for(where, *(random_strategy(where, rng) for _ in range(40)))
     assert features.portions is not None
     assert features.portions.values.shape[1] == len(PORTION) == len(set(PORTION))
-    assert features.summary.shape == (40, len(SUMMARY)) and len(set(SUMMARY)) == len(SUMMARY)
-    assert np.isfinite(features.portions.values).all() and np.isfinite(features.summary).all()
+    assert features.summary.shape == (40, len(SUMMARY))
+    assert len(set(SUMMARY)) == len(SUMMARY)
+    assert np.isfinite(features.portions.values).all()
+    assert np.isfinite(features.summary).all()
 
 
 def test_taking_some_equals_looking_at_them_alone() -> None:

@@ -17,7 +17,7 @@ from tests.simulator.cases import random_strategy
 F64 = NDArray[np.float64]
 
 
-def small_domain(gbps: float = 0.956, layers: int = 8, width: int = 96) -> Domain:
+def small_domain(gbps: float = 0.956, layers: int = 5, width: int = 96) -> Domain:
     """A chain of linear layers on four nodes; communication takes about as long as compute."""
     shapes = tuple(
         shape for layer in range(layers) for shape in ((width + 8 * layer, width), (width,))

@@ -1,0 +1,191 @@
+"""Learned simulators on invented measurements (`worlds`): what they must and must not learn."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from simulator.base import Learner
+from simulator.evaluation.metrics import pairwise_accuracy
+from simulator.learned.data import features_of
+from simulator.learned.ensemble import EnsembleModel
+from simulator.learned.models import Labelled, LinearModel, Model, NetworkModel
+from simulator.learned.simulators import (
+    LearnedSimulator,
+    ensemble_simulator,
+    gat_simulator,
+    linear_simulator,
+    lstm_simulator,
+    published_lstm_simulator,
+)
+from simulator.learned.training import Training
+from simulator.timeline import TimelineSimulator
+from tests.simulator.learned.worlds import invented_seconds, small_domain, some_strategies
+
+QUICK = Training(epochs=60, patience=30, decay_at=(30, 50))
+KNOWN, UNSEEN = np.arange(100), np.arange(100, 150)
+
+MAKERS: dict[str, Callable[[], Model]] = {
+    "linear": LinearModel,
+    "lstm": lambda: NetworkModel("lstm", QUICK),
+    "gat": lambda: NetworkModel("gat", QUICK),
+    "ensemble": lambda: EnsembleModel("lstm", Training(epochs=15, patience=15, decay_at=(8,))),
+}
+
+
+@pytest.fixture(scope="module")
+def trials() -> Labelled:
+    domain = small_domain()
+    population = some_strategies(domain, 150)
+    features = features_of(domain, population)
+    return Labelled(domain, features, invented_seconds(domain, population))
+
+
+def part(trials: Labelled, indices: np.ndarray) -> Labelled:
+    return Labelled(trials.domain, trials.features.take(indices), trials.step_seconds[indices])
+
+
+def unseen_accuracy(simulator: LearnedSimulator, trials: Labelled) -> float:
+    unseen = part(trials, UNSEEN)
+    predicted, _ = simulator.predict_features(trials.domain, unseen.features)
+    return pairwise_accuracy(predicted, unseen.step_seconds)
+
+
+def timeline_accuracy(trials: Labelled) -> float:
+    unseen = part(trials, UNSEEN)
+    return pairwise_accuracy(unseen.features.base_seconds, unseen.step_seconds)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        linear_simulator,
+        lstm_simulator,
+        published_lstm_simulator,
+        gat_simulator,
+        ensemble_simulator,
+    ],
+)
+def test_without_trials_every_simulator_is_the_timeline(
+    make: Callable[[], LearnedSimulator],
+) -> None:
+    domain = small_domain()
+    population = some_strategies(domain, 6)
+    simulator = make()
+    assert isinstance(simulator, Learner)
+    expected = TimelineSimulator().predict(domain, population)
+    np.testing.assert_allclose(simulator.predict(domain, population), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_trials_teach_what_the_timeline_does_not_know(name: str, trials: Labelled) -> None:
+    simulator = LearnedSimulator(MAKERS[name]())
+    simulator.refit_features(part(trials, KNOWN))
+    assert unseen_accuracy(simulator, trials) > timeline_accuracy(trials) + 0.02
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gat"])
+def test_a_network_alone_ranks_unseen_strategies_better_than_chance(
+    kind: str, trials: Labelled
+) -> None:
+    """Without the timeline beneath it and without its columns."""
+    parts = ("raw", "predefined")
+    training = Training(epochs=80, patience=40, decay_at=(60,))
+    model = NetworkModel(kind, training, parts, on_base=False)  # type: ignore[arg-type]
+    simulator = LearnedSimulator(model)
+    simulator.refit_features(part(trials, KNOWN))
+    assert model.trained.epoch > 0
+    assert unseen_accuracy(simulator, trials) > 0.65
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("count", [1, 3, 6, 10])
+def test_few_trials_never_rank_worse_than_the_timeline(
+    name: str, count: int, trials: Labelled
+) -> None:
+    simulator = LearnedSimulator(MAKERS[name]())
+    simulator.refit_features(part(trials, KNOWN[:count]))
+    assert unseen_accuracy(simulator, trials) >= timeline_accuracy(trials)
+
+
+@pytest.mark.parametrize("name", ["linear", "lstm", "ensemble"])
+@pytest.mark.parametrize("seed", range(2))
+def test_labels_that_are_noise_leave_the_timeline_alone(
+    name: str, seed: int, trials: Labelled
+) -> None:
+    """Where the timeline is right up to noise, learning must not hurt: at most a pair in 300."""
+    rng = np.random.default_rng(seed)
+    right = trials.features.base_seconds
+    noisy = right * np.exp(0.05 * rng.standard_normal(len(right)))
+    simulator = LearnedSimulator(MAKERS[name]())
+    simulator.refit_features(Labelled(trials.domain, trials.features, noisy))
+    predicted, _ = simulator.predict_features(trials.domain, trials.features)
+    assert pairwise_accuracy(predicted, right) >= 1.0 - 1 / 300
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_fit_is_the_same_every_time(name: str, trials: Labelled) -> None:
+    found = []
+    for _ in range(2):
+        simulator = LearnedSimulator(MAKERS[name]())
+        torch.manual_seed(torch.seed())
+        simulator.refit_features(part(trials, KNOWN[:30]))
+        found.append(simulator.predict_features(trials.domain, trials.features)[0])
+    np.testing.assert_array_equal(found[0], found[1])
+
+
+def test_training_leaves_the_callers_random_state_and_threads_alone(trials: Labelled) -> None:
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    LearnedSimulator(MAKERS["lstm"]()).refit_features(part(trials, KNOWN[:30]))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == threads
+
+
+def test_fitting_again_starts_anew(trials: Labelled) -> None:
+    """A refit knows its trials only: what chose the epoch then must not be learned by now."""
+    once, twice = (LearnedSimulator(MAKERS["lstm"]()) for _ in range(2))
+    twice.refit_features(part(trials, KNOWN[:40]))
+    twice.refit_features(part(trials, KNOWN))
+    once.refit_features(part(trials, KNOWN))
+    np.testing.assert_array_equal(
+        once.predict_features(trials.domain, trials.features)[0],
+        twice.predict_features(trials.domain, trials.features)[0],
+    )
+
+
+def test_a_population_is_predicted_in_chunks_as_whole(
+    trials: Labelled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from simulator.learned import data
+
+    simulator = LearnedSimulator(LinearModel())
+    simulator.refit_features(part(trials, KNOWN))
+    population = some_strategies(trials.domain, 12, seed=9)
+    whole = simulator.predict(trials.domain, population)
+    monkeypatch.setattr(data, "CHUNK", 5)
+    np.testing.assert_allclose(simulator.predict(trials.domain, population), whole, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["linear", "lstm"])
+def test_seconds_are_calibrated_and_intervals_hold(name: str, trials: Labelled) -> None:
+    simulator = LearnedSimulator(MAKERS[name]())
+    simulator.refit_features(part(trials, KNOWN))
+    unseen = part(trials, UNSEEN)
+    seconds, spread = simulator.predict_features(trials.domain, unseen.features)
+    errors = np.abs(np.log(seconds / unseen.step_seconds))
+    base = np.abs(np.log(unseen.features.base_seconds / unseen.step_seconds))
+    assert np.median(errors) < 0.5 * np.median(base)
+    inside = (errors <= 1.645 * spread).mean()
+    assert 0.75 <= inside <= 1.0
+    assert spread.max() < np.median(base)
+
+
+def test_doubt_grows_away_from_the_trials(trials: Labelled) -> None:
+    model = LinearModel()
+    model.fit(part(trials, KNOWN))
+    near = model.scores(trials.domain, part(trials, KNOWN).features)[1]
+    strange = part(trials, UNSEEN).features
+    strange.summary[:] = strange.summary + 3.0 * strange.summary.std(axis=0)
+    far = model.scores(trials.domain, strange)[1]
+    assert far.mean() > near.mean()

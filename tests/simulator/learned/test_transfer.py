@@ -1,0 +1,189 @@
+"""Checkpoints and transfer, on invented measurements."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from autosync.domain import Domain
+from autosync.errors import InvalidInput, NotFound
+from simulator.evaluation.metrics import pairwise_accuracy
+from simulator.learned.checkpoint import load_checkpoint, read_card, save_checkpoint
+from simulator.learned.data import features_of
+from simulator.learned.descriptor import DESCRIPTOR, describe_domain
+from simulator.learned.ensemble import EnsembleModel
+from simulator.learned.models import Labelled, LinearModel, Model, NetworkModel
+from simulator.learned.simulators import LearnedSimulator
+from simulator.learned.training import Training
+from simulator.learned.transfer import importance, nearest_checkpoint, source_of, transferred
+from tests.domains import chain_graph, domain_of, grid_cluster
+from tests.simulator.learned.worlds import invented_seconds, small_domain, some_strategies
+
+QUICK = Training(epochs=8, patience=8, decay_at=(4,), confidence=-100.0)
+"""So little training that only a bold guard keeps it: here the weights must differ, not be good."""
+
+MAKERS: dict[str, Callable[[], Model]] = {
+    "linear": LinearModel,
+    "lstm": lambda: NetworkModel("lstm", QUICK),
+    "gat": lambda: NetworkModel("gat", QUICK),
+    "ensemble": lambda: EnsembleModel("lstm", QUICK),
+}
+
+
+def labelled(domain: Domain, count: int = 60, seed: int = 0) -> Labelled:
+    population = some_strategies(domain, count, seed)
+    return Labelled(domain, features_of(domain, population), invented_seconds(domain, population))
+
+
+@pytest.fixture(scope="module")
+def trials() -> Labelled:
+    return labelled(small_domain())
+
+
+@pytest.fixture(scope="module")
+def sources() -> list[Labelled]:
+    return [
+        labelled(small_domain(gbps, layers, width), 80, seed)
+        for seed, (gbps, layers, width) in enumerate(((1.5, 4, 96), (0.6, 6, 80), (0.956, 5, 128)))
+    ]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_checkpoint_predicts_and_refits_as_what_was_saved(
+    name: str, trials: Labelled, tmp_path: Path
+) -> None:
+    simulator = LearnedSimulator(MAKERS[name]())
+    simulator.refit_features(trials)
+    saved = save_checkpoint(tmp_path / "it", simulator, (source_of(trials),), 0.9, "10 strategies")
+    restored, card = load_checkpoint(tmp_path / "it.safetensors")
+    assert card == saved
+    assert (card.kind, card.trials, card.accuracy) == (name, 60, 0.9)
+    expected = simulator.predict_features(trials.domain, trials.features)
+    found = restored.predict_features(trials.domain, trials.features)
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-9)
+    np.testing.assert_allclose(found[1], expected[1], rtol=1e-9)
+    assert not np.allclose(found[0], trials.features.base_seconds, rtol=1e-3)
+    restored.refit_features(trials)
+
+
+def test_a_checkpoint_of_other_features_is_refused(trials: Labelled, tmp_path: Path) -> None:
+    simulator = LearnedSimulator(LinearModel())
+    simulator.refit_features(trials)
+    save_checkpoint(tmp_path / "old", simulator, (source_of(trials),), None, "")
+    card = json.loads((tmp_path / "old.json").read_text())
+    card["feature_version"] -= 1
+    (tmp_path / "old.json").write_text(json.dumps(card))
+    with pytest.raises(InvalidInput, match="features of version") as refusal:
+        load_checkpoint(tmp_path / "old")
+    assert refusal.value.thing == "feature_version"
+    assert "Train it again" in refusal.value.remedy
+    assert read_card(tmp_path / "old").trials == 60
+
+
+@pytest.mark.parametrize("damage", ["truncated", "tensor missing", "other shape", "other card"])
+def test_a_damaged_checkpoint_is_refused(damage: str, trials: Labelled, tmp_path: Path) -> None:
+    simulator = LearnedSimulator(NetworkModel("lstm", QUICK))
+    simulator.refit_features(trials)
+    save_checkpoint(tmp_path / "bad", simulator, (source_of(trials),), None, "")
+    file = tmp_path / "bad.safetensors"
+    tensors = load_file(file)
+    if damage == "truncated":
+        file.write_bytes(file.read_bytes()[:1000])
+    elif damage == "tensor missing":
+        save_file({k: v for k, v in tensors.items() if k != "summary.scale"}, file)
+    elif damage == "other shape":
+        save_file(tensors | {"network.lstm.weight_hh_l0": np.zeros((2, 2), np.float32)}, file)
+    else:
+        card = json.loads((tmp_path / "bad.json").read_text())
+        (tmp_path / "bad.json").write_text(json.dumps(card | {"colour": "red"}))
+    with pytest.raises(InvalidInput):
+        load_checkpoint(tmp_path / "bad")
+
+
+def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="nowhere"):
+        load_checkpoint(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["linear", "lstm"])
+def test_a_transferred_simulator_ranks_an_unseen_domain_better_than_the_timeline(
+    name: str, sources: list[Labelled]
+) -> None:
+    target = labelled(small_domain(gbps=0.8, layers=5, width=112), 100, seed=7)
+    model = LinearModel() if name == "linear" else NetworkModel("lstm", Training(epochs=30))
+    simulator = transferred(model, sources, target.domain)
+    predicted, spread = simulator.predict_features(target.domain, target.features)
+    accuracy = pairwise_accuracy(predicted, target.step_seconds)
+    timeline = pairwise_accuracy(target.features.base_seconds, target.step_seconds)
+    assert accuracy > timeline + 0.02
+    errors = np.abs(np.log(predicted / target.step_seconds))
+    assert np.median(errors) < np.median(
+        np.abs(np.log(target.features.base_seconds / target.step_seconds))
+    )
+    assert (spread > 0).all()
+
+
+def test_few_trials_of_the_target_improve_on_zero_and_on_none_elsewhere(
+    sources: list[Labelled],
+) -> None:
+    target = labelled(small_domain(gbps=0.8, layers=5, width=112), 120, seed=8)
+    few, unseen = np.arange(20), np.arange(40, 120)
+    known = Labelled(target.domain, target.features.take(few), target.step_seconds[few])
+    moved = transferred(LinearModel(), sources, target.domain)
+    alone = LearnedSimulator(LinearModel())
+
+    def accuracy(simulator: LearnedSimulator) -> float:
+        predicted, _ = simulator.predict_features(target.domain, target.features.take(unseen))
+        return pairwise_accuracy(predicted, target.step_seconds[unseen])
+
+    before = accuracy(moved)
+    moved.refit_features(known)
+    alone.refit_features(known)
+    assert accuracy(moved) >= before - 0.005
+    assert accuracy(moved) > accuracy(alone)
+
+
+def test_the_target_may_not_be_a_source(sources: list[Labelled]) -> None:
+    with pytest.raises(InvalidInput, match="among the sources"):
+        transferred(LinearModel(), sources, sources[0].domain)
+    with pytest.raises(InvalidInput, match="no source"):
+        transferred(LinearModel(), [], sources[0].domain)
+
+
+def test_the_checkpoint_most_like_the_domain_is_chosen(
+    sources: list[Labelled], tmp_path: Path
+) -> None:
+    cards = []
+    for number, source in enumerate(sources):
+        simulator = LearnedSimulator(LinearModel())
+        path = tmp_path / str(number)
+        cards.append(save_checkpoint(path, simulator, (source_of(source),), None, ""))
+    for number, source in enumerate(sources):
+        cluster = replace(source.domain.cluster, name="another of the same kind")
+        assert nearest_checkpoint(replace(source.domain, cluster=cluster), cards) == number
+    with pytest.raises(InvalidInput, match="no checkpoint"):
+        nearest_checkpoint(sources[0].domain, [])
+
+
+def test_what_is_alike_counts_more() -> None:
+    target = describe_domain(small_domain(1.0))
+    near = describe_domain(small_domain(1.1))
+    far = describe_domain(domain_of(chain_graph(), grid_cluster(16, 1, 20.0)))
+    weights = importance(target, [near, far])
+    assert weights[0] == 1.0
+    assert weights[1] < 0.5
+
+
+def test_a_descriptor_knows_no_names_and_no_size_of_cluster() -> None:
+    domain = small_domain()
+    nodes = tuple(reversed(domain.cluster.nodes))
+    renamed = replace(domain, cluster=replace(domain.cluster, name="other", nodes=nodes))
+    np.testing.assert_allclose(describe_domain(renamed), describe_domain(domain))
+    for size in (2, 3, 17):
+        other = domain_of(chain_graph(), grid_cluster(size, 2))
+        assert describe_domain(other).shape == (len(DESCRIPTOR),)
+        assert np.isfinite(describe_domain(other)).all()
