@@ -120,13 +120,12 @@ def choose_variant(variable: Record, style: Style, coins: np.uint64) -> int:
 def choose_encoding(
     variable: Record, style: Style, low_rank: NDArray[np.bool_], variant: int
 ) -> int:
-    """The style's encoding where it applies: PowerSGD packs whole matrices for an all-reduce."""
+    """The style's encoding where it applies: PowerSGD packs whole matrices for ring all-reduces."""
     if variant in (GATHER, FACTORS) or variable.sparse:
         return 0
     if not low_rank[style.encoding]:
         return style.encoding if variable.wide else 0
-    reduces = variant in (RING, TREE, HIERARCHICAL)
-    return style.encoding if reduces and variable.matrix else 0
+    return style.encoding if variant == RING and variable.matrix else 0
 
 
 @njit(nogil=True, cache=True)

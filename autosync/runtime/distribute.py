@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from autosync.bundle import Bundle, load_bundle
 from autosync.plan.document import DDP_BUCKET_BYTES
 from autosync.runtime.attach import attach, working_group
+from autosync.runtime.encodings import check_lossless
 
 log = logging.getLogger("autosync")
 
@@ -30,16 +31,19 @@ def distribute(
     bundle: Bundle | str | Path,
     process_group: dist.ProcessGroup | None = None,
     max_grad_norm: float | None = None,
+    allow_lossy: bool = False,
 ) -> tuple[nn.Module, Optimizer]:
     """Train as the bundle says: returns the model and the optimizer to go on with.
 
     The model comes back as the same object (with hooks), unless the bundle says torch's DDP or
     no longer fits: then it is wrapped in DistributedDataParallel, with a warning in the latter
-    case. max_grad_norm: clip by the true global norm before every update.
+    case. max_grad_norm: clip by the true global norm before every update. allow_lossy: start a plan
+    whose messages are packed with loss (fp16, bf16, PowerSGD).
 
     Raises:
         InvalidInput: there is no such bundle, or torch.distributed is not initialized.
-        NotSupported: the optimizer cannot be applied to parts of variables, as the plan needs.
+        NotSupported: the optimizer cannot be applied to parts of variables, as the plan needs, or
+            the plan is lossy and that is not allowed.
     """
     group = working_group(process_group)
     shipped = bundle if isinstance(bundle, Bundle) else load_bundle(bundle)
@@ -52,6 +56,8 @@ def distribute(
         cap = (shipped.plan.bucket_bytes or DDP_BUCKET_BYTES) / MEBIBYTE
         wrapped = DistributedDataParallel(model, process_group=group, bucket_cap_mb=cap)
         return wrapped, optimizer
+    if not allow_lossy:
+        check_lossless(shipped.plan)
     names = tuple(variable.name for variable in shipped.variables)
     attach(model, optimizer, shipped.plan, names, group, max_grad_norm=max_grad_norm)
     return model, optimizer

@@ -109,9 +109,10 @@ def test_sound_sparse_choices_pass(partition: Partition, shard: Synchronizer) ->
         (whole((64, 32)), AllReduce(0, encoding=Encoding("fp16")), "sent as fp16, which loses"),
         (whole((64, 32)), ReduceScatter(0, encoding=Encoding("bf16")), "sent as bf16"),
         (whole((64, 32)), AllReduce(0, encoding=Encoding("none", 3)), "rank without PowerSGD"),
-        (whole((64, 32)), ReduceScatter(0, encoding=Encoding("powersgd", 2)), "an all_reduce"),
+        (whole((64, 32)), ReduceScatter(0, encoding=Encoding("powersgd", 2)), "a ring all_red"),
         (whole((64, 32)), AllReduce(0, encoding=Encoding("powersgd", 0)), "rank of at least 1"),
         (split((64, 32), 0, 2), AllReduce(0, encoding=Encoding("powersgd", 2)), "no whole matrix"),
+        (whole((64, 32)), AllReduce(0, "tree", encoding=Encoding("powersgd", 2)), "a ring all_red"),
     ],
 )
 def test_unsound_choices_are_refused_by_name(

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from autosync.bundle import Bundle, bundle
 from autosync.domain import Domain
-from autosync.plan import Plan, compile_plans, plan_of
-from autosync.population import encode
+from autosync.plan import Plan
 from autosync.runtime.attach import Attachment, attach
 from autosync.strategy import (
     Replica,
@@ -56,6 +56,16 @@ def plan(
     schedule: Schedule | None = None,
     shares: tuple[float, ...] = (),
 ) -> Plan:
+    return shipped(model, world, choose, schedule, shares).plan
+
+
+def shipped(
+    model: nn.Module,
+    world: int,
+    choose: Choose,
+    schedule: Schedule | None = None,
+    shares: tuple[float, ...] = (),
+) -> Bundle:
     where = domain(model, world)
     choices, shard = [], 0
     for variable in where.graph.variables:
@@ -67,9 +77,8 @@ def plan(
             shard += 1
         choices.append(VariableChoice(variable.name, cut, tuple(shards)))
     replicas = tuple(Replica(rank, share) for rank, share in enumerate(shares))
-    strategy = Strategy(tuple(choices), replicas or even_replicas(world), schedule or Schedule())
-    population = encode([strategy], where)
-    return plan_of(compile_plans(population, where), population, 0, where)
+    replicas = replicas or even_replicas(world)
+    return bundle(Strategy(tuple(choices), replicas, schedule or Schedule()), where)
 
 
 def attached(
