@@ -26,7 +26,7 @@ from tests.autosync.runtime.rows import (
 OVERLAP = Schedule("priority", overlap_forward=True)
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[3])
 def pool(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     with ranks(request.param) as made:
         yield made

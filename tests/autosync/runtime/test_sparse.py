@@ -31,7 +31,7 @@ ROWS = 23
 OVERLAP = Schedule("priority", overlap_forward=True)
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[4])
 def pool(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     with ranks(request.param) as made:
         yield made
