@@ -52,9 +52,9 @@ class Groups:
 
     def close(self) -> None:
         """End every group; pending operations of a failed peer are aborted."""
-        for group in self.made.values():
-            group.abort()
-        self.made.clear()
+        for key in list(self.made):  # a failing channel's thread may be closing them too
+            if (group := self.made.pop(key, None)) is not None:
+                group.abort()
 
 
 def _new_group(backend: str, store: Store, rank: int, size: int, timeout: timedelta) -> Any:
