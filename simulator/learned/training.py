@@ -48,7 +48,7 @@ class Training:
     temperature: float = TEMPERATURE
     batch_strategies: int = 64
     validation: float = 0.15 / 0.85
-    patience: int = 40
+    patience: int = 25
     confidence: float = 2.0
     seed: int = 0
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
