@@ -29,6 +29,7 @@ from search.memory import MemoryStore
 from search.outcome import Event, Outcome
 from search.settings import Settings
 from search.space import Space
+from search.store import Proposal
 from search.tune import tune as run_tuning
 from simulator.timeline import TimelineSimulator
 
@@ -54,28 +55,31 @@ LEAST_TIMEOUT_SECONDS = 20.0
 
 @dataclass
 class LiveStore(MemoryStore):
-    """A store that stops at a deadline, and can then go on to the confirmation."""
+    """A store that stops the search at one moment and the confirmation at a later one.
 
-    deadline: float = 0.0
+    Both are moments of `clock`.
+    """
+
+    search_until: float
+    until: float
     clock: Callable[[], float] = time.monotonic
+    confirming: bool = False
 
     def __post_init__(self) -> None:
         super().__init__()
 
+    def propose(self, proposals: Sequence[Proposal]) -> None:
+        super().propose(proposals)
+        self.confirming |= any(proposal.phase == "confirm" for proposal in proposals)
+
     def cancelled(self) -> bool:
-        return super().cancelled() or self.clock() >= self.deadline
+        limit = self.until if self.confirming else self.search_until
+        return super().cancelled() or self.clock() >= limit
 
-    def drop_pending(self) -> None:
-        """Forget proposals that have not been run."""
+    def end_search(self) -> None:
+        """Forget what was to be searched and has not been run."""
+        self.confirming = True
         self._proposals = {key: p for key, p in self._proposals.items() if key in self._trials}
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Moments of `time.monotonic()`: when to stop searching, and all of it."""
-
-    search_until: float
-    until: float
 
 
 def tune(
@@ -135,8 +139,9 @@ def tune(
         if dist.get_rank() == 0:
             domain = Domain(recorded.graph, cluster, recorded.profile, recorded.optimizer)
             plan = _fitted(settings or Settings(proposals=4_000), slowest, until)
-            times = Times(time.monotonic() + SEARCH_SHARE * (until - time.monotonic()), until)
-            verdict = _lead(job, domain, space or Space(), plan, times, on_event or _log_event)
+            now = time.monotonic()
+            store = LiveStore(now + SEARCH_SHARE * (until - now), until)
+            verdict = _lead(job, domain, space or Space(), plan, store, on_event or _log_event)
         else:
             verdict = serve(job)
     finally:
@@ -167,7 +172,6 @@ def _agreed(job: LiveJob, task: Callable[[], Any]) -> Any:
         result, error = task(), None
     except Exception as raised:  # the user's step may raise anything, on some ranks only
         result, error = None, raised
-        log.exception("autosync.tune failed on rank %d", dist.get_rank())
     told = _gathered(job, None if error is None else f"{type(error).__name__}: {error}")
     for rank, text in enumerate(told):
         if text is not None:
@@ -198,14 +202,14 @@ def _lead(
     domain: Domain,
     space: Space,
     settings: Settings,
-    times: Times,
+    store: LiveStore,
     on_event: Callable[[Event], None],
 ) -> Verdict:
     """Rank 0's part. Whatever happens, the other ranks are told how to go on."""
     hosts = len(domain.cluster.nodes)
     pool = JobPool(job, f"job ({domain.world_size} ranks on {hosts} host{'s' * (hosts > 1)})")
     try:
-        outcome = _search(pool, domain, space, settings, times, on_event)
+        outcome = _search(pool, domain, space, settings, store, on_event)
         verdict = Verdict(_shipped(outcome, domain, pool.description))
     except AutosyncError as error:
         verdict = Verdict(None, str(error))
@@ -221,20 +225,18 @@ def _search(
     domain: Domain,
     space: Space,
     settings: Settings,
-    times: Times,
+    store: LiveStore,
     on_event: Callable[[Event], None],
 ) -> Outcome:
-    """The tuning loop twice over one store: search until its time is over, then confirm."""
-    store = LiveStore(deadline=times.search_until)
+    """The tuning loop; where the search's time ended it, a second time only to confirm."""
     simulator = TimelineSimulator()
     begun = time.monotonic()
     outcome = run_tuning(domain, space, lambda: pool, store, simulator, settings, on_event)
-    if not outcome.cancelled:
-        return outcome  # the budget was used up, and the winner confirmed, within the time
-    store.drop_pending()
+    if store.confirming:
+        return outcome
+    store.end_search()
     trial_seconds = (time.monotonic() - begun) / max(1, len(store.trials())) / 2
-    store.deadline = times.until
-    room = int((times.until - time.monotonic()) / (FINALISTS * max(trial_seconds, 1e-6)))
+    room = int((store.until - time.monotonic()) / (FINALISTS * max(trial_seconds, 1e-6)))
     repeats = min(settings.repeats, REPEATS[1], max(REPEATS[0], room))
     confirming = replace(settings, budget=1, repeats=repeats)
     return run_tuning(domain, space, lambda: pool, store, simulator, confirming, on_event)

@@ -15,9 +15,6 @@ from autosync.trials.contract import TrialError, TrialRequest, TrialResult
 from autosync.trials.live_job import LiveJob, run_trial
 from autosync.trials.pool import PASS_TOLERANCE, spread
 
-ORDER = ("out_of_memory", "refused", "crashed")
-"""Which of several ranks' errors is the cause."""
-
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -75,7 +72,7 @@ class JobPool:
         )
 
     def _pass(self, request: TrialRequest) -> tuple[float, ...] | TrialError:
-        """Periods of one pass, or the ranks' first error."""
+        """Periods of one pass, or the first error: what fails later fails for want of a peer."""
         line = to_json(request.bundle)
         command = ("trial", line, request.warmup, request.iterations, self._fresh)
         _broadcast(self.job, command)
@@ -83,7 +80,7 @@ class JobPool:
         errors = [(rank, a["error"]) for rank, a in enumerate(answers) if "error" in a]
         self._fresh = bool(errors)
         if errors:
-            rank, (kind, message) = min(errors, key=lambda pair: ORDER.index(pair[1][0]))
+            rank, (_, kind, message) = min(errors, key=lambda pair: pair[1][0])
             return TrialError(kind, f"rank {rank}: {message}")
         digests = [answer["digest"] for answer in answers]
         if _exact(request.bundle) and len(set(digests)) > 1:

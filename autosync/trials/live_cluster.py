@@ -137,7 +137,7 @@ def _exchange(job: LiveJob, ring: Sequence[int], size_bytes: int) -> float:
             dist.P2POp(dist.irecv, incoming, ring[place - 1], job.group),
         ]
     )
-    works[-1].wait()
+    works.pop().wait()  # the arrival; on NCCL both
     if job.device.type == "cuda":
         torch.cuda.synchronize()
     seconds = time.monotonic() - begun

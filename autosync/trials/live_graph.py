@@ -218,6 +218,7 @@ def _dtype(parameter: Tensor) -> str:
 def _graph(
     model: nn.Module, named: dict[str, nn.Parameter], tape: Tape, batch_size: int
 ) -> ModelGraph:
+    _adopt_orphans(tape)
     finish = _finish_order(tape)
     place = {operation: i for i, operation in enumerate(finish)}
     consumers: dict[int, list[int]] = {}
@@ -249,10 +250,24 @@ def _graph(
         backward_order=tuple(finish),
         gradient_order=tuple(tape.ready),
         gradient_after=tuple(
-            max(consumers.get(v, [finish[-1]]), key=lambda operation: place[operation])
-            for v in range(len(named))
+            max(consumers[v], key=lambda operation: place[operation]) for v in range(len(named))
         ),
     )
+
+
+def _adopt_orphans(tape: Tape) -> None:
+    """A variable that is read without a call of its module (an attention's output projection)
+    goes to the call that owns the variable whose gradient is ready next, or else before."""
+    owner: dict[int, int] = {}
+    for index, call in enumerate(tape.calls):
+        for variable in call.variables:
+            owner.setdefault(variable, index)
+    order = list(tape.ready)
+    for place, variable in enumerate(order):
+        if variable not in owner:
+            near = [*order[place + 1 :], *reversed(order[:place])]
+            call = tape.calls[next(owner[v] for v in near if v in owner)]
+            call.variables = (*call.variables, variable)
 
 
 def _variable(name: str, parameter: nn.Parameter, touched: int, rows: int) -> Variable:

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ class LiveJob:
             self.groups = None
         if self.group is not None:
             with contextlib.suppress(RuntimeError, ValueError):  # it may have failed already
-                self.group.abort()
+                self.group._get_backend(self.device).abort()
             self.group = None
 
     def kept_groups(self) -> Groups:
@@ -87,15 +88,17 @@ class Attached:
 
 
 def run_trial(job: LiveJob, bundle: Bundle, warmup: int, iterations: int) -> dict[str, Any]:
-    """This rank's times of a trial, or `error`: (kind, message). State is restored either way."""
+    """This rank's times of a trial, or `error`: (seconds until it, kind, message). State is
+    restored either way."""
     attached: list[Attached] = []
+    begun = time.monotonic()
     try:
         attached.append(attach_live(job, bundle))
         measured = _measure(job, attached[0], warmup, iterations)
         attached.pop().detach()
         return measured
     except Exception as error:  # a process boundary: the job goes on whatever a strategy does
-        answer = {"error": (error_kind(error), f"{type(error).__name__}: {error}")}
+        answer = {"error": (time.monotonic() - begun, _kind(error), _words(error))}
         error.__traceback__ = None  # its frames hold the replicas that must go
         job.end_groups()
         for one in attached:
@@ -105,6 +108,16 @@ def run_trial(job: LiveJob, bundle: Bundle, warmup: int, iterations: int) -> dic
         job.before.restore()
         if job.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _kind(error: Exception) -> str:
+    if "timed out" in str(error).lower():
+        return "timeout"
+    return "crashed" if isinstance(error, SynchronizationFailed) else error_kind(error)
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _measure(job: LiveJob, attached: Attached, warmup: int, iterations: int) -> dict[str, Any]:
