@@ -107,6 +107,7 @@ def _allocate(population: Population, domain: DomainArrays) -> tuple[PlanArrays,
         heap,
         last,
         np.empty(most_contents),
+        np.empty(most_contents),
         np.zeros((STAGES, 6), dtype=np.int32),
     )
     return out, work

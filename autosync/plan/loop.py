@@ -26,7 +26,7 @@ from autosync.plan.kernels import (
     content_bytes,
     encoded_bytes,
     first_half_load,
-    priority_order,
+    list_schedule,
     pulled_bytes,
     row_elements,
     sort_keys,
@@ -62,7 +62,8 @@ class Scratch(NamedTuple):
     """Per-strategy working arrays: R rows, V variables, C contents at most.
 
     row, value: a content's first row (population index) and its payload were it not encoded.
-    load: bytes on the wire of its first half.
+    load: bytes on the wire of its first half. at: seconds from the start of backward, of its
+    gradients and then of its first half's arrival.
     """
 
     starts: I64
@@ -79,6 +80,7 @@ class Scratch(NamedTuple):
     heap: I64
     last: I64
     load: NDArray[np.float64]
+    at: NDArray[np.float64]
     stages: NDArray[np.int32]
 
 
@@ -160,34 +162,47 @@ def cut_contents(
 def first_half_order(
     domain: DomainArrays, people: PopulationArrays, index: int, work: Scratch, contents: int
 ) -> None:
-    """The order in which contents are first sent, into work.order."""
+    """The order in which contents are first sent, into work.order; work.load and work.at become
+    what their first half puts on the wire, and when it has arrived."""
     for content in range(contents):
         work.heap[content] = work.ready[content] * contents + content
+        method = int(people.method[work.row[content]])
+        work.load[content] = work.wire[content] * first_half_load(domain, method)
+        work.at[content] = domain.ready_seconds[work.ready[content]]
     if people.order[index] == O_PRIORITY:
         sort_keys(work.heap, work.sorted, contents)
-        by_ready = work.sorted[:contents]
-        for content in range(contents):
-            method = int(people.method[work.row[content]])
-            work.load[content] = work.wire[content] * first_half_load(domain, method)
-        priority_order(domain, by_ready, work.ready, work.gate, work.load, work.heap, work.order)
+        coming = work.sorted[:contents]
+        list_schedule(domain, coming, work.at, work.gate, work.load, work.heap, work.order)
+    else:
+        if people.order[index] == O_EXPLICIT:
+            for content in range(contents):
+                work.heap[content] = work.key[content] * contents + content
+        sort_keys(work.heap, work.order, contents)
+    now = 0.0
+    for position in range(contents):
+        content = work.order[position]
+        now = max(now, work.at[content]) + work.load[content] / domain.bytes_per_second
+        work.at[content] = now
+
+
+def second_half_order(
+    domain: DomainArrays, people: PopulationArrays, index: int, work: Scratch, contents: int
+) -> None:
+    """Deferred second halves. Where they overlap the forward pass: from the end of backward, of
+    those whose first half has arrived the nearest use first, so that the one used first does not
+    hold up the wire until its own first half, the last one, is through; else as they were sent.
+    """
+    if not people.overlap[index] or people.order[index] == O_EXPLICIT:
         return
-    if people.order[index] == O_EXPLICIT:
-        for content in range(contents):
-            work.heap[content] = work.key[content] * contents + content
-    sort_keys(work.heap, work.order, contents)
-
-
-def second_half_order(people: PopulationArrays, index: int, work: Scratch, contents: int) -> None:
-    """Deferred second halves: by next use when they overlap forward, else as they were sent."""
-    if people.overlap[index] and people.order[index] != O_EXPLICIT:
-        for position in range(contents):
-            content = work.order[position]
-            work.heap[position] = work.gate[content] * contents + position
-        sort_keys(work.heap, work.sorted, contents)
-        for position in range(contents):
-            work.heap[position] = work.order[work.sorted[position]]
-        for position in range(contents):
-            work.order[position] = work.heap[position]
+    stepped = domain.ready_seconds[-1]
+    for position in range(contents):
+        content = work.order[position]
+        work.sorted[position] = content
+        work.at[content] = max(work.at[content], stepped)
+        if people.method[work.row[content]] not in (M_PS, M_RS):
+            work.load[content] = 0.0
+    coming = work.sorted[:contents]
+    list_schedule(domain, coming, work.at, work.gate, work.load, work.heap, work.order)
 
 
 def emit(
@@ -284,7 +299,7 @@ def compile_loop(
                 False,
                 ring_base,
             )
-        second_half_order(people, index, work, contents)
+        second_half_order(domain, people, index, work, contents)
         for position in range(contents):
             message = emit(
                 domain,
