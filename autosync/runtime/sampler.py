@@ -1,0 +1,160 @@
+"""Deals every rank its share of the global batch.
+
+torch's DistributedSampler deals evenly; a strategy may give a faster device a larger share, and
+the runtime weights the rank's gradient by it. The two must agree, so both come from the bundle.
+"""
+
+from collections.abc import Iterator, Sequence, Sized
+from math import fsum
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import Sampler
+
+from autosync.bundle import Bundle, load_bundle
+from autosync.errors import InvalidInput
+
+Shares = Bundle | str | Path | Sequence[float]
+"""A bundle, its file, or the shares themselves, by rank."""
+
+TOLERANCE = 1e-6
+
+
+def local_batch_size(global_batch: int, shares: Shares, rank: int | None = None) -> int:
+    """How many samples of a global batch `rank` works on: what the DataLoader's batch_size is.
+
+    rank: by default this process's own. Largest remainders, so sizes add up to the global batch.
+
+    Raises:
+        InvalidInput: a rank would have no sample, or the shares do not add up to 1.
+    """
+    given = shares_of(shares)
+    return sizes(global_batch, given)[_rank(rank, len(given))]
+
+
+def sizes(total: int, shares: Sequence[float]) -> list[int]:
+    """Whole numbers that add up to `total`, in proportion to the shares by largest remainder
+    (the lower rank first where remainders are equal)."""
+    exact = [total * share for share in shares]
+    found = [int(value + TOLERANCE) for value in exact]
+    by_remainder = sorted(range(len(shares)), key=lambda rank: found[rank] - exact[rank])
+    for rank in by_remainder[: total - sum(found)]:
+        found[rank] += 1
+    return found
+
+
+def _last_sizes(left: int, shares: Sequence[float], full: list[int]) -> list[int]:
+    """Nearly in proportion, but at least one each, and no more than in a full batch (which
+    largest remainders would not promise)."""
+    dealt = [1] * len(shares)
+    for _ in range(left - len(shares)):
+        open_ranks = (rank for rank in range(len(shares)) if dealt[rank] < full[rank])
+        dealt[max(open_ranks, key=lambda rank: left * shares[rank] - dealt[rank])] += 1
+    return dealt
+
+
+def shares_of(shares: Shares) -> tuple[float, ...]:
+    """Raises InvalidInput unless they are positive and add up to 1."""
+    if isinstance(shares, str | Path):
+        shares = load_bundle(shares)
+    given = shares.plan.shares if isinstance(shares, Bundle) else tuple(shares)
+    if not given or min(given) <= 0 or abs(fsum(given) - 1) > TOLERANCE:
+        raise InvalidInput(
+            f"the shares of the ranks are {given[:16]}: they must be positive and add up to 1.",
+            thing="shares",
+            value=given[:16],
+            remedy="Give the bundle, or one share per rank.",
+        )
+    return given
+
+
+class ShareSampler(Sampler[int]):
+    """For a DataLoader whose batch_size is `sampler.batch_size`: every sample once an epoch.
+
+    The ranks' batches number i are together one global batch. The last one of an epoch is smaller,
+    and gives every rank at least one sample, so that all ranks take equally many steps: where
+    fewer are left than there are ranks, the first of the epoch are dealt again, as torch's
+    DistributedSampler does, or, with `drop_last`, a last batch that is not full is left out.
+
+    The runtime weights each rank's mean gradient by its share, so every sample weighs the same
+    where `share * global_batch` is a whole number.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        global_batch: int,
+        shares: Shares,
+        rank: int | None = None,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+    ):
+        given = shares_of(shares)
+        self.rank = _rank(rank, len(given))
+        self.shares = given
+        self.global_batch = global_batch
+        self.samples = len(dataset)
+        self.shuffle = shuffle
+        self.seed = seed
+        self.drop_last = drop_last
+        self.epoch = 0
+        self._check_sizes()
+
+    @property
+    def batch_size(self) -> int:
+        return sizes(self.global_batch, self.shares)[self.rank]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Call before every epoch, so that each has an order of its own."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return sum(stop - start for start, stop in self._ranges())
+
+    def __iter__(self) -> Iterator[int]:
+        if self.shuffle:
+            generator = torch.Generator().manual_seed(self.seed + self.epoch)
+            order: list[int] = torch.randperm(self.samples, generator=generator).tolist()
+        else:
+            order = list(range(self.samples))
+        for start, stop in self._ranges():
+            yield from (order[place % self.samples] for place in range(start, stop))
+
+    def _ranges(self) -> Iterator[tuple[int, int]]:
+        """This rank's part of every global batch, as places in the epoch's order; those behind
+        its end are the first again."""
+        full = sizes(self.global_batch, self.shares)
+        before = sum(full[: self.rank])
+        batches, left = divmod(self.samples, self.global_batch)
+        for start in range(0, batches * self.global_batch, self.global_batch):
+            yield start + before, start + before + full[self.rank]
+        if left and not self.drop_last:
+            last = _last_sizes(left, self.shares, full)
+            first = batches * self.global_batch + sum(last[: self.rank])
+            yield first, first + last[self.rank]
+
+    def _check_sizes(self) -> None:
+        if min(sizes(self.global_batch, self.shares)) == 0:
+            raise InvalidInput(
+                f"a global batch of {self.global_batch} leaves a rank without a sample: the least "
+                f"share is {min(self.shares):.4g}.",
+                thing="global_batch",
+                value=self.global_batch,
+                remedy="Use a larger global batch.",
+            )
+
+
+def _rank(rank: int | None, world: int) -> int:
+    if rank is None:
+        rank = dist.get_rank() if dist.is_initialized() else -1
+    if not 0 <= rank < world:
+        raise InvalidInput(
+            f"there is no rank {rank} among {world} shares.",
+            thing="rank",
+            value=rank,
+            remedy="Give `rank`, or call torch.distributed.init_process_group before.",
+        )
+    return rank
