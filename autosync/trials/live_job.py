@@ -57,14 +57,21 @@ class LiveJob:
         self.end_groups()
         self.group = dist.new_group(timeout=self.timeout)
 
-    def end_groups(self) -> None:
-        """Peers that wait for this rank fail at once, not after the timeout."""
+    def abort_groups(self) -> None:
+        """What is under way on the trials' groups fails."""
         if self.groups is not None:
             self.groups.close()
             self.groups = None
         if self.group is not None:
-            with contextlib.suppress(RuntimeError, ValueError):  # it may have failed already
+            with contextlib.suppress(RuntimeError):  # it may have failed already
                 self.group._get_backend(self.device).abort()
+
+    def end_groups(self) -> None:
+        """Peers that wait for this rank fail at once, not after the timeout: with the last
+        reference to a group its connections close."""
+        self.abort_groups()
+        if self.group is not None:
+            dist.destroy_process_group(self.group)
             self.group = None
 
     def kept_groups(self) -> Groups:
@@ -100,9 +107,10 @@ def run_trial(job: LiveJob, bundle: Bundle, warmup: int, iterations: int) -> dic
     except Exception as error:  # a process boundary: the job goes on whatever a strategy does
         answer = {"error": (time.monotonic() - begun, _kind(error), _words(error))}
         error.__traceback__ = None  # its frames hold the replicas that must go
-        job.end_groups()
+        job.abort_groups()
         for one in attached:
             one.abandon()
+        job.end_groups()
         return answer
     finally:
         job.before.restore()
