@@ -1,7 +1,7 @@
 """The one table from names in requests to launchers and simulators."""
 
+import importlib
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +11,12 @@ from simulator.base import Simulator
 
 LauncherName = Literal["auto", "testbed", "local"]
 SimulatorName = Literal["learned", "timeline", "analytic"]
+SIMULATORS = {
+    "learned": ("simulator.learned.simulators", "linear_simulator"),
+    "timeline": ("simulator.timeline", "TimelineSimulator"),
+    "analytic": ("simulator.analytic", "AnalyticSimulator"),
+}
+"""By module and factory: a ranking by the timeline need not load torch for the learned one."""
 log = logging.getLogger(__name__)
 
 
@@ -50,18 +56,11 @@ def launcher_named(name: str) -> Launcher:
 
 def simulator_named(name: str) -> Simulator:
     """Raises NotFound, which lists the names there are."""
-    from simulator.analytic import AnalyticSimulator
-    from simulator.learned.simulators import linear_simulator
-    from simulator.timeline import TimelineSimulator
-
-    known: dict[str, Callable[[], Simulator]] = {
-        "learned": linear_simulator,
-        "timeline": TimelineSimulator,
-        "analytic": AnalyticSimulator,
-    }
-    if name not in known:
-        raise _unknown("simulator", name, tuple(known))
-    return known[name]()
+    if name not in SIMULATORS:
+        raise _unknown("simulator", name, tuple(SIMULATORS))
+    module, factory = SIMULATORS[name]
+    made: Simulator = getattr(importlib.import_module(module), factory)()
+    return made
 
 
 def _unknown(thing: str, name: str, known: tuple[str, ...]) -> NotFound:
