@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from autosync.errors import InvalidInput
 from autosync.plan import Plan
 from autosync.runtime.build import build_records
+from autosync.runtime.compiled import opaque
 from autosync.runtime.ending import finish_at_exit
 from autosync.runtime.engine import Engine
 from autosync.runtime.gates import Gates, tensors_in
@@ -203,7 +204,7 @@ def _before_forward(
         if record and not gates.recorded:
             gates.start_recording()
 
-    return hook
+    return opaque(hook)
 
 
 def _after_forward(
@@ -223,18 +224,18 @@ def _after_forward(
             if tensor.requires_grad:
                 tensor.register_hook(expect_end)  # type: ignore[no-untyped-call]
 
-    return hook
+    return opaque(hook)
 
 
 def _flush_before_reading(engine: Engine) -> Callable[..., None]:
     def hook(module: nn.Module, prefix: str, keep_vars: bool) -> None:
         engine.flush()
 
-    return hook
+    return opaque(hook)
 
 
 def _flush_before_loading(engine: Engine) -> Callable[..., None]:
     def hook(module: nn.Module, *args: Any) -> None:
         engine.flush()
 
-    return hook
+    return opaque(hook)

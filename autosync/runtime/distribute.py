@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from autosync.bundle import Bundle, load_bundle
 from autosync.plan.document import DDP_BUCKET_BYTES
 from autosync.runtime.attach import attach, working_group
+from autosync.runtime.compiled import compiled_from, warn_if_compiled
 from autosync.runtime.encodings import check_lossless
 
 log = logging.getLogger("autosync")
@@ -47,7 +48,8 @@ def distribute(
     """
     group = working_group(process_group)
     shipped = bundle if isinstance(bundle, Bundle) else load_bundle(bundle)
-    if changed := _changes_anywhere(shipped, model, group):
+    network = compiled_from(model)
+    if changed := _changes_anywhere(shipped, network, group):
         message = f"the bundle does not fit this job, so torch's DDP is used: {changed}."
         warnings.warn(message, stacklevel=2)
         log.warning(message)
@@ -59,7 +61,8 @@ def distribute(
     if not allow_lossy:
         check_lossless(shipped.plan)
     names = tuple(variable.name for variable in shipped.variables)
-    attach(model, optimizer, shipped.plan, names, group, max_grad_norm=max_grad_norm)
+    warn_if_compiled(model)
+    attach(network, optimizer, shipped.plan, names, group, max_grad_norm=max_grad_norm)
     return model, optimizer
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
+from autosync.runtime.compiled import opaque
 from autosync.runtime.records import Variable
 
 Wait = Callable[[list[Variable]], None]
@@ -73,6 +74,8 @@ class Gates:
         """At the start of the model's own forward."""
         self._reads = _Reads(self._known, self._running)
         for module in self.model.modules():
+            if module is self.model:  # is running: its hooks cannot change while they are called
+                continue
             self._watch.append(module.register_forward_pre_hook(_enter_hook(self._running)))
             self._watch.append(
                 module.register_forward_hook(_leave_hook(self._running), always_call=True)
@@ -111,14 +114,14 @@ def _gate_hook(wait: Wait, gated: list[Variable]) -> Callable[[nn.Module, Any], 
     def hook(module: nn.Module, args: Any) -> None:
         wait(gated)
 
-    return hook
+    return opaque(hook)
 
 
 def _enter_hook(running: list[nn.Module]) -> Callable[[nn.Module, Any], None]:
     def hook(module: nn.Module, args: Any) -> None:
         running.append(module)
 
-    return hook
+    return opaque(hook)
 
 
 def _leave_hook(running: list[nn.Module]) -> Callable[[nn.Module, Any, Any], None]:
@@ -126,4 +129,4 @@ def _leave_hook(running: list[nn.Module]) -> Callable[[nn.Module, Any, Any], Non
         if running and running[-1] is module:
             running.pop()
 
-    return hook
+    return opaque(hook)
