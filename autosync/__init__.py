@@ -3,21 +3,37 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from autosync.errors import NotSupported
+
 if TYPE_CHECKING:
     from autosync.runtime.distribute import distribute
     from autosync.runtime.sampler import ShareSampler, local_batch_size
 
-__all__ = ["ShareSampler", "distribute", "local_batch_size"]
+    tune: Any
+
+__all__ = ["ShareSampler", "distribute", "local_batch_size", "tune"]
 
 _HOMES = {
     "ShareSampler": "autosync.runtime.sampler",
     "distribute": "autosync.runtime.distribute",
     "local_batch_size": "autosync.runtime.sampler",
+    "tune": "search.live",  # by name only: this package works without the search beside it
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import torch only when the runtime is asked for."""
-    if name in _HOMES:
+    """Import torch only when the runtime is asked for, and the search only to tune."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
         return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    except ModuleNotFoundError as error:
+        if name != "tune":
+            raise
+        raise NotSupported(
+            f"autosync.tune needs the search, which is not installed here: {error}.",
+            thing="autosync.tune",
+            value=error.name,
+            remedy="Install the whole of autosync on the training hosts, or tune elsewhere and "
+            "use autosync.distribute with the bundle.",
+        ) from error
