@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.optim import Optimizer
 
 from autosync.errors import InvalidInput
@@ -26,6 +26,7 @@ from autosync.runtime.optimizer import adopt, release
 from autosync.runtime.state import gather_state
 from autosync.runtime.trace import Trace
 from autosync.runtime.transport import Groups
+from autosync.runtime.unused import Unused
 
 
 @dataclass(slots=True)
@@ -107,8 +108,18 @@ def attach(
         share_initial_values(control, model)
     buffers = BufferBroadcast(model, opened.get("buffers", everyone, "gloo"), group.rank())
     records = build_records(model, optimizer, plan, names, opened)
+    unused = Unused(own_store(opened), group.size())
     engine = Engine(
-        optimizer, plan, records, opened.close, group, control, buffers, max_grad_norm, trace
+        optimizer,
+        plan,
+        records,
+        opened.close,
+        group,
+        control,
+        unused,
+        buffers,
+        max_grad_norm,
+        trace,
     )
     gates = Gates(model, engine.variables, engine.wait_for)
     end_groups = _leave_open if groups else opened.close
@@ -149,6 +160,12 @@ def open_groups(group: dist.ProcessGroup) -> Groups:
         device = torch.device("cuda", torch.cuda.current_device())
     timeout: timedelta = group._get_backend(device).options._timeout
     return Groups(PrefixStore(f"{name}/{times}", store), group.rank(), timeout, backend)
+
+
+def own_store(groups: Groups) -> Store:
+    """Keys of one attachment, among those that share the groups one after another."""
+    times = groups.store.add(f"attached-by-{groups.rank}", 1)
+    return PrefixStore(f"attachment-{times}", groups.store)
 
 
 def check_same_plan(control: Any, plan: Plan) -> None:

@@ -36,6 +36,7 @@ from autosync.runtime.records import Content, Step, Variable
 from autosync.runtime.rounds import Phase, Round
 from autosync.runtime.state import gather_state, scatter_state
 from autosync.runtime.trace import Trace
+from autosync.runtime.unused import Unused
 
 
 class Engine:
@@ -54,6 +55,7 @@ class Engine:
         abort: Callable[[], None],
         group: dist.ProcessGroup,
         control: Any,
+        unused: Unused,
         buffers: BufferBroadcast | None = None,
         max_grad_norm: float | None = None,
         trace: Trace | None = None,
@@ -67,6 +69,7 @@ class Engine:
         self.abort = abort
         self.group = group
         self.control = control
+        self.unused = unused
         self.buffers = buffers
         self.max_grad_norm = max_grad_norm
         self.grad_norm = 0.0
@@ -168,8 +171,13 @@ class Engine:
         self.expected = False
         if self.phase is not Phase.BACKWARD:
             return
-        for variable in self.variables:
-            if not variable.fired:
+        late = [variable for variable in self.variables if not variable.fired]
+        absent = [variable for variable in late if variable.parameter.grad is None]
+        self.unused.post(self.iteration, (variable.index for variable in absent))
+        for variable in late:
+            if variable.pack is not None and variable not in absent:  # under no_sync, before
+                variable.pack(variable.parameter)
+            else:
                 pack_zeros(variable)
                 self.packed(variable)
         with self.condition:
@@ -212,7 +220,7 @@ class Engine:
     def _update_flat(self, content: Content) -> None:
         with torch.no_grad():
             if content.flat:
-                content.flat.run(self.optimizer, self.hyper)
+                content.flat.run(self.optimizer, self.hyper, self.unused.by_all)
             if not content.travels:
                 unpack_values(content)
         with self.condition:
@@ -223,7 +231,8 @@ class Engine:
             self.condition.notify_all()
 
     def _update_ripe(self, ripe: list[Variable]) -> None:
-        updates.update_aliases(self.kind, self.optimizer, ripe, self.hyper)
+        used = [variable for variable in ripe if not self.unused.by_all(variable.index)]
+        updates.update_aliases(self.kind, self.optimizer, used, self.hyper)
         with self.condition:
             self.round.arrived(ripe)
             self.condition.notify_all()
@@ -276,6 +285,9 @@ class Engine:
                 )
 
     def _update_here(self, ripe: list[Variable]) -> None:
+        for variable in ripe:
+            if self.unused.by_all(variable.index):
+                variable.parameter.grad = None
         if self.all_whole and len(ripe) == len(self.variables):
             self.kind.step(self.optimizer)
         else:

@@ -26,8 +26,9 @@ def watch(engine: Engine, variable: Variable, share: float) -> Removable:
     if isinstance(carrier, FactorCapture):
         carrier.install(_factor_hook(engine, carrier))
         return carrier
+    variable.pack = gradient_hook(engine, variable, share)
     handle: Removable = variable.parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-        gradient_hook(engine, variable, share)
+        variable.pack
     )
     return handle
 

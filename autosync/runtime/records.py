@@ -42,6 +42,7 @@ class Variable:
     view: its place in a buffer where it is one contiguous piece of one, else None.
     target: the gradient tensor that the reduced values of a whole variable go to.
     carrier: packs its gradient where no dense buffer does.
+    pack: its hook, for a gradient that earlier backward passes left behind.
     fired: its gradient was packed in this round.
     missing: contents of it that are not reduced yet. owing: updates or arrivals of values
         until it is current again.
@@ -58,6 +59,7 @@ class Variable:
     view: Tensor | None = None
     target: Tensor | None = None
     carrier: Carrier | None = None
+    pack: Callable[[Tensor], None] | None = None
     fired: bool = False
     missing: int = 0
     owing: int = 0

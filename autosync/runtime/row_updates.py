@@ -1,6 +1,7 @@
 """Updates of touched rows by their owner, with torch's own sparse optimizers."""
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -60,11 +61,11 @@ class RowUpdate:
         self.parts = [part.variable.alias[part.start : part.stop] for part in content.ranges]
         self.state: defaultdict[Tensor, Any] = defaultdict(dict)
 
-    def run(self, optimizer: Optimizer, hyper: list[Group]) -> None:
+    def run(self, optimizer: Optimizer, hyper: list[Group], unused: Callable[[int], bool]) -> None:
         """From summed rows to new values, and which rows these are."""
         pairs = list(zip(self.content.ranges, self.parts, strict=True))
         for part, rows in pairs:
-            rows.grad = part.sums
+            rows.grad = None if unused(part.variable.index) else part.sums
         groups = grouped(((part.variable.group, rows) for part, rows in pairs), hyper)
         if groups:
             self.kind.step(twin(self.kind, optimizer, groups, self.state))

@@ -55,7 +55,7 @@ def _held(contents: list[Content]) -> Held:
             states = [content.flat.state.get(flat, {}) for flat in content.flat.flats]
             held[content.index] = [
                 (low, high, {key: _on_host(value) for key, value in state.items()})
-                for (low, high, _), state in zip(content.flat.runs, states, strict=True)
+                for (low, high, _, _), state in zip(content.flat.runs, states, strict=True)
             ]
     return held
 
@@ -94,7 +94,9 @@ def scatter_state(optimizer: Optimizer, contents: list[Content]) -> None:
         if isinstance(content.flat, RowUpdate):
             content.flat.take_state(optimizer)
         elif content.flat:
-            for (low, high, _), tensor in zip(content.flat.runs, content.flat.flats, strict=True):
+            for (low, high, _, _), tensor in zip(
+                content.flat.runs, content.flat.flats, strict=True
+            ):
                 content.flat.state[tensor] = _part(optimizer, content, low, high, tensor)
     for content in flat:
         for variable in content.variables:

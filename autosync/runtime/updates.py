@@ -5,7 +5,7 @@ the parameters (whole variables), or flat ranges of a content (owned and sharded
 """
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -112,7 +112,7 @@ def grouped(members: Iterable[tuple[int, Tensor]], hyper: list[Group]) -> list[G
 class FlatUpdate:
     """Updates a range of a content in its flat form: an owner's content, or a rank's chunk.
 
-    runs: (start, stop, parameter group) of the stretches that share their hyperparameters.
+    runs: (start, stop, parameter group, variable), each updated or left alone as one.
     The state lives here, in flat tensors; `export_state` and `import_state` translate.
     """
 
@@ -120,39 +120,44 @@ class FlatUpdate:
         self.kind = kind
         self.content = content
         self.span = slice(start, stop)
-        self.runs: list[tuple[int, int, int]] = []
+        self.runs: list[tuple[int, int, int, int]] = []
         self.flats: list[Tensor] = []
         self.state: defaultdict[Tensor, Any] = defaultdict(dict)
         for variable, segment, _ in content.pieces:
             low, high = max(segment.start, start), min(segment.stop, stop)
             if low < high:
-                self._extend(low, high, variable.group)
-        for low, high, _ in self.runs:
+                self._extend(low, high, variable)
+        for low, high, _, _ in self.runs:
             flat = torch.zeros_like(content.buffer[low:high])
             flat.grad = content.buffer[low:high]
             self.flats.append(flat)
 
-    def _extend(self, low: int, high: int, group: int) -> None:
-        if self.runs and self.runs[-1][1:] == (low, group):
-            self.runs[-1] = (self.runs[-1][0], high, group)
-        else:
-            self.runs.append((low, high, group))
+    def _extend(self, low: int, high: int, variable: Variable) -> None:
+        if self.runs and self.runs[-1][1:] == (low, variable.group, variable.index):
+            low = self.runs.pop()[0]
+        self.runs.append((low, high, variable.group, variable.index))
 
-    def run(self, optimizer: Optimizer, hyper: list[Group]) -> None:
-        """From reduced gradients in the buffer to new values in the same places."""
-        for (low, high, _), flat in zip(self.runs, self.flats, strict=True):
+    def run(self, optimizer: Optimizer, hyper: list[Group], unused: Callable[[int], bool]) -> None:
+        """From reduced gradients in the buffer to new values in the same places; variables that
+        no rank used keep theirs."""
+        for (low, high, _, _), flat in zip(self.runs, self.flats, strict=True):
             for start, stop, value in self._values(low, high):
                 flat[start - low : stop - low].copy_(value)
         groups = grouped(
-            ((run[2], flat) for run, flat in zip(self.runs, self.flats, strict=True)), hyper
+            (
+                (run[2], flat)
+                for run, flat in zip(self.runs, self.flats, strict=True)
+                if not unused(run[3])
+            ),
+            hyper,
         )
         if groups:
             self.kind.step(twin(self.kind, optimizer, groups, self.state))
-        for (low, high, _), flat in zip(self.runs, self.flats, strict=True):
+        for (low, high, _, _), flat in zip(self.runs, self.flats, strict=True):
             self.content.buffer[low:high].copy_(flat)
 
     def gradients(self) -> list[Tensor]:
-        return [self.content.buffer[low:high] for low, high, _ in self.runs]
+        return [self.content.buffer[low:high] for low, high, _, _ in self.runs]
 
     def _values(self, low: int, high: int) -> Iterable[tuple[int, int, Tensor]]:
         """The current values of low:high as (start, stop, flat values)."""

@@ -211,19 +211,21 @@ def loss_of(model: nn.Module, iteration: int, rank: int) -> Tensor:
 
 def reference_gradients(
     model: nn.Module, iteration: int, shares: tuple[float, ...]
-) -> list[Tensor]:
-    """The share-weighted average; afterwards the buffers are replica 0's."""
+) -> list[Tensor | None]:
+    """The share-weighted average, or None where no replica has any; buffers become replica 0's."""
     trained = [p for p in model.parameters() if p.requires_grad]
-    total: list[Tensor] = [torch.zeros_like(p) for p in trained]
+    total: list[Tensor | None] = [None] * len(trained)
     for rank, share in enumerate(shares):
         replica = model if rank == 0 else copy.deepcopy(model)
         gradients = torch.autograd.grad(
             loss_of(replica, iteration, rank),
             [p for p in replica.parameters() if p.requires_grad],
-            materialize_grads=True,
+            allow_unused=True,
         )
-        for sum_, gradient in zip(total, gradients, strict=True):
-            sum_.add_(gradient, alpha=share)
+        for place, gradient in enumerate(gradients):
+            if gradient is not None:
+                before = total[place]
+                total[place] = gradient * share + (0 if before is None else before)
     return total
 
 

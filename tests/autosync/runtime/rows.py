@@ -93,18 +93,21 @@ def averaged(
     loss: Callable[[nn.Module, int, int], Tensor],
     iteration: int,
     shares: tuple[float, ...],
-) -> list[Tensor]:
-    """The share-weighted average of the replicas' gradients, sparse where they are."""
+) -> list[Tensor | None]:
+    """The share-weighted average of the replicas' gradients, sparse where they are, None where no
+    replica has any."""
     total: list[Tensor | None] = [None] * len(list(model.parameters()))
     for rank, share in enumerate(shares):
         replica = copy.deepcopy(model)
         replica.zero_grad()
         loss(replica, iteration, rank).backward()
         for place, parameter in enumerate(replica.parameters()):
+            if parameter.grad is None:
+                continue
             gradient = parameter.grad * share
             before = total[place]
             total[place] = gradient if before is None else before + gradient
-    return [gradient.coalesce() if gradient.is_sparse else gradient for gradient in total]
+    return [g.coalesce() if g is not None and g.is_sparse else g for g in total]
 
 
 def train_alone(

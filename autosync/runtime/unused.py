@@ -1,0 +1,39 @@
+"""Which variables no rank used in an iteration: torch leaves those alone, without a gradient.
+
+A rank that used everything has no cost: the others count in the store who left a variable out.
+Each does so before its zeros for it leave, so whoever has the variable's sums has all counts.
+"""
+
+from collections.abc import Iterable
+
+from torch.distributed.distributed_c10d import Store
+
+
+class Unused:
+    """store: with keys of one attached plan only. world: number of ranks."""
+
+    def __init__(self, store: Store, world: int):
+        self._store = store
+        self._world = world
+        self._posted: dict[str, int] = {}
+        self._mine: set[int] = set()
+        self._iteration = -1
+
+    def post(self, iteration: int, variables: Iterable[int]) -> None:
+        """This rank has no gradient for these; called in every iteration."""
+        self._iteration, self._mine = iteration, set(variables)
+        for key in [key for key, then in self._posted.items() if then < iteration - 2]:
+            self._store.delete_key(key)  # every rank has read it
+            del self._posted[key]
+        for variable in self._mine:
+            self._store.add(self._key(variable), 1)
+            self._posted[self._key(variable)] = iteration
+
+    def by_all(self, variable: int) -> bool:
+        """Whether no rank has a gradient for it; called when its sums are here."""
+        if variable not in self._mine:
+            return False
+        return int(self._store.add(self._key(variable), 0)) == self._world
+
+    def _key(self, variable: int) -> str:
+        return f"unused/{self._iteration}/{variable}"
