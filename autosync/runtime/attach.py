@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.optim import Optimizer
 
-from autosync.errors import InvalidInput
+from autosync.errors import InvalidInput, NotSupported
 from autosync.plan import Plan
 from autosync.runtime.build import build_records
 from autosync.runtime.compiled import opaque
@@ -90,9 +90,11 @@ def attach(
     Raises:
         InvalidInput: the plan is for another world size or another model, or differs from rank
             0's.
-        NotSupported: the optimizer or the backend cannot do what the plan asks.
+        NotSupported: the optimizer or the backend cannot do what the plan asks, or the model is
+            not in host memory.
     """
     group = working_group(process_group)
+    check_devices(model)
     if group.size() != plan.world_size:
         raise InvalidInput(
             f"the plan is for {plan.world_size} ranks, the process group has {group.size()}.",
@@ -160,6 +162,21 @@ def open_groups(group: dist.ProcessGroup) -> Groups:
         device = torch.device("cuda", torch.cuda.current_device())
     timeout: timedelta = group._get_backend(device).options._timeout
     return Groups(PrefixStore(f"{name}/{times}", store), group.rank(), timeout, backend)
+
+
+def check_devices(model: nn.Module) -> None:
+    """Raises NotSupported for a model on an accelerator: messages are not yet ordered with its
+    streams, and several NCCL communicators at work at once may wait for each other."""
+    for name, parameter in model.named_parameters():
+        if parameter.device.type != "cpu":
+            raise NotSupported(
+                f"variable {name!r} is on {parameter.device}; the runtime executes plans in host "
+                "memory only.",
+                thing=f"variable {name}",
+                value=str(parameter.device),
+                remedy="Ship the strategy `ddp` (torch's own engine, on any device), or train on "
+                "the CPU.",
+            )
 
 
 def own_store(groups: Groups) -> Store:
