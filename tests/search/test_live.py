@@ -1,0 +1,176 @@
+"""`autosync.tune` inside a real torchrun job of three ranks; see `live_script`."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autosync
+from autosync.bundle import load_bundle
+from autosync.errors import InvalidInput, NotSupported
+from autosync.trials.contract import TrialResult
+from autosync.trials.live_cluster import refuse_mixed
+from autosync.trials.live_graph import Call, Tape, _adopt_orphans, _finish_order
+from search.live import LiveStore
+from search.space import Candidate
+from search.store import Proposal
+from tests.autosync.trials.strategies import ddp, small_domain
+
+ROOT = Path(__file__).parents[2]
+RANKS = 3
+PARTS = ("refusals", "contract", "falling_back", "tuning")
+
+Seen = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("live")
+
+
+@pytest.fixture(scope="module")
+def seen(out: Path) -> Seen:
+    """What each rank saw, in one run of all parts."""
+    job = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", str(RANKS)),
+            *("tests/search/live_script.py", str(out), *PARTS),
+        ],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert job.returncode == 0, job.stderr[-6000:]
+    return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+def test_tuning_restores_every_bit_and_trains_on_as_ddp_would(seen: Seen, out: Path) -> None:
+    for rank in seen:
+        tuned = rank["tuning"]
+        assert tuned["same_objects"]
+        assert tuned["restored"]
+        assert tuned["difference"] < 1e-5  # AdamW divides by small numbers: rounding grows
+    assert len({rank["tuning"]["kind"] for rank in seen}) == 1
+    events = seen[0]["tuning"]["events"]
+    assert {"opening", "search", "done"} <= set(events)
+    assert not seen[1]["tuning"]["events"]
+    shipped = load_bundle(out / "best.json")
+    assert shipped.hosts == ("first", "first", "second")
+    assert shipped.evidence.measured_on == "job (3 ranks on 2 hosts)"
+    engine = seen[0]["tuning"]["kind"] != "DistributedDataParallel"
+    assert engine == (shipped.plan.engine == "autosync")
+
+
+def test_a_job_whose_every_trial_fails_goes_on_with_ddp(seen: Seen) -> None:
+    for rank in seen:
+        assert rank["falling_back"] == {
+            "kind": "DistributedDataParallel",
+            "restored": True,
+            "warned": True,
+        }
+
+
+def test_one_rank_alone_cannot_go_on_without_the_others(seen: Seen) -> None:
+    for number, rank in enumerate(seen):
+        said = rank["refusals"]
+        assert "does not call the model" in said["nothing"]
+        assert ("rank 1 cannot tune" in said["nothing"]) == (number != 1)
+        assert "2 backward passes" in said["twice"]
+
+
+def results(seen: Seen) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = seen[0]["contract"]["results"]
+    return found
+
+
+def test_faults_cost_their_own_trial(seen: Seen) -> None:
+    """Every faulty trial is followed by a good one, the last included."""
+    by_fault: dict[str, list[dict[str, Any]]] = {}
+    for key, result in results(seen).items():
+        by_fault.setdefault(key.split(":")[1] if ":" in key else key, []).append(result)
+    assert [result["kind"] for result in by_fault[""]] == [""] * 5
+    assert all(result["iterations"] >= 3 for result in by_fault[""])
+    for raised in by_fault["raise"]:
+        assert raised["kind"] == "crashed"
+        assert raised["message"] == "rank 1: RuntimeError: raised on purpose"
+    assert [result["kind"] for result in by_fault["hang"]] == ["timeout", "timeout"]
+    assert "keeps a reference" in by_fault["keep"][0]["message"]
+    assert "ended unequal" in by_fault["drift"][0]["message"]
+    assert by_fault["other"][0]["kind"] == "refused"
+
+
+def test_a_given_strategy_trains_on_as_ddp_would(seen: Seen) -> None:
+    assert all(rank["contract"]["difference"] < 1e-5 for rank in seen)
+
+
+def test_the_recorded_domain(seen: Seen) -> None:
+    found = seen[0]["contract"]
+    assert found["variables"][0] == found["gradient_order"][-1] == "embedding.weight"  # tied
+    assert sorted(found["variables"]) == sorted(found["gradient_order"])
+    assert found["gradient_order"].index("layers.1.linear1.weight") < found["gradient_order"].index(
+        "layers.0.linear1.weight"
+    )
+    assert found["batch_size"] == 4
+    assert 0 < found["forward"] + found["backward"] <= found["step"]
+    assert found["hosts"] == 2
+    assert all(rate > 0 for rate in found["gbps"])
+    assert found["intra_gbps"][0] > 0
+    assert found["intra_gbps"][1] is None
+    assert found["optimizer"] == ["adamw", 2]
+
+
+def test_ranks_of_a_host_must_follow_one_another() -> None:
+    assert refuse_mixed(["a", "a", "b"]) == {"a": [0, 1], "b": [2]}
+    with pytest.raises(InvalidInput, match="one after another"):
+        refuse_mixed(["a", "b", "a"])
+
+
+def test_orders_of_a_recorded_step() -> None:
+    """A tied variable (0) completes with its first call; 4 is read without a call of its own."""
+    calls = [
+        Call(str(i), "linear", own, 0, 0.0) for i, own in enumerate([(0,), (1, 2), (3,), (0,)])
+    ]
+    tape = Tape(0.0, calls, ready={3: 1.0, 4: 2.0, 2: 3.0, 1: 4.0, 0: 5.0})
+    _adopt_orphans(tape)
+    assert calls[1].variables == (1, 2, 4)
+    assert _finish_order(tape) == [3, 2, 1, 0]
+
+
+def proposal(key: str, phase: Any) -> Proposal:
+    strategy = ddp(small_domain()).strategy
+    return Proposal(key, phase, 0, Candidate(strategy, 1.0, "timeline", "ddp"))
+
+
+def test_the_store_gives_the_confirmation_its_own_time() -> None:
+    now = [0.0]
+    store = LiveStore(10.0, 20.0, clock=lambda: now[0])
+    store.propose([proposal("a", "search"), proposal("b", "search")])
+    store.record(TrialResult("a", (1.0,), 1.0, 0.0, None, "job", 1.0, 1.0))
+    now[0] = 11.0
+    assert store.cancelled()
+    store.end_search()
+    assert [one.key for one in store.proposals()] == ["a"]
+    assert not store.cancelled()
+    now[0] = 21.0
+    assert store.cancelled()
+    other = LiveStore(10.0, 20.0, clock=lambda: 15.0)
+    other.propose([proposal("c", "confirm")])
+    assert not other.cancelled()
+
+
+def test_without_the_search_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "search.live", None)
+    with pytest.raises(NotSupported, match="not installed"):
+        autosync.tune  # noqa: B018
