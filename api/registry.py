@@ -2,14 +2,24 @@
 
 import importlib
 import logging
+import os
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from autosync.errors import NotFound, NotSupported
 from autosync.trials.contract import Launcher, Pool, Workload
 from simulator.base import Simulator
 
-LauncherName = Literal["auto", "testbed", "local"]
+LauncherName = Literal["auto", "testbed", "local", "command", "ray"]
+REAL_CLUSTERS = frozenset({"command", "ray"})
+"""Launchers whose links are the cluster's own: nothing is scaled unless it is asked for."""
+
+PREFIX, PYTHON, RAY_ADDRESS = "AUTOSYNC_PREFIX", "AUTOSYNC_PYTHON", "AUTOSYNC_RAY_ADDRESS"
+"""Environment variables by which the operator of a worker says how hosts are reached. A request
+only names the launcher: it never carries a command or an address to connect to."""
+
 SimulatorName = Literal["learned", "timeline", "analytic"]
 SIMULATORS = {
     "learned": ("simulator.learned.simulators", "linear_simulator"),
@@ -39,19 +49,40 @@ class AutoLauncher:
 
 
 def launcher_named(name: str) -> Launcher:
-    """Raises NotFound, which lists the names there are."""
+    """Raises NotFound, which lists the names there are; NotSupported as `check_launcher`."""
+    check_launcher(name)
     # imported here: the service knows the names without loading torch
+    from autosync.trials.command import CommandLauncher
     from autosync.trials.local import LocalLauncher
+    from autosync.trials.ray_launcher import RayLauncher
     from autosync.trials.testbed import TestbedLauncher
 
-    known: dict[str, type[Launcher]] = {
+    known: dict[str, Callable[[], Launcher]] = {
         "auto": AutoLauncher,
         "testbed": TestbedLauncher,
         "local": LocalLauncher,
+        "command": lambda: CommandLauncher(
+            os.environ[PREFIX], os.environ.get(PYTHON) or sys.executable
+        ),
+        "ray": lambda: RayLauncher(os.environ[RAY_ADDRESS]),
     }
-    if name not in known:
-        raise _unknown("launcher", name, tuple(known))
     return known[name]()
+
+
+def check_launcher(name: str) -> None:
+    """Raises NotFound, which lists the names there are; NotSupported where the operator has not
+    said how the launcher reaches its hosts."""
+    if name not in get_args(LauncherName):
+        raise _unknown("launcher", name, get_args(LauncherName))
+    needed = {"command": (PREFIX, "--prefix"), "ray": (RAY_ADDRESS, "--ray-address")}
+    if name in needed and not os.environ.get(needed[name][0]):
+        variable, option = needed[name]
+        raise NotSupported(
+            f"the launcher {name!r} is not set up here.",
+            thing="launcher",
+            value=name,
+            remedy=f"Whoever starts the service or worker sets {variable} (or {option}).",
+        )
 
 
 def simulator_named(name: str) -> Simulator:

@@ -3,9 +3,8 @@
 from api.catalogue import cluster_named, estimated_profile, graph_named
 from api.db.database import Database
 from api.schemas import TuningRequest
-from api.tuning import Job, enqueue
+from api.tuning import Job, enqueue, usual_scales
 from autosync.domain import Domain
-from autosync.trials.scaling import automatic_scales
 from search.settings import Settings
 
 
@@ -15,13 +14,14 @@ def submit(database: Database, request: TuningRequest) -> str:
     Raises:
         NotFound: no such graph or cluster.
         InvalidInput: the profile or a pin is for another graph.
+        NotSupported: the operator has not set up the launcher.
     """
     with database.reading() as session:
         graph = graph_named(session, request.graph, request.batch_size)
         cluster = cluster_named(session, request.cluster)
     profile = request.profile or estimated_profile(graph, cluster)
     domain = Domain(graph, cluster, profile, request.optimizer)
-    usual_bytes, usual_time = automatic_scales(domain)
+    usual_bytes, usual_time = usual_scales(domain, request.launcher)
     job = Job(
         domain=domain,
         settings=Settings(

@@ -11,13 +11,14 @@ from api.db.database import Database
 from api.db.documents import keep_domain, load_domain
 from api.db.tables import OutcomeRow, TuningRow
 from api.exports import measured_on
-from api.registry import launcher_named, simulator_named
+from api.registry import REAL_CLUSTERS, check_launcher, launcher_named, simulator_named
 from api.store import DatabaseStore
 from autosync.bundle import Bundle, Evidence, bundle
 from autosync.documents import content_hash, from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.trials.contract import Launcher, Workload
+from autosync.trials.scaling import automatic_scales
 from search.outcome import Outcome
 from search.settings import Settings
 from search.space import Space
@@ -42,7 +43,9 @@ def enqueue(database: Database, job: Job) -> str:
 
     Raises:
         InvalidInput: a pin does not fit the graph, or a scale is out of range.
+        NotSupported: the operator has not set up the launcher.
     """
+    check_launcher(job.launcher)
     check_pins(job.space, job.domain)
     check_scales(job.byte_scale, job.time_scale)
     tuning_id = uuid.uuid4().hex
@@ -116,6 +119,11 @@ def best_bundle(job: Job, outcome: Outcome, ran_on: str) -> Bundle:
         measured_on=measured_on(ran_on, job.byte_scale, job.time_scale),
     )
     return bundle(outcome.best.strategy, job.domain, evidence)
+
+
+def usual_scales(domain: Domain, launcher: str) -> tuple[float, float]:
+    """The byte scale and time scale that this machine's cores carry; 1 on real clusters."""
+    return (1.0, 1.0) if launcher in REAL_CLUSTERS else automatic_scales(domain)
 
 
 def check_pins(space: Space, domain: Domain) -> None:

@@ -1,5 +1,6 @@
 """Arguments and options that several commands share."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -62,6 +63,43 @@ DatabaseUrl = Annotated[
     str, typer.Option("--db", help="sqlite:///FILE or postgresql://USER@HOST/NAME.")
 ]
 SimulatorName = Literal["learned", "timeline", "analytic"]
-LauncherName = Literal["auto", "testbed", "local"]
+LauncherName = Literal["auto", "testbed", "local", "command", "ray"]
+Prefix = Annotated[
+    str | None,
+    typer.Option(
+        envvar="AUTOSYNC_PREFIX",
+        help="How launcher command reaches a host: 'ssh {host}', 'srun -w {host} -N1 -n1 "
+        "--overlap', 'kubectl exec -i pod-{host} --'.",
+        show_default=False,
+    ),
+]
+WorkerPython = Annotated[
+    str | None,
+    typer.Option(
+        "--python",
+        envvar="AUTOSYNC_PYTHON",
+        help="Interpreter on the hosts of launcher command.",
+        show_default="this one's path",
+    ),
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        envvar="AUTOSYNC_RAY_ADDRESS",
+        help="Head of the Ray cluster of launcher ray, HOST:PORT (RAY_AUTH_MODE=token).",
+        show_default=False,
+    ),
+]
+
+
+def reach_hosts(prefix: str | None, python: str | None, ray_address: str | None) -> None:
+    """Where the registry looks, in this process and in the workers that it starts."""
+    given = {
+        "AUTOSYNC_PREFIX": prefix,
+        "AUTOSYNC_PYTHON": python,
+        "AUTOSYNC_RAY_ADDRESS": ray_address,
+    }
+    os.environ.update({name: value for name, value in given.items() if value is not None})
+
 
 DEFAULT_DATABASE = "sqlite:///autosync.db"

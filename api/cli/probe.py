@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from api.cli.console import out, print_table, say
-from api.cli.options import ClusterName, LauncherName
+from api.cli.options import ClusterName, LauncherName, Prefix, RayAddress, WorkerPython, reach_hosts
 
 if TYPE_CHECKING:
     from autosync.cluster import Cluster
@@ -31,6 +31,9 @@ def probe(
     time_scale: Annotated[
         float | None, typer.Option(help="As in `autosync tune`.", show_default="by cluster")
     ] = None,
+    prefix: Prefix = None,
+    python: WorkerPython = None,
+    ray_address: RayAddress = None,
 ) -> None:
     """Measure startup and engine costs of each kind of message and write them into the cluster.
 
@@ -41,18 +44,16 @@ def probe(
     from api.cli.inputs import ProfileChoice, load_domain
     from api.cli.results import print_scales, scale_words
     from api.registry import launcher_named
+    from api.tuning import usual_scales
     from autosync.clusterfile import save_cluster
-    from autosync.trials.local import LocalLauncher
     from autosync.trials.probe import probe as measure
-    from autosync.trials.scaling import automatic_scales
-    from autosync.trials.testbed import TestbedLauncher
 
+    reach_hosts(prefix, python, ray_address)
     domain = load_domain("resnet50", cluster, None, ProfileChoice())  # the scales of a usual model
-    machines, usual = domain.cluster, automatic_scales(domain)
+    machines, usual = domain.cluster, usual_scales(domain, launcher)
     scales = (byte_scale or usual[0], time_scale or usual[1])
     where = launcher_named(launcher)
     say(f"Probing {machines.name}. {scale_words(*scales)}: several minutes")
-    assert isinstance(where, LocalLauncher | TestbedLauncher)
     found = measure(where, machines, *scales)
     save_cluster(found, output)
     _print(found)

@@ -10,7 +10,14 @@ from typing import Annotated
 import typer
 
 from api.cli.console import out, say, warn
-from api.cli.options import DEFAULT_DATABASE, DatabaseUrl
+from api.cli.options import (
+    DEFAULT_DATABASE,
+    DatabaseUrl,
+    Prefix,
+    RayAddress,
+    WorkerPython,
+    reach_hosts,
+)
 
 LOOPBACK = "127.0.0.1"
 STOP_SECONDS = 20.0
@@ -28,6 +35,9 @@ def serve(
         str | None,
         typer.Option(envvar="AUTOSYNC_TOKEN", help="Ask every client for this bearer token."),
     ] = None,
+    prefix: Prefix = None,
+    python: WorkerPython = None,
+    ray_address: RayAddress = None,
 ) -> None:
     """Run the service with its dashboard and a worker, over one database.
 
@@ -42,6 +52,7 @@ def serve(
     from api.app import serve as serve_until_interrupted
     from api.db.migrate import migrate
 
+    reach_hosts(prefix, python, ray_address)
     migrate(db)
     address = f"http://{host}:{port}"
     out.print(f"AutoSync on [bold]{address}[/]  (API: {address}/docs, database: {db})")

@@ -14,9 +14,13 @@ from api.cli.options import (
     Efficiency,
     Json,
     LauncherName,
+    Prefix,
     ProfileFile,
+    RayAddress,
     SimulatorName,
     StepSeconds,
+    WorkerPython,
+    reach_hosts,
 )
 from autosync.errors import AutosyncError, InvalidInput
 
@@ -53,7 +57,8 @@ def tune(
         LauncherName,
         typer.Option(
             help="Where trials run: an emulated cluster with shaped links (testbed), this "
-            "machine's loopback (local), or the former where it is possible (auto)."
+            "machine's loopback (local), the former where it is possible (auto), or the "
+            "cluster's own hosts (command, ray)."
         ),
     ] = "auto",
     byte_scale: Annotated[
@@ -84,6 +89,9 @@ def tune(
     efficiency: Efficiency = None,
     step_seconds: StepSeconds = None,
     profile: ProfileFile = None,
+    prefix: Prefix = None,
+    python: WorkerPython = None,
+    ray_address: RayAddress = None,
     db: DatabaseUrl = DEFAULT_DATABASE,
     json: Json = False,
 ) -> None:
@@ -97,12 +105,14 @@ def tune(
 
         autosync tune resnet50 example-4x1 --budget 16 -o best.json
         autosync tune train:example my-cluster.yaml --step-seconds 0.21
+        autosync tune resnet50 my-cluster.yaml --launcher command --prefix "ssh {host}"
         autosync tune --resume 3f2a90c1
     """
     from api.cli.database import opened
     from api.cli.inputs import ProfileChoice, load_domain
     from search.settings import Settings
 
+    reach_hosts(prefix, python, ray_address)
     settings = Settings(budget=budget, proposals=proposals, repeats=repeats, seed=seed, probe=probe)
     job: Job | None = None
     if model is not None and cluster is not None:
@@ -130,10 +140,9 @@ def _job(
     time_scale: float | None,
 ) -> "Job":
     """The job with the scales that were asked for, or those this kind of machine can carry."""
-    from api.tuning import Job
-    from autosync.trials.scaling import automatic_scales
+    from api.tuning import Job, usual_scales
 
-    usual_bytes, usual_time = automatic_scales(domain)
+    usual_bytes, usual_time = usual_scales(domain, launcher)
     return Job(
         domain=domain,
         settings=settings,

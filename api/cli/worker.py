@@ -5,7 +5,14 @@ from typing import Annotated
 import typer
 
 from api.cli.console import say
-from api.cli.options import DEFAULT_DATABASE, DatabaseUrl
+from api.cli.options import (
+    DEFAULT_DATABASE,
+    DatabaseUrl,
+    Prefix,
+    RayAddress,
+    WorkerPython,
+    reach_hosts,
+)
 
 
 def worker(
@@ -14,6 +21,9 @@ def worker(
     parent: Annotated[
         int | None, typer.Option(hidden=True, help="Stop when this process, the parent, ends.")
     ] = None,
+    prefix: Prefix = None,
+    python: WorkerPython = None,
+    ray_address: RayAddress = None,
 ) -> None:
     """Work off queued tunings, on any machine that reaches the database.
 
@@ -26,6 +36,7 @@ def worker(
     from api.db.migrate import migrate
     from api.worker import work
 
+    reach_hosts(prefix, python, ray_address)
     migrate(db)
     stop = stop_on_signals()
     if parent is not None:

@@ -1,0 +1,65 @@
+"""Launchers that reach other hosts: set up by the operator, only named by a request."""
+
+import pytest
+from fastapi.testclient import TestClient
+
+from api.app import create_app
+from api.db import Database
+from api.registry import PREFIX, PYTHON, RAY_ADDRESS, launcher_named
+from api.tuning import usual_scales
+from autosync.documents import to_json
+from autosync.errors import NotFound, NotSupported
+from autosync.trials.command import CommandLauncher
+from autosync.trials.ray_launcher import RayLauncher
+from tests.domains import chain_graph, domain_of, grid_cluster
+
+HOSTS = ("command", "ray")
+
+
+@pytest.fixture(autouse=True)
+def _not_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (PREFIX, PYTHON, RAY_ADDRESS):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_not_set_up_is_said_with_the_way_out(name: str) -> None:
+    with pytest.raises(NotSupported, match=r"not set up.*AUTOSYNC_"):
+        launcher_named(name)
+
+
+def test_the_operators_choice_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PREFIX, "ssh {host}")
+    monkeypatch.setenv(PYTHON, "/opt/bin/python")
+    monkeypatch.setenv(RAY_ADDRESS, "head:6379")
+    assert launcher_named("command") == CommandLauncher("ssh {host}", "/opt/bin/python")
+    assert launcher_named("ray") == RayLauncher("head:6379")
+
+
+def test_unknown_names_are_listed() -> None:
+    with pytest.raises(NotFound, match="auto, testbed, local, command, ray"):
+        launcher_named("slurm")
+
+
+def test_real_clusters_are_not_scaled() -> None:
+    domain = domain_of(cluster=grid_cluster(8, gbps=25.0))
+    assert usual_scales(domain, "command") == (1.0, 1.0)
+    assert usual_scales(domain, "testbed") != (1.0, 1.0)
+
+
+def test_a_request_names_the_launcher_and_no_command(
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        graph = client.post("/v1/graphs", content=to_json(chain_graph())).json()["id"]
+        cluster = client.post("/v1/clusters", content=to_json(grid_cluster())).json()["id"]
+        body = {"graph": graph, "cluster": cluster, "launcher": "command"}
+        refused = client.post("/v1/tunings", json=body)
+        assert refused.status_code == 409
+        assert "not set up" in refused.text
+        assert client.get("/v1/tunings").json()["items"] == []
+        monkeypatch.setenv(PREFIX, "ssh {host}")
+        assert client.post("/v1/tunings", json={**body, "prefix": "id"}).status_code == 422
+        queued = client.post("/v1/tunings", json=body).json()
+    assert queued["launcher"] == "command"
+    assert (queued["byte_scale"], queued["time_scale"]) == (1.0, 1.0)
