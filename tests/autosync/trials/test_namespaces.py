@@ -60,9 +60,12 @@ def test_nothing_shows_outside_and_two_never_collide() -> None:
     try:
         assert outside_view() == before
         assert {first.id, second.id} <= {testbed.id for testbed in namespaces.status()}
-        listener = subprocess.Popen([*first.prefix(0), "sleep", "600"])
-        namespaces.down(first)
-        assert listener.wait() != 0  # what runs inside goes with it
+        command = [*first.prefix(0), "sh", "-c", "echo inside; exec sleep 600"]
+        listener = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        with listener, listener.stdout as said:  # type: ignore[union-attr]
+            assert said.readline() == "inside\n"
+            namespaces.down(first)
+            assert listener.wait(timeout=60) != 0  # what runs inside goes with it
         assert "eth0" in inside(second, 1, "ip", "addr")
     finally:
         namespaces.down(first)
