@@ -102,14 +102,15 @@ def run_trial(job: LiveJob, bundle: Bundle, warmup: int, iterations: int) -> dic
     try:
         attached.append(attach_live(job, bundle))
         measured = _measure(job, attached[0], warmup, iterations)
-        attached.pop().detach()
+        attached[0].detach()
         return measured
     except Exception as error:  # a process boundary: the job goes on whatever a strategy does
         answer = {"error": (time.monotonic() - begun, _kind(error), _words(error))}
         error.__traceback__ = None  # its frames hold the replicas that must go
         job.abort_groups()
-        for one in attached:
-            one.abandon()
+        while attached:
+            attached.pop().abandon()
+        gc.collect()  # engines are in reference cycles, and hold connections
         job.end_groups()
         return answer
     finally:

@@ -128,7 +128,7 @@ def tuning(rank: int, out: Path) -> dict[str, Any]:
         step_on(batch_of(rank, 0)),
         model,
         optimizer,
-        minutes=0.25,
+        minutes=0.2,
         settings=Settings(budget=6, proposals=200, repeats=2),
         save=out / "best.json",
         on_event=lambda event: events.append(event.kind),
