@@ -190,6 +190,8 @@ class Faults:
                 raise RuntimeError("raised on purpose")
             if self.fault == "hang":
                 time.sleep(4)
+        if self.fault == "late" and self.rank == 1 and self.calls == 4:  # the others are done
+            raise RuntimeError("raised at the end")
         if self.fault == "keep":
             self.held.append(model)
         self.plain(model, optimizer)
@@ -224,6 +226,7 @@ def contract(rank: int) -> dict[str, Any]:
         ("hang", ddp(domain)),
         ("keep", ddp(domain)),
         ("drift", ddp(domain)),
+        ("late", mixed(domain)),
         ("", mixed(domain)),
     ):
         key = f"{len(results)}:{fault}:{bundle.plan.engine}"

@@ -107,6 +107,7 @@ def test_faults_cost_their_own_trial(seen: Seen) -> None:
         assert raised["message"] == "rank 1: RuntimeError: raised on purpose"
     assert [result["kind"] for result in by_fault["hang"]] == ["timeout", "timeout"]
     assert "keeps a reference" in by_fault["keep"][0]["message"]
+    assert by_fault["late"][0]["message"] == "rank 1: RuntimeError: raised at the end"
     assert "ended unequal" in by_fault["drift"][0]["message"]
     assert by_fault["other"][0]["kind"] == "refused"
 
