@@ -55,7 +55,9 @@ def distribute(
         log.warning(message)
         return DistributedDataParallel(model, process_group=group), optimizer
     if shipped.plan.engine == "ddp":
-        cap = (shipped.plan.bucket_bytes or DDP_BUCKET_BYTES) / MEBIBYTE
+        # At its default, and only then, torch keeps the first bucket small: name no size then.
+        planned = shipped.plan.bucket_bytes or DDP_BUCKET_BYTES
+        cap = None if planned == DDP_BUCKET_BYTES else planned / MEBIBYTE
         wrapped = DistributedDataParallel(model, process_group=group, bucket_cap_mb=cap)
         return wrapped, optimizer
     if not allow_lossy:
