@@ -3,8 +3,11 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from autosync.domain import Domain
-from autosync.population import concatenate, decode, encode
+from autosync.population import Population, decode, encode
 from search.builders import hand_designed
 from search.outcome import DDP, Event, strategy_id
 from search.ranking import materialize, rank
@@ -12,7 +15,8 @@ from search.select import select
 from search.settings import Settings
 from search.space import Candidate, Space
 from search.store import Proposal, Store
-from simulator.base import Simulator
+from simulator.base import Learner, Simulator
+from simulator.timeline import TimelineSimulator
 
 OnEvent = Callable[[Event], None]
 
@@ -20,6 +24,8 @@ ROUND_TRIALS = 8
 """Trials between two refits."""
 KEPT = 256
 """Proposals that survive the simulator's ranking, before the selection."""
+SHORTLIST = 2048
+"""Proposals that the timeline leaves for a simulator that learns, which costs far more each."""
 
 
 def propose(
@@ -78,11 +84,10 @@ def sampled(
         on_event(Event("ranking", f"ranking proposals, round {number + 1}", done, total))
 
     seed = settings.seed + number
-    ranked = rank(domain, space, simulator, total, seed, KEPT, on_progress=progress)
-    kept = materialize(ranked, domain, space)
+    kept, index, seconds = shortlist(domain, space, simulator, total, seed, progress)
     fresh = [i for i in range(len(kept)) if decode(kept, i, domain).id not in seen]
-    population = concatenate([kept.take(fresh)])
-    scores = ranked.seconds[fresh]
+    population = kept.take(fresh)
+    scores, index = seconds[fresh], index[fresh]
     picks = select(scores, population, min(count, len(fresh)), settings.alpha)
     return [
         Candidate(
@@ -91,7 +96,29 @@ def sampled(
             simulator.name,
             "sampled",
             seed,
-            int(ranked.index[fresh[int(pick)]]),
+            int(index[pick]),
         )
         for pick in picks
     ]
+
+
+def shortlist(
+    domain: Domain,
+    space: Space,
+    simulator: Simulator,
+    total: int,
+    seed: int,
+    progress: Callable[[int], None],
+) -> tuple[Population, NDArray[np.int64], NDArray[np.float64]]:
+    """The best `KEPT` of `total` proposals, fastest first, with their indices and seconds.
+
+    A simulator that learns judges only what the timeline leaves; any other ranks everything.
+    """
+    if not isinstance(simulator, Learner):
+        ranked = rank(domain, space, simulator, total, seed, KEPT, on_progress=progress)
+        return materialize(ranked, domain, space), ranked.index, ranked.seconds
+    coarse = rank(domain, space, TimelineSimulator(), total, seed, SHORTLIST, on_progress=progress)
+    judged = materialize(coarse, domain, space)
+    seconds = simulator.predict(domain, judged)
+    best = np.argsort(seconds, kind="stable")[:KEPT]
+    return judged.take(best), coarse.index[best], seconds[best]

@@ -5,17 +5,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from autosync.domain import Domain
 from autosync.errors import AutosyncError, InvalidInput
-from autosync.population import encode
+from autosync.population import Population, decode, encode
 from autosync.strategy import Strategy
 from autosync.trials.contract import TrialError, TrialRequest, TrialResult
 from search.memory import MemoryStore
 from search.outcome import Event, Outcome
+from search.propose import KEPT, shortlist
+from search.sampler import sample
 from search.settings import Settings
 from search.space import Space
 from search.tune import tune
 from simulator.analytic import AnalyticSimulator
+from simulator.timeline import TimelineSimulator
 from tests.domains import domain_of, grid_cluster
 
 DOMAIN = domain_of(cluster=grid_cluster(2, 2, gbps=0.01))
@@ -148,3 +153,32 @@ def test_cancelling_keeps_what_was_measured() -> None:
 def test_a_negative_budget_is_refused_by_name() -> None:
     with pytest.raises(InvalidInput, match="budget is -3"):
         replace(SETTINGS, budget=-3)
+
+
+class Contrary(TimelineSimulator):
+    """Learns that the timeline is wrong: what it finds fast is slow."""
+
+    name = "contrary"
+
+    def predict(self, domain: Domain, population: Population) -> NDArray[np.float64]:
+        return 1.0 / super().predict(domain, population)
+
+    def refit(
+        self, domain: Domain, population: Population, step_seconds: NDArray[np.float64]
+    ) -> None:
+        assert len(population) == len(step_seconds)
+
+
+def test_what_learns_judges_what_the_timeline_leaves() -> None:
+    def ignore(done: int) -> None:
+        assert done >= 0
+
+    plain = shortlist(DOMAIN, Space(), TimelineSimulator(), 600, 5, ignore)
+    learned = shortlist(DOMAIN, Space(), Contrary(), 600, 5, ignore)
+    for kept, index, seconds in (plain, learned):
+        assert len(kept) == len(index) == len(seconds) == KEPT
+        assert (np.diff(seconds) >= 0).all()
+    # All 600 pass the timeline's shortlist, so opposite judges keep opposite ends of them.
+    assert plain[1][0] not in learned[1]
+    first = decode(learned[0], 0, DOMAIN)
+    assert first == decode(sample(DOMAIN, Space(), int(learned[1][0]), 1, 5), 0, DOMAIN)
