@@ -168,9 +168,11 @@ def test_no_more_groups_than_the_space_allows(domain: Domain, space: Space, seed
     for index in range(len(drawn)):
         rows = slice(drawn.first[index], drawn.first[index + 1])
         method, server = drawn.method[rows], drawn.server[rows]
+        sparse = domain.variables.sparse[drawn.variable[rows]]  # never shares with a dense one
         kinds = {}
-        for m, o, s, g in zip(method, drawn.option[rows], server, drawn.group[rows], strict=True):
-            kinds.setdefault(int(s), {}).setdefault((int(m), int(o)), set()).add(int(g))
+        options, groups = drawn.option[rows], drawn.group[rows]
+        for m, o, z, s, g in zip(method, options, sparse, server, groups, strict=True):
+            kinds.setdefault(int(s), {}).setdefault((int(m), int(o), bool(z)), set()).add(int(g))
         for family in kinds.values():
             # Rounding shares among the kinds of a family adds at most one group for each of them.
             assert sum(map(len, family.values())) <= space.max_groups + len(family)
