@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict
 
-from autosync.cluster import Cluster
+from autosync.cluster import Cluster, Device
+from autosync.devices import DEVICE_TYPES
 from autosync.documents import STRICT, content_hash
 from autosync.errors import InvalidInput
 from autosync.graph import ITEM_BYTES, ModelGraph
@@ -36,6 +37,27 @@ class Profile:
     @property
     def compute_seconds(self) -> float:
         return sum(self.forward_seconds) + sum(self.backward_seconds)
+
+    def factor_on(self, device: Device) -> float:
+        """How many times these seconds `device` takes: its slowdown, and how far the published
+        peak of its type lies below this profile's.
+
+        Raises:
+            InvalidInput: the profile's device is of no known type, so the two do not compare.
+        """
+        if device.type == self.device:
+            return device.slowdown
+        if self.device not in DEVICE_TYPES:
+            raise InvalidInput(
+                f"the profile is of device {self.device!r}, the cluster has {device.type!r}: "
+                "their speeds cannot be compared.",
+                thing="profile.device",
+                value=self.device,
+                remedy=f"Name one of {', '.join(DEVICE_TYPES)}, or profile on the cluster's "
+                "device.",
+            )
+        mine, its = DEVICE_TYPES[self.device], DEVICE_TYPES[device.type]
+        return device.slowdown * mine.peak_flops_per_second / its.peak_flops_per_second
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.devices import DEVICE_TYPES
 from autosync.domain import Domain
-from autosync.errors import InvalidInput
 from autosync.strategy import Replica
 
 
@@ -20,29 +18,9 @@ def compute_factors(domain: Domain, layout: tuple[Replica, ...]) -> NDArray[np.f
     for replica in layout:
         device = devices[replica.rank]
         factors[replica.rank] = (
-            replica.share * domain.world_size * device.slowdown * _type_factor(domain, device.type)
+            replica.share * domain.world_size * domain.profile.factor_on(device)
         )
     return factors
-
-
-def _type_factor(domain: Domain, device_type: str) -> float:
-    """Compute time of a device type over that of the profile's, by their published peaks."""
-    profiled = domain.profile.device
-    if profiled == device_type:
-        return 1.0
-    if profiled not in DEVICE_TYPES:
-        raise InvalidInput(
-            f"the profile is of device {profiled!r}, the cluster has {device_type!r}: their "
-            "speeds cannot be compared.",
-            thing="profile.device",
-            value=profiled,
-            remedy=f"Name one of {', '.join(DEVICE_TYPES)}, or profile on the cluster's device.",
-        )
-    ratio = (
-        DEVICE_TYPES[profiled].peak_flops_per_second
-        / DEVICE_TYPES[device_type].peak_flops_per_second
-    )
-    return ratio
 
 
 def slowest_factors(

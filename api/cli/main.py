@@ -10,6 +10,7 @@ import typer
 
 from api.cli.boundary import guarded
 from api.cli.clusters import clusters
+from api.cli.collect import collect
 from api.cli.explain import explain
 from api.cli.export import export
 from api.cli.import_model import import_model
@@ -62,6 +63,7 @@ app.command("models", rich_help_panel=DESCRIBE)(models)
 app.command("profile", rich_help_panel=DESCRIBE)(profile)
 app.command("clusters", rich_help_panel=DESCRIBE)(clusters)
 app.command("probe", rich_help_panel=DESCRIBE)(probe)
+app.command("collect", rich_help_panel=DESCRIBE)(collect)
 app.add_typer(testbed, name="testbed", rich_help_panel=DESCRIBE)
 app.command("serve", rich_help_panel=SERVICE)(serve)
 app.command("worker", rich_help_panel=SERVICE)(worker)

@@ -81,7 +81,8 @@ def sparse_variables(plan: Plan) -> Container[int]:
 
 def build_replay(workload: Workload, rank: int) -> ReplayJob:
     domain = workload.domain
-    slowness = workload.time_scale * domain.cluster.device_of_rank()[rank].slowdown
+    device = domain.cluster.device_of_rank()[rank]
+    slowness = workload.time_scale * domain.profile.factor_on(device)
     clock = ComputeClock(slowness)
     model = replay_module(domain, workload.byte_scale, rank, clock)
     sparse = any(variable.sparse for variable in domain.graph.variables)

@@ -1,22 +1,30 @@
 """Measured strategies, and the folder they are kept in.
 
     FOLDER/domains/<id>.json    a Domain document each; the file name is its identity
+    FOLDER/strategies.parquet   one row a strategy of a domain:
+
+        domain, strategy_id     string   `Domain.id`, `Strategy.id`
+        strategy                string   the Strategy document as JSON
+
     FOLDER/trials.parquet       one row a measuring pass of a strategy:
 
-        domain          string   the domain's id
-        strategy_id     string   `Strategy.id`
-        strategy        string   the Strategy document as JSON
-        origin          string   `sampled`, or the builder that made it
-        pass            int64    1, 2, ...: passes go over all strategies, one after another
-        step_seconds    double   median over the pass's iterations; null where the trial failed
-        spread          double   (p90 - p10) / median within the pass
-        error           string   why it failed, else null
-        launcher        string   where it ran
-        byte_scale      double   s of the testbed, 1 on a real cluster
-        time_scale      double   k of the testbed
-        load            double   share of the CPU used by others meanwhile, or null
+        domain, strategy_id     string
+        origin                  string   `sampled`, `canary`, or the builder that made it
+        occasion                int64    1, or 2 where everything was measured again much later
+        pass                    int64    1, 2, and 3 where the two differ by more than 5 %: passes
+                                         go over all strategies, one after another; 0: a canary
+        step_seconds            double   median over the pass's iterations; null where it failed
+        spread                  double   (p90 - p10) / median within the pass
+        error                   string   why it failed, else null
+        launcher                string   where it ran
+        byte_scale              double   s of the testbed, 1 on a real cluster
+        time_scale              double   k of the testbed
+        load                    double   share of the CPU used by others meanwhile, or null
 
-Strategies that failed in the first or second pass are left out of an evaluation and counted.
+    and whatever else was recorded of a pass. Seconds are the domain's: measured, divided by k.
+
+In memory the two tables are one, with a `strategy` in every row. Strategies that failed in the
+first or second pass are left out of an evaluation and counted.
 """
 
 from collections.abc import Sequence
@@ -40,6 +48,7 @@ COLUMNS = (
     "strategy_id",
     "strategy",
     "origin",
+    "occasion",
     "pass",
     "step_seconds",
     "spread",
@@ -55,19 +64,22 @@ COLUMNS = (
 class MeasuredDomain:
     """n strategies of one domain, measured.
 
-    step_seconds f64[n]: of the first pass. second_seconds f64[n]: of the second, or None where
-        there was one pass only. failed: strategies left out because a pass failed.
+    step_seconds f64[n]: of the first pass, or of the first occasion where there were two.
+    second_seconds f64[n]: of the second, or None where there was one pass only. best_seconds
+        f64[n]: from all passes; None: the geometric mean of these two. failed: strategies left
+        out because a pass failed.
     """
 
     domain: Domain
     population: Population
     step_seconds: F64
     second_seconds: F64 | None = None
+    best_seconds: F64 | None = None
     failed: int = 0
 
     def __post_init__(self) -> None:
         columns = [self.step_seconds]
-        columns += [] if self.second_seconds is None else [self.second_seconds]
+        columns += [each for each in (self.second_seconds, self.best_seconds) if each is not None]
         for seconds in columns:
             if len(seconds) != len(self.population) or not (np.asarray(seconds) > 0).all():
                 raise InvalidInput(
@@ -87,7 +99,9 @@ class MeasuredDomain:
 
     @property
     def label_seconds(self) -> F64:
-        """What models learn and are judged by: the geometric mean of the passes, f64[n]."""
+        """What models learn and are judged by, f64[n]."""
+        if self.best_seconds is not None:
+            return self.best_seconds
         if self.second_seconds is None:
             return self.step_seconds
         result: F64 = np.sqrt(self.step_seconds * self.second_seconds)
@@ -118,7 +132,7 @@ def load_dataset(folder: Path) -> list[MeasuredDomain]:
     Raises:
         NotFound: a file is missing. InvalidInput: the table lacks a column, or a document is bad.
     """
-    table = _read_trials(folder)
+    table = read_trials(folder)
     measured = []
     for identity, rows in table.groupby("domain", sort=True):
         measured.append(_measured(_read_domain(folder, str(identity)), rows))
@@ -143,31 +157,71 @@ def write_dataset(folder: Path, domains: Sequence[Domain], trials: pd.DataFrame)
     (folder / "domains").mkdir(parents=True, exist_ok=True)
     for domain in domains:
         (folder / "domains" / f"{domain.id}.json").write_text(to_json(domain) + "\n")
-    trials[list(COLUMNS)].to_parquet(folder / "trials.parquet", index=False)
+    identity = ["domain", "strategy_id"]
+    strategies = trials[[*identity, "strategy"]].drop_duplicates(identity)
+    _write_parquet(strategies, folder / "strategies.parquet")
+    _write_parquet(trials.drop(columns="strategy"), folder / "trials.parquet")
 
 
-def _read_trials(folder: Path) -> pd.DataFrame:
-    file = folder / "trials.parquet"
+def _write_parquet(table: pd.DataFrame, file: Path) -> None:
+    """Whole or not at all."""
+    draft = file.with_suffix(".part")
+    table.to_parquet(draft, index=False, compression="zstd")
+    draft.replace(file)
+
+
+def read_trials(folder: Path) -> pd.DataFrame:
+    """Every pass of every strategy, canaries included, with its `strategy`.
+
+    Raises:
+        NotFound: a file is missing. InvalidInput: a table lacks a column or a strategy.
+    """
+    trials = _read_parquet(folder / "trials.parquet")
+    strategies = _read_parquet(folder / "strategies.parquet")
+    identity = ["domain", "strategy_id"]
+    for name, table in (("trials", trials), ("strategies", strategies)):
+        _require(table, (*identity, *(("strategy",) if name == "strategies" else ())), name)
+    table = trials.merge(strategies, on=identity, how="left", validate="many_to_one")
+    _check_columns(table)
+    lost = table.loc[table["strategy"].isna(), "strategy_id"]
+    if len(lost):
+        raise InvalidInput(
+            f"strategies.parquet lacks strategy {lost.iloc[0]}, which was measured.",
+            thing="strategies",
+            value=lost.iloc[0],
+            remedy="Copy the dataset whole.",
+        )
+    return table
+
+
+def _read_parquet(file: Path) -> pd.DataFrame:
     if not file.is_file():
         raise NotFound(
             f"there is no {str(file)!r}.",
             thing="dataset",
             value=str(file),
-            remedy="Give the folder that holds trials.parquet and domains/.",
+            remedy="Give the folder that holds trials.parquet, strategies.parquet and domains/.",
         )
-    table = pd.read_parquet(file)
-    _check_columns(table)
-    return table
+    try:
+        return pd.read_parquet(file)
+    except (OSError, ValueError) as error:
+        raise InvalidInput(
+            f"{str(file)!r} is no Parquet table: {error}.", thing="dataset", value=str(file)
+        ) from None
 
 
 def _check_columns(table: pd.DataFrame) -> None:
-    missing = [name for name in COLUMNS if name not in table.columns]
+    _require(table, COLUMNS, "trials")
+
+
+def _require(table: pd.DataFrame, columns: Sequence[str], name: str) -> None:
+    missing = [column for column in columns if column not in table.columns]
     if missing:
         raise InvalidInput(
-            f"the table of trials lacks the column {missing[0]!r}.",
-            thing="trials",
+            f"the table of {name} lacks the column {missing[0]!r}.",
+            thing=name,
             value=missing,
-            remedy=f"It needs {', '.join(COLUMNS)}.",
+            remedy=f"It needs {', '.join(columns)}.",
         )
 
 
@@ -184,21 +238,44 @@ def _read_domain(folder: Path, identity: str) -> Domain:
 
 
 def _measured(domain: Domain, rows: pd.DataFrame) -> MeasuredDomain:
-    strategies, first, second = [], [], []
+    rows = rows[rows["pass"] > 0].sort_values(["occasion", "pass"], kind="stable")
+    again = rows.loc[rows["occasion"] == 2, "strategy_id"].nunique()
+    twice = again == rows["strategy_id"].nunique()
+    strategies: list[Strategy] = []
+    found: list[tuple[float, float, float]] = []
     failed = 0
-    for _, passes in rows.sort_values("pass", kind="stable").groupby("strategy_id", sort=True):
-        seconds = [float(value) for value in passes["step_seconds"]]
-        if not all(np.isfinite(value) for value in seconds[:2]):
+    for _, passes in rows.groupby("strategy_id", sort=True):
+        seconds = _two_and_best(passes, twice)
+        if seconds is None:
             failed += 1
             continue
-        strategies.append(from_json(Strategy, passes["strategy"].iloc[0], source="trials.parquet"))
-        first.append(seconds[0])
-        second.append(seconds[1] if len(seconds) > 1 else np.nan)
-    later = np.array(second)
+        strategies.append(from_json(Strategy, passes["strategy"].iloc[0], source="strategies"))
+        found.append(seconds)
+    first, second, best = np.array(found, dtype=np.float64).reshape(-1, 3).T
     return MeasuredDomain(
         domain,
         encode(strategies, domain),
-        np.array(first),
-        later if len(later) and np.isfinite(later).all() else None,
+        first,
+        second if len(second) and np.isfinite(second).all() else None,
+        best,
         failed,
     )
+
+
+def _two_and_best(passes: pd.DataFrame, twice: bool) -> tuple[float, float, float] | None:
+    """Two measurements that know nothing of each other, and the best estimate; None: it failed.
+
+    twice: the two are occasions, else the first two passes (the second NaN where there is none).
+    """
+    by_occasion = [
+        [float(value) for value in group["step_seconds"]]
+        for _, group in passes.groupby("occasion", sort=True)
+    ]
+    if not all(np.isfinite(seconds[:2]).all() for seconds in by_occasion):
+        return None
+    medians = [float(np.exp(np.nanmedian(np.log(np.array(seconds))))) for seconds in by_occasion]
+    best = float(np.exp(np.mean(np.log(medians))))
+    if twice:
+        return medians[0], medians[1], best
+    first = by_occasion[0]
+    return first[0], first[1] if len(first) > 1 else np.nan, best

@@ -53,6 +53,7 @@ def rows_of(each: MeasuredDomain) -> pd.DataFrame:
                     "strategy_id": strategy.id,
                     "strategy": to_json(strategy),
                     "origin": "sampled",
+                    "occasion": 1,
                     "pass": number,
                     "step_seconds": float(seconds[index]),
                     "spread": 0.01,

@@ -1,0 +1,49 @@
+"""`autosync collect`: a dataset of measured strategies."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from api.cli.console import say
+from api.cli.options import LauncherName
+
+
+def collect(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER",
+            help="The dataset; what it holds already is not measured again.",
+            show_default=False,
+        ),
+    ],
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="What to measure.", show_default="datasets/runtimes/plan.yaml"
+        ),
+    ] = None,
+    domain: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only these of the plan's domains; may be repeated."),
+    ] = None,
+    launcher: Annotated[LauncherName, typer.Option(help="As in `autosync tune`.")] = "testbed",
+) -> None:
+    """Measure many strategies of several domains, as simulators learn from.
+
+    Hours, with the machine left alone. Ctrl-C stops after the trial that runs; the same command
+    goes on from there.
+
+    Example: `autosync collect runtimes --domain resnet50-4x1`
+    """
+    from api.cli.stopping import stop_on_signals
+    from api.registry import launcher_named
+    from autosync.datafiles import data_file
+    from search.collect import collect as measure
+    from search.targets import load_plan, only
+
+    asked = only(load_plan(plan or data_file("runtimes", "plan.yaml")), tuple(domain or ()))
+    stop = stop_on_signals()
+    measure(asked, folder, launcher_named(launcher), say, stop.is_set)
+    say("Stopped: the same command goes on." if stop.is_set() else f"Written to {folder}.")

@@ -1,0 +1,221 @@
+"""Measures a dataset: many strategies of several domains, stopping anywhere and going on.
+
+Of every domain the hand-designed strategies and random ones; each in two passes, every pass over
+all strategies in an order of its own, so that a slow hour does not fall on one strategy alone;
+a third where the two differ by more than `PASS_TOLERANCE`. Every `CANARY_EVERY` trials one known
+strategy runs: where it has drifted, what was measured since the last sound one is measured again.
+"""
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from autosync.bundle import bundle
+from autosync.documents import from_json, to_json
+from autosync.domain import Domain
+from autosync.population import decode
+from autosync.strategy import Strategy
+from autosync.trials.contract import Launcher, Pool, TrialRequest, TrialResult, Workload
+from autosync.trials.pool import PASS_TOLERANCE
+from autosync.trials.probe import probe
+from search import designs
+from search.builders import hand_designed
+from search.journal import CANARY, Journal, PassKey
+from search.sampler import sample
+from search.space import Space
+from search.targets import CollectionPlan, Target, domain_of
+
+CANARY_EVERY = 20
+CANARY_TOLERANCE = 0.05
+WARMUP, ITERATIONS = 2, 5
+TIMEOUT_SECONDS = 60.0
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    origin: str
+    strategy: Strategy
+
+
+def collect(
+    plan: CollectionPlan,
+    folder: Path,
+    launcher: Launcher,
+    say: Say,
+    stopped: Callable[[], bool] = lambda: False,
+) -> None:
+    """Measure what the folder's journal lacks, and write the dataset after every domain.
+
+    All first occasions come before any second one. `stopped` is asked before every trial.
+
+    Raises:
+        NotSupported, InaccurateLink: as `launcher.open`.
+    """
+    journal = Journal(folder)
+    rounds = max(target.occasions for target in plan.domains)
+    for occasion in range(1, rounds + 1):
+        for target in plan.domains:
+            if occasion > target.occasions or stopped():
+                continue
+            measure_target(plan, target, occasion, folder, journal, launcher, say, stopped)
+            journal.checkpoint(kept_domains(folder))
+
+
+def measure_target(
+    plan: CollectionPlan,
+    target: Target,
+    occasion: int,
+    folder: Path,
+    journal: Journal,
+    launcher: Launcher,
+    say: Say,
+    stopped: Callable[[], bool],
+) -> None:
+    """All that is still to measure of one domain on one occasion, on one pool."""
+    domain = kept_domain(target, folder, launcher, say)
+    chosen = strategies_of(domain, plan.strategies, plan.seed)
+    work = _Work(domain.id, occasion, tuple(chosen), plan.seed)
+    if not work.pending(journal):
+        return
+    journal.know([each.strategy for each in chosen])
+    byte_scale, time_scale = target.scales
+    say(f"{target.name}, occasion {occasion}: {len(chosen)} strategies")
+    pool = launcher.open(Workload(domain, byte_scale=byte_scale, time_scale=time_scale))
+    try:
+        measuring = _Measuring(domain, occasion, journal, pool, say, len(chosen))
+        while todo := work.pending(journal):
+            for start in range(0, len(todo), CANARY_EVERY):
+                if stopped():
+                    return
+                measuring.block(todo[start : start + CANARY_EVERY], stopped)
+    finally:
+        pool.close()
+
+
+def kept_domain(target: Target, folder: Path, launcher: Launcher, say: Say) -> Domain:
+    """The target's domain with probed costs, probed once and kept in FOLDER/targets."""
+    file = folder / "targets" / f"{target.name}.json"
+    if file.is_file():
+        return from_json(Domain, file.read_text(), source=str(file))
+    domain = domain_of(target)
+    say(f"{target.name}: measuring what messages cost")
+    domain = replace(domain, cluster=probe(launcher, domain.cluster, *target.scales))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_suffix(".part")
+    draft.write_text(to_json(domain) + "\n")
+    draft.replace(file)
+    return domain
+
+
+def kept_domains(folder: Path) -> list[Domain]:
+    """Every target's domain that has been probed."""
+    files = sorted((folder / "targets").glob("*.json"))
+    return [from_json(Domain, file.read_text(), source=str(file)) for file in files]
+
+
+def strategies_of(domain: Domain, count: int, seed: int) -> list[Chosen]:
+    """Hand-designed strategies, then sampled ones up to `count`, no two alike."""
+    named = [Chosen(name, strategy) for name, strategy in hand_designed(domain, Space())]
+    found = {chosen.strategy.id: chosen for chosen in reversed(named)}
+    found = dict(reversed(found.items()))
+    population = sample(domain, Space(), 0, 2 * count, seed)
+    for index in range(len(population)):
+        if len(found) >= count:
+            break
+        strategy = decode(population, index, domain)
+        found.setdefault(strategy.id, Chosen("sampled", strategy))
+    return list(found.values())[:count]
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What there is to measure on one occasion of a domain."""
+
+    domain_id: str
+    occasion: int
+    chosen: tuple[Chosen, ...]
+    seed: int
+
+    def pending(self, journal: Journal) -> list[tuple[PassKey, Chosen]]:
+        """What is missing of the first pass that is not complete, in that pass's order."""
+        for number in (1, 2, 3):
+            order = list(self.chosen)
+            random.Random(f"{self.seed}/{self.domain_id}/{self.occasion}/{number}").shuffle(order)
+            keys = [PassKey(self.domain_id, self.occasion, number, c.strategy.id) for c in order]
+            todo = [
+                (key, chosen)
+                for key, chosen in zip(keys, order, strict=True)
+                if key not in journal and (number < 3 or _differ(journal, key))
+            ]
+            if todo:
+                return todo
+        return []
+
+
+def _differ(journal: Journal, key: PassKey) -> bool:
+    """Whether the first two passes ran and disagree."""
+    one, two = (journal.seconds(key._replace(number=number)) for number in (1, 2))
+    return one is not None and two is not None and abs(one / two - 1) > PASS_TOLERANCE
+
+
+@dataclass(slots=True)
+class _Measuring:
+    """Runs blocks of trials on a pool, each followed by a canary."""
+
+    domain: Domain
+    occasion: int
+    journal: Journal
+    pool: Pool
+    say: Say
+    strategies: int
+    _number: int = 0
+    _seconds: float = 0.0
+
+    def block(self, todo: list[tuple[PassKey, Chosen]], stopped: Callable[[], bool]) -> None:
+        """Measure, then the canary; where that has drifted twice, the block is in doubt."""
+        done = []
+        begun = time.monotonic()
+        for key, chosen in todo:
+            if stopped():
+                return
+            self._run(key, chosen.origin, chosen.strategy)
+            done.append(key)
+        sound = self._sound() or self._sound()
+        self._seconds += time.monotonic() - begun
+        number = todo[0][0].number
+        have = self.journal.count(self.domain.id, self.occasion, number)
+        rate = self._number / self._seconds * 3600
+        self.say(f"  pass {number}: {have} of {self.strategies}, {rate:.0f} passes an hour")
+        if not sound and (doubted := self.journal.void(done)):
+            self.say(f"  the canary has drifted: {len(doubted)} of them are measured again")
+
+    def _sound(self) -> bool:
+        """Run the canary; whether it agrees with those before it."""
+        earlier = self.journal.canary_seconds(self.domain.id)
+        strategy = designs.all_reduce_25mb(self.domain)
+        self.journal.know([strategy])
+        key = PassKey(self.domain.id, self.occasion, CANARY, strategy.id)
+        seconds = self._run(key, "canary", strategy).step_seconds
+        if seconds is None:
+            return False
+        return len(earlier) < 3 or abs(seconds / float(np.median(earlier)) - 1) <= CANARY_TOLERANCE
+
+    def _run(self, key: PassKey, origin: str, strategy: Strategy) -> TrialResult:
+        self._number += 1
+        request = TrialRequest(
+            key=f"{key}/{self._number}",
+            bundle=bundle(strategy, self.domain),
+            warmup=WARMUP,
+            iterations=ITERATIONS,
+            timeout_seconds=TIMEOUT_SECONDS,
+        )
+        measured_at = time.time()
+        result = self.pool.run(request)
+        self.journal.record(key, origin, measured_at, result)
+        return result

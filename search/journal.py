@@ -1,0 +1,177 @@
+"""What a collection has measured so far.
+
+The dataset's tables are its checkpoint; since the last one every pass is appended to a log and
+synced, so that a collection stops anywhere and goes on. A line of the log is a row of the table
+(`simulator.evaluation.dataset`), or
+
+    {"void": [passes]}    that a drifted canary casts doubt on; they are measured again
+"""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from autosync.documents import to_json
+from autosync.domain import Domain
+from autosync.errors import InvalidInput
+from autosync.strategy import Strategy
+from autosync.trials.contract import TrialResult
+from simulator.evaluation.dataset import read_trials, write_dataset
+
+CANARY = 0
+"""The pass number of canaries."""
+
+
+class PassKey(NamedTuple):
+    """Identifies one measuring pass of a strategy. number: 1, 2 and, where they disagree, 3."""
+
+    domain: str
+    occasion: int
+    number: int
+    strategy_id: str
+
+
+@dataclass(slots=True)
+class Journal:
+    """Reads what FOLDER holds on construction.
+
+    Raises:
+        InvalidInput: a line of the log is no record (only the last may be torn, by a crash).
+    """
+
+    folder: Path
+    _rows: dict[PassKey, dict[str, Any]] = field(default_factory=dict)
+    _canaries: list[dict[str, Any]] = field(default_factory=list)
+    _voided: set[PassKey] = field(default_factory=set)
+    _strategies: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if (self.folder / "trials.parquet").exists():
+            for record in read_trials(self.folder).to_dict("records"):
+                row = {str(column): value for column, value in record.items()}
+                self._strategies[row["strategy_id"]] = row.pop("strategy")
+                self._take(row)
+        if self._log.exists():
+            self._replay(self._log.read_bytes())
+
+    @property
+    def _log(self) -> Path:
+        return self.folder / "log.jsonl"
+
+    def _replay(self, content: bytes) -> None:
+        whole, _, torn = content.rpartition(b"\n")
+        if torn:  # a crash in the middle of a line: that pass is measured again
+            self._log.write_bytes(whole + b"\n" if whole else b"")
+        for number, line in enumerate(whole.splitlines(), start=1):
+            try:
+                self._take(json.loads(line))
+            except (ValueError, KeyError, TypeError) as error:
+                raise InvalidInput(
+                    f"line {number} of {str(self._log)!r} is no record: {error}.",
+                    thing="log",
+                    value=number,
+                    remedy="Restore the file, or collect into a new folder.",
+                ) from None
+
+    def know(self, strategies: Iterable[Strategy]) -> None:
+        """Strategies that passes will name."""
+        for strategy in strategies:
+            if strategy.id not in self._strategies:
+                self._strategies[strategy.id] = to_json(strategy)
+
+    def seconds(self, key: PassKey) -> float | None:
+        """Measured seconds of a pass; None where it failed or is not there."""
+        row = self._rows.get(key)
+        return None if row is None else row["step_seconds"]
+
+    def __contains__(self, key: PassKey) -> bool:
+        return key in self._rows
+
+    def count(self, domain: str, occasion: int, number: int) -> int:
+        """How many strategies have had this pass."""
+        return sum(key[:3] == (domain, occasion, number) for key in self._rows)
+
+    def canary_seconds(self, domain: str) -> list[float]:
+        """Of the canaries that ran, oldest first."""
+        return [
+            row["step_seconds"]
+            for row in self._canaries
+            if row["domain"] == domain and row["step_seconds"]
+        ]
+
+    def record(self, key: PassKey, origin: str, measured_at: float, result: TrialResult) -> None:
+        """Append one pass; a canary (pass 0) is kept beside the others."""
+        row = _row(key, origin, measured_at, result)
+        self._append(row)
+        self._take(row)
+
+    def void(self, keys: Sequence[PassKey]) -> list[PassKey]:
+        """Forget these passes, which are in doubt; those that were voided before stay. Returns
+        the forgotten ones."""
+        doubted = [key for key in keys if key not in self._voided]
+        if doubted:
+            self._append({"void": doubted})
+            self._take({"void": doubted})
+        return doubted
+
+    def checkpoint(self, domains: Sequence[Domain]) -> None:
+        """Write the dataset of everything so far, and begin a new log."""
+        rows = [*self._rows.values(), *self._canaries]
+        if not rows:
+            return
+        table = pd.DataFrame(rows)
+        table["strategy"] = table["strategy_id"].map(self._strategies)
+        measured = set(table["domain"])
+        write_dataset(self.folder, [each for each in domains if each.id in measured], table)
+        self._log.unlink(missing_ok=True)
+
+    def _take(self, row: dict[str, Any]) -> None:
+        if "void" in row:
+            for fields in row["void"]:
+                key = PassKey(*fields)
+                self._voided.add(key)
+                self._rows.pop(key, None)
+            return
+        if row["step_seconds"] is not None and not row["step_seconds"] > 0:
+            row["step_seconds"] = None  # NaN, as Parquet keeps what is missing
+        if row["pass"] == CANARY:
+            self._canaries.append(row)
+        else:
+            key = PassKey(row["domain"], row["occasion"], row["pass"], row["strategy_id"])
+            self._rows[key] = row
+
+    def _append(self, row: dict[str, Any]) -> None:
+        with self._log.open("a") as file:
+            file.write(json.dumps(row, separators=(",", ":"), default=list) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _row(key: PassKey, origin: str, measured_at: float, result: TrialResult) -> dict[str, Any]:
+    error = result.error
+    return {
+        "domain": key.domain,
+        "strategy_id": key.strategy_id,
+        "origin": origin,
+        "occasion": key.occasion,
+        "pass": key.number,
+        "step_seconds": result.step_seconds,
+        "spread": result.spread,
+        "iteration_seconds": result.iteration_seconds,
+        "error": None if error is None else f"{error.kind}: {error.message}",
+        "launcher": result.launcher,
+        "byte_scale": result.byte_scale,
+        "time_scale": result.time_scale,
+        "load": result.load,
+        "overhead_seconds": result.overhead_seconds,
+        "peak_memory_bytes": result.peak_memory_bytes,
+        "sent_bytes": result.sent_bytes,
+        "measured_at": round(measured_at, 3),
+        "versions": ", ".join(f"{name} {version}" for name, version in result.versions),
+    }
