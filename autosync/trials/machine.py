@@ -4,6 +4,9 @@ import fcntl
 import os
 import socket
 import struct
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -36,6 +39,31 @@ def outside_share(busy_seconds: float, own_seconds: float, total_seconds: float)
     if total_seconds <= 0:
         return 0.0
     return min(1.0, max(0.0, (busy_seconds - own_seconds) / total_seconds))
+
+
+QUIET_WINDOW_SECONDS = 0.5
+"""Fifty ticks of each CPU."""
+
+
+def wait_until_quiet(
+    share: float,
+    most_seconds: float,
+    given_up: threading.Event,
+    ticks: Callable[[], CpuTicks] = cpu_ticks,
+) -> bool:
+    """Wait until all that runs here uses less than `share` of the CPU; whether it does.
+
+    Load comes in bursts: a neighbour's build, another guest on the same host (`stolen` time).
+    """
+    until = time.monotonic() + most_seconds
+    before = ticks()
+    while time.monotonic() < until and not given_up.wait(QUIET_WINDOW_SECONDS):
+        now = ticks()
+        busy_seconds = now.busy_seconds - before.busy_seconds
+        if outside_share(busy_seconds, 0.0, now.total_seconds - before.total_seconds) < share:
+            return True
+        before = now
+    return False
 
 
 def host_id() -> str:

@@ -1,4 +1,8 @@
-"""Worker processes: started by a prefix, spoken to by JSON lines, killed with their group."""
+"""Worker processes: started by a prefix, spoken to by JSON lines, killed with their group.
+
+They live no longer than the process that started them: each ends at the end of its input, and a
+leash ends those that cannot read it.
+"""
 
 import contextlib
 import json
@@ -15,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from autosync.errors import NotSupported
+from autosync.trials.leash import Leash
 from autosync.trials.machine import killed_for_memory
 
 STDERR_LINES = 60
@@ -157,14 +162,26 @@ class WorkerProcess:
         self.where = where
         self.command = shown or shlex.join(command)
         self._kills_before = killed_for_memory()
-        self.process = _started(command, environment, where, self.command)
+        self._leash = Leash()
+        self.process = _started(command, environment, where, self.command, self._leash)
+        self._commands: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._stderr: deque[str] = deque(maxlen=STDERR_LINES)
         self._threads = [
+            threading.Thread(target=self._write_commands, daemon=True),
             threading.Thread(target=self._read_answers, args=(answers,), daemon=True),
             threading.Thread(target=self._read_stderr, daemon=True),
         ]
         for thread in self._threads:
             thread.start()
+
+    def _write_commands(self) -> None:
+        """On a thread of its own: a worker that is stopped reads nothing, and a full pipe must
+        not hold up whoever waits for its answer."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            while (line := self._commands.get()) is not None:
+                self.process.stdin.write(line + "\n")
+                self.process.stdin.flush()
 
     def _read_answers(self, answers: "Answers") -> None:
         assert self.process.stdout is not None
@@ -182,10 +199,7 @@ class WorkerProcess:
 
     def send(self, line: str) -> None:
         """Hand over one command. A dead worker's is dropped: its end is an answer already."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(line + "\n")
-            self.process.stdin.flush()
+        self._commands.put(line)
 
     def stderr_tail(self) -> str:
         return "".join(self._stderr)[-STDERR_CHARACTERS:]
@@ -209,6 +223,8 @@ class WorkerProcess:
     def kill(self) -> None:
         self.begin_kill()
         self.process.wait()
+        self._leash.let_go()
+        self._commands.put(None)
         for thread in self._threads:
             thread.join()
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
@@ -218,10 +234,10 @@ class WorkerProcess:
 
 
 def _started(
-    command: Sequence[str], environment: Mapping[str, str], where: str, shown: str
+    command: Sequence[str], environment: Mapping[str, str], where: str, shown: str, leash: Leash
 ) -> "subprocess.Popen[str]":
     try:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             list(command),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -229,8 +245,11 @@ def _started(
             text=True,
             env=dict(environment),
             start_new_session=True,
+            pass_fds=(leash.worker_end,),
         )
     except OSError as error:
+        leash.let_go()
+        os.close(leash.worker_end)
         host = f" for host {where!r}" if where else ""
         raise NotSupported(
             f"the worker{host} could not be started: {error.strerror}: `{shown}`.",
@@ -238,3 +257,5 @@ def _started(
             value=command[0],
             remedy="Install that program, or correct the launcher's prefix.",
         ) from None
+    leash.fasten(process.pid)
+    return process

@@ -1,6 +1,9 @@
 """The contract suite: every launcher's pool passes it."""
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -52,6 +55,20 @@ def test_a_key_runs_once(pool: ProcessPool) -> None:
     assert trial(pool, "plain") is trial(pool, "plain")
 
 
+def test_one_key_asked_for_twice_at_once_runs_once(pool: ProcessPool) -> None:
+    results: list[TrialResult] = []
+    askers = [
+        threading.Thread(target=lambda: results.append(trial(pool, "asked twice")))
+        for _ in range(2)
+    ]
+    for asker in askers:
+        asker.start()
+    for asker in askers:
+        asker.join()
+    assert results[0].error is None
+    assert results[0] is results[1]
+
+
 def test_a_plan_for_another_cluster_is_refused_and_workers_stay(pool: ProcessPool) -> None:
     before = pool.worker_pids()
     result = pool.run(TrialRequest("too many ranks", ddp(small_domain(3))))
@@ -99,6 +116,20 @@ def test_a_hanging_trial_is_killed_with_its_group(pool: ProcessPool) -> None:
 
 
 @pytest.mark.parametrize("pool", ["local"], indirect=True)
+def test_a_stopped_worker_does_not_hold_up_its_launcher(pool: ProcessPool) -> None:
+    """A plan larger than a pipe, which the worker does not read."""
+    assert trial(pool, "before stop").error is None
+    stopped = pool.worker_pids()
+    os.kill(stopped[1], signal.SIGSTOP)
+    bundle = ddp(pool.workload.domain)
+    large = replace(bundle, strategy=replace(bundle.strategy, name="x" * 300_000))
+    result = pool.run(TrialRequest("stopped", large, timeout_seconds=2.0))
+    assert result.error is not None
+    assert result.error.kind == "timeout"
+    assert_gone(stopped)
+
+
+@pytest.mark.parametrize("pool", ["local"], indirect=True)
 def test_cancel_from_another_thread(pool: ProcessPool) -> None:
     assert trial(pool, "before cancel").error is None
     results = []
@@ -117,10 +148,7 @@ def test_cancelling_an_idle_pool_changes_nothing(pool: ProcessPool) -> None:
 
 
 def test_ranks_without_their_launcher_end() -> None:
-    """Kill -9 of a process that holds a pool: its workers end by themselves."""
-    import subprocess
-    import sys
-
+    """Kill -9 of a process that holds a pool: its workers end too, a stopped one included."""
     script = (
         "from tests.autosync.trials.conftest import launchers\n"
         "from tests.autosync.trials.strategies import ddp, small_domain\n"
@@ -140,6 +168,7 @@ def test_ranks_without_their_launcher_end() -> None:
     with owner.stdout:
         workers = [int(word) for word in owner.stdout.readline().split()]
     assert len(workers) == 2
+    os.kill(workers[1], signal.SIGSTOP)
     owner.kill()
     owner.wait()
     deadline = time.monotonic() + 60
