@@ -1,0 +1,106 @@
+"""A disk that fills up under a tuning and is freed again, in a mount namespace of its own.
+
+`python -m tests.api.full_disk FOLDER`, started by `unshare --mount`: FOLDER becomes a small file
+system. Prints what the test looks at, as JSON.
+"""
+
+import errno
+import json
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from sqlalchemy import func, select
+
+from api.db import Database, connect, migrate
+from api.db.tables import ProposalRow, TrialRow, TuningRow
+from api.tuning import Job, enqueue
+from api.worker import work
+from search.settings import Settings
+from tests.domains import domain_of, grid_cluster
+
+SIZE_MIB = 16
+SETTINGS = Settings(budget=4, proposals=64, repeats=3, warmup=1, iterations=2, probe=False)
+JOB = Job(domain_of(cluster=grid_cluster(2)), SETTINGS, launcher="local")
+
+
+class Complaints(logging.Handler):
+    """What the worker logs of its database."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.full = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "disk is full" in record.getMessage():
+            self.full.set()
+
+
+def mount(folder: Path) -> None:
+    options = f"size={SIZE_MIB}m"
+    command = ["mount", "-t", "tmpfs", "-o", options, "autosync", str(folder)]
+    subprocess.run(command, check=True)
+
+
+def fill(path: Path) -> None:
+    """Take all that is left of the file system."""
+    try:
+        with path.open("wb", buffering=0) as file:
+            while True:
+                file.write(b"\0" * 4096)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(what)
+        time.sleep(0.05)
+
+
+def trials(database: Database) -> list[tuple[str, list[float]]]:
+    with database.reading() as session:
+        rows = session.scalars(select(TrialRow).order_by(TrialRow.position))
+        return [(row.key, row.iteration_seconds) for row in rows]
+
+
+def state(database: Database, tuning_id: str) -> str:
+    with database.reading() as session:
+        return session.get_one(TuningRow, tuning_id).state
+
+
+def main(folder: Path) -> None:
+    mount(folder)
+    url = f"sqlite:///{folder / 'autosync.db'}"
+    migrate(url)
+    database = connect(url)
+    tuning_id = enqueue(database, JOB)
+    complaints, stop = Complaints(), threading.Event()
+    logging.getLogger("api.worker").addHandler(complaints)
+    worker = threading.Thread(target=work, args=(url, stop), kwargs={"lease_seconds": 1.5})
+    worker.start()
+    until(lambda: len(trials(database)) >= 2, "two trials")
+    fill(folder / "ballast")
+    until(complaints.full.is_set, "a full disk")
+    kept = trials(database)
+    (folder / "ballast").unlink()
+    until(lambda: state(database, tuning_id) == "finished", "the end")
+    stop.set()
+    worker.join()
+    after = trials(database)
+    with database.reading() as session:
+        proposed = session.scalar(select(func.count()).select_from(ProposalRow))
+    database.close()
+    found = {"kept": kept, "after": after, "proposed": proposed}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
