@@ -83,7 +83,6 @@ def measure_target(
     work = _Work(domain.id, occasion, tuple(chosen), plan.seed)
     if not work.pending(journal):
         return
-    journal.know([each.strategy for each in chosen])
     byte_scale, time_scale = target.scales
     say(f"{target.name}, occasion {occasion}: {len(chosen)} strategies")
     pool = launcher.open(Workload(domain, byte_scale=byte_scale, time_scale=time_scale))
@@ -199,7 +198,6 @@ class _Measuring:
         """Run the canary; whether it agrees with those before it."""
         earlier = self.journal.canary_seconds(self.domain.id)
         strategy = designs.all_reduce_25mb(self.domain)
-        self.journal.know([strategy])
         key = PassKey(self.domain.id, self.occasion, CANARY, strategy.id)
         seconds = self._run(key, "canary", strategy).step_seconds
         if seconds is None:
@@ -217,5 +215,5 @@ class _Measuring:
         )
         measured_at = time.time()
         result = self.pool.run(request)
-        self.journal.record(key, origin, measured_at, result)
+        self.journal.record(key, strategy, origin, measured_at, result)
         return result

@@ -4,12 +4,13 @@ The dataset's tables are its checkpoint; since the last one every pass is append
 synced, so that a collection stops anywhere and goes on. A line of the log is a row of the table
 (`simulator.evaluation.dataset`), or
 
-    {"void": [passes]}    that a drifted canary casts doubt on; they are measured again
+    {"strategy": document, "id": ...}    before the first pass of a strategy
+    {"void": [passes]}                   that a drifted canary casts doubt on; measured again
 """
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,12 +80,6 @@ class Journal:
                     remedy="Restore the file, or collect into a new folder.",
                 ) from None
 
-    def know(self, strategies: Iterable[Strategy]) -> None:
-        """Strategies that passes will name."""
-        for strategy in strategies:
-            if strategy.id not in self._strategies:
-                self._strategies[strategy.id] = to_json(strategy)
-
     def seconds(self, key: PassKey) -> float | None:
         """Measured seconds of a pass; None where it failed or is not there."""
         row = self._rows.get(key)
@@ -105,8 +100,19 @@ class Journal:
             if row["domain"] == domain and row["step_seconds"]
         ]
 
-    def record(self, key: PassKey, origin: str, measured_at: float, result: TrialResult) -> None:
+    def record(
+        self,
+        key: PassKey,
+        strategy: Strategy,
+        origin: str,
+        measured_at: float,
+        result: TrialResult,
+    ) -> None:
         """Append one pass; a canary (pass 0) is kept beside the others."""
+        if key.strategy_id not in self._strategies:
+            line = {"strategy": to_json(strategy), "id": key.strategy_id}
+            self._append(line)
+            self._take(line)
         row = _row(key, origin, measured_at, result)
         self._append(row)
         self._take(row)
@@ -132,6 +138,9 @@ class Journal:
         self._log.unlink(missing_ok=True)
 
     def _take(self, row: dict[str, Any]) -> None:
+        if "strategy" in row:
+            self._strategies[row["id"]] = row["strategy"]
+            return
         if "void" in row:
             for fields in row["void"]:
                 key = PassKey(*fields)

@@ -79,7 +79,8 @@ def load_plan(file: Path) -> CollectionPlan:
         ) from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise _refused("plan", str(file), f"cannot be read: {error}", "Write YAML.") from None
-    for entry in data.get("domains", ()) if isinstance(data, dict) else ():
+    entries = data.get("domains") if isinstance(data, dict) else None
+    for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, dict):  # YAML reads 1 as a number and 1/32 as text
             entry.update({k: str(entry[k]) for k in ("byte_scale", "time_scale") if k in entry})
     return from_data(CollectionPlan, data, str(file))

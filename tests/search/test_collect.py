@@ -1,0 +1,273 @@
+"""Collecting a dataset: what is measured, stopping and going on, doubt, and the plan file."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from autosync.datafiles import data_file
+from autosync.documents import to_json
+from autosync.domain import Domain
+from autosync.errors import InvalidInput, NotFound
+from autosync.trials.contract import TrialError, TrialRequest, TrialResult, Workload
+from autosync.trials.local import LocalLauncher
+from search.collect import collect, strategies_of
+from search.journal import CANARY, Journal, PassKey
+from search.targets import CollectionPlan, Target, domain_of, load_plan, only, ring_seconds
+from simulator.evaluation.dataset import load_dataset, read_trials
+from tests.domains import domain_of as small_domain
+from tests.domains import grid_cluster
+
+DOMAIN = small_domain(cluster=grid_cluster(4, gbps=0.05))
+TARGET = Target("small", "resnet50", "example-4x1", 1.0, "1")
+COUNT = 25
+
+Seconds = Callable[[TrialRequest, int], float | None]
+
+
+class Killed(Exception):
+    """Stands for the process dying in the middle of a trial."""
+
+
+class ScriptedLauncher:
+    """A cluster whose seconds are a function of the request and of how many trials came before."""
+
+    name = "scripted"
+
+    def __init__(self, seconds: Seconds, dies_after: int = 10**9) -> None:
+        self.seconds = seconds
+        self.dies_after = dies_after
+        self.ran: list[str] = []
+        self.closed = 0
+
+    @property
+    def description(self) -> str:
+        return self.name
+
+    def open(self, workload: Workload) -> "ScriptedLauncher":
+        return self
+
+    def run(self, request: TrialRequest) -> TrialResult:
+        if len(self.ran) >= self.dies_after:
+            raise Killed
+        value = self.seconds(request, len(self.ran))
+        self.ran.append(request.bundle.strategy.id)
+        error = None if value else TrialError("crashed", "the worker fell over")
+        iterations = (value,) * request.iterations if value else ()
+        return TrialResult(request.key, iterations, value, 0.0, error, "scripted", 1.0, 1.0)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def steady(request: TrialRequest, number: int) -> float:
+    return 0.1 + int(request.bundle.strategy.id[:4], 16) / 1e6
+
+
+def prepared(folder: Path, occasions: int = 1) -> CollectionPlan:
+    """A plan whose one domain was probed before."""
+    (folder / "targets").mkdir(parents=True)
+    (folder / "targets" / "small.json").write_text(to_json(DOMAIN))
+    target = Target("small", "resnet50", "example-4x1", 1.0, "1", occasions=occasions)
+    return CollectionPlan((target,), strategies=COUNT, seed=3)
+
+
+def silent(text: str) -> None:
+    pass
+
+
+def test_every_strategy_is_measured_in_two_passes_of_different_order(tmp_path: Path) -> None:
+    launcher = ScriptedLauncher(steady)
+    collect(prepared(tmp_path), tmp_path, launcher, silent)
+    canary = launcher.ran[20]
+    trials = read_trials(tmp_path)
+    measured = trials[trials["pass"] > 0]
+    assert sorted(measured["pass"]) == [1] * COUNT + [2] * COUNT
+    assert measured.groupby("pass")["strategy_id"].nunique().tolist() == [COUNT, COUNT]
+    first, second = launcher.ran[:20], launcher.ran[26 + 1 : 26 + 1 + 20]
+    assert canary not in second[:1]
+    assert first != second
+    assert set(trials[trials["pass"] == CANARY]["strategy_id"]) == {canary}
+    assert launcher.closed == 1
+    [domain] = load_dataset(tmp_path)
+    assert (len(domain), domain.failed, domain.noise) == (COUNT, 0, 0.0)
+
+
+def test_a_third_pass_where_two_disagree_and_its_median_counts(tmp_path: Path) -> None:
+    slow: Counter[str] = Counter()
+
+    def sometimes_slow(request: TrialRequest, number: int) -> float:
+        identity = request.bundle.strategy.id
+        slow[identity] += 1
+        doubtful = identity[-1] in "01234" and slow[identity] == 1
+        return steady(request, number) * (1.5 if doubtful else 1.0)
+
+    launcher = ScriptedLauncher(sometimes_slow)
+    plan = prepared(tmp_path)
+    collect(plan, tmp_path, launcher, silent)
+    trials = read_trials(tmp_path)
+    passes = trials[trials["pass"] > 0].groupby("strategy_id")["pass"].max()
+    doubtful = {identity for identity in passes.index if identity[-1] in "01234"}
+    assert 0 < len(doubtful) < COUNT
+    canary = set(trials[trials["pass"] == CANARY]["strategy_id"])
+    assert {
+        identity for identity, last in passes.items() if last == 3
+    } - canary == doubtful - canary
+    [domain] = load_dataset(tmp_path)
+    fastest = 0.1 + 0xFFFF / 1e6
+    assert (domain.label_seconds <= fastest).all()
+
+
+@pytest.mark.parametrize("dies_after", [0, 1, 19, 20, 21, 22, 30, 51, 53])
+def test_a_killed_collection_goes_on_where_it_stopped(tmp_path: Path, dies_after: int) -> None:
+    plan = prepared(tmp_path)
+    dying = ScriptedLauncher(steady, dies_after)
+    with pytest.raises(Killed):
+        collect(plan, tmp_path, dying, silent)
+    going_on = ScriptedLauncher(steady)
+    collect(plan, tmp_path, going_on, silent)
+    trials = read_trials(tmp_path)
+    measured = trials[trials["pass"] > 0]
+    assert len(measured) == 2 * COUNT
+    assert not measured.duplicated(["strategy_id", "occasion", "pass"]).any()
+    assert len(trials) == len(dying.ran) + len(going_on.ran)
+    collect(plan, tmp_path, launcher := ScriptedLauncher(steady), silent)
+    assert launcher.ran == []
+
+
+def test_a_line_that_a_crash_tore_is_measured_again(tmp_path: Path) -> None:
+    plan = prepared(tmp_path)
+    with pytest.raises(Killed):
+        collect(plan, tmp_path, ScriptedLauncher(steady, dies_after=7), silent)
+    log = tmp_path / "log.jsonl"
+    log.write_bytes(log.read_bytes()[:-9])
+    collect(plan, tmp_path, going_on := ScriptedLauncher(steady), silent)
+    assert (read_trials(tmp_path)["pass"] > 0).sum() == 2 * COUNT
+    assert len(going_on.ran) >= 2 * COUNT - 6
+
+
+def test_a_damaged_log_is_refused_by_line(tmp_path: Path) -> None:
+    plan = prepared(tmp_path)
+    with pytest.raises(Killed):
+        collect(plan, tmp_path, ScriptedLauncher(steady, dies_after=7), silent)
+    log = tmp_path / "log.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(lines[0] + b"nonsense\n" + b"".join(lines[1:]))
+    with pytest.raises(InvalidInput, match="line 2 of"):
+        Journal(tmp_path)
+
+
+def test_what_was_measured_beside_a_drifted_canary_is_measured_again(tmp_path: Path) -> None:
+    """The machine is slower from the sixth trial of the third block to the end of the fourth."""
+    plan = prepared(tmp_path)
+    plan = CollectionPlan(plan.domains, strategies=60, seed=3)
+    told: list[str] = []
+
+    def slow_later(request: TrialRequest, number: int) -> float:
+        return steady(request, number) * (1.2 if 69 <= number < 86 else 1.0)
+
+    collect(plan, tmp_path, launcher := ScriptedLauncher(slow_later), told.append)
+    assert sum("drifted: 20 of them" in line for line in told) == 1
+    trials = read_trials(tmp_path)
+    measured = trials[trials["pass"] > 0]
+    assert not measured.duplicated(["strategy_id", "occasion", "pass"]).any()
+    assert (measured["pass"] < 3).sum() == 120
+    assert len(launcher.ran) == len(trials) + 20
+    [domain] = load_dataset(tmp_path)
+    assert domain.noise == 0.0
+
+
+def test_second_occasions_are_the_ceiling(tmp_path: Path) -> None:
+    plan = prepared(tmp_path, occasions=2)
+
+    def slower_later(request: TrialRequest, number: int) -> float:
+        return steady(request, number) * (1.02 if number >= 2 * COUNT + 4 else 1.0)
+
+    collect(plan, tmp_path, ScriptedLauncher(slower_later), silent)
+    [domain] = load_dataset(tmp_path)
+    assert domain.second_seconds is not None
+    assert domain.second_seconds == pytest.approx(1.02 * domain.step_seconds)
+
+
+def test_a_strategy_that_fails_is_kept_with_its_reason(tmp_path: Path) -> None:
+    lost = strategies_of(DOMAIN, COUNT, 3)[-1].strategy.id
+
+    def failing(request: TrialRequest, number: int) -> float | None:
+        return None if request.bundle.strategy.id == lost else steady(request, number)
+
+    collect(prepared(tmp_path), tmp_path, ScriptedLauncher(failing), silent)
+    trials = read_trials(tmp_path)
+    errors = trials[trials["strategy_id"] == lost]["error"].tolist()
+    assert errors == ["crashed: the worker fell over"] * 2
+    [domain] = load_dataset(tmp_path)
+    assert (len(domain), domain.failed) == (COUNT - 1, 1)
+
+
+def test_more_strategies_later_keep_those_measured_before() -> None:
+    few = [each.strategy.id for each in strategies_of(DOMAIN, 30, 3)]
+    many = [each.strategy.id for each in strategies_of(DOMAIN, 50, 3)]
+    assert many[:30] == few
+    assert len(set(many)) == 50
+
+
+def test_stopping_is_asked_before_every_trial(tmp_path: Path) -> None:
+    launcher = ScriptedLauncher(steady)
+    collect(prepared(tmp_path), tmp_path, launcher, silent, lambda: len(launcher.ran) >= 5)
+    assert len(launcher.ran) == 5
+    assert launcher.closed == 1
+
+
+def test_the_bundled_plan_is_the_dataset_that_is_promised() -> None:
+    plan = load_plan(data_file("runtimes", "plan.yaml"))
+    domains: list[Domain] = [domain_of(target) for target in plan.domains]
+    assert plan.strategies >= 220
+    assert len(domains) >= 8
+    assert len({domain.graph.name for domain in domains}) >= 5
+    assert sum(target.occasions == 2 for target in plan.domains) >= 2
+    for target, domain in zip(plan.domains, domains, strict=True):
+        ring = ring_seconds(domain.graph, domain.cluster)
+        ratio = ring / domain.profile.compute_seconds
+        assert ratio == pytest.approx(target.ring_over_compute)
+        assert all(scale > 0 for scale in target.scales)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("domains: [{name: a, model: resnet50}]", "cluster"),
+        ("strategies: 0\ndomains: []", "strategies"),
+        ("domains: 3", "domains"),
+        ("- 1", "plan.yaml"),
+        ("domains: [", "plan"),
+    ],
+)
+def test_a_bad_plan_is_refused_by_name(tmp_path: Path, text: str, names: str) -> None:
+    file = tmp_path / "plan.yaml"
+    file.write_text(text)
+    with pytest.raises(InvalidInput, match=names):
+        load_plan(file)
+
+
+def test_what_a_plan_does_not_have_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="no collection plan"):
+        load_plan(tmp_path / "none.yaml")
+    with pytest.raises(InvalidInput, match="'large' is not in the plan"):
+        only(CollectionPlan((TARGET,)), ("large",))
+    bad = Target("bad", "resnet50", "example-4x1", 1.0, "1/0")
+    with pytest.raises(InvalidInput, match=r"bad\.byte_scale"):
+        _ = bad.scales
+    with pytest.raises(InvalidInput, match="stands twice"):
+        CollectionPlan((TARGET, TARGET))
+
+
+def test_real_workers_are_measured(tmp_path: Path) -> None:
+    """Probed and measured on this machine's loopback, whatever it takes."""
+    target = Target("real", "bert_3l", "example-4x1", 1.0, "1/256")
+    plan = CollectionPlan((target,), strategies=3, seed=1)
+    collect(plan, tmp_path, LocalLauncher(), silent)
+    [domain] = load_dataset(tmp_path)
+    assert (len(domain), domain.failed) == (3, 0)
+    assert {cost.residual is None for cost in domain.domain.cluster.costs} == {False}
+    key = PassKey(domain.domain.id, 1, 2, strategies_of(domain.domain, 3, 1)[0].strategy.id)
+    assert key in Journal(tmp_path)
