@@ -1,6 +1,5 @@
-"""Every interval of a played plan: for pictures, and for Chrome's trace viewer."""
+"""Every interval of an iteration, predicted or measured: what pictures are drawn from."""
 
-import json
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,10 +11,15 @@ from autosync.population import Population
 from simulator.compute import compute_factors
 from simulator.timeline import Played, play_one
 
+ROUNDING = 1e-12
+"""Seconds that sums of seconds may be off."""
+
 
 @dataclass(frozen=True, slots=True)
 class MessageInterval:
-    """issued: handed to the channel; on_wire: after its startup, when bytes begin to move.
+    """issued: handed to the channel; on_wire: after its startup, when bytes begin to move;
+    arrived: on every rank. Measured, issued is when the last of its ranks had handed it to the
+    backend, and on_wire the same: no clock shows when bytes begin to move.
 
     message: its row in the plan. ranks: who takes part.
     """
@@ -42,12 +46,17 @@ class ComputeInterval:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Steady-state iterations; 0 is the start of a backward pass on the slowest rank."""
+    """Steady-state iterations. `simulate_trace` counts from the start of a backward pass on the
+    slowest rank, `predicted_iteration` and `measured_iteration` from the start of a forward pass.
+
+    forward_seconds: when the slowest rank begins the first forward pass.
+    """
 
     step_seconds: float
     iterations: int
     messages: tuple[MessageInterval, ...]
     compute: tuple[ComputeInterval, ...]
+    forward_seconds: float
 
 
 def simulate_trace(
@@ -73,53 +82,41 @@ def simulate_trace(
             )
             for each in once
         ]
-    return Trace(played.step_seconds, iterations, tuple(messages), tuple(compute))
+    slowest = float(factors.max()) * domain.timing.backward_seconds
+    forward = max(slowest, waits.step_arrived) + waits.step_update
+    return Trace(played.step_seconds, iterations, tuple(messages), tuple(compute), forward)
 
 
-def chrome_trace(trace: Trace) -> str:
-    """JSON for chrome://tracing and ui.perfetto.dev; a process per rank, and the network."""
-    ranks = sorted({interval.rank for interval in trace.compute})
-    network = ranks[-1] + 1
-    events = [_named("process_name", network, 0, "network")]
-    events += [_named("thread_name", network, int(c), c.name.lower()) for c in Channel]
-    events += [_named("process_name", rank, 0, f"rank {rank}") for rank in ranks]
-    events += [
-        _event(each.phase, each.rank, 0, each.start_seconds, each.stop_seconds)
-        for each in trace.compute
-    ]
-    events += [_message_event(message, network) for message in trace.messages]
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
-
-
-def _message_event(message: MessageInterval, network: int) -> dict[str, object]:
-    event = _event(
-        f"{message.operation} {message.message}",
-        network,
-        int(Channel[message.channel.upper()]),
-        message.issued_seconds,
-        message.arrived_seconds,
+def predicted_iteration(
+    plans: PlanTable, population: Population, domain: Domain, index: int = 0
+) -> Trace:
+    """What a `MeasuredTimeline` shows: from the forward start of the slowest rank over one
+    iteration to the end of the next forward pass, with the messages of that iteration."""
+    two = simulate_trace(plans, population, domain, index, iterations=2)
+    zero, end = two.forward_seconds, 2 * two.step_seconds
+    return Trace(
+        step_seconds=two.step_seconds,
+        iterations=1,
+        messages=tuple(
+            replace(
+                message,
+                issued_seconds=message.issued_seconds - zero,
+                on_wire_seconds=message.on_wire_seconds - zero,
+                arrived_seconds=message.arrived_seconds - zero,
+            )
+            for message in two.messages[len(two.messages) // 2 :]
+        ),
+        compute=tuple(
+            replace(
+                each,
+                start_seconds=max(each.start_seconds, zero) - zero,
+                stop_seconds=min(each.stop_seconds, end) - zero,
+            )
+            for each in two.compute
+            if each.stop_seconds > zero + ROUNDING and each.start_seconds < end
+        ),
+        forward_seconds=0.0,
     )
-    event["args"] = {
-        "wire_bytes": message.wire_bytes,
-        "ranks": list(message.ranks),
-        "startup_us": (message.on_wire_seconds - message.issued_seconds) * 1e6,
-    }
-    return event
-
-
-def _event(name: str, process: int, thread: int, start: float, stop: float) -> dict[str, object]:
-    return {
-        "name": name,
-        "ph": "X",
-        "pid": process,
-        "tid": thread,
-        "ts": start * 1e6,
-        "dur": (stop - start) * 1e6,
-    }
-
-
-def _named(kind: str, process: int, thread: int, name: str) -> dict[str, object]:
-    return {"name": kind, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
 
 
 def _messages(plans: PlanTable, played: Played, index: int, base: float) -> list[MessageInterval]:
@@ -180,7 +177,7 @@ def _steady_rank(
     start = 0.0
     for _ in range(len(waits.gates) + 2):
         intervals = _cycle(waits, domain, rank, factor, start)
-        if abs(intervals[-1].stop_seconds - period - start) < 1e-12:
+        if abs(intervals[-1].stop_seconds - period - start) < ROUNDING:
             break
         start = intervals[-1].stop_seconds - period
     return intervals

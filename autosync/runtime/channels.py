@@ -60,6 +60,7 @@ class ChannelQueue:
             step, finish = item
             try:
                 finish()
+                step.ended_seconds = time.monotonic()
                 self._landed(step)
             except Exception as error:  # a thread's boundary: the engine hands it to the script
                 self._failed(error, step)

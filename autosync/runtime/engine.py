@@ -5,6 +5,7 @@ what may run into the next forward pass ends behind it. One lock guards all stat
 itself (waiting, summing, updating) happens outside of it.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Condition, RLock
@@ -160,7 +161,9 @@ class Engine:
         ready = False
         for content in variable.contents:
             content.waiting -= 1
-            ready |= content.waiting == 0
+            if content.waiting == 0:
+                content.packed_seconds = time.monotonic()
+                ready = True
         if ready:
             with self.condition:
                 self._pump()
@@ -225,6 +228,7 @@ class Engine:
                 unpack_values(content)
         with self.condition:
             content.updated = True
+            content.updated_seconds = time.monotonic()
             if not content.travels:
                 self.round.arrived(content.variables)
             self._pump()
@@ -340,8 +344,11 @@ class Engine:
     # --- waiting
 
     def _wait(self, condition: Callable[[], bool]) -> None:
+        begun = time.monotonic()
         with self.condition:
             self.condition.wait_for(lambda: self.failure is not None or condition())
+            if self.trace is not None:
+                self.trace.waited(begun)
             if self.failure is not None:
                 raise self.failure
 

@@ -93,6 +93,7 @@ class Content:
     travels: new values come by a further message, because the update is owned or sharded.
     waiting: variables whose gradient is not packed yet. reduced: the sums that this rank
         updates are here. claimed: somebody runs the update. updated: it is applied.
+    packed_seconds, updated_seconds: when, on `time.monotonic()`.
     """
 
     index: int
@@ -108,6 +109,8 @@ class Content:
     reduced: bool = False
     claimed: bool = False
     updated: bool = False
+    packed_seconds: float = 0.0
+    updated_seconds: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -116,6 +119,7 @@ class Step:
 
     start: issues the operation and returns what finishes it; None when this rank has no part.
     last: the last message of its content. queue: the messages among which it keeps its order.
+    started_seconds: issued, ended_seconds: landed, on `time.monotonic()`.
     """
 
     index: int
@@ -127,12 +131,21 @@ class Step:
     queue: str
     done: bool = False
     started_seconds: float = 0.0
+    ended_seconds: float = 0.0
 
     def ready(self) -> bool:
         """Gradients are packed, the message before is done and its update applied."""
         if self.after is None:
             return self.content.waiting == 0
-        if not self.after.done:
-            return False
-        owned = self.after.message.update in (Update.OWNER, Update.SHARD)
-        return self.content.updated if owned else True
+        return self.after.done and (self.content.updated or not self._carries_values())
+
+    def queued_seconds(self) -> float:
+        """When a message that was issued had become `ready`; from there on it waited for those
+        before it in its queue."""
+        if self.after is None:
+            return self.content.packed_seconds
+        return self.content.updated_seconds if self._carries_values() else self.after.ended_seconds
+
+    def _carries_values(self) -> bool:
+        """The message before left an update to its owner or shards."""
+        return self.after is not None and self.after.message.update in (Update.OWNER, Update.SHARD)

@@ -1,4 +1,4 @@
-"""What was really executed, for tests and pictures."""
+"""What was really executed, for measured timelines, tests and pictures."""
 
 import time
 from dataclasses import dataclass, field
@@ -6,16 +6,26 @@ from dataclasses import dataclass, field
 from autosync.codes import Channel, Op
 from autosync.runtime.records import Step
 
+SHORTEST_WAIT_SECONDS = 2e-5
+"""Waits that are over at once are no events: taking and leaving the lock costs a few us."""
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One executed message; seconds on `time.monotonic()`. size_bytes: of this rank's payload."""
+    """One executed message; seconds on `time.monotonic()`.
+
+    takes_part: this rank sends or receives in it. size_bytes: of this rank's payload.
+    queued_seconds: all it waits for was there. start_seconds: its turn had come, and it was handed
+        to the backend. end_seconds: its result was in this rank's buffer.
+    """
 
     iteration: int
     message: int
     operation: Op
     channel: Channel
     content: int
+    takes_part: bool
+    queued_seconds: float
     start_seconds: float
     end_seconds: float
     size_bytes: int
@@ -23,13 +33,16 @@ class Event:
 
 @dataclass(slots=True)
 class Trace:
-    """events: in the order of completion."""
+    """events: in the order of completion. waits: (start, end) of each time that the training
+    script stood still for messages."""
 
     events: list[Event] = field(default_factory=list)
+    waits: list[tuple[float, float]] = field(default_factory=list)
 
     def note(self, iteration: int, step: Step) -> None:
-        """A message has just arrived."""
+        """A message has arrived."""
         message, buffer = step.message, step.content.buffer
+        takes_part = step.start is not None
         self.events.append(
             Event(
                 iteration,
@@ -37,11 +50,19 @@ class Trace:
                 message.operation,
                 message.channel,
                 message.content,
+                takes_part,
+                step.queued_seconds(),
                 step.started_seconds,
-                time.monotonic(),
-                step.content.size * buffer.element_size() if step.start else 0,
+                step.ended_seconds,
+                step.content.size * buffer.element_size() if takes_part else 0,
             )
         )
+
+    def waited(self, begun: float) -> None:
+        """The training script goes on after waiting since `begun`."""
+        now = time.monotonic()
+        if now - begun > SHORTEST_WAIT_SECONDS:
+            self.waits.append((begun, now))
 
     def issued(self, iteration: int) -> list[int]:
         """Messages of an iteration in the order in which they were started."""

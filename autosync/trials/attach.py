@@ -13,6 +13,7 @@ from autosync.bundle import Bundle
 from autosync.plan import Plan
 from autosync.plan.document import DDP_BUCKET_BYTES
 from autosync.runtime import attach as runtime
+from autosync.runtime.trace import Trace
 from autosync.runtime.transport import Groups
 
 MEBIBYTE = 1024 * 1024
@@ -29,7 +30,8 @@ and a connection to every peer, and plans with rings of their own each bring new
 @dataclass(frozen=True, slots=True)
 class Attached:
     """model: to run forward on. flush: finishes what is under way. detach: leaves the job's own
-    model and optimizer as they were, their values updated."""
+    model and optimizer as they were, their values updated; of the optimizer's state what some
+    rank owned is gone on every rank."""
 
     model: nn.Module
     flush: Callable[[], None]
@@ -64,15 +66,19 @@ def attach(
     bundle: Bundle,
     byte_scale: float,
     kept: KeptGroups,
+    trace: Trace | None = None,
 ) -> Attached:
-    """Synchronize `model` as the bundle's plan says, on the default process group."""
+    """Synchronize `model` as the bundle's plan says, on the default process group.
+
+    trace: receives the plan's messages; torch's own DDP tells it nothing.
+    """
     if bundle.plan.engine == "ddp":
         return _attach_ddp(model, bundle.plan, byte_scale)
     names = tuple(variable.name for variable in bundle.variables)
     attachment = runtime.attach(
-        model, optimizer, bundle.plan, names, share_values=False, groups=kept.get()
+        model, optimizer, bundle.plan, names, share_values=False, groups=kept.get(), trace=trace
     )
-    return Attached(model, attachment.engine.flush, attachment.detach)
+    return Attached(model, attachment.engine.flush, lambda: attachment.detach(keep_state=False))
 
 
 def _attach_ddp(model: nn.Module, plan: Plan, byte_scale: float) -> Attached:

@@ -8,6 +8,7 @@ from pydantic import ConfigDict
 from autosync.bundle import Bundle
 from autosync.documents import STRICT
 from autosync.domain import Domain
+from autosync.trials.timeline import MeasuredTimeline
 
 ErrorKind = Literal["out_of_memory", "timeout", "crashed", "refused", "cancelled"]
 
@@ -34,6 +35,8 @@ class TrialRequest:
     """key: identifies the trial; a pool asked twice for one key runs it once.
 
     Each of `passes` passes runs `warmup` iterations and then measures `iterations`.
+    record: also note when each message and each phase of compute ran. That costs a few us a
+        message, and a kilobyte per 10 messages and rank in the result, so it is asked for.
     """
 
     key: str
@@ -42,6 +45,7 @@ class TrialRequest:
     iterations: int = 5
     passes: int = 1
     timeout_seconds: float = 60.0
+    record: bool = False
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
 
@@ -67,6 +71,8 @@ class TrialResult:
     peak_memory_bytes: the largest resident size of any rank.
     sent_bytes: by each node's NIC in one iteration, as it travelled (scaled, with headers);
         empty where links are not told apart. versions: of torch, autosync and python.
+    timeline: where the request asked to `record`. The pool of a running job, whose step is the
+        user's own, has none.
     """
 
     key: str
@@ -82,6 +88,7 @@ class TrialResult:
     peak_memory_bytes: int | None = None
     sent_bytes: tuple[int, ...] = ()
     versions: tuple[tuple[str, str], ...] = ()
+    timeline: MeasuredTimeline | None = None
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
 

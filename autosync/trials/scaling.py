@@ -89,14 +89,7 @@ def scale_plan(plan: Plan, graph: ModelGraph, byte_scale: float) -> Plan:
     """
     small = scaled_graph(graph, byte_scale)
     shards = _scaled_shards(plan, graph, small)
-    contents = [
-        tuple(
-            scaled
-            for piece in pieces
-            if (scaled := _scaled_piece(piece, plan, shards, graph, small)) is not None
-        )
-        for pieces in plan.contents
-    ]
+    contents = _scaled_contents(plan, shards, graph, small)
     kept = [i for i, message in enumerate(plan.messages) if contents[message.content]]
     place = {old: new for new, old in enumerate(kept)}
     content_place = {old: new for new, old in enumerate(i for i, c in enumerate(contents) if c)}
@@ -115,6 +108,27 @@ def scale_plan(plan: Plan, graph: ModelGraph, byte_scale: float) -> Plan:
             for i in kept
         ),
     )
+
+
+def kept_messages(plan: Plan, graph: ModelGraph, byte_scale: float) -> tuple[int, ...]:
+    """The index in `plan` of every message of `scale_plan(plan, graph, byte_scale)`."""
+    small = scaled_graph(graph, byte_scale)
+    contents = _scaled_contents(plan, _scaled_shards(plan, graph, small), graph, small)
+    return tuple(i for i, message in enumerate(plan.messages) if contents[message.content])
+
+
+def _scaled_contents(
+    plan: Plan, shards: tuple[ShardSpec, ...], graph: ModelGraph, small: ModelGraph
+) -> list[tuple[Piece, ...]]:
+    """The pieces of every content, without those that are too small for one element."""
+    return [
+        tuple(
+            scaled
+            for piece in pieces
+            if (scaled := _scaled_piece(piece, plan, shards, graph, small)) is not None
+        )
+        for pieces in plan.contents
+    ]
 
 
 def _scaled_shards(plan: Plan, graph: ModelGraph, small: ModelGraph) -> tuple[ShardSpec, ...]:

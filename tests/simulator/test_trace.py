@@ -8,8 +8,9 @@ import pytest
 
 from autosync.population import encode
 from autosync.strategy import AllReduce, Schedule
+from simulator.chrome import chrome_trace
 from simulator.compiled import compile_plans_fast
-from simulator.trace import chrome_trace, simulate_trace
+from simulator.trace import simulate_trace
 from tests.domains import chain_graph, domain_of
 from tests.simulator.cases import cluster_of, random_strategy, strategy_of
 
@@ -60,7 +61,7 @@ def test_chrome_trace_is_json_with_an_event_per_interval() -> None:
     domain = domain_of()
     population = encode([strategy_of(domain, AllReduce)], domain)
     trace = simulate_trace(compile_plans_fast(population, domain), population, domain)
-    events = json.loads(chrome_trace(trace))["traceEvents"]
+    events = json.loads(chrome_trace(predicted=trace))["traceEvents"]
     drawn = [event for event in events if event["ph"] == "X"]
     assert len(drawn) == len(trace.messages) + len(trace.compute)
     assert all(event["dur"] > 0 for event in drawn)
