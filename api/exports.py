@@ -30,7 +30,8 @@ from autosync.errors import NotFound, NotSupported
 from autosync.strategy import Strategy
 
 NUMBER, WHOLE, TEXT = pa.float64(), pa.int64(), pa.string()
-COLUMNS: tuple[tuple[str, Any, Any], ...] = (
+Columns = tuple[tuple[str, Any, Any], ...]
+COLUMNS: Columns = (
     ("tuning_id", TrialRow.tuning_id, TEXT),
     ("trial", TrialRow.key, TEXT),
     ("position", TrialRow.position, WHOLE),
@@ -61,10 +62,13 @@ COLUMNS: tuple[tuple[str, Any, Any], ...] = (
     ("load", TrialRow.load, NUMBER),
     ("overhead_seconds", TrialRow.overhead_seconds, NUMBER),
     ("peak_memory_bytes", TrialRow.peak_memory_bytes, WHOLE),
+    ("sent_bytes", TrialRow.sent_bytes, pa.list_(WHOLE)),
     ("versions", TrialRow.versions, TEXT),
 )
-"""Name, column and type of a runtime record. Seconds are the domain's (divided by time_scale)."""
-LIST = [name for name, _, _ in COLUMNS].index("iteration_seconds")
+"""Name, column and type of a runtime record. Seconds are the domain's (divided by time_scale);
+sent_bytes are of each node's NIC in one iteration, as they travelled (times byte_scale)."""
+TIMELINE = ("timeline", TrialRow.timeline, TEXT)
+"""Of Parquet alone: a `MeasuredTimeline` document would drown a CSV's rows."""
 VERSIONS = len(COLUMNS) - 1
 CHUNK = 1000
 
@@ -120,33 +124,40 @@ def measured_on(launcher: str, byte_scale: float, time_scale: float) -> str:
 def runtimes_csv(database: Database, domain_id: str | None = None) -> Iterator[str]:
     """All trials as CSV, a thousand rows at a time."""
     yield _csv([[name for name, _, _ in COLUMNS]])
-    for rows in _chunks(database, domain_id):
+    for rows in _chunks(database, domain_id, COLUMNS):
         yield _csv(
-            [[" ".join(map(str, v)) if i == LIST else v for i, v in enumerate(row)] for row in rows]
+            [[" ".join(map(str, v)) if isinstance(v, list) else v for v in row] for row in rows]
         )
 
 
 def runtimes_parquet(database: Database, domain_id: str | None = None) -> bytes:
-    """All trials as Parquet (zstd)."""
-    schema = pa.schema([pa.field(name, kind) for name, _, kind in COLUMNS])
+    """All trials as Parquet (zstd), with the measured timelines of those that recorded one."""
+    columns_of = (*COLUMNS, TIMELINE)
+    schema = pa.schema([pa.field(name, kind) for name, _, kind in columns_of])
     sink = io.BytesIO()
     with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
-        for rows in _chunks(database, domain_id):
+        for rows in _chunks(database, domain_id, columns_of):
             columns = list(zip(*rows, strict=True))
             writer.write_table(pa.table(columns, schema=schema))
     return sink.getvalue()
 
 
-def _chunks(database: Database, domain_id: str | None) -> Iterator[Sequence[Sequence[Any]]]:
+def _chunks(
+    database: Database, domain_id: str | None, columns: Columns
+) -> Iterator[Sequence[Sequence[Any]]]:
     with database.reading() as session:
-        result = session.execute(_query(domain_id), execution_options={"yield_per": CHUNK})
+        query = _query(domain_id, columns)
+        result = session.execute(query, execution_options={"yield_per": CHUNK})
         for rows in result.partitions():
-            yield [(*row[:VERSIONS], json.dumps(dict(row[VERSIONS]))) for row in rows]
+            yield [
+                (*row[:VERSIONS], json.dumps(dict(row[VERSIONS])), *row[VERSIONS + 1 :])
+                for row in rows
+            ]
 
 
-def _query(domain_id: str | None) -> Select[Any]:
+def _query(domain_id: str | None, columns: Columns) -> Select[Any]:
     query = (
-        select(*(column for _, column, _ in COLUMNS))
+        select(*(column for _, column, _ in columns))
         .join(
             ProposalRow,
             (ProposalRow.tuning_id == TrialRow.tuning_id) & (ProposalRow.key == TrialRow.key),

@@ -95,11 +95,12 @@ def _columns(row: Base, answer: type[schemas.Answer]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    """A proposal, and its trial if it has one."""
+    """A proposal, and its trial if it has one; recorded: the trial holds a timeline."""
 
     proposal: ProposalRow
     words: str
     trial: TrialRow | None
+    recorded: bool
 
 
 def ranked_strategies(session: Session, tuning_id: str) -> schemas.RankedStrategies:
@@ -134,7 +135,7 @@ def trials(session: Session, tuning_id: str) -> schemas.Trials:
 
 def _tried(session: Session, tuning_id: str) -> Sequence[_Tried]:
     query = (
-        select(ProposalRow, StrategyRow.words, TrialRow)
+        select(ProposalRow, StrategyRow.words, TrialRow, TrialRow.timeline.is_not(None))
         .join(StrategyRow, StrategyRow.hash == ProposalRow.strategy_hash)
         .outerjoin(
             TrialRow,
@@ -143,7 +144,7 @@ def _tried(session: Session, tuning_id: str) -> Sequence[_Tried]:
         .where(ProposalRow.tuning_id == tuning_id)
         .order_by(ProposalRow.position)
     )
-    return [_Tried(proposal, words, trial) for proposal, words, trial in session.execute(query)]
+    return [_Tried(*row) for row in session.execute(query)]
 
 
 def _trial(tried: _Tried, trial: TrialRow) -> schemas.Trial:
@@ -152,6 +153,7 @@ def _trial(tried: _Tried, trial: TrialRow) -> schemas.Trial:
             **_columns(tried.proposal, schemas.Trial),
             **_columns(trial, schemas.Trial),
             "words": tried.words,
+            "recorded": tried.recorded,
             "versions": dict(trial.versions),
         }
     )
@@ -177,6 +179,7 @@ def _entry(group: list[_Tried], ddp: list[_Tried] | None) -> dict[str, Any]:
         "confirmed": confirmed,
         "is_ddp": _is_ddp(group),
         "trials": sum(tried.trial is not None for tried in group),
+        "recorded": any(tried.recorded for tried in group),
         "error": f"{errors[0].error_kind}: {errors[0].error_message}" if errors else None,
     }
 

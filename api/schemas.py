@@ -209,6 +209,7 @@ class RankedStrategy(Answer):
     confirmed: bool
     is_ddp: bool
     trials: int
+    recorded: bool = Field(description="Whether a trial of it recorded its timeline.")
     error: str | None
 
 
@@ -239,6 +240,10 @@ class Trial(Answer):
     load: float | None
     overhead_seconds: float
     peak_memory_bytes: int | None
+    sent_bytes: list[int] | None = Field(
+        description="Of each node's NIC in one iteration, as they travelled (times byte_scale)."
+    )
+    recorded: bool = Field(description="Whether it recorded its timeline.")
     versions: dict[str, str]
     created_at: Moment
 
@@ -246,6 +251,70 @@ class Trial(Answer):
 class Trials(Answer):
     tuning_id: str
     items: list[Trial]
+
+
+class ComputeInterval(Answer):
+    """phase: forward, backward, update, or wait (the rank stands still for messages)."""
+
+    rank: int
+    phase: str
+    start_seconds: float
+    stop_seconds: float
+
+
+class MessageInterval(Answer):
+    """message: its place in the plan. turn: from when on its channel worked for it."""
+
+    message: int
+    operation: str
+    channel: str
+    wire_bytes: int
+    ranks: list[int]
+    issued_seconds: float
+    turn_seconds: float
+    arrived_seconds: float
+
+
+class Iteration(Answer):
+    """From the forward start of the slowest rank over one iteration to the end of the next forward
+    pass; seconds are the domain's and count from that start. messages: of this iteration; null
+    where none were recorded."""
+
+    step_seconds: float
+    compute: list[ComputeInterval]
+    messages: list[MessageInterval] | None
+
+
+class Difference(Answer):
+    """One message, from its turn to its arrival, and when it arrived."""
+
+    message: int
+    operation: str
+    channel: str
+    wire_bytes: int
+    predicted_seconds: float
+    measured_seconds: float
+    predicted_arrived_seconds: float
+    measured_arrived_seconds: float
+
+
+class Timeline(Answer):
+    """One strategy's iteration as the timeline simulator predicts it, and as a trial recorded it.
+
+    measured: null where no trial recorded it. clock: `shared` where all ranks read one machine's
+    clock; `by host` where times of different hosts compare only as far as their latest forward
+    starts coincide. differences: where the two differ most first.
+    """
+
+    tuning_id: str
+    strategy_id: str
+    words: str
+    is_ddp: bool
+    trial: str | None
+    clock: Literal["shared", "by host"] | None
+    predicted: Iteration
+    measured: Iteration | None
+    differences: list[Difference]
 
 
 class Cancelled(Answer):

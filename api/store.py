@@ -5,15 +5,17 @@ from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import func, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, undefer
 
 from api.db.database import Database
 from api.db.documents import insert_new, keep_domain, keep_strategy, load_domain, load_strategies
 from api.db.tables import ACTIVE, EventRow, ProposalRow, TrialRow, TuningRow
+from autosync.documents import from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.strategy import Strategy
 from autosync.trials.contract import TrialError, TrialResult
+from autosync.trials.timeline import MeasuredTimeline
 from search.outcome import Event
 from search.space import Candidate
 from search.store import Phase, Proposal
@@ -128,7 +130,8 @@ def read_proposals(session: Session, tuning_id: str) -> Sequence[ProposalRow]:
 
 def read_trials(session: Session, tuning_id: str) -> Sequence[TrialRow]:
     query = select(TrialRow).where(TrialRow.tuning_id == tuning_id)
-    return session.scalars(query.order_by(TrialRow.position)).all()
+    whole = query.order_by(TrialRow.position).options(undefer(TrialRow.timeline))
+    return session.scalars(whole).all()
 
 
 def proposal_of(row: ProposalRow, strategy: Strategy) -> Proposal:
@@ -140,7 +143,9 @@ def proposal_of(row: ProposalRow, strategy: Strategy) -> Proposal:
 
 
 def trial_of(row: TrialRow) -> TrialResult:
-    error = None
+    error = timeline = None
+    if row.timeline is not None:
+        timeline = from_json(MeasuredTimeline, row.timeline)
     if row.error_kind is not None:
         error = TrialError(
             row.error_kind,  # type: ignore[arg-type]  # written from the same literal
@@ -159,6 +164,8 @@ def trial_of(row: TrialRow) -> TrialResult:
         load=row.load,
         overhead_seconds=row.overhead_seconds,
         peak_memory_bytes=row.peak_memory_bytes,
+        sent_bytes=tuple(row.sent_bytes or ()),
+        timeline=timeline,
         versions=tuple((name, version) for name, version in row.versions),
     )
 
@@ -222,6 +229,8 @@ def _keep_trial(
         load=result.load,
         overhead_seconds=result.overhead_seconds,
         peak_memory_bytes=result.peak_memory_bytes,
+        sent_bytes=list(result.sent_bytes),
+        timeline=result.timeline and to_json(result.timeline),
         versions=[list(pair) for pair in result.versions],
         fence=tuning.fence,
         worker=tuning.worker,

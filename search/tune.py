@@ -99,6 +99,7 @@ def _tried(store: Store) -> int:
 
 
 def _request(proposal: Proposal, domain: Domain, settings: Settings) -> TrialRequest:
+    """The finalists and DDP record their timelines in the first repeat, all of them alike."""
     return TrialRequest(
         key=proposal.key,
         bundle=bundle(proposal.candidate.strategy, domain),
@@ -106,6 +107,7 @@ def _request(proposal: Proposal, domain: Domain, settings: Settings) -> TrialReq
         iterations=settings.iterations,
         passes=2 if proposal.phase == "search" else 1,
         timeout_seconds=settings.timeout_seconds,
+        record=proposal.phase == "confirm" and proposal.round == 0,
     )
 
 

@@ -175,7 +175,11 @@ class ProposalRow(Base):
 
 
 class TrialRow(Base):
-    """A finished trial with everything that says where and how it was measured."""
+    """A finished trial with everything that says where and how it was measured.
+
+    sent_bytes: NULL in rows that are older than the column. timeline: a `MeasuredTimeline`
+    document, where one was recorded.
+    """
 
     __tablename__ = "trials"
     __table_args__ = (
@@ -200,6 +204,8 @@ class TrialRow(Base):
     load: Mapped[float | None]
     overhead_seconds: Mapped[float]
     peak_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    sent_bytes: Mapped[list[int] | None] = mapped_column(JSON(none_as_null=True))
+    timeline: Mapped[str | None] = mapped_column(deferred=True)
     versions: Mapped[list[Any]] = mapped_column(JSON)
     fence: Mapped[int] = mapped_column(BigInteger)
     worker: Mapped[str | None]

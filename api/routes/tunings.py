@@ -69,6 +69,35 @@ def get_bundle(tuning_id: deps.Id, session: deps.Reading, strategy: str | None =
     return Response(document, media_type="application/json", headers=headers)
 
 
+@router.get("/{tuning_id}/timeline", responses=problems(404, 422))
+def get_timeline(
+    tuning_id: deps.Id, session: deps.Reading, strategy: str | None = None
+) -> schemas.Timeline:
+    """One iteration, message by message, predicted and measured: of the answer, or of any strategy
+    of the tuning. The finalists and DDP are recorded."""
+    from api.timelines import recorded, timeline_answer  # loads numba: only when asked for
+
+    return timeline_answer(recorded(session, tuning_id, strategy))
+
+
+@router.get(
+    "/{tuning_id}/trace",
+    response_class=Response,
+    responses={
+        200: {"description": "Chrome trace.", "content": {"application/json": {}}},
+        **problems(404, 422),
+    },
+)
+def get_trace(tuning_id: deps.Id, session: deps.Reading, strategy: str | None = None) -> Response:
+    """The same for ui.perfetto.dev and chrome://tracing."""
+    from api.timelines import compare, recorded
+
+    of = recorded(session, tuning_id, strategy)
+    headers = {"Content-Disposition": 'attachment; filename="trace.json"'}
+    document = compare(of.strategy, of.domain, of.timeline).chrome()
+    return Response(document, media_type="application/json", headers=headers)
+
+
 @router.get(
     "/{tuning_id}/events",
     response_class=Response,

@@ -14,6 +14,7 @@ from api.store import DatabaseStore
 from autosync.bundle import Bundle
 from autosync.documents import from_json
 from autosync.errors import NotFound, NotSupported
+from autosync.trials.timeline import MeasuredTimeline
 from search.confirm import conclude
 from search.outcome import rank_measured
 from tests.api.sample import claimed, finished, run_search, small_job
@@ -84,9 +85,17 @@ def test_runtimes_say_everything_about_every_trial(database: Database) -> None:
         assert row["iteration_seconds"] == trial.iteration_seconds
         assert row["step_seconds"] == trial.step_seconds
         assert json.loads(row["versions"]) == trial.versions
+        assert row["sent_bytes"] == trial.sent_bytes
+        assert (row["timeline"] is not None) == trial.recorded
         assert (row["byte_scale"], row["time_scale"]) == (0.5, 2.0)
     assert len(rows) == len(table)
-    assert set(rows[0]) == set(table[0]) == {name for name, _, _ in COLUMNS}
+    assert set(rows[0]) == {name for name, _, _ in COLUMNS} == set(table[0]) - {"timeline"}
+    assert {row["sent_bytes"] for row in rows} == {"1000000 900000 900000 1000000", ""}
+    for row in table:
+        if row["timeline"] is not None:
+            assert row["phase"] == "confirm"
+            assert from_json(MeasuredTimeline, row["timeline"]).clock == "shared"
+    assert sum(row["timeline"] is not None for row in mine) == 4
     assert list(runtimes_csv(database, "0" * 32)) == [
         "".join(runtimes_csv(database)).splitlines()[0] + "\r\n"
     ]

@@ -17,7 +17,7 @@ from search.memory import MemoryStore
 from search.outcome import Event
 from search.store import Store
 from tests.api.databases import opened, postgresql_database
-from tests.api.sample import candidates, claimed, proposal, result, small_job
+from tests.api.sample import candidates, claimed, proposal, result, small_job, timeline
 
 JOB = small_job()
 CANDIDATES = candidates(JOB.domain, 4)
@@ -42,6 +42,8 @@ def test_gives_back_what_was_stored_in_order(store: Store) -> None:
     store.propose(PROPOSALS[:2])
     store.propose(PROPOSALS[2:])
     results = [result(one.key, JOB, 0.02 * i, rng) for i, one in enumerate(PROPOSALS[::-1], 1)]
+    strategy = PROPOSALS[-1].candidate.strategy
+    results[0] = replace(results[0], timeline=timeline(strategy, JOB.domain, rng))
     for one in results:
         store.record(one)
     assert list(store.proposals()) == PROPOSALS
@@ -124,6 +126,8 @@ def test_every_record_says_what_was_measured_where(database: Database) -> None:
     assert dict(row.versions) == {"torch": "2.13.0", "autosync": "0.1.0", "python": "3.11"}
     assert (row.fence, row.worker, row.load) == (held.fence, "test", 0.02)
     assert len(row.iteration_seconds) == 10
+    assert row.sent_bytes == [1_000_000, 900_000, 900_000, 1_000_000]
+    assert row.peak_memory_bytes == 312 * 2**20
 
 
 WRITES: list[Callable[[DatabaseStore], object]] = [

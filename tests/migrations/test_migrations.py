@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from sqlalchemy import inspect, text
 from api.db import Database, connect, migrate
 from api.db.migrate import current_revision, head_revision
 from api.db.tables import Base
+from api.store import DatabaseStore
 from autosync.errors import InvalidInput, NotFound
 from tests.api.databases import opened, postgresql_database
 from tests.api.sample import finished
@@ -58,6 +60,18 @@ def test_migrating_again_keeps_the_rows(empty_url: str) -> None:
         migrate(empty_url)
         with database.reading() as session:
             assert session.execute(text("select count(*) from trials")).scalar() == before > 0
+
+
+def test_trials_of_the_first_schema_are_kept_without_what_it_did_not_have(empty_url: str) -> None:
+    migrate(empty_url)
+    with opened(empty_url) as database:
+        tuning_id = finished(database)
+        before = DatabaseStore(database, tuning_id, 1).trials()
+        migrate(empty_url, "-1")
+        migrate(empty_url)
+        after = DatabaseStore(database, tuning_id, 1).trials()
+    assert any(trial.timeline is not None for trial in before)
+    assert after == [replace(trial, sent_bytes=(), timeline=None) for trial in before]
 
 
 def test_processes_that_start_together_migrate_once(empty_url: str) -> None:

@@ -1,0 +1,117 @@
+"""What a tuning recorded of its finalists, beside the prediction, through the service."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from fastapi.testclient import TestClient
+
+from api import reports
+from api.app import create_app
+from api.db import Database
+from api.schemas import Timeline
+from tests.api.sample import claimed, finished, run_search, small_job
+
+JOB = small_job(budget=8)
+
+
+def client(database: Database) -> TestClient:
+    return TestClient(create_app(database), base_url="http://127.0.0.1")
+
+
+def timeline(service: TestClient, tuning_id: str, strategy: str = "") -> Timeline:
+    query = {"strategy": strategy} if strategy else {}
+    answer = service.get(f"/v1/tunings/{tuning_id}/timeline", params=query)
+    assert answer.status_code == 200, answer.text
+    return Timeline.model_validate_json(answer.content)
+
+
+def test_the_answer_measured_beside_predicted(database: Database) -> None:
+    tuning_id = finished(database, JOB)
+    with client(database) as service:
+        shown = timeline(service, tuning_id)
+        result = service.get(f"/v1/tunings/{tuning_id}").json()["result"]
+    assert shown.strategy_id == result["strategy_id"]
+    assert shown.trial == f"confirm/0/{shown.strategy_id}"
+    assert shown.clock == "shared"
+    assert shown.measured is not None
+    assert shown.measured.messages is not None
+    assert shown.predicted.messages is not None
+    assert [m.message for m in shown.measured.messages] == [
+        m.message for m in shown.predicted.messages
+    ]
+    for message in shown.measured.messages:
+        assert message.issued_seconds <= message.turn_seconds <= message.arrived_seconds
+    assert len(shown.differences) == len(shown.measured.messages)
+    off = [abs(d.measured_seconds - d.predicted_seconds) for d in shown.differences]
+    assert off == sorted(off, reverse=True)
+    assert off[0] > 0
+
+
+def test_what_was_not_recorded_is_predicted_alone(database: Database) -> None:
+    tuning_id = finished(database, JOB)
+    with database.reading() as session:
+        rows = reports.ranked_strategies(session, tuning_id).items
+        trials = reports.trials(session, tuning_id).items
+    assert sum(row.recorded for row in rows) == 4
+    assert [t.key for t in trials if t.recorded] == [
+        t.key for t in trials if t.key.startswith("confirm/0/")
+    ]
+    silent = next(row for row in rows if not row.recorded)
+    ddp = next(row for row in rows if row.is_ddp)
+    with client(database) as service:
+        shown = timeline(service, tuning_id, silent.strategy_id)
+        baseline = timeline(service, tuning_id, ddp.strategy_id)
+    assert (shown.measured, shown.trial, shown.clock, shown.differences) == (None, None, None, [])
+    assert shown.predicted.messages
+    assert baseline.is_ddp
+    assert baseline.measured is not None
+    assert baseline.measured.messages is None
+    assert baseline.measured.compute
+
+
+def test_before_the_answer_it_shows_ddp(sqlite: Database) -> None:
+    held, store = claimed(sqlite, JOB)
+    with client(sqlite) as service:
+        empty = service.get(f"/v1/tunings/{held.tuning_id}/timeline")
+        assert empty.status_code == 404
+        assert "proposed no strategy" in empty.json()["detail"]
+        run_search(store, JOB)
+        assert timeline(service, held.tuning_id).is_ddp
+
+
+@pytest.mark.parametrize("strategy", ["f" * 32, "no such; one\x00"])
+def test_a_strategy_of_another_tuning_is_not_found(database: Database, strategy: str) -> None:
+    tuning_id = finished(database)
+    with client(database) as service:
+        for what in ("timeline", "trace"):
+            answer = service.get(f"/v1/tunings/{tuning_id}/{what}", params={"strategy": strategy})
+            assert answer.status_code == 404
+            assert answer.json()["thing"] == "strategy"
+
+
+def test_the_trace_holds_both(sqlite: Database) -> None:
+    tuning_id = finished(sqlite, JOB)
+    with client(sqlite) as service:
+        answer = service.get(f"/v1/tunings/{tuning_id}/trace")
+    assert "trace.json" in answer.headers["content-disposition"]
+    events = json.loads(answer.text)["traceEvents"]
+    names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert {"predicted: rank 0", "predicted: network", "measured: network"} <= names
+
+
+def test_a_domain_that_was_calibrated_predicts_with_its_own_costs(sqlite: Database) -> None:
+    held, store = claimed(sqlite, JOB)
+    run_search(store, JOB)
+    with client(sqlite) as service:
+        before = timeline(service, held.tuning_id)
+        slower = replace(
+            JOB.domain,
+            cluster=replace(
+                JOB.domain.cluster,
+                nodes=tuple(replace(n, bandwidth_gbps=0.1) for n in JOB.domain.cluster.nodes),
+            ),
+        )
+        store.use_domain(slower)
+        after = timeline(service, held.tuning_id)
+    assert after.predicted.step_seconds > 1.2 * before.predicted.step_seconds
