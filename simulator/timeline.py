@@ -17,7 +17,8 @@ from simulator.timeline_kernel import CHANNELS, Compute, Costs, Flight, Messages
 
 STREAMED = (Op.ALL_GATHER, Op.PUSH, Op.PULL, Op.SPARSE_PUSH, Op.SPARSE_PULL)
 """On gloo the runtime sends and receives these by itself: any number is in flight, and those
-between the same ranks follow each other on their connection."""
+between the same ranks follow each other on their connection. So do messages of any backend to and
+from a dedicated server host, which takes no part in collectives."""
 
 
 class TimelineSimulator:
@@ -122,7 +123,7 @@ def arguments(plans: PlanTable, domain: Domain) -> tuple[Messages, Costs, Comput
 
 def _kernel_costs(domain: Domain, costs: Network) -> Costs:
     gloo = domain.cluster.backend == "gloo"
-    streamed = np.isin(costs.operations, STREAMED) & gloo
+    streamed = np.isin(costs.operations, STREAMED) & (gloo | (costs.server >= domain.world_size))
     return Costs(
         kind=costs.kind,
         startup=costs.startup_seconds,
@@ -132,7 +133,8 @@ def _kernel_costs(domain: Domain, costs: Network) -> Costs:
         touches=(costs.utilization > 0).astype(np.float64),
         in_flight=np.full(len(streamed), costs.in_flight, dtype=np.int64),
         streamed=streamed,
-        engine=costs.engine_seconds,
+        engine=costs.engine_seconds if gloo else 0.0,
+        ahead=0.0 if gloo else costs.engine_seconds,
     )
 
 
@@ -163,6 +165,7 @@ def _flight(domain: Domain, costs: Network, messages: int) -> Flight:
         cursor=np.zeros(CHANNELS, dtype=np.int64),
         flying=np.zeros(CHANNELS, dtype=np.int64),
         issued=np.zeros(CHANNELS),
+        host=np.zeros(CHANNELS),
         clock=np.zeros(domain.cluster.servers + 1),
         busy=np.zeros(kinds, dtype=np.bool_),
         head=np.full(kinds, -1, dtype=np.int64),

@@ -40,7 +40,10 @@ class Messages(NamedTuple):
 
 class Costs(NamedTuple):
     """Per kind; see simulator.network.Network. touches f64[K, U]: 1 where utilization is positive.
-    in_flight i64[K]: collectives at once in the kind's channel; streamed ones are not counted."""
+    in_flight i64[K]: collectives at once in the kind's channel; streamed ones are not counted.
+    engine, ahead: seconds that the engine spends on each message of a channel before it starts:
+    engine once the message before has been issued; ahead on a host that runs ahead of its device,
+    from the start of backward on, while gradients are still computed and messages fly."""
 
     kind: NDArray[np.int16]
     startup: F64
@@ -51,6 +54,7 @@ class Costs(NamedTuple):
     in_flight: I64
     streamed: NDArray[np.bool_]
     engine: float
+    ahead: float
 
 
 class Compute(NamedTuple):
@@ -68,9 +72,10 @@ class Flight(NamedTuple):
     """Messages in the air: compact arrays; and state per resource, channel, owner and kind.
 
     time: when a message's phase ends at its present share (slow) of its links. used f64[U]: demand
-    for each resource. cursor, flying, issued: a channel's next message, collectives in the air
-    and last issue. clock: until when an owner updates. head, tail i64[K]: the first and last
-    streamed message that waits for the one of its kind on the wire, -1 without.
+    for each resource. cursor, flying, issued, host: a channel's next message, collectives in the
+    air, last issue, and until when a host ahead of its device prepares messages. clock: until when
+    an owner updates. head, tail i64[K]: the first and last streamed message that waits for the one
+    of its kind on the wire, -1 without.
     """
 
     message: I64
@@ -83,6 +88,7 @@ class Flight(NamedTuple):
     cursor: I64
     flying: I64
     issued: F64
+    host: F64
     clock: F64
     busy: NDArray[np.bool_]
     head: I64
@@ -154,7 +160,7 @@ def issue(plan, costs, compute, air, size, begin, stop, now, factor, start, flow
             streamed = costs.streamed[kind]
             if not streamed and air.flying[channel] >= costs.in_flight[kind]:
                 break
-            time = max(now, air.issued[channel])
+            time = max(now, air.issued[channel], air.host[channel] + costs.ahead)
             if plan.after[message] >= 0:
                 before = begin + plan.after[message]
                 if done[before] < 0.0:
@@ -164,12 +170,15 @@ def issue(plan, costs, compute, air, size, begin, stop, now, factor, start, flow
                     cost = update_seconds(plan, compute, message)
                     if plan.update[before] == SHARD:
                         cost /= compute.world
-                    time = max(time, compute.backward * factor, air.clock[owner]) + cost
+                    if plan.update[before] == SHARD or plan.root[before] < compute.world:
+                        time = max(time, compute.backward * factor)  # `step()` updates
+                    time = max(time, air.clock[owner]) + cost
                     air.clock[owner] = time
             if plan.ready[message] >= 0:
                 time = max(time, compute.ready[plan.ready[message]] * factor)
             start[message] = time
             air.issued[channel] = time + costs.engine
+            air.host[channel] += costs.ahead
             copies = costs.copy[kind] * plan.wire_bytes[message]
             started = time + costs.engine + costs.startup[kind] + copies
             if streamed and air.busy[kind]:
@@ -224,6 +233,7 @@ def communicate(plan, costs, compute, air, index, factor, start, flowing, done):
     air.used[:] = 0.0
     air.flying[:] = 0
     air.issued[:] = 0.0
+    air.host[:] = 0.0
     air.clock[:] = 0.0
     air.busy[:] = False
     air.head[:] = -1
