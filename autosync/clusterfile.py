@@ -64,20 +64,29 @@ def parse_cluster(yaml_text: str, source: str) -> Cluster:
     Raises:
         InvalidInput: names `source`, and the node and field at fault.
     """
+    data = strict_yaml(yaml_text, source)
+    if not isinstance(data, dict):
+        raise _refused(source, f"holds a {type(data).__name__}, not a mapping with `nodes`")
+    _check_document(data, source)
+    return from_data(Cluster, data, source)
+
+
+def strict_yaml(yaml_text: str, source: str) -> Any:
+    """What untrusted YAML holds: plain data, of bounded size and depth, each key once.
+
+    Raises:
+        InvalidInput: names `source` and the line at fault.
+    """
     if len(yaml_text.encode()) > MAX_BYTES:
         raise _refused(source, f"is larger than {MAX_BYTES // 1000} kB")
     try:
-        data = yaml.load(yaml_text, Loader=_StrictLoader)  # a SafeLoader
+        return yaml.load(yaml_text, Loader=_StrictLoader)  # a SafeLoader
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f", line {mark.line + 1}" if mark else ""
         raise _refused(f"{source}{where}", f"is no valid YAML: {error.problem}") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise _refused(source, f"is no valid YAML: {error}") from None
-    if not isinstance(data, dict):
-        raise _refused(source, f"holds a {type(data).__name__}, not a mapping with `nodes`")
-    _check_document(data, source)
-    return from_data(Cluster, data, source)
 
 
 def save_cluster(cluster: Cluster, path: str | Path) -> None:

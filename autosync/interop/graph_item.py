@@ -1,0 +1,177 @@
+"""AutoDist's graph items: the variables of a TensorFlow graph and the order of its gradients.
+
+A graph item knows the variables (name, shape, type, whether the gradient is sparse) and how nodes
+depend on each other. It does not know shapes of activations, the batch size, how many rows a
+lookup touches, or how long anything takes: the batch size and the touched rows are the caller's to
+state, FLOPs are a lower bound, and compute seconds come with a profile or a known step time.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autosync.errors import InvalidInput
+from autosync.graph import ModelGraph, Operation, Variable
+from autosync.interop.dataflow import Dataflow, dataflow
+from autosync.interop.messages import (
+    DATA_TYPES,
+    AnyMessage,
+    GraphDef,
+    GraphItem,
+    NodeDef,
+    VariableDef,
+)
+from autosync.interop.records import M, decode
+from autosync.interop.strategy_import import variable_name
+from autosync.interop.wire import Window
+
+MAX_GRAPH_BYTES = 512_000_000
+MAX_GRAPH_VALUES = 8_000_000
+MAX_ELEMENTS = 1 << 40
+DTYPES = {number: name for name, number in DATA_TYPES.items()}
+
+
+def read_graph_item(
+    data: bytes,
+    name: str,
+    batch_size: int,
+    touched_rows: int | Mapping[str, int] | None = None,
+    source: str = "graph_item",
+) -> ModelGraph:
+    """The graph of a serialized graph item, of the variables that have a gradient.
+
+    Its operations are those nodes that first use a variable, in forward order; an edge stands for
+    a path between two of them. FLOPs count each element of a dense matrix once an example, which a
+    convolution exceeds.
+
+    touched_rows: of sparse variables in one replica's iteration, for all or by name.
+
+    Raises:
+        InvalidInput: the bytes are no graph item, name what is not there, or what the caller must
+            state is missing; names the offset, or the variable.
+    """
+    if len(data) > MAX_GRAPH_BYTES:
+        raise _refused(source, f"has {len(data)} bytes, more than {MAX_GRAPH_BYTES}")
+    item = decode(GraphItem, Window.of(data, source), MAX_GRAPH_VALUES)
+    graph_def = _unwrapped(item.graph_def, GraphDef, source)
+    nodes = {node.name: node for node in graph_def.node}
+    if len(nodes) != len(graph_def.node):
+        raise _refused(source, "names two nodes alike")
+    gradients = _gradients(item, source)
+    rows = _TouchedRows(touched_rows, source)
+    variables = [
+        _variable(name, gradients[name], nodes, rows, source)
+        for name in _trained(item, gradients, source)
+    ]
+    tensors = {variable.name: gradients[variable.name].tensor for variable in variables}
+    flow = dataflow(graph_def.node, tensors, source)
+    return _graph(name, batch_size, variables, flow)
+
+
+@dataclass(frozen=True, slots=True)
+class _Gradient:
+    tensor: str
+    sparse: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _TouchedRows:
+    given: int | Mapping[str, int] | None
+    source: str
+
+    def of(self, name: str, shape: tuple[int, ...]) -> int:
+        rows = self.given.get(name) if isinstance(self.given, Mapping) else self.given
+        if rows is None or not rows > 0:
+            raise InvalidInput(
+                f"variable {name!r} of {self.source} has a sparse gradient, and a graph item does "
+                "not say how many rows an iteration touches.",
+                thing=f"variable {name}",
+                value=rows,
+                remedy="State it (--touched-rows): lookups of one replica's batch.",
+            )
+        return min(rows, shape[0]) if shape else rows
+
+
+def _unwrapped(wrapped: AnyMessage | None, cls: type[M], source: str) -> M:
+    """The message of an Any, which must be of the type due."""
+    if wrapped is None:
+        raise _refused(source, f"holds no {cls.__name__}")
+    kind = wrapped.type_url.rpartition("/")[2]
+    if kind != f"tensorflow.{cls.__name__}":
+        raise wrapped.value.refused(
+            wrapped.value.begin, "Any.type_url", f"tensorflow.{cls.__name__} is due, not {kind!r}"
+        )
+    return decode(cls, wrapped.value, MAX_GRAPH_VALUES)
+
+
+def _gradients(item: GraphItem, source: str) -> dict[str, _Gradient]:
+    """By variable. IndexedSlices are three tensors in one key; their values come second."""
+    found: dict[str, _Gradient] = {}
+    for key, target in item.grad_target_pairs.items():
+        tensors = key.split(";")
+        name = variable_name(target)
+        if name in found:
+            raise _refused(source, f"gives variable {name!r} two gradients")
+        found[name] = _Gradient(tensors[1 if len(tensors) > 1 else 0], len(tensors) > 1)
+    if not found:
+        raise _refused(source, "maps no gradient to a variable")
+    return found
+
+
+def _trained(item: GraphItem, gradients: Mapping[str, _Gradient], source: str) -> list[str]:
+    """Names of the variables with a gradient, in the order of their definitions."""
+    wrapped = item.info.variables if item.info else ()
+    defined = [variable_name(_unwrapped(w, VariableDef, source).variable_name) for w in wrapped]
+    missing = [name for name in gradients if name not in set(defined)]
+    if missing:
+        raise _refused(source, f"has a gradient for {missing[0]!r}, but no definition of it")
+    return [name for name in dict.fromkeys(defined) if name in gradients]
+
+
+def _variable(
+    name: str, gradient: _Gradient, nodes: Mapping[str, NodeDef], rows: _TouchedRows, source: str
+) -> Variable:
+    node = nodes.get(name)
+    if node is None or "dtype" not in node.attr or node.attr["dtype"].type not in DTYPES:
+        stated = "no node" if node is None else "no floating-point dtype"
+        raise _refused(source, f"variable {name!r} has {stated}")
+    stated_shape = node.attr["shape"].shape if "shape" in node.attr else None
+    if stated_shape is None or stated_shape.unknown_rank:
+        raise _refused(source, f"variable {name!r} has no shape")
+    shape = tuple(dim.size for dim in stated_shape.dim)
+    elements = 1
+    for size in shape:
+        elements *= size
+        if size < 1 or elements > MAX_ELEMENTS:
+            raise _refused(source, f"variable {name!r} has the shape {shape[:8]}")
+    touched = rows.of(name, shape) if gradient.sparse else 0
+    return Variable(name, shape, DTYPES[node.attr["dtype"].type], gradient.sparse, touched)
+
+
+def _graph(name: str, batch_size: int, variables: list[Variable], flow: Dataflow) -> ModelGraph:
+    index = {variable.name: i for i, variable in enumerate(variables)}
+    operations = []
+    operation_of: dict[str, int] = {}
+    for number, use in enumerate(flow.uses):
+        used = tuple(index[each] for each in use.variables)
+        operation_of |= dict.fromkeys(use.variables, number)
+        flops = sum(
+            2 * batch_size * variables[i].elements
+            for i in used
+            if len(variables[i].shape) > 1 and not variables[i].sparse
+        )
+        operations.append(
+            Operation(use.node, use.type, flops, 2 * flops, 0, True, use.inputs, used)
+        )
+    order = tuple(index[each] for each in flow.gradient_order)
+    after = tuple(operation_of[variable.name] for variable in variables)
+    backward = tuple(dict.fromkeys(after[i] for i in order))
+    return ModelGraph(name, batch_size, tuple(operations), tuple(variables), backward, order, after)
+
+
+def _refused(source: str, why: str) -> InvalidInput:
+    return InvalidInput(
+        f"{source}: {why}.",
+        thing=source,
+        value=why,
+        remedy="A graph item holds a GraphDef, the gradients and the variables' definitions.",
+    )

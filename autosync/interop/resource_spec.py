@@ -1,0 +1,198 @@
+"""AutoDist's resource specifications (YAML) and our clusters."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from autosync.cluster import Cluster, Device, Node
+from autosync.clusterfile import MAX_DEVICES, strict_yaml
+from autosync.devices import DEVICE_TYPES
+from autosync.errors import InvalidInput, NotSupported
+from autosync.interop.device_names import DeviceNames, device_names, gpu_count
+
+PAYLOAD_SHARE = 0.956
+"""A specification states a port's rate, a cluster what TCP carries of it at an MTU of 1500."""
+
+NODE_FIELDS = ("address", "chief", "gpus", "cpus", "network_bandwidth")
+SSH_FIELDS = ("ssh_config", "ssh")
+"""How AutoDist logs in: nothing that a prediction needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What a resource specification leaves out and its user knows.
+
+    gpu_type: of all GPUs, one of `autosync.devices`. intra_bandwidth_gbps: payload rate between
+        the devices of a node; needed where a node has several.
+    """
+
+    gpu_type: str | None = None
+    intra_bandwidth_gbps: float | None = None
+    latency_us: float = 50.0
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceSpec:
+    cluster: Cluster
+    devices: DeviceNames
+
+
+def read_resource_spec(
+    yaml_text: str, source: str, hardware: Hardware, name: str = "imported"
+) -> ResourceSpec:
+    """The cluster of a resource specification, and the names of its devices.
+
+    Ranks are the GPUs, node by node. Without any GPU they are the CPUs; beside GPUs, a node
+    without one is a dedicated server host.
+
+    Raises:
+        InvalidInput: names the node and what is wrong or missing.
+    """
+    data = strict_yaml(yaml_text, source)
+    listed = data.get("nodes") if isinstance(data, dict) else None
+    if not isinstance(listed, list) or not listed:
+        raise _refused(source, "lists no nodes", "A specification has them under `nodes:`.")
+    extra = [key for key in data if key not in ("nodes", *SSH_FIELDS)]
+    if extra:
+        raise _refused(source, f"has an unknown field {str(extra[0])!r}")
+    nodes = [_StatedNode.of(node, position, source) for position, node in enumerate(listed, 1)]
+    with_gpus = any(node.gpus for node in nodes)
+    cluster = Cluster(
+        name,
+        tuple(_node(node, with_gpus, hardware, source) for node in nodes),
+        "nccl" if with_gpus else "gloo",
+        description=f"imported from {source}; {PAYLOAD_SHARE:.1%} of the stated port rates",
+    )
+    gpus = {node.address: node.gpus for node in nodes}
+    cpus = {node.address: node.cpus for node in nodes}
+    return ResourceSpec(cluster, device_names(cluster, gpus, cpus))
+
+
+def write_resource_spec(cluster: Cluster) -> str:
+    """The cluster as a resource specification. What that cannot say is said in its comments.
+
+    Raises:
+        NotSupported: a node could not be told apart from one of another kind.
+    """
+    with_gpus = any(gpu_count(node) for node in cluster.nodes)
+    nodes: list[dict[str, Any]] = []
+    for position, node in enumerate(cluster.nodes):
+        gpus = gpu_count(node)
+        if gpus not in (0, node.ranks) or (not gpus and node.server_only is not with_gpus):
+            raise NotSupported(
+                f"node {node.address!r} has {gpus} GPUs for {node.ranks} replicas"
+                f"{' and is a server host' if node.server_only else ''}: in a resource "
+                "specification replicas run on all GPUs, or on CPUs where there is no GPU at all.",
+                thing=f"node {node.address}",
+                value="mixes CPU and GPU devices",
+            )
+        stated: dict[str, Any] = {"address": node.address}
+        if position == 0:
+            stated["chief"] = True
+        if gpus:
+            stated["gpus"] = list(range(gpus))
+        stated["cpus"] = list(range(1 if gpus or node.server_only else node.ranks))
+        stated["network_bandwidth"] = round(node.bandwidth_gbps / PAYLOAD_SHARE, 9)
+        nodes.append(stated)
+    comments = "".join(f"# {sentence}\n" for sentence in unsaid(cluster))
+    return comments + yaml.safe_dump({"nodes": nodes}, sort_keys=False, allow_unicode=True)
+
+
+def unsaid(cluster: Cluster) -> tuple[str, ...]:
+    """What a resource specification cannot say of this cluster, a sentence each."""
+    said = []
+    for node in cluster.nodes:
+        for device in node.devices:
+            memory = "" if device.memory_gb is None else f", {device.memory_gb:g} GB"
+            slow = "" if device.slowdown == 1 else f", {device.slowdown:g} times slower"
+            said.append(f"{node.address}: {device.count} x {device.type}{memory}{slow}")
+        inside = node.intra_bandwidth_gbps
+        within = "" if inside is None else f", {inside:g} Gbit/s inside the node"
+        said.append(f"{node.address}: latency {node.latency_us:g} us{within}")
+    said += [
+        f"{link.nodes[0]} to {link.nodes[1]}: {link.bandwidth_gbps:g} Gbit/s of payload"
+        for link in cluster.links
+    ]
+    if cluster.costs:
+        said.append(f"{len(cluster.costs)} fitted message costs, backend {cluster.backend}")
+    return tuple(said)
+
+
+@dataclass(frozen=True, slots=True)
+class _StatedNode:
+    address: str
+    gpus: tuple[int, ...]
+    cpus: tuple[int, ...]
+    bandwidth_gbps: float
+
+    @classmethod
+    def of(cls, data: Any, position: int, source: str) -> "_StatedNode":
+        if not isinstance(data, dict) or not isinstance(data.get("address"), str | int):
+            raise _refused(source, f"node number {position} has no address")
+        where = f"{source}, node {str(data['address'])!r}"
+        unknown = [key for key in data if key not in (*NODE_FIELDS, *SSH_FIELDS)]
+        if unknown:
+            raise _refused(where, f"has an unknown field {str(unknown[0])!r}")
+        rate = data.get("network_bandwidth")
+        if rate is None:
+            raise _refused(
+                where,
+                "network_bandwidth is missing",
+                "State its port's rate in Gbit/s: AutoDist would assume 1.",
+            )
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < 1e6:
+            raise _refused(where, f"network_bandwidth must be a positive number, got {rate!r}")
+        if not isinstance(data.get("chief", False), bool):
+            raise _refused(where, f"chief must be true or false, got {data['chief']!r}")
+        gpus, cpus = (_device_numbers(data.get(kind), kind, where) for kind in ("gpus", "cpus"))
+        return cls(str(data["address"]), gpus, cpus or (0,), float(rate))
+
+
+def _device_numbers(data: Any, kind: str, where: str) -> tuple[int, ...]:
+    given = [] if data is None else data
+    sound = isinstance(given, list) and all(
+        isinstance(number, int) and not isinstance(number, bool) and 0 <= number < MAX_DEVICES
+        for number in given
+    )
+    if not sound or len(set(given)) != len(given) or len(given) > MAX_DEVICES:
+        raise _refused(
+            where, f"{kind} must be a list of different numbers below {MAX_DEVICES}, got {data!r}"
+        )
+    return tuple(given)
+
+
+def _node(node: _StatedNode, with_gpus: bool, hardware: Hardware, source: str) -> Node:
+    where = f"{source}, node {node.address!r}"
+    server_only = with_gpus and not node.gpus
+    count = len(node.gpus) if with_gpus else len(node.cpus)
+    gpu_types = [name for name, device in DEVICE_TYPES.items() if device.is_gpu]
+    if node.gpus and hardware.gpu_type not in gpu_types:
+        given = f"is {hardware.gpu_type!r}, which is none" if hardware.gpu_type else "is not stated"
+        raise _refused(
+            where, f"the type of its GPUs {given}", f"State it (--device): {', '.join(gpu_types)}."
+        )
+    if count > 1 and hardware.intra_bandwidth_gbps is None:
+        raise _refused(
+            where,
+            f"has {count} devices, but the bandwidth between them is not stated",
+            "State it as payload in Gbit/s (--intra-bandwidth).",
+        )
+    devices = (Device(hardware.gpu_type if node.gpus and hardware.gpu_type else "cpu", count or 1),)
+    return Node(
+        node.address,
+        () if server_only else devices,
+        round(node.bandwidth_gbps * PAYLOAD_SHARE, 9),
+        hardware.intra_bandwidth_gbps if count > 1 else None,
+        hardware.latency_us,
+        server_only,
+    )
+
+
+def _refused(where: str, why: str, remedy: str = "") -> InvalidInput:
+    return InvalidInput(
+        f"{where}: {why}.",
+        thing=where,
+        value=why,
+        remedy=remedy or f"A node has {', '.join(NODE_FIELDS)}.",
+    )

@@ -1,0 +1,207 @@
+"""AutoDist's graph items, written by the protobuf library."""
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autosync.errors import InvalidInput
+from autosync.graph import ModelGraph
+from autosync.interop.graph_item import read_graph_item
+from autosync.interop.graph_item_export import write_graph_item
+from autosync.models import bundled
+from tests.autosync.interop.protos import P, parsed
+from tests.domains import chain_graph
+
+FLOAT, HALF, INT32 = 1, 19, 3
+
+
+def wrapped(kind: str, message: Any) -> Any:
+    url = f"type.googleapis.com/tensorflow.{kind}"
+    return P["Any"](type_url=url, value=message.SerializeToString())
+
+
+class Written:
+    """A graph with a tied embedding, a weight penalty, and optimizer nodes, as TensorFlow makes
+    them; the order of the nodes is that of the program."""
+
+    def __init__(self) -> None:
+        self.graph, self.item = P["GraphDef"](), P["GraphItem"]()
+        for name, shape, dtype in (
+            ("step", (), INT32),
+            ("embedding", (50, 8), FLOAT),
+            ("dense/bias", (8,), HALF),
+            ("dense/kernel", (8, 8), FLOAT),
+        ):
+            self.variable(name, shape, dtype)
+        self.node("ids", "Placeholder")
+        self.node("lookup", "ResourceGather", "embedding", "ids")
+        self.node("penalty", "L2Loss", "dense/kernel/Read")
+        self.node("dense/MatMul", "MatMul", "lookup", "dense/kernel/Read")
+        self.node("dense/BiasAdd", "BiasAdd", "dense/MatMul", "dense/bias/Read", "^penalty")
+        self.node("logits", "MatMul", "dense/BiasAdd:0", "embedding/Read")
+        self.node("grad/logits", "MatMul", "logits", "embedding/Read")
+        self.node("grad/bias", "BiasAddGrad", "grad/logits")
+        self.node("grad/matmul", "MatMul", "grad/logits", "dense/kernel/Read")
+        self.node("grad/kernel", "AddN", "grad/matmul", "penalty")
+        self.node("grad/indices", "ConcatV2", "grad/matmul", "ids")
+        self.node("grad/values", "ConcatV2", "grad/matmul", "grad/logits")
+        self.node("grad/shape", "Const")
+        self.node("Adam/kernel", "ResourceApplyAdam", "dense/kernel", "grad/kernel")
+        self.gradient("grad/kernel:0", "dense/kernel:0")
+        self.gradient("grad/bias:0", "dense/bias:0")
+        self.gradient("grad/indices:0;grad/values:0;grad/shape:0", "embedding:0")
+
+    def variable(self, name: str, shape: tuple[int, ...], dtype: int) -> None:
+        node = self.node(name, "VarHandleOp")
+        node.attr.add(key="container").value.s = b""
+        node.attr.add(key="dtype").value.type = dtype
+        stated = node.attr.add(key="shape").value.shape
+        stated.SetInParent()
+        for size in shape:
+            stated.dim.add(size=size)
+        self.node(f"{name}/Read", "ReadVariableOp", name)
+        definition = P["VariableDef"](variable_name=f"{name}:0", trainable=True)
+        self.item.info.variables.append(wrapped("VariableDef", definition))
+
+    def node(self, name: str, op: str, *inputs: str) -> Any:
+        return self.graph.node.add(name=name, op=op, input=inputs)
+
+    def gradient(self, tensor: str, variable: str) -> None:
+        self.item.grad_target_pairs.add(key=tensor, value=variable)
+
+    def bytes(self) -> bytes:
+        self.item.graph_def.CopyFrom(wrapped("GraphDef", self.graph))
+        data: bytes = self.item.SerializeToString()
+        return data
+
+
+def test_variables_uses_and_gradients() -> None:
+    graph = read_graph_item(Written().bytes(), "tied", 16, touched_rows=5)
+    assert [(v.name, v.shape, v.dtype, v.sparse, v.touched_rows) for v in graph.variables] == [
+        ("embedding", (50, 8), "float32", True, 5),
+        ("dense/bias", (8,), "float16", False, 0),
+        ("dense/kernel", (8, 8), "float32", False, 0),
+    ]
+    assert [(o.name, o.type, o.variables, o.inputs) for o in graph.operations] == [
+        ("lookup", "ResourceGather", (0,), ()),
+        ("dense/MatMul", "MatMul", (2,), (0,)),
+        ("dense/BiasAdd", "BiasAdd", (1,), (1,)),
+    ]
+    assert graph.gradient_order == (1, 2, 0)
+    assert graph.backward_order == (2, 1, 0)
+    assert graph.operations[1].forward_flops == 2 * 16 * 64
+    assert graph.batch_size == 16
+
+
+def test_an_unordered_file_says_the_same() -> None:
+    written = Written()
+    nodes = list(written.graph.node)
+    del written.graph.node[:]
+    written.graph.node.extend(reversed(nodes))
+    graph = read_graph_item(written.bytes(), "tied", 16, touched_rows=5)
+    assert [operation.name for operation in graph.operations] == [
+        "lookup",
+        "dense/MatMul",
+        "dense/BiasAdd",
+    ]
+    assert graph.gradient_order[0] == 1
+
+
+def test_touched_rows_must_be_stated() -> None:
+    with pytest.raises(InvalidInput, match=r"'embedding' .* does not say how many rows"):
+        read_graph_item(Written().bytes(), "tied", 16)
+    graph = read_graph_item(Written().bytes(), "tied", 16, {"embedding": 70})
+    assert graph.variables[0].touched_rows == 50
+
+
+def unknown_gradient(written: Written) -> None:
+    written.item.grad_target_pairs[0].key = "nowhere:0"
+
+
+def undefined_variable(written: Written) -> None:
+    del written.item.info.variables[:]
+
+
+def other_message(written: Written) -> None:
+    written.item.info.variables.append(wrapped("SaverDef", P["VariableDef"]()))
+
+
+def unknown_dimension(written: Written) -> None:
+    written.graph.node[2].attr[2].value.shape.dim[0].size = -1
+
+
+def whole_number(written: Written) -> None:
+    written.graph.node[2].attr[1].value.type = INT32
+
+
+def huge(written: Written) -> None:
+    written.graph.node[2].attr[2].value.shape.dim[0].size = 1 << 62
+
+
+def repeated_node(written: Written) -> None:
+    written.node("lookup", "Identity")
+
+
+def no_gradients(written: Written) -> None:
+    del written.item.grad_target_pairs[:]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (unknown_gradient, "'nowhere:0' names no node"),
+        (undefined_variable, "no definition of it"),
+        (other_message, "byte .*VariableDef is due, not 'tensorflow.SaverDef'"),
+        (unknown_dimension, "'embedding' has the shape"),
+        (huge, "'embedding' has the shape"),
+        (whole_number, "'embedding' has no floating-point dtype"),
+        (repeated_node, "names two nodes alike"),
+        (no_gradients, "maps no gradient"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named(change: Any, why: str) -> None:
+    written = Written()
+    change(written)
+    with pytest.raises(InvalidInput, match=why):
+        read_graph_item(written.bytes(), "tied", 16, touched_rows=5)
+
+
+@pytest.mark.parametrize(
+    "graph", [chain_graph(sparse=(2,)), bundled("resnet50", 8)], ids=["chain", "resnet50"]
+)
+def test_our_graphs_come_back(graph: ModelGraph) -> None:
+    again = read_graph_item(write_graph_item(graph), graph.name, graph.batch_size, 2)
+    assert again.variables == tuple(replace(v, factor_rows=0) for v in graph.variables)
+    assert again.gradient_order == graph.gradient_order
+    first = [next(v for v in o.variables) for o in again.operations]
+    used = [v for o in graph.operations for v in o.variables]
+    assert first == [v for v in dict.fromkeys(used) if v in first]
+
+
+def test_the_library_reads_our_graphs() -> None:
+    graph = chain_graph(sparse=(2,))
+    item = parsed("GraphItem", write_graph_item(graph))
+    nodes = parsed("GraphDef", item.graph_def.value).node
+    assert {pair.value for pair in item.grad_target_pairs} == {
+        f"{variable.name}:0" for variable in graph.variables
+    }
+    made = {node.name for node in nodes}
+    tensors = [t for pair in item.grad_target_pairs for t in pair.key.split(";")]
+    assert {tensor.removesuffix(":0") for tensor in tensors} <= made
+    handle = next(node for node in nodes if node.name == "v2")
+    shape = next(each.value.shape for each in handle.attr if each.key == "shape")
+    assert [dim.size for dim in shape.dim] == [128, 64]
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_damaged_files_are_refused_or_read(data: st.DataObject) -> None:
+    written = bytearray(Written().bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        written[data.draw(st.integers(0, len(written) - 1))] = data.draw(st.integers(0, 255))
+    with suppress(InvalidInput):
+        read_graph_item(bytes(written), "damaged", 16, 5)

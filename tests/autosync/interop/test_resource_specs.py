@@ -1,0 +1,124 @@
+"""AutoDist's resource specifications."""
+
+import pytest
+
+from autosync.cluster import Cluster, Device, Link, Node
+from autosync.errors import InvalidInput, NotSupported
+from autosync.interop.device_names import device_names
+from autosync.interop.resource_spec import (
+    Hardware,
+    read_resource_spec,
+    unsaid,
+    write_resource_spec,
+)
+from tests.domains import grid_cluster
+
+T4 = Hardware("t4", 48.0)
+
+TWO_NODES = """
+nodes:
+  - address: 10.20.41.54
+    cpus: [0]
+    gpus: [2, 3]
+    chief: true
+    network_bandwidth: 25
+  - address: 10.20.41.55
+    gpus: [0]
+    ssh_config: conf
+    network_bandwidth: 10
+  - address: 10.20.41.56
+    cpus: [0, 1]
+    network_bandwidth: 40
+ssh:
+  conf: {username: autodist}
+"""
+
+
+def test_gpus_are_ranks_and_a_host_without_is_a_server() -> None:
+    spec = read_resource_spec(TWO_NODES, "spec", T4)
+    assert [node.ranks for node in spec.cluster.nodes] == [2, 1, 0]
+    assert [node.bandwidth_gbps for node in spec.cluster.nodes] == [23.9, 9.56, 38.24]
+    assert spec.cluster.backend == "nccl"
+    assert spec.devices.ranks == {
+        "10.20.41.54:GPU:2": 0,
+        "10.20.41.54:GPU:3": 1,
+        "10.20.41.55:GPU:0": 2,
+    }
+    assert spec.devices.server("10.20.41.54:CPU:0") == 0
+    assert spec.devices.server("10.20.41.54:GPU:3") == 1
+    assert spec.devices.server("10.20.41.56:CPU:1") == 3
+    assert spec.devices.destination == (
+        "10.20.41.54:CPU:0",
+        "10.20.41.54:GPU:3",
+        "10.20.41.55:CPU:0",
+        "10.20.41.56:CPU:0",
+    )
+
+
+def test_a_missing_bandwidth_names_the_node() -> None:
+    text = TWO_NODES.replace("    network_bandwidth: 10\n", "")
+    with pytest.raises(InvalidInput, match=r"10\.20\.41\.55.*network_bandwidth is missing"):
+        read_resource_spec(text, "spec", T4)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("gpus: [2, 3]", "gpus: [2, 2]", "gpus must be a list of different numbers"),
+        ("gpus: [2, 3]", "gpus: [2, -1]", "gpus must be a list of different numbers"),
+        ("gpus: [2, 3]", "gpu: [2, 3]", "unknown field 'gpu'"),
+        ("bandwidth: 25", "bandwidth: fast", "must be a positive number, got 'fast'"),
+        ("bandwidth: 25", "bandwidth: 0", "must be a positive number, got 0"),
+        ("chief: true", "chief: 1", "chief must be true or false"),
+    ],
+)
+def test_what_is_wrong_is_told_by_node(old: str, new: str, why: str) -> None:
+    with pytest.raises(InvalidInput, match=rf"10\.20\.41\.54.*{why}"):
+        read_resource_spec(TWO_NODES.replace(old, new), "spec", T4)
+
+
+def test_what_a_specification_leaves_out_must_be_stated() -> None:
+    with pytest.raises(InvalidInput, match="type of its GPUs is not stated"):
+        read_resource_spec(TWO_NODES, "spec", Hardware())
+    with pytest.raises(InvalidInput, match="is 'cpu', which is none"):
+        read_resource_spec(TWO_NODES, "spec", Hardware("cpu"))
+    with pytest.raises(InvalidInput, match="bandwidth between them is not stated"):
+        read_resource_spec(TWO_NODES, "spec", Hardware("t4"))
+
+
+@pytest.mark.parametrize("text", ["", "nodes: []", "[1]", "nodes: {a: 1}", "nodes: [3]", "a: &b 1"])
+def test_other_yaml_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput):
+        read_resource_spec(text, "spec", T4)
+
+
+def test_clusters_come_back() -> None:
+    gpus = Cluster(
+        "gpus",
+        (
+            Node("a", (Device("t4", 2),), 23.9, 48.0),
+            Node("b", (Device("t4"),), 9.56),
+            Node("c", (), 38.24, server_only=True),
+        ),
+        "nccl",
+    )
+    for cluster, hardware in ((gpus, T4), (grid_cluster(3, 2), Hardware(None, 20.0))):
+        spec = read_resource_spec(write_resource_spec(cluster), "spec", hardware)
+        assert spec.cluster.nodes == cluster.nodes
+        assert spec.cluster.backend == cluster.backend
+        assert spec.devices == device_names(cluster)
+
+
+def test_what_cannot_be_said_is_said_in_comments() -> None:
+    slow = Node("a", (Device("cpu", slowdown=2.0),), 0.956)
+    cluster = Cluster("mixed", (slow, Node("b", (Device("cpu"),), 0.956)))
+    assert any("2 times slower" in sentence for sentence in unsaid(cluster))
+    assert write_resource_spec(cluster).startswith("# a: 1 x cpu, 2 times slower\n")
+    linked = Cluster("linked", cluster.nodes, links=(Link(("a", "b"), 0.5),))
+    assert "a to b: 0.5 Gbit/s of payload" in "".join(unsaid(linked))
+
+
+def test_devices_of_two_kinds_are_refused() -> None:
+    mixed = Cluster("mixed", (Node("a", (Device("t4"), Device("cpu")), 1.0, 8.0),))
+    with pytest.raises(NotSupported, match="'a' has 1 GPUs for 2 replicas"):
+        write_resource_spec(mixed)

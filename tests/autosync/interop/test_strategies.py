@@ -1,0 +1,365 @@
+"""AutoDist's strategy files, written and read by the protobuf library."""
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autosync.domain import Domain
+from autosync.errors import AutosyncError, InvalidInput, InvalidStrategy, NotSupported
+from autosync.interop.strategy_export import export_strategy
+from autosync.interop.strategy_import import import_strategy
+from autosync.strategy import (
+    AllGather,
+    AllReduce,
+    Encoding,
+    ParameterServer,
+    Partition,
+    Schedule,
+    Strategy,
+    VariableChoice,
+    even_replicas,
+    split,
+    whole,
+)
+from autosync.verify import verify
+from search.builders import BUILDERS
+from search.designs import ddp, ps_pieces_4mb_priority, zero1
+from tests.autosync.interop.protos import P, parsed
+from tests.domains import chain_graph, domain_of, grid_cluster
+from tests.search.drawn import domains
+
+SHAPES = ((64, 32), (10, 6), (7,))
+
+
+def small(ranks_per_node: int = 1, sparse: tuple[int, ...] = ()) -> Domain:
+    return domain_of(chain_graph(SHAPES, sparse), grid_cluster(2, ranks_per_node))
+
+
+def said(domain: Domain) -> Any:
+    """Everything all-reduced, whole, in one group."""
+    message = P["Strategy"](id="said")
+    for node in domain.cluster.nodes:
+        for number in range(node.ranks):
+            message.graph_config.replicas.append(f"{node.address}:CPU:{number}")
+    for variable in domain.graph.variables:
+        node = message.node_config.add(var_name=f"{variable.name}:0")
+        node.AllReduceSynchronizer.spec = 2
+        node.AllReduceSynchronizer.group = 3
+    return message
+
+
+def test_all_reduce_by_group() -> None:
+    domain = small()
+    message = said(domain)
+    message.node_config[1].AllReduceSynchronizer.group = 5
+    strategy = import_strategy(message.SerializeToString(), domain)
+    assert strategy.name == "said"
+    assert strategy.replicas == even_replicas(2)
+    assert strategy.schedule == Schedule()
+    assert [choice.shards for choice in strategy.choices] == [
+        (AllReduce(0),),
+        (AllReduce(1),),
+        (AllReduce(0),),
+    ]
+
+
+def test_servers_and_hierarchy() -> None:
+    domain = small(ranks_per_node=2)
+    message = said(domain)
+    servers = [("10.77.0.1:CPU:0", True), ("10.77.0.2:CPU:1", False), ("10.77.0.2:CPU:0", False)]
+    for node, (device, local) in zip(message.node_config, servers, strict=True):
+        node.PSSynchronizer.reduction_destination = device
+        node.PSSynchronizer.local_replication = local
+        node.PSSynchronizer.sync = True
+        node.ClearField("AllReduceSynchronizer")
+    strategy = import_strategy(message.SerializeToString(), domain)
+    assert [choice.shards[0] for choice in strategy.choices] == [
+        ParameterServer(0, 0, hierarchical=True),
+        ParameterServer(3, 1),
+        ParameterServer(2, 2),
+    ]
+
+
+def test_a_remainder_goes_to_the_first_parts() -> None:
+    domain = small()
+    message = said(domain)
+    node = message.node_config[1]
+    node.ClearField("AllReduceSynchronizer")
+    node.partitioner = "4,1"
+    for index in range(4):
+        part = node.part_config.add(var_name=f"v1/part_{index}:0")
+        part.AllReduceSynchronizer.group = index
+    strategy = import_strategy(message.SerializeToString(), domain)
+    assert strategy.choices[1].partition == Partition(0, (3, 3, 2, 2))
+    assert len(strategy.choices[1].shards) == 4
+
+
+def test_a_sparse_gradient_is_gathered_alone() -> None:
+    domain = small(sparse=(0, 1))
+    strategy = import_strategy(said(domain).SerializeToString(), domain)
+    assert [choice.shards[0] for choice in strategy.choices] == [
+        AllGather(0),
+        AllGather(1),
+        AllReduce(2),
+    ]
+
+
+def test_lossy_compressors_only_where_they_are_allowed() -> None:
+    domain = small()
+    message = said(domain)
+    for node, compressor in zip(message.node_config, (1, 3, 3), strict=True):
+        node.AllReduceSynchronizer.compressor = compressor
+    data = message.SerializeToString()
+    with pytest.raises(InvalidStrategy, match="'v0' is sent as fp16"):
+        import_strategy(data, domain)
+    strategy = import_strategy(data, domain, allow_lossy=True)
+    encodings = [choice.shards[0].encoding for choice in strategy.choices]  # type: ignore[union-attr]
+    assert encodings == [Encoding("fp16"), Encoding("powersgd", 1), Encoding()]
+
+
+def asynchronous(message: Any) -> None:
+    message.node_config[1].ClearField("AllReduceSynchronizer")
+    message.node_config[1].PSSynchronizer.reduction_destination = "10.77.0.1:CPU:0"
+
+
+def two_axes(message: Any) -> None:
+    message.node_config[1].partitioner = "2,3"
+
+
+def too_many_counts(message: Any) -> None:
+    message.node_config[1].partitioner = "1,2,1"
+
+
+def no_parts(message: Any) -> None:
+    message.node_config[1].partitioner = "1,2"
+
+
+def shuffled_parts(message: Any) -> None:
+    node = message.node_config[1]
+    node.partitioner = "2,1"
+    for index in (1, 0):
+        node.part_config.add(var_name=f"v1/part_{index}:0").AllReduceSynchronizer.group = 0
+
+
+def error_feedback(message: Any) -> None:
+    message.node_config[1].AllReduceSynchronizer.compressor = 2
+
+
+def unknown_spec(message: Any) -> None:
+    message.node_config[1].AllReduceSynchronizer.spec = 9
+
+
+def two_synchronizers(message: Any) -> None:
+    message.node_config[1].PSSynchronizer.sync = True
+
+
+def no_synchronizer(message: Any) -> None:
+    message.node_config[1].ClearField("AllReduceSynchronizer")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (asynchronous, "asynchronously"),
+        (two_axes, "along 2 axes"),
+        (too_many_counts, "partitioner '1,2,1'"),
+        (no_parts, "2 parts by '1,2', but 0 are configured"),
+        (shuffled_parts, "out of order"),
+        (error_feedback, "error feedback"),
+        (unknown_spec, "spec 9"),
+        (two_synchronizers, "two synchronizers"),
+        (no_synchronizer, "no synchronizer"),
+    ],
+)
+def test_what_has_no_counterpart_is_refused_by_name(change: Any, why: str) -> None:
+    domain = small()
+    message = said(domain)
+    change(message)
+    with pytest.raises(NotSupported, match=f"'v1'.*{why}"):
+        import_strategy(message.SerializeToString(), domain)
+
+
+def test_mixed_staleness_is_refused() -> None:
+    domain = small()
+    message = said(domain)
+    asynchronous(message)
+    message.node_config[1].PSSynchronizer.sync = True
+    message.node_config[1].PSSynchronizer.staleness = 2
+    with pytest.raises(NotSupported, match="staleness 0 and 2"):
+        import_strategy(message.SerializeToString(), domain, allow_staleness=True)
+
+
+def test_other_variables_are_refused_by_name() -> None:
+    domain = small()
+    message = said(domain)
+    message.node_config[2].var_name = "elsewhere:0"
+    with pytest.raises(InvalidStrategy, match="'elsewhere:0' is unknown"):
+        import_strategy(message.SerializeToString(), domain)
+    del message.node_config[2]
+    with pytest.raises(InvalidStrategy, match="'v2' has no node config"):
+        import_strategy(message.SerializeToString(), domain)
+
+
+def test_every_device_holds_one_replica() -> None:
+    domain = small()
+    message = said(domain)
+    message.graph_config.replicas[1] = "10.77.0.9:CPU:0"
+    with pytest.raises(InvalidInput, match=r"'10\.77\.0\.9:CPU:0' is no device"):
+        import_strategy(message.SerializeToString(), domain)
+    del message.graph_config.replicas[1]
+    with pytest.raises(InvalidStrategy, match=r"'10\.77\.0\.2:CPU:0' holds none"):
+        import_strategy(message.SerializeToString(), domain)
+
+
+def test_the_library_reads_what_is_written() -> None:
+    domain = small(ranks_per_node=2)
+    shards = (ParameterServer(0, 0, hierarchical=True), ParameterServer(3, 1))
+    strategy = Strategy(
+        (
+            VariableChoice("v0", split((64, 32), 1, 2), shards),
+            VariableChoice("v1", whole((10, 6)), (AllReduce(2),)),
+            VariableChoice("v2", whole((7,)), (AllReduce(2),)),
+        ),
+        even_replicas(4),
+        name="mine",
+    )
+    message = parsed("Strategy", export_strategy(strategy, domain))
+    assert message.id == "mine"
+    assert list(message.graph_config.replicas) == [
+        f"10.77.0.{host}:CPU:{number}" for host in (1, 2) for number in (0, 1)
+    ]
+    cut, first, second = message.node_config
+    assert (cut.var_name, cut.partitioner) == ("v0:0", "1,2")
+    assert [part.var_name for part in cut.part_config] == ["v0/part_0:0", "v0/part_1:0"]
+    servers = [part.PSSynchronizer for part in cut.part_config]
+    assert [server.reduction_destination for server in servers] == [
+        "10.77.0.1:CPU:0",
+        "10.77.0.2:CPU:1",
+    ]
+    assert [server.local_replication for server in servers] == [True, False]
+    assert all(server.sync for server in servers)
+    assert first.HasField("AllReduceSynchronizer")
+    assert first.AllReduceSynchronizer.group == second.AllReduceSynchronizer.group
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_within_reach_every_strategy_comes_back(data: st.DataObject) -> None:
+    domain = data.draw(domains(elementwise=True))
+    strategy = data.draw(within_reach(domain))
+    written = export_strategy(strategy, domain, allow_lossy=True)
+    again = import_strategy(
+        parsed("Strategy", written).SerializeToString(), domain, allow_lossy=True
+    )
+    assert again.id == strategy.id
+    assert again.name == strategy.id
+
+
+@st.composite
+def within_reach(draw: st.DrawFn, domain: Domain) -> Strategy:
+    """Strategies that both AutoDist and this project can say."""
+    nodes = domain.cluster.nodes
+    choices = []
+    alone = 1000
+    for variable in domain.graph.variables:
+        axes = [0] if variable.sparse else range(len(variable.shape))
+        axis = draw(st.sampled_from([axis for axis in axes if variable.shape[axis] > 1] or [-1]))
+        parts = draw(st.integers(1, min(variable.shape[axis], 40))) if axis >= 0 else 1
+        partition = split(variable.shape, axis, parts) if axis >= 0 else whole(variable.shape)
+        shards: list[Any] = []
+        for _ in range(parts):
+            alone += 1
+            if draw(st.booleans()) or (variable.sparse and parts > 1):
+                hierarchical = draw(st.booleans()) and any(node.ranks > 1 for node in nodes)
+                server = draw(st.integers(0, domain.world_size - 1))
+                shards.append(ParameterServer(server, alone, hierarchical))
+            elif variable.sparse:
+                shards.append(AllGather(alone))
+            else:
+                encodings = ["none", "fp16"]
+                encoding = Encoding(draw(st.sampled_from(encodings)))
+                group = 2 * draw(st.integers(0, 3)) + encodings.index(encoding.name)
+                shards.append(AllReduce(group, encoding=encoding))
+        choices.append(VariableChoice(variable.name, partition, tuple(shards)))
+    strategy = Strategy(tuple(choices), even_replicas(domain.world_size))
+    verify(strategy, domain, allow_lossy=True)
+    return strategy
+
+
+def test_beyond_reach_is_refused_by_name_and_reason() -> None:
+    domain = domain_of(chain_graph(SHAPES, factor_rows=4), grid_cluster(2, 2))
+    plain = import_strategy(said(domain).SerializeToString(), domain)
+
+    def with_shard(shard: Any) -> Strategy:
+        first = replace(plain.choices[0], shards=(shard,))
+        return replace(plain, choices=(first, *plain.choices[1:]))
+
+    refused = {
+        "schedule has the sending order ddp": ddp(domain),
+        "schedule has the sending order priority": ps_pieces_4mb_priority(domain),
+        "cuts messages": replace(plain, schedule=Schedule(slice_bytes=1 << 20)),
+        "next forward": replace(plain, schedule=Schedule(overlap_forward=True)),
+        "'?v0'? is synchronized by reduce_scatter": zero1(domain),
+        "v0 is all-reduced by the tree": with_shard(AllReduce(9, "tree")),
+        "v0 is all-reduced along an explicit ring": with_shard(
+            AllReduce(9, device_order=(0, 2, 1, 3))
+        ),
+        "staleness is only for variables with a server": replace(plain, staleness=1),
+    }
+    for why, strategy in refused.items():
+        with pytest.raises(NotSupported, match=why):
+            export_strategy(strategy, domain)
+
+
+def test_pieces_and_unequal_parts_are_refused() -> None:
+    domain = small()
+    plain = import_strategy(said(domain).SerializeToString(), domain)
+    for partition, why in (
+        (Partition(-1, (30, 30)), "flat pieces"),
+        (Partition(0, (2, 8)), "unequal parts"),
+    ):
+        cut = VariableChoice("v1", partition, (AllReduce(0),) * 2)
+        strategy = replace(plain, choices=(plain.choices[0], cut, plain.choices[2]))
+        with pytest.raises(NotSupported, match=f"variable v1 is cut into {why}"):
+            export_strategy(strategy, domain)
+
+
+OWN_BUILDERS = (
+    "all_reduce_chunk128",
+    "ps_one_server",
+    "ps_load_balanced",
+    "ps_partitioned",
+    "ps_uneven_partitioned",
+    "partitioned_all_reduce",
+    "random_axis_partition_ar",
+    "parallax",
+)
+
+
+@pytest.mark.parametrize("builder", OWN_BUILDERS)
+def test_what_autodists_own_builders_make_is_within_reach(builder: str) -> None:
+    domain = small(ranks_per_node=2, sparse=(0,))
+    strategy = BUILDERS[builder].build(domain)
+    assert import_strategy(export_strategy(strategy, domain), domain).id == strategy.id
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.binary(max_size=200))
+def test_random_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(AutosyncError):
+        import_strategy(data, small())
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.data())
+def test_damaged_files_are_refused_or_read(data: st.DataObject) -> None:
+    written = bytearray(said(small()).SerializeToString())
+    for _ in range(data.draw(st.integers(1, 4))):
+        written[data.draw(st.integers(0, len(written) - 1))] = data.draw(st.integers(0, 255))
+    del written[data.draw(st.integers(0, len(written))) :]
+    with suppress(AutosyncError):
+        import_strategy(bytes(written), small())
