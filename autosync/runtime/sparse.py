@@ -20,7 +20,7 @@ from autosync.runtime.ragged import (
     ragged_group,
 )
 from autosync.runtime.records import Content, Finish, RowRange, Variable
-from autosync.runtime.transport import Groups, Start, team_of
+from autosync.runtime.transport import Groups, Start, sum_type, team_of
 
 SPARSE_OPERATIONS = (Op.SPARSE_ALL_GATHER, Op.SPARSE_PUSH, Op.SPARSE_PULL)
 
@@ -184,7 +184,8 @@ def _sum(content: Content, received: Received, place: int, half: torch.dtype | N
         indices = torch.cat([indices for indices, _ in rows]) - part.start
         values = torch.cat([values for _, values in rows])
         shape = (part.stop - part.start, *part.variable.alias.shape[1:])
-        part.sums = sparse_tensor((indices, values), shape).coalesce()
+        exact = sparse_tensor((indices, values.to(sum_type(values))), shape).coalesce()
+        part.sums = exact.to(part.variable.alias.dtype)
         if content.whole:
             part.variable.target = part.sums
 

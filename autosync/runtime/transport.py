@@ -3,6 +3,9 @@
 Facts measured on gloo: its reduce-scatter moves an all-reduce's bytes, so ours is an all-to-all
 and a local sum; `dist.reduce` is a tree, so a parameter server is send and receive with a tag a
 message; building a group object directly takes milliseconds.
+
+Where a rank adds up by itself (reduce-scatter on gloo, push), halves are added in float32 and
+rounded once. The backend's own reductions add in the type that travels.
 """
 
 from collections.abc import Callable
@@ -73,13 +76,19 @@ def team_of(teams: Teams, rank: int) -> tuple[int, ...]:
     return ()
 
 
+def adds_up_itself(operation: Op, backend: str) -> bool:
+    """Whether ranks, not the backend, form the sums of an operation."""
+    return operation == Op.PUSH or (operation == Op.REDUCE_SCATTER and backend == "gloo")
+
+
 def operation(
     plan: Plan, index: int, content: Content, groups: Groups, queue: str, wire: Tensor
 ) -> Start | None:
     """What issues message `index` on this rank; None when the rank has no part in it.
 
     queue: what it queues in; each has process groups of its own.
-    wire: the flat tensor that travels, with padding (the content's buffer unless encoded).
+    wire: the flat tensor that travels, with padding (the content's buffer unless encoded). The
+        result is there too, or in the content's buffer where ranks add up by themselves.
 
     Raises:
         NotSupported: the operation cannot run on this backend.
@@ -91,7 +100,7 @@ def operation(
     group = groups.get(queue, team)
     root = team.index(message.root) if message.root in team else 0
     place = team.index(groups.rank)
-    flat = wire[: content.size]
+    flat, sums = wire[: content.size], content.buffer
     match message.operation:
         case Op.ALL_REDUCE:
             return _all_reduce(group, flat)
@@ -100,12 +109,13 @@ def operation(
         case Op.BROADCAST:
             return _broadcast(group, flat, root)
         case Op.REDUCE_SCATTER:
-            return _reduce_scatter(group, _padded(wire, content, team), place, len(team), groups)
+            padded = _padded(wire, content, team)
+            return _reduce_scatter(group, padded, sums, place, len(team), groups.backend)
         case Op.ALL_GATHER:
             padded = _padded(wire, content, team)
             return _all_gather(group, padded, place, len(team), index, groups.backend)
         case Op.PUSH:
-            return _push(group, flat, root, place, len(team), index)
+            return _push(group, flat, sums[: content.size], root, place, len(team), index)
         case Op.PULL:
             return _pull(group, flat, root, place, len(team), index)
         case _:
@@ -145,12 +155,14 @@ def _padded(wire: Tensor, content: Content, team: tuple[int, ...]) -> Tensor:
     return wire[: chunk_of(len(team) - 1, len(team), content.size).stop]
 
 
-def _reduce_scatter(group: Any, padded: Tensor, place: int, size: int, groups: Groups) -> Start:
-    mine = padded[chunk_of(place, size, padded.numel())]
-    if groups.backend == "nccl":
+def _reduce_scatter(
+    group: Any, padded: Tensor, sums: Tensor, place: int, size: int, backend: str
+) -> Start:
+    chunk = chunk_of(place, size, padded.numel())
+    if backend == "nccl":
         options = dist.ReduceScatterOptions()
-        return lambda: group._reduce_scatter_base(mine, padded, options).wait
-    parts = torch.empty_like(padded)
+        return lambda: group._reduce_scatter_base(padded[chunk], padded, options).wait
+    parts, mine = torch.empty_like(padded), sums[chunk]
     rows = parts.view(size, -1)
 
     def start() -> Finish:
@@ -158,7 +170,10 @@ def _reduce_scatter(group: Any, padded: Tensor, place: int, size: int, groups: G
 
         def finish() -> None:
             work.wait()
-            torch.sum(rows, 0, out=mine)
+            if (accurate := sum_type(rows)) == mine.dtype:
+                torch.sum(rows, 0, dtype=accurate, out=mine)
+            else:
+                mine.copy_(torch.sum(rows, 0, dtype=accurate))
 
         return finish
 
@@ -181,7 +196,14 @@ def _all_gather(group: Any, padded: Tensor, place: int, size: int, tag: int, bac
     return start
 
 
-def _push(group: Any, flat: Tensor, root: int, place: int, size: int, tag: int) -> Start:
+def sum_type(values: Tensor) -> torch.dtype:
+    """What sums of these values are formed in."""
+    return torch.float32 if values.element_size() <= 2 else values.dtype
+
+
+def _push(
+    group: Any, flat: Tensor, sums: Tensor, root: int, place: int, size: int, tag: int
+) -> Start:
     if place != root:
         return lambda: group.send([flat], root, tag).wait
     parts = {peer: torch.empty_like(flat) for peer in range(size) if peer != root}
@@ -193,11 +215,11 @@ def _push(group: Any, flat: Tensor, root: int, place: int, size: int, tag: int) 
         def finish() -> None:
             for _, work in works:
                 work.wait()
-            total = ordered[0]
+            total = ordered[0].to(sum_type(flat))
             for part in ordered[1:]:
                 total.add_(part)
-            if total is not flat:
-                flat.copy_(total)
+            if total.data_ptr() != sums.data_ptr():
+                sums.copy_(total)
 
         return finish
 
