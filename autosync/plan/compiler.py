@@ -89,8 +89,8 @@ def _allocate(population: Population, domain: DomainArrays) -> tuple[PlanArrays,
         piece_start=np.empty(pieces, dtype=np.int64),
         piece_stop=np.empty(pieces, dtype=np.int64),
     )
-    row, wire, value, ready, gate, key, order, by_key, heap, last = (
-        np.empty(most_contents, dtype=np.int64) for _ in range(10)
+    row, wire, value, second, ready, gate, key, order, by_key, heap, last = (
+        np.empty(most_contents, dtype=np.int64) for _ in range(11)
     )
     work = Scratch(
         np.empty(most_rows + 2, dtype=np.int64),
@@ -99,6 +99,7 @@ def _allocate(population: Population, domain: DomainArrays) -> tuple[PlanArrays,
         row,
         wire,
         value,
+        second,
         ready,
         gate,
         key,

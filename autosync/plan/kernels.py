@@ -21,6 +21,7 @@ CH_GRADIENT, CH_VALUE, CH_PUSH, CH_PULL, CH_REDUCE, CH_BROADCAST = 0, 1, 2, 3, 4
 U_NONE, U_REPLICATED, U_OWNER, U_SHARD = 0, 1, 2, 3
 T_ALL, T_NODES, T_LEADERS, T_SERVER = 0, 1, 2, 3
 POWERSGD_CODE = 16
+FACTOR_BYTES = 4  # PowerSGD's algebra is in float32, whatever the gradient's type
 STAGES = 4  # the longest chain: reduce, push, pull, broadcast
 INDEX_BYTES = 8  # a touched row travels with its int64 index
 
@@ -39,7 +40,17 @@ def encoded_bytes(elements: int, item_bytes: int, rows: int, encoding: int) -> i
     if encoding < POWERSGD_CODE:
         return elements * min(item_bytes, 2)
     factors = (encoding - POWERSGD_CODE) * (rows + elements // max(rows, 1))
-    return min(elements, factors) * item_bytes
+    return min(elements, factors) * FACTOR_BYTES
+
+
+def second_factor_bytes(elements: int, rows: int, encoding: int) -> int:
+    """Of `encoded_bytes`, what PowerSGD sends in its second all-reduce: Q, of r columns. A matrix
+    that gains nothing travels as it is, in the first."""
+    if encoding < POWERSGD_CODE:
+        return 0
+    columns = elements // max(rows, 1)
+    rank = encoding - POWERSGD_CODE
+    return rank * columns * FACTOR_BYTES if rank * (rows + columns) < elements else 0
 
 
 def first_dimension(domain: DomainArrays, variable: int, axis: int, length: int) -> int:
@@ -222,12 +233,14 @@ def chain(
     hierarchical: bool,
     sharded: bool,
     server: int,
+    low_rank: bool,
     stages: NDArray[np.int32],
 ) -> int:
     """The messages that synchronize one content; returns how many.
 
     stages i32[STAGES, 6]: operation, channel, root, teams, update, whether it starts a second
-    half (which an overlapped schedule sends in order of next use).
+    half (which an overlapped schedule sends in order of next use). low_rank: an all-reduce of P,
+    which every rank makes orthogonal before its part of Q exists, and one of Q.
     """
     if method == M_FACTORS:
         put(stages, 0, FACTOR_ALL_GATHER, CH_GRADIENT, -1, T_ALL, U_REPLICATED, 0)
@@ -266,5 +279,9 @@ def chain(
             count = 2
         put(stages, count, BROADCAST, CH_BROADCAST, -1, T_NODES, U_REPLICATED, 0)
         return count + 1
+    if low_rank:
+        put(stages, 0, ALL_REDUCE, CH_GRADIENT, -1, ring_teams, U_NONE, 0)
+        put(stages, 1, ALL_REDUCE, CH_VALUE, -1, ring_teams, U_REPLICATED, 0)
+        return 2
     put(stages, 0, ALL_REDUCE, CH_GRADIENT, -1, ring_teams, U_REPLICATED, 0)
     return 1

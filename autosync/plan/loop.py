@@ -25,10 +25,12 @@ from autosync.plan.kernels import (
     chain,
     content_bytes,
     encoded_bytes,
+    first_dimension,
     first_half_load,
     list_schedule,
     pulled_bytes,
     row_elements,
+    second_factor_bytes,
     sort_keys,
     sort_rows,
 )
@@ -62,8 +64,9 @@ class Scratch(NamedTuple):
     """Per-strategy working arrays: R rows, V variables, C contents at most.
 
     row, value: a content's first row (population index) and its payload were it not encoded.
-    load: bytes on the wire of its first half. at: seconds from the start of backward, of its
-    gradients and then of its first half's arrival.
+    second: of its payload, what PowerSGD's second all-reduce carries; else 0. load: bytes on the
+    wire of its first half. at: seconds from the start of backward, of its gradients and then of
+    its first half's arrival.
     """
 
     starts: I64
@@ -72,6 +75,7 @@ class Scratch(NamedTuple):
     row: I64
     wire: I64
     value: I64
+    second: I64
     ready: I64
     gate: I64
     key: I64
@@ -126,6 +130,7 @@ def cut_contents(
                     work.row[contents] = row
                     work.wire[contents] = 0
                     work.value[contents] = 0
+                    work.second[contents] = 0
                     work.ready[contents] = 0
                     work.gate[contents] = domain.first_use[variable]
                     work.key[contents] = people.position[row]
@@ -139,6 +144,10 @@ def cut_contents(
                     work.wire[content] += content_bytes(
                         domain, method, variable, axis, length, encoding
                     )
+                    if method == M_AR:
+                        work.second[content] += second_factor_bytes(
+                            elements, first_dimension(domain, variable, axis, length), encoding
+                        )
                 else:
                     work.wire[content] += encoded_bytes(
                         stop - start, domain.item_bytes[variable], 1, encoding
@@ -240,6 +249,7 @@ def emit(
         people.hierarchical[option],
         people.sharded[option],
         server,
+        work.second[content] > 0,
         stages,
     )
     split = count
@@ -260,6 +270,10 @@ def emit(
             out.update[message] = stages[stage, 4]
             out.encoding[message] = 0 if values else encoding
             out.wire_bytes[message] = work.value[content] if values else work.wire[content]
+            if work.second[content] > 0:
+                out.wire_bytes[message] = work.second[content]
+                if stage == 0:
+                    out.wire_bytes[message] = work.wire[content] - work.second[content]
             if operation == SPARSE_PULL:
                 out.wire_bytes[message] = pulled_bytes(domain, variable, work.wire[content])
             out.ready[message] = work.ready[content] if stage == 0 else -1

@@ -1,8 +1,8 @@
 """Puts a plan on a model and its optimizer, and takes it off again."""
 
 import atexit
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -19,6 +19,7 @@ from autosync.runtime.build import build_records
 from autosync.runtime.compiled import opaque
 from autosync.runtime.ending import finish_at_exit
 from autosync.runtime.engine import Engine
+from autosync.runtime.errors import lost_peer
 from autosync.runtime.gates import Gates, tensors_in
 from autosync.runtime.hooks import Removable, watch
 from autosync.runtime.module_buffers import BufferBroadcast
@@ -41,17 +42,19 @@ class Attachment:
     at_exit: Callable[[], None]
     handles: list[Removable] = field(default_factory=list)
 
-    def detach(self) -> None:
+    def detach(self, keep_state: bool = True) -> None:
         """Finish what is under way, then remove hooks, threads and process groups.
 
-        A collective where updates are owned or sharded: the optimizer's state is gathered.
-        After a failure nothing is waited for, and such state is lost.
+        A collective where updates are owned or sharded: the optimizer's state is gathered,
+        unless nobody wants to keep it. After a failure nothing is waited for, and such state is
+        lost, too.
         """
         engine = self.engine
         atexit.unregister(self.at_exit)
         if engine.failure is None:
             engine.flush()
-            gather_state(self.optimizer, engine.variables, engine.contents, engine.group)
+            if keep_state:
+                gather_state(self.optimizer, engine.variables, engine.contents, engine.group)
             with suppress(RuntimeError):  # nothing is under way here: a peer may go first
                 engine.control.barrier(dist.BarrierOptions()).wait()
         for handle in self.handles:
@@ -90,6 +93,7 @@ def attach(
     Raises:
         InvalidInput: the plan is for another world size or another model, or differs from rank
             0's.
+        SynchronizationFailed: a peer died or hung.
         NotSupported: the optimizer or the backend cannot do what the plan asks, or the model is
             not in host memory.
     """
@@ -104,13 +108,14 @@ def attach(
         )
     opened = groups or open_groups(group)
     everyone = tuple(range(group.size()))
-    control = opened.get("control", everyone, "gloo")
-    check_same_plan(control, plan)
-    if share_values:
-        share_initial_values(control, model)
-    buffers = BufferBroadcast(model, opened.get("buffers", everyone, "gloo"), group.rank())
-    records = build_records(model, optimizer, plan, names, opened)
-    unused = Unused(own_store(opened), group.size())
+    with meeting():
+        control = opened.get("control", everyone, "gloo")
+        check_same_plan(control, plan)
+        if share_values:
+            share_initial_values(control, model)
+        buffers = BufferBroadcast(model, opened.get("buffers", everyone, "gloo"), group.rank())
+        records = build_records(model, optimizer, plan, names, opened)
+        unused = Unused(own_store(opened), group.size())
     engine = Engine(
         optimizer,
         plan,
@@ -125,7 +130,7 @@ def attach(
     )
     gates = Gates(model, engine.variables, engine.wait_for)
     end_groups = _leave_open if groups else opened.close
-    engine.scatter_state()
+    engine.scatter_state({})
     engine.start()
     at_exit = finish_at_exit(engine, end_groups)
     attachment = Attachment(model, optimizer, engine, gates, end_groups, at_exit)
@@ -133,6 +138,17 @@ def attach(
     model.__dict__["no_sync"] = engine.no_sync
     attachment.handles.extend(_hooks(model, engine, gates, plan.shares[group.rank()]))
     return attachment
+
+
+@contextmanager
+def meeting() -> Iterator[None]:
+    """Raises SynchronizationFailed where a peer does not come."""
+    try:
+        yield
+    except RuntimeError as error:  # what torch raises for a broken process group or store
+        raise lost_peer(
+            f"the ranks did not meet to begin: {error}", "process_group", None, parted=False
+        ) from error
 
 
 def _leave_open() -> None:

@@ -13,6 +13,7 @@ from autosync.plan import Message, Plan
 from autosync.runtime.buffers import content_segments, elements
 from autosync.runtime.encodings import encoded
 from autosync.runtime.factors import FactorCapture, all_gather_factors, owner_of
+from autosync.runtime.powersgd import LowRank, LowRankContent, low_rank_contents
 from autosync.runtime.records import Content, RowRange, Step, Variable
 from autosync.runtime.row_updates import RowUpdate, check_sparse
 from autosync.runtime.sparse import (
@@ -39,6 +40,7 @@ class Records:
     variables: list[Variable]
     contents: list[Content]
     steps: list[Step]
+    low_rank: list[LowRank]
 
 
 def build_records(
@@ -53,7 +55,8 @@ def build_records(
     names: of the plan's variables, as `model.named_parameters()` has them.
 
     Raises:
-        InvalidInput: the plan does not cover exactly the variables of the model.
+        InvalidInput: the plan does not cover exactly the variables of the model, or was compiled
+            by an earlier version.
         NotSupported: it updates parts of variables under an optimizer that forbids it.
     """
     variables = _variables(model, optimizer, names)
@@ -68,7 +71,8 @@ def build_records(
     _mark_flat(plan, contents)
     _mark_deferred(plan, contents)
     _give_carriers(model, optimizer, contents, carried, plan.shares[groups.rank])
-    steps = _steps(plan, contents, groups)
+    factored = low_rank_contents(plan, contents)
+    steps = _steps(plan, contents, factored, groups)
     for step in steps:
         if step.message.operation == Op.SPARSE_PUSH:
             owned = step.message.root == groups.rank
@@ -76,7 +80,8 @@ def build_records(
         elif not step.content.whole and step.message.update != Update.NONE:
             check_elementwise(type(optimizer), step.content.variables[0].name)
             step.content.flat = _flat_update(type(optimizer), plan, step, groups.rank)
-    return Records(variables, contents, steps)
+    low_rank = [one for packed in factored.values() for one in packed.matrices]
+    return Records(variables, contents, steps, low_rank)
 
 
 def _variables(model: nn.Module, optimizer: Optimizer, names: tuple[str, ...]) -> list[Variable]:
@@ -203,14 +208,19 @@ def _mark_deferred(plan: Plan, contents: list[Content]) -> None:
                 variable.deferred = True
 
 
-def _steps(plan: Plan, contents: list[Content], groups: Groups) -> list[Step]:
+def _steps(
+    plan: Plan, contents: list[Content], factored: dict[int, LowRankContent], groups: Groups
+) -> list[Step]:
     last = {message.content: index for index, message in enumerate(plan.messages)}
     steps: list[Step] = []
     for index, message in enumerate(plan.messages):
         content = contents[message.content]
         after = steps[message.after] if message.after >= 0 else None
         queue = queue_name(message, after)
-        start = MESSAGES.get(message.operation, encoded)(plan, index, content, groups, queue)
+        if (packed := factored.get(content.index)) is not None:
+            start = packed.start_of(plan, index, groups, queue)
+        else:
+            start = MESSAGES.get(message.operation, encoded)(plan, index, content, groups, queue)
         steps.append(
             Step(index, message, content, after, start, last[content.index] == index, queue)
         )

@@ -1,20 +1,21 @@
 """Packs messages: none, fp16, bf16, PowerSGD. New values always travel whole: the compiler gives
 their messages no encoding.
 
-A half is added up in its own type along the way, so with the relative rounding e of that type
-(2^-11 for fp16, 2^-8 for bf16) a sum over n ranks is off by at most about n e times the sum of
-the absolute values; fp16 overflows beyond 65504.
+With e the relative rounding of a half (2^-11 for fp16, 2^-8 for bf16), a sum that ranks add up by
+themselves (parameter server, reduce-scatter on gloo) is off by at most e times the sum of the
+absolute values, for it is formed in float32 from summands that were rounded once. An all-reduce,
+and a tree, add in the half itself along the way: over n ranks about n e, and fp16 overflows beyond
+65504.
 """
 
 import torch
 from torch import Tensor
 
-from autosync.codes import ENCODINGS, POWERSGD, Op
+from autosync.codes import ENCODINGS, POWERSGD
 from autosync.errors import NotSupported
 from autosync.plan import Plan
-from autosync.runtime.powersgd import low_rank
 from autosync.runtime.records import Content, Finish
-from autosync.runtime.transport import Groups, Start, operation
+from autosync.runtime.transport import Groups, Start, adds_up_itself, operation
 
 HALF = {ENCODINGS.index("fp16"): torch.float16, ENCODINGS.index("bf16"): torch.bfloat16}
 
@@ -43,8 +44,6 @@ def encoded(plan: Plan, index: int, content: Content, groups: Groups, queue: str
     message, buffer = plan.messages[index], content.buffer
     if message.encoding == 0 or (message.encoding in HALF and buffer.element_size() <= 2):
         return operation(plan, index, content, groups, queue, buffer)
-    if message.encoding > POWERSGD and message.operation == Op.ALL_REDUCE:
-        return low_rank(plan, index, content, groups, queue)
     if message.encoding not in HALF:
         raise NotSupported(
             f"the runtime cannot pack {message.operation.name} of message {index} by "
@@ -55,13 +54,19 @@ def encoded(plan: Plan, index: int, content: Content, groups: Groups, queue: str
         )
     wire = torch.zeros_like(buffer, dtype=HALF[message.encoding])
     start = operation(plan, index, content, groups, queue, wire)
-    return _cast(start, buffer, wire) if start else None
+    if start is None:
+        return None
+    return _cast(start, buffer, wire, adds_up_itself(message.operation, groups.backend))
 
 
-def _cast(start: Start, buffer: Tensor, wire: Tensor) -> Start:
+def _cast(start: Start, buffer: Tensor, wire: Tensor, summed: bool) -> Start:
+    """summed: the operation leaves its sums in the buffer."""
+
     def issue() -> Finish:
         wire.copy_(buffer)
         finish = start()
+        if summed:
+            return finish
 
         def decode() -> None:
             finish()

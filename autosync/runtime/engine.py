@@ -8,7 +8,6 @@ itself (waiting, summing, updating) happens outside of it.
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Condition, RLock
 from typing import Any
 
 import torch
@@ -24,7 +23,9 @@ from autosync.runtime.build import Records
 from autosync.runtime.channels import ChannelQueue
 from autosync.runtime.clipping import agree_on_infinity, clip_gradients
 from autosync.runtime.errors import SynchronizationFailed
+from autosync.runtime.lowrank_state import Kept, kept_errors, take_errors
 from autosync.runtime.module_buffers import BufferBroadcast
+from autosync.runtime.monitor import Monitor
 from autosync.runtime.packing import (
     hand_back,
     pack_zeros,
@@ -33,6 +34,7 @@ from autosync.runtime.packing import (
     take_back,
     unpack_values,
 )
+from autosync.runtime.pending import check_synchronized, incomplete, left_over, mark, settle, unmark
 from autosync.runtime.records import Content, Step, Variable
 from autosync.runtime.rounds import Phase, Round
 from autosync.runtime.state import gather_state, scatter_state
@@ -44,8 +46,9 @@ class Engine:
     """The state of one attached plan.
 
     kind: the optimizer's own class. synchronizing: False inside `no_sync`.
-    control: a process group of all ranks for small exchanges. shown: a GradScaler has seen the
-    gradients of this round. grad_norm: before the last clipping.
+    control: a process group of all ranks for small exchanges. pending: variables whose gradients
+    are not complete when backward returns. shown: a GradScaler has seen the gradients of this
+    round. grad_norm: before the last clipping.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class Engine:
         group: dist.ProcessGroup,
         control: Any,
         unused: Unused,
-        buffers: BufferBroadcast | None = None,
+        buffers: BufferBroadcast,
         max_grad_norm: float | None = None,
         trace: Trace | None = None,
     ):
@@ -67,7 +70,7 @@ class Engine:
         self.variables = records.variables
         self.contents = records.contents
         self.steps = records.steps
-        self.abort = abort
+        self.low_rank = records.low_rank
         self.group = group
         self.control = control
         self.unused = unused
@@ -80,18 +83,21 @@ class Engine:
         self.synchronizing = True
         self.phase = Phase.IDLE
         self.iteration = -1
-        self.failure: AutosyncError | None = None
         self.hyper: list[updates.Group] = []
         self.round = Round(records)
         self.all_whole = all(v.whole for v in self.variables)
-        self.once_per_step = any(v.deferred or not v.whole for v in self.variables)
-        self.condition = Condition(RLock())
+        self.pending = [v for v in self.variables if v.deferred or not v.whole]
+        self.monitor = Monitor(abort, any(content.travels for content in self.contents), trace)
+        self.condition = self.monitor.condition
         self.channels: list[ChannelQueue] = []
 
     @property
-    def reducing(self) -> bool:
-        """Between a synchronized backward pass and `step()`."""
-        return self.phase is Phase.REDUCING
+    def failure(self) -> AutosyncError | None:
+        return self.monitor.failure
+
+    @failure.setter
+    def failure(self, error: AutosyncError) -> None:
+        self.monitor.failure = error
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Engine":
         """A copied model keeps its hooks; they are of no effect on the copy."""
@@ -113,7 +119,7 @@ class Engine:
 
     def begin_backward(self) -> None:
         """Open a round: called with the first gradient of a backward pass."""
-        if self.phase is Phase.REDUCING and self.once_per_step:
+        if self.phase is Phase.REDUCING and left_over(self.pending):
             raise NotSupported(
                 "two backward passes were synchronized before one optimizer.step().",
                 thing="backward",
@@ -140,19 +146,19 @@ class Engine:
         """A backward pass that ended with an exception never called back."""
         if torch._C._current_graph_task_id() != -1:  # recomputed within a backward pass
             return
-        if self.buffers is not None:
-            self.buffers.finish()
+        self.monitor.check()
+        self._finish_buffers()
         self.expected = False
         if self.phase is Phase.BACKWARD:
             raise SynchronizationFailed(
                 "the last backward pass ended with an error, so this rank's gradients are missing.",
                 thing="backward",
-                remedy="Start all ranks again from a checkpoint.",
+                remedy="Start all ranks again from the last checkpoint.",
             )
 
     def end_forward(self) -> None:
         """Module buffers are final: they travel beside the backward pass."""
-        if self.buffers is not None:
+        with self.monitor.talking("the broadcast of module buffers"):
             self.buffers.start()
 
     def packed(self, variable: Variable) -> None:
@@ -176,7 +182,8 @@ class Engine:
             return
         late = [variable for variable in self.variables if not variable.fired]
         absent = [variable for variable in late if variable.parameter.grad is None]
-        self.unused.post(self.iteration, (variable.index for variable in absent))
+        with self.monitor.talking("the count of unused variables"):
+            self.unused.post(self.iteration, (variable.index for variable in absent))
         for variable in late:
             if variable.pack is not None and variable not in absent:  # under no_sync, before
                 variable.pack(variable.parameter)
@@ -185,7 +192,40 @@ class Engine:
                 self.packed(variable)
         with self.condition:
             self.phase = Phase.REDUCING
-        self._wait(lambda: self.round.blocking == 0)
+        self.mark_gradients()
+        self.monitor.wait(lambda: self.round.blocking == 0)
+
+    # --- gradients between backward and step
+
+    def mark_gradients(self) -> None:
+        with self.condition:  # a landing thread may show a sparse sum
+            mark(self, (v for v in self.pending if v.missing or not v.whole))
+
+    def complete(self, variable: Variable) -> None:
+        """See `pending.Holder`."""
+        if self.phase is not Phase.REDUCING:  # kept from an earlier iteration
+            return
+        if not variable.whole:
+            raise incomplete(variable, "was read between backward and step()")
+        self.monitor.wait(lambda: variable.missing == 0)
+        unmark([variable])
+
+    def show_gradients(self) -> None:
+        """A GradScaler inspects and unscales the gradients. A collective where updates are owned
+        or sharded: all ranks must find the same infinities."""
+        if self.phase is not Phase.REDUCING:
+            return
+        self.monitor.wait(lambda: self.round.unreduced == 0)
+        unmark(self.pending)
+        if self.shown:
+            return
+        self.shown = True
+        for content in self.contents:
+            if not content.whole:
+                show_gradients(content)
+        if any(content.travels for content in self.contents):
+            with self.monitor.talking("the search for infinities"):
+                agree_on_infinity(self.variables, self.contents, self.control)
 
     # --- arrivals
 
@@ -242,26 +282,20 @@ class Engine:
             self.condition.notify_all()
 
     def _failed(self, error: BaseException, step: Step) -> None:
-        """A message cannot arrive. Ending the groups makes every other rank notice too."""
-        with self.condition:
-            if self.failure is None:
-                message = step.message
-                self.failure = SynchronizationFailed(
-                    f"{message.operation.name} of message {step.index} failed: {error}",
-                    thing=f"message {step.index}",
-                    value=message.operation.name,
-                    remedy="A peer died, hung past the timeout, or runs another plan: see its log.",
-                )
-            self.condition.notify_all()
-        self.abort()
+        """A message cannot arrive."""
+        name = step.message.operation.name
+        what = f"{name} of message {step.index} failed: {error}"
+        self.monitor.fail(what, f"message {step.index}", name)
 
     # --- step
 
     def step(self) -> None:
         """The script's `optimizer.step()`."""
         if self.phase is not Phase.REDUCING:
-            self._step_without_gradients()
+            check_synchronized(self.variables)
             return
+        replaced = settle(self.pending)
+        self.monitor.wait(lambda: all(variable.missing == 0 for variable in replaced))
         self._prepare_gradients()
         self.hyper = updates.snapshot(self.optimizer)
         with self.condition:
@@ -269,24 +303,13 @@ class Engine:
             claimed = [content for content in self.contents if self.round.claim(content)]
         for content in claimed:
             self._update_flat(content)
-        self._wait(lambda: self.round.blocking == 0)
+        self.monitor.wait(lambda: self.round.blocking == 0)
         with self.condition:
             ripe = self.round.take_ripe()
         self._update_here(ripe)
-        for variable in self.variables:
-            if variable.deferred or not variable.whole:
-                variable.parameter.grad = None
-        self._wait(lambda: all(v.owing == 0 or v.deferred for v in self.variables))
-
-    def _step_without_gradients(self) -> None:
-        for variable in self.variables:
-            if variable.parameter.grad is not None:
-                raise NotSupported(
-                    f"optimizer.step() found a gradient of {variable.name!r} that no backward "
-                    "pass has synchronized.",
-                    thing=f"variable {variable.name}",
-                    remedy="Run the last backward pass before step() outside of no_sync().",
-                )
+        for variable in self.pending:
+            variable.parameter.grad = None
+        self.monitor.wait(lambda: all(v.owing == 0 or v.deferred for v in self.variables))
 
     def _update_here(self, ripe: list[Variable]) -> None:
         for variable in ripe:
@@ -304,75 +327,62 @@ class Engine:
         """Under clipping or a scaler every reduction ends before any update."""
         if not (self.shown or self.max_grad_norm):
             return
-        self._wait(lambda: self.round.unreduced == 0)
+        self.monitor.wait(lambda: self.round.unreduced == 0)
         if self.shown:
             for content in self.contents:
                 if content.flat:
                     take_back(content)
         if self.max_grad_norm:
-            self.grad_norm = clip_gradients(
-                self.variables, self.contents, self.control, self.max_grad_norm
-            )
+            with self.monitor.talking("clipping by the global norm"):
+                self.grad_norm = clip_gradients(
+                    self.variables, self.contents, self.control, self.max_grad_norm
+                )
 
     @contextmanager
-    def gathered_state(self) -> Iterator[None]:
-        """The optimizer holds the state of every variable. A collective where updates are owned
-        or sharded."""
+    def gathered_state(self) -> Iterator[Kept]:
+        """The optimizer holds the state of every variable; yields what PowerSGD keeps. A collective
+        where updates are owned or sharded, or messages packed by PowerSGD."""
         self.flush()
-        gathered = gather_state(self.optimizer, self.variables, self.contents, self.group)
-        yield
+        with self.monitor.talking("the gathering of the optimizer's state"):
+            gathered = gather_state(self.optimizer, self.variables, self.contents, self.group)
+            kept = kept_errors(self.optimizer, self.low_rank, self.control)
+        yield kept
         for variable in gathered:
             self.optimizer.state.pop(variable.parameter)
 
-    def scatter_state(self) -> None:
-        """Take the parts that this rank updates out of the optimizer."""
+    def scatter_state(self, kept: Kept) -> None:
+        """Take the parts that this rank updates out of the optimizer, and its part of `kept`."""
         scatter_state(self.optimizer, self.contents)
-
-    def show_gradients(self) -> None:
-        """A GradScaler inspects and unscales the gradients. A collective where updates are owned
-        or sharded: all ranks must find the same infinities."""
-        if self.phase is not Phase.REDUCING or self.shown:
-            return
-        self._wait(lambda: self.round.unreduced == 0)
-        self.shown = True
-        for content in self.contents:
-            if not content.whole:
-                show_gradients(content)
-        if any(content.travels for content in self.contents):
-            agree_on_infinity(self.variables, self.contents, self.control)
+        take_errors(self.optimizer, self.low_rank, kept, self.group.size())
 
     # --- waiting
-
-    def _wait(self, condition: Callable[[], bool]) -> None:
-        begun = time.monotonic()
-        with self.condition:
-            self.condition.wait_for(lambda: self.failure is not None or condition())
-            if self.trace is not None:
-                self.trace.waited(begun)
-            if self.failure is not None:
-                raise self.failure
 
     def wait_for(self, variables: list[Variable]) -> None:
         """Before a forward that reads these variables."""
         if self.phase is Phase.STEPPED and (self.round.due or self.failure):
-            self._wait(lambda: all(variable.owing == 0 for variable in variables))
+            self.monitor.wait(lambda: all(variable.owing == 0 for variable in variables))
 
     def flush(self) -> None:
         """Wait for everything that is under way, module buffers included."""
+        self.monitor.check()
         self._drain()
-        if self.buffers is not None:
+        self._finish_buffers()
+
+    def _finish_buffers(self) -> None:
+        with self.monitor.talking("the broadcast of module buffers"):
             self.buffers.finish()
 
     def _drain(self) -> None:
         if self.phase is Phase.STEPPED:
-            self._wait(lambda: self.round.due == 0)
+            self.monitor.wait(lambda: self.round.due == 0)
         elif self.phase is Phase.REDUCING:
-            self._wait(lambda: self.round.unreduced == 0)
+            self.monitor.wait(lambda: self.round.unreduced == 0)
 
     def drop_gradients(self) -> None:
         """`zero_grad()` without a `step()`: what was reduced is of no use."""
         if self.phase is Phase.REDUCING:
             self.flush()
+            unmark(self.pending)
             self.phase = Phase.IDLE
             self.round.due = 0
 

@@ -4,7 +4,6 @@ The object stays the user's own and only its class changes, to a subclass made h
 that already hold it, scalers and isinstance go on working, and detaching gives the class back.
 """
 
-import sys
 from collections.abc import Callable
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 from autosync.errors import NotSupported
+from autosync.runtime.lowrank_state import KEY as KEPT_ERRORS
 
 if TYPE_CHECKING:
     from autosync.runtime.engine import Engine
@@ -23,22 +23,6 @@ WRAPPED_STEP = "_autosync_wrapped_step"
 
 class Synchronized(Optimizer):
     """Comes before the user's class in the method resolution order."""
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """A GradScaler reaches the gradients from here between backward and `step()`: it finds
-        them reduced. Anybody else may read the groups at any time, on any rank."""
-        engine: Engine | None = self.__dict__.get(ENGINE)
-        if engine is not None and engine.reducing:
-            caller = sys._getframe(1).f_locals.get("self")
-            if isinstance(caller, torch.amp.GradScaler):
-                engine.show_gradients()
-        groups: list[dict[str, Any]] = self.__dict__["param_groups"]
-        return groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self.__dict__["param_groups"] = groups
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
@@ -56,7 +40,7 @@ class Synchronized(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         engine: Engine = self.__dict__[ENGINE]
         engine.drop_gradients()
-        for group in self.__dict__["param_groups"]:
+        for group in self.param_groups:
             for parameter in group["params"]:
                 if set_to_none:
                     parameter.grad = None
@@ -64,17 +48,20 @@ class Synchronized(Optimizer):
                     parameter.grad.requires_grad_(False).zero_()
 
     def state_dict(self) -> dict[str, Any]:
-        """Whole on every rank. Where the plan owns or shards updates this is a collective: call
-        it on every rank."""
+        """Whole on every rank. Where the plan owns or shards updates, or packs by PowerSGD, this
+        is a collective: call it on every rank."""
         engine: Engine = self.__dict__[ENGINE]
-        with engine.gathered_state():
-            return super().state_dict()
+        with engine.gathered_state() as kept:
+            state = super().state_dict()
+        if kept:
+            state[KEPT_ERRORS] = kept
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         engine: Engine = self.__dict__[ENGINE]
         engine.flush()
         super().load_state_dict(state_dict)
-        engine.scatter_state()
+        engine.scatter_state(state_dict.get(KEPT_ERRORS, {}))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         raise NotSupported(

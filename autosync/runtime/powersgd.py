@@ -3,91 +3,152 @@ factors of rank r, whose error is fed back into the next iteration.
 
 The sum over ranks of a matrix M (n, m) is approximated as P Q^T: P (n, r) = M Q with the Q of the
 iteration before (warm start), summed and orthonormalized; then Q (m, r) = M^T P, summed. Each rank
-keeps M - P (its own Q)^T, so what all ranks keep is what the message lost. 1-D tensors and matrices
-too small to gain travel as they are. The kept errors are no part of a checkpoint.
+keeps M - P (its own Q)^T, so what all ranks keep is what the message lost. Matrices too small to
+gain travel as they are, beside P. `lowrank_state` takes what is kept into checkpoints.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from autosync.codes import POWERSGD
-from autosync.plan import Plan
-from autosync.runtime.records import Content, Finish
+from autosync.codes import POWERSGD, Op
+from autosync.errors import InvalidInput
+from autosync.plan import Message, Plan
+from autosync.runtime.records import Content, Finish, Variable
 from autosync.runtime.transport import Groups, Start, team_of
-
-SECOND = "-powersgd"
-"""Queue of the second factor, which the landing thread sends: it must not mix with first ones."""
 
 
 class LowRank:
-    """One matrix: error (n, m) and q (m, r), kept from iteration to iteration.
+    """One variable's matrix: kept (n, m) and q (m, r), from iteration to iteration.
 
     matrix: its place in the content's buffer, of any floating type; the algebra is in float32.
+    seed: of the first Q, the same on every rank.
     """
 
-    def __init__(self, matrix: Tensor, rank: int, seed: int):
+    def __init__(self, variable: Variable, matrix: Tensor, rank: int, seed: int):
+        self.variable = variable
         self.matrix = matrix
+        self.rank = rank
+        self.seed = seed
         self.kept = torch.zeros_like(matrix, dtype=torch.float32)
-        columns = matrix.shape[1]
-        start = torch.randn(columns, rank, generator=torch.Generator().manual_seed(seed))
-        self.q = start.to(matrix.device)
-        self.p = start.new_zeros(0)
-        self.own = start.new_zeros(0)
+        self.q = self._first_q()
+        self.corrected = self.p = self.own = self.q.new_zeros(0)
+
+    def _first_q(self) -> Tensor:
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.randn(self.matrix.shape[1], self.rank, generator=generator).to(self.kept)
 
     def first(self) -> Tensor:
         """This rank's part of P."""
-        self.matrix.add_(self.kept)
-        return self.matrix.float() @ self.q
+        self.corrected = self.matrix.float().add_(self.kept)
+        return self.corrected @ self.q
 
     def second(self, p: Tensor) -> Tensor:
         """From the summed P, this rank's part of Q."""
         self.p = torch.linalg.qr(p).Q
-        self.own = self.matrix.float().t() @ self.p
+        self.own = self.corrected.t() @ self.p
         return self.own
 
     def decode(self, q: Tensor) -> None:
         """From the summed Q, the approximated sum. Overflows are for a GradScaler to see: they
         must not stay in the error."""
         if q.isfinite().all():
-            torch.sub(self.matrix.float(), self.p @ self.own.t(), out=self.kept)
+            torch.sub(self.corrected, self.p @ self.own.t(), out=self.kept)
             self.q = q.clone()
         self.matrix.copy_(self.p @ q.t())
 
+    def restart(self, kept: Tensor | None = None, q: Tensor | None = None) -> None:
+        """Go on from this rank's part of an error and from a warm start, or from neither. A Q of
+        another rank is of no use."""
+        if kept is None:
+            self.kept.zero_()
+        else:
+            self.kept.copy_(kept.view(self.kept.shape))
+        fits = q is not None and q.shape == self.q.shape
+        self.q = q.to(self.q) if q is not None and fits else self._first_q()
 
-def low_rank(plan: Plan, index: int, content: Content, groups: Groups, queue: str) -> Start | None:
-    """What issues an all-reduce by PowerSGD; None when this rank is alone."""
-    message = plan.messages[index]
-    team = team_of(plan.teams[message.teams], groups.rank)
-    if len(team) < 2:
-        return None
-    group, later = groups.get(queue, team), groups.get(queue + SECOND, team)
-    matrices, rest = split_content(content, message.encoding - POWERSGD)
-    rows = [(len(one.matrix), one.q.shape[1]) for one in matrices]
-    columns = [(one.matrix.shape[1], one.q.shape[1]) for one in matrices]
 
-    def start() -> Finish:
-        flat = torch.cat([*(one.first().view(-1) for one in matrices), *(v.float() for v in rest)])
-        arrive = _all_reduce(group, flat)
+class LowRankContent:
+    """What a content carries under PowerSGD, in two messages: P beside the values that do not
+    gain, then Q. A content in which nothing gains has the first message only."""
 
-        def finish() -> None:
-            arrive()
-            parts, place = _shaped(flat, rows)
-            seconds = [one.second(p).reshape(-1) for one, p in zip(matrices, parts, strict=True)]
-            if seconds:
-                summed = torch.cat(seconds)
-                _all_reduce(later, summed)()
-                for one, q in zip(matrices, _shaped(summed, columns)[0], strict=True):
+    def __init__(self, content: Content, rank: int):
+        self.matrices, self.rest = split_content(content, rank)
+        self._seconds = torch.empty(0)
+
+    def start_of(self, plan: Plan, index: int, groups: Groups, queue: str) -> Start | None:
+        """What issues message `index` on this rank; None when it is alone."""
+        message = plan.messages[index]
+        team = team_of(plan.teams[message.teams], groups.rank)
+        if len(team) < 2:
+            return None
+        group = groups.get(queue, team)
+        return self._first(group) if message.after < 0 else self._second(group)
+
+    def _first(self, group: Any) -> Start:
+        shapes = [(len(one.matrix), one.rank) for one in self.matrices]
+
+        def start() -> Finish:
+            parts = [one.first().view(-1) for one in self.matrices]
+            flat = torch.cat([*parts, *(values.float() for values in self.rest)])
+            arrive = _all_reduce(group, flat)
+
+            def finish() -> None:
+                arrive()
+                summed, place = _shaped(flat, shapes)
+                pairs = zip(self.matrices, summed, strict=True)
+                seconds = [one.second(p).reshape(-1) for one, p in pairs]
+                self._seconds = torch.cat(seconds) if seconds else flat.new_empty(0)
+                for values in self.rest:
+                    values.copy_(flat[place : place + len(values)])
+                    place += len(values)
+
+            return finish
+
+        return start
+
+    def _second(self, group: Any) -> Start:
+        shapes = [(one.matrix.shape[1], one.rank) for one in self.matrices]
+
+        def start() -> Finish:
+            flat = self._seconds
+            arrive = _all_reduce(group, flat)
+
+            def finish() -> None:
+                arrive()
+                for one, q in zip(self.matrices, _shaped(flat, shapes)[0], strict=True):
                     one.decode(q)
-            for values in rest:
-                values.copy_(flat[place : place + len(values)])
-                place += len(values)
 
-        return finish
+            return finish
 
-    return start
+        return start
+
+
+def low_rank_contents(plan: Plan, contents: list[Content]) -> dict[int, LowRankContent]:
+    """By index, the contents that all-reduces of a plan pack by PowerSGD.
+
+    Raises:
+        InvalidInput: a content's matrices have no message for Q.
+    """
+    carried: dict[int, list[Message]] = {}
+    for message in plan.messages:
+        if message.encoding > POWERSGD and message.operation == Op.ALL_REDUCE:
+            carried.setdefault(message.content, []).append(message)
+    found = {}
+    for index, messages in carried.items():
+        found[index] = LowRankContent(contents[index], messages[0].encoding - POWERSGD)
+        if found[index].matrices and len(messages) != 2:
+            raise InvalidInput(
+                f"content {index} of the plan is packed by PowerSGD in {len(messages)} message; "
+                "its two factors take two.",
+                thing=f"content {index}",
+                value=len(messages),
+                remedy="This plan was compiled by an earlier version: tune again.",
+            )
+    return found
 
 
 def split_content(content: Content, rank: int) -> tuple[list[LowRank], list[Tensor]]:
@@ -98,14 +159,14 @@ def split_content(content: Content, rank: int) -> tuple[list[LowRank], list[Tens
         if whole and view.dim() > 1:
             matrix = view.view(view.shape[0], -1)
             if rank * sum(matrix.shape) < matrix.numel():
-                matrices.append(LowRank(matrix, min(rank, *matrix.shape), number))
+                matrices.append(LowRank(variable, matrix, rank, number))
                 continue
         rest.append(view.reshape(-1))
     return matrices, rest
 
 
-def _all_reduce(group: object, flat: Tensor) -> Callable[[], None]:
-    wait: Callable[[], None] = group.allreduce([flat], dist.AllreduceOptions()).wait  # type: ignore[attr-defined]
+def _all_reduce(group: Any, flat: Tensor) -> Callable[[], None]:
+    wait: Callable[[], None] = group.allreduce([flat], dist.AllreduceOptions()).wait
     return wait
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autosync.codes import Channel, Op, Update
+from autosync.codes import POWERSGD, Channel, Op, Update
 from autosync.domain import Domain
 from autosync.plan import Plan, PlanTable, compile_plans, plan_of
 from autosync.population import encode
@@ -164,6 +164,35 @@ def test_encodings_shrink_gradients_but_values_travel_whole() -> None:
         domain.graph.size_bytes,
     ]
     assert [m.encoding for m in plan.messages] == [1, 0]
+
+
+def test_powersgd_sends_its_second_factor_after_its_first() -> None:
+    """Rank 2 of 64 x 32: P is 2 x 64 floats, Q 2 x 32. An 8 x 2 matrix gains nothing and travels
+    with P: 2 (8 + 2) is more than 16."""
+    domain = domain_of(chain_graph(((64, 32), (8, 2))))
+    low = Encoding("powersgd", 2)
+    together = compiled(
+        strategy_of(domain, AllReduce(0, encoding=low), AllReduce(0, encoding=low)), domain
+    )
+    first, second = together.messages
+    assert [m.operation for m in (first, second)] == [Op.ALL_REDUCE] * 2
+    assert [m.channel for m in (first, second)] == [Channel.GRADIENT, Channel.VALUE]
+    assert [m.wire_bytes for m in (first, second)] == [2 * 64 * 4 + 16 * 4, 2 * 32 * 4]
+    assert [m.update for m in (first, second)] == [Update.NONE, Update.REPLICATED]
+    assert (first.after, second.after) == (-1, 0)
+    assert (first.encoding, second.encoding) == (POWERSGD + 2, POWERSGD + 2)
+    apart = compiled(
+        strategy_of(domain, AllReduce(0, encoding=low), AllReduce(1, encoding=low)), domain
+    )
+    assert sorted(m.wire_bytes for m in apart.messages) == [16 * 4, 2 * 32 * 4, 2 * 64 * 4]
+
+
+def test_powersgd_counts_its_factors_in_float32() -> None:
+    graph = chain_graph(((64, 32),))
+    narrow = replace(graph, variables=(replace(graph.variables[0], dtype="bfloat16"),))
+    domain = domain_of(narrow)
+    plan = compiled(strategy_of(domain, AllReduce(0, encoding=Encoding("powersgd", 2))), domain)
+    assert [m.wire_bytes for m in plan.messages] == [2 * 64 * 4, 2 * 32 * 4]
 
 
 def test_explicit_positions_are_executed_as_given() -> None:

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import autosync
 from autosync.bundle import Bundle, bundle
 from autosync.codes import Update
-from autosync.errors import AutosyncError, InvalidInput, NotSupported
+from autosync.errors import InvalidInput, NotSupported
 from autosync.runtime.attach import attach
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import (
@@ -137,33 +136,6 @@ def test_every_way_of_updating_is_covered() -> None:
         for message in plan(Case(method=method), make_model("mlp"), 2).messages
     }
     assert seen == set(Update)
-
-
-def bereaved(rank: int, world: int, method: str) -> tuple[str, float]:
-    model, optimizer, attachment = attached(Case(method=method), world)
-    start = time.monotonic()
-    try:
-        for iteration in range(3):
-            if rank == 1 and iteration == 2:
-                os._exit(1)
-            optimizer.zero_grad()
-            loss_of(model, iteration, rank).backward()
-            optimizer.step()
-        attachment.engine.flush()
-    except AutosyncError as error:
-        return str(error), time.monotonic() - start
-    return "no error", 0.0
-
-
-@pytest.mark.parametrize("method", ["all_reduce", "ps", "zero"])
-def test_a_dead_peer_is_an_error_on_every_survivor(method: str) -> None:
-    with ranks(3, timeout_seconds=20) as pool:
-        for pipe in pool.pipes:
-            pipe.send((bereaved, (method,)))
-        for rank in (0, 2):
-            kind, answer = pool._answer(rank)
-            assert kind == "ok", answer
-            assert "A peer died" in answer[0]
 
 
 def test_importing_autosync_does_not_import_torch() -> None:

@@ -1,17 +1,22 @@
 """Lossy messages: how much they lose, what they give back later, and that they must be allowed."""
 
+import copy
 import os
 from collections.abc import Iterator
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import autosync
 from autosync.codes import POWERSGD
 from autosync.errors import NotSupported
+from autosync.runtime.attach import Attachment, attach
 from autosync.runtime.encodings import check_lossless
+from autosync.runtime.lowrank_state import KEY
 from autosync.runtime.powersgd import LowRank
+from autosync.runtime.records import Variable
 from autosync.strategy import (
     AllReduce,
     Encoding,
@@ -25,6 +30,7 @@ from tests.autosync.runtime.rows import Choose, attached, averaged, plan, shippe
 
 ROUNDING = {"fp16": 2.0**-11, "bf16": 2.0**-8}
 OVERLAP = Schedule("priority", slice_bytes=200, overlap_forward=True)
+NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
 METHODS = ("all_reduce", "tree", "reduce_scatter", "sharded", "server")
 
 
@@ -125,7 +131,7 @@ def feed_back(rank: int, world: int, iterations: int) -> tuple[float, float, flo
         optimizer.step()
         arrived = (before[0] - model[0].weight.detach()) / (iteration + 1)
         errors.append(float((arrived - wanted).norm() / wanted.norm()))
-    kept = kept_error(attachment)
+    kept = first_matrix(attachment).kept.clone()
     torch.distributed.all_reduce(kept)
     lost = wanted * iterations - (before[0] - model[0].weight.detach()) - kept
     bias = sum(directions[r * len(before) + 1] for r in range(world)) / world * iterations
@@ -134,17 +140,129 @@ def feed_back(rank: int, world: int, iterations: int) -> tuple[float, float, flo
     return errors[0], errors[-1], float(lost.abs().max()), off
 
 
+def first_matrix(attachment: Attachment) -> LowRank:
+    low_rank = attachment.engine.low_rank
+    return next(one for one in low_rank if one.variable.name == "0.weight")
+
+
+def push(
+    model: nn.Module, optimizer: torch.optim.Optimizer, gradients: list[Tensor], times: int
+) -> None:
+    """So many steps with these gradients of this rank."""
+    for _ in range(times):
+        optimizer.zero_grad()
+        pairs = zip(model.parameters(), gradients, strict=True)
+        sum((p * gradient).sum() for p, gradient in pairs).backward()
+        optimizer.step()
+
+
+def resumed(rank: int, world: int) -> dict[str, float]:
+    """How far training that goes on from a checkpoint is from training that never stopped.
+
+    All ranks push the same mean gradient behind the checkpoint, so that any number may.
+    """
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
+    attachment = attached(model, optimizer, plan(model, world, by("all_reduce", "powersgd", 2)))
+    shapes = [p.detach().clone() for p in model.parameters()]
+    push(model, optimizer, [constant_direction(p, rank) for p in shapes], 3)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    directions = [[constant_direction(p, r) for r in range(world)] for p in shapes]
+    mean = [sum(of_ranks) / world for of_ranks in directions]
+    push(model, optimizer, mean, 4)
+    wanted = weights(model)
+    attachment.detach()
+    pair = dist.new_group([0, 1])
+    found = {}
+    for name, members in (("the same ranks", world), ("fewer ranks", 2), ("forgotten", world)):
+        if rank >= members:
+            continue
+        state = copy.deepcopy(saved)
+        if name == "forgotten":
+            del state[1][KEY]
+        model, group = net(), pair if members == 2 else None
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
+        made = plan(model, members, by("all_reduce", "powersgd", 2))
+        attachment = attach(model, optimizer, made, NAMES, group)
+        model.load_state_dict(state[0])
+        optimizer.load_state_dict(state[1])
+        push(model, optimizer, mean, 4)
+        found[name] = float((weights(model) - wanted).norm() / wanted.norm())
+        attachment.detach()
+    return found
+
+
+def test_a_checkpoint_keeps_what_low_rank_has_not_sent(pool: Ranks) -> None:
+    found = pool.run(resumed)
+    for differences in found:
+        assert differences["the same ranks"] < 1e-5
+        assert differences["forgotten"] > 1e-2, "the checkpoint matters"
+    assert [answer["fewer ranks"] < 1e-5 for answer in found[:2]] == [True, True]
+
+
+def moved(rank: int, world: int) -> tuple[float, tuple[int, ...], list[int]]:
+    """A checkpoint of rank 2 goes into rank 3, by which the smaller matrix does not gain, into a
+    plan that sends matrices whole, and into torch's bare optimizer."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    attachment = attached(model, optimizer, plan(model, world, by("all_reduce", "powersgd", 2)))
+    push(model, optimizer, [constant_direction(p, rank) for p in model.parameters()], 2)
+    saved = optimizer.state_dict()
+    attachment.detach()
+    attachment = attached(model, optimizer, plan(model, world, by("all_reduce", "powersgd", 3)))
+    with pytest.warns(UserWarning, match="not yet sent of 1 variables.*dropped"):
+        optimizer.load_state_dict(copy.deepcopy(saved))
+    one = first_matrix(attachment)
+    total = one.kept.clone()
+    dist.all_reduce(total)
+    off = float((total - saved[KEY][0]["error"]).abs().max())
+    columns = tuple(one.q.shape)
+    attachment.detach()
+    attachment = attached(model, optimizer, plan(model, world, by("all_reduce", "none")))
+    with pytest.warns(UserWarning, match="not yet sent of 2 variables.*dropped"):
+        optimizer.load_state_dict(copy.deepcopy(saved))
+    attachment.detach()
+    torch.optim.SGD(net().parameters(), lr=1.0).load_state_dict(copy.deepcopy(saved))
+    return off, columns, sorted(saved[KEY])
+
+
+def test_errors_move_to_another_rank_of_factors_and_are_dropped_aloud(pool: Ranks) -> None:
+    for off, columns, variables in pool.run(moved):
+        assert off < 1e-5
+        assert columns == (12, 3)
+        assert variables == [0, 2], "biases travel as they are"
+
+
+def added_up(rank: int, world: int, method: str, halves: str) -> list[float]:
+    """256, 1 and 1 are 258; one after the other in bf16 they would stay 256."""
+    model = net()
+    for p in model.parameters():
+        p.data.zero_()
+    if halves == "parameters":
+        model = model.bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    shares = (0.5, 0.25, 0.25)
+    name = "none" if halves == "parameters" else "bf16"
+    made = plan(model, world, by(method, name), OVERLAP, shares)
+    attachment = attached(model, optimizer, made)
+    weighted = (256.0, 1.0, 1.0)[rank] / shares[rank]
+    sum(p.float().sum() * weighted for p in model.parameters()).backward()
+    optimizer.step()
+    attachment.detach()
+    return weights(model).unique().tolist()
+
+
+@pytest.mark.parametrize("halves", ["messages", "parameters"])
+@pytest.mark.parametrize("method", ["reduce_scatter", "sharded", "server"])
+def test_halves_are_added_in_float32_where_ranks_add_up(
+    pool: Ranks, method: str, halves: str
+) -> None:
+    assert pool.run(added_up, method, halves) == [[-258.0]] * 3
+
+
 def constant_direction(parameter: Tensor, rank: int) -> Tensor:
     generator = torch.Generator().manual_seed(7 + rank)
     return torch.randint(-4, 5, parameter.shape, generator=generator).float()
-
-
-def kept_error(attachment: object) -> Tensor:
-    """Of the first matrix, from the closures of its message."""
-    start = attachment.engine.steps[0].start  # type: ignore[attr-defined]
-    cells = dict(zip(start.__code__.co_freevars, start.__closure__, strict=True))
-    first = next(m for m in cells["matrices"].cell_contents if m.matrix.shape == (10, 12))
-    return first.kept.clone()
 
 
 def test_error_feedback_makes_up_for_what_low_rank_loses(pool: Ranks) -> None:
@@ -160,7 +278,7 @@ def test_low_rank_gradients_are_exact_and_warm_starts_help() -> None:
     generator = torch.Generator().manual_seed(2)
     thin = torch.randn(20, 2, generator=generator) @ torch.randn(2, 30, generator=generator)
     buffer = torch.zeros(20, 30)
-    one = LowRank(buffer, 2, 0)
+    one = LowRank(a_variable(), buffer, 2, 0)
     decode(one, thin)
     assert float((buffer - thin).abs().max()) < 1e-4
     steep = torch.randn(20, 30, generator=generator) * 0.5 ** torch.arange(30)
@@ -174,6 +292,11 @@ def test_low_rank_gradients_are_exact_and_warm_starts_help() -> None:
     assert losses[-1] <= losses[0]
 
 
+def a_variable() -> Variable:
+    parameter = nn.Parameter(torch.zeros(1))
+    return Variable(0, "weight", parameter, parameter.detach(), 0)
+
+
 def decode(one: LowRank, gradient: Tensor) -> None:
     one.matrix.copy_(gradient)
     one.decode(one.second(one.first()))
@@ -181,7 +304,7 @@ def decode(one: LowRank, gradient: Tensor) -> None:
 
 def test_an_overflow_does_not_stay() -> None:
     buffer = torch.zeros(8, 9)
-    one = LowRank(buffer, 2, 0)
+    one = LowRank(a_variable(), buffer, 2, 0)
     decode(one, torch.ones(8, 9))
     kept = one.kept.clone()
     decode(one, torch.full((8, 9), torch.inf))
