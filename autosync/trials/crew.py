@@ -54,6 +54,7 @@ class Crew:
         self._spoken: set[int] = set()
         self._host = host
         self._workload = to_data(workload)
+        self._plan: str | None = None
         self.hosts: list[str] = []
         self.scaled = False
         self.versions: tuple[tuple[str, str], ...] = ()
@@ -84,6 +85,17 @@ class Crew:
         ready = self._collect(deadline)
         self.hosts = [answer["host"] for answer in ready]
         self.versions = tuple(sorted(ready[0]["versions"].items()))
+
+    def prepare(self, bundle: str) -> None:
+        """The plan that the next trials run: its document goes along with the first of them."""
+        self._plan = bundle
+
+    def run_plan(self, command: dict[str, Any], timeout_seconds: float) -> list[dict[str, Any]]:
+        """One pass of the prepared plan on every rank; see `ask`."""
+        if self._plan is not None:
+            command = {**command, "bundle": self._plan}
+            self._plan = None
+        return self.ask(command, timeout_seconds)
 
     def ask(self, command: dict[str, Any], timeout_seconds: float) -> list[dict[str, Any]]:
         """One command to every rank; their answers in rank order.

@@ -13,7 +13,8 @@ from autosync.bundle import Bundle
 from autosync.documents import from_json, to_json
 from autosync.trials.contract import TrialError, TrialRequest, TrialResult
 from autosync.trials.live_job import LiveJob, run_trial
-from autosync.trials.pool import PASS_TOLERANCE, spread
+from autosync.trials.passes import spread
+from autosync.trials.pool import PASS_TOLERANCE
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from autosync.errors import NotSupported
 from autosync.trials.contract import Workload
 from autosync.trials.pool import REPEATS, ProcessPool
 from autosync.trials.processes import Placement
+from autosync.trials.turns import machine_turns
 
 LOOPBACK = "127.0.0.1"
 DESCRIPTION = "local (unshaped links)"
@@ -29,6 +30,7 @@ class LocalLauncher:
             host=LOOPBACK,
             workloads=self.workloads,
             repeats=self.repeats,
+            turns=machine_turns(),
         )
 
 

@@ -2,52 +2,31 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any
 
 import numpy as np
 
 from autosync.bundle import Bundle
-from autosync.documents import to_json
+from autosync.documents import adapter
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.trials.contract import TrialError, TrialRequest, TrialResult, Workload
 from autosync.trials.crew import Crew, Failed
-from autosync.trials.machine import outside_share
+from autosync.trials.machine import wait_until_quiet
+from autosync.trials.passes import LOAD_LIMIT, Measurement, measurement, spread
 from autosync.trials.processes import Place
 from autosync.trials.scaling import scaled_bundle
-
-LOAD_LIMIT = 0.12
-"""Share of the CPU used by others above which a trial is repeated (measured on the testbed)."""
-
-SPREAD_LIMIT = 0.06
-"""Spread within a trial above which it is repeated (measured on the testbed)."""
+from autosync.trials.turns import GivenUp, Turns
 
 PASS_TOLERANCE = 0.05
 """Passes whose medians differ by more are followed by one more."""
 
 REPEATS = 2
 
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """One pass, in the domain's time.
-
-    measured_seconds: of all its iterations, on this machine's clock. overhead_seconds: around
-    them. sent_bytes: of each node's NIC, an iteration.
-    """
-
-    iteration_seconds: tuple[float, ...]
-    load: float
-    overhead_seconds: float
-    peak_memory_bytes: int
-    sent_bytes: tuple[int, ...]
-
-    @property
-    def contamination(self) -> float:
-        """Above 1: outside load or spread exceeds its limit."""
-        return max(self.load / LOAD_LIMIT, spread(self.iteration_seconds) / SPREAD_LIMIT)
+QUIET_SECONDS = 15.0
+"""The longest wait for outside load to pass before a pass is repeated."""
 
 
 @dataclass
@@ -58,6 +37,7 @@ class ProcessPool:
     workloads: `name=package.module:function` entries registered at the workers' start.
     repeats: how often a contaminated pass is measured again.
     shaped: whether links run at the cluster's rates.
+    turns: that the pool takes with others, where it measures on this machine.
     on_close: takes down what the launcher built for the workers.
     """
 
@@ -68,6 +48,7 @@ class ProcessPool:
     workloads: tuple[str, ...] = ()
     repeats: int = REPEATS
     shaped: bool = False
+    turns: Turns | None = None
     on_close: Callable[[], None] | None = None
     _crew: Crew | None = None
     _known: dict[str, TrialResult] = field(default_factory=dict)
@@ -100,7 +81,8 @@ class ProcessPool:
         """
         with self._lock:
             self._cancelled.clear()
-            self._warm_crew()
+            with self._turn():
+                self._warm_crew()
 
     @property
     def busy(self) -> bool:
@@ -150,7 +132,8 @@ class ProcessPool:
                 "repeats": repeats,
             }
             try:
-                answers = self._warm_crew().ask(command, timeout_seconds=60.0)
+                with self._turn():
+                    answers = self._warm_crew().ask(command, timeout_seconds=60.0)
             except Failed:
                 self._drop_crew()
                 raise
@@ -161,7 +144,7 @@ class ProcessPool:
     def _run(self, request: TrialRequest) -> TrialResult:
         try:
             self._refuse_misfit(request)
-            measured = self._passes(request, to_json(self._shipped(request.bundle)))
+            measured = self._passes(request)
         except Failed as failure:
             if not failure.warm:
                 self._drop_crew()
@@ -169,11 +152,6 @@ class ProcessPool:
         except AutosyncError as error:
             return self._failed(request, TrialError("refused", str(error)))
         return self._succeeded(request, measured)
-
-    def _shipped(self, bundle: Bundle) -> Bundle:
-        """The bundle for the variables that the workers train."""
-        small = scaled_bundle(bundle, self.workload.domain, self.workload.byte_scale)
-        return small if self._warm_crew().scaled else bundle
 
     def _refuse_misfit(self, request: TrialRequest) -> None:
         if self._closed:
@@ -194,64 +172,63 @@ class ProcessPool:
                 value=request.iterations,
             )
 
-    def _passes(self, request: TrialRequest, line: str) -> list[Measurement]:
+    def _passes(self, request: TrialRequest) -> list[Measurement]:
         """All passes, and one more where they disagree."""
-        measured = [self._clean_pass(request, line) for _ in range(request.passes)]
+        with self._turn():
+            crew = self._warm_crew()
+        crew.prepare(adapter(Bundle).dump_json(self._shipped(request.bundle, crew)).decode())
+        measured = [self._clean_pass(request, crew) for _ in range(request.passes)]
         medians = [float(np.median(one.iteration_seconds)) for one in measured]
         if max(medians) > (1 + PASS_TOLERANCE) * min(medians):
-            measured.append(self._clean_pass(request, line))
+            measured.append(self._clean_pass(request, crew))
         return measured
 
-    def _clean_pass(self, request: TrialRequest, line: str) -> Measurement:
+    def _shipped(self, bundle: Bundle, crew: Crew) -> Bundle:
+        """The bundle for the variables that the workers train."""
+        small = scaled_bundle(bundle, self.workload.domain, self.workload.byte_scale)
+        return small if crew.scaled else bundle
+
+    def _clean_pass(self, request: TrialRequest, crew: Crew) -> Measurement:
         """One pass, repeated while it is contaminated; the least contaminated one."""
-        attempts = [self._pass(request, line)]
+        attempts = [self._pass(request, crew)]
         while attempts[-1].contamination > 1 and len(attempts) <= self.repeats:
-            attempts.append(self._pass(request, line))
+            attempts.append(self._pass(request, crew, after_load=attempts[-1].loaded))
         return min(attempts, key=lambda one: one.contamination)
 
-    def _pass(self, request: TrialRequest, line: str) -> Measurement:
+    def _pass(self, request: TrialRequest, crew: Crew, after_load: bool = False) -> Measurement:
+        """after_load: what loaded this machine shall pass first, if it does so soon."""
         command = {
             "op": "trial",
             "id": next(self._ids),
             "key": request.key,
-            "bundle": line,
             "warmup": request.warmup,
             "iterations": request.iterations,
+            "record": request.record,
         }
-        crew = self._warm_crew()
-        begun = time.monotonic()
-        answers = crew.ask(command, request.timeout_seconds)
-        wall_seconds = time.monotonic() - begun
-        _refuse_drift(request.bundle, answers)
-        return self._measurement(request, crew, answers, wall_seconds)
+        with self._turn():
+            if after_load and self.turns is not None:
+                wait_until_quiet(LOAD_LIMIT, QUIET_SECONDS, self._cancelled)
+            begun = time.monotonic()
+            answers = crew.run_plan(command, request.timeout_seconds)
+            wall_seconds = time.monotonic() - begun
+        return measurement(request, self.workload, crew, answers, wall_seconds)
 
-    def _measurement(
-        self,
-        request: TrialRequest,
-        crew: Crew,
-        answers: list[dict[str, Any]],
-        wall_seconds: float,
-    ) -> Measurement:
-        starts = np.array([answer["starts"] for answer in answers]).max(axis=0)
-        finished = max(answer["finished"] for answer in answers)
-        periods = np.diff(starts)[request.warmup :] / self.workload.time_scale
-        loads = []
-        for host in set(crew.hosts):
-            here = [a for a, of in zip(answers, crew.hosts, strict=True) if of == host]
-            own = sum(answer["cpu_seconds"] for answer in here)
-            loads.append(outside_share(here[0]["busy_seconds"], own, here[0]["total_seconds"]))
-        return Measurement(
-            iteration_seconds=tuple(float(period) for period in periods),
-            load=max(loads),
-            overhead_seconds=max(0.0, wall_seconds - float(finished - starts[0])),
-            peak_memory_bytes=max(answer["peak_memory_bytes"] for answer in answers),
-            sent_bytes=self._by_node([a["sent_bytes"] // request.iterations for a in answers]),
-        )
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """No other pool measures on this machine meanwhile.
 
-    def _by_node(self, by_rank: list[int]) -> tuple[int, ...]:
-        """Ranks of a node see the same NIC."""
-        nodes = self.workload.domain.cluster.node_of_server()[: len(by_rank)].tolist()
-        return tuple(dict(zip(nodes, by_rank, strict=True)).values())
+        Raises:
+            Failed: the trial was cancelled while it waited; its workers are as they were.
+        """
+        if self.turns is None:
+            yield
+            return
+        try:
+            with self.turns.taken(self._cancelled):
+                yield
+        except GivenUp:
+            error = TrialError("cancelled", "the trial was cancelled while it waited its turn.")
+            raise Failed(error, warm=True) from None
 
     def _warm_crew(self) -> Crew:
         if self._crew is None:
@@ -295,22 +272,5 @@ class ProcessPool:
             peak_memory_bytes=max(one.peak_memory_bytes for one in measured),
             sent_bytes=measured[-1].sent_bytes if self.shaped else (),
             versions=self._crew.versions if self._crew is not None else (),
+            timeline=min(measured, key=lambda one: one.contamination).timeline,
         )
-
-
-def spread(periods: tuple[float, ...]) -> float:
-    """(p90 - p10) / median."""
-    low, middle, high = np.percentile(periods, (10, 50, 90))
-    return float((high - low) / middle) if middle > 0 else 0.0
-
-
-def _refuse_drift(bundle: Bundle, answers: list[dict[str, Any]]) -> None:
-    """Replicas that end a synchronous exact trial unequal were not synchronized.
-
-    Raises:
-        Failed: naming the ranks.
-    """
-    lossy = any(message.encoding for message in bundle.plan.messages)
-    digests = [answer["digest"] for answer in answers]
-    if bundle.plan.staleness == 0 and not lossy and len(set(digests)) > 1:
-        raise Failed(TrialError("crashed", f"the replicas ended unequal: digests {digests}."))

@@ -22,6 +22,7 @@ from autosync.trials.collectives import timed_messages
 from autosync.trials.contract import Workload
 from autosync.trials.job import Job, builders, find_builder
 from autosync.trials.machine import cpu_ticks, host_id, interface_towards, network_bytes
+from autosync.trials.recording import Recording
 from autosync.trials.replay import sharpen_timer
 
 GROUP_TIMEOUT = timedelta(minutes=30)
@@ -38,6 +39,7 @@ class Rank:
         self._rank = 0
         self._store: Store | None = None
         self._groups = KeptGroups()
+        self._bundle: Bundle | None = None
 
     def obey(self, command: dict[str, Any]) -> dict[str, Any]:
         """The answer to one command.
@@ -99,16 +101,29 @@ class Rank:
         workload, job = self._workload, self._job
         if workload is None or job is None:
             raise InvalidInput("a trial came before the worker was started.", thing="op")
-        bundle = from_json(Bundle, command["bundle"], "bundle")
+        if "bundle" in command:  # the later passes of a trial run the same plan
+            self._bundle = from_json(Bundle, command["bundle"], "bundle")
+        bundle = self._bundle
+        if bundle is None:
+            raise InvalidInput("a trial came without a plan.", thing="bundle")
         job.begin(command["key"], bundle)
+        recording = Recording() if command["record"] else None
+        warmup = command["warmup"]
         _reset_peak_memory()
         try:
-            attached = attach(job.model, job.optimizer, bundle, workload.byte_scale, self._groups)
+            attached = attach(
+                job.model,
+                job.optimizer,
+                bundle,
+                workload.byte_scale,
+                self._groups,
+                recording.trace if recording else None,
+            )
         except AutosyncError:
             self._groups.close()  # a refused plan may have left them half connected
             raise
         try:
-            measured = _measure(job, attached, command["warmup"], command["iterations"])
+            measured = _measure(job, attached, warmup, command["iterations"], recording)
         finally:
             attached.detach()
             job.optimizer.zero_grad(set_to_none=True)
@@ -117,11 +132,14 @@ class Rank:
             "id": command["id"],
             "peak_memory_bytes": _peak_memory_bytes(),
             "digest": replica_digest(job.model),
+            "recording": recording and recording.as_data(bundle.plan.engine, warmup),
             **measured,
         }
 
 
-def _measure(job: Job, attached: Attached, warmup: int, iterations: int) -> dict[str, Any]:
+def _measure(
+    job: Job, attached: Attached, warmup: int, iterations: int, recording: Recording | None
+) -> dict[str, Any]:
     """Forward starts of all iterations on `time.monotonic()`, and one after the last; when the
     last synchronization ended; CPU time and bytes from the first measured iteration to there."""
     starts = []
@@ -132,7 +150,12 @@ def _measure(job: Job, attached: Attached, warmup: int, iterations: int) -> dict
             begun = (time.process_time(), cpu_ticks(), network_bytes())
         starts.append(time.monotonic())
         job.optimizer.zero_grad(set_to_none=True)
-        job.loss(attached.model).backward()  # type: ignore[no-untyped-call]
+        loss = job.loss(attached.model)
+        if recording:
+            recording.forwards.append(time.monotonic())
+        loss.backward()  # type: ignore[no-untyped-call]
+        if recording:
+            recording.backwards.append(time.monotonic())
         job.optimizer.step()
     starts.append(time.monotonic())
     attached.flush()

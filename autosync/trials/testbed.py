@@ -1,5 +1,6 @@
 """The `testbed` launcher: an emulated cluster of network namespaces with shaped links."""
 
+import threading
 from dataclasses import dataclass
 from functools import cache
 
@@ -12,6 +13,7 @@ from autosync.trials.local import refuse_dedicated_servers
 from autosync.trials.namespaces import Testbed
 from autosync.trials.pool import REPEATS, ProcessPool
 from autosync.trials.processes import Placement
+from autosync.trials.turns import machine_turns
 
 CARRIED_GBPS = 8.0
 """Traffic of all nodes together that two cores carry (measured: 4 x 2 Gbit/s, 35 % busy)."""
@@ -43,9 +45,11 @@ class TestbedLauncher:
         cluster = workload.domain.cluster
         refuse_dedicated_servers(workload)
         refuse_excess(workload)
+        turns = machine_turns()
         testbed = namespaces.up(cluster, workload.byte_scale, workload.time_scale)
         try:
-            links = measured_links(testbed, cluster) if self.check else ()
+            with turns.taken(threading.Event()):
+                links = measured_links(testbed, cluster) if self.check else ()
             refuse_inaccurate(links, testbed)
         except AutosyncError:
             namespaces.down(testbed)
@@ -61,6 +65,7 @@ class TestbedLauncher:
             workloads=self.workloads,
             repeats=self.repeats,
             shaped=True,
+            turns=turns,
             on_close=lambda: namespaces.down(testbed),
         )
 

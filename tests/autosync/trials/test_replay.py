@@ -12,7 +12,7 @@ from autosync.trials.attach import bucket_limits_mebibytes
 from autosync.trials.contract import TrialError
 from autosync.trials.crew import Failed
 from autosync.trials.job import make_optimizer
-from autosync.trials.pool import _refuse_drift
+from autosync.trials.passes import refuse_drift
 from autosync.trials.replay import ComputeClock, Replay, gradient_value, replay_module
 from autosync.trials.scaling import parameter_names
 from tests.autosync.trials.strategies import ddp, small_domain
@@ -120,9 +120,9 @@ def test_ddp_keeps_its_small_first_bucket_at_its_default_size() -> None:
 
 def test_unequal_replicas_are_no_result() -> None:
     shipped = ddp(small_domain())
-    _refuse_drift(shipped, [{"digest": 1.0}, {"digest": 1.0}])
+    refuse_drift(shipped, [1.0, 1.0])
     with pytest.raises(Failed, match="ended unequal") as caught:
-        _refuse_drift(shipped, [{"digest": 1.0}, {"digest": 1.5}])
+        refuse_drift(shipped, [1.0, 1.5])
     assert caught.value.error == TrialError("crashed", str(caught.value))
 
 
