@@ -11,6 +11,7 @@ import typer
 from api.cli.boundary import guarded
 from api.cli.clusters import clusters
 from api.cli.collect import collect
+from api.cli.dataset import app as dataset
 from api.cli.explain import explain
 from api.cli.export import export
 from api.cli.import_model import import_model
@@ -72,6 +73,7 @@ app.command("export", rich_help_panel=LOOK)(export)
 app.command("explain", rich_help_panel=LOOK)(explain)
 app.command("verify", rich_help_panel=LOOK)(verify)
 app.command("schema", rich_help_panel=LOOK)(schema)
+app.add_typer(dataset, name="dataset", rich_help_panel=LOOK)
 
 
 def run() -> None:

@@ -86,7 +86,7 @@ class _TouchedRows:
                 "not say how many rows an iteration touches.",
                 thing=f"variable {name}",
                 value=rows,
-                remedy="State it (--touched-rows): lookups of one replica's batch.",
+                remedy="State it as touched_rows: lookups of one replica's batch.",
             )
         return min(rows, shape[0]) if shape else rows
 

@@ -1,13 +1,15 @@
 """AutoDist's resource specifications (YAML) and our clusters."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
+from pydantic import ConfigDict
 
 from autosync.cluster import Cluster, Device, Node
 from autosync.clusterfile import MAX_DEVICES, strict_yaml
 from autosync.devices import DEVICE_TYPES
+from autosync.documents import STRICT
 from autosync.errors import InvalidInput, NotSupported
 from autosync.interop.device_names import DeviceNames, device_names, gpu_count
 
@@ -30,6 +32,7 @@ class Hardware:
     gpu_type: str | None = None
     intra_bandwidth_gbps: float | None = None
     latency_us: float = 50.0
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ def read_resource_spec(
         name,
         tuple(_node(node, with_gpus, hardware, source) for node in nodes),
         "nccl" if with_gpus else "gloo",
-        description=f"imported from {source}; {PAYLOAD_SHARE:.1%} of the stated port rates",
+        description=f"from a resource specification; {PAYLOAD_SHARE:.1%} of the stated port rates",
     )
     gpus = {node.address: node.gpus for node in nodes}
     cpus = {node.address: node.cpus for node in nodes}
@@ -170,13 +173,13 @@ def _node(node: _StatedNode, with_gpus: bool, hardware: Hardware, source: str) -
     if node.gpus and hardware.gpu_type not in gpu_types:
         given = f"is {hardware.gpu_type!r}, which is none" if hardware.gpu_type else "is not stated"
         raise _refused(
-            where, f"the type of its GPUs {given}", f"State it (--device): {', '.join(gpu_types)}."
+            where, f"the type of its GPUs {given}", f"State it as gpu_type: {', '.join(gpu_types)}."
         )
     if count > 1 and hardware.intra_bandwidth_gbps is None:
         raise _refused(
             where,
             f"has {count} devices, but the bandwidth between them is not stated",
-            "State it as payload in Gbit/s (--intra-bandwidth).",
+            "State it as intra_bandwidth_gbps, a payload rate in Gbit/s.",
         )
     devices = (Device(hardware.gpu_type if node.gpus and hardware.gpu_type else "cpu", count or 1),)
     return Node(

@@ -1,0 +1,275 @@
+"""AutoSync's public dataset, read into a dataset of ours.
+
+Its files say nothing of how long computing takes, which devices there are, or how large a batch
+is. Whoever imports it states these facts, in one YAML file:
+
+    clusters:
+      cluster-A: {gpu_type: titan-x}
+      cluster-B: {gpu_type: t4, intra_bandwidth_gbps: 48}
+    models:
+      resnet101: {batch_size: 32, step_seconds: {cluster-A: 0.31, cluster-B: 0.24}}
+      ncf: {batch_size: 256, step_seconds: 0.05, touched_rows: 512}
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+from pydantic import ConfigDict
+
+from autosync.clusterfile import strict_yaml
+from autosync.documents import STRICT, from_data, to_json
+from autosync.domain import Domain, Profile
+from autosync.errors import AutosyncError, InvalidInput, NotFound, NotSupported
+from autosync.graph import ModelGraph
+from autosync.interop.graph_item import MAX_GRAPH_BYTES, read_graph_item
+from autosync.interop.resource_spec import Hardware, ResourceSpec, read_resource_spec
+from autosync.interop.strategy_import import MAX_STRATEGY_BYTES, import_strategy
+from autosync.profiling import profile_at
+from simulator.evaluation.dataset import write_dataset
+
+MAX_TEXT_BYTES = 1_000_000
+LAUNCHER = "imported from the published layout"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """batch_size: examples of one replica. touched_rows: of sparse variables, all or by name.
+
+    step_seconds: of one replica's forward and backward pass without synchronization, for all
+        clusters or by cluster folder; profile: the same, operation by operation. One of the two.
+    """
+
+    batch_size: int
+    step_seconds: float | dict[str, float] | None = None
+    touched_rows: int | dict[str, int] | None = None
+    profile: Profile | None = None
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the files do not say, by folder name."""
+
+    models: dict[str, ModelFacts]
+    clusters: dict[str, Hardware] = field(default_factory=dict)
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A sample that was not taken: which, why in short, and what was said of it."""
+
+    sample: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """trials has the columns of a dataset, a row a sample."""
+
+    domains: tuple[Domain, ...]
+    trials: pd.DataFrame
+    left_out: tuple[LeftOut, ...]
+
+
+def read_facts(file: Path) -> Facts:
+    """Raises InvalidInput: the file is not there, is no YAML, or names the field at fault."""
+    return from_data(Facts, strict_yaml(_text(file), str(file)), str(file))
+
+
+def import_dataset(folder: Path, out: Path, facts: Facts, *, allow_lossy: bool = False) -> Imported:
+    """Read the models that `facts` names, and write them to `out` as a dataset of ours.
+
+    `average` counts as one pass; its spread is that of the list `runtime`. A strategy measured
+    again in the same domain is its next pass. Samples that cannot be read are left out and told.
+
+    Raises:
+        NotFound: a model's folder is missing. InvalidInput: a graph item is damaged, a fact is
+            missing, or nothing at all could be read.
+    """
+    reading = _Reading(facts, allow_lossy)
+    for model in sorted(facts.models):
+        if not (folder / model).is_dir():
+            raise NotFound(
+                f"there is no model {model!r} in {str(folder)!r}.",
+                thing="model",
+                value=model,
+                remedy=f"It holds {', '.join(_names(folder)) or 'nothing'}.",
+            )
+        reading.model(folder / model)
+    if not reading.rows:
+        why = f" The first: {reading.left_out[0].message}" if reading.left_out else ""
+        raise InvalidInput(
+            f"{str(folder)!r} holds no sample that could be read; {len(reading.left_out)} were "
+            f"left out.{why}",
+            thing="dataset",
+            value=str(folder),
+            remedy="The layout is MODEL/graph_item and MODEL/cluster-X/{resource_spec,runtime,"
+            "strategies}/ID.",
+        )
+    imported = Imported(
+        tuple(reading.domains.values()), pd.DataFrame(reading.rows), tuple(reading.left_out)
+    )
+    write_dataset(out, imported.domains, imported.trials)
+    return imported
+
+
+@dataclass(slots=True)
+class _Reading:
+    facts: Facts
+    allow_lossy: bool
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    domains: dict[str, Domain] = field(default_factory=dict)
+    passes: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def model(self, folder: Path) -> None:
+        facts = self.facts.models[folder.name]
+        item = folder / "graph_item"
+        graph = read_graph_item(
+            _bytes(item, MAX_GRAPH_BYTES),
+            folder.name,
+            facts.batch_size,
+            facts.touched_rows,
+            str(item),
+        )
+        for cluster in (folder / name for name in _names(folder)):
+            self.cluster(cluster, graph, facts)
+
+    def cluster(self, folder: Path, graph: ModelGraph, facts: ModelFacts) -> None:
+        hardware = self.facts.clusters.get(folder.name, Hardware())
+        profile = _profile(graph, facts, folder, hardware)
+        specs: dict[str, ResourceSpec] = {}
+        strategies = folder / ("strategies" if (folder / "strategies").is_dir() else "strategy")
+        for name in _files(strategies):
+            sample = f"{folder.parent.name}/{folder.name}/{name}"
+            try:
+                text = _text(_beside(folder / "resource_spec", name))
+                if text not in specs:
+                    spec = read_resource_spec(text, f"{sample}, resource_spec", hardware)
+                    named = replace(spec.cluster, name=f"{folder.name}-{len(specs) + 1}")
+                    specs[text] = replace(spec, cluster=named)
+                self.sample(sample, strategies / name, graph, profile, specs[text])
+            except AutosyncError as error:
+                reason = error.value if isinstance(error, NotSupported) else type(error).__name__
+                self.left_out.append(LeftOut(sample, str(reason), str(error)))
+
+    def sample(
+        self, sample: str, file: Path, graph: ModelGraph, profile: Profile, spec: ResourceSpec
+    ) -> None:
+        domain = Domain(graph, spec.cluster, profile)
+        strategy = import_strategy(
+            _bytes(file, MAX_STRATEGY_BYTES),
+            domain,
+            devices=spec.devices,
+            allow_lossy=self.allow_lossy,
+            source=f"{sample}, strategy",
+        )
+        runtime = _beside(file.parent.parent / "runtime", file.name)
+        average, spread = _runtime(_text(runtime), f"{sample}, runtime")
+        self.domains.setdefault(domain.id, domain)
+        number = self.passes.get((domain.id, strategy.id), 0) + 1
+        self.passes[domain.id, strategy.id] = number
+        self.rows.append(
+            {
+                "domain": domain.id,
+                "strategy_id": strategy.id,
+                "strategy": to_json(strategy),
+                "origin": "imported",
+                "occasion": 1,
+                "pass": number,
+                "step_seconds": average,
+                "spread": spread,
+                "error": None,
+                "launcher": LAUNCHER,
+                "byte_scale": 1.0,
+                "time_scale": 1.0,
+                "load": None,
+            }
+        )
+
+
+def _profile(graph: ModelGraph, facts: ModelFacts, folder: Path, hardware: Hardware) -> Profile:
+    if facts.profile is not None:
+        return facts.profile
+    stated = facts.step_seconds
+    seconds = stated.get(folder.name) if isinstance(stated, Mapping) else stated
+    if seconds is None:
+        raise InvalidInput(
+            f"model {graph.name!r}: how long a step computes on {folder.name} is not stated, and "
+            "the files do not say it.",
+            thing="step_seconds",
+            value=folder.name,
+            remedy="State step_seconds (of one device, without synchronization) or a profile.",
+        )
+    return profile_at(graph, seconds, hardware.gpu_type or "cpu")
+
+
+def _runtime(text: str, source: str) -> tuple[float, float | None]:
+    """Average seconds, and (p90 - p10) / median of the list where there are several."""
+    data = strict_yaml(text, source)
+    average = data.get("average") if isinstance(data, dict) else None
+    listed = data.get("runtime") if isinstance(data, dict) else None
+    every = [average, *(listed if isinstance(listed, list) else [])]
+    if not all(isinstance(s, int | float) and 0 < s < 1e6 for s in every):
+        raise InvalidInput(
+            f"{source}: `average` and the list `runtime` must be positive seconds.",
+            thing=source,
+            value=average,
+            remedy="A runtime file is YAML with these two.",
+        )
+    low, median, high = np.quantile(every[1:] or every, (0.1, 0.5, 0.9))
+    return float(every[0]), float((high - low) / median) if len(every) > 2 else None
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_dir())
+
+
+def _files(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        return []
+    return sorted(path.name for path in folder.iterdir() if path.is_file())
+
+
+def _beside(folder: Path, name: str) -> Path:
+    """The file of the same ID, with or without the ending .yml or .yaml."""
+    identity = name.removesuffix(".yml").removesuffix(".yaml")
+    for ending in ("", ".yml", ".yaml"):
+        if (folder / (identity + ending)).is_file():
+            return folder / (identity + ending)
+    raise NotFound(
+        f"there is no {folder.name} of {identity!r}.",
+        thing=folder.name,
+        value=identity,
+        remedy="Copy the dataset whole.",
+    )
+
+
+def _text(file: Path) -> str:
+    try:
+        return _bytes(file, MAX_TEXT_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise InvalidInput(
+            f"{str(file)!r} is not UTF-8 text (byte {error.start}).", thing=file.name
+        ) from None
+
+
+def _bytes(file: Path, most: int) -> bytes:
+    try:
+        with file.open("rb") as opened:
+            data = opened.read(most + 1)
+    except OSError as error:
+        raise InvalidInput(
+            f"cannot read {str(file)!r}: {error.strerror}.", thing=file.name, value=str(file)
+        ) from None
+    if len(data) > most:
+        raise InvalidInput(
+            f"{str(file)!r} is larger than {most} bytes.", thing=file.name, value=str(file)
+        )
+    return data
