@@ -1,48 +1,126 @@
-"""`autosync explain`: a strategy or bundle in words."""
+"""`autosync explain`: a strategy, a bundle or a tuning's answer in words."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
-from api.cli.console import milliseconds, out, print_json, print_table
-from api.cli.options import Json
+from api.cli.console import milliseconds, out, print_json, print_table, say, write_text
+from api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json
+from autosync.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
+    from api.timelines import Recorded
     from autosync.bundle import Bundle
     from autosync.plan import Message, Plan
     from autosync.strategy import Strategy
 
 SHOWN = 12
 """Variables listed without --all."""
+TUNING_ID = re.compile("[0-9a-fA-F]{4,32}")
+"""An id or its beginning; a file of such a name comes first."""
 
 
 def explain(
     document: Annotated[
-        Path,
+        str,
         typer.Argument(
-            metavar="BUNDLE|STRATEGY", help="A bundle or strategy file.", show_default=False
+            metavar="BUNDLE|STRATEGY|TUNING",
+            help="A bundle or strategy file, or the id of a tuning (or its beginning).",
+            show_default=False,
         ),
     ],
     every: Annotated[bool, typer.Option("--all", help="List every variable.")] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the timeline, predicted and measured, for ui.perfetto.dev.",
+        ),
+    ] = None,
+    db: DatabaseUrl = DEFAULT_DATABASE,
     json: Json = False,
 ) -> None:
-    """Say in words what a bundle or a strategy does, variable by variable.
+    """Say in words what a strategy does, and where measured and predicted differ.
 
-    Example: `autosync explain best.json`
+    The timeline is of the tuning that found the bundle, where the database has it.
+
+    Examples:
+
+        autosync explain best.json
+        autosync explain 3f2a90c1 --trace trace.json
     """
     from api.cli.inputs import load_strategy_or_bundle
+    from autosync.bundle import Bundle
     from autosync.documents import to_data
     from autosync.strategy import Strategy
 
-    loaded = load_strategy_or_bundle(document)
+    loaded: Strategy | Bundle
+    recorded: Recorded | None = None
+    if TUNING_ID.fullmatch(document) and not Path(document).exists():
+        loaded, recorded = _answer(document, db)
+    else:
+        loaded = load_strategy_or_bundle(Path(document))
+        recorded = None if isinstance(loaded, Strategy) else _recorded(loaded, db)
+    if trace is not None:
+        _write_trace(recorded, trace, document, db)
     if json:
         print_json(to_data(loaded))
-    elif isinstance(loaded, Strategy):
+        return
+    if isinstance(loaded, Strategy):
         _print_strategy(loaded, every)
     else:
         _print_strategy(loaded.strategy, every)
         _print_bundle(loaded)
+    if recorded is not None:
+        from api.cli.explain_timeline import print_timeline
+
+        print_timeline(recorded)
+
+
+def _answer(tuning: str, db: str) -> "tuple[Bundle, Recorded]":
+    from api.cli.database import opened
+    from api.cli.tunings import bundle_text, find_tuning
+    from api.timelines import recorded
+    from autosync.bundle import Bundle
+    from autosync.documents import from_json
+
+    with opened(db) as database:
+        found = find_tuning(database, tuning)
+        shipped = from_json(Bundle, bundle_text(database, found.id))
+        with database.reading() as session:
+            return shipped, recorded(session, found.id)
+
+
+def _recorded(shipped: "Bundle", db: str) -> "Recorded | None":
+    """What the database has of the bundle; None without a database or a recorded trial."""
+    from api.cli.database import opened
+    from api.timelines import newest_recorded
+
+    try:
+        with opened(db) as database, database.reading() as session:
+            return newest_recorded(session, shipped.domain_id, shipped.strategy.id)
+    except NotFound:
+        if db == DEFAULT_DATABASE:
+            return None
+        raise
+
+
+def _write_trace(recorded: "Recorded | None", trace: Path, document: str, db: str) -> None:
+    if recorded is None:
+        raise InvalidInput(
+            f"{db} has no timeline of {document}.",
+            thing="--trace",
+            value=document,
+            remedy="Give the id of a finished tuning or its bundle; name its database with --db.",
+        )
+    from api.timelines import compare
+
+    compared = compare(recorded.strategy, recorded.domain, recorded.timeline)
+    write_text(trace, compared.chrome())
+    say(f"Trace for ui.perfetto.dev: {escape(str(trace))}")
 
 
 def _print_strategy(strategy: "Strategy", every: bool) -> None:

@@ -123,13 +123,14 @@ function accuracy(ranked) {
 
 async function load() {
   const get = async (what) => {
-    const answer = await fetch(`/v1/tunings/${id}/${what}`);
+    const answer = await fetch(`/v1/tunings/${id}${what}`);
     if (!answer.ok) throw new Error(`${what}: ${answer.status}`);
-    return (await answer.json()).items;
+    return answer.json();
   };
-  const [trials, ranked] = await Promise.all([get("trials"), get("strategies")]);
-  convergence(trials, ranked);
-  accuracy(ranked);
+  const [tuning, trials, ranked] = await Promise.all([get(""), get("/trials"), get("/strategies")]);
+  convergence(trials.items, ranked.items);
+  accuracy(ranked.items);
+  offerTimelines(tuning, ranked.items);
 }
 
 let waiting = null;
@@ -158,6 +159,9 @@ document.addEventListener("click", async (event) => {
   await navigator.clipboard.writeText(document.getElementById(name).textContent);
   event.target.textContent = "Copied";
 });
-dark.addEventListener("change", () => load().catch(console.error));
+dark.addEventListener("change", () => {
+  timelineShown = "";
+  load().catch(console.error);
+});
 addEventListener("resize", () => charts.forEach((chart) => chart.resize()));
 load().then(follow, console.error);

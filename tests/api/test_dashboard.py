@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from sqlalchemy import text
 
+from api import reports
 from api.db import Database
 from autosync.bundle import load_bundle
 from tests.api.databases import opened
@@ -118,6 +119,9 @@ def test_a_finished_tuning_shows_its_answer(page: Page, database: Database, tmp_
     for chart in ("#convergence", "#accuracy"):
         expect(page.locator(f"{chart} canvas")).to_be_visible()
         assert painted(page, chart) > 500
+    expect(page.locator("#timeline canvas")).to_be_visible()
+    assert painted(page, "#timeline") > 10_000
+    expect(page.locator("#differences tbody tr").first).to_contain_text("ms")
     with page.expect_download() as download:
         page.get_by_role("link", name="Download best.json").click()
     assert download.value.suggested_filename == "best.json"
@@ -136,6 +140,34 @@ def painted(page: Page, chart: str) -> int:
         chart,
     )
     return int(count)
+
+
+def test_the_timeline_of_any_strategy(page: Page, database: Database, tmp_path: Path) -> None:
+    tuning_id = finished(database, JOB)
+    page.goto(f"/tunings/{tuning_id}")
+    choice, note = page.locator("#timeline-of"), page.locator("#timeline-note")
+    expect(choice.locator("option")).to_have_count(8)
+    with database.reading() as session:
+        rows = reports.ranked_strategies(session, tuning_id).items
+        answer = reports.tuning(session, tuning_id).result
+    assert answer is not None
+    expect(choice).to_have_value(answer.strategy_id)
+    expect(page.locator("#differences")).to_be_visible()
+    both = page.locator("#timeline").bounding_box()
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Chrome trace").click()
+    download.value.save_as(tmp_path / "trace.json")
+    assert "measured: rank 0" in (tmp_path / "trace.json").read_text()
+    choice.select_option(next(row.strategy_id for row in rows if not row.recorded))
+    expect(note).to_contain_text("No trial of this strategy recorded")
+    expect(page.locator("#differences")).to_be_hidden()
+    alone = page.locator("#timeline").bounding_box()
+    assert both is not None
+    assert alone is not None
+    assert alone["height"] < both["height"]
+    choice.select_option(next(row.strategy_id for row in rows if row.is_ddp))
+    expect(note).to_have_text("")
+    expect(page.locator("#differences")).to_be_hidden()
 
 
 def test_a_running_tuning_comes_in_live(page: Page, database: Database) -> None:
@@ -166,6 +198,8 @@ def test_nothing_overflows_and_the_dark_scheme_is_dark(
     for path in ("/", f"/tunings/{tuning_id}"):
         page.goto(path)
         page.wait_for_load_state()
+        if path != "/":
+            expect(page.locator("#differences")).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert max(int(part) for part in re.findall(r"\d+", ground)) < 60

@@ -85,6 +85,34 @@ def test_the_bundle_and_the_two_lines_that_apply_it(resumed: tuple[Path, str, st
     assert "Measured" in autosync(folder, "explain", "mine.json").stdout
 
 
+def test_where_measured_and_predicted_differ(resumed: tuple[Path, str, str]) -> None:
+    folder, _, tuning_id = resumed
+    of_tuning = autosync(folder, "explain", tuning_id[:8], "--trace", "trace.json").stdout
+    as_json = autosync(folder, "explain", tuning_id[:8], "--json").stdout
+    assert json.loads(as_json) == json.loads((folder / "mine.json").read_text())
+    assert "Timeline predicted" in of_tuning
+    assert "in trial confirm/0/" in of_tuning
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    names = {each["args"]["name"] for each in events if each["name"] == "process_name"}
+    assert {"predicted: rank 0", "measured: rank 0", "measured: rank 1"} <= names
+    of_bundle = autosync(folder, "explain", "mine.json").stdout
+    assert of_bundle == of_tuning
+    kept_ddp = "Keep DDP" in resumed[1]
+    assert ("does not say when its messages travel" in of_bundle) == kept_ddp
+    assert ("The messages that differ most" in of_bundle) != kept_ddp
+
+
+def test_a_bundle_without_its_database_has_no_timeline(
+    resumed: tuple[Path, str, str], tmp_path: Path
+) -> None:
+    folder, _, _ = resumed
+    (tmp_path / "mine.json").write_text((folder / "mine.json").read_text())
+    assert "Timeline" not in autosync(tmp_path, "explain", "mine.json").stdout
+    said = autosync(tmp_path, "explain", "mine.json", "--trace", "trace.json", code=2).stderr
+    assert "no timeline of mine.json" in said
+    assert not (tmp_path / "autosync.db").exists()
+
+
 def test_a_finished_tuning_is_exported_and_reported_again(resumed: tuple[Path, str, str]) -> None:
     folder, _, tuning_id = resumed
     autosync(folder, "export", tuning_id[:8], "-o", "again.json")

@@ -1,0 +1,66 @@
+"""The timeline that a tuning recorded of a strategy, against the prediction."""
+
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+
+from api.cli.console import milliseconds, out, print_table
+
+if TYPE_CHECKING:
+    from api.timelines import Recorded
+    from simulator.measured import Difference
+
+SHOWN = 10
+"""Messages listed, those that differ most."""
+COLUMNS = (
+    "message",
+    "operation",
+    "kB",
+    "predicted ms",
+    "measured ms",
+    "predicted at",
+    "measured at",
+)
+
+
+def print_timeline(recorded: "Recorded") -> None:
+    """Both periods, and where measured and predicted differ most."""
+    from api.timelines import compare
+
+    compared = compare(recorded.strategy, recorded.domain, recorded.timeline)
+    predicted, measured = compared.predicted, compared.measured
+    words = f"\n[bold]Timeline[/] predicted {milliseconds(predicted.step_seconds)} ms"
+    if measured is None:
+        out.print(f"{words}, not recorded: the finalists' and DDP's first repeats are")
+    else:
+        key = escape(recorded.key or "")
+        out.print(f"{words}, measured {milliseconds(measured.step_seconds)} ms in trial {key}")
+        if not measured.messages:
+            out.print("torch's own DDP does not say when its messages travel.")
+    if compared.differences:
+        shown = [_cells(each) for each in compared.differences[:SHOWN]]
+        print_table(COLUMNS, shown, right=[name for name in COLUMNS if name != "operation"])
+        out.print(
+            "[dim]The messages that differ most: from their turn in their channel to their "
+            "arrival, and when that was, from the start of forward.[/]"
+        )
+    if recorded.timeline is not None and recorded.timeline.clock == "by host":
+        out.print(
+            "Hosts have clocks of their own: their times are aligned at each host's latest "
+            "forward start."
+        )
+
+
+def _cells(each: "Difference") -> tuple[str, ...]:
+    moments = (
+        each.predicted_seconds,
+        each.measured_seconds,
+        each.predicted_arrived_seconds,
+        each.measured_arrived_seconds,
+    )
+    return (
+        str(each.message),
+        each.operation.replace("_", "-"),
+        f"{each.wire_bytes / 1e3:.1f}",
+        *(f"{seconds * 1e3:.2f}" for seconds in moments),
+    )
