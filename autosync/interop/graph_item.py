@@ -30,14 +30,27 @@ MAX_ELEMENTS = 1 << 40
 DTYPES = {number: name for name, number in DATA_TYPES.items()}
 
 
+SPARSE_UPDATES = ("ResourceSparseApply", "SparseApply")
+"""Beginnings of the types that update single rows of a variable, their first input."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedGraph:
+    """graph: of the variables that have a gradient. without_gradient: names of all others, which
+    need no synchronization though a strategy may name them."""
+
+    graph: ModelGraph
+    without_gradient: frozenset[str]
+
+
 def read_graph_item(
     data: bytes,
     name: str,
     batch_size: int,
     touched_rows: int | Mapping[str, int] | None = None,
     source: str = "graph_item",
-) -> ModelGraph:
-    """The graph of a serialized graph item, of the variables that have a gradient.
+) -> ImportedGraph:
+    """The graph of a serialized graph item.
 
     Its operations are those nodes that first use a variable, in forward order; an edge stands for
     a path between two of them. FLOPs count each element of a dense matrix once an example, which a
@@ -56,15 +69,19 @@ def read_graph_item(
     nodes = {node.name: node for node in graph_def.node}
     if len(nodes) != len(graph_def.node):
         raise _refused(source, "names two nodes alike")
-    gradients = _gradients(item, source)
+    gradients = _gradients(item, graph_def, source)
+    defined = _defined(item, gradients, source)
     rows = _TouchedRows(touched_rows, source)
     variables = [
-        _variable(name, gradients[name], nodes, rows, source)
-        for name in _trained(item, gradients, source)
+        _variable(each, gradients[each], nodes, rows, source)
+        for each in defined
+        if each in gradients
     ]
     tensors = {variable.name: gradients[variable.name].tensor for variable in variables}
     flow = dataflow(graph_def.node, tensors, source)
-    return _graph(name, batch_size, variables, flow)
+    return ImportedGraph(
+        _graph(name, batch_size, variables, flow), frozenset(defined) - frozenset(gradients)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,28 +120,34 @@ def _unwrapped(wrapped: AnyMessage | None, cls: type[M], source: str) -> M:
     return decode(cls, wrapped.value, MAX_GRAPH_VALUES)
 
 
-def _gradients(item: GraphItem, source: str) -> dict[str, _Gradient]:
+def _gradients(item: GraphItem, graph_def: GraphDef, source: str) -> dict[str, _Gradient]:
     """By variable. IndexedSlices are three tensors in one key; their values come second."""
+    by_rows = {
+        variable_name(node.input[0])
+        for node in graph_def.node
+        if node.input and node.op.startswith(SPARSE_UPDATES)
+    }
     found: dict[str, _Gradient] = {}
     for key, target in item.grad_target_pairs.items():
         tensors = key.split(";")
         name = variable_name(target)
         if name in found:
             raise _refused(source, f"gives variable {name!r} two gradients")
-        found[name] = _Gradient(tensors[1 if len(tensors) > 1 else 0], len(tensors) > 1)
+        slices = len(tensors) > 1
+        found[name] = _Gradient(tensors[1 if slices else 0], slices or name in by_rows)
     if not found:
         raise _refused(source, "maps no gradient to a variable")
     return found
 
 
-def _trained(item: GraphItem, gradients: Mapping[str, _Gradient], source: str) -> list[str]:
-    """Names of the variables with a gradient, in the order of their definitions."""
+def _defined(item: GraphItem, gradients: Mapping[str, _Gradient], source: str) -> list[str]:
+    """Names of the variables, in the order of their definitions."""
     wrapped = item.info.variables if item.info else ()
-    defined = [variable_name(_unwrapped(w, VariableDef, source).variable_name) for w in wrapped]
-    missing = [name for name in gradients if name not in set(defined)]
+    names = [variable_name(_unwrapped(w, VariableDef, source).variable_name) for w in wrapped]
+    missing = gradients.keys() - set(names)
     if missing:
-        raise _refused(source, f"has a gradient for {missing[0]!r}, but no definition of it")
-    return [name for name in dict.fromkeys(defined) if name in gradients]
+        raise _refused(source, f"has a gradient for {min(missing)!r}, but no definition of it")
+    return list(dict.fromkeys(names))
 
 
 def _variable(

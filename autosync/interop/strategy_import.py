@@ -12,7 +12,7 @@
 Messages are sent as gradients become ready. What has no counterpart is refused by name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -58,6 +58,7 @@ def import_strategy(
     domain: Domain,
     *,
     devices: DeviceNames | None = None,
+    without_gradient: Collection[str] = (),
     allow_lossy: bool = False,
     allow_staleness: bool = False,
     source: str = "strategy",
@@ -65,6 +66,7 @@ def import_strategy(
     """The strategy of a serialized AutoDist strategy, verified for the domain.
 
     devices: names of the cluster's devices; left out, GPUs and CPUs count from 0 on each host.
+    without_gradient: variables that the strategy may name though there is nothing to synchronize.
 
     Raises:
         InvalidInput: the bytes are no strategy; names the offset and the field.
@@ -81,7 +83,7 @@ def import_strategy(
     said = decode(StrategyMessage, Window.of(data, source), MAX_STRATEGY_VALUES)
     names = devices or device_names(domain.cluster)
     _check_replicas(said, domain, names, source)
-    nodes = _by_variable(said, domain, source)
+    nodes = _by_variable(said, domain, without_gradient, source)
     reading = _Reading(domain, names)
     choices = tuple(
         reading.choice(variable, nodes[variable.name]) for variable in domain.graph.variables
@@ -118,11 +120,15 @@ def _check_replicas(said: StrategyMessage, domain: Domain, names: DeviceNames, s
         )
 
 
-def _by_variable(said: StrategyMessage, domain: Domain, source: str) -> Mapping[str, Node]:
+def _by_variable(
+    said: StrategyMessage, domain: Domain, ignored: Collection[str], source: str
+) -> Mapping[str, Node]:
     known = {variable.name for variable in domain.graph.variables}
     found: dict[str, Node] = {}
     for node in said.node_config:
         name = variable_name(node.var_name)
+        if name in ignored:
+            continue
         if name not in known or name in found:
             why = "has two node configs" if name in found else "is unknown"
             raise _other_graph(node.var_name, why, domain, source)
@@ -228,6 +234,8 @@ def _partition(variable: Variable, partitioner: str) -> Partition:
     cut = [axis for axis, parts in enumerate(counts) if parts > 1]
     if len(cut) > 1:
         _cannot(variable, f"is cut along {len(cut)} axes")
+    if cut and counts[cut[0]] > variable.shape[cut[0]]:
+        _cannot(variable, f"of shape {variable.shape} is cut into {partitioner!r} parts")
     return split(variable.shape, cut[0], counts[cut[0]]) if cut else whole(variable.shape)
 
 

@@ -25,7 +25,7 @@ from autosync.documents import STRICT, from_data, to_json
 from autosync.domain import Domain, Profile
 from autosync.errors import AutosyncError, InvalidInput, NotFound, NotSupported
 from autosync.graph import ModelGraph
-from autosync.interop.graph_item import MAX_GRAPH_BYTES, read_graph_item
+from autosync.interop.graph_item import MAX_GRAPH_BYTES, ImportedGraph, read_graph_item
 from autosync.interop.resource_spec import Hardware, ResourceSpec, read_resource_spec
 from autosync.interop.strategy_import import MAX_STRATEGY_BYTES, import_strategy
 from autosync.profiling import profile_at
@@ -131,7 +131,7 @@ class _Reading:
     def model(self, folder: Path) -> None:
         facts = self.facts.models[folder.name]
         item = folder / "graph_item"
-        graph = read_graph_item(
+        read = read_graph_item(
             _bytes(item, MAX_GRAPH_BYTES),
             folder.name,
             facts.batch_size,
@@ -139,11 +139,11 @@ class _Reading:
             str(item),
         )
         for cluster in (folder / name for name in _names(folder)):
-            self.cluster(cluster, graph, facts)
+            self.cluster(cluster, read, facts)
 
-    def cluster(self, folder: Path, graph: ModelGraph, facts: ModelFacts) -> None:
+    def cluster(self, folder: Path, read: ImportedGraph, facts: ModelFacts) -> None:
         hardware = self.facts.clusters.get(folder.name, Hardware())
-        profile = _profile(graph, facts, folder, hardware)
+        profile = _profile(read.graph, facts, folder, hardware)
         specs: dict[str, ResourceSpec] = {}
         strategies = folder / ("strategies" if (folder / "strategies").is_dir() else "strategy")
         for name in _files(strategies):
@@ -154,19 +154,20 @@ class _Reading:
                     spec = read_resource_spec(text, f"{sample}, resource_spec", hardware)
                     named = replace(spec.cluster, name=f"{folder.name}-{len(specs) + 1}")
                     specs[text] = replace(spec, cluster=named)
-                self.sample(sample, strategies / name, graph, profile, specs[text])
+                self.sample(sample, strategies / name, read, profile, specs[text])
             except AutosyncError as error:
                 reason = error.value if isinstance(error, NotSupported) else type(error).__name__
                 self.left_out.append(LeftOut(sample, str(reason), str(error)))
 
     def sample(
-        self, sample: str, file: Path, graph: ModelGraph, profile: Profile, spec: ResourceSpec
+        self, sample: str, file: Path, read: ImportedGraph, profile: Profile, spec: ResourceSpec
     ) -> None:
-        domain = Domain(graph, spec.cluster, profile)
+        domain = Domain(read.graph, spec.cluster, profile)
         strategy = import_strategy(
             _bytes(file, MAX_STRATEGY_BYTES),
             domain,
             devices=spec.devices,
+            without_gradient=read.without_gradient,
             allow_lossy=self.allow_lossy,
             source=f"{sample}, strategy",
         )
@@ -216,7 +217,7 @@ def _runtime(text: str, source: str) -> tuple[float, float | None]:
     average = data.get("average") if isinstance(data, dict) else None
     listed = data.get("runtime") if isinstance(data, dict) else None
     every = [average, *(listed if isinstance(listed, list) else [])]
-    if not all(isinstance(s, int | float) and 0 < s < 1e6 for s in every):
+    if not all(_is_seconds(each) for each in every):
         raise InvalidInput(
             f"{source}: `average` and the list `runtime` must be positive seconds.",
             thing=source,
@@ -225,6 +226,10 @@ def _runtime(text: str, source: str) -> tuple[float, float | None]:
         )
     low, median, high = np.quantile(every[1:] or every, (0.1, 0.5, 0.9))
     return float(every[0]), float((high - low) / median) if len(every) > 2 else None
+
+
+def _is_seconds(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e6
 
 
 def _names(folder: Path) -> list[str]:

@@ -80,7 +80,9 @@ class Written:
 
 
 def test_variables_uses_and_gradients() -> None:
-    graph = read_graph_item(Written().bytes(), "tied", 16, touched_rows=5)
+    read = read_graph_item(Written().bytes(), "tied", 16, touched_rows=5)
+    assert read.without_gradient == {"step"}
+    graph = read.graph
     assert [(v.name, v.shape, v.dtype, v.sparse, v.touched_rows) for v in graph.variables] == [
         ("embedding", (50, 8), "float32", True, 5),
         ("dense/bias", (8,), "float16", False, 0),
@@ -102,7 +104,7 @@ def test_an_unordered_file_says_the_same() -> None:
     nodes = list(written.graph.node)
     del written.graph.node[:]
     written.graph.node.extend(reversed(nodes))
-    graph = read_graph_item(written.bytes(), "tied", 16, touched_rows=5)
+    graph = read_graph_item(written.bytes(), "tied", 16, touched_rows=5).graph
     assert [operation.name for operation in graph.operations] == [
         "lookup",
         "dense/MatMul",
@@ -114,8 +116,15 @@ def test_an_unordered_file_says_the_same() -> None:
 def test_touched_rows_must_be_stated() -> None:
     with pytest.raises(InvalidInput, match=r"'embedding' .* does not say how many rows"):
         read_graph_item(Written().bytes(), "tied", 16)
-    graph = read_graph_item(Written().bytes(), "tied", 16, {"embedding": 70})
+    graph = read_graph_item(Written().bytes(), "tied", 16, {"embedding": 70}).graph
     assert graph.variables[0].touched_rows == 50
+
+
+def test_an_update_of_rows_makes_a_gradient_sparse() -> None:
+    written = Written()
+    written.node("Adam/rows", "ResourceSparseApplyAdam", "dense/kernel", "grad/kernel")
+    graph = read_graph_item(written.bytes(), "tied", 16, 5).graph
+    assert [variable.sparse for variable in graph.variables] == [True, False, True]
 
 
 def unknown_gradient(written: Written) -> None:
@@ -174,7 +183,7 @@ def test_what_is_missing_or_wrong_is_named(change: Any, why: str) -> None:
     "graph", [chain_graph(sparse=(2,)), bundled("resnet50", 8)], ids=["chain", "resnet50"]
 )
 def test_our_graphs_come_back(graph: ModelGraph) -> None:
-    again = read_graph_item(write_graph_item(graph), graph.name, graph.batch_size, 2)
+    again = read_graph_item(write_graph_item(graph), graph.name, graph.batch_size, 2).graph
     assert again.variables == tuple(replace(v, factor_rows=0) for v in graph.variables)
     assert again.gradient_order == graph.gradient_order
     first = [next(v for v in o.variables) for o in again.operations]

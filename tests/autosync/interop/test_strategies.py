@@ -134,6 +134,10 @@ def too_many_counts(message: Any) -> None:
     message.node_config[1].partitioner = "1,2,1"
 
 
+def more_parts_than_rows(message: Any) -> None:
+    message.node_config[1].partitioner = "11,1"
+
+
 def no_parts(message: Any) -> None:
     message.node_config[1].partitioner = "1,2"
 
@@ -167,6 +171,7 @@ def no_synchronizer(message: Any) -> None:
         (asynchronous, "asynchronously"),
         (two_axes, "along 2 axes"),
         (too_many_counts, "partitioner '1,2,1'"),
+        (more_parts_than_rows, "cut into '11,1' parts"),
         (no_parts, "2 parts by '1,2', but 0 are configured"),
         (shuffled_parts, "out of order"),
         (error_feedback, "error feedback"),
@@ -202,6 +207,16 @@ def test_other_variables_are_refused_by_name() -> None:
     del message.node_config[2]
     with pytest.raises(InvalidStrategy, match="'v2' has no node config"):
         import_strategy(message.SerializeToString(), domain)
+
+
+def test_variables_without_a_gradient_may_be_named() -> None:
+    domain = small()
+    message = said(domain)
+    message.node_config.add(var_name="unused:0").AllReduceSynchronizer.group = 1
+    with pytest.raises(InvalidStrategy, match="'unused:0' is unknown"):
+        import_strategy(message.SerializeToString(), domain)
+    strategy = import_strategy(message.SerializeToString(), domain, without_gradient={"unused"})
+    assert len(strategy.choices) == 3
 
 
 def test_every_device_holds_one_replica() -> None:
