@@ -22,6 +22,10 @@ from autosync.strategy import (
 from search.tables import server_weights
 
 MIB = 1 << 20
+TAIL_PART = 8
+"""A last group below this part of the limit joins the one before where tails are folded: a message
+in two halves pays its startup twice, however few bytes it holds."""
+
 MAX_PARTS = 40
 """AutoSync's published sampler cuts into at most 40 parts; a prime vocabulary would need 30,521."""
 
@@ -62,6 +66,10 @@ def into_pieces(size_bytes: int) -> Cut:
         return split(variable.shape, 0, parts)
 
     return cut
+
+
+def everything(domain: Domain) -> list[int]:
+    return list(range(len(domain.graph.variables)))
 
 
 def dense(domain: Domain) -> list[int]:
@@ -140,16 +148,19 @@ def assemble(
     schedule: Schedule | None = None,
     limit_bytes: int = 0,
     limit_shards: int = 0,
+    fold_tails: bool = False,
 ) -> Strategy:
     """The strategy of these choices (later ones win), its groups cut in gradient-ready order.
 
     A group is full once it holds `limit_bytes` or `limit_shards`; without a limit every shard
-    travels alone.
+    travels alone. fold_tails: a last group that holds less than 1/`TAIL_PART` of `limit_bytes`
+    joins the one before it.
     """
     joined = {index: choice for part in choices for index, choice in part.items()}
     shards = {index: list(choice.shards) for index, choice in joined.items()}
     filled: dict[tuple[Synchronizer, str, bool], tuple[int, float, int]] = {}
     groups = 0
+    before: dict[int, int] = {}
     for index in domain.graph.gradient_order:
         variable = domain.graph.variables[index]
         partition = joined[index].partition
@@ -157,10 +168,18 @@ def assemble(
             kind = (shards[index][part], variable.dtype, variable.sparse)
             group, load, count = filled.get(kind, (-1, 0.0, 0))
             if group < 0 or _full(load, limit_bytes, count, limit_shards):
+                before[groups] = group
                 group, load, count, groups = groups, 0.0, 0, groups + 1
             load += _load_bytes(domain, index, length, partition)
             filled[kind] = (group, load, count + 1)
             shards[index][part] = replace(shards[index][part], group=group)
+    tails = {
+        group: before[group]
+        for group, load, _ in filled.values()
+        if fold_tails and before[group] >= 0 and load * TAIL_PART < limit_bytes
+    }
+    for index, own in shards.items():
+        shards[index] = [replace(s, group=tails.get(s.group, s.group)) for s in own]
     return Strategy(
         tuple(replace(joined[i], shards=tuple(shards[i])) for i in range(len(joined))),
         even_replicas(domain.world_size),

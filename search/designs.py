@@ -27,6 +27,7 @@ from search.building import (
     collective,
     ddp_buckets,
     dense,
+    everything,
     factored,
     into_pieces,
     owned,
@@ -84,28 +85,29 @@ def priority_sliced(domain: Domain) -> Strategy:
 
 
 def reduce_scatter_25mb(domain: Domain) -> Strategy:
-    return assemble(domain, collective(domain, ReduceScatter(0)), limit_bytes=25 * MIB)
+    return halves(domain, collective(domain, ReduceScatter(0)))
 
 
 def dear(domain: Domain) -> Strategy:
     choices = collective(domain, ReduceScatter(0))
-    schedule = Schedule("fifo", overlap_forward=True)
-    return assemble(domain, choices, schedule=schedule, limit_bytes=25 * MIB)
+    return halves(domain, choices, Schedule("fifo", overlap_forward=True))
 
 
 def dear_sliced(domain: Domain) -> Strategy:
-    choices = collective(domain, ReduceScatter(0))
-    return assemble(domain, choices, schedule=SLICED, limit_bytes=25 * MIB)
+    return halves(domain, collective(domain, ReduceScatter(0)), SLICED)
 
 
 def zero1(domain: Domain) -> Strategy:
-    choices = collective(domain, ReduceScatter(0, sharded_update=True))
-    return assemble(domain, choices, limit_bytes=25 * MIB)
+    return halves(domain, collective(domain, ReduceScatter(0, sharded_update=True)))
 
 
 def zero1_overlap(domain: Domain) -> Strategy:
-    choices = collective(domain, ReduceScatter(0, sharded_update=True))
-    return assemble(domain, choices, schedule=OVERLAPPED, limit_bytes=25 * MIB)
+    return halves(domain, collective(domain, ReduceScatter(0, sharded_update=True)), OVERLAPPED)
+
+
+def halves(domain: Domain, choices: Choices, schedule: Schedule | None = None) -> Strategy:
+    """Messages that travel in two halves, in groups of 25 MiB without a tiny last one."""
+    return assemble(domain, choices, schedule=schedule, limit_bytes=25 * MIB, fold_tails=True)
 
 
 def ps_one_server(domain: Domain) -> Strategy:
@@ -198,10 +200,6 @@ def random_axis_partition_ar(domain: Domain, seed: int = 0) -> Strategy:
         return split(variable.shape, axis, parts)
 
     return assemble(domain, collective(domain, AllReduce(0), cut), limit_shards=128)
-
-
-def everything(domain: Domain) -> list[int]:
-    return list(range(len(domain.graph.variables)))
 
 
 def sparse(domain: Domain) -> list[int]:

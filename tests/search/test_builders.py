@@ -104,6 +104,31 @@ def test_groups_close_at_their_limit_in_ready_order() -> None:
     assert groups_of(alone) == [[i] for i in range(8)]
 
 
+HALVED = ("reduce_scatter_25mb", "dear", "dear_sliced", "zero1", "zero1_overlap")
+
+
+@pytest.mark.parametrize("name", HALVED)
+@pytest.mark.parametrize(
+    ("first", "groups"),
+    [
+        ((96, 96), [[0], [0], [1]]),  # 36 KB stay over behind two groups of 25 MiB
+        ((1, 819_199), [[0], [0], [1]]),  # 4 bytes below an eighth of 25 MiB, which is 3,276,800
+        ((1, 819_200), [[0], [1], [2]]),
+    ],
+)
+def test_what_travels_in_two_halves_leaves_no_tiny_group(
+    name: str, first: tuple[int, int], groups: list[list[int]]
+) -> None:
+    domain = domain_of(chain_graph((first, (2560, 2560), (2560, 2560))))
+    assert groups_of(getattr(designs, name)(domain)) == groups
+    assert groups_of(designs.all_reduce_25mb(domain)) == [[0], [1], [2]]
+
+
+def test_a_tiny_group_without_a_neighbour_stays() -> None:
+    domain = domain_of(chain_graph(((96, 96), (100, 64)), sparse=(1,)))
+    assert groups_of(designs.dear(domain)) == [[0], [1]]
+
+
 @pytest.mark.parametrize(
     ("rows", "divisor", "non_divisor"),
     [(6, 2, 4), (9, 3, 2), (7, 7, 2), (2, 2, 1), (1, 1, 1), (97, 1, 2)],
