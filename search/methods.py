@@ -105,13 +105,11 @@ METHODS: dict[str, Method] = {
         bytescheduler_all_reduce, "bytescheduler", "ByteScheduler over Horovod's all-reduce."
     ),
     "BSP-PS": Method(
-        servers_after_backward, "byteps", "BytePS on dedicated server hosts, after backward."
+        servers_after_backward, "", "BytePS on dedicated server hosts, after backward."
     ),
-    "WFBP-PS": Method(
-        servers_overlapped, "byteps", "BytePS on dedicated server hosts, during backward."
-    ),
+    "WFBP-PS": Method(servers_overlapped, "", "BytePS on dedicated server hosts, during backward."),
     "ByteScheduler-PS": Method(
-        servers_overlapped, "byteps", "BytePS with ByteScheduler: the same servers and pieces."
+        servers_overlapped, "", "BytePS with ByteScheduler: the same servers and pieces."
     ),
 }
 

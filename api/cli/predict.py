@@ -62,7 +62,7 @@ def predict(
     engine: Annotated[
         str | None,
         typer.Option(
-            help="System whose time a message is added (bytescheduler, byteps), or none.",
+            help="System whose time a message is added (bytescheduler), or none.",
             show_default="that of the published method",
         ),
     ] = None,

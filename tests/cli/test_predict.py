@@ -39,7 +39,6 @@ def test_published_methods_with_the_constants_of_their_cluster(folder: Path) -> 
         assert each["percent_of_limit"] <= 100.01
     after_backward, overlapped, _ = (each["predicted_seconds"] for each in answers)
     assert after_backward > overlapped
-    assert (answers[0]["engine_seconds"] > 0, answers[2]["engine_seconds"]) == (True, 0)
 
 
 def test_what_was_measured_where_is_said(folder: Path) -> None:
@@ -56,7 +55,7 @@ def test_an_engine_can_be_chosen_or_left_out(folder: Path) -> None:
     (slow,) = predicted(folder, *method)
     (swift,) = predicted(folder, *method, "--engine", "none")
     assert slow["predicted_seconds"] > swift["predicted_seconds"]
-    assert swift["engine_seconds"] == 0
+    assert slow["engine_seconds"] > swift["engine_seconds"] == 0
 
 
 def test_unknown_names_are_refused_with_a_way_out(folder: Path) -> None:
