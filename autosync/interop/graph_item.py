@@ -15,6 +15,7 @@ from autosync.interop.dataflow import Dataflow, dataflow
 from autosync.interop.messages import (
     DATA_TYPES,
     AnyMessage,
+    AttrValue,
     GraphDef,
     GraphItem,
     NodeDef,
@@ -26,6 +27,7 @@ from autosync.interop.wire import Window
 
 MAX_GRAPH_BYTES = 512_000_000
 MAX_GRAPH_VALUES = 8_000_000
+MAX_SHAPE_VALUES = 1000
 MAX_ELEMENTS = 1 << 40
 DTYPES = {number: name for name, number in DATA_TYPES.items()}
 
@@ -113,9 +115,9 @@ def _unwrapped(wrapped: AnyMessage | None, cls: type[M], source: str) -> M:
     if wrapped is None:
         raise _refused(source, f"holds no {cls.__name__}")
     kind = wrapped.type_url.rpartition("/")[2]
-    if kind != f"tensorflow.{cls.__name__}":
+    if kind.rpartition(".")[2] != cls.__name__:
         raise wrapped.value.refused(
-            wrapped.value.begin, "Any.type_url", f"tensorflow.{cls.__name__} is due, not {kind!r}"
+            wrapped.value.begin, "Any.type_url", f"a {cls.__name__} is due, not {kind!r}"
         )
     return decode(cls, wrapped.value, MAX_GRAPH_VALUES)
 
@@ -154,10 +156,12 @@ def _variable(
     name: str, gradient: _Gradient, nodes: Mapping[str, NodeDef], rows: _TouchedRows, source: str
 ) -> Variable:
     node = nodes.get(name)
-    if node is None or "dtype" not in node.attr or node.attr["dtype"].type not in DTYPES:
-        stated = "no node" if node is None else "no floating-point dtype"
-        raise _refused(source, f"variable {name!r} has {stated}")
-    stated_shape = node.attr["shape"].shape if "shape" in node.attr else None
+    if node is None:
+        raise _refused(source, f"variable {name!r} has no node")
+    dtype = DTYPES.get(_attribute(node, "dtype").type)
+    if dtype is None:
+        raise _refused(source, f"variable {name!r} has no floating-point dtype")
+    stated_shape = _attribute(node, "shape").shape
     if stated_shape is None or stated_shape.unknown_rank:
         raise _refused(source, f"variable {name!r} has no shape")
     shape = tuple(dim.size for dim in stated_shape.dim)
@@ -167,7 +171,14 @@ def _variable(
         if size < 1 or elements > MAX_ELEMENTS:
             raise _refused(source, f"variable {name!r} has the shape {shape[:8]}")
     touched = rows.of(name, shape) if gradient.sparse else 0
-    return Variable(name, shape, DTYPES[node.attr["dtype"].type], gradient.sparse, touched)
+    return Variable(name, shape, dtype, gradient.sparse, touched)
+
+
+def _attribute(node: NodeDef, name: str) -> AttrValue:
+    """All defaults where the node has none of that name."""
+    if name not in node.attr:
+        return AttrValue()
+    return decode(AttrValue, node.attr[name], MAX_SHAPE_VALUES)
 
 
 def _graph(name: str, batch_size: int, variables: list[Variable], flow: Dataflow) -> ModelGraph:

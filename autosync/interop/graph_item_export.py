@@ -68,13 +68,17 @@ def _read_name(variable: Variable) -> str:
 
 
 def _variable_nodes(variable: Variable) -> tuple[NodeDef, NodeDef]:
-    dtype = AttrValue(type=DATA_TYPES[variable.dtype])
+    dtype = _attribute(AttrValue(type=DATA_TYPES[variable.dtype]))
     shape = TensorShapeProto(tuple(Dim(size) for size in variable.shape))
-    attributes = {"dtype": dtype, "shape": AttrValue(shape=shape)}
+    attributes = {"dtype": dtype, "shape": _attribute(AttrValue(shape=shape))}
     return (
         NodeDef(variable.name, "VarHandleOp", attr=attributes),
         NodeDef(_read_name(variable), "ReadVariableOp", (variable.name,), attr={"dtype": dtype}),
     )
+
+
+def _attribute(value: AttrValue) -> Window:
+    return Window.of(encode(value))
 
 
 def _forward_nodes(graph: ModelGraph) -> list[NodeDef]:

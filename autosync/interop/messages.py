@@ -123,11 +123,13 @@ class AttrValue:
 
 @dataclass(frozen=True, slots=True)
 class NodeDef:
+    """attr: an AttrValue each, left as bytes, since only those of variables are ever read."""
+
     name: Annotated[str, 1] = ""
     op: Annotated[str, 2] = ""
     input: Annotated[tuple[str, ...], 3] = ()
     device: Annotated[str, 4] = ""
-    attr: Annotated[Mapping[str, AttrValue], 5] = field(default_factory=dict)
+    attr: Annotated[Mapping[str, Window], 5] = field(default_factory=dict)
     OPEN: ClassVar[bool] = True
 
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
+from autosync.errors import InvalidInput
 from autosync.interop.wire import Field, Window, Wire, read_fields, signed, tagged, varint
 
 MAX_DEPTH = 12
@@ -25,9 +26,10 @@ M = TypeVar("M")
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What a dataclass field is on the wire: `of` is the type of one value."""
+    """What a dataclass field is on the wire: `of` is the type of one value, `where` names it."""
 
     name: str
+    where: str
     of: type[Any]
     repeated: bool = False
     mapped: bool = False
@@ -43,19 +45,21 @@ def _slots(cls: type[Any]) -> dict[int, Slot]:
         declared = [
             (name, *get_args(hint)) for name, hint in hints if get_origin(hint) is Annotated
         ]
-        _SLOTS[cls] = {number: _slot(name, hint) for name, hint, number in declared}
+        _SLOTS[cls] = {
+            number: _slot(name, f"{cls.__name__}.{name}", hint) for name, hint, number in declared
+        }
     return _SLOTS[cls]
 
 
-def _slot(name: str, hint: Any) -> Slot:
+def _slot(name: str, where: str, hint: Any) -> Slot:
     origin, inner = get_origin(hint), get_args(hint)
     if origin is tuple:
-        return Slot(name, inner[0], repeated=True)
+        return Slot(name, where, inner[0], repeated=True)
     if origin is Mapping:
-        return Slot(name, inner[1], mapped=True)
+        return Slot(name, where, inner[1], mapped=True)
     if origin is types.UnionType:
-        return Slot(name, inner[0])
-    return Slot(name, hint)
+        return Slot(name, where, inner[0])
+    return Slot(name, where, hint)
 
 
 class _Budget:
@@ -122,7 +126,7 @@ def _read(cls: type[Any], window: Window, budget: _Budget, depth: int) -> Any:
                 continue
             raise window.refused(item.offset, cls.__name__, f"it has no field {item.number}")
         budget.spend(window, item.offset)
-        where = f"{cls.__name__}.{slot.name}"
+        where = slot.where
         if slot.mapped:
             key, value = _entry(slot, item, window, where, budget, depth)
             found.setdefault(slot.name, {})[key] = value
@@ -141,7 +145,7 @@ def _entry(
     slot: Slot, item: Field, window: Window, where: str, budget: _Budget, depth: int
 ) -> tuple[str, Any]:
     """A map's entry is a message of a key (1) and a value (2)."""
-    key, value = "", slot.of()
+    key, value = "", Window.of(b"") if slot.of is Window else slot.of()
     for part in read_fields(_bytes(item, window, where), where):
         budget.spend(window, part.offset)
         if part.number == 1:
@@ -172,12 +176,16 @@ def _text(inner: Window, where: str) -> str:
 
 
 def _number(item: Field, window: Window, where: str) -> int:
-    if item.wire is not Wire.VARINT or not isinstance(item.value, int):
-        raise window.refused(item.offset, where, f"a number is due, not {item.wire.name}")
+    if item.wire != Wire.VARINT or not isinstance(item.value, int):
+        raise _other_wire(item, window, where, "a number is")
     return item.value
 
 
 def _bytes(item: Field, window: Window, where: str) -> Window:
     if not isinstance(item.value, Window):
-        raise window.refused(item.offset, where, f"bytes are due, not {item.wire.name}")
+        raise _other_wire(item, window, where, "bytes are")
     return item.value
+
+
+def _other_wire(item: Field, window: Window, where: str, due: str) -> InvalidInput:
+    return window.refused(item.offset, where, f"{due} due, not {Wire(item.wire).name}")

@@ -4,7 +4,6 @@ https://protobuf.dev/programming-guides/encoding
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -23,8 +22,10 @@ class Wire(IntEnum):
     FIXED32 = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+FIXED_BYTES: dict[int, int] = {Wire.FIXED64: 8, Wire.FIXED32: 4}
+
+
+class Window(NamedTuple):
     """The bytes begin:end of a file; offsets count from the file's start, nested or not."""
 
     data: bytes
@@ -52,7 +53,7 @@ class Field(NamedTuple):
     """One field as it lies in the bytes: its number, its value, and where it begins."""
 
     number: int
-    wire: Wire
+    wire: int
     value: "int | Window"
     offset: int
 
@@ -63,31 +64,29 @@ def read_fields(window: Window, message: str) -> Iterator[Field]:
     Raises:
         InvalidInput: the bytes are no such message; names `message` and the offset.
     """
-    at = window.begin
-    while at < window.end:
+    data, at, end = window.data, window.begin, window.end
+    while at < end:
         begin = at
-        tag, at = _varint(window, at, message)
+        tag, at = _varint(window, at, message, 0)
         number, code = tag >> 3, tag & 7
         if not 1 <= number <= MAX_FIELD_NUMBER:
             raise window.refused(begin, message, f"a field has the number {number}")
-        where = f"{message}, field {number}"
         value: int | Window
-        match code:
-            case Wire.VARINT:
-                value, at = _varint(window, at, where)
-            case Wire.LENGTH:
-                length, at = _varint(window, at, where)
-                _check_left(window, at, length, where)
-                value = Window(window.data, at, at + length, window.source)
-                at += length
-            case Wire.FIXED64 | Wire.FIXED32:
-                width = 8 if code == Wire.FIXED64 else 4
-                _check_left(window, at, width, where)
-                value = int.from_bytes(window.data[at : at + width], "little")
-                at += width
-            case _:
-                raise window.refused(begin, where, f"wire type {code} is not in use")
-        yield Field(number, Wire(code), value, begin)
+        if code == Wire.VARINT:
+            value, at = _varint(window, at, message, number)
+        elif code == Wire.LENGTH:
+            length, at = _varint(window, at, message, number)
+            _check_left(window, at, length, message, number)
+            value = Window(data, at, at + length, window.source)
+            at += length
+        elif code in FIXED_BYTES:
+            _check_left(window, at, FIXED_BYTES[code], message, number)
+            value = int.from_bytes(data[at : at + FIXED_BYTES[code]], "little")
+            at += FIXED_BYTES[code]
+        else:
+            where = f"{message}, field {number}"
+            raise window.refused(begin, where, f"wire type {code} is not in use")
+        yield Field(number, code, value, begin)
 
 
 def varint(value: int) -> bytes:
@@ -112,21 +111,30 @@ def signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def _varint(window: Window, at: int, where: str) -> tuple[int, int]:
+def _varint(window: Window, at: int, message: str, number: int) -> tuple[int, int]:
+    """A number and where it ends; `number` is that of its field, 0 for a tag."""
+    data, end = window.data, window.end
+    if at < end and data[at] < 0x80:  # nearly all are one byte
+        return data[at], at + 1
     value = 0
     for position in range(MAX_VARINT_BYTES):
-        if at + position >= window.end:
-            raise window.refused(at, where, "it ends in the middle of a number")
-        byte = window.data[at + position]
+        if at + position >= end:
+            raise _damaged(window, at, message, number, "it ends in the middle of a number")
+        byte = data[at + position]
         value |= (byte & 0x7F) << (7 * position)
         if byte < 0x80:
             if value >> 64:
                 break
             return value, at + position + 1
-    raise window.refused(at, where, "a number is longer than 64 bits")
+    raise _damaged(window, at, message, number, "a number is longer than 64 bits")
 
 
-def _check_left(window: Window, at: int, length: int, where: str) -> None:
+def _check_left(window: Window, at: int, length: int, message: str, number: int) -> None:
     left = window.end - at
     if length > left:
-        raise window.refused(at, where, f"it claims {length} bytes, but {left} are left")
+        why = f"it claims {length} bytes, but {left} are left"
+        raise _damaged(window, at, message, number, why)
+
+
+def _damaged(window: Window, at: int, message: str, number: int, why: str) -> InvalidInput:
+    return window.refused(at, f"{message}, field {number}" if number else message, why)

@@ -55,3 +55,11 @@ def test_bytes_that_are_no_strategy(tmp_path: Path) -> None:
     (tmp_path / "theirs").write_bytes(b"\x1a\x7fno")
     arguments = f"dataset import-strategy theirs {model} {cluster} -o again.json".split()
     assert "theirs, byte 2" in autosync(tmp_path, *arguments, code=2).stderr
+
+
+def test_folders_that_are_no_dataset(tmp_path: Path) -> None:
+    assert "trials.parquet" in autosync(tmp_path, "dataset", "describe", "nowhere", code=2).stderr
+    arguments = ("dataset", "import", ".", "out", "--facts", "facts.yaml")
+    assert "facts.yaml" in autosync(tmp_path, *arguments, code=2).stderr
+    (tmp_path / "facts.yaml").write_text("models: {bert: {batch_size: 8}}")
+    assert "no model 'bert'" in autosync(tmp_path, *arguments, code=2).stderr

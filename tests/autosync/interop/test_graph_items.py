@@ -164,7 +164,7 @@ def no_gradients(written: Written) -> None:
     [
         (unknown_gradient, "'nowhere:0' names no node"),
         (undefined_variable, "no definition of it"),
-        (other_message, "byte .*VariableDef is due, not 'tensorflow.SaverDef'"),
+        (other_message, "byte .*a VariableDef is due, not 'tensorflow.SaverDef'"),
         (unknown_dimension, "'embedding' has the shape"),
         (huge, "'embedding' has the shape"),
         (whole_number, "'embedding' has no floating-point dtype"),

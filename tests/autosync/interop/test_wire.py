@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autosync.errors import InvalidInput
-from autosync.interop.messages import GraphDef, Node, PSSynchronizer, StrategyMessage
+from autosync.interop.messages import AttrValue, GraphDef, Node, PSSynchronizer, StrategyMessage
 from autosync.interop.records import decode, encode
 from autosync.interop.wire import Window, Wire, read_fields, tagged, varint
 from tests.autosync.interop.protos import P, parsed
@@ -37,7 +37,8 @@ def test_maps_as_the_library_writes_them(types: dict[str, int]) -> None:
     for key, number in types.items():
         node.attr.add(key=key).value.type = number
     (ours,) = decode(GraphDef, Window.of(theirs.SerializeToString()), 1000).node
-    assert {key: value.type for key, value in ours.attr.items()} == types
+    read_types = {key: decode(AttrValue, value, 10).type for key, value in ours.attr.items()}
+    assert read_types == types
     assert ours.input == ("a", "^b")
     again = parsed("NodeDef", encode(ours))
     assert {each.key: each.value.type for each in again.attr} == types
