@@ -29,17 +29,17 @@ ELEMENTS = 200_000
 OPERATION_SECONDS = 1e-3
 
 
-def made_up_domain(ranks: int) -> Domain:
-    """A chain of `VARIABLES` operations: 48 MB of gradients, 180 ms of compute."""
+def made_up_domain(ranks: int, length: int = VARIABLES) -> Domain:
+    """A chain of `length` operations; the usual 60 have 48 MB of gradients, 180 ms of compute."""
     operations = tuple(
         Operation(f"op{i}", "linear", 1, 2, 4, True, (i - 1,) if i else (), (i,))
-        for i in range(VARIABLES)
+        for i in range(length)
     )
-    variables = tuple(Variable(f"v{i}", (ELEMENTS,)) for i in range(VARIABLES))
-    back = tuple(reversed(range(VARIABLES)))
-    graph = ModelGraph("chain", 1, operations, variables, back, back, tuple(range(VARIABLES)))
+    variables = tuple(Variable(f"v{i}", (ELEMENTS,)) for i in range(length))
+    back = tuple(reversed(range(length)))
+    graph = ModelGraph("chain", 1, operations, variables, back, back, tuple(range(length)))
     nodes = tuple(Node(f"node{i}", (Device("cpu"),), 2.0) for i in range(ranks))
-    once, twice = (OPERATION_SECONDS,) * VARIABLES, (2 * OPERATION_SECONDS,) * VARIABLES
+    once, twice = (OPERATION_SECONDS,) * length, (2 * OPERATION_SECONDS,) * length
     profile = Profile("cpu", 1, once, twice, 0.0, "estimated", "made up")
     return Domain(graph, Cluster("made-up", nodes), profile)
 

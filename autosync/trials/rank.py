@@ -40,6 +40,7 @@ class Rank:
         self._store: Store | None = None
         self._groups = KeptGroups()
         self._bundle: Bundle | None = None
+        self._attached: Attached | None = None
 
     def obey(self, command: dict[str, Any]) -> dict[str, Any]:
         """The answer to one command.
@@ -97,7 +98,7 @@ class Rank:
         }
 
     def trial(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Attach, warm up, measure, detach."""
+        """Attach, warm up, measure, detach; `settle` follows what goes wrong while measuring."""
         workload, job = self._workload, self._job
         if workload is None or job is None:
             raise InvalidInput("a trial came before the worker was started.", thing="op")
@@ -111,7 +112,7 @@ class Rank:
         warmup = command["warmup"]
         _reset_peak_memory()
         try:
-            attached = attach(
+            self._attached = attach(
                 job.model,
                 job.optimizer,
                 bundle,
@@ -122,11 +123,8 @@ class Rank:
         except AutosyncError:
             self._groups.close()  # a refused plan may have left them half connected
             raise
-        try:
-            measured = _measure(job, attached, warmup, command["iterations"], recording)
-        finally:
-            attached.detach()
-            job.optimizer.zero_grad(set_to_none=True)
+        measured = _measure(job, self._attached, warmup, command["iterations"], recording)
+        self.settle()
         return {
             "reply": "trial",
             "id": command["id"],
@@ -135,6 +133,15 @@ class Rank:
             "recording": recording and recording.as_data(bundle.plan.engine, warmup),
             **measured,
         }
+
+    def settle(self) -> None:
+        """Take the plan off. After a failure this comes when it has been answered: ranks that did
+        not fail never meet it here, and the launcher ends the wait."""
+        if self._attached is None or self._job is None:
+            return
+        self._attached.detach()
+        self._attached = None
+        self._job.optimizer.zero_grad(set_to_none=True)
 
 
 def _measure(

@@ -77,6 +77,7 @@ def serve(wire: Wire, workloads: list[str]) -> None:
                 kind=error_kind(error),
                 message=f"{type(error).__name__}: {error}",
             )
+            rank.settle()
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from autosync.trials.pool import ProcessPool
 from autosync.trials.testbed import TestbedLauncher
 from tests.autosync.trials.strategies import small_domain
 
-FAULTY = ("faulty=tests.autosync.trials.workloads:build_faulty",)
+FAULTY = ("faulty=benchmarks.faulty:build_faulty",)
 
 
 def launchers() -> dict[str, LocalLauncher | TestbedLauncher]:
@@ -33,7 +33,7 @@ def testbed_possible() -> None:
 
 @pytest.fixture(scope="module", params=["local", pytest.param("testbed", marks=[])])
 def pool(request: pytest.FixtureRequest) -> Iterator[ProcessPool]:
-    """A pool of `faulty` workers; see `workloads.FaultyJob` for what its keys do."""
+    """A pool of `faulty` workers; see `benchmarks.faulty` for what its keys do."""
     if request.param == "testbed":
         request.getfixturevalue("testbed_possible")
     workload = Workload(small_domain(), name="faulty", byte_scale=0.5)

@@ -106,6 +106,16 @@ def test_a_fault_costs_its_own_trial(pool: ProcessPool, key: str, kind: str, wor
     assert_gone(killed)
 
 
+@pytest.mark.parametrize("pool", ["local"], indirect=True)
+def test_a_rank_that_fails_under_a_plan_says_so_at_once(pool: ProcessPool) -> None:
+    """It takes the plan off only when it has answered: its peers, in the middle of an iteration,
+    would not meet it."""
+    result = pool.run(TrialRequest("planned/crash:1", mixed(pool.workload.domain)))
+    assert result.error is not None
+    assert result.error.kind == "crashed"
+    assert "crashed on purpose" in result.error.message
+
+
 def test_a_hanging_trial_is_killed_with_its_group(pool: ProcessPool) -> None:
     assert trial(pool, "before hang").error is None
     killed = pool.worker_pids()

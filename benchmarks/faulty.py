@@ -1,8 +1,14 @@
-"""A replay that misbehaves on demand: the key of a trial says how, and on which rank."""
+"""A replay that misbehaves on demand: the key of a trial says how, and on which rank.
+
+Faults: `hang` (sleeps), `stopped` (SIGSTOP, in the middle of the others' collective), `crash`
+(raises), `exit`, `killed` (SIGKILL), `oom` (allocates more than it may), `link` (its node's link
+goes down; on a testbed).
+"""
 
 import os
 import resource
 import signal
+import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +23,8 @@ from autosync.trials.job import ReplayJob, build_replay
 
 @dataclass
 class FaultyJob:
-    """Keys like `hang:1`: rank 1 hangs in its second iteration; other keys behave."""
+    """Keys like `hang:1` or `anything/hang:1`: rank 1 hangs in its second iteration; other keys
+    behave."""
 
     inner: ReplayJob
     rank: int
@@ -34,7 +41,7 @@ class FaultyJob:
         return self.inner.optimizer
 
     def begin(self, key: str, bundle: Bundle) -> None:
-        fault, _, rank = key.partition(":")
+        fault, _, rank = key.rpartition("/")[2].partition(":")
         self.fault = fault if rank == str(self.rank) else ""
         self.iteration = 0
         self.inner.begin(key, bundle)
@@ -50,6 +57,10 @@ class FaultyJob:
             case "hang":
                 print("hanging now", flush=True)
                 time.sleep(3600)
+            case "stopped":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "link":
+                subprocess.run(["ip", "link", "set", "eth0", "down"], check=True)
             case "crash":
                 raise RuntimeError("crashed on purpose")
             case "exit":
