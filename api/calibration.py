@@ -6,8 +6,8 @@ from api.store import DatabaseStore
 from api.tuning import Job
 from autosync.errors import InvalidInput, NotSupported
 from autosync.trials.contract import Launcher
-from autosync.trials.probe import brief_probe
 from search.outcome import Event
+from search.probing import probe_costs
 
 
 def calibrated(job: Job, store: DatabaseStore, launcher: Launcher) -> Job:
@@ -20,10 +20,12 @@ def calibrated(job: Job, store: DatabaseStore, launcher: Launcher) -> Job:
         return job
     store.report(Event("opening", "measuring what messages cost"))
     try:
-        cluster = brief_probe(launcher, job.domain.cluster, job.byte_scale, job.time_scale)
+        found = probe_costs(
+            launcher, job.domain.cluster, job.byte_scale, job.time_scale, brief=True
+        )
     except (NotSupported, InvalidInput) as reason:
         store.report(Event("opening", f"message costs are assumed: {reason.message}"))
         return job
-    domain = replace(job.domain, cluster=cluster)
+    domain = replace(job.domain, cluster=found.cluster)
     store.use_domain(domain)
     return replace(job, domain=domain)

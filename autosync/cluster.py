@@ -69,6 +69,9 @@ class MessageCost:
 
     seconds = startup_seconds + startup_seconds_per_worker * workers
               + seconds_per_byte * wire bytes (an engine's own copies).
+    host_seconds, host_seconds_per_byte: how long a message keeps the hosts' processors busy, when
+        they can work on no other message of any kind. Where ranks share few cores, or an
+        interpreter lock, it is this that many small messages add up to.
     residual: relative error of the fit (0.05 is 5 %); None where the cost is assumed.
     """
 
@@ -76,6 +79,8 @@ class MessageCost:
     startup_seconds: float
     startup_seconds_per_worker: float = 0.0
     seconds_per_byte: float = 0.0
+    host_seconds: float = 0.0
+    host_seconds_per_byte: float = 0.0
     residual: float | None = None
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 

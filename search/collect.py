@@ -21,10 +21,10 @@ from autosync.population import decode
 from autosync.strategy import Strategy
 from autosync.trials.contract import Launcher, Pool, TrialRequest, TrialResult, Workload
 from autosync.trials.pool import PASS_TOLERANCE
-from autosync.trials.probe import probe
 from search import designs
 from search.builders import hand_designed
 from search.journal import CANARY, Journal, PassKey
+from search.probing import probe_costs
 from search.sampler import sample
 from search.space import Space
 from search.targets import CollectionPlan, Target, domain_of
@@ -104,7 +104,8 @@ def kept_domain(target: Target, folder: Path, launcher: Launcher, say: Say) -> D
         return from_json(Domain, file.read_text(), source=str(file))
     domain = domain_of(target)
     say(f"{target.name}: measuring what messages cost")
-    domain = replace(domain, cluster=probe(launcher, domain.cluster, *target.scales))
+    found = probe_costs(launcher, domain.cluster, *target.scales, say=say)
+    domain = replace(domain, cluster=found.cluster)
     file.parent.mkdir(parents=True, exist_ok=True)
     draft = file.with_suffix(".part")
     draft.write_text(to_json(domain) + "\n")

@@ -17,9 +17,7 @@ def compute_factors(domain: Domain, layout: tuple[Replica, ...]) -> NDArray[np.f
     devices = domain.cluster.device_of_rank()
     for replica in layout:
         device = devices[replica.rank]
-        factors[replica.rank] = (
-            replica.share * domain.world_size * domain.profile.factor_on(device)
-        )
+        factors[replica.rank] = replica.share * domain.world_size * domain.profile.factor_on(device)
     return factors
 
 

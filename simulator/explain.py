@@ -74,7 +74,9 @@ def explain_plan(
     messages = messages._replace(first=plans.first[index : index + 2])
     factor = slowest_factors(domain, population.layouts)[population.layout[index]]
     nothing = np.zeros_like(costs.startup)
-    swift = costs._replace(startup=nothing, copy=nothing, engine=0.0, ahead=0.0)
+    swift = costs._replace(
+        startup=nothing, copy=nothing, host=nothing, host_byte=nothing, ahead=0.0
+    )
     free = swift._replace(per_byte=nothing)
     real, no_startup, no_network, no_update = (
         _period(messages, assumed, work, flight, factor)

@@ -47,19 +47,22 @@ class Network:
 
     kind i16[11, teams, servers + 1]: by operation, teams and root + 1; -1 where no plan goes.
     startup_seconds f64[K]; copy_seconds_per_byte f64[K]: an engine's own copies.
+    host_seconds, host_seconds_per_byte f64[K]: for which a message keeps the hosts' processors.
     seconds_per_byte f64[K]: of a message alone: the time at its slowest resource.
     equation_seconds_per_byte f64[K]: the network term of equation 2 (servers: the sum over
         workers) and equation 3 (collectives: over the lowest bandwidth).
     server i16[K]: the owner a kind works for, -1 for collectives.
     load f64[K, R]: seconds per byte that a resource is held. resources: their names.
     utilization f64[K, U]: the same over seconds_per_byte, in [0, 1]; equal columns once.
-    in_flight: collectives at once per channel. engine_seconds: between two issues of a channel.
+    in_flight: collectives at once per channel. engine_seconds: an engine's for each message.
     """
 
     kind: NDArray[np.int16]
     operations: NDArray[np.uint8]
     startup_seconds: F64
     copy_seconds_per_byte: F64
+    host_seconds: F64
+    host_seconds_per_byte: F64
     seconds_per_byte: F64
     equation_seconds_per_byte: F64
     server: NDArray[np.int16]
@@ -151,11 +154,17 @@ def network(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
     utilization = np.unique(share[:, share.any(axis=0)], axis=1)
     engine = cluster.cost("engine")
     copies = np.array([row[1] for row in rows]) + engine.seconds_per_byte
+    operations = [row[5] for row in rows]
+    hosts = {operation: cluster.cost(COST_KIND[operation]) for operation in Op}
     return Network(
         kind=kind,
-        operations=np.array([row[5] for row in rows], dtype=np.uint8),
+        operations=np.array(operations, dtype=np.uint8),
         startup_seconds=np.array([row[0] for row in rows]),
         copy_seconds_per_byte=copies,
+        host_seconds=np.array([hosts[operation].host_seconds for operation in operations]),
+        host_seconds_per_byte=np.array(
+            [hosts[operation].host_seconds_per_byte for operation in operations]
+        ),
         seconds_per_byte=alone,
         equation_seconds_per_byte=np.array([row[2] for row in rows]),
         server=np.array([row[3] for row in rows], dtype=np.int16),

@@ -133,7 +133,8 @@ def _kernel_costs(domain: Domain, costs: Network) -> Costs:
         touches=(costs.utilization > 0).astype(np.float64),
         in_flight=np.full(len(streamed), costs.in_flight, dtype=np.int64),
         streamed=streamed,
-        engine=costs.engine_seconds if gloo else 0.0,
+        host=costs.host_seconds + (costs.engine_seconds if gloo else 0.0),
+        host_byte=costs.host_seconds_per_byte,
         ahead=0.0 if gloo else costs.engine_seconds,
     )
 
@@ -152,7 +153,7 @@ def _kernel_compute(domain: Domain) -> Compute:
 
 def _flight(domain: Domain, costs: Network, messages: int) -> Flight:
     kinds = len(costs.startup_seconds)
-    slots = CHANNELS * costs.in_flight + kinds
+    slots = CHANNELS * (costs.in_flight + 1) + kinds
     operations = len(domain.graph.operations)
     return Flight(
         message=np.zeros(slots, dtype=np.int64),
@@ -164,8 +165,9 @@ def _flight(domain: Domain, costs: Network, messages: int) -> Flight:
         used=np.zeros(costs.utilization.shape[1]),
         cursor=np.zeros(CHANNELS, dtype=np.int64),
         flying=np.zeros(CHANNELS, dtype=np.int64),
-        issued=np.zeros(CHANNELS),
-        host=np.zeros(CHANNELS),
+        handed=np.zeros(CHANNELS, dtype=np.bool_),
+        ahead=np.zeros(CHANNELS),
+        processor=np.zeros(1),
         clock=np.zeros(domain.cluster.servers + 1),
         busy=np.zeros(kinds, dtype=np.bool_),
         head=np.full(kinds, -1, dtype=np.int64),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
-STARTING, FLOWING = 0, 1
+HANDED, STARTING, FLOWING = 0, 1, 2
 REPLICATED, OWNER, SHARD = 1, 2, 3  # codes.Update
 CHANNELS = 6
 
@@ -41,9 +41,9 @@ class Messages(NamedTuple):
 class Costs(NamedTuple):
     """Per kind; see simulator.network.Network. touches f64[K, U]: 1 where utilization is positive.
     in_flight i64[K]: collectives at once in the kind's channel; streamed ones are not counted.
-    engine, ahead: seconds that the engine spends on each message of a channel before it starts:
-    engine once the message before has been issued; ahead on a host that runs ahead of its device,
-    from the start of backward on, while gradients are still computed and messages fly."""
+    host, host_byte f64[K]: how long a message keeps the hosts' processors from every other one.
+    ahead: seconds that an engine spends on each message of a channel on a host that runs ahead of
+    its device, from the start of backward on, while gradients are still computed."""
 
     kind: NDArray[np.int16]
     startup: F64
@@ -53,7 +53,8 @@ class Costs(NamedTuple):
     touches: F64
     in_flight: I64
     streamed: NDArray[np.bool_]
-    engine: float
+    host: F64
+    host_byte: F64
     ahead: float
 
 
@@ -72,10 +73,11 @@ class Flight(NamedTuple):
     """Messages in the air: compact arrays; and state per resource, channel, owner and kind.
 
     time: when a message's phase ends at its present share (slow) of its links. used f64[U]: demand
-    for each resource. cursor, flying, issued, host: a channel's next message, collectives in the
-    air, last issue, and until when a host ahead of its device prepares messages. clock: until when
-    an owner updates. head, tail i64[K]: the first and last streamed message that waits for the one
-    of its kind on the wire, -1 without.
+    for each resource. cursor, flying, handed, ahead: a channel's next message, collectives in the
+    air, whether a message waits for its processor, and until when a host ahead of its device
+    prepares messages. processor f64[1]: until when the hosts are busy with messages. clock: until
+    when an owner updates. head, tail i64[K]: the first and last streamed message that waits for the
+    one of its kind on the wire, -1 without.
     """
 
     message: I64
@@ -87,8 +89,9 @@ class Flight(NamedTuple):
     used: F64
     cursor: I64
     flying: I64
-    issued: F64
-    host: F64
+    handed: NDArray[np.bool_]
+    ahead: F64
+    processor: F64
     clock: F64
     busy: NDArray[np.bool_]
     head: I64
@@ -151,51 +154,69 @@ def enqueue(air, kind, message):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, _nrt=False)
-def issue(plan, costs, compute, air, size, begin, stop, now, factor, start, flowing, done):  # type: ignore[no-untyped-def]
-    """Issue what each channel can, first come first served; returns the messages in the air."""
+def issue(plan, costs, compute, air, size, begin, stop, now, factor, start, done):  # type: ignore[no-untyped-def]
+    """Hand over what each channel can, first come first served; returns the messages in the air."""
     for channel in range(CHANNELS):
-        while air.cursor[channel] < stop:
-            message = air.cursor[channel]
-            kind = costs.kind[plan.operation[message], plan.ranks[message], plan.root[message] + 1]
-            streamed = costs.streamed[kind]
-            if not streamed and air.flying[channel] >= costs.in_flight[kind]:
-                break
-            time = max(now, air.issued[channel], air.host[channel] + costs.ahead)
-            if plan.after[message] >= 0:
-                before = begin + plan.after[message]
-                if done[before] < 0.0:
-                    break
-                if plan.update[before] >= OWNER:
-                    owner = plan.root[before] + 1
-                    cost = update_seconds(plan, compute, message)
-                    if plan.update[before] == SHARD:
-                        cost /= compute.world
-                    if plan.update[before] == SHARD or plan.root[before] < compute.world:
-                        time = max(time, compute.backward * factor)  # `step()` updates
-                    time = max(time, air.clock[owner]) + cost
-                    air.clock[owner] = time
-            if plan.ready[message] >= 0:
-                time = max(time, compute.ready[plan.ready[message]] * factor)
-            start[message] = time
-            air.issued[channel] = time + costs.engine
-            air.host[channel] += costs.ahead
-            copies = costs.copy[kind] * plan.wire_bytes[message]
-            started = time + costs.engine + costs.startup[kind] + copies
-            if streamed and air.busy[kind]:
-                flowing[message] = started
-                enqueue(air, kind, message)
-            else:
-                air.busy[kind] = streamed
-                air.message[size] = message
-                air.kind[size] = kind
-                air.channel[size] = channel
-                air.phase[size] = STARTING
-                air.time[size] = started
-                size += 1
-                if not streamed:
-                    air.flying[channel] += 1
-            air.cursor[channel] = next_of(plan, channel, message + 1, stop)
+        message = air.cursor[channel]
+        if message >= stop or air.handed[channel]:
+            continue
+        kind = costs.kind[plan.operation[message], plan.ranks[message], plan.root[message] + 1]
+        if not costs.streamed[kind]:
+            if air.flying[channel] >= costs.in_flight[kind]:
+                continue
+            air.flying[channel] += 1
+        time = max(now, air.ahead[channel] + costs.ahead)
+        if plan.after[message] >= 0:
+            before = begin + plan.after[message]
+            if done[before] < 0.0:
+                if not costs.streamed[kind]:
+                    air.flying[channel] -= 1
+                continue
+            if plan.update[before] >= OWNER:
+                owner = plan.root[before] + 1
+                cost = update_seconds(plan, compute, message)
+                if plan.update[before] == SHARD:
+                    cost /= compute.world
+                if plan.update[before] == SHARD or plan.root[before] < compute.world:
+                    time = max(time, compute.backward * factor)  # `step()` updates
+                time = max(time, air.clock[owner]) + cost
+                air.clock[owner] = time
+        if plan.ready[message] >= 0:
+            time = max(time, compute.ready[plan.ready[message]] * factor)
+        start[message] = time
+        air.ahead[channel] += costs.ahead
+        air.handed[channel] = True
+        air.message[size] = message
+        air.kind[size] = kind
+        air.channel[size] = channel
+        air.phase[size] = HANDED
+        air.time[size] = time
+        size += 1
+        air.cursor[channel] = next_of(plan, channel, message + 1, stop)
     return size
+
+
+@njit(nogil=True, cache=True, _nrt=False, inline="always")
+def process(plan, costs, air, slot, now, flowing):  # type: ignore[no-untyped-def]
+    """Let the hosts' processors work on a message that was handed over, after those before it.
+
+    Returns whether it keeps its place: a streamed one may wait for another of its kind.
+    """
+    message = air.message[slot]
+    kind = air.kind[slot]
+    wire_bytes = plan.wire_bytes[message]
+    air.handed[air.channel[slot]] = False
+    busy_until = max(now, air.processor[0]) + costs.host[kind] + costs.host_byte[kind] * wire_bytes
+    air.processor[0] = busy_until
+    started = busy_until + costs.startup[kind] + costs.copy[kind] * wire_bytes
+    if costs.streamed[kind] and air.busy[kind]:
+        flowing[message] = started
+        enqueue(air, kind, message)
+        return False
+    air.busy[kind] = costs.streamed[kind]
+    air.phase[slot] = STARTING
+    air.time[slot] = started
+    return True
 
 
 @njit(nogil=True, cache=True, _nrt=False, inline="always")
@@ -232,15 +253,16 @@ def communicate(plan, costs, compute, air, index, factor, start, flowing, done):
     begin, stop = plan.first[index], plan.first[index + 1]
     air.used[:] = 0.0
     air.flying[:] = 0
-    air.issued[:] = 0.0
-    air.host[:] = 0.0
+    air.handed[:] = False
+    air.ahead[:] = 0.0
+    air.processor[:] = 0.0
     air.clock[:] = 0.0
     air.busy[:] = False
     air.head[:] = -1
     done[begin:stop] = -1.0
     for channel in range(CHANNELS):
         air.cursor[channel] = next_of(plan, channel, begin, stop)
-    size = issue(plan, costs, compute, air, 0, begin, stop, 0.0, factor, start, flowing, done)
+    size = issue(plan, costs, compute, air, 0, begin, stop, 0.0, factor, start, done)
     arrived = begin
     while size > 0:
         slot = 0
@@ -249,6 +271,11 @@ def communicate(plan, costs, compute, air, index, factor, start, flowing, done):
                 slot = other
         now = air.time[slot]
         message, kind, channel = air.message[slot], air.kind[slot], air.channel[slot]
+        if air.phase[slot] == HANDED:
+            if not process(plan, costs, air, slot, now, flowing):
+                size = land(air, size, slot)
+            size = issue(plan, costs, compute, air, size, begin, stop, now, factor, start, done)
+            continue
         if air.phase[slot] == STARTING:
             flow(plan, costs, air, slot, now, flowing)
             reprice(costs, air, size, now)
@@ -268,9 +295,7 @@ def communicate(plan, costs, compute, air, index, factor, start, flowing, done):
                 air.flying[channel] -= 1
             size = land(air, size, slot)
         reprice(costs, air, size, now)
-        size = issue(
-            plan, costs, compute, air, size, begin, stop, now, factor, start, flowing, done
-        )
+        size = issue(plan, costs, compute, air, size, begin, stop, now, factor, start, done)
     return arrived == stop
 
 

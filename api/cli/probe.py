@@ -10,6 +10,7 @@ from api.cli.options import ClusterName, LauncherName, Prefix, RayAddress, Worke
 
 if TYPE_CHECKING:
     from autosync.cluster import Cluster
+    from simulator.fitting import Fit
 
 
 def probe(
@@ -46,7 +47,7 @@ def probe(
     from api.registry import launcher_named
     from api.tuning import usual_scales
     from autosync.clusterfile import save_cluster
-    from autosync.trials.probe import probe as measure
+    from search.probing import probe_costs
 
     reach_hosts(prefix, python, ray_address)
     domain = load_domain("resnet50", cluster, None, ProfileChoice())  # the scales of a usual model
@@ -54,9 +55,10 @@ def probe(
     scales = (byte_scale or usual[0], time_scale or usual[1])
     where = launcher_named(launcher)
     say(f"Probing {machines.name}. {scale_words(*scales)}: several minutes")
-    found = measure(where, machines, *scales)
-    save_cluster(found, output)
-    _print(found)
+    found = probe_costs(where, machines, *scales, say=say)
+    save_cluster(found.cluster, output)
+    _print(found.cluster)
+    _print_agreement(found)
     print_scales("local (unshaped links)" if where.name == "local" else where.name, *scales)
     out.print(f"Written to [bold]{output}[/]: give it as CLUSTER.")
 
@@ -68,9 +70,21 @@ def _print(cluster: "Cluster") -> None:
             f"{cost.startup_seconds * 1e6:.0f}",
             f"{cost.startup_seconds_per_worker * 1e6:.0f}",
             f"{cost.seconds_per_byte * 1e9:.3f}",
+            f"{cost.host_seconds * 1e6:.0f}",
             "" if cost.residual is None else f"{cost.residual:.0%}",
         )
         for cost in cluster.costs
     ]
-    columns = ("message", "startup us", "us a worker", "ns a byte", "residual")
+    columns = ("message", "startup us", "us a worker", "ns a byte", "host us", "residual")
     print_table(columns, rows, right=columns[1:])
+
+
+def _print_agreement(found: "Fit") -> None:
+    """How far the timeline is from the iterations that were measured."""
+    if not len(found.measured):
+        out.print("Whole iterations were not measured: unshaped links do not show this cluster.")
+        return
+    out.print(
+        f"The timeline agrees with {len(found.measured)} measured iterations within "
+        f"{found.residual:.1%} on average ({found.before:.1%} with the costs of single messages)."
+    )

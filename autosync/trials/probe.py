@@ -60,16 +60,26 @@ def probe(
         NotSupported, InaccurateLink: as `launcher.open`; or its workers time no messages.
         InvalidInput: fewer than three ranks, which cannot tell a startup from a worker's share.
     """
-    counts = worker_counts(cluster)
     workload = Workload(_bare_domain(cluster), byte_scale=byte_scale, time_scale=time_scale)
-    with _timing_pool(launcher, workload) as pool:
-        samples = [
-            sample
-            for kind in kinds
-            for ranks in counts
-            for size in sizes or usual_sizes(cluster, byte_scale / time_scale)
-            for sample in (_sample(pool, cluster, kind, size, ranks, repeats),)
-        ]
+    with timing_pool(launcher, workload) as pool:
+        return probe_pool(pool, cluster, sizes, repeats, kinds)
+
+
+def probe_pool(
+    pool: ProcessPool,
+    cluster: Cluster,
+    sizes: Sequence[int] = (),
+    repeats: int = REPEATS,
+    kinds: tuple[MessageKind, ...] = KINDS,
+) -> Cluster:
+    """`probe` on workers that are there already, whatever they train."""
+    rate_factor = pool.workload.byte_scale / pool.workload.time_scale
+    samples = [
+        _sample(pool, cluster, kind, size, ranks, repeats)
+        for kind in kinds
+        for ranks in worker_counts(cluster)
+        for size in sizes or usual_sizes(cluster, rate_factor)
+    ]
     costs = tuple(fit([s for s in samples if s.kind == kind]) for kind in kinds)
     kept = tuple(cost for cost in cluster.costs if cost.kind not in kinds)
     return replace(cluster, costs=costs + kept)
@@ -79,16 +89,13 @@ BRIEF_SECONDS = 0.03
 """How long the large message of a brief probe occupies the slowest NIC."""
 
 
-def brief_probe(
-    launcher: Launcher, cluster: Cluster, byte_scale: float, time_scale: float
-) -> Cluster:
-    """`probe` in a few seconds, for the beginning of a tuning: one small and one large size."""
-    rate = float(cluster.nic_bytes_per_second().min()) * byte_scale / time_scale
-    large = max(4 * BURST_BYTES, int(rate * BRIEF_SECONDS))
-    return probe(launcher, cluster, byte_scale, time_scale, (SMALL_SIZES[0], large), repeats=3)
+def brief_sizes(cluster: Cluster, rate_factor: float) -> tuple[int, ...]:
+    """One small and one large size, for a probe of a few seconds."""
+    large = int(cluster.nic_bytes_per_second().min() * rate_factor * BRIEF_SECONDS)
+    return SMALL_SIZES[0], max(4 * BURST_BYTES, large)
 
 
-def _timing_pool(launcher: Launcher, workload: Workload) -> ProcessPool:
+def timing_pool(launcher: Launcher, workload: Workload) -> ProcessPool:
     pool = launcher.open(workload)
     if isinstance(pool, ProcessPool):
         return pool

@@ -84,7 +84,7 @@ def _changed(name: str, costs: Costs, of_family: NDArray[np.bool_], domain: Doma
     if name == "bandwidth":
         return costs._replace(per_byte=costs.per_byte * 1.1)
     if name == "engine":
-        return costs._replace(engine=costs.engine + 0.5 * float(np.median(costs.startup)))
+        return costs._replace(host=costs.host + 0.5 * float(np.median(costs.startup)))
     if name == "one_in_flight":
         return costs._replace(in_flight=np.where(costs.streamed, costs.in_flight, 1))
     if name.startswith("startup_"):

@@ -1,0 +1,106 @@
+"""Costs are found again from iterations that the timeline itself made up, and a real probe runs."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autosync.cluster import Cluster, MessageCost, MessageKind
+from autosync.codes import Op
+from autosync.domain import Domain
+from autosync.errors import InvalidInput
+from autosync.population import Population, encode
+from autosync.trials import testbed
+from autosync.trials.local import LocalLauncher
+from autosync.verify import verify
+from search.probing import probe_costs, probing_domain, probing_strategies
+from simulator.compiled import compile_plans_fast
+from simulator.fitting import fit_costs
+from simulator.timeline import TimelineSimulator
+from tests.domains import grid_cluster
+
+KINDS: tuple[MessageKind, ...] = (
+    "all_reduce",
+    "reduce",
+    "broadcast",
+    "all_gather",
+    "all_to_all",
+    "send_recv",
+)
+
+
+def invented(cluster: Cluster) -> Cluster:
+    """Costs as measured on a testbed, about."""
+    costs = tuple(
+        MessageCost(kind, 1e-4, 1e-4, 5e-11, host_seconds=3e-4, host_seconds_per_byte=2e-10)
+        for kind in KINDS
+    )
+    return replace(cluster, costs=costs)
+
+
+def probing(cluster: Cluster, brief: bool = False) -> tuple[Domain, Population]:
+    domain = probing_domain(cluster, 1.0)
+    return domain, encode([s for _, s in probing_strategies(domain, brief)], domain)
+
+
+@pytest.mark.parametrize("cluster", [grid_cluster(4), grid_cluster(2, 2)])
+@pytest.mark.parametrize("brief", [False, True])
+def test_the_strategies_run_and_hold_every_kind_from_one_to_hundreds(
+    cluster: Cluster, brief: bool
+) -> None:
+    domain, population = probing(cluster, brief)
+    for _, strategy in probing_strategies(domain, brief):
+        verify(strategy, domain)
+    counts = np.diff(compile_plans_fast(population, domain).first)
+    assert counts.min() <= 8
+    assert counts.max() >= 128
+    operations = set(compile_plans_fast(population, domain).operation.tolist())
+    assert operations >= {Op.ALL_REDUCE, Op.REDUCE_SCATTER, Op.ALL_GATHER, Op.PUSH, Op.PULL}
+    if not brief:
+        assert operations >= {Op.REDUCE, Op.BROADCAST}
+
+
+def test_fitted_costs_predict_what_made_the_measurements() -> None:
+    cluster = grid_cluster(4, gbps=0.5)
+    domain, population = probing(cluster)
+    truth = replace(domain, cluster=invented(cluster))
+    noise = np.random.default_rng(1).lognormal(0, 0.01, len(population))
+    seconds = TimelineSimulator().predict(truth, population) * noise
+    found = fit_costs(domain, population, seconds)
+    assert found.residual < found.before / 2
+    assert found.predicted == pytest.approx(seconds, rel=0.15)
+    unseen, others = probing(grid_cluster(4, gbps=0.5), brief=True)
+    carried = TimelineSimulator().predict(replace(unseen, cluster=found.cluster), others)
+    real = TimelineSimulator().predict(replace(unseen, cluster=truth.cluster), others)
+    assert carried == pytest.approx(real, rel=0.10)
+
+
+def test_a_fit_needs_a_positive_measurement_for_each() -> None:
+    domain, population = probing(grid_cluster(4), brief=True)
+    with pytest.raises(InvalidInput, match="measurements"):
+        fit_costs(domain, population, np.ones(len(population) - 1))
+    with pytest.raises(InvalidInput, match="are not positive"):
+        fit_costs(domain, population, np.zeros(len(population)))
+
+
+def test_unshaped_links_give_the_costs_of_single_messages() -> None:
+    said: list[str] = []
+    found = probe_costs(LocalLauncher(), grid_cluster(3), 1 / 64, 1.0, True, said.append)
+    assert {cost.kind for cost in found.cluster.costs} == set(KINDS)
+    assert not len(found.measured)
+    assert all(cost.host_seconds == 0.0 for cost in found.cluster.costs)
+    with pytest.raises(InvalidInput, match="2 ranks"):
+        probe_costs(LocalLauncher(), grid_cluster(2), 1.0, 1.0)
+
+
+@pytest.mark.skipif(
+    not testbed.testbed_available(), reason="no network namespaces with shaped links here"
+)
+def test_shaped_links_are_probed_by_whole_iterations() -> None:
+    said: list[str] = []
+    launcher = testbed.TestbedLauncher(check=False, repeats=0)
+    found = probe_costs(launcher, grid_cluster(3, gbps=0.2), 1.0, 1.0, True, said.append)
+    assert len(found.measured) == len(found.predicted) >= 7
+    assert found.residual < found.before
+    assert {c.residual for c in found.cluster.costs if c.kind == "all_reduce"} == {found.residual}
+    assert any("ring all-reduce, each alone" in line for line in said)
