@@ -71,9 +71,9 @@ function bars(iteration, lanes, rank) {
     }));
   const messages = (iteration.messages || []).map((each) => ({
     value: [ms(each.issued_seconds), ms(each.arrived_seconds), lanes.indexOf(each.channel), ms(each.turn_seconds)],
-    itemStyle: { color: color(`--lane-${each.channel.replace("_", "-")}`) },
+    itemStyle: { color: color(`--lane-${each.channel.replaceAll("_", "-")}`) },
     words:
-      `message ${each.message}, ${each.operation.replace("_", "-")}, ${size(each.wire_bytes)}\n` +
+      `message ${each.message}, ${each.operation.replaceAll("_", "-")}, ${size(each.wire_bytes)}\n` +
       `issued at ${shown(ms(each.issued_seconds))}, there at ${shown(ms(each.arrived_seconds))}\n` +
       `its turn took ${shown(ms(each.arrived_seconds - each.turn_seconds))}`,
   }));
@@ -87,12 +87,12 @@ function bar(params, api) {
   const turn = api.coord([api.value(3), api.value(2)])[0];
   const fill = api.visual("color");
   const lane = api.size([0, 1])[1];
-  const box = (from, to, height, opacity) => ({
+  const box = (from, to, height, opacity, below) => ({
     type: "rect",
-    shape: { x: from, y: y - height / 2, width: Math.max(to - from, 0.5), height },
+    shape: { x: from, y: y + below - height / 2, width: Math.max(to - from, 0.5), height },
     style: { fill, opacity, stroke: color("--card"), lineWidth: height > 4 ? 0.5 : 0 },
   });
-  return { type: "group", children: [box(start, turn, 2, 0.6), box(turn, stop, lane * 0.64, 1)] };
+  return { type: "group", children: [box(start, turn, 2, 0.7, lane * 0.4), box(turn, stop, lane * 0.64, 1, 0)] };
 }
 
 function drawTimeline(timeline) {
@@ -107,7 +107,7 @@ function drawTimeline(timeline) {
   const top = (index) => 30 + index * (height + 62);
   const element = document.getElementById("timeline");
   element.style.height = `${top(parts.length) - 16}px`;
-  const silent = timeline.is_ddp && timeline.measured ? "  (torch's DDP does not say when its messages travel)" : "";
+  const silent = timeline.is_ddp && timeline.measured ? "  (torch's DDP does not say when its messages travel, nor when backward waits for them)" : "";
   draw("timeline", {
     ...frame(false),
     title: parts.map(([name, part], index) => ({
@@ -155,7 +155,7 @@ function tellDifferences(timeline) {
     const row = document.createElement("tr");
     const cells = [
       each.message,
-      each.operation.replace("_", "-"),
+      each.operation.replaceAll("_", "-"),
       size(each.wire_bytes),
       shown(ms(each.predicted_seconds)),
       shown(ms(each.measured_seconds)),

@@ -39,6 +39,7 @@ class TablePool:
     def __init__(self, seconds: Callable[[Strategy], float | None], dies_after: int = 10**9):
         self.seconds = seconds
         self.ran: list[str] = []
+        self.recorded: list[str] = []
         self.closed = False
         self.dies_after = dies_after
 
@@ -46,6 +47,8 @@ class TablePool:
         if len(self.ran) >= self.dies_after:
             raise Killed
         self.ran.append(request.key)
+        if request.record:
+            self.recorded.append(request.key)
         value = self.seconds(request.bundle.strategy)
         error = None if value else TrialError("crashed", "the worker fell over")
         iterations = (value,) * request.iterations if value else ()
@@ -96,6 +99,13 @@ def test_finalists_and_ddp_alternate_and_the_winner_is_confirmed() -> None:
     assert not outcome.keep_ddp
     assert outcome.best_seconds == pytest.approx(by_simulator(outcome.best.strategy))
     assert outcome.speedup == pytest.approx(outcome.ddp_seconds / outcome.best_seconds)
+
+
+def test_the_finalists_and_ddp_record_their_timelines_once() -> None:
+    pool = TablePool(by_simulator)
+    run(pool, MemoryStore())
+    assert pool.recorded == [key for key in pool.ran if key.startswith("confirm/0/")]
+    assert len(pool.recorded) == 4
 
 
 def test_keeping_ddp_is_an_answer() -> None:
