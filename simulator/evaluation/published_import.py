@@ -156,8 +156,9 @@ class _Reading:
                     specs[text] = replace(spec, cluster=named)
                 self.sample(sample, strategies / name, read, profile, specs[text])
             except AutosyncError as error:
-                reason = error.value if isinstance(error, NotSupported) else type(error).__name__
-                self.left_out.append(LeftOut(sample, str(reason), str(error)))
+                said = isinstance(error, NotSupported) and isinstance(error.value, str)
+                reason = str(error.value) if said else f"is refused ({type(error).__name__})"
+                self.left_out.append(LeftOut(sample, reason, str(error)))
 
     def sample(
         self, sample: str, file: Path, read: ImportedGraph, profile: Profile, spec: ResourceSpec

@@ -116,7 +116,7 @@ def _export_one(domain: Domain, passes: pd.DataFrame, place: Path) -> str:
     try:
         said = export_strategy(strategy, domain, allow_lossy=True)
     except NotSupported as error:
-        return str(error.value)
+        return error.value if isinstance(error.value, str) else error.message
     (place / "strategies" / identity).write_bytes(said)
     (place / "resource_spec" / identity).write_text(write_resource_spec(domain.cluster))
     runtime = {"average": float(np.mean(seconds)), "runtime": seconds}

@@ -112,6 +112,10 @@ def test_damaged_samples_are_left_out_and_told(
     assert "byte 1" in told[second]
     assert "unknown field 'bandwidth'" in told[third]
     assert "there is no runtime" in told[fourth]
+    assert {each.reason for each in taken.left_out} == {
+        "is refused (InvalidInput)",
+        "is refused (NotFound)",
+    }
     assert len(told) == 4
 
 
