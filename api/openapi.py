@@ -15,12 +15,24 @@ from autosync.domain import Domain, Profile
 from autosync.graph import ModelGraph
 from autosync.plan import Plan
 from autosync.strategy import Strategy
+from autosync.trials.timeline import MeasuredTimeline
 from search.settings import Settings
 from search.space import Space
 
 DOCUMENTS: dict[str, type[Any]] = {
     cls.__name__: cls
-    for cls in (Bundle, Cluster, Domain, ModelGraph, Plan, Profile, Settings, Space, Strategy)
+    for cls in (
+        Bundle,
+        Cluster,
+        Domain,
+        MeasuredTimeline,
+        ModelGraph,
+        Plan,
+        Profile,
+        Settings,
+        Space,
+        Strategy,
+    )
 }
 DESCRIPTION = """Give it a model and a cluster; it answers with the fastest exact way to keep the
 replicas of a data-parallel training job in step, ranked and measured.

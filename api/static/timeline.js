@@ -92,7 +92,8 @@ function bar(params, api) {
     shape: { x: from, y: y + below - height / 2, width: Math.max(to - from, 0.5), height },
     style: { fill, opacity, stroke: color("--card"), lineWidth: height > 4 ? 0.5 : 0 },
   });
-  return { type: "group", children: [box(start, turn, 2, 0.7, lane * 0.4), box(turn, stop, lane * 0.64, 1, 0)] };
+  const waits = turn > start ? [box(start, turn, 2, 0.7, lane * 0.4)] : [];
+  return { type: "group", children: [...waits, box(turn, stop, lane * 0.64, 1, 0)] };
 }
 
 function drawTimeline(timeline) {
