@@ -28,6 +28,27 @@ class SmallNetwork(nn.Module):
         return scores
 
 
+class PlainNetwork(nn.Module):
+    """Without batch statistics, so that it does not matter which replica sees which sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 16, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(16, 16, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(1024, 128),
+            nn.ReLU(),
+            nn.Linear(128, 10),
+        )
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.layers(images)
+        return scores
+
+
 def synthetic_data(samples: int = 1024) -> TensorDataset:
     """Noise around ten class patterns, the same in every process."""
     random = torch.Generator().manual_seed(0)
@@ -43,5 +64,13 @@ def loss(scores: torch.Tensor, images: torch.Tensor, labels: torch.Tensor) -> to
 
 def example() -> tuple[nn.Module, tuple[torch.Tensor, ...], object]:
     """What `autosync tune examples.network:example CLUSTER` calls: module, inputs, loss."""
-    images, labels = torch.zeros(BATCH_SIZE, 3, 32, 32), torch.zeros(BATCH_SIZE, dtype=torch.long)
-    return SmallNetwork(), (images, labels), loss
+    return SmallNetwork(), inputs(), loss
+
+
+def plain() -> tuple[nn.Module, tuple[torch.Tensor, ...], object]:
+    """The same for the complete training scripts."""
+    return PlainNetwork(), inputs(), loss
+
+
+def inputs() -> tuple[torch.Tensor, ...]:
+    return torch.zeros(BATCH_SIZE, 3, 32, 32), torch.zeros(BATCH_SIZE, dtype=torch.long)

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from autosync.runtime.packing import whole_gradients
 from autosync.runtime.records import Content, Variable
@@ -32,6 +33,23 @@ def clip_gradients(
     if not scale >= 1.0:  # also a norm that is no number, as torch does
         torch._foreach_mul_([*everywhere, *here], scale)
     return norm
+
+
+def clip_before_step(model: nn.Module, optimizer: Optimizer, max_norm: float) -> None:
+    """Clip where torch's DDP synchronizes: every rank holds whole gradients then."""
+    parameters = list(model.parameters())
+
+    def clip(stepping: Optimizer, args: Any, kwargs: Any) -> None:
+        nn.utils.clip_grad_norm_(parameters, max_norm * loss_scale(stepping))
+
+    optimizer.register_step_pre_hook(clip)
+
+
+def loss_scale(optimizer: Optimizer) -> float:
+    """What gradients are still multiplied by at `step()`: a GradScaler leaves it to a fused
+    optimizer to divide them."""
+    scale = getattr(optimizer, "grad_scale", None)
+    return 1.0 if scale is None else float(scale)
 
 
 def agree_on_infinity(variables: list[Variable], contents: list[Content], control: Any) -> None:

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from autosync.bundle import Bundle, load_bundle
 from autosync.plan.document import DDP_BUCKET_BYTES
 from autosync.runtime.attach import attach, working_group
+from autosync.runtime.clipping import clip_before_step
 from autosync.runtime.compiled import compiled_from, warn_if_compiled
 from autosync.runtime.encodings import check_lossless
 
@@ -53,11 +54,15 @@ def distribute(
         message = f"the bundle does not fit this job, so torch's DDP is used: {changed}."
         warnings.warn(message, stacklevel=2)
         log.warning(message)
+        if max_grad_norm:
+            clip_before_step(model, optimizer, max_grad_norm)
         return DistributedDataParallel(model, process_group=group), optimizer
     if shipped.plan.engine == "ddp":
         # At its default, and only then, torch keeps the first bucket small: name no size then.
         planned = shipped.plan.bucket_bytes or DDP_BUCKET_BYTES
         cap = None if planned == DDP_BUCKET_BYTES else planned / MEBIBYTE
+        if max_grad_norm:
+            clip_before_step(model, optimizer, max_grad_norm)
         wrapped = DistributedDataParallel(model, process_group=group, bucket_cap_mb=cap)
         return wrapped, optimizer
     if not allow_lossy:

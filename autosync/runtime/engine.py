@@ -21,7 +21,7 @@ from autosync.plan import Plan
 from autosync.runtime import updates
 from autosync.runtime.build import Records
 from autosync.runtime.channels import ChannelQueue
-from autosync.runtime.clipping import agree_on_infinity, clip_gradients
+from autosync.runtime.clipping import agree_on_infinity, clip_gradients, loss_scale
 from autosync.runtime.errors import SynchronizationFailed
 from autosync.runtime.lowrank_state import Kept, kept_errors, take_errors
 from autosync.runtime.module_buffers import BufferBroadcast
@@ -334,9 +334,10 @@ class Engine:
                     take_back(content)
         if self.max_grad_norm:
             with self.monitor.talking("clipping by the global norm"):
-                self.grad_norm = clip_gradients(
-                    self.variables, self.contents, self.control, self.max_grad_norm
-                )
+                scale = loss_scale(self.optimizer)
+                limit = self.max_grad_norm * scale
+                norm = clip_gradients(self.variables, self.contents, self.control, limit)
+                self.grad_norm = norm / scale
 
     @contextmanager
     def gathered_state(self) -> Iterator[Kept]:

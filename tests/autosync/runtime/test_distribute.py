@@ -25,6 +25,7 @@ from tests.autosync.runtime.cases import (
     make_model,
     make_optimizer,
     plan,
+    reference_gradients,
     strategy,
     train_reference,
     worst_difference,
@@ -72,6 +73,45 @@ def test_ddp_is_a_strategy(pair: Ranks) -> None:
     for kind, caught in pair.run(train, case, shipped(case, 2), "host{rank}"):
         assert kind == "DistributedDataParallel"
         assert caught == []
+
+
+def clipped(rank: int, world: int, case: Case, given: Bundle, host: str) -> list[float]:
+    """By DDP, because the bundle says so or because it does not fit: like torch's own clipping."""
+    os.environ["AUTOSYNC_HOST"] = host.format(rank=rank)
+    found = []
+    for scaled in (False, True):
+        model = make_model(case.model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=scaled)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            network, _ = autosync.distribute(model, optimizer, given, max_grad_norm=0.05)
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0, enabled=scaled)
+        alone = make_model(case.model)
+        single = torch.optim.AdamW(alone.parameters(), lr=0.01)
+        for iteration in range(case.iterations):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(network, iteration, rank)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            gradients = reference_gradients(alone, iteration, (1 / world,) * world)
+            for p, gradient in zip(alone.parameters(), gradients, strict=True):
+                p.grad = gradient
+            torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.05)
+            single.step()
+        if not isinstance(network, DistributedDataParallel):
+            model.state_dict()
+        found.append(worst_difference(model, alone))
+    return found
+
+
+@pytest.mark.parametrize("method", ["all_reduce", "zero", "ddp"])
+@pytest.mark.parametrize("host", ["host{rank}", "one"])
+def test_clipping_does_not_depend_on_what_synchronizes(pair: Ranks, method: str, host: str) -> None:
+    case = Case(method=method)
+    if method == "ddp":
+        case = Case(schedule=Schedule("ddp"), groups=1)
+    for differences in pair.run(clipped, case, shipped(case, 2), host):
+        assert max(differences) < 3e-6, differences
 
 
 def test_what_no_longer_fits_falls_back_to_ddp(pair: Ranks) -> None:
