@@ -42,7 +42,7 @@ def analytic_seconds(
         plans.root,
         plans.wire_bytes,
         costs.kind,
-        costs.startup_seconds + costs.engine_seconds,
+        costs.message_seconds,
         costs.copy_seconds_per_byte + costs.equation_seconds_per_byte,
         np.zeros(domain.cluster.servers + 1),
         sync,

@@ -72,6 +72,12 @@ class Network:
     in_flight: int
     engine_seconds: float
 
+    @property
+    def message_seconds(self) -> F64:
+        """What a message of each kind costs besides its bytes, `(K,)`."""
+        result: F64 = self.startup_seconds + self.host_seconds + self.engine_seconds
+        return result
+
 
 @dataclass(frozen=True, slots=True)
 class Resources:

@@ -43,7 +43,7 @@ def describe_domain(domain: Domain) -> NDArray[np.float64]:
     hosts = sum(not node.server_only for node in cluster.nodes)
     ring = 2.0 * (world - 1) / world * total / nic.min()
     cost = cluster.cost("all_reduce")
-    startup = cost.startup_seconds + cost.startup_seconds_per_worker * world
+    startup = cost.startup_seconds + cost.startup_seconds_per_worker * world + cost.host_seconds
     inside = np.diag(cluster.bandwidth_bytes_per_second())
     inside = inside[np.isfinite(inside)]
     factors = compute_factors(domain, even_replicas(world))

@@ -25,7 +25,7 @@ from simulator.timeline import TimelineSimulator
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
-FEATURE_VERSION = 2
+FEATURE_VERSION = 3
 """Goes up whenever the meaning of a feature changes; a checkpoint of another is refused."""
 
 Part = Literal["raw", "predefined", "timeline"]
@@ -196,7 +196,7 @@ def _predefined_columns(plans: PlanTable, domain: Domain, compute: float) -> dic
     kind = costs.kind[plans.operation, plans.ranks, plans.root.astype(np.int64) + 1]
     copies = costs.equation_seconds_per_byte[kind] + costs.copy_seconds_per_byte[kind]
     transfer = copies * plans.wire_bytes / compute
-    startup = (costs.startup_seconds[kind] + costs.engine_seconds) / compute
+    startup = costs.message_seconds[kind] / compute
     owner = np.repeat(np.arange(n), np.diff(plans.first))
     served = np.isin(plans.operation, SERVER_OPERATIONS)
     columns: dict[str, F64] = {}

@@ -61,7 +61,7 @@ def traffic(plans: PlanTable, population: Population, domain: Domain, times: Tim
     owner[plans.content] = strategy
     np.maximum.at(root, plans.content, plans.root.astype(np.int64))
     content_transfer = of_contents(transfer)
-    content_startup = of_contents(costs.startup_seconds[kind] + costs.engine_seconds)
+    content_startup = of_contents(costs.message_seconds[kind])
     content_link = of_contents(costs.seconds_per_byte[kind] * wire)
 
     piece_content = np.repeat(np.arange(contents), np.diff(plans.content_first))
