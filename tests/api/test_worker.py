@@ -88,8 +88,12 @@ def test_killed_in_the_middle_and_started_again_it_repeats_nothing(
         proposed = session.scalar(select(func.count()).select_from(ProposalRow))
         assert len(after) == proposed
         tuning = reports.tuning(session, tuning_id)
+        trials = reports.trials(session, tuning_id).items
         shipped = from_json(Bundle, bundle_document(session, tuning_id))
         phases = list(session.scalars(select(EventRow.kind).order_by(EventRow.id)))
+    recorded = [trial.key for trial in trials if trial.recorded]
+    assert recorded == [trial.key for trial in trials if trial.key.startswith("confirm/0/")]
+    assert len(recorded) > 1
     assert tuning.result is not None
     assert shipped.domain_id == JOB.domain.id
     assert shipped.evidence.ddp_step_seconds == tuning.result.ddp_seconds
