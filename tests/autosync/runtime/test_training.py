@@ -1,6 +1,7 @@
 """What users of torch's DDP expect, under every way a plan can update."""
 
 import copy
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -251,6 +252,34 @@ def test_evaluation_in_the_middle(pair: Ranks) -> None:
     each_case(pair, evaluated)
 
 
+def saved_at_once(rank: int, world: int, case: Case) -> float:
+    """state_dict and load_state_dict right behind a step() whose values a slow rank still owes."""
+    model, optimizer, attachment = attached(case, world)
+    start = copy.deepcopy(model.state_dict())
+    worst = 0.0
+    for iteration in range(case.iterations):
+        optimizer.zero_grad()
+        loss_of(model, iteration, rank).backward()
+        if rank == 1:
+            time.sleep(0.05)
+        optimizer.step()
+        other = make_model(case.model)
+        other.load_state_dict(copy.deepcopy(model.state_dict()))
+        reference = train_reference(replace(case, iterations=iteration + 1), world)
+        worst = max(worst, worst_difference(other, reference))
+    loss_of(model, 99, rank).backward()
+    if rank == 1:
+        time.sleep(0.05)
+    optimizer.step()
+    model.load_state_dict(start)
+    attachment.detach()
+    return max(worst, worst_difference(model, make_model(case.model)))
+
+
+def test_saving_and_loading_behind_step(pair: Ranks) -> None:
+    each_case(pair, saved_at_once)
+
+
 def resumed(rank: int, world: int, case: Case) -> float:
     """A checkpoint goes into another strategy, and into no strategy at all."""
     first, second = 2, case.iterations - 2
@@ -367,6 +396,24 @@ def buffers_in_step(rank: int, world: int, case: Case) -> float:
 
 def test_module_buffers(pair: Ranks) -> None:
     each_case(pair, buffers_in_step, *(replace(case, model="cnn") for case in CASES[:3]))
+
+
+def statistics(rank: int, world: int) -> list[float]:
+    case = Case(model="cnn", schedule=OVERLAP)
+    model, optimizer, attachment = attached(case, world)
+    for iteration in range(case.iterations):
+        optimizer.zero_grad()
+        loss_of(model, iteration, rank).backward()
+        optimizer.step()
+    found = model.state_dict()["norm.running_mean"].tolist()
+    attachment.detach()
+    return found
+
+
+def test_running_statistics_are_rank_0s_everywhere(pair: Ranks) -> None:
+    first, second = pair.run(statistics)
+    assert first == second
+    assert any(first)
 
 
 def integer(rank: int, world: int, case: Case) -> float:
