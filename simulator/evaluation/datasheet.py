@@ -47,9 +47,10 @@ HOW = """\
 Every strategy runs in processes of its own that exchange real tensors. Compute is waited out for
 the profiled seconds by absolute deadlines; links are shaped. A pass is a warm-up and the measured
 iterations, and passes go over all strategies, each in an order of its own, so that a slow hour does
-not fall on one strategy alone. A pass that others on the machine disturbed, or whose iterations
-spread widely, is repeated. A known strategy runs between others (`canary`); where it has drifted,
-what was measured since is measured again. What failed stays in the table with its reason.
+not fall on one strategy alone. Where two differ by more than 5 %, a third decides; what others on
+the machine used meanwhile is in `load`. A known strategy runs between others (`canary`); where it
+has drifted, what was measured since is measured again. What failed stays in the table with its
+reason.
 """
 
 NOISE = """\
