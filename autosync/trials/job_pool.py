@@ -4,17 +4,20 @@ Rank 0 holds the pool; the others serve. Commands and answers travel on the job'
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch.distributed as dist
 
 from autosync.bundle import Bundle
 from autosync.documents import from_json, to_json
-from autosync.trials.contract import TrialError, TrialRequest, TrialResult
-from autosync.trials.live_job import LiveJob, run_trial
+from autosync.trials.contract import ErrorKind, TrialError, TrialRequest, TrialResult
+from autosync.trials.live_job import PARTED, LiveJob, run_trial
 from autosync.trials.passes import spread
 from autosync.trials.pool import PASS_TOLERANCE
+
+Failure = tuple[float, ErrorKind | Literal["parted"], str]
+"""Of one rank in a trial: seconds until it, its kind, what it says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +76,33 @@ class JobPool:
         )
 
     def _pass(self, request: TrialRequest) -> tuple[float, ...] | TrialError:
-        """Periods of one pass, or the first error: what fails later fails for want of a peer."""
+        """Periods of one pass, or its first cause."""
         line = to_json(request.bundle)
         command = ("trial", line, request.warmup, request.iterations, self._fresh)
         _broadcast(self.job, command)
         answers = _take_part(self.job, command)
-        errors = [(rank, a["error"]) for rank, a in enumerate(answers) if "error" in a]
+        errors = {rank: a["error"] for rank, a in enumerate(answers) if "error" in a}
         self._fresh = bool(errors)
         if errors:
-            rank, (_, kind, message) = min(errors, key=lambda pair: pair[1][0])
-            return TrialError(kind, f"rank {rank}: {message}")
+            return _first_cause(errors)
         digests = [answer["digest"] for answer in answers]
         if _exact(request.bundle) and len(set(digests)) > 1:
             return TrialError("crashed", f"the replicas ended unequal: digests {digests}.")
         starts = np.array([answer["starts"] for answer in answers]).max(axis=0)
         return tuple(float(period) for period in np.diff(starts)[request.warmup :])
+
+
+def _first_cause(errors: dict[int, Failure]) -> TrialError:
+    """What a rank did by itself, else a wait that ended without its peer, else a lost peer; the
+    earliest of those. Ranks begin a trial at different moments, so times alone do not tell."""
+
+    def order(rank: int) -> tuple[int, float]:
+        seconds, kind, _ = errors[rank]
+        return {"timeout": 1, PARTED: 2}.get(kind, 0), seconds
+
+    rank = min(errors, key=order)
+    _, kind, message = errors[rank]
+    return TrialError("crashed" if kind == PARTED else kind, f"rank {rank}: {message}")
 
 
 def serve(job: LiveJob) -> Verdict:

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -94,9 +94,13 @@ class Attached:
     abandon: Callable[[], None]
 
 
+PARTED: Final = "parted"
+"""The kind of an error that is another rank's doing: the connection to a peer has closed."""
+
+
 def run_trial(job: LiveJob, bundle: Bundle, warmup: int, iterations: int) -> dict[str, Any]:
-    """This rank's times of a trial, or `error`: (seconds until it, kind, message). State is
-    restored either way."""
+    """This rank's times of a trial, or `error`: (seconds until it, kind or `PARTED`, message).
+    State is restored either way."""
     attached: list[Attached] = []
     begun = time.monotonic()
     try:
@@ -120,9 +124,12 @@ def run_trial(job: LiveJob, bundle: Bundle, warmup: int, iterations: int) -> dic
 
 
 def _kind(error: Exception) -> str:
-    if "timed out" in str(error).lower():
+    said = str(error).lower()
+    if "timed out" in said:
         return "timeout"
-    return "crashed" if isinstance(error, SynchronizationFailed) else error_kind(error)
+    if isinstance(error, SynchronizationFailed) or "connection" in said:
+        return PARTED
+    return error_kind(error)
 
 
 def _words(error: Exception) -> str:
