@@ -17,19 +17,24 @@ from search.building import MIB, assemble, collective
 MODELS = {"resnet50": "ResNet-50", "vgg16": "VGG-16", "bert_base": "BERT-base"}
 
 
+GROUP_BYTES = MIB
+"""Merges what is tiny only: a larger group waits for its last gradient, and slices cut what is
+long anyway."""
+
+
 def sliced(slice_mib: int) -> Schedule:
     return Schedule("priority", slice_bytes=slice_mib * MIB, overlap_forward=True)
 
 
 def priority(domain: Domain, slice_mib: int) -> Strategy:
     choices = collective(domain, AllReduce(0))
-    return assemble(domain, choices, schedule=sliced(slice_mib), limit_bytes=5 * MIB)
+    return assemble(domain, choices, schedule=sliced(slice_mib), limit_bytes=GROUP_BYTES)
 
 
 def halves(domain: Domain, slice_mib: int) -> Strategy:
     """DeAR in slices, nearest next use first."""
     choices = collective(domain, ReduceScatter(0))
-    return assemble(domain, choices, schedule=sliced(slice_mib), limit_bytes=5 * MIB)
+    return assemble(domain, choices, schedule=sliced(slice_mib), limit_bytes=GROUP_BYTES)
 
 
 def measure(report: Report, model: str, rho: float, rounds: int) -> None:
