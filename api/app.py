@@ -12,7 +12,7 @@ from api import openapi, problems
 from api.db.database import Database, connect
 from api.db.migrate import migrate
 from api.limits import MAX_BODY_BYTES, BodyLimit
-from api.routes import documents, pages, service, tunings
+from api.routes import documents, pages, service, simulators, tunings
 from api.security import LOOPBACK_HOSTS, Access, Guard
 
 STATIC = Path(__file__).parent / "static"
@@ -32,7 +32,7 @@ def create_app(
 
     app = FastAPI(title="AutoSync", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.database = database
-    for module in (documents, tunings, service, pages):
+    for module in (documents, tunings, simulators, service, pages):
         app.include_router(module.router)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     problems.install(app, pages.error_page)

@@ -20,7 +20,7 @@ REMEDIES = {
     401: "Send the header `Authorization: Bearer TOKEN`, or the token as a browser's password.",
     404: "GET /docs lists the paths there are.",
     405: "GET /docs lists the methods of each path.",
-    413: "Only graphs and clusters are uploaded, never weights: see `autosync import`.",
+    413: "Graphs, clusters and trained simulators are uploaded, never a model's weights.",
 }
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,6 @@ PREFIX, PYTHON, RAY_ADDRESS = "AUTOSYNC_PREFIX", "AUTOSYNC_PYTHON", "AUTOSYNC_RA
 """Environment variables by which the operator of a worker says how hosts are reached. A request
 only names the launcher: it never carries a command or an address to connect to."""
 
-SimulatorName = Literal["learned", "timeline", "analytic"]
 SIMULATORS = {
     "learned": ("simulator.learned.simulators", "linear_simulator"),
     "timeline": ("simulator.timeline", "TimelineSimulator"),

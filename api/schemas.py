@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from api.registry import LauncherName, SimulatorName
+from api.registry import LauncherName
 from autosync.domain import Optimizer, Profile
 from search.space import Space
 
@@ -55,10 +55,12 @@ class TuningRequest(BaseModel):
     probe: bool = Field(
         True, description="Measure what messages cost first, unless the cluster brings its costs."
     )
-    simulator: SimulatorName = Field(
+    simulator: str = Field(
         "learned",
+        max_length=32,
         description="What ranks proposals: `timeline` plays the plans, `learned` also corrects it "
-        "by the tuning's own trials, `analytic` is the papers' equations.",
+        "by the tuning's own trials, `analytic` is the papers' equations; or the name of a trained "
+        "one (GET /v1/simulators), which the tuning's trials go on teaching.",
     )
     launcher: LauncherName = "auto"
     byte_scale: float | None = Field(
@@ -132,6 +134,27 @@ class ClusterSummary(Answer):
 
 class Clusters(Answer):
     items: list[ClusterSummary]
+    bundled: list[str]
+
+
+class TrainedSimulator(Answer):
+    """domains, trials: what it learned from. accuracy: pairs of strategies it had not seen that it
+    ranked rightly; `unseen` says which. feature_version: of what it reads; a service uses only
+    those of its own version."""
+
+    name: str
+    kind: str
+    feature_version: int
+    domains: int
+    trials: int
+    accuracy: float | None
+    unseen: str
+    size_bytes: int
+    created_at: Moment
+
+
+class Simulators(Answer):
+    items: list[TrainedSimulator]
     bundled: list[str]
 
 

@@ -11,7 +11,8 @@ from api.db.database import Database
 from api.db.documents import keep_domain, load_domain
 from api.db.tables import OutcomeRow, TuningRow
 from api.exports import measured_on
-from api.registry import REAL_CLUSTERS, check_launcher, launcher_named, simulator_named
+from api.registry import REAL_CLUSTERS, check_launcher, launcher_named
+from api.simulators import hold_simulator, simulator_of
 from api.store import DatabaseStore
 from autosync.bundle import Bundle, Evidence, bundle
 from autosync.documents import content_hash, from_json, to_json
@@ -43,6 +44,7 @@ def enqueue(database: Database, job: Job) -> str:
 
     Raises:
         InvalidInput: a pin does not fit the graph, or a scale is out of range.
+        NotFound: no such simulator.
         NotSupported: the operator has not set up the launcher.
     """
     check_launcher(job.launcher)
@@ -50,6 +52,7 @@ def enqueue(database: Database, job: Job) -> str:
     check_scales(job.byte_scale, job.time_scale)
     tuning_id = uuid.uuid4().hex
     with database.writing() as session:
+        hold_simulator(session, job.simulator)
         queue.submit(
             session,
             id=tuning_id,
@@ -83,12 +86,14 @@ def run_job(
     """Tune; progress goes to the store as it happens."""
     workload = Workload(job.domain, byte_scale=job.byte_scale, time_scale=job.time_scale)
     launcher = launcher_of(job.launcher)
+    with store.database.reading() as session:
+        simulator = simulator_of(session, job.simulator)
     return tune(
         job.domain,
         job.space,
         lambda: launcher.open(workload),
         store,
-        simulator_named(job.simulator),
+        simulator,
         job.settings,
         store.report,
     )

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from autosync.graph import ModelGraph
     from autosync.importing.copies import Inputs, Loss
     from autosync.strategy import Strategy
+    from simulator.base import Simulator
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +197,28 @@ def load_strategy_or_bundle(path: Path) -> "Strategy | Bundle":
     if isinstance(data, dict) and "strategy" in data:
         return from_data(Bundle, data, source=str(path))
     return from_data(Strategy, data, source=str(path))
+
+
+def load_simulator(name: str, db: str) -> "Simulator":
+    """A bundled simulator, or a trained one of the database.
+
+    Raises:
+        NotFound: no such simulator, or no such database.
+        InvalidInput: it was trained on other features than this version's.
+    """
+    from api.cli.database import opened
+    from api.registry import SIMULATORS, simulator_named
+
+    if name in SIMULATORS:
+        return simulator_named(name)
+    from api.simulators import simulator_of
+
+    try:
+        with opened(db) as database, database.reading() as session:
+            return simulator_of(session, name)
+    except NotFound as error:
+        remedy = f"Trained ones are in a database (--db; `autosync simulator list`): {error}"
+        raise unknown_name("simulator", name, list(SIMULATORS), remedy) from None
 
 
 def unknown_name(kind: str, name: str, known: list[str], remedy: str) -> NotFound:

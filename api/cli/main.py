@@ -23,6 +23,7 @@ from api.cli.quickstart import quickstart
 from api.cli.rank import rank
 from api.cli.schema import schema
 from api.cli.serve import serve
+from api.cli.simulator import app as simulator
 from api.cli.testbed import app as testbed
 from api.cli.tune import tune
 from api.cli.verify import verify
@@ -74,6 +75,7 @@ app.command("explain", rich_help_panel=LOOK)(explain)
 app.command("verify", rich_help_panel=LOOK)(verify)
 app.command("schema", rich_help_panel=LOOK)(schema)
 app.add_typer(dataset, name="dataset", rich_help_panel=LOOK)
+app.add_typer(simulator, name="simulator", rich_help_panel=LOOK)
 
 
 def run() -> None:

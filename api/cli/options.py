@@ -62,7 +62,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for other program
 DatabaseUrl = Annotated[
     str, typer.Option("--db", help="sqlite:///FILE or postgresql://USER@HOST/NAME.")
 ]
-SimulatorName = Literal["learned", "timeline", "analytic"]
+SIMULATOR_HELP = (
+    "What ranks: learned (the timeline corrected by trials), timeline, analytic, or a trained one "
+    "(see `autosync simulator`)."
+)
 LauncherName = Literal["auto", "testbed", "local", "command", "ray"]
 Prefix = Annotated[
     str | None,

@@ -7,13 +7,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from api.cli.console import milliseconds, out, print_json, print_table, say, warn
-from api.cli.options import DeviceType, Efficiency, Json, ProfileFile, SimulatorName
+from api.cli.options import (
+    DEFAULT_DATABASE,
+    SIMULATOR_HELP,
+    DatabaseUrl,
+    DeviceType,
+    Efficiency,
+    Json,
+    ProfileFile,
+)
 from autosync.errors import InvalidInput
 
 if TYPE_CHECKING:
     from autosync.cluster import Cluster
     from autosync.domain import Domain
     from autosync.strategy import Strategy
+    from simulator.base import Simulator
     from simulator.constants import Constants
 
 
@@ -70,10 +79,11 @@ def predict(
         str,
         typer.Option(help="Fitted constants: auto (by the cluster's name), none, or a name."),
     ] = "auto",
-    simulator: Annotated[SimulatorName, typer.Option(help="What predicts.")] = "timeline",
+    simulator: Annotated[str, typer.Option(metavar="NAME", help=SIMULATOR_HELP)] = "timeline",
     device: DeviceType = None,
     efficiency: Efficiency = None,
     profile: ProfileFile = None,
+    db: DatabaseUrl = DEFAULT_DATABASE,
     json: Json = False,
 ) -> None:
     """Predict what given strategies take on a cluster one need not have.
@@ -86,7 +96,7 @@ def predict(
     from dataclasses import asdict
 
     from api.cli.domain_words import describe_domain
-    from api.cli.inputs import ProfileChoice, load_domain
+    from api.cli.inputs import ProfileChoice, load_domain, load_simulator
     from simulator.constants import calibrated
 
     choice = ProfileChoice(profile, device, efficiency, step_seconds)
@@ -96,7 +106,8 @@ def predict(
         domain = calibrated(domain, fitted.matrix_slowdown)
     describe_domain(domain)
     _say_constants(domain.cluster, fitted)
-    answers = _answers(domain, _asked(domain, strategy or []), engine, fitted, simulator)
+    predictor = load_simulator(simulator, db)
+    answers = _answers(domain, _asked(domain, strategy or []), engine, fitted, predictor)
     if json:
         print_json([asdict(answer) for answer in answers])
         return
@@ -143,17 +154,15 @@ def _answers(
     asked: list[Asked],
     engine: str | None,
     fitted: "Constants | None",
-    simulator: str,
+    predictor: "Simulator",
 ) -> list[Answer]:
     from dataclasses import replace
 
-    from api.registry import simulator_named
     from autosync.population import encode
     from simulator.constants import with_engine
     from simulator.limit import limit
 
     bound = limit(domain).seconds
-    predictor = simulator_named(simulator)
     answers = []
     for each in asked:
         spent = _engine_seconds(each.engine if engine is None else engine, fitted)

@@ -6,20 +6,23 @@ import typer
 
 from api.cli.console import milliseconds, out, print_json, print_table
 from api.cli.options import (
+    DEFAULT_DATABASE,
+    SIMULATOR_HELP,
     Batch,
     ClusterName,
+    DatabaseUrl,
     DeviceType,
     Efficiency,
     Json,
     Model,
     ProfileFile,
-    SimulatorName,
     StepSeconds,
 )
 
 if TYPE_CHECKING:
     from autosync.domain import Domain
     from search.space import Candidate
+    from simulator.base import Simulator
 
 COLUMNS = ("", "strategy", "made by", "predicted ms", "times DDP")
 SAMPLED = 64
@@ -31,13 +34,14 @@ def rank(
     cluster: ClusterName,
     proposals: Annotated[int, typer.Option(min=1, help="Strategies sampled.")] = 30_000,
     top: Annotated[int, typer.Option(min=1, max=256, help="Strategies listed.")] = 10,
-    simulator: Annotated[SimulatorName, typer.Option(help="What predicts.")] = "timeline",
+    simulator: Annotated[str, typer.Option(metavar="NAME", help=SIMULATOR_HELP)] = "timeline",
     seed: Annotated[int, typer.Option(min=0, help="Of the sampling.")] = 0,
     batch: Batch = None,
     device: DeviceType = None,
     efficiency: Efficiency = None,
     step_seconds: StepSeconds = None,
     profile: ProfileFile = None,
+    db: DatabaseUrl = DEFAULT_DATABASE,
     json: Json = False,
 ) -> None:
     """Rank strategies by prediction alone: seconds, nothing runs.
@@ -51,12 +55,12 @@ def rank(
         autosync rank bert_base my-cluster.yaml --step-seconds 0.18
     """
     from api.cli.domain_words import describe_domain
-    from api.cli.inputs import ProfileChoice, load_domain
+    from api.cli.inputs import ProfileChoice, load_domain, load_simulator
 
     choice = ProfileChoice(profile, device, efficiency, step_seconds)
     domain = load_domain(model, cluster, batch, choice)
     describe_domain(domain)
-    ranked = best_by_prediction(domain, simulator, proposals, seed, quiet=json)
+    ranked = best_by_prediction(domain, load_simulator(simulator, db), proposals, seed, quiet=json)
     ddp = next(candidate for candidate in ranked if candidate.origin == "ddp")
     if json:
         seconds = ddp.predicted_seconds
@@ -66,16 +70,15 @@ def rank(
 
 
 def best_by_prediction(
-    domain: "Domain", simulator: SimulatorName, proposals: int, seed: int, quiet: bool = True
+    domain: "Domain", predictor: "Simulator", proposals: int, seed: int, quiet: bool = True
 ) -> "list[Candidate]":
     """Hand-designed candidates and unlike ones of the fastest sampled, fastest first."""
     from api.cli.progress import ranking_bar
-    from api.registry import simulator_named
     from search.propose import known_designs, sampled
     from search.settings import Settings
     from search.space import Space
 
-    space, predictor = Space(), simulator_named(simulator)
+    space = Space()
     settings = Settings(proposals=proposals, seed=seed)
     known = known_designs(domain, space, predictor)
     seen = {candidate.strategy.id for candidate in known}

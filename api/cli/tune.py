@@ -8,6 +8,7 @@ import typer
 from api.cli.console import print_json, say, warn
 from api.cli.options import (
     DEFAULT_DATABASE,
+    SIMULATOR_HELP,
     Batch,
     DatabaseUrl,
     DeviceType,
@@ -17,7 +18,6 @@ from api.cli.options import (
     Prefix,
     ProfileFile,
     RayAddress,
-    SimulatorName,
     StepSeconds,
     WorkerPython,
     reach_hosts,
@@ -79,10 +79,7 @@ def tune(
     probe: Annotated[
         bool, typer.Option(help="Measure first what messages cost, unless CLUSTER says.")
     ] = True,
-    simulator: Annotated[
-        SimulatorName,
-        typer.Option(help="What ranks: learned is the timeline corrected by the trials."),
-    ] = "learned",
+    simulator: Annotated[str, typer.Option(metavar="NAME", help=SIMULATOR_HELP)] = "learned",
     top: Annotated[int, typer.Option(min=1, help="Strategies listed at the end.")] = 12,
     batch: Batch = None,
     device: DeviceType = None,
@@ -134,7 +131,7 @@ def tune(
 def _job(
     domain: "Domain",
     settings: "Settings",
-    simulator: SimulatorName,
+    simulator: str,
     launcher: LauncherName,
     byte_scale: float | None,
     time_scale: float | None,

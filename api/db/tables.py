@@ -14,6 +14,7 @@ from sqlalchemy import (
     ForeignKeyConstraint,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     String,
     Text,
@@ -97,6 +98,27 @@ class StrategyRow(Base):
     shards: Mapped[int]
     words: Mapped[str]
     document: Mapped[str] = mapped_column(deferred=True)
+    created_at: Mapped[float] = mapped_column(default=now_seconds())
+
+
+class SimulatorRow(Base):
+    """A trained simulator: its card (JSON) and its tensors (safetensors), which never change.
+
+    domains, trials: what it learned from. accuracy: NULL where nobody held strategies out.
+    """
+
+    __tablename__ = "simulators"
+
+    name: Mapped[str] = mapped_column(String(32), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(16))
+    feature_version: Mapped[int]
+    domains: Mapped[int]
+    trials: Mapped[int] = mapped_column(BigInteger)
+    accuracy: Mapped[float | None]
+    unseen: Mapped[str]
+    size_bytes: Mapped[int]
+    card: Mapped[str] = mapped_column(deferred=True)
+    weights: Mapped[bytes] = mapped_column(LargeBinary, deferred=True)
     created_at: Mapped[float] = mapped_column(default=now_seconds())
 
 

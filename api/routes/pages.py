@@ -15,6 +15,8 @@ from sqlalchemy.orm import Session
 
 from api import deps, queue, reports, schemas
 from api.db.tables import ClusterRow, GraphRow
+from api.registry import SIMULATORS
+from api.simulators import list_simulators
 from api.submit import submit
 from autosync.clusterfile import bundled_clusters
 from autosync.errors import AutosyncError, InvalidInput
@@ -142,6 +144,8 @@ def _index(
         "graphs": session.scalars(select(GraphRow).limit(NEWEST)).all(),
         "presets": bundled_clusters(),
         "clusters": session.scalars(select(ClusterRow).limit(NEWEST)).all(),
+        "simulators": SIMULATORS,
+        "trained": list_simulators(session, NEWEST),
         "scales": SCALES,
         "form": form,
         "refused": refused,

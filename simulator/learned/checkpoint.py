@@ -11,21 +11,26 @@ import torch
 from numpy.typing import NDArray
 from pydantic import ConfigDict
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load, save_file
 
 from autosync.documents import STRICT, from_json, to_json
 from autosync.errors import InvalidInput, NotFound
 from simulator.learned.calibration import Calibration
 from simulator.learned.data import Scaling
+from simulator.learned.descriptor import DESCRIPTOR
 from simulator.learned.ensemble import EnsembleModel
 from simulator.learned.features import FEATURE_VERSION, Part
 from simulator.learned.models import LinearModel, Model, NetworkKind, NetworkModel
 from simulator.learned.residual import Ridge
 from simulator.learned.simulators import LearnedSimulator
+from simulator.learned.soundness import wrong_in_tensors
 from simulator.learned.training import Training
 
 Arrays = dict[str, NDArray[np.generic]]
 Kind = Literal["linear", "lstm", "gat", "ensemble"]
+
+MOST_TRIALS = 10**9
+"""Of one domain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,10 @@ class Source:
     trials: int
     descriptor: tuple[float, ...]
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.trials <= MOST_TRIALS:
+            raise _impossible("trials", self.trials, f"0 to {MOST_TRIALS}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +71,14 @@ class Card:
     versions: tuple[tuple[str, str], ...] = ()
     version: Literal[1] = 1
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def __post_init__(self) -> None:
+        if self.accuracy is not None and not 0 <= self.accuracy <= 1:
+            raise _impossible("accuracy", self.accuracy, "a share of pairs, 0 to 1")
+        if not 0 <= self.seed < 2**63:
+            raise _impossible("seed", self.seed, "0 to 2^63 - 1")
+        if min(self.layers, self.width) < 1:
+            raise _impossible("layers, width", (self.layers, self.width), "1 at the least")
 
     @property
     def trials(self) -> int:
@@ -110,35 +127,65 @@ def load_checkpoint(path: Path) -> tuple[LearnedSimulator, Card]:
     """The simulator as it was saved.
 
     Raises:
-        NotFound: no checkpoint there.
-        InvalidInput: it was trained on other features, or its tensors are not those of its card.
+        NotFound: no checkpoint there. InvalidInput: as `restore`.
     """
     card = read_card(path)
+    try:
+        weights = path.with_suffix(".safetensors").read_bytes()
+    except OSError as error:
+        raise _damaged(path.name, f"cannot be read: {error.strerror}") from None
+    return restore(card, weights, path.name), card
+
+
+def restore(card: Card, weights: bytes, name: str) -> LearnedSimulator:
+    """The simulator of a card and its safetensors, which are data: nothing in them is executed.
+
+    Raises:
+        InvalidInput: it was trained on other features, the card says what cannot be, or the
+            tensors are not those of the card.
+    """
     if card.feature_version != FEATURE_VERSION:
         raise InvalidInput(
-            f"checkpoint {path.name} was trained on features of version {card.feature_version}, "
+            f"checkpoint {name} was trained on features of version {card.feature_version}, "
             f"this is version {FEATURE_VERSION}: its weights mean something else.",
             thing="feature_version",
             value=card.feature_version,
             remedy="Train it again on its trials.",
         )
     try:
-        arrays: Arrays = dict(load_file(path.with_suffix(".safetensors")))
-        simulator = LearnedSimulator(_model(card))
-        _restore(simulator.model, arrays, "")
-        simulator.calibration = Calibration(
-            arrays["calibration.scores"],  # type: ignore[arg-type]
-            arrays["calibration.log_seconds"],  # type: ignore[arg-type]
-            float(arrays["calibration.margin"][0]),
-        )
-    except (KeyError, RuntimeError, OSError, SafetensorError) as error:
-        raise InvalidInput(
-            f"checkpoint {path.name} does not hold the tensors that its card promises: {error}.",
-            thing="checkpoint",
-            value=str(path),
-            remedy="Copy both of its files again.",
-        ) from error
-    return simulator, card
+        arrays: Arrays = dict(load(weights))
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(name, f"holds no tensors in the safetensors format: {error}") from None
+    if any(len(source.descriptor) != len(DESCRIPTOR) for source in card.sources):
+        raise _damaged(name, f"a source is described by other than {len(DESCRIPTOR)} numbers")
+    simulator = LearnedSimulator(_model(card))
+    if wrong := wrong_in_tensors(simulator.model, arrays):
+        raise _damaged(name, wrong)
+    _restore(simulator.model, arrays, "")
+    simulator.calibration = Calibration(
+        arrays["calibration.scores"],  # type: ignore[arg-type]
+        arrays["calibration.log_seconds"],  # type: ignore[arg-type]
+        float(arrays["calibration.margin"][0]),
+    )
+    return simulator
+
+
+def _impossible(field: str, value: object, allowed: str) -> InvalidInput:
+    return InvalidInput(
+        f"the card's {field} is {value!r}; it must be {allowed}.",
+        thing=field,
+        value=value,
+        remedy="Give the .json that `save_checkpoint` wrote beside the tensors.",
+    )
+
+
+def _damaged(name: str, why: str) -> InvalidInput:
+    return InvalidInput(
+        f"checkpoint {name}: {why}.",
+        thing="checkpoint",
+        value=name,
+        remedy="Copy its .safetensors and its .json again, both as `save_checkpoint` wrote them.",
+    )
 
 
 def _card(model: Model, sources: tuple[Source, ...], accuracy: float | None, unseen: str) -> Card:

@@ -1,0 +1,129 @@
+"""`autosync simulator`: trained simulators in a database."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from api.cli.console import out, print_json, print_table, say, write_text
+from api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json
+
+app = typer.Typer(
+    name="simulator",
+    no_args_is_help=True,
+    help="Keep trained simulators in a database, for `--simulator NAME`.\n\n"
+    "A checkpoint is two files: NAME.safetensors, and its card NAME.json.",
+)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
+
+
+@app.command("list")
+def list_all(db: DatabaseUrl = DEFAULT_DATABASE, json: Json = False) -> None:
+    """List trained simulators.
+
+    Example: `autosync simulator list`
+    """
+    from api.cli.database import opened
+    from api.schemas import TrainedSimulator
+    from api.simulators import list_simulators
+
+    with opened(db) as database, database.reading() as session:
+        found = [TrainedSimulator.model_validate(row) for row in list_simulators(session)]
+    if json:
+        print_json([each.model_dump(mode="json") for each in found])
+        return
+    columns = ("name", "model", "domains", "trials", "accuracy", "on", "features")
+    rows = [
+        (
+            each.name,
+            each.kind,
+            str(each.domains),
+            str(each.trials),
+            "-" if each.accuracy is None else f"{each.accuracy:.1%}",
+            each.unseen,
+            str(each.feature_version),
+        )
+        for each in found
+    ]
+    print_table(columns, rows, right=("domains", "trials", "accuracy", "features"))
+
+
+@app.command()
+def add(
+    name: Name,
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="The .safetensors, its card beside it.", show_default=False
+        ),
+    ],
+    db: DatabaseUrl = DEFAULT_DATABASE,
+) -> None:
+    """Keep a checkpoint under a name.
+
+    Example: `autosync simulator add five-clusters trained.safetensors`
+    """
+    from api.cli.database import opened
+    from api.cli.inputs import read_bytes
+    from api.simulators import keep_simulator
+
+    card = read_bytes(checkpoint.with_suffix(".json"), "card")
+    weights = read_bytes(checkpoint.with_suffix(".safetensors"), "checkpoint")
+    with opened(db, create=True) as database:
+        new = keep_simulator(database, name, card, weights)
+    say(
+        f"Use it: autosync tune MODEL CLUSTER --simulator {name}" if new else "It was here already."
+    )
+
+
+@app.command()
+def show(name: Name, db: DatabaseUrl = DEFAULT_DATABASE) -> None:
+    """Print a simulator's card: what it learned from and how well it ranks, as JSON.
+
+    Example: `autosync simulator show five-clusters`
+    """
+    from json import loads
+
+    from api.cli.database import opened
+    from api.simulators import checkpoint_files
+
+    with opened(db) as database, database.reading() as session:
+        print_json(loads(checkpoint_files(session, name)[0]))
+
+
+@app.command()
+def save(
+    name: Name,
+    output: Annotated[
+        Path,
+        typer.Option("-o", "--output", metavar="FILE", help="Ends in .safetensors."),
+    ],
+    db: DatabaseUrl = DEFAULT_DATABASE,
+) -> None:
+    """Write a simulator as a checkpoint: FILE and its card beside it.
+
+    Example: `autosync simulator save five-clusters -o copy.safetensors`
+    """
+    from api.cli.database import opened
+    from api.simulators import checkpoint_files
+
+    with opened(db) as database, database.reading() as session:
+        card, weights = checkpoint_files(session, name)
+    write_text(output.with_suffix(".json"), card + "\n")
+    output.with_suffix(".safetensors").write_bytes(weights)
+    out.print(f"[dim]written to {output.with_suffix('.safetensors')}[/]")
+
+
+@app.command()
+def remove(name: Name, db: DatabaseUrl = DEFAULT_DATABASE) -> None:
+    """Remove a simulator, unless a tuning that is not at its end uses it.
+
+    Example: `autosync simulator remove five-clusters`
+    """
+    from api.cli.database import opened
+    from api.simulators import remove_simulator
+
+    with opened(db) as database:
+        remove_simulator(database, name)
+    out.print(f"{name} is gone.")

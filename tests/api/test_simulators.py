@@ -1,0 +1,188 @@
+"""Trained simulators by name: kept as they were, refused where they are not what they say."""
+
+import json
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from safetensors.numpy import load, save
+
+from api import queue
+from api.app import create_app
+from api.db import Database
+from api.simulators import keep_simulator, list_simulators, remove_simulator, simulator_of
+from api.tuning import enqueue
+from autosync.errors import InvalidInput, NotFound, NotSupported
+from autosync.population import encode
+from simulator.learned.checkpoint import Source, save_checkpoint
+from simulator.learned.data import Scaling
+from simulator.learned.descriptor import DESCRIPTOR
+from simulator.learned.features import PARTS, portion_columns, summary_columns
+from simulator.learned.models import LinearModel, Model, NetworkModel
+from simulator.learned.residual import Ridge
+from simulator.learned.simulators import LearnedSimulator
+from tests.api.sample import candidates, small_job
+
+Files = tuple[bytes, bytes]
+"""Card and tensors."""
+SUMMARY = len(summary_columns(PARTS))
+
+
+def opinionated(scale: float = 1e-3) -> LinearModel:
+    """Weights that no training gave, so that its predictions are nobody else's."""
+    model = LinearModel()
+    weights = scale * np.sin(np.arange(SUMMARY))
+    ones, none = np.ones(SUMMARY), np.zeros((SUMMARY, SUMMARY))
+    model.ridge = model.prior = Ridge(np.zeros(SUMMARY), ones, weights, 1.0, none)
+    return model
+
+
+def network() -> NetworkModel:
+    """An LSTM whose weights are those of its seed."""
+    model = NetworkModel("lstm")
+    widths = len(portion_columns(PARTS)), SUMMARY
+    model.scaling = tuple(Scaling(np.zeros(n), np.full(n, np.inf)) for n in widths)  # type: ignore[assignment]
+    model.network = model.build()
+    return model
+
+
+def checkpoint(folder: Path, model: Model) -> Files:
+    source = Source("a" * 32, "chain", "grid", 60, (0.5,) * len(DESCRIPTOR))
+    path = folder / "made"
+    save_checkpoint(path, LearnedSimulator(model), (source,), 0.9, "10 strategies")
+    return path.with_suffix(".json").read_bytes(), path.with_suffix(".safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def linear(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return checkpoint(tmp_path_factory.mktemp("linear"), opinionated())
+
+
+@pytest.fixture(scope="module")
+def lstm(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return checkpoint(tmp_path_factory.mktemp("lstm"), network())
+
+
+@pytest.fixture
+def client(sqlite: Database) -> Iterator[TestClient]:
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        yield client
+
+
+def put(client: TestClient, name: str, files: Files) -> tuple[int, dict[str, object]]:
+    parts = dict(zip(("card", "weights"), files, strict=True))
+    answer = client.put(f"/v1/simulators/{name}", files=parts)
+    return answer.status_code, answer.json()
+
+
+def names(database: Database) -> list[str]:
+    with database.reading() as session:
+        return [row.name for row in list_simulators(session)]
+
+
+def test_what_is_kept_predicts_as_what_was_saved(
+    database: Database, linear: Files, tmp_path: Path
+) -> None:
+    assert keep_simulator(database, "mine", *linear)
+    assert not keep_simulator(database, "mine", *linear)
+    domain = small_job().domain
+    population = encode([each.strategy for each in candidates(domain, 6)], domain)
+    with database.reading() as session:
+        found = simulator_of(session, "mine").predict(domain, population)
+    made = LearnedSimulator(opinionated()).predict(domain, population)
+    assert (found == made).all()
+    assert (made != LearnedSimulator(LinearModel()).predict(domain, population)).any()
+    other = checkpoint(tmp_path, opinionated(2e-3))
+    with pytest.raises(NotSupported, match="another simulator's"):
+        keep_simulator(database, "mine", *other)
+    remove_simulator(database, "mine")
+    assert names(database) == []
+    with database.reading() as session, pytest.raises(NotFound, match="timeline"):
+        simulator_of(session, "mine")
+
+
+def test_a_simulator_stays_while_a_tuning_needs_it(database: Database, linear: Files) -> None:
+    keep_simulator(database, "mine", *linear)
+    tuning_id = enqueue(database, replace(small_job(), simulator="mine"))
+    with pytest.raises(NotSupported, match=tuning_id):
+        remove_simulator(database, "mine")
+    queue.cancel(database, tuning_id)
+    remove_simulator(database, "mine")
+    with pytest.raises(NotFound, match="'mine'"):
+        enqueue(database, replace(small_job(), simulator="mine"))
+
+
+def test_over_rest_it_comes_back_to_the_byte(client: TestClient, lstm: Files) -> None:
+    status, kept = put(client, "five-clusters", lstm)
+    assert (status, kept["kind"], kept["trials"], kept["accuracy"]) == (201, "lstm", 60, 0.9)
+    assert put(client, "five-clusters", lstm) == (200, kept)
+    listed = client.get("/v1/simulators").json()
+    assert listed == {"items": [kept], "bundled": ["learned", "timeline", "analytic"]}
+    assert client.get("/v1/simulators/five-clusters").json() == json.loads(lstm[0])
+    weights = client.get("/v1/simulators/five-clusters/weights")
+    assert weights.content == lstm[1]
+    assert 'filename="five-clusters.safetensors"' in weights.headers["content-disposition"]
+    assert "five-clusters" in client.get("/").text
+    assert client.delete("/v1/simulators/five-clusters").status_code == 204
+    assert client.get("/v1/simulators/five-clusters").status_code == 404
+
+
+def with_card(**changes: object) -> Callable[[Files], Files]:
+    return lambda files: (json.dumps(json.loads(files[0]) | changes).encode(), files[1])
+
+
+def with_tensor(name: str, *shape: int, value: float = 0.0) -> Callable[[Files], Files]:
+    def changed(files: Files) -> Files:
+        return files[0], save(load(files[1]) | {name: np.full(shape, value)})
+
+    return changed
+
+
+REFUSED: dict[str, tuple[Callable[[Files], Files], str]] = {
+    "a pickle": (lambda files: (files[0], pickle.dumps(print)), "no tensors"),
+    "no bytes": (lambda files: (files[0], b""), "no tensors"),
+    "cut off": (lambda files: (files[0], files[1][:-8]), "no tensors"),
+    "no card": (lambda files: (b"{}", files[1]), "card"),
+    "odd field": (with_card(colour="red"), "colour"),
+    "other features": (with_card(feature_version=0), "features of version 0"),
+    "impossible accuracy": (with_card(accuracy=1.5), "accuracy"),
+    "no such seed": (with_card(seed=2**70), "seed"),
+    "other kind": (with_card(kind="ensemble"), "tensor"),
+    "a network too large": (with_card(width=10**9), "do not fit"),
+    "a tensor more": (with_tensor("spare", 3), "'spare' belongs to no model"),
+    "other shape": (with_tensor("summary.center", 3), "shape"),
+    "no number": (with_tensor("summary.center", SUMMARY, value=np.nan), "not finite"),
+    "a zero scale": (with_tensor("summary.scale", SUMMARY), "not positive"),
+    "a negative margin": (with_tensor("calibration.margin", 1, value=-1.0), "negative"),
+}
+
+
+@pytest.mark.parametrize("damage", REFUSED)
+def test_what_is_no_checkpoint_is_refused_with_the_reason(
+    damage: str, client: TestClient, sqlite: Database, lstm: Files
+) -> None:
+    change, why = REFUSED[damage]
+    status, problem = put(client, "it", change(lstm))
+    assert status == 422, problem
+    assert why in str(problem["detail"]), problem
+    assert problem["remedy"], problem
+    assert names(sqlite) == []
+
+
+@pytest.mark.parametrize("name", ["timeline", "Über", "-x", "a" * 33, "a b"])
+def test_names_that_could_not_be_typed_are_refused(
+    name: str, sqlite: Database, linear: Files
+) -> None:
+    with pytest.raises(InvalidInput, match="cannot be called"):
+        keep_simulator(sqlite, name, *linear)
+
+
+def test_a_tuning_that_names_no_simulator_is_refused(client: TestClient) -> None:
+    request = {"graph": "resnet50", "cluster": "example-4x1", "simulator": "nobody"}
+    answer = client.post("/v1/tunings", json=request)
+    assert (answer.status_code, answer.json()["thing"]) == (404, "simulator")
+    assert "learned" in answer.json()["remedy"]
