@@ -9,6 +9,7 @@ from autosync.errors import InvalidStrategy, NotSupported
 from autosync.strategy import Strategy
 from autosync.verify import verify
 from search import designs
+from search.mg_wfbp import mg_wfbp
 from search.space import Space
 from search.tables import replica_layouts
 
@@ -30,6 +31,9 @@ BUILDERS: dict[str, Builder] = {
     "all_reduce_25mb": Builder(designs.all_reduce_25mb, "All-reduce in groups of 25 MiB."),
     "all_reduce_chunk128": Builder(
         designs.all_reduce_chunk128, "All-reduce in groups of 128 variables (AutoDist's AllReduce)."
+    ),
+    "mg_wfbp": Builder(
+        mg_wfbp, "All-reduces, neighbours merged where that ends the last one sooner (MG-WFBP)."
     ),
     "tree_all_reduce": Builder(designs.tree_all_reduce, "Tree all-reduce in groups of 25 MiB."),
     "priority_sliced": Builder(
