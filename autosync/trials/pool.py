@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
+from typing import Literal
 
 import numpy as np
 
@@ -17,13 +18,17 @@ from autosync.trials.crew import Crew, Failed
 from autosync.trials.machine import wait_until_quiet
 from autosync.trials.passes import LOAD_LIMIT, Measurement, measurement, spread
 from autosync.trials.processes import Place
-from autosync.trials.scaling import scaled_bundle
+from autosync.trials.scaling import refuse_other_graph, scaled_bundle
 from autosync.trials.turns import GivenUp, Turns
 
 PASS_TOLERANCE = 0.05
 """Passes whose medians differ by more are followed by one more."""
 
 REPEATS = 2
+
+Links = Literal["loopback", "shaped", "cluster"]
+"""What messages travel over: this machine's loopback, links shaped to the rates that the cluster
+file states, or the cluster's own."""
 
 QUIET_SECONDS = 15.0
 """The longest wait for outside load to pass before a pass is repeated."""
@@ -36,7 +41,7 @@ class ProcessPool:
     placements: one per rank. host: address of rank 0 as the others see it.
     workloads: `name=package.module:function` entries registered at the workers' start.
     repeats: how often a contaminated pass is measured again.
-    shaped: whether links run at the cluster's rates.
+    links: between the workers.
     turns: that the pool takes with others, where it measures on this machine.
     on_close: takes down what the launcher built for the workers.
     """
@@ -45,9 +50,9 @@ class ProcessPool:
     description: str
     placements: tuple[Place, ...]
     host: str
+    links: Links
     workloads: tuple[str, ...] = ()
     repeats: int = REPEATS
-    shaped: bool = False
     turns: Turns | None = None
     on_close: Callable[[], None] | None = None
     _crew: Crew | None = None
@@ -57,6 +62,16 @@ class ProcessPool:
     _cancelled: threading.Event = field(default_factory=threading.Event)
     _running: bool = False
     _closed: bool = False
+
+    @property
+    def shaped(self) -> bool:
+        """Whether links are emulated, so that what each node's sends is known."""
+        return self.links == "shaped"
+
+    @property
+    def at_cluster_rates(self) -> bool:
+        """Whether messages show the cluster's links, emulated or real."""
+        return self.links != "loopback"
 
     def run(self, request: TrialRequest) -> TrialResult:
         """Measure one strategy; a key that was run before is answered from memory."""
@@ -185,8 +200,10 @@ class ProcessPool:
 
     def _shipped(self, bundle: Bundle, crew: Crew) -> Bundle:
         """The bundle for the variables that the workers train."""
-        small = scaled_bundle(bundle, self.workload.domain, self.workload.byte_scale)
-        return small if crew.scaled else bundle
+        if crew.scaled:
+            return scaled_bundle(bundle, self.workload.domain, self.workload.byte_scale)
+        refuse_other_graph(bundle, self.workload.domain)
+        return bundle
 
     def _clean_pass(self, request: TrialRequest, crew: Crew) -> Measurement:
         """One pass, repeated while it is contaminated; the least contaminated one."""

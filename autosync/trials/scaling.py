@@ -2,7 +2,8 @@
 
 A scaled variable is flat, of ceil(elements * s) elements, except where rows matter: a sparse
 variable keeps its row length and loses rows, and a linear weight with sufficient factors shrinks
-by sqrt(s) along both axes and in its factor rows, so that K(M + N) and MN both shrink by s.
+by sqrt(s) along both axes and in its factor rows, so that K(M + N) and MN both shrink by s. What
+needs a variable's own shape otherwise, as PowerSGD does, is refused below s = 1.
 """
 
 import math
@@ -10,9 +11,9 @@ from dataclasses import replace
 
 from autosync.bundle import Bundle, VariableSpec
 from autosync.cluster import Cluster
-from autosync.codes import Op
+from autosync.codes import POWERSGD, Op
 from autosync.domain import Domain
-from autosync.errors import InvalidInput
+from autosync.errors import InvalidInput, NotSupported
 from autosync.graph import ITEM_BYTES, ModelGraph, Variable
 from autosync.plan import Message, Piece, Plan, ShardSpec
 
@@ -201,7 +202,21 @@ def scaled_bundle(bundle: Bundle, domain: Domain, byte_scale: float) -> Bundle:
 
     Raises:
         InvalidInput: the bundle's variables are not the domain's.
+        NotSupported: its messages cannot be scaled.
     """
+    refuse_other_graph(bundle, domain)
+    if byte_scale < 1:
+        _refuse_low_rank(bundle.plan, byte_scale)
+    small = scaled_graph(domain.graph, byte_scale)
+    return replace(
+        bundle,
+        plan=scale_plan(bundle.plan, domain.graph, byte_scale),
+        variables=tuple(VariableSpec(v.name, v.shape, v.dtype) for v in small.variables),
+    )
+
+
+def refuse_other_graph(bundle: Bundle, domain: Domain) -> None:
+    """Raises InvalidInput when the bundle's variables are not the domain's."""
     wanted = tuple((v.name, v.shape, v.dtype) for v in domain.graph.variables)
     given = tuple((v.name, v.shape, v.dtype) for v in bundle.variables)
     if wanted != given:
@@ -213,12 +228,24 @@ def scaled_bundle(bundle: Bundle, domain: Domain, byte_scale: float) -> Bundle:
             value=odd[0] if odd else len(given),
             remedy="This strategy belongs to another graph.",
         )
-    small = scaled_graph(domain.graph, byte_scale)
-    return replace(
-        bundle,
-        plan=scale_plan(bundle.plan, domain.graph, byte_scale),
-        variables=tuple(VariableSpec(v.name, v.shape, v.dtype) for v in small.variables),
-    )
+
+
+def _refuse_low_rank(plan: Plan, byte_scale: float) -> None:
+    """PowerSGD packs matrices: of what is flat the whole gradient would travel.
+
+    Raises:
+        NotSupported: names the first message that PowerSGD packs.
+    """
+    for index, message in enumerate(plan.messages):
+        if message.encoding > POWERSGD:
+            raise NotSupported(
+                f"message {index} is packed by PowerSGD of rank {message.encoding - POWERSGD}, "
+                f"which needs matrices as they are; byte scale {byte_scale:g} flattens them.",
+                thing=f"message {index}",
+                value=byte_scale,
+                remedy="Measure it at byte scale 1, with a larger time scale where the links are "
+                "too fast.",
+            )
 
 
 def automatic_scales(domain: Domain) -> tuple[float, float]:

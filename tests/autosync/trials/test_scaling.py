@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from autosync.bundle import bundle
 from autosync.codes import Op
 from autosync.domain import Domain
-from autosync.errors import InvalidInput
+from autosync.errors import InvalidInput, NotSupported
 from autosync.graph import ModelGraph
 from autosync.plan import Plan
 from autosync.strategy import (
     AllGather,
     AllReduce,
+    Encoding,
     ParameterServer,
     Schedule,
     Strategy,
@@ -153,6 +154,20 @@ def test_what_cannot_be_scaled_is_refused() -> None:
     shipped = ddp(domain)
     with pytest.raises(InvalidInput, match="another graph"):
         scaled_bundle(replace(shipped, variables=shipped.variables[1:]), domain, 0.5)
+
+
+def test_powersgd_is_measured_unscaled_or_not_at_all() -> None:
+    domain = domain_of(chain_graph(((64, 48), (64,))), grid_cluster(2))
+    packed = Encoding("powersgd", 2)
+    choices = (
+        VariableChoice("v0", whole((64, 48)), (AllReduce(0, encoding=packed),)),
+        VariableChoice("v1", whole((64,)), (AllReduce(1),)),
+    )
+    shipped = bundle(Strategy(choices, even_replicas(2)), domain)
+    with pytest.raises(NotSupported, match=r"message \d is packed by PowerSGD of rank 2.*Measure"):
+        scaled_bundle(shipped, domain, 0.5)
+    whole_size = scaled_bundle(shipped, domain, 1.0)
+    assert any(message.encoding for message in whole_size.plan.messages)
 
 
 @pytest.mark.parametrize(
