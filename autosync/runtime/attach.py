@@ -55,8 +55,9 @@ class Attachment:
             engine.flush()
             if keep_state:
                 gather_state(self.optimizer, engine.variables, engine.contents, engine.group)
-            with suppress(RuntimeError):  # nothing is under way here: a peer may go first
-                engine.control.barrier(dist.BarrierOptions()).wait()
+            if self.end_groups is not _leave_open:
+                with suppress(RuntimeError):  # nothing is under way here: a peer may go first
+                    engine.control.barrier(dist.BarrierOptions()).wait()
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
@@ -80,6 +81,7 @@ def attach(
     share_values: bool = True,
     groups: Groups | None = None,
     trace: Trace | None = None,
+    agreed: bool = False,
 ) -> Attachment:
     """Begin to synchronize as the plan says. A collective over the process group.
 
@@ -89,6 +91,7 @@ def attach(
     groups: from `open_groups`, kept open by the caller for plan after plan; by default the
         attachment opens and ends its own.
     trace: receives an event for every executed message.
+    agreed: whoever handed out the plan gave all ranks the same one; they need not compare.
 
     Raises:
         InvalidInput: the plan is for another world size or another model, or differs from rank
@@ -110,7 +113,8 @@ def attach(
     everyone = tuple(range(group.size()))
     with meeting():
         control = opened.get("control", everyone, "gloo")
-        check_same_plan(control, plan)
+        if not agreed:
+            check_same_plan(control, plan)
         if share_values:
             share_initial_values(control, model)
         buffers = BufferBroadcast(model, opened.get("buffers", everyone, "gloo"), group.rank())

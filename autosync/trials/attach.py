@@ -76,7 +76,14 @@ def attach(
         return _attach_ddp(model, bundle.plan, byte_scale)
     names = tuple(variable.name for variable in bundle.variables)
     attachment = runtime.attach(
-        model, optimizer, bundle.plan, names, share_values=False, groups=kept.get(), trace=trace
+        model,
+        optimizer,
+        bundle.plan,
+        names,
+        share_values=False,
+        groups=kept.get(),
+        trace=trace,
+        agreed=True,  # the launcher sends every rank the same line
     )
     return Attached(model, attachment.engine.flush, lambda: attachment.detach(keep_state=False))
 
@@ -111,5 +118,5 @@ def bucket_limits_mebibytes(bucket_bytes: int, byte_scale: float) -> list[float]
 
 def replica_digest(model: nn.Module) -> float:
     """Differs between replicas that have drifted apart: first and last element of every tensor."""
-    ends = [value.detach().view(-1)[[0, -1]] for value in model.parameters()]
-    return float(torch.cat(ends).double().sum())
+    flat = [value.detach().view(-1) for value in model.parameters()]
+    return float(torch.cat([ends[:: max(1, len(ends) - 1)] for ends in flat]).double().sum())

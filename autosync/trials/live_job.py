@@ -167,6 +167,7 @@ def attach_live(job: LiveJob, bundle: Bundle) -> Attached:
         max_grad_norm=job.max_grad_norm,
         share_values=False,
         groups=job.kept_groups(),
+        agreed=True,  # rank 0 has just told all the others
     )
 
     def abandon() -> None:

@@ -148,9 +148,10 @@ def _measure(
     job: Job, attached: Attached, warmup: int, iterations: int, recording: Recording | None
 ) -> dict[str, Any]:
     """Forward starts of all iterations on `time.monotonic()`, and one after the last; when the
-    last synchronization ended; CPU time and bytes from the first measured iteration to there."""
+    last synchronization ended; CPU time and bytes from the first measured iteration to there.
+
+    Ranks need not meet before: periods count from the latest start of an iteration."""
     starts = []
-    dist.barrier()
     gc.disable()  # a collection in the middle of an iteration is nobody's communication time
     for iteration in range(warmup + iterations):
         if iteration == warmup:
