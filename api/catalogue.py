@@ -8,7 +8,6 @@ from autosync.cluster import Cluster
 from autosync.clusterfile import bundled_clusters
 from autosync.clusterfile import load_cluster as load_cluster_file
 from autosync.datafiles import data_file
-from autosync.devices import DEVICE_TYPES
 from autosync.domain import Profile
 from autosync.errors import InvalidInput, NotFound
 from autosync.graph import ModelGraph
@@ -49,9 +48,7 @@ def cluster_named(session: Session, name: str) -> Cluster:
 
 def estimated_profile(graph: ModelGraph, cluster: Cluster) -> Profile:
     """A roofline for the cluster's fastest device type; the simulators stretch it for others."""
-    types = {device.type for device in cluster.device_of_rank()}
-    fastest = max(types, key=lambda name: (DEVICE_TYPES[name].peak_flops_per_second, name))
-    return estimate_profile(graph, fastest)
+    return estimate_profile(graph, cluster.fastest_device_type)
 
 
 def _unknown(thing: str, name: str, known: list[str]) -> NotFound:

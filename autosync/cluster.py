@@ -177,6 +177,12 @@ class Cluster:
         return sum(node.ranks for node in self.nodes)
 
     @property
+    def fastest_device_type(self) -> str:
+        """Of those that hold replicas: the one that a profile is stated for."""
+        types = {device.type for device in self.device_of_rank()}
+        return max(types, key=lambda name: (DEVICE_TYPES[name].peak_flops_per_second, name))
+
+    @property
     def servers(self) -> int:
         """Servers that can own a shard: every rank, then every dedicated server host."""
         return self.world_size + sum(node.server_only for node in self.nodes)

@@ -10,7 +10,6 @@ from pydantic import ConfigDict
 
 from autosync.cluster import Cluster
 from autosync.clusterfile import load_cluster
-from autosync.devices import DEVICE_TYPES
 from autosync.documents import STRICT, from_data
 from autosync.domain import Domain, Optimizer
 from autosync.errors import InvalidInput, NotFound
@@ -103,11 +102,11 @@ def domain_of(target: Target) -> Domain:
     if target.occasions < 1:
         raise _refused("occasions", target.occasions, "is below 1", "Use 1 or 2.")
     graph, cluster = bundled(target.model), load_cluster(target.cluster)
-    types = {device.type for device in cluster.device_of_rank()}
-    fastest = max(types, key=lambda name: DEVICE_TYPES[name].peak_flops_per_second)
     compute = ring_seconds(graph, cluster) / target.ring_over_compute
     optimizer = Optimizer(target.optimizer, state_tensors=STATE_TENSORS[target.optimizer])
-    return Domain(graph, cluster, profile_at(graph, compute, fastest), optimizer)
+    return Domain(
+        graph, cluster, profile_at(graph, compute, cluster.fastest_device_type), optimizer
+    )
 
 
 def ring_seconds(graph: ModelGraph, cluster: Cluster) -> float:

@@ -106,15 +106,12 @@ def load_module(model: str, batch_size: int | None) -> "tuple[nn.Module, Inputs,
 
 def load_profile(graph: "ModelGraph", cluster: "Cluster", choice: ProfileChoice) -> "Profile":
     """The profile file, or an estimate for the cluster's fastest device type."""
-    from autosync.devices import DEVICE_TYPES
     from autosync.documents import from_json
     from autosync.domain import Profile
 
     if choice.file is not None:
         return from_json(Profile, read_bytes(choice.file, "profile"), source=str(choice.file))
-    types = {device.type for device in cluster.device_of_rank()}
-    fastest = max(types, key=lambda name: DEVICE_TYPES[name].peak_flops_per_second)
-    return estimated_profile(graph, choice.device or fastest, choice)
+    return estimated_profile(graph, choice.device or cluster.fastest_device_type, choice)
 
 
 def estimated_profile(graph: "ModelGraph", device: str, choice: ProfileChoice) -> "Profile":

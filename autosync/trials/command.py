@@ -68,6 +68,7 @@ class CommandLauncher:
             description=f"command ({PurePath(program).name}, {len(cluster.nodes)} hosts)",
             placements=places,
             host=cluster.nodes[nodes[0]].address,
+            links="cluster",
             workloads=self.workloads,
             repeats=self.repeats,
         )

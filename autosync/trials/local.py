@@ -28,6 +28,7 @@ class LocalLauncher:
             description=DESCRIPTION,
             placements=tuple(Placement((), "lo", int(node)) for node in nodes),
             host=LOOPBACK,
+            links="loopback",
             workloads=self.workloads,
             repeats=self.repeats,
             turns=machine_turns(),

@@ -14,7 +14,7 @@ from autosync.graph import ModelGraph, Operation, Variable
 from autosync.trials.collectives import KINDS
 from autosync.trials.contract import Launcher, Workload
 from autosync.trials.links import BURST_BYTES
-from autosync.trials.pool import ProcessPool
+from autosync.trials.pool import Links, ProcessPool
 
 SMALL_SIZES = (1024, 4 * 1024)
 """Bytes that each replica contributes: messages that are all startup. (Up to its burst a shaper
@@ -53,8 +53,8 @@ def probe(
 
     sizes: bytes a replica contributes, as they travel here (scaled); by default a few small ones
         and two that the links' rates decide.
-    On shaped links a cost is what exceeds the links' own time; on unshaped ones it is all there
-    is, since the stated rates are not to be seen there.
+    A cost is what exceeds the links' own time at the stated rates, which the timeline adds by
+    itself. On loopback these rates are not to be seen, and a cost is all there is.
 
     Raises:
         NotSupported, InaccurateLink: as `launcher.open`; or its workers time no messages.
@@ -146,17 +146,29 @@ def _sample(
         wire,
         len(ranks),
         seconds / pool.workload.time_scale,
-        _shaped_seconds(pool, cluster, kind, wire, ranks) if pool.shaped else 0.0,
+        visible_link_seconds(pool.links, pool.workload.byte_scale, cluster, kind, wire, ranks),
     )
 
 
-def _shaped_seconds(
-    pool: ProcessPool, cluster: Cluster, kind: MessageKind, wire: float, ranks: tuple[int, ...]
+def visible_link_seconds(
+    links: Links,
+    byte_scale: float,
+    cluster: Cluster,
+    kind: MessageKind,
+    wire_bytes: float,
+    ranks: tuple[int, ...],
 ) -> float:
-    """The links' time behind a shaper, whose burst passes free after the pause before."""
-    free = BURST_BYTES / pool.workload.byte_scale
-    burst_seconds = free / float(cluster.nic_bytes_per_second().min())
-    return max(0.0, link_seconds(cluster, kind, wire, ranks) - burst_seconds)
+    """What of a message's time is that of its links at their stated rates.
+
+    Behind a shaper a burst passes free after the pause before; loopback has no such links.
+    """
+    if links == "loopback":
+        return 0.0
+    alone = link_seconds(cluster, kind, wire_bytes, ranks)
+    if links == "cluster":
+        return alone
+    burst_seconds = BURST_BYTES / byte_scale / float(cluster.nic_bytes_per_second().min())
+    return max(0.0, alone - burst_seconds)
 
 
 def usual_sizes(cluster: Cluster, rate_factor: float) -> tuple[int, ...]:

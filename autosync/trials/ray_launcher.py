@@ -95,6 +95,7 @@ class RayLauncher:
                 for node in nodes
             ),
             host=addresses[nodes[0]],
+            links="cluster",
             workloads=self.workloads,
             repeats=self.repeats,
             on_close=release,

@@ -62,9 +62,9 @@ class TestbedLauncher:
                 Placement(testbed.prefix(int(node)), "eth0", int(node)) for node in nodes
             ),
             host=testbed.addresses[int(nodes[0])],
+            links="shaped",
             workloads=self.workloads,
             repeats=self.repeats,
-            shaped=True,
             turns=turns,
             on_close=lambda: namespaces.down(testbed),
         )

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autosync.cluster import Cluster, MessageCost, MessageKind
+from autosync.cluster import Cluster, Device, MessageCost, MessageKind
 from autosync.codes import Op
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
@@ -51,6 +51,9 @@ def test_the_strategies_run_and_hold_every_kind_from_one_to_hundreds(
     domain, population = probing(cluster, brief)
     for _, strategy in probing_strategies(domain, brief):
         verify(strategy, domain)
+    grouped = cluster.world_size > len(cluster.nodes)
+    expected = (10 if grouped else 8) if brief else (29 if grouped else 25)
+    assert len(population) == expected  # as `probe_costs` says
     counts = np.diff(compile_plans_fast(population, domain).first)
     assert counts.min() <= 8
     assert counts.max() >= 128
@@ -73,6 +76,12 @@ def test_fitted_costs_predict_what_made_the_measurements() -> None:
     carried = TimelineSimulator().predict(replace(unseen, cluster=found.cluster), others)
     real = TimelineSimulator().predict(replace(unseen, cluster=truth.cluster), others)
     assert carried == pytest.approx(real, rel=0.2)
+
+
+def test_compute_is_stated_for_the_fastest_device() -> None:
+    slow, fast = grid_cluster(2).nodes
+    mixed = replace(grid_cluster(2), nodes=(slow, replace(fast, devices=(Device("v100"),))))
+    assert probing_domain(mixed, 1.0).profile.device == "v100"
 
 
 def test_a_fit_needs_a_positive_measurement_for_each() -> None:

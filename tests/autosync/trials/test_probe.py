@@ -6,7 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autosync.errors import InvalidInput
+from autosync.trials.command import CommandLauncher
+from autosync.trials.contract import Workload
 from autosync.trials.local import LocalLauncher
+from autosync.trials.pool import Links
 from autosync.trials.probe import (
     Sample,
     broadcast_rounds,
@@ -14,9 +17,10 @@ from autosync.trials.probe import (
     link_seconds,
     nonnegative_least_squares,
     probe,
+    visible_link_seconds,
     worker_counts,
 )
-from tests.domains import grid_cluster
+from tests.domains import domain_of, grid_cluster
 
 
 @given(startup=st.floats(0, 1e-2), per_worker=st.floats(0, 1e-3), per_byte=st.floats(0, 1e-9))
@@ -67,6 +71,34 @@ def test_links_own_time_by_kind() -> None:
     assert link_seconds(grid_cluster(2, 2), "all_reduce", 2.5e9, (0, 1)) == pytest.approx(1.0)
     # two children share the root's NIC, then one forwards to the fourth rank: measured 2.96
     assert [broadcast_rounds(count) for count in (1, 2, 3, 4, 8)] == [0, 1, 2, 3, 6]
+
+
+def test_a_cost_holds_no_link_time_that_the_timeline_adds() -> None:
+    cluster, ranks, sizes = grid_cluster(4, 1, 0.8), (0, 1, 2, 3), (1e3, 1e7)  # 1e8 bytes a second
+
+    def seen(links: Links) -> list[float]:
+        return [
+            visible_link_seconds(links, 0.5, cluster, "all_reduce", size, ranks) for size in sizes
+        ]
+
+    assert seen("loopback") == [0.0, 0.0]
+    assert seen("cluster") == pytest.approx([1.5e-5, 0.15])
+    assert seen("shaped")[0] == 0.0  # within the burst
+    assert 0.14 < seen("shaped")[1] < 0.15
+    timed = [2e-3 + link for link in seen("cluster")]
+    samples = [
+        Sample("all_reduce", size, 4, seconds, link)
+        for size, seconds, link in zip(sizes, timed, seen("cluster"), strict=True)
+    ]
+    assert fit(samples).seconds_per_byte == pytest.approx(0.0, abs=1e-15)
+
+
+def test_launchers_say_whose_links_their_messages_take() -> None:
+    workload = Workload(domain_of(cluster=grid_cluster(3)))
+    with LocalLauncher().open(workload) as local, CommandLauncher("env").open(workload) as hosts:
+        assert not local.at_cluster_rates
+        assert hosts.at_cluster_rates
+        assert not hosts.shaped
 
 
 def test_real_messages_give_costs_with_residuals() -> None:
