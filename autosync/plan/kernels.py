@@ -174,13 +174,11 @@ def first_half_load(domain: DomainArrays, method: int) -> float:
     return others
 
 
-def list_schedule(
-    domain: DomainArrays, coming: I64, at: F64, gate: I64, load: F64, heap: I64, order: I64
-) -> None:
+def list_schedule(coming: I64, at: F64, gate: I64, load: F64, heap: I64, order: I64) -> None:
     """List schedule on one wire: of the contents that exist, the nearest use first.
 
     coming i64[C]: contents in the order in which they come to exist, at seconds f64[C]; load
-    f64[C]: bytes on the wire; order i64[C]: the result. Estimated from the profile, so that
+    f64[C]: seconds on the wire; order i64[C]: the result. Estimated from the profile, so that
     every rank computes the same total order.
 
     Startups are left out, for they hide behind the message before. A wire estimated too slow
@@ -202,7 +200,7 @@ def list_schedule(
         content = pop_heap(heap, size) % count
         size -= 1
         order[step] = content
-        now += load[content] / domain.bytes_per_second
+        now += load[content]
 
 
 def put(

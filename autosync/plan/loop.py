@@ -64,7 +64,7 @@ class Scratch(NamedTuple):
     """Per-strategy working arrays: R rows, V variables, C contents at most.
 
     row, value: a content's first row (population index) and its payload were it not encoded.
-    second: of its payload, what PowerSGD's second all-reduce carries; else 0. load: bytes on the
+    second: of its payload, what PowerSGD's second all-reduce carries; else 0. load: seconds on the
     wire of its first half. at: seconds from the start of backward, of its gradients and then of
     its first half's arrival.
     """
@@ -176,12 +176,14 @@ def first_half_order(
     for content in range(contents):
         work.heap[content] = work.ready[content] * contents + content
         method = int(people.method[work.row[content]])
-        work.load[content] = work.wire[content] * first_half_load(domain, method)
+        owner = int(people.server[work.row[content]]) if method == M_PS else -1
+        load_bytes = work.wire[content] * first_half_load(domain, method)
+        work.load[content] = load_bytes / domain.bytes_per_second[owner + 1]
         work.at[content] = domain.ready_seconds[work.ready[content]]
     if people.order[index] == O_PRIORITY:
         sort_keys(work.heap, work.sorted, contents)
         coming = work.sorted[:contents]
-        list_schedule(domain, coming, work.at, work.gate, work.load, work.heap, work.order)
+        list_schedule(coming, work.at, work.gate, work.load, work.heap, work.order)
     else:
         if people.order[index] == O_EXPLICIT:
             for content in range(contents):
@@ -190,7 +192,7 @@ def first_half_order(
     now = 0.0
     for position in range(contents):
         content = work.order[position]
-        now = max(now, work.at[content]) + work.load[content] / domain.bytes_per_second
+        now = max(now, work.at[content]) + work.load[content]
         work.at[content] = now
 
 
@@ -211,7 +213,7 @@ def second_half_order(
         if people.method[work.row[content]] not in (M_PS, M_RS):
             work.load[content] = 0.0
     coming = work.sorted[:contents]
-    list_schedule(domain, coming, work.at, work.gate, work.load, work.heap, work.order)
+    list_schedule(coming, work.at, work.gate, work.load, work.heap, work.order)
 
 
 def emit(

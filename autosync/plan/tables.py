@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autosync.cluster import Cluster
 from autosync.codes import ENCODINGS, POWERSGD
 from autosync.domain import Domain
 from autosync.plan.table import Teams
@@ -22,8 +23,8 @@ class DomainArrays(NamedTuple):
 
     Per variable (V): elements, item_bytes, first_dim i64; dims i64[V, 8]; ready, first_use i32;
     sparse bool; touched_rows, factor_rows i64. by_ready i64[V]: variables in ready order.
-    ready_seconds f64[V]: in ready order. bytes_per_second: of the slowest NIC, for the
-    list schedule only.
+    ready_seconds f64[V]: in ready order. bytes_per_second f64[1 + servers]: of the slowest link
+    that messages among all ranks cross, then those of each owner; for the list schedule only.
     """
 
     world: int
@@ -39,7 +40,7 @@ class DomainArrays(NamedTuple):
     factor_rows: NDArray[np.int64]
     by_ready: NDArray[np.int64]
     ready_seconds: NDArray[np.float64]
-    bytes_per_second: float
+    bytes_per_second: NDArray[np.float64]
 
 
 class PopulationArrays(NamedTuple):
@@ -86,8 +87,19 @@ def domain_arrays(domain: Domain) -> DomainArrays:
         factor_rows=table.factor_rows,
         by_ready=np.array(domain.graph.gradient_order, dtype=np.int64),
         ready_seconds=domain.timing.ready_seconds,
-        bytes_per_second=float(cluster.nic_bytes_per_second().min()),
+        bytes_per_second=crossed_bytes_per_second(cluster),
     )
+
+
+def crossed_bytes_per_second(cluster: Cluster) -> NDArray[np.float64]:
+    """Payload rate of the slowest link crossed, `(1 + servers,)`: by a ring through the ranks in
+    their order, then between every rank and each owner."""
+    node = cluster.node_of_server().astype(np.int64)
+    workers, rates = node[: cluster.world_size], cluster.bandwidth_bytes_per_second()
+    ring = rates[workers, np.roll(workers, -1)].min()
+    served = rates[workers[:, None], node[None, :]]
+    np.fill_diagonal(served, np.inf)  # an owner sends itself nothing
+    return np.append(ring, served.min(axis=0))
 
 
 def population_arrays(population: Population) -> PopulationArrays:

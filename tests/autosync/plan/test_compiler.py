@@ -5,9 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from autosync.cluster import Cluster, Device, Node
 from autosync.codes import POWERSGD, Channel, Op, Update
 from autosync.domain import Domain
 from autosync.plan import Plan, PlanTable, compile_plans, plan_of
+from autosync.plan.tables import crossed_bytes_per_second
 from autosync.population import encode
 from autosync.strategy import (
     AllGather,
@@ -90,6 +92,25 @@ def test_priority_sends_the_nearest_next_use_first_once_it_is_ready() -> None:
     # Variable 4 is next in ready order when the tiny 5 is through; then all the others wait.
     assert variables == [5, 4, 0, 1, 2, 3]
     assert [m.gate for m in plan.messages] == variables
+
+
+def test_the_wire_of_a_list_schedule_is_the_link_that_messages_cross() -> None:
+    node = Node("a", (Device("cpu", 4),), bandwidth_gbps=0.01, intra_bandwidth_gbps=80.0)
+    inside = Cluster("one node", (node,))
+    served = replace(inside, nodes=(node, Node("b", (), 8.0, server_only=True)))
+    assert crossed_bytes_per_second(inside) == pytest.approx([1e10] * 5)
+    assert crossed_bytes_per_second(served) == pytest.approx([1e10] * 5 + [1.25e6])
+    assert crossed_bytes_per_second(grid_cluster(3, 1, (8.0, 0.8, 8.0))) == pytest.approx([1e8] * 4)
+
+    def sent(cluster: Cluster) -> list[int]:
+        domain = domain_of(cluster=cluster)
+        schedule = Schedule("priority", overlap_forward=True)
+        strategy = strategy_of(domain, *(AllReduce(i) for i in range(6)), schedule=schedule)
+        return [int(ready) for ready in compile_plans(encode([strategy], domain), domain).ready]
+
+    # messages that are through before the next gradient is there go as gradients come
+    assert sent(inside) == list(range(6))
+    assert sent(grid_cluster(4, 1, 0.01)) != list(range(6))
 
 
 def test_a_parameter_server_pulls_only_after_the_owner_updated() -> None:
