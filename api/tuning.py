@@ -20,6 +20,7 @@ from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.trials.contract import Launcher, Workload
 from autosync.trials.scaling import automatic_scales
+from autosync.verify import check_executed
 from search.outcome import Outcome
 from search.settings import Settings
 from search.space import Space
@@ -45,7 +46,7 @@ def enqueue(database: Database, job: Job) -> str:
     Raises:
         InvalidInput: a pin does not fit the graph, or a scale is out of range.
         NotFound: no such simulator.
-        NotSupported: the operator has not set up the launcher.
+        NotSupported: the operator has not set up the launcher, or a pin cannot be run.
     """
     check_launcher(job.launcher)
     check_pins(job.space, job.domain)
@@ -132,7 +133,13 @@ def usual_scales(domain: Domain, launcher: str) -> tuple[float, float]:
 
 
 def check_pins(space: Space, domain: Domain) -> None:
-    """Refuses pins for another graph before anything is stored."""
+    """Refuses pins for another graph, and those that no trial could run, before anything is stored.
+
+    Raises:
+        InvalidInput: a pin does not fit the graph.
+        NotSupported: a pinned owner is a dedicated server host.
+    """
+    check_executed(space.pins, domain.world_size)
     shapes = {variable.name: variable.shape for variable in domain.graph.variables}
     for pin in space.pins:
         if pin.variable not in shapes:

@@ -13,6 +13,7 @@ from autosync.graph import DType
 from autosync.plan import Plan, compile_plans, plan_of
 from autosync.population import encode
 from autosync.strategy import Strategy
+from autosync.verify import check_executed
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,16 @@ class Bundle:
     version: Literal[1] = 1
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
+    def __post_init__(self) -> None:
+        check_executed(self.strategy.choices, self.plan.world_size)
+
 
 def bundle(strategy: Strategy, domain: Domain, evidence: Evidence | None = None) -> Bundle:
-    """Compile a verified strategy into what a training script needs."""
+    """Compile a verified strategy into what a training script needs.
+
+    Raises:
+        NotSupported: it can be predicted, but not run; see `check_executed`.
+    """
     population = encode([strategy], domain)
     plan = plan_of(compile_plans(population, domain), population, 0, domain)
     node_of_rank = domain.cluster.node_of_server()[: domain.world_size]

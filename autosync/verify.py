@@ -1,5 +1,6 @@
 """What a strategy must satisfy to run on a domain and to synchronize it exactly."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from math import fsum
 
@@ -24,11 +25,12 @@ SHARE_TOLERANCE = 1e-6
 def verify(
     strategy: Strategy, domain: Domain, *, allow_lossy: bool = False, allow_staleness: bool = False
 ) -> None:
-    """Refuse what cannot run on the domain or does not synchronize it.
+    """Refuse what cannot be on the domain or does not synchronize it.
+
+    Owners may be dedicated server hosts, which can be predicted; see `check_executed`.
 
     Raises:
         InvalidStrategy: names the variable (or the field) and the reason.
-        NotSupported: the choice is sound, but the runtime does not execute it yet.
     """
     _check_variables(strategy, domain)
     _check_replicas(strategy, domain)
@@ -47,6 +49,25 @@ def verify(
             value=strategy.staleness,
             remedy="Allow staleness to predict it; the runtime does not run it yet.",
         )
+
+
+def check_executed(choices: Iterable[VariableChoice], world_size: int) -> None:
+    """Refuse what is sound and can be predicted, but not run: ranks alone take part in training.
+
+    Raises:
+        NotSupported: a dedicated server host owns a shard; names the variable.
+    """
+    for choice in choices:
+        for shard in choice.shards:
+            if isinstance(shard, ParameterServer) and shard.server >= world_size:
+                raise NotSupported(
+                    f"variable {choice.variable!r} is owned by server {shard.server}, a dedicated "
+                    "server host: that can be predicted, but not run, for ranks alone take part "
+                    "in training.",
+                    thing=f"variable {choice.variable}",
+                    value=shard.server,
+                    remedy=f"Let a rank own it, 0 to {world_size - 1}.",
+                )
 
 
 def _check_variables(strategy: Strategy, domain: Domain) -> None:
@@ -165,14 +186,6 @@ def _check_server(variable: Variable, shard: ParameterServer, domain: Domain) ->
             "server",
             shard.server,
             f"is owned by server {shard.server}, of servers 0 to {cluster.servers - 1}",
-        )
-    if shard.server >= cluster.world_size:
-        raise NotSupported(
-            f"variable {variable.name!r} is owned by the dedicated server host {shard.server}: "
-            "not executed by the runtime yet.",
-            thing=f"variable {variable.name}",
-            value=shard.server,
-            remedy=f"Own it by a rank, 0 to {cluster.world_size - 1}.",
         )
     _check_elementwise(variable, "an update by its owner", domain)
     if shard.hierarchical:

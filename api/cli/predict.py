@@ -224,10 +224,11 @@ def _one(domain: "Domain", name: str) -> Asked:
     from search.builders import BUILDERS
     from search.methods import METHODS, method_named
 
+    engine = ""
     if name.lower() in map(str.lower, METHODS):
         method = method_named(name)
-        return Asked(name, method.build(domain), method.engine)
-    if name in BUILDERS:
+        strategy, engine = method.build(domain), method.engine
+    elif name in BUILDERS:
         strategy = BUILDERS[name].build(domain)
     elif Path(name).is_file():
         strategy = load_strategy(Path(name))
@@ -235,4 +236,4 @@ def _one(domain: "Domain", name: str) -> Asked:
         known = [*BUILDERS, *METHODS]
         raise unknown_name("strategy", name, known, "A strategy file will do too.")
     verify(strategy, domain, allow_lossy=True, allow_staleness=True)
-    return Asked(name, strategy)
+    return Asked(name, strategy, engine)

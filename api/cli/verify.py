@@ -1,11 +1,11 @@
-"""`autosync verify`: whether a strategy runs on a domain and synchronizes it exactly."""
+"""`autosync verify`: whether a strategy fits a domain and synchronizes it exactly."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from api.cli.console import out
+from api.cli.console import out, warn
 from api.cli.options import Batch, ClusterName, Model
 
 
@@ -19,11 +19,15 @@ def verify(
     batch: Batch = None,
     allow_lossy: Annotated[bool, typer.Option(help="Allow lossy encodings.")] = False,
 ) -> None:
-    """Check that a strategy can run on a model and a cluster and synchronizes every variable.
+    """Check that a strategy fits a model and a cluster and synchronizes every variable.
+
+    Says so where it can be predicted but not run (owners on dedicated server hosts).
 
     Example: `autosync verify best.json resnet50 example-4x1`
     """
     from api.cli.inputs import ProfileChoice, load_domain, load_strategy
+    from autosync.errors import NotSupported
+    from autosync.verify import check_executed
     from autosync.verify import verify as check
     from search.describe import describe
 
@@ -31,3 +35,7 @@ def verify(
     domain = load_domain(model, cluster, batch, ProfileChoice())
     check(loaded, domain, allow_lossy=allow_lossy)
     out.print(f"[green]Sound:[/] {describe(loaded, domain)}")
+    try:
+        check_executed(loaded.choices, domain.world_size)
+    except NotSupported as reason:
+        warn(reason.message)

@@ -12,7 +12,7 @@ from api.submit import submit
 router = APIRouter(prefix="/v1/tunings", tags=["tunings"])
 
 
-@router.post("", status_code=202, responses=problems(400, 404, 413, 422))
+@router.post("", status_code=202, responses=problems(400, 404, 409, 413, 422))
 def post_tuning(
     request: schemas.TuningRequest, database: deps.DatabaseDep, response: Response
 ) -> schemas.Tuning:

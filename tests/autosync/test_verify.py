@@ -2,9 +2,12 @@ from dataclasses import replace
 
 import pytest
 
+from autosync.bundle import Bundle, bundle
 from autosync.cluster import Cluster, Device, Node
+from autosync.documents import from_data, to_data
 from autosync.domain import Domain, Optimizer
 from autosync.errors import InvalidStrategy, NotSupported
+from autosync.population import encode
 from autosync.strategy import (
     AllGather,
     AllReduce,
@@ -24,6 +27,7 @@ from autosync.strategy import (
     whole,
 )
 from autosync.verify import verify
+from simulator.timeline import TimelineSimulator
 from tests.domains import chain_graph, domain_of, grid_cluster
 
 SHAPES = ((64, 32), (64,), (10, 128))
@@ -168,12 +172,19 @@ def test_owner_and_sharded_updates_need_an_elementwise_optimizer(shard: Synchron
     verify(with_choice(0, whole((64, 32)), ReduceScatter(0)), domain)
 
 
-def test_dedicated_server_hosts_are_not_supported_yet() -> None:
+def test_dedicated_server_hosts_can_be_predicted_but_not_run() -> None:
     nodes = (*DOMAIN.cluster.nodes, Node("server", (Device("cpu"),), 1.0, server_only=True))
     domain = domain_of(DOMAIN.graph, Cluster("with server", nodes))
     strategy = with_choice(0, whole((64, 32)), ParameterServer(4, 0))
-    with pytest.raises(NotSupported, match="not executed by the runtime yet"):
-        verify(strategy, domain)
+    verify(strategy, domain)
+    assert TimelineSimulator().predict(domain, encode([strategy], domain))[0] > 0
+    with pytest.raises(NotSupported, match="variable 'v0' is owned by server 4, a dedicated"):
+        bundle(strategy, domain)
+    by_rank = bundle(with_choice(0, whole((64, 32)), ParameterServer(3, 0)), domain)
+    smuggled = to_data(by_rank) | {"strategy": to_data(strategy)}
+    with pytest.raises(NotSupported, match="'v0' is owned by server 4"):
+        from_data(Bundle, smuggled)
+    refused(with_choice(0, whole((64, 32)), ParameterServer(5, 0)), "of servers 0 to 4", domain)
 
 
 @pytest.mark.parametrize(

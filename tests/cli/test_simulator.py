@@ -3,24 +3,36 @@
 import json
 from pathlib import Path
 
+import pytest
+from typer.testing import CliRunner
+
+from api.cli.inputs import load_simulator
+from api.cli.simulator import app
+from autosync.errors import NotFound
 from simulator.learned.models import LinearModel
 from tests.api.test_simulators import checkpoint
-from tests.cli.command import autosync, small_inputs
 
 
-def test_a_simulator_is_kept_used_by_name_and_written_again(tmp_path: Path) -> None:
+def test_a_simulator_is_kept_found_by_name_and_written_again(tmp_path: Path) -> None:
     card, weights = checkpoint(tmp_path, LinearModel())
-    autosync(tmp_path, "simulator", "add", "mine", "made.safetensors")
-    (listed,) = json.loads(autosync(tmp_path, "simulator", "list", "--json").stdout)
+    db = f"sqlite:///{tmp_path / 'a.db'}"
+
+    def said(*words: str) -> str:
+        done = CliRunner().invoke(app, [*words, "--db", db], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    with pytest.raises(NotFound, match="'mine'"):
+        load_simulator("mine", db)
+    said("add", "mine", str(tmp_path / "made.safetensors"))
+    (listed,) = json.loads(said("list", "--json"))
     assert (listed["name"], listed["kind"], listed["trials"]) == ("mine", "linear", 60)
-    ranked = autosync(
-        tmp_path, "rank", *small_inputs(tmp_path), "--proposals", "64", "--simulator", "mine"
-    )
-    assert "ddp" in ranked.stdout
-    autosync(tmp_path, "simulator", "save", "mine", "-o", "copy.safetensors")
+    assert json.loads(said("show", "mine")) == json.loads(card)
+    assert load_simulator("mine", db).name == "timeline+linear"
+    said("save", "mine", "-o", str(tmp_path / "copy.safetensors"))
     assert (tmp_path / "copy.safetensors").read_bytes() == weights
     assert json.loads((tmp_path / "copy.json").read_text()) == json.loads(card)
-    autosync(tmp_path, "simulator", "remove", "mine")
-    gone = autosync(tmp_path, "rank", *small_inputs(tmp_path), "--simulator", "mine", code=2)
-    assert "'mine'" in gone.stderr
-    assert "Way out" in gone.stderr
+    said("remove", "mine")
+    with pytest.raises(NotFound) as gone:
+        load_simulator("mine", db)
+    assert "timeline" in gone.value.remedy

@@ -8,7 +8,7 @@ import pytest
 
 from autosync.cluster import Cluster
 from autosync.domain import Domain
-from autosync.errors import InvalidInput, NotFound, NotSupported
+from autosync.errors import InvalidInput, NotFound
 from autosync.population import encode
 from autosync.strategy import AllReduce, ParameterServer, Strategy
 from autosync.verify import verify
@@ -58,10 +58,15 @@ def test_mg_wfbp_merges_more_the_more_a_startup_costs() -> None:
     assert all(fewer <= more for more, fewer in pairwise(counts))
 
 
-def test_mg_wfbp_refuses_sparse_gradients_by_name() -> None:
-    domain = domain_of(chain_graph(sparse=(0,)), cluster_of(backend="nccl"))
-    with pytest.raises(NotSupported, match="dense gradients"):
-        mg_wfbp(domain)
+def test_mg_wfbp_gathers_sparse_gradients_and_merges_on_either_side() -> None:
+    graph = chain_graph(((8, 4),) * 5, sparse=(2,))
+    strategy = mg_wfbp(domain_of(graph, cluster_of(backend="nccl", startup=1.0)))
+    verify(strategy, domain_of(graph, cluster_of(backend="nccl")))
+    kinds = [(choice.shards[0].kind, choice.shards[0].group) for choice in strategy.choices]
+    assert kinds[0] == kinds[1] == ("all_reduce", kinds[0][1])
+    assert kinds[3] == kinds[4] == ("all_reduce", kinds[3][1])
+    assert kinds[2][0] == "all_gather"
+    assert len({group for _, group in kinds}) == 3
 
 
 def test_after_backward_means_that_nothing_is_issued_before() -> None:
@@ -75,6 +80,7 @@ def test_after_backward_means_that_nothing_is_issued_before() -> None:
 
 def test_pieces_spread_over_dedicated_servers_only() -> None:
     domain = domain_with(cluster_of(2, 2, servers=2, backend="nccl"))
+    verify(method_named("WFBP-PS").build(domain), domain)
     loads = {4: 0, 5: 0}
     for choice in method_named("WFBP-PS").build(domain).choices:
         for shard, length in zip(choice.shards, choice.partition.lengths, strict=True):
