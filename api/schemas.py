@@ -60,7 +60,8 @@ class TuningRequest(BaseModel):
         max_length=32,
         description="What ranks proposals: `timeline` plays the plans, `learned` also corrects it "
         "by the tuning's own trials, `analytic` is the papers' equations; or the name of a trained "
-        "one (GET /v1/simulators), which the tuning's trials go on teaching.",
+        "one (GET /v1/simulators), which the tuning's trials go on teaching; `nearest` is the "
+        "trained one that has learned from the most similar domain.",
     )
     launcher: LauncherName = "auto"
     byte_scale: float | None = Field(

@@ -16,11 +16,14 @@ from api.db.tables import ACTIVE, SimulatorRow, TuningRow
 from api.registry import SIMULATORS, simulator_named
 from api.store import clean
 from autosync.documents import from_json, to_json
+from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotFound, NotSupported
 from simulator.base import Simulator
 
 # Checkpoints load torch, so they are imported where one is read: a service without any needs none.
 
+NEAREST = "nearest"
+"""Stands for the trained simulator that has learned from a domain most like the one at hand."""
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}", re.ASCII)
 LARGEST_CARD_BYTES = 2**20
 """A card with a hundred source domains has a hundredth of it."""
@@ -75,14 +78,15 @@ def keep_simulator(database: Database, name: str, card: bytes, weights: bytes) -
 
 def check_name(name: str) -> None:
     """Raises InvalidInput where a simulator cannot be called so."""
-    if NAME.fullmatch(name) and name not in SIMULATORS:
+    reserved = (*SIMULATORS, NEAREST)
+    if NAME.fullmatch(name) and name not in reserved:
         return
     raise InvalidInput(
         f"a simulator cannot be called {name[:40]!r}.",
         thing="simulator",
         value=name[:40],
         remedy="Use 1 to 32 lower-case letters, digits, dots, hyphens and underscores, a letter or "
-        f"digit first, but none of {', '.join(SIMULATORS)}.",
+        f"digit first, but none of {', '.join(reserved)}.",
     )
 
 
@@ -102,10 +106,42 @@ def simulator_of(session: Session, name: str) -> Simulator:
     return simulator_named(name) if name in SIMULATORS else _restored(_whole(session, name))
 
 
-def hold_simulator(session: Session, name: str) -> None:
-    """Raises as `simulator_of`; a trained one is not removed before the transaction ends."""
+def hold_simulator(session: Session, name: str, domain: Domain) -> str:
+    """The simulator's own name; a trained one is not removed before the transaction ends.
+
+    Raises:
+        NotFound, InvalidInput: as `simulator_of` and `own_name`.
+    """
+    name = own_name(session, name, domain)
     if name not in SIMULATORS:
         _restored(_whole(session, name, lock=True))
+    return name
+
+
+def own_name(session: Session, name: str, domain: Domain) -> str:
+    """The name itself, or that of the trained simulator for which NEAREST stands.
+
+    Raises:
+        NotFound: there is none that reads this version's features.
+    """
+    if name != NEAREST:
+        return name
+    from simulator.learned.checkpoint import Card
+    from simulator.learned.features import FEATURE_VERSION
+    from simulator.learned.transfer import nearest_checkpoint
+
+    readable = (SimulatorRow.feature_version == FEATURE_VERSION, SimulatorRow.domains > 0)
+    query = select(SimulatorRow.name, SimulatorRow.card).where(*readable)
+    found = session.execute(query.order_by(SimulatorRow.name)).all()
+    if not found:
+        raise NotFound(
+            f"no trained simulator here reads features of version {FEATURE_VERSION}.",
+            thing="simulator",
+            value=name,
+            remedy="Keep one first (`autosync simulator add`), or use learned.",
+        )
+    cards = [from_json(Card, row.card, source="card") for row in found]
+    return str(found[nearest_checkpoint(domain, cards)].name)
 
 
 def checkpoint_files(session: Session, name: str) -> tuple[str, bytes]:

@@ -53,7 +53,7 @@ def enqueue(database: Database, job: Job) -> str:
     check_scales(job.byte_scale, job.time_scale)
     tuning_id = uuid.uuid4().hex
     with database.writing() as session:
-        hold_simulator(session, job.simulator)
+        simulator = hold_simulator(session, job.simulator, job.domain)
         queue.submit(
             session,
             id=tuning_id,
@@ -61,7 +61,7 @@ def enqueue(database: Database, job: Job) -> str:
             launcher=job.launcher,
             byte_scale=job.byte_scale,
             time_scale=job.time_scale,
-            simulator=job.simulator,
+            simulator=simulator,
             settings=to_json(job.settings),
             space=to_json(job.space),
         )

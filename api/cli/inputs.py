@@ -196,8 +196,8 @@ def load_strategy_or_bundle(path: Path) -> "Strategy | Bundle":
     return from_data(Strategy, data, source=str(path))
 
 
-def load_simulator(name: str, db: str) -> "Simulator":
-    """A bundled simulator, or a trained one of the database.
+def load_simulator(name: str, db: str, domain: "Domain") -> "Simulator":
+    """A bundled simulator, or a trained one of the database; for `nearest`, by the domain.
 
     Raises:
         NotFound: no such simulator, or no such database.
@@ -208,13 +208,15 @@ def load_simulator(name: str, db: str) -> "Simulator":
 
     if name in SIMULATORS:
         return simulator_named(name)
-    from api.simulators import simulator_of
+    from api.simulators import own_name, simulator_of
 
     try:
         with opened(db) as database, database.reading() as session:
-            return simulator_of(session, name)
-    except NotFound as error:
-        remedy = f"Trained ones are in a database (--db; `autosync simulator list`): {error}"
+            return simulator_of(session, own_name(session, name, domain))
+    except NotFound as missing:
+        if missing.thing != "--db":
+            raise
+        remedy = f"Trained ones are in a database, and {missing.message}"
         raise unknown_name("simulator", name, list(SIMULATORS), remedy) from None
 
 

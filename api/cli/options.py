@@ -63,8 +63,8 @@ DatabaseUrl = Annotated[
     str, typer.Option("--db", help="sqlite:///FILE or postgresql://USER@HOST/NAME.")
 ]
 SIMULATOR_HELP = (
-    "What ranks: learned (the timeline corrected by trials), timeline, analytic, or a trained one "
-    "(see `autosync simulator`)."
+    "What ranks: learned (the timeline corrected by trials), timeline, analytic, a trained one by "
+    "its name (see `autosync simulator`), or nearest (the one trained on the most similar domain)."
 )
 LauncherName = Literal["auto", "testbed", "local", "command", "ray"]
 Prefix = Annotated[

@@ -106,7 +106,7 @@ def predict(
         domain = calibrated(domain, fitted.matrix_slowdown)
     describe_domain(domain)
     _say_constants(domain.cluster, fitted)
-    predictor = load_simulator(simulator, db)
+    predictor = load_simulator(simulator, db, domain)
     answers = _answers(domain, _asked(domain, strategy or []), engine, fitted, predictor)
     if json:
         print_json([asdict(answer) for answer in answers])

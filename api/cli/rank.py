@@ -60,7 +60,9 @@ def rank(
     choice = ProfileChoice(profile, device, efficiency, step_seconds)
     domain = load_domain(model, cluster, batch, choice)
     describe_domain(domain)
-    ranked = best_by_prediction(domain, load_simulator(simulator, db), proposals, seed, quiet=json)
+    ranked = best_by_prediction(
+        domain, load_simulator(simulator, db, domain), proposals, seed, quiet=json
+    )
     ddp = next(candidate for candidate in ranked if candidate.origin == "ddp")
     if json:
         seconds = ddp.predicted_seconds

@@ -14,13 +14,19 @@ from safetensors.numpy import load, save
 from api import queue
 from api.app import create_app
 from api.db import Database
-from api.simulators import keep_simulator, list_simulators, remove_simulator, simulator_of
-from api.tuning import enqueue
+from api.simulators import (
+    NEAREST,
+    keep_simulator,
+    list_simulators,
+    remove_simulator,
+    simulator_of,
+)
+from api.tuning import enqueue, load_job
 from autosync.errors import InvalidInput, NotFound, NotSupported
 from autosync.population import encode
 from simulator.learned.checkpoint import Source, save_checkpoint
 from simulator.learned.data import Scaling
-from simulator.learned.descriptor import DESCRIPTOR
+from simulator.learned.descriptor import DESCRIPTOR, describe_domain
 from simulator.learned.features import PARTS, portion_columns, summary_columns
 from simulator.learned.models import LinearModel, Model, NetworkModel
 from simulator.learned.residual import Ridge
@@ -50,8 +56,10 @@ def network() -> NetworkModel:
     return model
 
 
-def checkpoint(folder: Path, model: Model) -> Files:
-    source = Source("a" * 32, "chain", "grid", 60, (0.5,) * len(DESCRIPTOR))
+def checkpoint(
+    folder: Path, model: Model, descriptor: tuple[float, ...] = (0.5,) * len(DESCRIPTOR)
+) -> Files:
+    source = Source("a" * 32, "chain", "grid", 60, descriptor)
     path = folder / "made"
     save_checkpoint(path, LearnedSimulator(model), (source,), 0.9, "10 strategies")
     return path.with_suffix(".json").read_bytes(), path.with_suffix(".safetensors").read_bytes()
@@ -116,6 +124,21 @@ def test_a_simulator_stays_while_a_tuning_needs_it(database: Database, linear: F
         enqueue(database, replace(small_job(), simulator="mine"))
 
 
+def test_nearest_is_the_one_trained_on_the_most_similar_domain(
+    sqlite: Database, tmp_path: Path
+) -> None:
+    job = replace(small_job(), simulator=NEAREST)
+    with pytest.raises(NotFound, match="no trained simulator"):
+        enqueue(sqlite, job)
+    here = describe_domain(job.domain)
+    for name, shift in (("far", 2.0), ("near", 0.1), ("remote", 5.0)):
+        files = checkpoint(tmp_path, LinearModel(), tuple(float(x) for x in here + shift))
+        keep_simulator(sqlite, name, *files)
+    tuning_id = enqueue(sqlite, job)
+    with sqlite.reading() as session:
+        assert load_job(session, tuning_id).simulator == "near"
+
+
 def test_over_rest_it_comes_back_to_the_byte(client: TestClient, lstm: Files) -> None:
     status, kept = put(client, "five-clusters", lstm)
     assert (status, kept["kind"], kept["trials"], kept["accuracy"]) == (201, "lstm", 60, 0.9)
@@ -173,7 +196,7 @@ def test_what_is_no_checkpoint_is_refused_with_the_reason(
     assert names(sqlite) == []
 
 
-@pytest.mark.parametrize("name", ["timeline", "Über", "-x", "a" * 33, "a b"])
+@pytest.mark.parametrize("name", ["timeline", "nearest", "Über", "-x", "a" * 33, "a b"])
 def test_names_that_could_not_be_typed_are_refused(
     name: str, sqlite: Database, linear: Files
 ) -> None:
