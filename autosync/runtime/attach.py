@@ -1,10 +1,12 @@
 """Puts a plan on a model and its optimizer, and takes it off again."""
 
 import atexit
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import torch
@@ -25,9 +27,17 @@ from autosync.runtime.hooks import Removable, watch
 from autosync.runtime.module_buffers import BufferBroadcast
 from autosync.runtime.optimizer import adopt, release
 from autosync.runtime.state import gather_state
+from autosync.runtime.streams import Streams, streams_for
 from autosync.runtime.trace import Trace
 from autosync.runtime.transport import Groups
 from autosync.runtime.unused import Unused
+
+CPU = torch.device("cpu")
+
+UNVERIFIED = (
+    "autosync's CUDA path is written but has not been verified on hardware yet: compare a few "
+    "iterations with torch's DDP before you trust it, or ship the strategy `ddp`."
+)
 
 
 @dataclass(slots=True)
@@ -53,6 +63,7 @@ class Attachment:
         atexit.unregister(self.at_exit)
         if engine.failure is None:
             engine.flush()
+            engine.streams.synchronize()
             if keep_state:
                 gather_state(self.optimizer, engine.variables, engine.contents, engine.group)
             if self.end_groups is not _leave_open:
@@ -82,6 +93,7 @@ def attach(
     groups: Groups | None = None,
     trace: Trace | None = None,
     agreed: bool = False,
+    streams: Streams | None = None,
 ) -> Attachment:
     """Begin to synchronize as the plan says. A collective over the process group.
 
@@ -92,16 +104,18 @@ def attach(
         attachment opens and ends its own.
     trace: receives an event for every executed message.
     agreed: whoever handed out the plan gave all ranks the same one; they need not compare.
+    streams: how the device's work is ordered, and how messages get to the backend; by default as
+        the model's device and the process group's backend need it.
 
     Raises:
         InvalidInput: the plan is for another world size or another model, or differs from rank
             0's.
         SynchronizationFailed: a peer died or hung.
         NotSupported: the optimizer or the backend cannot do what the plan asks, or the model is
-            not in host memory.
+            neither in host memory nor on one NVIDIA GPU.
     """
     group = working_group(process_group)
-    check_devices(model)
+    device = device_of(model)
     if group.size() != plan.world_size:
         raise InvalidInput(
             f"the plan is for {plan.world_size} ranks, the process group has {group.size()}.",
@@ -109,7 +123,9 @@ def attach(
             value=plan.world_size,
             remedy="Tune for this number of ranks.",
         )
-    opened = groups or open_groups(group)
+    opened = groups or open_groups(group, device)
+    streams = streams or streams_for(device, opened.backend, timed=trace is not None)
+    opened = opened.on(streams)
     everyone = tuple(range(group.size()))
     with meeting():
         control = opened.get("control", everyone, "gloo")
@@ -117,7 +133,8 @@ def attach(
             check_same_plan(control, plan)
         if share_values:
             share_initial_values(control, model)
-        buffers = BufferBroadcast(model, opened.get("buffers", everyone, "gloo"), group.rank())
+        for_buffers = opened.get("buffers", everyone, "gloo")
+        buffers = BufferBroadcast(model, for_buffers, group.rank(), streams)
         records = build_records(model, optimizer, plan, names, opened)
         unused = Unused(own_store(opened), group.size())
     engine = Engine(
@@ -131,10 +148,13 @@ def attach(
         buffers,
         max_grad_norm,
         trace,
+        streams,
+        opened.timeout.total_seconds(),
     )
     gates = Gates(model, engine.variables, engine.wait_for)
     end_groups = _leave_open if groups else opened.close
     engine.scatter_state({})
+    streams.settle()
     engine.start()
     at_exit = finish_at_exit(engine, end_groups)
     attachment = Attachment(model, optimizer, engine, gates, end_groups, at_exit)
@@ -171,32 +191,53 @@ def working_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return group
 
 
-def open_groups(group: dist.ProcessGroup) -> Groups:
-    """A fresh name space for the process groups of one attached plan."""
+def open_groups(group: dist.ProcessGroup, device: torch.device | None = None) -> Groups:
+    """A fresh name space for the process groups of one attached plan. device: of the model; by
+    default the current GPU where the group is NCCL's, else host memory."""
     store = dist.distributed_c10d._get_default_store()
     name = f"autosync/{group.group_name}"
     times = store.add(f"{name}/attached-by-{group.rank()}", 1)
-    device = torch.device("cpu")
-    backend = "nccl" if dist.get_backend(group) == "nccl" else "gloo"
-    if backend == "nccl":
-        device = torch.device("cuda", torch.cuda.current_device())
-    timeout: timedelta = group._get_backend(device).options._timeout
-    return Groups(PrefixStore(f"{name}/{times}", store), group.rank(), timeout, backend)
+    if device is None:
+        nccl = dist.get_backend(group) == "nccl"
+        device = torch.device("cuda", torch.cuda.current_device()) if nccl else CPU
+    backend = group._get_backend(device)
+    timeout: timedelta = backend.options._timeout
+    kind = "nccl" if device.type == "cuda" and backend.name() == "nccl" else "gloo"
+    return Groups(PrefixStore(f"{name}/{times}", store), group.rank(), timeout, kind)
 
 
-def check_devices(model: nn.Module) -> None:
-    """Raises NotSupported for a model on an accelerator: messages are not yet ordered with its
-    streams, and several NCCL communicators at work at once may wait for each other."""
-    for name, parameter in model.named_parameters():
-        if parameter.device.type != "cpu":
-            raise NotSupported(
-                f"variable {name!r} is on {parameter.device}; the runtime executes plans in host "
-                "memory only.",
-                thing=f"variable {name}",
-                value=str(parameter.device),
-                remedy="Ship the strategy `ddp` (torch's own engine, on any device), or train on "
-                "the CPU.",
-            )
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model is.
+
+    Raises:
+        NotSupported: on several devices, or neither in host memory nor on an NVIDIA GPU.
+    """
+    places = [(name, parameter.device) for name, parameter in model.named_parameters()]
+    device = places[0][1] if places else CPU
+    for name, found in places:
+        if found.type not in ("cpu", "cuda"):
+            raise _refused(name, found, "the runtime executes plans in host memory and on NVIDIA "
+                           "GPUs only")  # fmt: skip
+        if found != device:
+            raise _refused(name, found, f"others are on {device}, and a plan is for one device")
+    if device.type == "cuda":
+        warn_unverified()
+    return device
+
+
+def _refused(name: str, device: torch.device, why: str) -> NotSupported:
+    return NotSupported(
+        f"variable {name!r} is on {device}; {why}.",
+        thing=f"variable {name}",
+        value=str(device),
+        remedy="Ship the strategy `ddp` (torch's own engine, on any device), or train on the CPU.",
+    )
+
+
+@cache
+def warn_unverified() -> None:
+    """Once a process, until the tests marked `cuda` have passed on hardware: then this goes."""
+    warnings.warn(UNVERIFIED, stacklevel=4)
 
 
 def own_store(groups: Groups) -> Store:
@@ -207,10 +248,10 @@ def own_store(groups: Groups) -> Store:
 
 def check_same_plan(control: Any, plan: Plan) -> None:
     """Raises InvalidInput on every rank when one rank's plan is not rank 0's."""
-    mine = torch.tensor(list(bytes.fromhex(plan.id)), dtype=torch.uint8)
+    mine = torch.tensor(list(bytes.fromhex(plan.id)), dtype=torch.uint8, device="cpu")
     first = mine.clone()
     control.broadcast([first], dist.BroadcastOptions()).wait()
-    differs = torch.tensor([0 if torch.equal(mine, first) else 1])
+    differs = torch.tensor([0 if torch.equal(mine, first) else 1], device="cpu")
     control.allreduce([differs], dist.AllreduceOptions()).wait()
     if int(differs):
         raise InvalidInput(

@@ -9,10 +9,12 @@ from torch.optim import Optimizer
 
 from autosync.codes import Op, Update
 from autosync.errors import InvalidInput
-from autosync.plan import Message, Plan
+from autosync.plan import Plan
 from autosync.runtime.buffers import content_segments, elements
-from autosync.runtime.encodings import encoded
+from autosync.runtime.encodings import encoded, fixed_payload_bytes
 from autosync.runtime.factors import FactorCapture, all_gather_factors, owner_of
+from autosync.runtime.order import queue_names
+from autosync.runtime.part import chunk_of
 from autosync.runtime.powersgd import LowRank, LowRankContent, low_rank_contents
 from autosync.runtime.records import Content, RowRange, Step, Variable
 from autosync.runtime.row_updates import RowUpdate, check_sparse
@@ -23,10 +25,9 @@ from autosync.runtime.sparse import (
     row_ranges,
     rows_message,
 )
-from autosync.runtime.transport import Groups, chunk_of, team_of
+from autosync.runtime.streams import Streams
+from autosync.runtime.transport import Groups, team_of
 from autosync.runtime.updates import FlatUpdate, check_elementwise
-
-VALUES = "-values"
 
 MESSAGES = {
     Op.FACTOR_ALL_GATHER: all_gather_factors,
@@ -70,7 +71,8 @@ def build_records(
     _check_coverage(variables)
     _mark_flat(plan, contents)
     _mark_deferred(plan, contents)
-    _give_carriers(model, optimizer, contents, carried, plan.shares[groups.rank])
+    share = plan.shares[groups.rank]
+    _give_carriers(model, optimizer, contents, carried, share, groups.streams)
     factored = low_rank_contents(plan, contents)
     steps = _steps(plan, contents, factored, groups)
     for step in steps:
@@ -144,6 +146,7 @@ def _give_carriers(
     contents: list[Content],
     carried: dict[int, Op],
     share: float,
+    streams: Streams,
 ) -> None:
     ranges: dict[Variable, list[RowRange]] = {}
     for content in contents:
@@ -154,7 +157,7 @@ def _give_carriers(
                 variable.carrier = FactorCapture(variable, owner_of(model, variable))
     for variable, parts in ranges.items():
         check_sparse(optimizer, variable)
-        variable.carrier = TouchedRows(variable, parts, share)
+        variable.carrier = TouchedRows(variable, parts, share, streams)
     dense = [v for content in contents for v in content.variables if v not in ranges]
     check_dense(model, dense)
 
@@ -212,29 +215,20 @@ def _steps(
     plan: Plan, contents: list[Content], factored: dict[int, LowRankContent], groups: Groups
 ) -> list[Step]:
     last = {message.content: index for index, message in enumerate(plan.messages)}
+    queues = queue_names(plan, groups.streams.travel.one_order)
     steps: list[Step] = []
-    for index, message in enumerate(plan.messages):
+    for index, (message, queue) in enumerate(zip(plan.messages, queues, strict=True)):
         content = contents[message.content]
         after = steps[message.after] if message.after >= 0 else None
-        queue = queue_name(message, after)
         if (packed := factored.get(content.index)) is not None:
             start = packed.start_of(plan, index, groups, queue)
         else:
             start = MESSAGES.get(message.operation, encoded)(plan, index, content, groups, queue)
+        size = fixed_payload_bytes(message, content)
         steps.append(
-            Step(index, message, content, after, start, last[content.index] == index, queue)
+            Step(index, message, content, after, start, last[content.index] == index, queue, size)
         )
     return steps
-
-
-def queue_name(message: Message, after: Step | None) -> str:
-    """Messages of a channel keep the plan's order, apart from this: those that wait for `step()`
-    queue by themselves. Clipping, or a backward pass that returns complete gradients, must not
-    wait for a reduction that stands behind a message which waits for `step()`."""
-    carries_values = after is not None and (
-        after.queue.endswith(VALUES) or after.message.update in (Update.OWNER, Update.SHARD)
-    )
-    return message.channel.name + (VALUES if carries_values else "")
 
 
 def _flat_update(kind: type[Optimizer], plan: Plan, step: Step, rank: int) -> FlatUpdate | None:

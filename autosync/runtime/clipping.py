@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from autosync.runtime.packing import whole_gradients
 from autosync.runtime.records import Content, Variable
+from autosync.runtime.streams import Streams
 
 EPSILON = 1e-6
 """As in torch.nn.utils.clip_grad_norm_."""
@@ -25,7 +26,7 @@ def clip_gradients(
     for content in contents:
         if content.flat:
             (here if content.travels else everywhere).extend(content.flat.gradients())
-    squares = torch.tensor([_sum_of_squares(here)], dtype=torch.float64)
+    squares = torch.tensor([_sum_of_squares(here)], dtype=torch.float64, device="cpu")
     if any(content.travels for content in contents):
         control.allreduce([squares], dist.AllreduceOptions()).wait()
     norm = math.sqrt(float(squares) + _sum_of_squares(everywhere))
@@ -52,10 +53,18 @@ def loss_scale(optimizer: Optimizer) -> float:
     return 1.0 if scale is None else float(scale)
 
 
+def lend_scaler_tensors(optimizer: Optimizer, streams: Streams) -> None:
+    """What a GradScaler leaves on a fused optimizer while it steps, and frees behind it."""
+    for name in ("grad_scale", "found_inf"):
+        if isinstance(tensor := getattr(optimizer, name, None), Tensor):
+            streams.lend(tensor)
+
+
 def agree_on_infinity(variables: list[Variable], contents: list[Content], control: Any) -> None:
     """Where one rank's sums are not finite, make some gradient of every rank so."""
     mine = [g for c in contents if c.flat and c.travels for g in c.flat.gradients()]
-    found = torch.tensor([not all(bool(g.isfinite().all()) for g in mine)], dtype=torch.int32)
+    finite = bool(torch.stack([g.isfinite().all() for g in mine]).all()) if mine else True
+    found = torch.tensor([not finite], dtype=torch.int32, device="cpu")
     control.allreduce([found], dist.AllreduceOptions()).wait()
     if int(found):
         victim = next(v for v in variables if not v.whole and v.parameter.grad is not None)
@@ -68,4 +77,6 @@ def _sum_of_squares(tensors: list[Tensor]) -> float:
     if not tensors:
         return 0.0
     norms: list[Tensor] = list(torch._foreach_norm(tensors))
-    return sum((float(norm) ** 2 for norm in norms), 0.0)
+    # Brought to the host at once: a GPU is waited for once, not once a tensor.
+    together: list[float] = torch.stack([norm.double() for norm in norms]).tolist()
+    return sum((norm**2 for norm in together), 0.0)

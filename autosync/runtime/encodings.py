@@ -13,9 +13,10 @@ from torch import Tensor
 
 from autosync.codes import ENCODINGS, POWERSGD
 from autosync.errors import NotSupported
-from autosync.plan import Plan
-from autosync.runtime.records import Content, Finish
-from autosync.runtime.transport import Groups, Start, adds_up_itself, operation
+from autosync.plan import Message, Plan
+from autosync.runtime.order import RAGGED
+from autosync.runtime.records import Content, Finish, Start
+from autosync.runtime.transport import Groups, adds_up_itself, operation
 
 HALF = {ENCODINGS.index("fp16"): torch.float16, ENCODINGS.index("bf16"): torch.bfloat16}
 
@@ -37,6 +38,14 @@ def check_lossless(plan: Plan) -> None:
                 remedy="Pass allow_lossy=True where the training can bear it, or tune again "
                 "without lossy messages.",
             )
+
+
+def fixed_payload_bytes(message: Message, content: Content) -> int | None:
+    """What a rank's part in a message takes on the wire; None where only its issuing says."""
+    if message.operation in RAGGED or message.encoding > POWERSGD:
+        return None
+    item = content.buffer.element_size()
+    return content.size * (min(item, 2) if message.encoding in HALF else item)
 
 
 def encoded(plan: Plan, index: int, content: Content, groups: Groups, queue: str) -> Start | None:

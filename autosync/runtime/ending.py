@@ -25,6 +25,8 @@ def finish_at_exit(engine: Engine, end_groups: Callable[[], None]) -> Callable[[
     def finish() -> None:
         with engine.condition:
             engine.condition.wait_for(landed, timeout=EXIT_SECONDS)
+        if engine.failure is None:
+            engine.streams.synchronize()
         end_groups()
         engine.close()
 

@@ -3,6 +3,10 @@
 A round opens with the first gradient of a backward pass; `step()` closes it for the script, and
 what may run into the next forward pass ends behind it. One lock guards all state; the work
 itself (waiting, summing, updating) happens outside of it.
+
+On a GPU all of this is about what has been asked for; in which order it is done, marks keep:
+arrivals and updates are on a stream of their own, which stays behind the moment of `step()`, and
+the script's stream stays behind the marks of the variables that it goes on to read.
 """
 
 import time
@@ -21,11 +25,17 @@ from autosync.plan import Plan
 from autosync.runtime import updates
 from autosync.runtime.build import Records
 from autosync.runtime.channels import ChannelQueue
-from autosync.runtime.clipping import agree_on_infinity, clip_gradients, loss_scale
+from autosync.runtime.clipping import (
+    agree_on_infinity,
+    clip_gradients,
+    lend_scaler_tensors,
+    loss_scale,
+)
 from autosync.runtime.errors import SynchronizationFailed
 from autosync.runtime.lowrank_state import Kept, kept_errors, take_errors
 from autosync.runtime.module_buffers import BufferBroadcast
 from autosync.runtime.monitor import Monitor
+from autosync.runtime.order import issue_order
 from autosync.runtime.packing import (
     hand_back,
     pack_zeros,
@@ -38,6 +48,7 @@ from autosync.runtime.pending import check_synchronized, incomplete, left_over, 
 from autosync.runtime.records import Content, Step, Variable
 from autosync.runtime.rounds import Phase, Round
 from autosync.runtime.state import gather_state, scatter_state
+from autosync.runtime.streams import HOST, Mark, Streams
 from autosync.runtime.trace import Trace
 from autosync.runtime.unused import Unused
 
@@ -48,7 +59,8 @@ class Engine:
     kind: the optimizer's own class. synchronizing: False inside `no_sync`.
     control: a process group of all ranks for small exchanges. pending: variables whose gradients
     are not complete when backward returns. shown: a GradScaler has seen the gradients of this
-    round. grad_norm: before the last clipping.
+    round. grad_norm: before the last clipping. patience_seconds: see `ChannelQueue`. stepped: on a
+    GPU, the moment of `step()`: no update may be earlier, since backward still reads the values.
     """
 
     def __init__(
@@ -63,6 +75,8 @@ class Engine:
         buffers: BufferBroadcast,
         max_grad_norm: float | None = None,
         trace: Trace | None = None,
+        streams: Streams = HOST,
+        patience_seconds: float = 0.0,
     ):
         self.optimizer = optimizer
         self.kind = type(optimizer)
@@ -71,6 +85,9 @@ class Engine:
         self.contents = records.contents
         self.steps = records.steps
         self.low_rank = records.low_rank
+        self.streams = streams
+        self.patience_seconds = patience_seconds
+        self.stepped: Mark = None
         self.group = group
         self.control = control
         self.unused = unused
@@ -104,16 +121,19 @@ class Engine:
         return self
 
     def start(self) -> None:
-        """Start one landing thread per queue of messages."""
-        for name in dict.fromkeys(step.queue for step in self.steps):
-            steps = [step for step in self.steps if step.queue == name]
-            self.channels.append(ChannelQueue(name, steps, self._landed, self._failed))
+        """Start the threads of every queue of messages."""
+        ordered = [self.steps[index] for index in issue_order(self.plan)]
+        ends = self.patience_seconds, self._landed, self._failed
+        for name in dict.fromkeys(step.queue for step in ordered):
+            steps = [step for step in ordered if step.queue == name]
+            self.channels.append(ChannelQueue(name, steps, self.streams, *ends))
 
     def close(self) -> None:
         """Stop every thread. Call `flush` before, unless the engine failed."""
         for channel in self.channels:
             channel.close()
         self.channels.clear()
+        self.buffers.close()
 
     # --- backward
 
@@ -165,11 +185,13 @@ class Engine:
         """The gradient of a variable is in its buffers."""
         variable.fired = True
         ready = False
+        self.streams.packing()
         for content in variable.contents:
-            content.waiting -= 1
-            if content.waiting == 0:
+            if content.waiting == 1:  # at 0 a landing thread may issue it
                 content.packed_seconds = time.monotonic()
+                content.packed_mark = self.streams.mark()
                 ready = True
+            content.waiting -= 1
         if ready:
             with self.condition:
                 self._pump()
@@ -194,6 +216,7 @@ class Engine:
             self.phase = Phase.REDUCING
         self.mark_gradients()
         self.monitor.wait(lambda: self.round.blocking == 0)
+        self.streams.stay_behind(v for v in self.variables if v.whole and not v.deferred)
 
     # --- gradients between backward and step
 
@@ -208,6 +231,7 @@ class Engine:
         if not variable.whole:
             raise incomplete(variable, "was read between backward and step()")
         self.monitor.wait(lambda: variable.missing == 0)
+        self.streams.stay_behind([variable])
         unmark([variable])
 
     def show_gradients(self) -> None:
@@ -216,6 +240,7 @@ class Engine:
         if self.phase is not Phase.REDUCING:
             return
         self.monitor.wait(lambda: self.round.unreduced == 0)
+        self.streams.stay_behind(self.variables)
         unmark(self.pending)
         if self.shown:
             return
@@ -242,10 +267,13 @@ class Engine:
                 unpack_values(content)
             elif reduces and content.whole:
                 hand_back(content)
+        step.ended_mark = self.streams.mark()
         if self.trace is not None:
+            step.read_clock(self.streams)
             self.trace.note(self.iteration, step)
         with self.condition:
             step.done = True
+            self.streams.stamp(content.variables)
             stepped = self.phase is Phase.STEPPED
             if content.ranges and content.whole and not stepped:
                 show_targets(content)
@@ -261,24 +289,33 @@ class Engine:
             self._update_ripe(ripe)
 
     def _update_flat(self, content: Content) -> None:
-        with torch.no_grad():
-            if content.flat:
-                content.flat.run(self.optimizer, self.hyper, self.unused.by_all)
-            if not content.travels:
-                unpack_values(content)
-        with self.condition:
-            content.updated = True
-            content.updated_seconds = time.monotonic()
-            if not content.travels:
-                self.round.arrived(content.variables)
-            self._pump()
-            self.condition.notify_all()
+        with self.streams.landing():
+            self.streams.wait(self.stepped)
+            with torch.no_grad():
+                if content.flat:
+                    content.flat.run(self.optimizer, self.hyper, self.unused.by_all)
+                if not content.travels:
+                    unpack_values(content)
+            content.updated_mark = self.streams.mark()
+            with self.condition:
+                content.updated = True
+                content.updated_seconds = time.monotonic()
+                if not content.travels:
+                    self.round.arrived(content.variables)
+                    self.streams.stamp(content.variables)
+                self._pump()
+                self.condition.notify_all()
 
     def _update_ripe(self, ripe: list[Variable]) -> None:
         used = [variable for variable in ripe if not self.unused.by_all(variable.index)]
+        self.streams.wait(self.stepped)
         updates.update_aliases(self.kind, self.optimizer, used, self.hyper)
+        self._updated(ripe)
+
+    def _updated(self, variables: list[Variable]) -> None:
         with self.condition:
-            self.round.arrived(ripe)
+            self.round.arrived(variables)
+            self.streams.stamp(variables)
             self.condition.notify_all()
 
     def _failed(self, error: BaseException, step: Step) -> None:
@@ -298,6 +335,8 @@ class Engine:
         self.monitor.wait(lambda: all(variable.missing == 0 for variable in replaced))
         self._prepare_gradients()
         self.hyper = updates.snapshot(self.optimizer)
+        lend_scaler_tensors(self.optimizer, self.streams)
+        self.stepped = self.streams.mark()
         with self.condition:
             self.phase = Phase.STEPPED
             claimed = [content for content in self.contents if self.round.claim(content)]
@@ -310,24 +349,26 @@ class Engine:
         for variable in self.pending:
             variable.parameter.grad = None
         self.monitor.wait(lambda: all(v.owing == 0 or v.deferred for v in self.variables))
+        self.streams.stay_behind(v for v in self.variables if not v.deferred)
 
     def _update_here(self, ripe: list[Variable]) -> None:
         for variable in ripe:
             if self.unused.by_all(variable.index):
                 variable.parameter.grad = None
-        if self.all_whole and len(ripe) == len(self.variables):
-            self.kind.step(self.optimizer)
-        else:
-            updates.update_parameters(self.kind, self.optimizer, ripe, self.hyper)
-        with self.condition:
-            self.round.arrived(ripe)
-            self.condition.notify_all()
+        with self.streams.landing():
+            self.streams.wait(self.stepped)
+            if self.all_whole and len(ripe) == len(self.variables):
+                self.kind.step(self.optimizer)
+            else:
+                updates.update_parameters(self.kind, self.optimizer, ripe, self.hyper)
+            self._updated(ripe)
 
     def _prepare_gradients(self) -> None:
         """Under clipping or a scaler every reduction ends before any update."""
         if not (self.shown or self.max_grad_norm):
             return
         self.monitor.wait(lambda: self.round.unreduced == 0)
+        self.streams.stay_behind(self.variables)
         if self.shown:
             for content in self.contents:
                 if content.flat:
@@ -360,8 +401,11 @@ class Engine:
 
     def wait_for(self, variables: list[Variable]) -> None:
         """Before a forward that reads these variables."""
-        if self.phase is Phase.STEPPED and (self.round.due or self.failure):
+        if self.phase is not Phase.STEPPED:
+            return
+        if self.round.due or self.failure:
             self.monitor.wait(lambda: all(variable.owing == 0 for variable in variables))
+        self.streams.stay_behind(variables)
 
     def flush(self) -> None:
         """Wait for everything that is under way, module buffers included."""
@@ -378,6 +422,7 @@ class Engine:
             self.monitor.wait(lambda: self.round.due == 0)
         elif self.phase is Phase.REDUCING:
             self.monitor.wait(lambda: self.round.unreduced == 0)
+        self.streams.stay_behind(self.variables)
 
     def drop_gradients(self) -> None:
         """`zero_grad()` without a `step()`: what was reduced is of no use."""

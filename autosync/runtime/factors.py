@@ -19,8 +19,8 @@ from torch.utils.hooks import RemovableHandle
 from autosync.errors import NotSupported
 from autosync.plan import Plan
 from autosync.runtime.ragged import Reader, as_bytes, exchange, others, ragged_group
-from autosync.runtime.records import Content, Finish, Variable
-from autosync.runtime.transport import Groups, Start, team_of
+from autosync.runtime.records import Content, Finish, Start, Variable
+from autosync.runtime.transport import Groups, team_of
 
 Take = Callable[[Tensor, Tensor], None]
 """Receives (activations (..., in), output gradients (..., out)) in a backward pass."""
@@ -130,8 +130,15 @@ class FactorCapture:
             return []
         rows, columns = gradient.shape
         if rows <= columns:
-            return [(gradient.clone(), torch.eye(rows).to(gradient))]
-        return [(torch.eye(columns).to(gradient), gradient.t().contiguous())]
+            return [
+                (gradient.clone(), torch.eye(rows, dtype=gradient.dtype, device=gradient.device))
+            ]
+        return [
+            (
+                torch.eye(columns, dtype=gradient.dtype, device=gradient.device),
+                gradient.t().contiguous(),
+            )
+        ]
 
     def _multiply(self, factors: list[Factors]) -> Tensor:
         activations, gradients = _joined(factors)
@@ -240,8 +247,9 @@ def all_gather_factors(
     def start() -> Finish:
         mine = [capture.packed for capture in captures if isinstance(capture, FactorCapture)]
         payload = as_bytes([tensor for pair in mine for tensor in pair])
+        content.payload_bytes = payload.nbytes
         sizes = [number for _, g in mine for number in (len(g), TYPES.index(g.dtype))]
-        header = torch.tensor([payload.numel(), *sizes])
+        header = torch.tensor([payload.numel(), *sizes], device="cpu")
         arrive = exchange(group, index, peers, peers, header, payload)
 
         def finish() -> None:

@@ -8,17 +8,18 @@ gain travel as they are, beside P. `lowrank_state` takes what is kept into check
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from autosync.codes import POWERSGD, Op
 from autosync.errors import InvalidInput
 from autosync.plan import Message, Plan
-from autosync.runtime.records import Content, Finish, Variable
-from autosync.runtime.transport import Groups, Start, team_of
+from autosync.runtime.records import Content, Finish, Start, Variable
+from autosync.runtime.transport import Groups, all_reduce_start, team_of
+
+AllReduce = Callable[[Tensor], Finish]
+"""Issues the all-reduce of a tensor, in place."""
 
 
 class LowRank:
@@ -38,8 +39,9 @@ class LowRank:
         self.corrected = self.p = self.own = self.q.new_zeros(0)
 
     def _first_q(self) -> Tensor:
-        generator = torch.Generator().manual_seed(self.seed)
-        return torch.randn(self.matrix.shape[1], self.rank, generator=generator).to(self.kept)
+        generator = torch.Generator("cpu").manual_seed(self.seed)
+        shape = (self.matrix.shape[1], self.rank)
+        return torch.randn(shape, generator=generator, device="cpu").to(self.kept)
 
     def first(self) -> Tensor:
         """This rank's part of P."""
@@ -76,8 +78,9 @@ class LowRankContent:
     gain, then Q. A content in which nothing gains has the first message only."""
 
     def __init__(self, content: Content, rank: int):
+        self.content = content
         self.matrices, self.rest = split_content(content, rank)
-        self._seconds = torch.empty(0)
+        self._firsts = self._seconds = content.buffer.new_empty(0)
 
     def start_of(self, plan: Plan, index: int, groups: Groups, queue: str) -> Start | None:
         """What issues message `index` on this rank; None when it is alone."""
@@ -85,16 +88,18 @@ class LowRankContent:
         team = team_of(plan.teams[message.teams], groups.rank)
         if len(team) < 2:
             return None
-        group = groups.get(queue, team)
-        return self._first(group) if message.after < 0 else self._second(group)
+        all_reduce = all_reduce_start(groups, queue, team)
+        return self._first(all_reduce) if message.after < 0 else self._second(all_reduce)
 
-    def _first(self, group: Any) -> Start:
+    def _first(self, all_reduce: AllReduce) -> Start:
         shapes = [(len(one.matrix), one.rank) for one in self.matrices]
 
         def start() -> Finish:
             parts = [one.first().view(-1) for one in self.matrices]
             flat = torch.cat([*parts, *(values.float() for values in self.rest)])
-            arrive = _all_reduce(group, flat)
+            self.content.payload_bytes = flat.nbytes
+            self._firsts = flat  # kept: a GPU still reads it when the message has landed
+            arrive = all_reduce(flat)
 
             def finish() -> None:
                 arrive()
@@ -110,12 +115,13 @@ class LowRankContent:
 
         return start
 
-    def _second(self, group: Any) -> Start:
+    def _second(self, all_reduce: AllReduce) -> Start:
         shapes = [(one.matrix.shape[1], one.rank) for one in self.matrices]
 
         def start() -> Finish:
             flat = self._seconds
-            arrive = _all_reduce(group, flat)
+            self.content.payload_bytes = flat.nbytes
+            arrive = all_reduce(flat)
 
             def finish() -> None:
                 arrive()
@@ -163,11 +169,6 @@ def split_content(content: Content, rank: int) -> tuple[list[LowRank], list[Tens
                 continue
         rest.append(view.reshape(-1))
     return matrices, rest
-
-
-def _all_reduce(group: Any, flat: Tensor) -> Callable[[], None]:
-    wait: Callable[[], None] = group.allreduce([flat], dist.AllreduceOptions()).wait
-    return wait
 
 
 def _shaped(flat: Tensor, shapes: list[tuple[int, int]]) -> tuple[list[Tensor], int]:

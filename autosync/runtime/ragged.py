@@ -52,7 +52,7 @@ def exchange(
         coming = []
         for (peer, known), work in zip(headers.items(), works, strict=True):
             work.wait()
-            found[peer] = known, torch.empty(int(known[0]), dtype=torch.uint8)
+            found[peer] = known, torch.empty(int(known[0]), dtype=torch.uint8, device="cpu")
             if known[0]:
                 coming.append(group.recv([found[peer][1]], peer, tag + PAYLOAD_TAGS))
         for work in [*coming, *sent]:
@@ -70,7 +70,7 @@ def others(place: int, size: int) -> list[int]:
 def as_bytes(tensors: list[Tensor]) -> Tensor:
     """Their values one after another, in host memory."""
     parts = [t.detach().cpu().contiguous().view(-1).view(torch.uint8) for t in tensors]
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 class Reader:

@@ -13,13 +13,18 @@ from torch import Tensor
 from autosync.codes import Update
 from autosync.plan import Message
 from autosync.runtime.buffers import Segment
+from autosync.runtime.streams import Mark, Streams
 
 if TYPE_CHECKING:
     from autosync.runtime.row_updates import RowUpdate
     from autosync.runtime.updates import FlatUpdate
 
 Finish = Callable[[], None]
-"""Blocks until a started operation has its result in the buffer."""
+"""Blocks until a started operation has its result in the buffer; on a GPU, until what puts it
+there has been asked of the current stream."""
+
+Start = Callable[[], Finish]
+"""Issues an operation."""
 
 
 class Carrier(Protocol):
@@ -46,6 +51,7 @@ class Variable:
     fired: its gradient was packed in this round.
     missing: contents of it that are not reduced yet. owing: updates or arrivals of values
         until it is current again.
+    mark: on a GPU, behind the last arrival or update that concerns it.
     """
 
     index: int
@@ -63,6 +69,7 @@ class Variable:
     fired: bool = False
     missing: int = 0
     owing: int = 0
+    mark: Mark = None
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +100,8 @@ class Content:
     travels: new values come by a further message, because the update is owned or sharded.
     waiting: variables whose gradient is not packed yet. reduced: the sums that this rank
         updates are here. claimed: somebody runs the update. updated: it is applied.
-    packed_seconds, updated_seconds: when, on `time.monotonic()`.
+    packed_seconds, updated_seconds: when, on `time.monotonic()`. packed_mark, updated_mark: on a
+        GPU. payload_bytes: of the last message whose length is known only when it leaves.
     """
 
     index: int
@@ -111,6 +119,9 @@ class Content:
     updated: bool = False
     packed_seconds: float = 0.0
     updated_seconds: float = 0.0
+    packed_mark: Mark = None
+    updated_mark: Mark = None
+    payload_bytes: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -119,7 +130,10 @@ class Step:
 
     start: issues the operation and returns what finishes it; None when this rank has no part.
     last: the last message of its content. queue: the messages among which it keeps its order.
-    started_seconds: issued, ended_seconds: landed, on `time.monotonic()`.
+    fixed_bytes: this rank's payload, None when `content.payload_bytes` says each time.
+    started_seconds: issued, ended_seconds: landed, on `time.monotonic()`. started_mark,
+        issued_mark, ended_mark: on a GPU, in front of and behind what issuing asked for, and
+        behind its arrival.
     """
 
     index: int
@@ -129,9 +143,13 @@ class Step:
     start: Callable[[], Finish] | None
     last: bool
     queue: str
+    fixed_bytes: int | None = None
     done: bool = False
     started_seconds: float = 0.0
     ended_seconds: float = 0.0
+    started_mark: Mark = None
+    issued_mark: Mark = None
+    ended_mark: Mark = None
 
     def ready(self) -> bool:
         """Gradients are packed, the message before is done and its update applied."""
@@ -145,6 +163,28 @@ class Step:
         if self.after is None:
             return self.content.packed_seconds
         return self.content.updated_seconds if self._carries_values() else self.after.ended_seconds
+
+    def payload_bytes(self) -> int:
+        """Of this rank, encoded, when it was last issued; 0 where it has no part."""
+        if self.start is None:
+            return 0
+        return self.content.payload_bytes if self.fixed_bytes is None else self.fixed_bytes
+
+    def ready_mark(self) -> Mark:
+        """On a GPU, what a message that is `ready` must stay behind."""
+        if self.after is None:
+            return self.content.packed_mark
+        return self.content.updated_mark if self._carries_values() else self.after.ended_mark
+
+    def read_clock(self, streams: Streams) -> None:
+        """On a GPU: when it happened, in place of when it was asked for."""
+        content = self.content
+        self.started_seconds = streams.seconds(self.started_mark, self.started_seconds)
+        self.ended_seconds = streams.seconds(self.ended_mark, self.ended_seconds)
+        if self.after is None:
+            content.packed_seconds = streams.seconds(content.packed_mark, content.packed_seconds)
+        elif self._carries_values():
+            content.updated_seconds = streams.seconds(content.updated_mark, content.updated_seconds)
 
     def _carries_values(self) -> bool:
         """The message before left an update to its owner or shards."""

@@ -4,6 +4,8 @@ Which rows, and how many, differs between ranks and iterations. Row numbers on t
 of the whole table.
 """
 
+from threading import Lock
+
 import torch
 from torch import Tensor, nn
 
@@ -11,6 +13,7 @@ from autosync.codes import Op
 from autosync.errors import NotSupported
 from autosync.plan import Plan
 from autosync.runtime.encodings import HALF
+from autosync.runtime.gloo import sum_type
 from autosync.runtime.ragged import (
     Reader,
     Received,
@@ -19,8 +22,9 @@ from autosync.runtime.ragged import (
     others,
     ragged_group,
 )
-from autosync.runtime.records import Content, Finish, RowRange, Variable
-from autosync.runtime.transport import Groups, Start, sum_type, team_of
+from autosync.runtime.records import Content, Finish, RowRange, Start, Variable
+from autosync.runtime.streams import Mark, Streams
+from autosync.runtime.transport import Groups, team_of
 
 SPARSE_OPERATIONS = (Op.SPARSE_ALL_GATHER, Op.SPARSE_PUSH, Op.SPARSE_PULL)
 
@@ -76,13 +80,35 @@ def check_dense(model: nn.Module, variables: list[Variable]) -> None:
 class TouchedRows:
     """Splits a variable's sparse gradient among the contents that carry its rows."""
 
-    def __init__(self, variable: Variable, ranges: list[RowRange], share: float):
+    def __init__(self, variable: Variable, ranges: list[RowRange], share: float, streams: Streams):
         self.variable = variable
         self.ranges = ranges
         self.share = share
+        self.streams = streams
+        self._lock = Lock()
+        self._whole: Tensor | None = None
+        self._split = True
+        self._mark: Mark = None
 
     def pack(self) -> None:
-        """The gradient is complete: each content gets its rows, weighted and added up."""
+        """The gradient is complete. How many rows it has a GPU says only when it is done with it,
+        so there the threads that send them split it, and backward goes on."""
+        self._check()
+        self._whole, self._split = self.variable.parameter.grad, False
+        if not self.streams.travel.threads:
+            self.split()
+            self._whole = None
+
+    def split(self) -> None:
+        """Each content gets its rows, weighted and added up; the current stream is behind that."""
+        with self._lock:
+            if not self._split:
+                with torch.no_grad():
+                    self._distribute()
+                self._split, self._mark = True, self.streams.mark()
+        self.streams.wait(self._mark)
+
+    def _distribute(self) -> None:
         indices, values = self._rows()
         for part in self.ranges:
             bounds = torch.tensor([part.start, part.stop], device=indices.device)
@@ -90,10 +116,17 @@ class TouchedRows:
             part.indices, part.values = indices[low:high], values[low:high]
 
     def _rows(self) -> Rows:
-        gradient, table = self.variable.parameter.grad, self.variable.alias
+        gradient, table = self._whole, self.variable.alias
         if gradient is None:
             empty = torch.empty(0, dtype=torch.int64, device=table.device)
             return empty, table.new_empty(0, *table.shape[1:])
+        rows = gradient.coalesce()
+        return rows._indices()[0], rows._values() * self.share
+
+    def _check(self) -> None:
+        gradient = self.variable.parameter.grad
+        if gradient is None:
+            return
         if gradient.layout != torch.sparse_coo or gradient.sparse_dim() != 1:
             raise NotSupported(
                 f"variable {self.variable.name!r} is synchronized by touched rows, but its "
@@ -102,8 +135,6 @@ class TouchedRows:
                 value=str(gradient.layout),
                 remedy="Set sparse=True on its embedding as when it was tuned, or tune again.",
             )
-        rows = gradient.coalesce()
-        return rows._indices()[0], rows._values() * self.share
 
 
 def sparse_tensor(rows: Rows, shape: tuple[int, ...], coalesced: bool = False) -> Tensor:
@@ -130,9 +161,15 @@ def rows_message(plan: Plan, index: int, content: Content, groups: Groups, queue
     half = None if pulls else HALF.get(message.encoding)
 
     def start() -> Finish:
+        for variable in () if pulls else content.variables:
+            if isinstance(variable.carrier, TouchedRows):
+                variable.carrier.split()
         rows = [_changed(part) if pulls else (part.indices, part.values) for part in content.ranges]
         payload = as_bytes([t for i, v in rows for t in (i, v.to(half) if half else v)])
-        header = torch.tensor([payload.numel(), *(len(indices) for indices, _ in rows)])
+        content.payload_bytes = payload.nbytes
+        header = torch.tensor(
+            [payload.numel(), *(len(indices) for indices, _ in rows)], device="cpu"
+        )
         arrive = exchange(group, index, receivers, senders, header, payload)
 
         def finish() -> None:

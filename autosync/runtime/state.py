@@ -76,7 +76,7 @@ def _fill(optimizer: Optimizer, content: Content, runs: list[tuple[int, int, Run
                 continue
             for key, value in held.items():
                 if key in SCALARS or not isinstance(value, Tensor):
-                    state[key] = value.clone() if isinstance(value, Tensor) else value
+                    state[key] = _as_stepped(value, optimizer.param_groups[variable.group], view)
                     continue
                 if key not in state:
                     state[key] = torch.zeros_like(variable.alias, dtype=value.dtype)
@@ -85,6 +85,14 @@ def _fill(optimizer: Optimizer, content: Content, runs: list[tuple[int, int, Run
                     start - low : stop - low
                 ].to(part.device)
                 state[key][segment.region] = part.view(view.shape)
+
+
+def _as_stepped(value: Any, group: dict[str, Any], view: Tensor) -> Any:
+    """A scalar where torch's optimizers read it: fused and capturable ones beside the values."""
+    if not isinstance(value, Tensor):
+        return value
+    beside = group.get("fused") or group.get("capturable")
+    return value.to(view.device, copy=True) if beside else value.clone()
 
 
 def scatter_state(optimizer: Optimizer, contents: list[Content]) -> None:

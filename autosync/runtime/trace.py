@@ -14,9 +14,11 @@ SHORTEST_WAIT_SECONDS = 2e-5
 class Event:
     """One executed message; seconds on `time.monotonic()`.
 
-    takes_part: this rank sends or receives in it. size_bytes: of this rank's payload.
+    takes_part: this rank sends or receives in it. size_bytes: of this rank's payload, encoded as
+        it travels; where only its sender knows what it sends, of what this rank sends.
     queued_seconds: all it waits for was there. start_seconds: its turn had come, and it was handed
-        to the backend. end_seconds: its result was in this rank's buffer.
+        to the backend. end_seconds: its result was in this rank's buffer. Of a GPU, when it had
+        come that far, not when it was asked to.
     """
 
     iteration: int
@@ -34,15 +36,16 @@ class Event:
 @dataclass(slots=True)
 class Trace:
     """events: in the order of completion. waits: (start, end) of each time that the training
-    script stood still for messages."""
+    script's thread stood still for messages; a GPU's stream that waits is not seen.
+
+    Of a GPU, a trace costs some overlap: landing waits until times can be read."""
 
     events: list[Event] = field(default_factory=list)
     waits: list[tuple[float, float]] = field(default_factory=list)
 
     def note(self, iteration: int, step: Step) -> None:
         """A message has arrived."""
-        message, buffer = step.message, step.content.buffer
-        takes_part = step.start is not None
+        message = step.message
         self.events.append(
             Event(
                 iteration,
@@ -50,11 +53,11 @@ class Trace:
                 message.operation,
                 message.channel,
                 message.content,
-                takes_part,
+                step.start is not None,
                 step.queued_seconds(),
                 step.started_seconds,
                 step.ended_seconds,
-                step.content.size * buffer.element_size() if takes_part else 0,
+                step.payload_bytes(),
             )
         )
 

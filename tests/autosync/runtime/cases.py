@@ -27,6 +27,7 @@ from autosync.strategy import (
     split,
     whole,
 )
+from tests.autosync.runtime.place import HERE, beside, here
 from tests.domains import domain_of, grid_cluster
 
 BATCH = 4
@@ -109,7 +110,7 @@ class Case:
 
 def make_model(name: str) -> nn.Module:
     torch.manual_seed(7)
-    return MODELS[name]()
+    return here(MODELS[name]())
 
 
 def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
@@ -205,7 +206,7 @@ def data(iteration: int, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def loss_of(model: nn.Module, iteration: int, rank: int) -> Tensor:
-    inputs, wanted = data(iteration, rank)
+    inputs, wanted = (beside(model, tensor) for tensor in data(iteration, rank))
     return nn.functional.mse_loss(model(inputs).float(), wanted)
 
 
@@ -261,6 +262,7 @@ def attached(
         names,
         max_grad_norm=max_grad_norm,
         trace=trace,
+        streams=HERE.streams,
     )
     return model, optimizer, attachment
 

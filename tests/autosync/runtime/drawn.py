@@ -12,7 +12,9 @@ from autosync.domain import Domain
 from autosync.importing import import_module
 from autosync.plan import Plan
 from autosync.runtime.attach import attach
+from autosync.runtime.order import issue_order
 from autosync.runtime.trace import Trace
+from tests.autosync.runtime.place import HERE, beside, here
 from tests.domains import domain_of, grid_cluster
 
 BATCH = 4
@@ -154,21 +156,21 @@ def run_drawn(rank: int, world: int, cases: tuple[Drawn, ...]) -> list[Trained]:
 
 
 def run_one(rank: int, case: Drawn) -> Trained:
-    model = make_model(case.model)
+    model = here(make_model(case.model))
     optimizer = make_optimizer(case.optimizer, model)
     names = tuple(name for name, _ in model.named_parameters())
     trace = Trace()
-    attachment = attach(model, optimizer, case.plan, names, trace=trace)
+    attachment = attach(model, optimizer, case.plan, names, trace=trace, streams=HERE.streams)
     queues = [step.queue for step in attachment.engine.steps]
     for iteration in range(ITERATIONS):
         optimizer.zero_grad()
-        loss(model(inputs(case.model, iteration, rank))).backward()
+        loss(model(beside(model, inputs(case.model, iteration, rank)))).backward()
         optimizer.step()
     attachment.detach()
     found = flat(model)
     wanted = reference(case.model, case.optimizer, case.plan.shares)
     worst = float((found - wanted).abs().max())
-    return Trained(found.tolist(), worst, disorder(trace, queues))
+    return Trained(found.tolist(), worst, disorder(trace, issue_order(case.plan), queues))
 
 
 def flat(model: nn.Module) -> Tensor:
@@ -178,14 +180,14 @@ def flat(model: nn.Module) -> Tensor:
 @cache
 def reference(name: str, optimizer_name: str, shares: tuple[float, ...]) -> Tensor:
     """Weights after training on the share-weighted average, module buffers being replica 0's."""
-    model = make_model(name)
+    model = here(make_model(name))
     optimizer = make_optimizer(optimizer_name, model)
     for iteration in range(ITERATIONS):
         sums: list[Tensor | None] = [None] * len(list(model.parameters()))
         for rank, share in enumerate(shares):
             replica = copy.deepcopy(model)
             replica.zero_grad()
-            loss(replica(inputs(name, iteration, rank))).backward()
+            loss(replica(beside(replica, inputs(name, iteration, rank)))).backward()
             if rank == 0:
                 buffers = [buffer.clone() for buffer in replica.buffers()]
             for place, p in enumerate(replica.parameters()):
@@ -199,12 +201,12 @@ def reference(name: str, optimizer_name: str, shares: tuple[float, ...]) -> Tens
     return flat(model)
 
 
-def disorder(trace: Trace, queues: list[str]) -> str:
+def disorder(trace: Trace, order: list[int], queues: list[str]) -> str:
     """Every message of the plan ran once an iteration, each queue in the plan's order."""
     for iteration in range(ITERATIONS):
         issued = trace.issued(iteration)
         for queue in set(queues):
-            planned = [index for index, of in enumerate(queues) if of == queue]
+            planned = [index for index in order if queues[index] == queue]
             if (ran := [index for index in issued if queues[index] == queue]) != planned:
                 return f"iteration {iteration}, queue {queue}: {ran}, planned {planned}"
     return ""

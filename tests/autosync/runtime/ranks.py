@@ -1,6 +1,7 @@
 """Warm ranks on loopback that run test functions: one spawn for many cases."""
 
 import os
+import re
 import socket
 import traceback
 import warnings
@@ -14,18 +15,26 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from autosync.runtime.attach import UNVERIFIED
+from tests.autosync.runtime.place import settle
+
 PRELOADED = ["tests.autosync.runtime.preloaded"]
 
 
-def _serve(rank: int, world: int, port: int, pipe: Connection, timeout_seconds: float) -> None:
+def _serve(
+    rank: int, world: int, port: int, pipe: Connection, timeout_seconds: float, way: str
+) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     # gloo spins while the lock holder is preempted: 6 to 20 ms a message under the default policy
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     torch.set_num_threads(1)
     warnings.simplefilter("error")
+    if way in ("cuda", "nccl"):
+        warnings.filterwarnings("ignore", message=re.escape(UNVERIFIED))
+    settle(way, rank)
     store = dist.TCPStore("127.0.0.1", port, world, rank == 0)
     dist.init_process_group(
-        "gloo",
+        "nccl" if way == "nccl" else "gloo",
         store=store,
         rank=rank,
         world_size=world,
@@ -43,7 +52,7 @@ def _serve(rank: int, world: int, port: int, pipe: Connection, timeout_seconds: 
 class Ranks:
     """`world` processes; `run` calls a function as f(rank, world, *arguments) on each."""
 
-    def __init__(self, world: int, timeout_seconds: float = 60.0):
+    def __init__(self, world: int, timeout_seconds: float = 60.0, way: str = "host"):
         self.world = world
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -56,7 +65,7 @@ class Ranks:
         for rank in range(world):
             here, there = context.Pipe()
             process = context.Process(
-                target=_serve, args=(rank, world, port, there, timeout_seconds), daemon=True
+                target=_serve, args=(rank, world, port, there, timeout_seconds, way), daemon=True
             )
             process.start()
             there.close()
@@ -96,8 +105,9 @@ class Ranks:
 
 
 @contextmanager
-def ranks(world: int, timeout_seconds: float = 60.0) -> Iterator[Ranks]:
-    pool = Ranks(world, timeout_seconds)
+def ranks(world: int, timeout_seconds: float = 60.0, way: str = "host") -> Iterator[Ranks]:
+    """way: of `place.WAYS`."""
+    pool = Ranks(world, timeout_seconds, way)
     try:
         yield pool
     finally:

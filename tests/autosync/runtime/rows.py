@@ -23,6 +23,7 @@ from autosync.strategy import (
     whole,
 )
 from tests.autosync.runtime.cases import graph_of
+from tests.autosync.runtime.place import HERE
 from tests.domains import domain_of, grid_cluster
 
 FACTOR_ROWS = 4
@@ -85,7 +86,7 @@ def attached(
     model: nn.Module, optimizer: Optimizer, made: Plan, max_grad_norm: float | None = None
 ) -> Attachment:
     names = tuple(name for name, _ in model.named_parameters())
-    return attach(model, optimizer, made, names, max_grad_norm=max_grad_norm)
+    return attach(model, optimizer, made, names, max_grad_norm=max_grad_norm, streams=HERE.streams)
 
 
 def averaged(

@@ -25,6 +25,7 @@ from autosync.strategy import (
     Schedule,
     Synchronizer,
 )
+from tests.autosync.runtime.place import HERE, beside, here
 from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.autosync.runtime.rows import Choose, attached, averaged, plan, shipped, weights
 
@@ -58,12 +59,13 @@ def by(method: str, name: str, rank: int = 0) -> Choose:
 
 def net() -> nn.Module:
     torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(12, 10), nn.Tanh(), nn.Linear(10, 3))
+    return here(nn.Sequential(nn.Linear(12, 10), nn.Tanh(), nn.Linear(10, 3)))
 
 
 def loss(model: nn.Module, iteration: int, rank: int) -> Tensor:
     generator = torch.Generator().manual_seed(10 * iteration + rank)
-    return model(torch.randn(5, 12, generator=generator)).square().mean()
+    inputs = torch.randn(5, 12, generator=generator)
+    return model(beside(model, inputs)).square().mean()
 
 
 def excess(rank: int, world: int, method: str, name: str) -> tuple[float, bool, list[float]]:
@@ -183,7 +185,7 @@ def resumed(rank: int, world: int) -> dict[str, float]:
         model, group = net(), pair if members == 2 else None
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
         made = plan(model, members, by("all_reduce", "powersgd", 2))
-        attachment = attach(model, optimizer, made, NAMES, group)
+        attachment = attach(model, optimizer, made, NAMES, group, streams=HERE.streams)
         model.load_state_dict(state[0])
         optimizer.load_state_dict(state[1])
         push(model, optimizer, mean, 4)
@@ -262,7 +264,7 @@ def test_halves_are_added_in_float32_where_ranks_add_up(
 
 def constant_direction(parameter: Tensor, rank: int) -> Tensor:
     generator = torch.Generator().manual_seed(7 + rank)
-    return torch.randint(-4, 5, parameter.shape, generator=generator).float()
+    return torch.randint(-4, 5, parameter.shape, generator=generator).to(parameter)
 
 
 def test_error_feedback_makes_up_for_what_low_rank_loses(pool: Ranks) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from autosync.runtime.order import issue_order
 from autosync.runtime.trace import Trace
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import (
@@ -38,7 +39,8 @@ def train(rank: int, world: int, case: Case) -> tuple[float, list[float]]:
         loss_of(model, iteration, rank).backward()
         optimizer.step()
     attachment.detach()
-    check_trace(case, trace, [step.queue for step in attachment.engine.steps])
+    engine = attachment.engine
+    check_trace(case, trace, issue_order(engine.plan), [step.queue for step in engine.steps])
     weights = torch.cat([p.detach().flatten() for p in model.parameters()])
     reference = trained_alone(case.optimizer, case.iterations, world)
     return worst_difference(model, reference), weights.tolist()
@@ -49,14 +51,14 @@ def trained_alone(optimizer: str, iterations: int, world: int) -> nn.Module:
     return train_reference(Case(optimizer=optimizer, iterations=iterations), world)
 
 
-def check_trace(case: Case, trace: Trace, queues: list[str]) -> None:
+def check_trace(case: Case, trace: Trace, order: list[int], queues: list[str]) -> None:
     """Every message ran once an iteration, each queue in the plan's order."""
     for iteration in range(case.iterations):
         issued = trace.issued(iteration)
         assert sorted(issued) == list(range(len(queues)))
         for queue in set(queues):
-            of = [i for i in issued if queues[i] == queue]
-            assert of == sorted(of)
+            planned = [i for i in order if queues[i] == queue]
+            assert [i for i in issued if queues[i] == queue] == planned
 
 
 def train_all(rank: int, world: int, cases: list[Case]) -> list[tuple[float, list[float]]]:

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from autosync.errors import NotSupported
 from autosync.strategy import AllReduce, Factors, Schedule, Synchronizer
+from tests.autosync.runtime.place import beside, here
 from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.autosync.runtime.rows import (
     attached,
@@ -67,7 +68,7 @@ def rows_of(rank: int, iteration: int) -> int:
 def loss(model: nn.Module, iteration: int, rank: int) -> Tensor:
     generator = torch.Generator().manual_seed(100 * iteration + rank)
     inputs = torch.randn(rows_of(rank, iteration), 6, generator=generator)
-    return model(inputs).square().mean()
+    return model(beside(model, inputs)).square().mean()
 
 
 def choose(shard: int, name: str, sparse: bool, world: int) -> tuple[int, Synchronizer]:
@@ -98,7 +99,7 @@ def run(
     norm: float | None,
     checkpointed: bool,
 ) -> tuple[float, list[float]]:
-    model, alone = Net(checkpointed), Net()
+    model, alone = here(Net(checkpointed)), here(Net())
     shares = shares_of(world, even)
     optimizer = optimizer_of(model, kind)
     made = plan(model, world, choose, schedule, shares)

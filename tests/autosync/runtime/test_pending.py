@@ -19,6 +19,7 @@ from tests.autosync.runtime.cases import (
     train_reference,
     worst_difference,
 )
+from tests.autosync.runtime.place import HERE
 from tests.autosync.runtime.ranks import Ranks, ranks
 
 OVERLAP = Schedule("priority", slice_bytes=100, overlap_forward=True)
@@ -200,7 +201,7 @@ def scaled(
         model = make_model("mlp")
         optimizer = make(model)
         _, _, attachment = attached(case, world, model=model, optimizer=optimizer)
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        scaler = torch.amp.GradScaler(HERE.device.type, init_scale=1024.0)
         for iteration in range(case.iterations):
             overflow = model[0].bias.register_hook(
                 lambda g, worst=iteration == 1 and rank == 1: g * torch.inf if worst else g
@@ -237,7 +238,7 @@ def unscaled_then_clipped(rank: int, world: int) -> tuple[list[float], list[str]
     found, said = [], []
     for case in (*DEFERRED, *PARTED):
         model, optimizer, attachment = attached(case, world)
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        scaler = torch.amp.GradScaler(HERE.device.type, init_scale=1024.0)
         for iteration in range(case.iterations):
             optimizer.zero_grad()
             scaler.scale(loss_of(model, iteration, rank)).backward()
@@ -270,9 +271,9 @@ def unscaled_by_hand(rank: int, world: int) -> list[float]:
             optimizer.zero_grad()
             (loss_of(model, iteration, rank) * 64.0).backward()
             gradients: list[Tensor] = [p.grad for p in model.parameters()]
-            infinite = torch.zeros(1)
+            infinite = torch.zeros(1, device=HERE.device)
             torch._amp_foreach_non_finite_check_and_unscale_(
-                gradients, infinite, torch.tensor([1 / 64.0])
+                gradients, infinite, torch.tensor([1 / 64.0], device=HERE.device)
             )
             assert not infinite
             optimizer.step()

@@ -15,6 +15,7 @@ from autosync.strategy import (
     Schedule,
     Synchronizer,
 )
+from tests.autosync.runtime.place import beside, here
 from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.autosync.runtime.rows import (
     Choose,
@@ -63,7 +64,8 @@ def loss(model: nn.Module, iteration: int, rank: int) -> Tensor:
     generator = torch.Generator().manual_seed(100 * iteration + rank)
     highest = 2 if iteration == 2 else ROWS
     shape = (1 + (rank + iteration) % 3, 3)
-    return model(torch.randint(0, highest, shape, generator=generator)).tanh().square().mean()
+    indices = torch.randint(0, highest, shape, generator=generator)
+    return model(beside(model, indices)).tanh().square().mean()
 
 
 def gathered(shard: int, name: str, sparse: bool, world: int) -> tuple[int, Synchronizer]:
@@ -114,7 +116,7 @@ def shares_of(world: int, even: bool) -> tuple[float, ...]:
 def run(
     rank: int, world: int, way: str, kind: str, schedule: Schedule, even: bool, norm: float | None
 ) -> tuple[float, list[float]]:
-    model, alone = Lookup(kind != "sparse_adam"), Lookup(kind != "sparse_adam")
+    model, alone = (here(Lookup(kind != "sparse_adam")) for _ in range(2))
     shares = shares_of(world, even)
     optimizer, other = optimizer_of(model, kind), optimizer_of(alone, kind)
     attachment = attached(model, optimizer, plan(model, world, WAYS[way], schedule, shares), norm)
@@ -245,7 +247,7 @@ def test_a_grad_scaler_sees_the_summed_rows(pair: Ranks) -> None:
 
 def checkpointed(rank: int, world: int, kind: str) -> float:
     """Train, save, go on in a fresh model under another plan; state travels both ways."""
-    model, alone = Lookup(kind != "sparse_adam"), Lookup(kind != "sparse_adam")
+    model, alone = (here(Lookup(kind != "sparse_adam")) for _ in range(2))
     optimizer, other = optimizer_of(model, kind), optimizer_of(alone, kind)
     attachment = attached(model, optimizer, plan(model, world, spread, OVERLAP))
     train(model, optimizer, loss, 2, rank)

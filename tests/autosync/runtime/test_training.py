@@ -22,6 +22,7 @@ from tests.autosync.runtime.cases import (
     train_reference,
     worst_difference,
 )
+from tests.autosync.runtime.place import HERE
 from tests.autosync.runtime.ranks import Ranks, ranks
 
 OVERLAP = Schedule("priority", slice_bytes=100, overlap_forward=True)
@@ -182,7 +183,7 @@ def scaled(rank: int, world: int, case: Case) -> float:
             optimizer.step()
 
     model, optimizer, attachment = attached(case, world)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler = torch.amp.GradScaler(HERE.device.type, init_scale=1024.0)
     for iteration in range(case.iterations):
         optimizer.zero_grad()
         loss = scaler.scale(loss_of(model, iteration, rank))
@@ -421,14 +422,11 @@ def integer(rank: int, world: int, case: Case) -> float:
     model, optimizer, attachment = attached(case, world)
     for p in model.parameters():
         p.data.copy_((p * 8).round())
-    sum(
-        (p * (rank + 1) * torch.arange(1, p.numel() + 1).view(p.shape)).sum()
-        for p in model.parameters()
-    ).backward()
+    sum((p * (rank + 1) * counted(p)).sum() for p in model.parameters()).backward()
     before = [p.detach().clone() for p in model.parameters()]
     optimizer.step()
     attachment.engine.flush()
-    expected = [torch.arange(1, p.numel() + 1).view(p.shape) * (world + 1) / 2 for p in before]
+    expected = [counted(p) * (world + 1) / 2 for p in before]
     alone = [nn.Parameter(p) for p in before]
     single = torch.optim.SGD(alone, lr=0.5)
     for p, gradient in zip(alone, expected, strict=True):
@@ -437,6 +435,10 @@ def integer(rank: int, world: int, case: Case) -> float:
     attachment.detach()
     exact = all(torch.equal(a, b) for a, b in zip(model.parameters(), alone, strict=True))
     return 0.0 if exact else 1.0
+
+
+def counted(like: Tensor) -> Tensor:
+    return torch.arange(1, like.numel() + 1, device=like.device).view(like.shape)
 
 
 def test_integer_gradients_are_bit_equal(four: Ranks) -> None:
