@@ -1,0 +1,52 @@
+"""The scripts of examples/ as users start them, and the domains that their bundles are for."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from autosync.clusterfile import load_cluster
+from autosync.domain import Domain
+from autosync.importing import import_module, load_target
+from autosync.profiling import estimate_profile
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = ROOT / "examples"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+LONGEST_SECONDS = 120
+
+
+def losses(script: str, *arguments: str, spawn: bool = False) -> list[float]:
+    """What the script prints epoch by epoch, on two ranks; spawn: that it starts itself."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "MASTER_PORT": port}
+    command = [sys.executable, *(() if spawn else TORCHRUN), str(EXAMPLES / script), *arguments]
+    command += ["--spawn", "2"] if spawn else []
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "does not fit" not in done.stderr
+    return [float(line.split()[-1]) for line in done.stdout.splitlines() if "loss" in line]
+
+
+def example_domain(function: str) -> Domain:
+    """Of a function of examples/network.py, on the cluster of two processes."""
+    target = load_target(f"examples.network:{function}")
+    graph = import_module(
+        target.module,
+        target.example_inputs,
+        target.loss,
+        name=function,
+        batch_size=target.batch_size,
+    )
+    cluster = load_cluster(EXAMPLES / "two_processes.yaml")
+    return Domain(graph, cluster, estimate_profile(graph, "cpu"))
