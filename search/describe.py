@@ -28,7 +28,8 @@ def describe(strategy: Strategy, domain: Domain | None = None) -> str:
     Without a domain sizes are left out, and methods stand by their number of shards.
     """
     if strategy.schedule.order == "ddp":
-        return f"torch's DDP with its own {_groups(strategy.choices)} buckets"
+        buckets = _groups(strategy.choices)
+        return f"torch's DDP with its own {buckets} {'bucket' if buckets == 1 else 'buckets'}"
     sizes = _shard_bytes(strategy, domain)
     weight: Counter[str] = Counter()
     members: dict[str, list[VariableChoice]] = {}

@@ -14,6 +14,7 @@ const LANES = {
 const LANE_HEIGHT = 26;
 const MOST_DIFFERENCES = 6;
 const NARROW = 560;
+const OPTIONAL_CELLS = new Set([2, 5, 6]); // what a narrow page has no room for
 const timelineOf = document.getElementById("timeline-of");
 let timelineShown = "";
 
@@ -46,6 +47,7 @@ async function showTimeline(what) {
   const timeline = await answer.json();
   if (what !== timelineShown) return; // another one was chosen meanwhile
   document.getElementById("timeline-trace").href = `/v1/tunings/${id}/trace?${query}`;
+  for (const part of ["trace", "of", "keys"]) document.getElementById(`timeline-${part}`).hidden = false;
   drawTimeline(timeline);
   tellDifferences(timeline);
 }
@@ -166,7 +168,7 @@ function tellDifferences(timeline) {
     for (const [place, text] of cells.entries()) {
       const cell = document.createElement("td");
       cell.textContent = text;
-      if (place !== 1) cell.className = place > 4 ? "num optional" : "num";
+      if (place !== 1) cell.className = OPTIONAL_CELLS.has(place) ? "num optional" : "num";
       row.append(cell);
     }
     return row;

@@ -78,7 +78,7 @@ function convergence(trials, ranked) {
     silent: true,
     symbol: "none",
     lineStyle: { color: color("--soft"), type: "dashed" },
-    label: { formatter: `DDP\n${ms(ddp.step_seconds).toFixed(1)}`, position: "end", color: color("--soft") },
+    label: { formatter: `DDP\n${ms(ddp.step_seconds).toFixed(1)}`, position: "end", lineHeight: 14, color: color("--soft") },
     data: [{ yAxis: ms(ddp.step_seconds) }],
   };
   const tip = (point) => `${shown(point.value[1])}, trial ${point.value[0]}\n${wrapped(point.data.words || "best so far")}`;
