@@ -3,11 +3,14 @@
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
 from rich.table import Table
+
+from autosync.errors import InvalidInput
 
 PIPED_WIDTH = 200
 """Columns where the output is no terminal: tables then wrap late, lines never."""
@@ -57,10 +60,43 @@ def print_table(
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    draft = path.with_name(path.name + ".part")
-    draft.write_text(text)
-    draft.replace(path)
+    """Write a file whole or not at all, as `write_bytes` does."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all.
+
+    Raises:
+        InvalidInput: the system does not let it be written; names the file and the reason.
+    """
+    draft = Path(f"{path}.part")
+    try:
+        draft.write_bytes(data)
+        draft.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            draft.unlink()
+        raise _unwritable(path, error.strerror or str(error)) from None
+
+
+def check_folder(path: Path) -> None:
+    """Before long work whose result goes to `path`: that its folder exists.
+
+    Raises:
+        InvalidInput: it does not.
+    """
+    if not path.absolute().parent.is_dir():
+        raise _unwritable(path, "there is no such folder")
+
+
+def _unwritable(path: Path, why: str) -> InvalidInput:
+    return InvalidInput(
+        f"cannot write {str(path)!r}: {why}.",
+        thing="output",
+        value=str(path),
+        remedy="Name a file in a folder that exists and can be written to.",
+    )
 
 
 def milliseconds(seconds: float | None) -> str:

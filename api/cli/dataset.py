@@ -5,8 +5,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.cli.console import milliseconds, out, print_json, print_table, say, write_text
-from api.cli.options import Batch, ClusterName, Json, Model
+from api.cli.console import (
+    milliseconds,
+    out,
+    print_json,
+    print_table,
+    say,
+    write_bytes,
+    write_text,
+)
+from api.cli.options import Batch, ClusterName, Json, Model, RequiredOutput
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -145,7 +153,7 @@ def export_one(
     ],
     model: Model,
     cluster: ClusterName,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", show_default=False)],
+    output: RequiredOutput,
     batch: Batch = None,
     allow_lossy: AllowLossy = False,
 ) -> None:
@@ -157,7 +165,7 @@ def export_one(
     from autosync.interop.strategy_export import export_strategy
 
     domain = load_domain(model, cluster, batch, ProfileChoice())
-    output.write_bytes(export_strategy(load_strategy(strategy), domain, allow_lossy=allow_lossy))
+    write_bytes(output, export_strategy(load_strategy(strategy), domain, allow_lossy=allow_lossy))
     say(f"[dim]written to {output}[/]")
 
 
@@ -169,7 +177,7 @@ def import_one(
     ],
     model: Model,
     cluster: ClusterName,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", show_default=False)],
+    output: RequiredOutput,
     batch: Batch = None,
     allow_lossy: AllowLossy = False,
 ) -> None:

@@ -7,6 +7,9 @@ from api.cli.options import Batch, Model, Output
 def import_model(model: Model, output: Output = None, batch: Batch = None) -> None:
     """Record a model's dataflow graph, without allocating its weights.
 
+    The graph is data: `rank`, `tune` and a service take it in the model's place, and execute
+    nothing in it.
+
     Examples:
 
         autosync import resnet50 -o resnet50.json

@@ -31,11 +31,15 @@ class ProfileChoice:
 
 def load_graph(model: str, batch_size: int | None) -> "ModelGraph":
     """The graph of a bundled model, of a graph JSON, or of `package.module:function`."""
-    if model.endswith(".json") or "/" in model or Path(model).is_file():
+    if _is_file_name(model):
         return _graph_file(Path(model), batch_size)
     if ":" in model:
         return _import_target(model, batch_size)
     return _bundled_graph(model, batch_size)
+
+
+def _is_file_name(model: str) -> bool:
+    return model.endswith(".json") or "/" in model or Path(model).is_file()
 
 
 def _graph_file(path: Path, batch_size: int | None) -> "ModelGraph":
@@ -94,9 +98,9 @@ def load_module(model: str, batch_size: int | None) -> "tuple[nn.Module, Inputs,
         spec = spec_of(model)
         size = batch_size or spec.batch_size
         return *spec.build(size), size
-    if Path(model).is_file():
+    if _is_file_name(model):
         raise InvalidInput(
-            f"{model} is a graph: it has no code that could be run and measured.",
+            f"{model} names a file: a graph has no code that could be run and measured.",
             thing="model",
             value=model,
             remedy="Estimate it with --device TYPE, or give package.module:function.",

@@ -58,6 +58,10 @@ Output = Annotated[
     Path | None,
     typer.Option("-o", "--output", help="Write to this file.", metavar="FILE"),
 ]
+RequiredOutput = Annotated[
+    Path,
+    typer.Option("-o", "--output", help="Write to this file.", metavar="FILE", show_default=False),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
 DatabaseUrl = Annotated[
     str, typer.Option("--db", help="sqlite:///FILE or postgresql://USER@HOST/NAME.")

@@ -88,9 +88,11 @@ def predict(
 ) -> None:
     """Predict what given strategies take on a cluster one need not have.
 
+    Published methods are predicted with the constants fitted on their testbed.
+
     Example:
 
-        autosync predict --model resnet50 --batch 64 --cluster rtx-2080-ti-8x4-10gbe \\\\
+        autosync predict --model resnet50 --batch 64 --cluster rtx-2080-ti-8x4-10gbe \\
             --strategy MG-WFBP --strategy dear --step-seconds-one-device 0.2529
     """
     from dataclasses import asdict

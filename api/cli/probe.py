@@ -1,12 +1,19 @@
 """`autosync probe`: what messages cost besides their bytes, measured."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.cli.console import out, print_table, say
-from api.cli.options import ClusterName, LauncherName, Prefix, RayAddress, WorkerPython, reach_hosts
+from api.cli.console import check_folder, out, print_table, say
+from api.cli.options import (
+    ClusterName,
+    LauncherName,
+    Prefix,
+    RayAddress,
+    RequiredOutput,
+    WorkerPython,
+    reach_hosts,
+)
 
 if TYPE_CHECKING:
     from autosync.cluster import Cluster
@@ -15,16 +22,7 @@ if TYPE_CHECKING:
 
 def probe(
     cluster: ClusterName,
-    output: Annotated[
-        Path,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="FILE",
-            help="The cluster file with costs.",
-            show_default=False,
-        ),
-    ],
+    output: RequiredOutput,
     launcher: Annotated[LauncherName, typer.Option(help="As in `autosync tune`.")] = "auto",
     byte_scale: Annotated[
         float | None, typer.Option(help="As in `autosync tune`.", show_default="by cluster")
@@ -49,6 +47,7 @@ def probe(
     from autosync.clusterfile import save_cluster
     from search.probing import probe_costs
 
+    check_folder(output)
     reach_hosts(prefix, python, ray_address)
     domain = load_domain("resnet50", cluster, None, ProfileChoice())  # the scales of a usual model
     machines, usual = domain.cluster, usual_scales(domain, launcher)

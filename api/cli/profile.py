@@ -4,7 +4,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.cli.console import milliseconds, out, print_json, print_table, say, write_text
+from api.cli.console import (
+    check_folder,
+    milliseconds,
+    out,
+    print_json,
+    print_table,
+    say,
+    write_text,
+)
 from api.cli.options import Batch, Efficiency, Model, Output, StepSeconds
 
 if TYPE_CHECKING:
@@ -30,6 +38,8 @@ def profile(
 ) -> None:
     """Measure a model's operations on this machine's CPU, or estimate them for a device.
 
+    `rank` and `tune` take what is measured in the estimate's place (--profile).
+
     Examples:
 
         autosync profile resnet50 --batch 4 -o cpu.json       # measured here
@@ -38,6 +48,8 @@ def profile(
     """
     from autosync.documents import to_data, to_json
 
+    if output is not None:
+        check_folder(output)
     graph, found = _found(model, batch, device, efficiency, step_seconds, iterations)
     if output is not None:
         write_text(output, to_json(found))
@@ -64,8 +76,8 @@ def _found(
         graph = load_graph(model, batch)
         choice = ProfileChoice(None, device, efficiency, step_seconds)
         return graph, estimated_profile(graph, device or "cpu", choice)
-    say("[dim]running the model on this machine's CPU[/]")
     module, inputs, loss, size = load_module(model, batch)
+    say("[dim]running the model on this machine's CPU[/]")
     graph = import_module(
         module, inputs, loss, name=model.partition(":")[2] or model, batch_size=size
     )

@@ -15,7 +15,9 @@ app = typer.Typer(
     "A checkpoint is two files: NAME.safetensors, and its card NAME.json.",
 )
 
-Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="What it is called here.", show_default=False)
+]
 
 
 @app.command("list")

@@ -78,7 +78,10 @@ def status(json: Json = False) -> None:
 def execute(
     testbed: TestbedId,
     node: Annotated[int, typer.Argument(min=0, help="Its number, from 0.", show_default=False)],
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", show_default=False)],
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="COMMAND...", help="With its arguments.", show_default=False),
+    ],
 ) -> None:
     """Run a command on a node of an emulated cluster.
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.cli.console import print_json, say, warn
+from api.cli.console import check_folder, print_json, say, warn, write_text
 from api.cli.options import (
     DEFAULT_DATABASE,
     SIMULATOR_HELP,
@@ -109,6 +109,7 @@ def tune(
     from api.cli.inputs import ProfileChoice, load_domain
     from search.settings import Settings
 
+    check_folder(output)
     reach_hosts(prefix, python, ray_address)
     settings = Settings(budget=budget, proposals=proposals, repeats=repeats, seed=seed, probe=probe)
     job: Job | None = None
@@ -213,7 +214,6 @@ def _run(database: "Database", tuning_id: str, resumed: bool, db: str) -> None:
 def _report(database: "Database", tuning_id: str, output: Path, top: int, json: bool) -> None:
     """The table, and the bundle whole or not at all."""
     from api import reports
-    from api.cli.console import write_text
     from api.cli.results import print_results, print_two_lines, results_data
     from api.cli.tunings import bundle_text
 

@@ -63,7 +63,15 @@ def test_a_file_that_is_not_there(folder: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_for_the_output(folder: Path) -> None:
-    assert "nowhere" in refusal(folder, "import", "chain.json", "-o", "nowhere/graph.json")
+    for command in (("import", "chain.json"), ("probe", "pair.yaml"), ("tune", "chain.json")):
+        said = refusal(folder, *command, "-o", "nowhere/file")
+        assert "cannot write 'nowhere/file'" in said
+        assert "Way out" in said
+
+
+def test_a_folder_in_the_place_of_the_output(folder: Path) -> None:
+    assert "cannot write '.'" in refusal(folder, "import", "chain.json", "-o", ".")
+    assert {path.name for path in folder.iterdir()} == {"chain.json", "pair.yaml"}
 
 
 def test_an_unknown_tuning_makes_no_database(folder: Path) -> None:
