@@ -176,4 +176,9 @@ def _device(device_type: str) -> DeviceType:
 
 
 def _refused(field: str, value: object, must: str) -> InvalidInput:
-    return InvalidInput(f"{field} must be {must}, got {value!r}.", thing=field, value=value)
+    return InvalidInput(
+        f"{field} must be {must}, got {value!r}.",
+        thing=field,
+        value=value,
+        remedy=f"Give {field} as a number that is {must}, or leave it out.",
+    )

@@ -172,6 +172,7 @@ def bundled(name: str, batch_size: int | None = None) -> ModelGraph:
             f"batch size {batch_size} of model {spec.name!r} must be at least 1.",
             thing="batch_size",
             value=batch_size,
+            remedy=f"Leave it out for the usual one ({spec.batch_size}), or give 1 or more.",
         )
     return import_bundled(spec, batch_size)
 
