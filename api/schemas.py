@@ -8,6 +8,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from api.registry import LauncherName
 from autosync.domain import Optimizer, Profile
 from search.space import Space
+from simulator.measured import Difference
+from simulator.trace import ComputeInterval
 
 State = Literal["queued", "running", "cancelling", "finished", "failed", "cancelled"]
 
@@ -277,15 +279,6 @@ class Trials(Answer):
     items: list[Trial]
 
 
-class ComputeInterval(Answer):
-    """phase: forward, backward, update, or wait (the rank stands still for messages)."""
-
-    rank: int
-    phase: str
-    start_seconds: float
-    stop_seconds: float
-
-
 class MessageInterval(Answer):
     """message: its place in the plan. turn: from when on its channel worked for it."""
 
@@ -307,19 +300,6 @@ class Iteration(Answer):
     step_seconds: float
     compute: list[ComputeInterval]
     messages: list[MessageInterval] | None
-
-
-class Difference(Answer):
-    """One message, from its turn to its arrival, and when it arrived."""
-
-    message: int
-    operation: str
-    channel: str
-    wire_bytes: int
-    predicted_seconds: float
-    measured_seconds: float
-    predicted_arrived_seconds: float
-    measured_arrived_seconds: float
 
 
 class Timeline(Answer):

@@ -135,7 +135,7 @@ def timeline_answer(of: Recorded) -> schemas.Timeline:
         clock=of.timeline.clock if of.timeline else None,
         predicted=_iteration(compared.predicted),
         measured=_iteration(compared.measured) if compared.measured else None,
-        differences=[schemas.Difference.model_validate(each) for each in compared.differences],
+        differences=list(compared.differences),
     )
 
 
@@ -147,6 +147,6 @@ def _iteration(trace: Trace) -> schemas.Iteration:
     ]
     return schemas.Iteration(
         step_seconds=trace.step_seconds,
-        compute=[schemas.ComputeInterval.model_validate(each) for each in trace.compute],
+        compute=list(trace.compute),
         messages=messages or None,
     )
