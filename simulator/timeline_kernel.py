@@ -5,6 +5,9 @@ backward starts (each variable is used, thus waited for, in the forward pass bet
 iteration of backward, `step()` and forward is the steady state; more would repeat it.
 """
 
+# numba infers the types of what it compiles, tuples of arrays among them
+# mypy: allow-untyped-defs
+
 from typing import NamedTuple
 
 import numpy as np
@@ -102,7 +105,7 @@ class Flight(NamedTuple):
 
 
 @njit(nogil=True, cache=True, _nrt=False, inline="always")
-def update_seconds(plan, compute, message):  # type: ignore[no-untyped-def]
+def update_seconds(plan, compute, message):
     """Of the elements that a message carries."""
     if compute.update == 0.0:
         return 0.0
@@ -114,14 +117,14 @@ def update_seconds(plan, compute, message):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, _nrt=False, inline="always")
-def next_of(plan, channel, message, stop):  # type: ignore[no-untyped-def]
+def next_of(plan, channel, message, stop):
     while message < stop and plan.channel[message] != channel:
         message += 1
     return message
 
 
 @njit(nogil=True, cache=True, _nrt=False)
-def reprice(costs, air, size, now):  # type: ignore[no-untyped-def]
+def reprice(costs, air, size, now):
     """Share the links anew: a message slows down as its most wanted resource is oversubscribed."""
     used = air.used
     touches = costs.touches
@@ -137,13 +140,13 @@ def reprice(costs, air, size, now):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, _nrt=False, inline="always")
-def occupy(costs, air, kind, sign):  # type: ignore[no-untyped-def]
+def occupy(costs, air, kind, sign):
     for resource in range(len(air.used)):
         air.used[resource] += sign * costs.utilization[kind, resource]
 
 
 @njit(nogil=True, cache=True, _nrt=False, inline="always")
-def enqueue(air, kind, message):  # type: ignore[no-untyped-def]
+def enqueue(air, kind, message):
     """Let a streamed message wait for those of its kind: they share their connections."""
     if air.head[kind] < 0:
         air.head[kind] = message
@@ -154,7 +157,7 @@ def enqueue(air, kind, message):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, _nrt=False)
-def issue(plan, costs, compute, air, size, begin, stop, now, factor, start, done):  # type: ignore[no-untyped-def]
+def issue(plan, costs, compute, air, size, begin, stop, now, factor, start, done):
     """Hand over what each channel can, first come first served; returns the messages in the air."""
     for channel in range(CHANNELS):
         message = air.cursor[channel]
@@ -197,7 +200,7 @@ def issue(plan, costs, compute, air, size, begin, stop, now, factor, start, done
 
 
 @njit(nogil=True, cache=True, _nrt=False, inline="always")
-def process(plan, costs, air, slot, now, flowing):  # type: ignore[no-untyped-def]
+def process(plan, costs, air, slot, now, flowing):
     """Let the hosts' processors work on a message that was handed over, after those before it.
 
     Returns whether it keeps its place: a streamed one may wait for another of its kind.
@@ -220,7 +223,7 @@ def process(plan, costs, air, slot, now, flowing):  # type: ignore[no-untyped-de
 
 
 @njit(nogil=True, cache=True, _nrt=False, inline="always")
-def flow(plan, costs, air, slot, now, flowing):  # type: ignore[no-untyped-def]
+def flow(plan, costs, air, slot, now, flowing):
     """Put a message on the wire, at full rate until the links are shared anew."""
     kind = air.kind[slot]
     message = air.message[slot]
@@ -232,7 +235,7 @@ def flow(plan, costs, air, slot, now, flowing):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, _nrt=False)
-def land(air, size, slot):  # type: ignore[no-untyped-def]
+def land(air, size, slot):
     """Take a message out of the air, its place filled by the last one."""
     last = size - 1
     air.message[slot] = air.message[last]
@@ -245,7 +248,7 @@ def land(air, size, slot):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, _nrt=False)
-def communicate(plan, costs, compute, air, index, factor, start, flowing, done):  # type: ignore[no-untyped-def]
+def communicate(plan, costs, compute, air, index, factor, start, flowing, done):
     """Play all messages of strategy `index`: when each is issued, on the wire, and has arrived.
 
     Returns False when messages wait for each other in a circle.
@@ -300,7 +303,7 @@ def communicate(plan, costs, compute, air, index, factor, start, flowing, done):
 
 
 @njit(nogil=True, cache=True, _nrt=False)
-def finish(plan, compute, air, index, factor, done):  # type: ignore[no-untyped-def]
+def finish(plan, compute, air, index, factor, done):
     """From the messages' arrivals to the end of the next forward pass: `step()`, then gates."""
     begin, stop = plan.first[index], plan.first[index + 1]
     step, updates, gated = compute.backward * factor, 0.0, False
@@ -328,7 +331,7 @@ def finish(plan, compute, air, index, factor, done):  # type: ignore[no-untyped-
 
 
 @njit(nogil=True, cache=True, _nrt=False)
-def play(plan, costs, compute, air, factors, start, flowing, done, periods):  # type: ignore[no-untyped-def]
+def play(plan, costs, compute, air, factors, start, flowing, done, periods):
     """periods f64[n]: seconds an iteration of every strategy, infinite when it cannot finish.
 
     factors f64[n]: of the slowest rank. start, flowing, done f64[M]: what `communicate` fills.

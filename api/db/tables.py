@@ -44,7 +44,7 @@ class Base(DeclarativeBase):
             "pk": "pk_%(table_name)s",
         }
     )
-    type_annotation_map = {float: Double, str: Text}  # noqa: RUF012
+    type_annotation_map = {float: Double, str: Text}  # noqa: RUF012  # as SQLAlchemy reads it
 
 
 class GraphRow(Base):
