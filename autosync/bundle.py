@@ -9,6 +9,7 @@ from pydantic import ConfigDict
 from autosync.documents import STRICT, from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
+from autosync.files import written_whole
 from autosync.graph import DType
 from autosync.plan import Plan, compile_plans, plan_of
 from autosync.population import encode
@@ -81,10 +82,8 @@ def bundle(strategy: Strategy, domain: Domain, evidence: Evidence | None = None)
 
 def save_bundle(shipped: Bundle, path: str | Path) -> None:
     """Write the bundle whole or not at all."""
-    path = Path(path)
-    draft = path.with_name(path.name + ".part")
-    draft.write_text(to_json(shipped))
-    draft.replace(path)
+    with written_whole(path) as draft:
+        draft.write_text(to_json(shipped))
 
 
 def load_bundle(path: str | Path) -> Bundle:

@@ -9,6 +9,7 @@ from autosync.cluster import Cluster
 from autosync.datafiles import data_file, data_folder
 from autosync.documents import from_data, to_data
 from autosync.errors import InvalidInput
+from autosync.files import written_whole
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 16
@@ -91,11 +92,9 @@ def strict_yaml(yaml_text: str, source: str) -> Any:
 
 def save_cluster(cluster: Cluster, path: str | Path) -> None:
     """Write the cluster whole or not at all."""
-    path = Path(path)
-    draft = path.with_name(path.name + ".part")
     text = yaml.safe_dump(to_data(cluster), sort_keys=False, allow_unicode=True)
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
+    with written_whole(path) as draft:
+        draft.write_text(text, encoding="utf-8")
 
 
 class _StrictLoader(yaml.SafeLoader):

@@ -2,8 +2,9 @@
 
 Of every domain the hand-designed strategies and random ones; each in two passes, every pass over
 all strategies in an order of its own, so that a slow hour does not fall on one strategy alone;
-a third where the two differ by more than `PASS_TOLERANCE`. Every `CANARY_EVERY` trials one known
-strategy runs: where it has drifted, what was measured since the last sound one is measured again.
+a third where the two differ by more than `PASS_TOLERANCE`. After every block of `CANARY_EVERY`
+trials one known strategy runs, the canary: where it is off the median of all that the domain's
+canaries took before, and off it again at once, the block is measured again.
 """
 
 import random
@@ -17,6 +18,7 @@ import numpy as np
 from autosync.bundle import bundle
 from autosync.documents import from_json, to_json
 from autosync.domain import Domain
+from autosync.files import written_whole
 from autosync.population import decode
 from autosync.strategy import Strategy
 from autosync.trials.contract import Launcher, Pool, TrialRequest, TrialResult, Workload
@@ -57,59 +59,61 @@ def collect(
     Raises:
         NotSupported, InaccurateLink: as `launcher.open`.
     """
-    journal = Journal(folder)
+    run = _Run(plan, folder, Journal(folder), launcher, say, stopped)
     rounds = max(target.occasions for target in plan.domains)
     for occasion in range(1, rounds + 1):
         for target in plan.domains:
             if occasion > target.occasions or stopped():
                 continue
-            measure_target(plan, target, occasion, folder, journal, launcher, say, stopped)
-            journal.checkpoint(kept_domains(folder))
+            _measure_target(run, target, occasion)
+            run.journal.checkpoint(kept_domains(folder))
 
 
-def measure_target(
-    plan: CollectionPlan,
-    target: Target,
-    occasion: int,
-    folder: Path,
-    journal: Journal,
-    launcher: Launcher,
-    say: Say,
-    stopped: Callable[[], bool],
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One run of the command: what `collect` was given, and what was measured before."""
+
+    plan: CollectionPlan
+    folder: Path
+    journal: Journal
+    launcher: Launcher
+    say: Say
+    stopped: Callable[[], bool]
+
+
+def _measure_target(run: _Run, target: Target, occasion: int) -> None:
     """All that is still to measure of one domain on one occasion, on one pool."""
-    domain = kept_domain(target, folder, launcher, say)
-    chosen = strategies_of(domain, plan.strategies, plan.seed)
-    work = _Work(domain.id, occasion, tuple(chosen), plan.seed)
-    if not work.pending(journal):
+    domain = _kept_domain(run, target)
+    chosen = strategies_of(domain, run.plan.strategies, run.plan.seed)
+    work = _Work(domain.id, occasion, tuple(chosen), run.plan.seed)
+    if not work.pending(run.journal):
         return
     byte_scale, time_scale = target.scales
-    say(f"{target.name}, occasion {occasion}: {len(chosen)} strategies")
-    pool = launcher.open(Workload(domain, byte_scale=byte_scale, time_scale=time_scale))
+    run.say(f"{target.name}, occasion {occasion}: {len(chosen)} strategies")
+    pool = run.launcher.open(Workload(domain, byte_scale=byte_scale, time_scale=time_scale))
     try:
-        measuring = _Measuring(domain, occasion, journal, pool, say, len(chosen))
-        while todo := work.pending(journal):
+        measuring = _Measuring(run, domain, occasion, pool, len(chosen))
+        while todo := work.pending(run.journal):
             for start in range(0, len(todo), CANARY_EVERY):
-                if stopped():
+                if run.stopped():
                     return
-                measuring.block(todo[start : start + CANARY_EVERY], stopped)
+                measuring.block(todo[start : start + CANARY_EVERY])
     finally:
         pool.close()
 
 
-def kept_domain(target: Target, folder: Path, launcher: Launcher, say: Say) -> Domain:
+def _kept_domain(run: _Run, target: Target) -> Domain:
     """The target's domain with probed costs, probed once and kept in FOLDER/targets."""
-    file = folder / "targets" / f"{target.name}.json"
+    file = run.folder / "targets" / f"{target.name}.json"
     if file.is_file():
         return from_json(Domain, file.read_text(), source=str(file))
     domain = domain_of(target)
-    say(f"{target.name}: measuring what messages cost")
-    found = probe_costs(launcher, domain.cluster, *target.scales, say=say)
+    run.say(f"{target.name}: measuring what messages cost")
+    found = probe_costs(run.launcher, domain.cluster, *target.scales, say=run.say)
     domain = replace(domain, cluster=found.cluster)
     file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_suffix(".part")
-    draft.write_text(to_json(domain) + "\n")
-    draft.replace(file)
+    with written_whole(file) as draft:
+        draft.write_text(to_json(domain) + "\n")
     return domain
 
 
@@ -168,44 +172,44 @@ def _differ(journal: Journal, key: PassKey) -> bool:
 class _Measuring:
     """Runs blocks of trials on a pool, each followed by a canary."""
 
+    run: _Run
     domain: Domain
     occasion: int
-    journal: Journal
     pool: Pool
-    say: Say
     strategies: int
     _number: int = 0
     _seconds: float = 0.0
 
-    def block(self, todo: list[tuple[PassKey, Chosen]], stopped: Callable[[], bool]) -> None:
+    def block(self, todo: list[tuple[PassKey, Chosen]]) -> None:
         """Measure, then the canary; where that has drifted twice, the block is in doubt."""
         done = []
         begun = time.monotonic()
         for key, chosen in todo:
-            if stopped():
+            if self.run.stopped():
                 return
-            self._run(key, chosen.origin, chosen.strategy)
+            self._trial(key, chosen.origin, chosen.strategy)
             done.append(key)
         sound = self._sound() or self._sound()
         self._seconds += time.monotonic() - begun
         number = todo[0][0].number
-        have = self.journal.count(self.domain.id, self.occasion, number)
+        have = self.run.journal.count(self.domain.id, self.occasion, number)
         rate = self._number / self._seconds * 3600
-        self.say(f"  pass {number}: {have} of {self.strategies}, {rate:.0f} passes an hour")
-        if not sound and (doubted := self.journal.void(done)):
-            self.say(f"  the canary has drifted: {len(doubted)} of them are measured again")
+        self.run.say(f"  pass {number}: {have} of {self.strategies}, {rate:.0f} passes an hour")
+        if not sound and (doubted := self.run.journal.void(done)):
+            self.run.say(f"  the canary has drifted: {len(doubted)} of them are measured again")
 
     def _sound(self) -> bool:
-        """Run the canary; whether it agrees with those before it."""
-        earlier = self.journal.canary_seconds(self.domain.id)
+        """Run the canary; whether it agrees with the median of those before it, where there are
+        three."""
+        earlier = self.run.journal.canary_seconds(self.domain.id)
         strategy = designs.all_reduce_25mb(self.domain)
         key = PassKey(self.domain.id, self.occasion, CANARY, strategy.id)
-        seconds = self._run(key, "canary", strategy).step_seconds
+        seconds = self._trial(key, "canary", strategy).step_seconds
         if seconds is None:
             return False
         return len(earlier) < 3 or abs(seconds / float(np.median(earlier)) - 1) <= CANARY_TOLERANCE
 
-    def _run(self, key: PassKey, origin: str, strategy: Strategy) -> TrialResult:
+    def _trial(self, key: PassKey, origin: str, strategy: Strategy) -> TrialResult:
         self._number += 1
         request = TrialRequest(
             key=f"{key}/{self._number}",
@@ -216,5 +220,5 @@ class _Measuring:
         )
         measured_at = time.time()
         result = self.pool.run(request)
-        self.journal.record(key, strategy, origin, measured_at, result)
+        self.run.journal.record(key, strategy, origin, measured_at, result)
         return result

@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 from autosync.documents import from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotFound
+from autosync.files import written_whole
 from autosync.population import Population, encode
 from autosync.strategy import Strategy
 
@@ -164,10 +165,8 @@ def write_dataset(folder: Path, domains: Sequence[Domain], trials: pd.DataFrame)
 
 
 def _write_parquet(table: pd.DataFrame, file: Path) -> None:
-    """Whole or not at all."""
-    draft = file.with_suffix(".part")
-    table.to_parquet(draft, index=False, compression="zstd")
-    draft.replace(file)
+    with written_whole(file) as draft:
+        table.to_parquet(draft, index=False, compression="zstd")
 
 
 def read_trials(folder: Path) -> pd.DataFrame:
