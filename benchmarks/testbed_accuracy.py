@@ -9,8 +9,8 @@ import time
 
 from autosync.cluster import Cluster, Device, Node
 from autosync.trials import namespaces
-from autosync.trials.links import measured_links
 from autosync.trials.replay import ComputeClock, sharpen_timer
+from autosync.trials.self_check import self_check
 
 
 def cluster_of(rates: tuple[float, ...]) -> Cluster:
@@ -43,15 +43,21 @@ def link_errors(rounds: int) -> None:
     }
     for name, (rates, byte_scale) in cases.items():
         cluster = cluster_of(rates)
-        errors = []
+        links, rings, seconds = [], [], []
         for _ in range(rounds):
             testbed = namespaces.up(cluster, byte_scale)
             try:
-                errors += [abs(link.error) for link in measured_links(testbed, cluster)]
+                begun = time.monotonic()
+                checked = self_check(testbed, cluster)
+                seconds.append(time.monotonic() - begun)
             finally:
                 namespaces.down(testbed)
+            links += [abs(link.error) for link in checked.links]
+            rings += [abs(one.error) for one in checked.all_reduces]
         print(
-            f"{name}: payload error median {statistics.median(errors):.2%}, worst {max(errors):.2%}"
+            f"{name}: error of payload rates median {statistics.median(links):.2%}, worst "
+            f"{max(links):.2%}; of all-reduces median {statistics.median(rings):.2%}, worst "
+            f"{max(rings):.2%}; checked in {statistics.median(seconds):.2f} s"
         )
 
 

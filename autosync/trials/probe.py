@@ -13,8 +13,8 @@ from autosync.errors import InvalidInput, NotSupported
 from autosync.graph import ModelGraph, Operation, Variable
 from autosync.trials.collectives import KINDS
 from autosync.trials.contract import Launcher, Workload
-from autosync.trials.links import BURST_BYTES
 from autosync.trials.pool import Links, ProcessPool
+from autosync.trials.rate_probes import BURST_BYTES
 
 SMALL_SIZES = (1024, 4 * 1024)
 """Bytes that each replica contributes: messages that are all startup. (Up to its burst a shaper

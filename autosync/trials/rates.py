@@ -2,18 +2,26 @@
 nothing but the standard library, so that a node's probe starts in milliseconds.
 
 Commands, JSON lines on stdin: {"op": "listen", "address"} -> {"port"};
-{"op": "pair", "dial", "address", "port", "seconds", "skip"} -> {"bytes_per_second",
-"latency_seconds"}. Both ends of a pair send and receive at once, as an all-reduce does.
+{"op": "pair", "dial", "address", "port", "seconds", "skip", "slow"} -> {"bytes_per_second",
+"latency_seconds"}: both ends of a pair send and receive at once, as an all-reduce does;
+{"op": "ring", "address", "port", "rounds": [[piece_bytes, steps]]} -> {"ended", "arriving"}: in
+every step each node sends a piece to the next node and receives one from the node before, which
+is what an all-reduce in a ring is to the links.
 """
 
 import json
+import queue
 import socket
 import sys
 import threading
 import time
+from typing import Any
 
 CHUNK_BYTES = 128 * 1024
 ROUND_TRIPS = 15
+SLOW_BUFFER_BYTES = 192 * 1024
+"""Of the sender on a slow link: the kernel's own choice grows to 4 MB, which would go on arriving
+when the measurement is over."""
 
 
 def main() -> None:
@@ -22,27 +30,73 @@ def main() -> None:
         command = json.loads(line)
         if command["op"] == "listen":
             listener = socket.create_server((command["address"], 0))
-            answer = {"port": listener.getsockname()[1]}
+            answer: dict[str, Any] = {"port": listener.getsockname()[1]}
+        elif command["op"] == "ring":
+            answer = go_round(command, listener)
         else:
             answer = measure(command, listener)
         print(json.dumps(answer), flush=True)
 
 
-def measure(command: dict[str, object], listener: "socket.socket | None") -> dict[str, float]:
+def go_round(command: dict[str, Any], listener: "socket.socket | None") -> dict[str, list[float]]:
+    """Rounds of steps, one right after another. ended: when each round was over here, on the
+    monotonic clock that all namespaces share. arriving: seconds of it between the first and the
+    last byte of a piece, which is long where the link from the node before is slow."""
+    if listener is None:
+        raise RuntimeError("ring before listen")
+    onward = socket.create_connection((command["address"], command["port"]))
+    before, _ = listener.accept()
+    pieces: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    sender = threading.Thread(target=_send_pieces, args=(onward, pieces), daemon=True)
+    sender.start()
+    ended, arriving = [], []
+    with onward, before:
+        for piece_bytes, steps in command["rounds"]:
+            piece, buffer, spent = bytes(piece_bytes), memoryview(bytearray(piece_bytes)), 0.0
+            for _ in range(steps):
+                pieces.put(piece)
+                spent += _receive_piece(before, buffer)
+            ended.append(time.monotonic())
+            arriving.append(spent)
+        pieces.put(b"")
+        sender.join()
+    return {"ended": ended, "arriving": arriving}
+
+
+def _send_pieces(connection: socket.socket, pieces: "queue.SimpleQueue[bytes]") -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    while piece := pieces.get():
+        connection.sendall(piece)
+
+
+def _receive_piece(connection: socket.socket, buffer: memoryview) -> float:
+    """Fill the buffer; seconds between the first bytes and the last."""
+    first, place = 0.0, 0
+    while place < len(buffer):
+        received = connection.recv_into(buffer[place:])
+        if not received:
+            raise ConnectionError("the node before has gone")
+        first = first or time.monotonic()
+        place += received
+    return time.monotonic() - first
+
+
+def measure(command: dict[str, Any], listener: "socket.socket | None") -> dict[str, float]:
     """One connection's duplex payload rate (received here) and one-way latency."""
     if command["dial"]:
-        connection = socket.create_connection((str(command["address"]), int(str(command["port"]))))
+        connection = socket.create_connection((command["address"], command["port"]))
     else:
         if listener is None:
             raise RuntimeError("pair before listen")
         connection, _ = listener.accept()
     with connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        latency = _latency(connection, bool(command["dial"]))
-        seconds, skip = float(str(command["seconds"])), float(str(command["skip"]))
-        sender = threading.Thread(target=_send, args=(connection, seconds))
+        if command["slow"]:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SLOW_BUFFER_BYTES)
+        latency = _latency(connection, command["dial"])
+        sender = threading.Thread(target=_send, args=(connection, command["seconds"]))
         sender.start()
-        rate = _receive(connection, skip)
+        rate = _receive(connection, command["skip"])
         sender.join()
     return {"bytes_per_second": rate, "latency_seconds": latency}
 

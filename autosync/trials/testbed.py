@@ -8,11 +8,11 @@ from autosync.cluster import Cluster, Device, Node
 from autosync.errors import AutosyncError, InvalidInput, NotSupported
 from autosync.trials import namespaces
 from autosync.trials.contract import Workload
-from autosync.trials.links import LinkRate, measured_links, refuse_inaccurate
 from autosync.trials.local import refuse_dedicated_servers
 from autosync.trials.namespaces import Testbed
 from autosync.trials.pool import REPEATS, ProcessPool
 from autosync.trials.processes import Placement
+from autosync.trials.self_check import SelfCheck, self_check
 from autosync.trials.turns import machine_turns
 
 CARRIED_GBPS = 8.0
@@ -24,7 +24,7 @@ class TestbedLauncher:
     """Every pool has a testbed of its own, that ends with it.
 
     workloads: `name=package.module:function` entries that requests may name.
-    check: whether the testbed measures its links first, and refuses when one is 5 % off.
+    check: whether the testbed measures itself first, and refuses when a link is 5 % off.
     """
 
     __test__ = False  # not a test class, whatever its name
@@ -39,7 +39,7 @@ class TestbedLauncher:
 
         Raises:
             NotSupported: this machine cannot; the message says what would make it.
-            InaccurateLink: a link does not carry what the file says.
+            InaccurateLink: a link, or an all-reduce, is not as fast as the file says.
             InvalidInput: the scaled links exceed what this machine's cores carry.
         """
         cluster = workload.domain.cluster
@@ -49,15 +49,14 @@ class TestbedLauncher:
         testbed = namespaces.up(cluster, workload.byte_scale, workload.time_scale)
         try:
             with turns.taken(threading.Event()):
-                links = measured_links(testbed, cluster) if self.check else ()
-            refuse_inaccurate(links, testbed)
+                checked = self_check(testbed, cluster) if self.check else None
         except AutosyncError:
             namespaces.down(testbed)
             raise
         nodes = cluster.node_of_server()[: cluster.world_size]
         return ProcessPool(
             workload=workload,
-            description=description(testbed, workload, links),
+            description=description(testbed, workload, checked),
             placements=tuple(
                 Placement(testbed.prefix(int(node)), "eth0", int(node)) for node in nodes
             ),
@@ -96,14 +95,13 @@ def refuse_excess(workload: Workload) -> None:
         )
 
 
-def description(testbed: Testbed, workload: Workload, links: tuple[LinkRate, ...]) -> str:
+def description(testbed: Testbed, workload: Workload, checked: SelfCheck | None) -> str:
     """What reports repeat: size, scales, accuracy, and what is not emulated."""
     shared = any(node.ranks > 1 for node in workload.domain.cluster.nodes)
-    off = max((abs(link.error) for link in links), default=None)
     parts = [
         f"testbed ({len(testbed.addresses)} nodes",
         f"s = {workload.byte_scale:g}, k = {workload.time_scale:g}",
-        f"links within {off:.1%} of the file" if off is not None else "links unmeasured",
+        f"links within {checked.largest_error:.1%} of the file" if checked else "links unmeasured",
         *([f"intra-node links {testbed.loopback}"] if shared else []),
         "latency not emulated)",
     ]

@@ -12,14 +12,12 @@ import pytest
 from autosync.cluster import Cluster, Device, Link, Node
 from autosync.errors import InvalidInput, NotFound
 from autosync.trials import namespaces
+from autosync.trials.all_reduces import AllReduceTime, refuse_inaccurate_all_reduces
 from autosync.trials.contract import Workload
-from autosync.trials.links import (
-    InaccurateLink,
-    LinkRate,
-    measured_links,
-    refuse_inaccurate,
-)
+from autosync.trials.links import LinkRate, refuse_inaccurate_links
 from autosync.trials.machine import process_start
+from autosync.trials.rate_probes import InaccurateLink
+from autosync.trials.self_check import self_check
 from autosync.trials.testbed import TestbedLauncher
 from tests.domains import domain_of, grid_cluster
 
@@ -121,22 +119,31 @@ def test_links_carry_what_the_file_says_exceptions_too() -> None:
     )
     testbed = namespaces.up(cluster)
     try:
-        links = measured_links(testbed, cluster)
+        checked = self_check(testbed, cluster)
     finally:
         namespaces.down(testbed)
-    rates = {(link.sender, link.to): link.bytes_per_second * 8e-6 for link in links}
+    rates = {(link.sender, link.to): link.bytes_per_second * 8e-6 for link in checked.links}
     assert rates == pytest.approx(
         {(0, 1): 16, (1, 0): 16, (0, 2): 20, (2, 0): 20, (1, 2): 20, (2, 1): 20}, rel=0.05
     )
-    refuse_inaccurate(links, testbed)
+    # A ring of three moves 4/3 of the bytes over every link, one of which has 2 MB/s.
+    assert [one.size_bytes for one in checked.all_reduces] == [120_000, 45_000, 15_000]
+    for one in checked.all_reduces:
+        assert one.seconds == pytest.approx(one.size_bytes * 4 / 3 / 2e6, rel=0.05)
+    assert checked.all_reduces[0].slowest == (0, 1)
+    assert checked.largest_error <= 0.05
 
 
-def test_an_inaccurate_link_is_named() -> None:
-    testbed = namespaces.up(grid_cluster(2))
-    namespaces.down(testbed)
+def test_what_is_inaccurate_is_named() -> None:
     links = (LinkRate(0, 1, 1e6, 0.01, 0.0), LinkRate(1, 0, 0.9e6, -0.1, 0.0))
     with pytest.raises(InaccurateLink, match=r"from node 1 to node 0 carries 7\.2 .* says 8\.0"):
-        refuse_inaccurate(links, testbed)
+        refuse_inaccurate_links(links, "t")
+    sound, slow = AllReduceTime(8000, 1.0, 0.01, (0, 1)), AllReduceTime(2000, 0.011, 0.1, (2, 0))
+    with pytest.raises(
+        InaccurateLink, match=r"of 2 KB takes 11\.0 ms .* say 10\.0; .* node 2 to node 0"
+    ):
+        refuse_inaccurate_all_reduces((sound, slow), "t")
+    refuse_inaccurate_all_reduces((sound,), "t")
 
 
 def test_ranks_of_a_node_share_its_namespace_and_say_how_they_talk() -> None:
