@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -11,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from autosync.errors import InvalidInput
+from autosync.files import written_whole
 
 PIPED_WIDTH = 200
 """Columns where the output is no terminal: tables then wrap late, lines never."""
@@ -70,13 +70,10 @@ def write_bytes(path: Path, data: bytes) -> None:
     Raises:
         InvalidInput: the system does not let it be written; names the file and the reason.
     """
-    draft = Path(f"{path}.part")
     try:
-        draft.write_bytes(data)
-        draft.replace(path)
+        with written_whole(path.absolute()) as draft:
+            draft.write_bytes(data)
     except OSError as error:
-        with suppress(OSError):
-            draft.unlink()
         raise _unwritable(path, error.strerror or str(error)) from None
 
 
