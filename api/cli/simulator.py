@@ -1,7 +1,7 @@
 """`autosync simulator`: trained simulators in a database."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -49,6 +49,43 @@ def list_all(db: DatabaseUrl = DEFAULT_DATABASE, json: Json = False) -> None:
         for each in found
     ]
     print_table(columns, rows, right=("domains", "trials", "accuracy", "features"))
+
+
+@app.command()
+def train(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER",
+            help="Measured strategies: see `autosync collect`.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="Ends in .safetensors.")
+    ],
+    model: Annotated[
+        Literal["gaussian", "linear", "lstm", "gat", "ensemble"],
+        typer.Option(help="What corrects the timeline."),
+    ] = "gaussian",
+    seed: Annotated[int, typer.Option(min=0, help="Of a network's weights.")] = 0,
+) -> None:
+    """Train a simulator on all domains of a dataset, and write it as a checkpoint.
+
+    It is judged on every domain in turn, by a model that learned from the others alone.
+
+    Example: `autosync simulator train datasets/runtimes -o trained.safetensors`
+    """
+    from simulator.evaluation.dataset import load_dataset
+    from simulator.evaluation.pretraining import train_checkpoint
+    from simulator.evaluation.recipes import Recipe
+
+    card = train_checkpoint(load_dataset(folder), Recipe(model), output, seed, say)
+    judged = "" if card.accuracy is None else f", {card.accuracy:.1%} of unseen domains' pairs"
+    out.print(
+        f"{card.kind}: {card.trials} trials of {len(card.sources)} domains{judged}\n"
+        f"[dim]written to {output.with_suffix('.safetensors')}, its card beside it[/]"
+    )
 
 
 @app.command()

@@ -66,13 +66,7 @@ def transferred(model: Model, sources: Sequence[Labelled], target: Domain) -> Le
     Raises:
         InvalidInput: there is no source, or the target is among them.
     """
-    if not sources:
-        raise InvalidInput(
-            "there is no source domain to learn from.",
-            thing="sources",
-            value=0,
-            remedy="Measure strategies of another domain first.",
-        )
+    _require(sources)
     if any(source.domain.id == target.id for source in sources):
         raise InvalidInput(
             "the target domain is among the sources.",
@@ -81,10 +75,17 @@ def transferred(model: Model, sources: Sequence[Labelled], target: Domain) -> Le
             remedy="Leave it out: what was measured on it belongs to `refit`.",
         )
     descriptors = [source.features.descriptor for source in sources]
-    model.pretrain(sources, importance(describe_domain(target), descriptors))
-    simulator = LearnedSimulator(model)
-    simulator.calibration = _level(model, sources)
-    return simulator
+    return _pretrained(model, sources, importance(describe_domain(target), descriptors))
+
+
+def pretrained(model: Model, sources: Sequence[Labelled]) -> LearnedSimulator:
+    """A simulator for whatever comes: all sources count alike.
+
+    Raises:
+        InvalidInput: there is no source.
+    """
+    _require(sources)
+    return _pretrained(model, sources, np.ones(len(sources)))
 
 
 def source_of(trials: Labelled) -> Source:
@@ -96,6 +97,23 @@ def source_of(trials: Labelled) -> Source:
         trials=len(trials.step_seconds),
         descriptor=tuple(float(value) for value in trials.features.descriptor),
     )
+
+
+def _require(sources: Sequence[Labelled]) -> None:
+    if not sources:
+        raise InvalidInput(
+            "there is no source domain to learn from.",
+            thing="sources",
+            value=0,
+            remedy="Measure strategies of another domain first.",
+        )
+
+
+def _pretrained(model: Model, sources: Sequence[Labelled], weights: F64) -> LearnedSimulator:
+    model.pretrain(sources, weights)
+    simulator = LearnedSimulator(model)
+    simulator.calibration = _level(model, sources)
+    return simulator
 
 
 def _level(model: Model, sources: Sequence[Labelled]) -> Calibration:

@@ -9,9 +9,11 @@ from typer.testing import CliRunner
 from api.cli.inputs import load_simulator
 from api.cli.simulator import app
 from autosync.errors import NotFound
+from simulator.learned.checkpoint import load_checkpoint
 from simulator.learned.models import LinearModel
 from tests.api.test_simulators import checkpoint
 from tests.domains import domain_of
+from tests.simulator.evaluation.test_run import measured, write
 
 
 def test_a_simulator_is_kept_found_by_name_and_written_again(tmp_path: Path) -> None:
@@ -38,3 +40,22 @@ def test_a_simulator_is_kept_found_by_name_and_written_again(tmp_path: Path) -> 
     with pytest.raises(NotFound) as gone:
         load_simulator("mine", db, domain)
     assert "timeline" in gone.value.remedy
+
+
+def test_training_judges_by_domains_not_seen_and_writes_what_can_be_kept(tmp_path: Path) -> None:
+    folder, db = tmp_path / "measured", f"sqlite:///{tmp_path / 'a.db'}"
+    domains = [measured(1.0, seed=1, count=24), measured(0.5, seed=2, count=24)]
+    write(folder, domains)
+    trained = tmp_path / "trained.safetensors"
+    words = ["train", str(folder), "-o", str(trained), "--model", "linear"]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert "48 trials of 2 domains" in done.stdout
+    card = json.loads(trained.with_suffix(".json").read_text())
+    assert 0.5 < card["accuracy"] <= 1.0
+    assert card["unseen"] == "each domain, by a model of the others"
+    added = ["add", "both", str(trained), "--db", db]
+    assert CliRunner().invoke(app, added, catch_exceptions=False).exit_code == 0
+    kept = load_simulator("both", db, domains[0].domain)
+    fresh, _ = load_checkpoint(trained)
+    seconds = [s.predict(domains[0].domain, domains[0].population) for s in (kept, fresh)]
+    assert (seconds[0] == seconds[1]).all()
