@@ -22,15 +22,10 @@ from torch.optim import Optimizer
 from autosync.codes import Update
 from autosync.errors import AutosyncError, NotSupported
 from autosync.plan import Plan
-from autosync.runtime import updates
+from autosync.runtime.applying import Applying
 from autosync.runtime.build import Records
 from autosync.runtime.channels import ChannelQueue
-from autosync.runtime.clipping import (
-    agree_on_infinity,
-    clip_gradients,
-    lend_scaler_tensors,
-    loss_scale,
-)
+from autosync.runtime.clipping import agree_on_infinity, clip_gradients, loss_scale
 from autosync.runtime.errors import SynchronizationFailed
 from autosync.runtime.lowrank_state import Kept, kept_errors, take_errors
 from autosync.runtime.module_buffers import BufferBroadcast
@@ -48,7 +43,7 @@ from autosync.runtime.pending import check_synchronized, incomplete, left_over, 
 from autosync.runtime.records import Content, Step, Variable
 from autosync.runtime.rounds import Phase, Round
 from autosync.runtime.state import gather_state, scatter_state
-from autosync.runtime.streams import HOST, Mark, Streams
+from autosync.runtime.streams import HOST, Streams
 from autosync.runtime.trace import Trace
 from autosync.runtime.unused import Unused
 
@@ -59,8 +54,7 @@ class Engine:
     kind: the optimizer's own class. synchronizing: False inside `no_sync`.
     control: a process group of all ranks for small exchanges. pending: variables whose gradients
     are not complete when backward returns. shown: a GradScaler has seen the gradients of this
-    round. grad_norm: before the last clipping. patience_seconds: see `ChannelQueue`. stepped: on a
-    GPU, the moment of `step()`: no update may be earlier, since backward still reads the values.
+    round. grad_norm: before the last clipping. patience_seconds: see `ChannelQueue`.
     """
 
     def __init__(
@@ -87,7 +81,6 @@ class Engine:
         self.low_rank = records.low_rank
         self.streams = streams
         self.patience_seconds = patience_seconds
-        self.stepped: Mark = None
         self.group = group
         self.control = control
         self.unused = unused
@@ -100,7 +93,7 @@ class Engine:
         self.synchronizing = True
         self.phase = Phase.IDLE
         self.iteration = -1
-        self.hyper: list[updates.Group] = []
+        self.applying = Applying(optimizer, self.kind, unused, streams)
         self.round = Round(records)
         self.all_whole = all(v.whole for v in self.variables)
         self.pending = [v for v in self.variables if v.deferred or not v.whole]
@@ -286,16 +279,13 @@ class Engine:
         if claimed:
             self._update_flat(content)
         if ripe:
-            self._update_ripe(ripe)
+            self.applying.deferred(ripe)
+            self._updated(ripe)
 
     def _update_flat(self, content: Content) -> None:
         with self.streams.landing():
-            self.streams.wait(self.stepped)
             with torch.no_grad():
-                if content.flat:
-                    content.flat.run(self.optimizer, self.hyper, self.unused.by_all)
-                if not content.travels:
-                    unpack_values(content)
+                self.applying.flat(content)
             content.updated_mark = self.streams.mark()
             with self.condition:
                 content.updated = True
@@ -305,12 +295,6 @@ class Engine:
                     self.streams.stamp(content.variables)
                 self._pump()
                 self.condition.notify_all()
-
-    def _update_ripe(self, ripe: list[Variable]) -> None:
-        used = [variable for variable in ripe if not self.unused.by_all(variable.index)]
-        self.streams.wait(self.stepped)
-        updates.update_aliases(self.kind, self.optimizer, used, self.hyper)
-        self._updated(ripe)
 
     def _updated(self, variables: list[Variable]) -> None:
         with self.condition:
@@ -334,9 +318,7 @@ class Engine:
         replaced = settle(self.pending)
         self.monitor.wait(lambda: all(variable.missing == 0 for variable in replaced))
         self._prepare_gradients()
-        self.hyper = updates.snapshot(self.optimizer)
-        lend_scaler_tensors(self.optimizer, self.streams)
-        self.stepped = self.streams.mark()
+        self.applying.release()
         with self.condition:
             self.phase = Phase.STEPPED
             claimed = [content for content in self.contents if self.round.claim(content)]
@@ -345,23 +327,13 @@ class Engine:
         self.monitor.wait(lambda: self.round.blocking == 0)
         with self.condition:
             ripe = self.round.take_ripe()
-        self._update_here(ripe)
+        with self.streams.landing():
+            self.applying.whole(ripe, self.all_whole and len(ripe) == len(self.variables))
+            self._updated(ripe)
         for variable in self.pending:
             variable.parameter.grad = None
         self.monitor.wait(lambda: all(v.owing == 0 or v.deferred for v in self.variables))
         self.streams.stay_behind(v for v in self.variables if not v.deferred)
-
-    def _update_here(self, ripe: list[Variable]) -> None:
-        for variable in ripe:
-            if self.unused.by_all(variable.index):
-                variable.parameter.grad = None
-        with self.streams.landing():
-            self.streams.wait(self.stepped)
-            if self.all_whole and len(ripe) == len(self.variables):
-                self.kind.step(self.optimizer)
-            else:
-                updates.update_parameters(self.kind, self.optimizer, ripe, self.hyper)
-            self._updated(ripe)
 
     def _prepare_gradients(self) -> None:
         """Under clipping or a scaler every reduction ends before any update."""

@@ -194,7 +194,16 @@ def strategy(case: Case, graph: ModelGraph, world: int) -> Strategy:
     return Strategy(tuple(choices), replicas, case.schedule)
 
 
+def for_one(made: Plan) -> Plan:
+    """The same plan with rank 0 alone: every message has a team of one. A cluster has two devices
+    at least, so no strategy compiles to it."""
+    messages = tuple(replace(message, root=min(message.root, 0)) for message in made.messages)
+    return replace(made, shares=(1.0,), teams=(((0,),),) * len(made.teams), messages=messages)
+
+
 def plan(case: Case, model: nn.Module, world: int) -> Plan:
+    if world == 1:
+        return for_one(plan(case, model, 2))
     where = domain(model, world, case.ranks_per_node)
     population = encode([strategy(case, where.graph, world)], where)
     return plan_of(compile_plans(population, where), population, 0, where)

@@ -22,7 +22,7 @@ from autosync.strategy import (
     split,
     whole,
 )
-from tests.autosync.runtime.cases import graph_of
+from tests.autosync.runtime.cases import for_one, graph_of
 from tests.autosync.runtime.place import HERE
 from tests.domains import domain_of, grid_cluster
 
@@ -57,6 +57,8 @@ def plan(
     schedule: Schedule | None = None,
     shares: tuple[float, ...] = (),
 ) -> Plan:
+    if world == 1:
+        return for_one(shipped(model, 2, choose, schedule).plan)
     return shipped(model, world, choose, schedule, shares).plan
 
 

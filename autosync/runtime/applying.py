@@ -1,0 +1,60 @@
+"""Updates as of one `step()`: with the hyperparameters of that moment, and on a GPU not before it.
+
+Whoever calls these counts what they have made current. On a GPU all updates of a variable run on
+one stream, that of arrivals, whichever thread asks for them.
+"""
+
+from torch.optim import Optimizer
+
+from autosync.runtime import updates
+from autosync.runtime.clipping import lend_scaler_tensors
+from autosync.runtime.packing import unpack_values
+from autosync.runtime.records import Content, Variable
+from autosync.runtime.streams import Mark, Streams
+from autosync.runtime.unused import Unused
+
+
+class Applying:
+    """kind: the optimizer's own class."""
+
+    def __init__(
+        self, optimizer: Optimizer, kind: type[Optimizer], unused: Unused, streams: Streams
+    ):
+        self.optimizer = optimizer
+        self.kind = kind
+        self.unused = unused
+        self.streams = streams
+        self._hyper: list[updates.Group] = []
+        self._stepped: Mark = None
+
+    def release(self) -> None:
+        """The script calls `step()`: gradients are what it leaves, and on a GPU its stream has
+        been asked for everything that still reads the values before."""
+        self._hyper = updates.snapshot(self.optimizer)
+        lend_scaler_tensors(self.optimizer, self.streams)
+        self._stepped = self.streams.mark()
+
+    def flat(self, content: Content) -> None:
+        """Update this rank's part of a content; values that need not travel are current then."""
+        self.streams.wait(self._stepped)
+        if content.flat:
+            content.flat.run(self.optimizer, self._hyper, self.unused.by_all)
+        if not content.travels:
+            unpack_values(content)
+
+    def deferred(self, variables: list[Variable]) -> None:
+        """Update whole variables while the script may already have replaced their gradients."""
+        used = [variable for variable in variables if not self.unused.by_all(variable.index)]
+        self.streams.wait(self._stepped)
+        updates.update_aliases(self.kind, self.optimizer, used, self._hyper)
+
+    def whole(self, variables: list[Variable], all_of_them: bool) -> None:
+        """Update whole variables from `parameter.grad`, within the script's `step()`."""
+        for variable in variables:
+            if self.unused.by_all(variable.index):
+                variable.parameter.grad = None
+        self.streams.wait(self._stepped)
+        if all_of_them:
+            self.kind.step(self.optimizer)
+        else:
+            updates.update_parameters(self.kind, self.optimizer, variables, self._hyper)
