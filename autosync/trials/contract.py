@@ -66,13 +66,16 @@ class TrialResult:
     iteration_seconds: measured periods of all passes, in the domain's time (divided by k).
     step_seconds: their median; None on error. spread: (p90 - p10) / median.
     launcher: where it was measured, e.g. `testbed` or `local (unshaped links)`.
-    load: share of the CPU used by others meanwhile. overhead_seconds: wall time around the
-        iterations (sending the plan, building the engine, collecting).
+    load: share of the CPU used by others meanwhile; None in a running job, whose own helper
+        processes cannot be told from others. overhead_seconds: wall time around the iterations
+        (sending the plan, building the engine, collecting).
     peak_memory_bytes: the largest resident size of any rank.
     sent_bytes: by each node's NIC in one iteration, as it travelled (scaled, with headers);
-        empty where links are not told apart. versions: of torch, autosync and python.
-    timeline: where the request asked to `record`. The pool of a running job, whose step is the
-        user's own, has none.
+        empty where links are not told apart. A running job's node may have sent other things,
+        too. versions: of torch, autosync and python.
+    timeline: where the request asked to `record`. In a running job only where it trains in host
+        memory and its step has one forward pass and one update; what the step does before and
+        after the forward pass then counts as forward and as backward.
     """
 
     key: str

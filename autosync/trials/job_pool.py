@@ -12,7 +12,8 @@ import torch.distributed as dist
 from autosync.bundle import Bundle
 from autosync.documents import from_json, to_json
 from autosync.trials.contract import ErrorKind, TrialError, TrialRequest, TrialResult
-from autosync.trials.live_job import PARTED, LiveJob, run_trial
+from autosync.trials.live_job import PARTED, LiveJob, LiveTrial, run_trial
+from autosync.trials.live_pass import LivePass, live_pass
 from autosync.trials.passes import spread
 from autosync.trials.pool import PASS_TOLERANCE
 
@@ -61,24 +62,30 @@ class JobPool:
         if request.bundle.plan.world_size != world:
             text = f"the plan is for {request.bundle.plan.world_size} ranks, the job has {world}."
             return replace(failed, error=TrialError("refused", text))
-        passes: list[tuple[float, ...]] = []
+        passes: list[LivePass] = []
         while len(passes) < request.passes or _disagree(passes, request.passes):
             found = self._pass(request)
             if isinstance(found, TrialError):
                 return replace(failed, error=found)
             passes.append(found)
-        periods = tuple(period for one in passes for period in one)
+        periods = tuple(period for one in passes for period in one.iteration_seconds)
+        peaks = [one.peak_memory_bytes for one in passes if one.peak_memory_bytes is not None]
         return replace(
             failed,
             iteration_seconds=periods,
             step_seconds=float(np.median(periods)),
             spread=spread(periods),
+            overhead_seconds=float(np.mean([one.overhead_seconds for one in passes])),
+            peak_memory_bytes=max(peaks, default=None),
+            sent_bytes=passes[-1].sent_bytes,
+            versions=passes[-1].versions,
+            timeline=min(passes, key=lambda one: spread(one.iteration_seconds)).timeline,
         )
 
-    def _pass(self, request: TrialRequest) -> tuple[float, ...] | TrialError:
-        """Periods of one pass, or its first cause."""
-        line = to_json(request.bundle)
-        command = ("trial", line, request.warmup, request.iterations, self._fresh)
+    def _pass(self, request: TrialRequest) -> LivePass | TrialError:
+        """One pass, or its first cause."""
+        trial = (to_json(request.bundle), request.warmup, request.iterations, request.record)
+        command = ("trial", trial, self._fresh)
         _broadcast(self.job, command)
         answers = _take_part(self.job, command)
         errors = {rank: a["error"] for rank, a in enumerate(answers) if "error" in a}
@@ -88,8 +95,7 @@ class JobPool:
         digests = [answer["digest"] for answer in answers]
         if _exact(request.bundle) and len(set(digests)) > 1:
             return TrialError("crashed", f"the replicas ended unequal: digests {digests}.")
-        starts = np.array([answer["starts"] for answer in answers]).max(axis=0)
-        return tuple(float(period) for period in np.diff(starts)[request.warmup :])
+        return live_pass(request, answers)
 
 
 def _first_cause(errors: dict[int, Failure]) -> TrialError:
@@ -122,10 +128,10 @@ def _broadcast(job: LiveJob, command: tuple[Any, ...]) -> None:
 
 def _take_part(job: LiveJob, command: tuple[Any, ...]) -> list[dict[str, Any]]:
     """Run the command's trial; every rank's answer."""
-    _, line, warmup, iterations, fresh = command
+    _, (line, warmup, iterations, record), fresh = command
     if fresh:
         job.renew_groups()
-    mine = run_trial(job, from_json(Bundle, line), warmup, iterations)
+    mine = run_trial(job, LiveTrial(from_json(Bundle, line), warmup, iterations, record))
     answers: list[dict[str, Any]] = [{}] * dist.get_world_size()
     dist.all_gather_object(answers, mine, group=job.control)
     if any("error" in answer for answer in answers):
@@ -133,9 +139,9 @@ def _take_part(job: LiveJob, command: tuple[Any, ...]) -> list[dict[str, Any]]:
     return answers
 
 
-def _disagree(passes: list[tuple[float, ...]], asked: int) -> bool:
+def _disagree(passes: list[LivePass], asked: int) -> bool:
     """Whether the passes asked for differ so much that one more is due."""
-    medians = [float(np.median(one)) for one in passes]
+    medians = [float(np.median(one.iteration_seconds)) for one in passes]
     return len(passes) == asked and max(medians) > (1 + PASS_TOLERANCE) * min(medians)
 
 

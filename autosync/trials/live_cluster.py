@@ -1,7 +1,5 @@
 """The cluster that a running job sits on: hosts gathered from its ranks, links measured."""
 
-import os
-import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +12,7 @@ import torch.distributed as dist
 from autosync.cluster import Backend, Cluster, Device, Node
 from autosync.devices import DEVICE_TYPES
 from autosync.errors import InvalidInput
-from autosync.runtime.distribute import HOST_VARIABLE
-from autosync.trials.live_job import LiveJob
+from autosync.trials.live_job import LiveJob, node_name
 
 SMALLEST_BYTES = 256 * 1024
 LARGEST_BYTES = 64 * 1024 * 1024
@@ -57,7 +54,7 @@ def measure_cluster(job: LiveJob, step_seconds: float) -> Cluster:
         InvalidInput: the ranks of a host are not numbered one after another.
     """
     kind, memory = device_type_of(job.device)
-    mine = Seat(os.environ.get(HOST_VARIABLE) or socket.gethostname(), kind, memory, step_seconds)
+    mine = Seat(node_name(), kind, memory, step_seconds)
     seats: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(seats, mine, group=job.control)
     hosts = refuse_mixed([seat.host for seat in seats])

@@ -2,6 +2,8 @@
 
 import contextlib
 import gc
+import os
+import socket
 import time
 import weakref
 from collections.abc import Callable
@@ -19,10 +21,21 @@ from autosync.bundle import Bundle
 from autosync.errors import NotSupported
 from autosync.plan.document import DDP_BUCKET_BYTES
 from autosync.runtime import attach as runtime
+from autosync.runtime.distribute import HOST_VARIABLE
 from autosync.runtime.errors import SynchronizationFailed
+from autosync.runtime.trace import Trace
 from autosync.runtime.transport import Groups
 from autosync.trials.attach import MEBIBYTE, MOST_GROUPS, replica_digest
+from autosync.trials.live_recording import recorded_steps, watched
+from autosync.trials.machine import (
+    host_id,
+    network_bytes,
+    peak_memory_bytes,
+    reset_peak_memory,
+    software_versions,
+)
 from autosync.trials.marks import mark, seconds_since
+from autosync.trials.recording import Recording
 from autosync.trials.snapshot import Snapshot
 from autosync.trials.worker import error_kind
 
@@ -94,20 +107,47 @@ class Attached:
     abandon: Callable[[], None]
 
 
+def node_name() -> str:
+    """The host that this rank counts as: its name, or what the environment says."""
+    return os.environ.get(HOST_VARIABLE) or socket.gethostname()
+
+
 PARTED: Final = "parted"
 """The kind of an error that is another rank's doing: the connection to a peer has closed."""
 
 
-def run_trial(job: LiveJob, bundle: Bundle, warmup: int, iterations: int) -> dict[str, Any]:
-    """This rank's times of a trial, or `error`: (seconds until it, kind or `PARTED`, message).
-    State is restored either way."""
+@dataclass(frozen=True, slots=True)
+class LiveTrial:
+    """record: as in a `TrialRequest`. In host memory only: what a GPU does is not seen here."""
+
+    bundle: Bundle
+    warmup: int
+    iterations: int
+    record: bool
+
+
+def run_trial(job: LiveJob, trial: LiveTrial) -> dict[str, Any]:
+    """What this rank measured in a trial, or `error`: (seconds until it, kind or `PARTED`,
+    message). State is restored either way."""
     attached: list[Attached] = []
+    in_host_memory = job.device.type == "cpu"
+    recording = Recording() if trial.record and in_host_memory else None
+    can_tell_peak = reset_peak_memory()
     begun = time.monotonic()
     try:
-        attached.append(attach_live(job, bundle))
-        measured = _measure(job, attached[0], warmup, iterations)
+        attached.append(attach_live(job, trial.bundle, recording.trace if recording else None))
+        measured = _measure(job, attached[0], trial, recording)
         attached[0].detach()
-        return measured
+        return {
+            **measured,
+            "host": host_id(),
+            "node": node_name(),
+            "versions": software_versions(),
+            "peak_memory_bytes": peak_memory_bytes() if can_tell_peak else None,
+            "around_seconds": time.monotonic() - begun - measured["within_seconds"],
+            # what NCCL sends need not pass the kernel, whose counters these are
+            "sent_bytes": measured["sent_bytes"] if in_host_memory else None,
+        }
     except Exception as error:  # a process boundary: the job goes on whatever a strategy does
         answer = {"error": (time.monotonic() - begun, _kind(error), _words(error))}
         error.__traceback__ = None  # its frames hold the replicas that must go
@@ -136,21 +176,36 @@ def _words(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _measure(job: LiveJob, attached: Attached, warmup: int, iterations: int) -> dict[str, Any]:
-    """starts: seconds of every forward's start since the first, and one after the last."""
+def _measure(
+    job: LiveJob, attached: Attached, trial: LiveTrial, recording: Recording | None
+) -> dict[str, Any]:
+    """starts: seconds of every step's start since the first, and one after the last."""
     dist.barrier(job.group)
     starts = []
-    for _ in range(warmup + iterations):
-        starts.append(mark(job.device))
-        job.step(attached.model, job.optimizer)
+    begun = time.monotonic()
+    with watched(job.optimizer, attached.model, recording):
+        for iteration in range(trial.warmup + trial.iterations):
+            if iteration == trial.warmup:
+                sent_before = network_bytes()
+            starts.append(mark(job.device))
+            job.step(attached.model, job.optimizer)
     starts.append(mark(job.device))
     attached.flush()
     seconds = seconds_since(starts[0], starts)
-    return {"starts": seconds, "digest": replica_digest(job.model)}
+    return {
+        "starts": seconds,
+        "within_seconds": time.monotonic() - begun,
+        "sent_bytes": network_bytes() - sent_before,
+        "digest": replica_digest(job.model),
+        "recorded": recording
+        and recorded_steps(recording, starts, trial.bundle.plan.engine, trial.warmup),
+    }
 
 
-def attach_live(job: LiveJob, bundle: Bundle) -> Attached:
+def attach_live(job: LiveJob, bundle: Bundle, trace: Trace | None = None) -> Attached:
     """Synchronize the job's model as the bundle says, on the groups of its trials.
+
+    trace: as for `autosync.trials.attach.attach`.
 
     Raises:
         NotSupported: the optimizer or the backend cannot do what the plan asks.
@@ -167,6 +222,7 @@ def attach_live(job: LiveJob, bundle: Bundle) -> Attached:
         max_grad_norm=job.max_grad_norm,
         share_values=False,
         groups=job.kept_groups(),
+        trace=trace,
         agreed=True,  # rank 0 has just told all the others
     )
 

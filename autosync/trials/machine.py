@@ -2,12 +2,15 @@
 
 import fcntl
 import os
+import platform
+import resource
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from ipaddress import IPv4Address
 from pathlib import Path
 
@@ -76,6 +79,32 @@ def network_bytes() -> int:
     lines = Path("/proc/self/net/dev").read_text().splitlines()[2:]
     sent = {name.strip(): rest.split()[8] for name, _, rest in (li.partition(":") for li in lines)}
     return sum(int(count) for name, count in sent.items() if name != "lo")
+
+
+def reset_peak_memory() -> bool:
+    """Begin anew to look for this process's largest resident size; whether the kernel lets it."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def peak_memory_bytes() -> int:
+    """The largest resident size of this process since the last reset, or in its whole life."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def software_versions() -> dict[str, str]:
+    """Of what a trial's result depends on."""
+    return {
+        "torch": version("torch"),
+        "autosync": version("autosync"),
+        "python": platform.python_version(),
+    }
 
 
 def killed_for_memory() -> int | None:

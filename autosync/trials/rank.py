@@ -2,12 +2,8 @@
 
 import gc
 import os
-import platform
-import resource
 import time
 from datetime import timedelta
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +17,15 @@ from autosync.trials.attach import Attached, KeptGroups, attach, replica_digest
 from autosync.trials.collectives import timed_messages
 from autosync.trials.contract import Workload
 from autosync.trials.job import Job, builders, find_builder
-from autosync.trials.machine import cpu_ticks, host_id, interface_towards, network_bytes
+from autosync.trials.machine import (
+    cpu_ticks,
+    host_id,
+    interface_towards,
+    network_bytes,
+    peak_memory_bytes,
+    reset_peak_memory,
+    software_versions,
+)
 from autosync.trials.recording import Recording
 from autosync.trials.replay import sharpen_timer
 
@@ -90,11 +94,7 @@ class Rank:
         return {
             "reply": "ready",
             "host": host_id(),
-            "versions": {
-                "torch": torch.__version__,
-                "autosync": version("autosync"),
-                "python": platform.python_version(),
-            },
+            "versions": software_versions(),
         }
 
     def trial(self, command: dict[str, Any]) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class Rank:
         job.begin(command["key"], bundle)
         recording = Recording() if command["record"] else None
         warmup = command["warmup"]
-        _reset_peak_memory()
+        reset_peak_memory()
         try:
             self._attached = attach(
                 job.model,
@@ -128,7 +128,7 @@ class Rank:
         return {
             "reply": "trial",
             "id": command["id"],
-            "peak_memory_bytes": _peak_memory_bytes(),
+            "peak_memory_bytes": peak_memory_bytes(),
             "digest": replica_digest(job.model),
             "recording": recording and recording.as_data(bundle.plan.engine, warmup),
             **measured,
@@ -178,17 +178,3 @@ def _measure(
         "total_seconds": ended[1].total_seconds - begun[1].total_seconds,
         "sent_bytes": ended[2] - begun[2],
     }
-
-
-def _reset_peak_memory() -> None:
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return  # then the peak is that of the worker's whole life
-
-
-def _peak_memory_bytes() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

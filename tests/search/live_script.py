@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import autosync
+from autosync.documents import to_json
 from autosync.domain import Domain
 from autosync.trials.contract import TrialRequest, TrialResult
 from autosync.trials.job_pool import JobPool, Verdict, serve
@@ -31,6 +32,10 @@ from search.settings import Settings
 from tests.autosync.trials.strategies import ddp, mixed, small_domain
 
 VOCABULARY, WIDTH, LENGTH, BATCH = 64, 32, 6, 4
+TRIAL_TIMEOUT = timedelta(seconds=3)
+"""Of a collective: what a sound trial of three ranks on two busy cores never needs."""
+
+HANGING_SECONDS = 5
 
 
 class Tiny(nn.Module):
@@ -189,7 +194,7 @@ class Faults:
             if self.fault == "raise":
                 raise RuntimeError("raised on purpose")
             if self.fault == "hang":
-                time.sleep(4)
+                time.sleep(HANGING_SECONDS)
         if self.fault == "late" and self.rank == 1 and self.calls == 4:  # the others are done
             raise RuntimeError("raised at the end")
         if self.fault == "keep":
@@ -207,7 +212,7 @@ def contract(rank: int) -> dict[str, Any]:
     control = dist.new_group(timeout=timedelta(seconds=120))
     before = take_snapshot(model, optimizer)
     print_before = fingerprint(model, optimizer)
-    job = LiveJob(step, model, optimizer, before, control, timedelta(seconds=2))
+    job = LiveJob(step, model, optimizer, before, control, TRIAL_TIMEOUT)
     recorded = record_job(job, None, "cpu")
     job.renew_groups()
     cluster = measure_cluster(job, recorded.step_seconds)
@@ -236,7 +241,7 @@ def contract(rank: int) -> dict[str, Any]:
         else:
             pool = JobPool(job, "job (test)")
             begun = time.monotonic()
-            result = pool.run(TrialRequest(key, bundle, warmup=1, iterations=3))
+            result = pool.run(TrialRequest(key, bundle, warmup=1, iterations=3, record=True))
             assert pool.run(TrialRequest(key, bundle)) is result
             results[key] = summary(result, time.monotonic() - begun)
             if len(results) == 1:
@@ -273,6 +278,7 @@ def summary(result: TrialResult, seconds: float) -> dict[str, Any]:
         "message": error.message if error else "",
         "iterations": len(result.iteration_seconds),
         "seconds": seconds,
+        "result": json.loads(to_json(result)),
     }
 
 

@@ -11,10 +11,12 @@ import pytest
 
 import autosync
 from autosync.bundle import load_bundle
+from autosync.documents import from_json
 from autosync.errors import InvalidInput, NotSupported
 from autosync.trials.contract import TrialResult
 from autosync.trials.live_cluster import refuse_mixed
 from autosync.trials.live_graph import Call, Tape, _adopt_orphans, _finish_order
+from autosync.trials.live_pass import sent_by_node
 from search.live import LiveStore
 from search.space import Candidate
 from search.store import Proposal
@@ -110,6 +112,37 @@ def test_faults_cost_their_own_trial(seen: Seen) -> None:
     assert by_fault["late"][0]["message"] == "rank 1: RuntimeError: raised at the end"
     assert "ended unequal" in by_fault["drift"][0]["message"]
     assert by_fault["other"][0]["kind"] == "refused"
+
+
+def test_a_trial_tells_what_a_running_job_can_know(seen: Seen) -> None:
+    sound = {key: r["result"] for key, r in results(seen).items() if "::" in key}
+    for key, result in sound.items():
+        told = from_json(TrialResult, json.dumps(result))
+        assert {name for name, _ in told.versions} == {"torch", "autosync", "python"}
+        assert told.peak_memory_bytes is not None
+        assert told.peak_memory_bytes > 2**20
+        assert told.sent_bytes == ()  # two hosts by name, on one kernel
+        assert told.load is None
+        assert told.timeline is not None
+        assert told.timeline.clock == "shared"
+        assert len(told.timeline.ranks) == RANKS
+        for rank in told.timeline.ranks:
+            assert {"forward", "backward", "update"} <= set(rank.compute.phase)
+            assert (rank.messages is None) == key.endswith("ddp")
+            if rank.messages is not None:
+                assert set(rank.messages.message) == set(range(len(rank.messages.message)))
+                assert rank.messages.message
+
+
+def test_nics_are_told_where_every_node_has_its_own_kernel() -> None:
+    def answer(node: str, host: str, sent: int | None) -> dict[str, Any]:
+        return {"node": node, "host": host, "sent_bytes": sent}
+
+    first, second, other = answer("a", "x", 90), answer("a", "x", 60), answer("b", "y", 30)
+    assert sent_by_node([first, second, other], 3) == (30, 10)
+    assert sent_by_node([first, answer("b", "x", 30)], 3) == ()
+    assert sent_by_node([first, second], 3) == ()
+    assert sent_by_node([first, answer("b", "y", None)], 3) == ()
 
 
 def test_a_given_strategy_trains_on_as_ddp_would(seen: Seen) -> None:
