@@ -72,7 +72,7 @@ def open_testbed(domain: Domain, scales: Scales, workload: str = "baselines") ->
         workloads=(
             "baselines=benchmarks.workers:build_baselines",
             "model=benchmarks.models:build_model",
-            "recording=benchmarks.recording:build_recording",
+            "ddp_buckets=benchmarks.ddp_buckets:build_ddp_buckets",
         ),
         repeats=0,
     )

@@ -1,5 +1,4 @@
-"""Workloads that benchmarks register where workers start: the replay with torch's own baselines,
-and the replay that records when compute and messages ran.
+"""The workload that benchmarks register where workers start: the replay with torch's own baselines.
 
 The key of a trial is `MODE/anything`; the mode says who synchronizes: `plan` (what the bundle
 says), `ddp_bf16` (DDP with torch's bf16 compression hook), `zero` (DDP with a

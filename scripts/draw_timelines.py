@@ -3,9 +3,10 @@
 
 scripts/draw_timelines.py [NAME ...]
 
-Each is one iteration of a replay on the emulated cluster, as rank 0 saw it: compute on top, then
-a lane per channel. A thin line begins when a message is issued and ends when it has landed; its
-thick part is where it is the oldest of its channel, which is when the wire works for it.
+Each is one recorded iteration of a replay on the emulated cluster, as rank 0 saw it, with what of
+it runs into the next one: compute on top, then a lane per channel. A thin line begins when a
+message is issued and ends when it has landed; its thick part is where it is the oldest of its
+channel, which is when the wire works for it.
 """
 
 import json
@@ -15,13 +16,11 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
-import numpy as np
 from matplotlib.axes import Axes
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,13 +31,17 @@ from autosync.cluster import Cluster  # noqa: E402
 from autosync.domain import Domain  # noqa: E402
 from autosync.strategy import Encoding, Strategy  # noqa: E402
 from autosync.trials.contract import TrialRequest  # noqa: E402
+from autosync.trials.timeline import MeasuredTimeline  # noqa: E402
+from benchmarks.ddp_buckets import BUCKETS  # noqa: E402
 from benchmarks.emulated import SCALES, cluster, domain_at, open_testbed  # noqa: E402
-from benchmarks.recording import TIMELINES  # noqa: E402
 from search import designs  # noqa: E402
 
 FOLDER = ROOT / "docs" / "synchronizers"
 ITERATIONS = 7
-COLOURS = {"forward": "#7aa6c2", "backward": "#3b6e8f", "wait": "#c9ced3"}
+MS = 1e3
+COLOURS = {"forward": "#7aa6c2", "backward": "#3b6e8f", "update": "#c9ced3"}
+"""Of the phases of compute; where it waits for messages is a gap."""
+
 LANES = {
     "GRADIENT": "#d1495b",
     "VALUE": "#edae49",
@@ -135,67 +138,61 @@ PICTURES = (
 )
 
 
-def record(picture: Picture, folder: Path) -> tuple[dict[str, Any], float]:
-    """What rank 0 recorded, and real seconds per reported second."""
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A message in a lane; seconds from the forward start."""
+
+    lane: str
+    start_seconds: float
+    end_seconds: float
+
+
+def record(picture: Picture, folder: Path) -> tuple[MeasuredTimeline, list[Bar]]:
+    """One measured iteration, and rank 0's messages of it."""
     domain = domain_at(picture.model, picture.rho, picture.on)
     scales = SCALES[picture.model]
-    with open_testbed(domain, scales, "recording") as pool:
+    with open_testbed(domain, scales, "ddp_buckets") as pool:
         asked = bundle(picture.strategy(domain), domain)
-        result = pool.run(TrialRequest(picture.name, asked, warmup=2, iterations=ITERATIONS))
+        request = TrialRequest(picture.name, asked, warmup=2, iterations=ITERATIONS, record=True)
+        result = pool.run(request)
         if result.error is not None:
             raise SystemExit(f"{picture.name}: {result.error.message}\n{result.error.stderr_tail}")
         last = bundle(designs.ddp(domain), domain)
         pool.run(TrialRequest("end", last, warmup=0, iterations=1))
-    recorded: dict[str, Any] = json.loads((folder / f"{picture.name}.0.json").read_text())
-    return recorded, scales.time_scale
+    assert result.timeline is not None  # it was asked for
+    times = result.timeline.ranks[0].messages
+    if times is None:
+        spans = json.loads((folder / f"{picture.name}.0.json").read_text())
+        unit = scales.time_scale
+        return result.timeline, [Bar("GRADIENT", a / unit, b / unit) for a, b in spans]
+    lanes = [asked.plan.messages[message].channel.name for message in times.message]
+    starts, ends = times.started_seconds, times.ended_seconds
+    return result.timeline, [Bar(*one) for one in zip(lanes, starts, ends, strict=True)]
 
 
-def usual_iteration(starts: list[float]) -> int:
-    """The measured iteration whose period is nearest to the median."""
-    periods = np.diff(starts)[2:]
-    return 2 + int(np.argmin(abs(periods - np.median(periods))))
-
-
-def spans(waits: list[list[float]], start: float, stop: float, gap: float) -> list[list[float]]:
-    """(start, length) of compute between two instants; neighbours within `gap` are one."""
-    joined: list[list[float]] = []
-    for begin, end in waits:
-        begin, end = max(begin, start), min(end, stop)
-        if end <= begin:
-            continue
-        if joined and begin - joined[-1][1] < gap:
-            joined[-1][1] = end
-        else:
-            joined.append([begin, end])
-    return [[begin, end - begin] for begin, end in joined]
-
-
-def draw(picture: Picture, recorded: dict[str, Any], scale: float) -> None:
-    which = usual_iteration(recorded["starts"])
-    zero, stop = recorded["starts"][which], recorded["starts"][which + 1]
-    middle = recorded["backwards"][which]
-    unit = 1e3 / scale  # reported milliseconds
-    events = [
-        e for e in recorded["events"] if e["end_seconds"] > zero and e["start_seconds"] < stop
-    ]
-    lanes = [name for name in LANES if any(e["channel"] == name for e in events)]
+def draw(picture: Picture, timeline: MeasuredTimeline, bars: list[Bar]) -> None:
+    compute = timeline.ranks[0].compute
+    stop = max(timeline.step_seconds, *(bar.end_seconds for bar in bars))
+    lanes = [name for name in LANES if any(bar.lane == name for bar in bars)]
     figure, axes = plt.subplots(figsize=(8, 0.9 + 0.42 * (1 + len(lanes))))
-    for name, begin, end in (("forward", zero, middle), ("backward", middle, stop)):
-        bars = spans(recorded["waits"], begin, end, 4e-4)
+    spans = list(zip(compute.phase, compute.start_seconds, compute.stop_seconds, strict=True))
+    for phase, colour in COLOURS.items():
         axes.broken_barh(
-            [((a - zero) * unit, length * unit) for a, length in bars],
+            [(a * MS, (b - a) * MS) for name, a, b in spans if name == phase],
             (-0.35, 0.7),
-            color=COLOURS[name],
-            label=name,
+            color=colour,
+            label=phase,
         )
     for lane, name in enumerate(lanes, start=1):
-        _draw_lane(axes, lane, [e for e in events if e["channel"] == name], zero, stop, unit, name)
+        _draw_lane(axes, lane, [bar for bar in bars if bar.lane == name], name)
     axes.set_yticks(range(len(lanes) + 1), ["compute", *(NAMES[name] for name in lanes)])
-    axes.set_xlim(0, (stop - zero) * unit)
+    axes.set_xlim(0, stop * MS)
+    axes.axvline(timeline.step_seconds * MS, color="#888888", linewidth=0.6)
     axes.invert_yaxis()
     axes.set_xlabel("ms from the start of forward")
-    axes.set_title(f"{picture.title}: {(stop - zero) * unit:.1f} ms", fontsize=10, loc="left")
-    axes.legend(loc="upper right", fontsize=7, ncols=2, frameon=False, bbox_to_anchor=(1, 1.25))
+    step = timeline.step_seconds * MS
+    axes.set_title(f"{picture.title}: {step:.1f} ms", fontsize=10, loc="left")
+    axes.legend(loc="upper right", fontsize=7, ncols=3, frameon=False, bbox_to_anchor=(1, 1.25))
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     figure.tight_layout()
@@ -203,36 +200,26 @@ def draw(picture: Picture, recorded: dict[str, Any], scale: float) -> None:
     plt.close(figure)
 
 
-def _draw_lane(
-    axes: Axes,
-    lane: int,
-    events: list[dict[str, Any]],
-    zero: float,
-    stop: float,
-    unit: float,
-    name: str,
-) -> None:
+def _draw_lane(axes: Axes, lane: int, bars: list[Bar], name: str) -> None:
     landed = 0.0
-    for turn, event in enumerate(sorted(events, key=lambda e: e["end_seconds"])):
-        start, end = event["start_seconds"], min(event["end_seconds"], stop)
+    for turn, bar in enumerate(sorted(bars, key=lambda one: one.end_seconds)):
         offset = 0.16 * (turn % 2) - 0.08
         axes.plot(
-            [(max(start, zero) - zero) * unit, (end - zero) * unit],
+            [bar.start_seconds * MS, bar.end_seconds * MS],
             [lane + offset] * 2,
             color=LANES[name],
             linewidth=0.6,
             alpha=0.5,
         )
-        busy = max(start, landed, zero)
-        if end > busy:
-            axes.broken_barh(
-                [((busy - zero) * unit, (end - busy) * unit)],
-                (lane - 0.3, 0.6),
-                color=LANES[name],
-                edgecolor="white",
-                linewidth=0.5,
-            )
-        landed = max(landed, event["end_seconds"])
+        busy = max(bar.start_seconds, landed)
+        axes.broken_barh(
+            [(busy * MS, (bar.end_seconds - busy) * MS)],
+            (lane - 0.3, 0.6),
+            color=LANES[name],
+            edgecolor="white",
+            linewidth=0.5,
+        )
+        landed = bar.end_seconds
 
 
 def main() -> None:
@@ -241,7 +228,7 @@ def main() -> None:
     wanted = sys.argv[1:] or [picture.name for picture in PICTURES]
     FOLDER.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        os.environ[TIMELINES] = folder
+        os.environ[BUCKETS] = folder
         for picture in PICTURES:
             if picture.name in wanted:
                 draw(picture, *record(picture, Path(folder)))
