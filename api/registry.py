@@ -21,7 +21,7 @@ PREFIX, PYTHON, RAY_ADDRESS = "AUTOSYNC_PREFIX", "AUTOSYNC_PYTHON", "AUTOSYNC_RA
 only names the launcher: it never carries a command or an address to connect to."""
 
 SIMULATORS = {
-    "learned": ("simulator.learned.simulators", "linear_simulator"),
+    "learned": ("simulator.learned.simulators", "gaussian_simulator"),
     "timeline": ("simulator.timeline", "TimelineSimulator"),
     "analytic": ("simulator.analytic", "AnalyticSimulator"),
 }

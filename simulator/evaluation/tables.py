@@ -10,20 +10,17 @@ from numpy.typing import NDArray
 from simulator.analytic import AnalyticSimulator
 from simulator.evaluation.dataset import MeasuredDomain
 from simulator.evaluation.metrics import Scores, judge
+from simulator.evaluation.recipes import SEEDED, MakeModel, Recipe
 from simulator.evaluation.splits import split_strategies
 from simulator.learned.data import features_of
 from simulator.learned.features import PARTS, Part
-from simulator.learned.models import Labelled, LinearModel, Model, NetworkModel
+from simulator.learned.models import Labelled
 from simulator.learned.simulators import LearnedSimulator
-from simulator.learned.training import Training
 from simulator.learned.transfer import transferred
 
 F64 = NDArray[np.float64]
 
 SEEDS = (0, 1, 2)
-
-MakeModel = Callable[[int], Model]
-"""From a seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +111,7 @@ def compare_features(subjects: Sequence[Subject], seeds: Sequence[int] = SEEDS) 
             scores = []
             for seed in seeds:
                 split = split_strategies(len(subject.measured), seed)
-                model = NetworkModel("lstm", Training(seed=seed), parts, on_base=False)
-                simulator = LearnedSimulator(model)
+                simulator = LearnedSimulator(Recipe("lstm", parts, on_base=False)(seed))
                 simulator.refit_features(subject.known(split.known))
                 scores.append(_judge(subject, _of(simulator, subject), split.test))
             rows.append(Row(subject.name, "lstm", setting, len(split.known), mean_scores(scores)))
@@ -127,20 +123,28 @@ def compare_transfers(
 ) -> list[Row]:
     """Table 8.4: every domain ranked without a trial of it, by simulators that learned from the
     domains of other models (`leave model out`), of other clusters, and from all others."""
-    rows = []
-    for target in subjects:
-        everything = np.arange(len(target.measured))
-        baseline = _judge(target, target.timeline_seconds, everything)
-        rows.append(Row(target.name, "timeline", "no trials", 0, baseline))
-        for setting, sources in transfer_sources(target, subjects).items():
-            known = [source.trials for source in sources]
-            for name, make in models.items():
-                scores = []
-                for seed in seeds if name != "linear" else seeds[:1]:
-                    simulator = transferred(make(seed), known, target.measured.domain)
-                    scores.append(_judge(target, _of(simulator, target), everything))
-                count = sum(len(source.measured) for source in sources)
-                rows.append(Row(target.name, name, setting, count, mean_scores(scores)))
+    return [row for target in subjects for row in transfers_to(target, subjects, models, seeds)]
+
+
+def transfers_to(
+    target: Subject,
+    subjects: Sequence[Subject],
+    models: dict[str, MakeModel],
+    seeds: Sequence[int] = SEEDS,
+) -> list[Row]:
+    """The rows of one target. What knows no seed (closed forms) is fitted once."""
+    everything = np.arange(len(target.measured))
+    baseline = _judge(target, target.timeline_seconds, everything)
+    rows = [Row(target.name, "timeline", "no trials", 0, baseline)]
+    for setting, sources in transfer_sources(target, subjects).items():
+        known = [source.trials for source in sources]
+        for name, make in models.items():
+            scores = []
+            for seed in seeds if name in SEEDED else seeds[:1]:
+                simulator = transferred(make(seed), known, target.measured.domain)
+                scores.append(_judge(target, _of(simulator, target), everything))
+            count = sum(len(source.measured) for source in sources)
+            rows.append(Row(target.name, name, setting, count, mean_scores(scores)))
     return rows
 
 
@@ -222,24 +226,6 @@ def mean_scores(scores: Sequence[Scores]) -> Scores:
         known = column[~np.isnan(column)]
         values[field.name] = float(known.mean()) if len(known) else float("nan")
     return replace(Scores(**values), pairs=sum(each.pairs for each in scores))
-
-
-def standard_models(published: bool = False) -> dict[str, MakeModel]:
-    """The columns of Table 8.1. published: with the 3 x 128 LSTM, which takes minutes a fit."""
-    from simulator.learned.ensemble import EnsembleModel
-
-    models: dict[str, MakeModel] = {
-        "linear, alone": lambda seed: LinearModel(("predefined",), on_base=False),
-        "linear": lambda seed: LinearModel(),
-        "lstm": lambda seed: NetworkModel("lstm", Training(seed=seed)),
-        "gat": lambda seed: NetworkModel("gat", Training(seed=seed)),
-        "ensemble": lambda seed: EnsembleModel("lstm", Training(seed=seed)),
-    }
-    if published:
-        models["lstm 3 x 128"] = lambda seed: NetworkModel(
-            "lstm", Training(seed=seed), layers=3, width=128
-        )
-    return models
 
 
 def _predictions(

@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -19,15 +19,17 @@ from simulator.learned.calibration import Calibration
 from simulator.learned.data import Scaling
 from simulator.learned.descriptor import DESCRIPTOR
 from simulator.learned.ensemble import EnsembleModel
-from simulator.learned.features import FEATURE_VERSION, Part
-from simulator.learned.models import LinearModel, Model, NetworkKind, NetworkModel
+from simulator.learned.features import FEATURE_VERSION, PARTS, Part
+from simulator.learned.gaussian import Gaussian, Setting
+from simulator.learned.models import GaussianModel, LinearModel, Model
+from simulator.learned.network_model import NetworkKind, NetworkModel
 from simulator.learned.residual import Ridge
 from simulator.learned.simulators import LearnedSimulator
 from simulator.learned.soundness import wrong_in_tensors
 from simulator.learned.training import Training
 
 Arrays = dict[str, NDArray[np.generic]]
-Kind = Literal["linear", "lstm", "gat", "ensemble"]
+Kind = Literal["linear", "gaussian", "lstm", "gat", "ensemble"]
 
 MOST_TRIALS = 10**9
 """Of one domain."""
@@ -197,6 +199,8 @@ def _card(model: Model, sources: tuple[Source, ...], accuracy: float | None, uns
     common = {"sources": sources, "accuracy": accuracy, "unseen": unseen, "versions": versions}
     if isinstance(model, LinearModel):
         return Card("linear", seed=0, parts=model.parts, on_base=model.on_base, **common)  # type: ignore[arg-type]
+    if isinstance(model, GaussianModel):
+        return Card("gaussian", seed=0, parts=PARTS, on_base=True, **common)  # type: ignore[arg-type]
     first = model.members[0] if isinstance(model, EnsembleModel) else model
     assert isinstance(first, NetworkModel)
     return Card(
@@ -214,6 +218,8 @@ def _card(model: Model, sources: tuple[Source, ...], accuracy: float | None, uns
 def _model(card: Card) -> Model:
     if card.kind == "linear":
         return LinearModel(card.parts, card.on_base)
+    if card.kind == "gaussian":
+        return GaussianModel()
     kind: NetworkKind = "gat" if card.network == "gat" else "lstm"
     training = Training(seed=card.seed)
     if card.kind == "ensemble":
@@ -229,6 +235,14 @@ def _arrays(model: Model, prefix: str) -> Iterator[tuple[str, NDArray[np.generic
                 for field in ("center", "scale", "weights", "covariance"):
                     yield f"{prefix}{name}.{field}", getattr(ridge, field)
                 yield f"{prefix}{name}.penalty", np.array([ridge.penalty])
+    elif isinstance(model, GaussianModel):
+        for name, gaussian in (("own", model.own), ("prior", model.prior)):
+            if gaussian is not None:
+                for field in ("center", "scale", "known", "coefficients", "precision"):
+                    yield f"{prefix}{name}.{field}", getattr(gaussian, field)
+                yield f"{prefix}{name}.setting", np.array(astuple(gaussian.setting))
+                yield f"{prefix}{name}.variance", np.array([gaussian.variance])
+                yield f"{prefix}{name}.share", np.array([model.share])
     elif isinstance(model, NetworkModel) and model.network is not None:
         assert model.scaling is not None
         for name, scaling in zip(("portions", "summary"), model.scaling, strict=True):
@@ -237,7 +251,7 @@ def _arrays(model: Model, prefix: str) -> Iterator[tuple[str, NDArray[np.generic
         for name, tensor in model.network.state_dict().items():
             yield f"{prefix}network.{name}", tensor.numpy()
     elif isinstance(model, EnsembleModel):
-        yield from _arrays(model.linear, f"{prefix}linear.")
+        yield from _arrays(model.gaussian, f"{prefix}gaussian.")
         yield f"{prefix}weight", np.array([model.weight])
         for number, member in enumerate(model.members):
             yield from _arrays(member, f"{prefix}member{number}.")
@@ -248,6 +262,13 @@ def _restore(model: Model, arrays: Arrays, prefix: str) -> None:
     if isinstance(model, LinearModel):
         model.ridge = _ridge(arrays, f"{prefix}ridge.")
         model.prior = _ridge(arrays, f"{prefix}prior.") or model.ridge
+    elif isinstance(model, GaussianModel):
+        model.own = _gaussian(arrays, f"{prefix}own.")
+        model.prior = _gaussian(arrays, f"{prefix}prior.")
+        if model.prior is None:
+            model.own, model.prior = None, model.own
+        else:
+            model.share = float(arrays[f"{prefix}prior.share"][0])
     elif isinstance(model, NetworkModel):
         names = [name for name in arrays if name.startswith(f"{prefix}network.")]
         if not names:
@@ -265,10 +286,22 @@ def _restore(model: Model, arrays: Arrays, prefix: str) -> None:
         model.network.eval()
         model.prior = state
     elif isinstance(model, EnsembleModel):
-        _restore(model.linear, arrays, f"{prefix}linear.")
+        _restore(model.gaussian, arrays, f"{prefix}gaussian.")
         model.weight = float(arrays[f"{prefix}weight"][0])
         for number, member in enumerate(model.members):
             _restore(member, arrays, f"{prefix}member{number}.")
+
+
+def _gaussian(arrays: Arrays, prefix: str) -> Gaussian | None:
+    if f"{prefix}coefficients" not in arrays:
+        return None
+    fields = ("center", "scale", "known", "coefficients", "precision")
+    center, scale, known, coefficients, precision = (
+        np.asarray(arrays[f"{prefix}{field}"], dtype=np.float64) for field in fields
+    )
+    setting = Setting(*(float(value) for value in arrays[f"{prefix}setting"]))
+    variance = float(arrays[f"{prefix}variance"][0])
+    return Gaussian(center, scale, known, coefficients, precision, setting, variance)
 
 
 def _ridge(arrays: Arrays, prefix: str) -> Ridge | None:

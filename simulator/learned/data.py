@@ -13,8 +13,8 @@ from autosync.population import Population
 from simulator.compiled import compile_plans_fast
 from simulator.learned.features import Features, features
 from simulator.learned.networks import Batch
-from simulator.learned.training import Trials
-from simulator.learned.variable_graph import forward_places, portion_edges, variable_edges
+from simulator.learned.training import CORRECTION, Trials
+from simulator.learned.variable_graph import forward_places, node_edges, operation_nodes
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -63,31 +63,30 @@ def batch_of(
     portion_scaling: Scaling,
     summary_scaling: Scaling,
     columns: tuple[I64, I64],
-    with_edges: bool,
 ) -> Batch:
-    """columns: of the portions and of the summary. with_edges: for the GAT."""
+    """columns: of the portions and of the summary."""
     assert table.portions is not None
     part = table.portions
-    variables = len(domain.graph.variables)
-    edges = np.zeros((2, 0), dtype=np.int64)
-    if with_edges:
-        edges = portion_edges(part, variable_edges(domain.graph), variables)
     return Batch(
         values=torch.from_numpy(portion_scaling(part.values[:, columns[0]])),
         summary=torch.from_numpy(summary_scaling(table.summary[:, columns[1]])),
         strategy=torch.from_numpy(np.repeat(np.arange(len(table)), np.diff(part.first))),
         place=torch.from_numpy(forward_places(domain.graph)[part.variable]),
-        edges=torch.from_numpy(edges),
-        variables=variables,
+        node=torch.from_numpy(operation_nodes(domain.graph)[part.variable]),
+        edges=torch.from_numpy(node_edges(domain.graph)),
+        variables=len(domain.graph.variables),
     )
 
 
 def trials_of(batch: Batch, table: Features, step_seconds: F64, on_base: bool) -> Trials:
     """on_base: whether the network corrects the timeline's log seconds or stands alone."""
     base = np.log(table.base_seconds) if on_base else np.zeros(len(table))
+    residual = np.log(step_seconds) - base
+    target = (residual - np.median(residual)) / CORRECTION
     return Trials(
         batch=batch,
         base=torch.from_numpy(base.astype(np.float32)),
+        target=torch.from_numpy(target.astype(np.float32)),
         labels=torch.from_numpy((step_seconds / np.median(step_seconds)).astype(np.float32)),
         partitions=torch.from_numpy(table.partitions.astype(np.float32)),
     )

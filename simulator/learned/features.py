@@ -17,7 +17,7 @@ from autosync.population import Population
 from simulator.analytic import analytic_seconds
 from simulator.compute import compute_seconds
 from simulator.learned.descriptor import describe_domain
-from simulator.learned.playing import WHAT_IFS, played, what_ifs
+from simulator.learned.playing import WHAT_IFS, Times, played, what_ifs
 from simulator.learned.portions import PRE, RAW, TIMES, Portions, portions
 from simulator.network import SERVER_OPERATIONS, network
 from simulator.timeline import TimelineSimulator
@@ -25,8 +25,11 @@ from simulator.timeline import TimelineSimulator
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
-FEATURE_VERSION = 3
+FEATURE_VERSION = 4
 """Goes up whenever the meaning of a feature changes; a checkpoint of another is refused."""
+
+LEAST = 1e-3
+"""Ratio below which the logarithm of a sum tells no more."""
 
 Part = Literal["raw", "predefined", "timeline"]
 PARTS: tuple[Part, ...] = ("raw", "predefined", "timeline")
@@ -53,7 +56,17 @@ SUMMARY_RAW = (
     "staleness",
     "log_compute",
 )
-SUMMARY_TIMES = ("log_base", "log_analytic", *(f"if_{name}" for name in WHAT_IFS))
+SPENT = ("host", "startup", "link", "copy")
+"""What messages spend seconds on; summed, they say what a strategy's time is made of."""
+SUMMARY_TIMES = (
+    "log_base",
+    "log_analytic",
+    *(f"log_{name}" for name in SPENT),
+    *(f"{name}_share" for name in SPENT),
+    "log_air",
+    "log_queue",
+    *(f"if_{name}" for name in WHAT_IFS),
+)
 SUMMARY = (*SUMMARY_RAW, *SUMMARY_PRE, *SUMMARY_TIMES)
 PORTION = (*RAW, *PRE, *TIMES)
 
@@ -112,6 +125,7 @@ def features(
     compute = max(domain.timing.forward_seconds + domain.timing.backward_seconds, 1e-9)
     columns = _raw_columns(plans, population, domain, compute)
     columns |= _predefined_columns(plans, domain, compute)
+    columns |= _time_columns(plans, domain, times, base, compute)
     columns["log_base"] = np.log(base / compute)
     columns["log_analytic"] = np.log(analytic_seconds(plans, population, domain) / base)
     changed = what_ifs(plans, population, domain, times.seconds)
@@ -211,6 +225,32 @@ def _predefined_columns(plans: PlanTable, domain: Domain, compute: float) -> dic
             f"{side}_sum_startup": _sums(owner, startup * chosen, n),
             f"{side}_log_messages": np.log1p(count),
         }
+    return columns
+
+
+def _time_columns(
+    plans: PlanTable, domain: Domain, times: Times, base: F64, compute: float
+) -> dict[str, F64]:
+    """Seconds that messages spend in all, over compute (logarithms) and over the iteration; in
+    the air and until they are on the wire, over the iteration."""
+    n = len(plans)
+    costs = network(domain.cluster, plans.teams)
+    kind = costs.kind[plans.operation, plans.ranks, plans.root.astype(np.int64) + 1]
+    wire = plans.wire_bytes.astype(np.float64)
+    owner = np.repeat(np.arange(n), np.diff(plans.first))
+    spent: dict[str, F64] = {
+        "host": costs.host_seconds[kind] + costs.host_seconds_per_byte[kind] * wire,
+        "startup": costs.startup_seconds[kind],
+        "link": costs.seconds_per_byte[kind] * wire,
+        "copy": costs.copy_seconds_per_byte[kind] * wire,
+    }
+    columns: dict[str, F64] = {}
+    for name in SPENT:
+        total = _sums(owner, spent[name], n)
+        columns[f"log_{name}"] = np.log(total / compute + LEAST)
+        columns[f"{name}_share"] = total / base
+    columns["log_air"] = np.log(_sums(owner, times.done - times.start, n) / base + LEAST)
+    columns["log_queue"] = np.log(_sums(owner, times.flowing - times.start, n) / base + LEAST)
     return columns
 
 

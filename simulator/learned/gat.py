@@ -15,7 +15,8 @@ with warnings.catch_warnings():
 
 
 class GatNetwork(Network):
-    """Supplement, equations 8 to 10: graph attention over portions, their mean, an MLP."""
+    """Supplement, equations 8 to 10: graph attention over the pruned graph, whose nodes hold the
+    sum of their encoded portions; the nodes' mean, an MLP."""
 
     def __init__(self, features: int, summary: int, heads: int = 4, width: int = 16) -> None:
         super().__init__()
@@ -25,12 +26,14 @@ class GatNetwork(Network):
         self.head = output_head(heads * width, summary)
 
     def forward(self, batch: Batch) -> Tensor:
-        n = len(batch.summary)
-        nodes = self.encoder(batch.values)
-        nodes = nn.functional.elu(self.first(nodes, batch.edges))
-        nodes = nn.functional.elu(self.second(nodes, batch.edges))
-        sums = nodes.new_zeros(n, nodes.shape[1]).index_add(0, batch.strategy, nodes)
-        counts = torch.bincount(batch.strategy, minlength=n).clamp(min=1)
-        mean = sums / counts[:, None]
+        n, nodes = len(batch.summary), int(batch.node.max()) + 1
+        encoded = self.encoder(batch.values)
+        states = encoded.new_zeros(n * nodes, encoded.shape[1])
+        states = states.index_add(0, batch.strategy * nodes + batch.node, encoded)
+        shift = nodes * torch.arange(n).repeat_interleave(batch.edges.shape[1])
+        edges = batch.edges.repeat(1, n) + shift
+        states = nn.functional.elu(self.first(states, edges))
+        states = nn.functional.elu(self.second(states, edges))
+        mean = states.view(n, nodes, -1).mean(dim=1)
         result: Tensor = self.head(torch.cat([mean, batch.summary], dim=1))[:, 0]
         return result

@@ -1,35 +1,21 @@
-"""The models behind a learned simulator: what they score, how they fit, how sure they are."""
+"""The models behind a learned simulator: what they score, how they fit, how sure they are.
+
+`network_model` holds those that read a strategy variable by variable, `ensemble` the mixture.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from autosync.domain import Domain
-from simulator.learned.data import Scaling, batch_of, scaling_of, trials_of
-from simulator.learned.features import (
-    PARTS,
-    Features,
-    Part,
-    portion_columns,
-    shared_columns,
-    summary_columns,
-)
-from simulator.learned.networks import Batch, LstmNetwork, Network
-from simulator.learned.residual import Ridge, fit_pooled, fit_ridge
-from simulator.learned.training import CORRECTION, Trained, Training, one_thread, select, train
+from simulator.learned.features import PARTS, Features, Part, shared_columns, summary_columns
+from simulator.learned.gaussian import FEWEST_TRIALS, Gaussian, fit_gaussian, fit_pooled_gaussian
+from simulator.learned.residual import Loss, Ridge, fit_pooled, fit_ridge
 
 F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
-
-FEWEST_FOR_NETWORK = 24
-"""Trials below which a network is not trained: three or fewer would be left to choose an epoch."""
-FINE_TUNING = 0.3
-"""Share of the learning rate where the network comes from other domains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,116 +93,58 @@ class LinearModel:
         return base, features.summary[:, summary_columns(self.parts)]
 
 
-NetworkKind = Literal["lstm", "gat"]
+class GaussianModel:
+    """A Gaussian process on the summary of a strategy; corrects the timeline.
 
-
-class NetworkModel:
-    """An LSTM or a GAT; corrects the timeline, or stands alone (`on_base`).
-
-    layers, width: of the LSTM; the published one is 3 x 128. hold: which trials choose the epoch
-        (indices by the number of trials); the last ones of a random order by default.
+    prior: of other domains, `share` of which is believed; own: of what that leaves unexplained.
     """
 
-    with_portions = True
+    name = "gaussian"
+    with_portions = False
 
-    def __init__(
-        self,
-        kind: NetworkKind = "lstm",
-        training: Training | None = None,
-        parts: tuple[Part, ...] = PARTS,
-        on_base: bool = True,
-        layers: int = 1,
-        width: int = 64,
-    ) -> None:
-        self.name: str = kind
-        self.kind, self.parts, self.on_base = kind, parts, on_base
-        self.layers, self.width = layers, width
-        self.training = training or Training()
-        self.columns = portion_columns(parts), summary_columns(parts)
-        self.network: Network | None = None
-        self.scaling: tuple[Scaling, Scaling] | None = None
-        self.prior: dict[str, Tensor] | None = None
-        self.trained = Trained(0, ())
+    def __init__(self) -> None:
+        self.prior: Gaussian | None = None
+        self.own: Gaussian | None = None
+        self.share = 1.0
 
     def fit(self, trials: Labelled) -> Fitted:
-        rng = np.random.default_rng(self.training.seed)
-        count = round(self.training.validation * len(trials.features))
-        return self.fit_held(trials, rng.permutation(len(trials.features))[:count])
-
-    def fit_held(self, trials: Labelled, kept_out: I64) -> Fitted:
-        """Fit while the trials `kept_out` only choose the epoch."""
-        n = len(trials.features)
-        held = np.zeros(n, dtype=np.bool_)
-        held[kept_out] = True
-        if n >= FEWEST_FOR_NETWORK and held.any():
-            learned = trials.features.take(np.flatnonzero(~held))
-            network = self._start([learned])
-            everything = trials_of(
-                self._batch(trials.domain, trials.features),
-                trials.features,
-                trials.step_seconds,
-                self.on_base,
-            )
-            rate = self.training.learning_rate * (1.0 if self.prior is None else FINE_TUNING)
-            self.trained = train(
-                network,
-                [select(everything, np.flatnonzero(~held))],
-                [select(everything, np.flatnonzero(held))],
-                replace(self.training, learning_rate=rate),
-            )
-        return Fitted(self.scores(trials.domain, trials.features)[0], held)
+        table = trials.features.summary
+        base = np.log(trials.features.base_seconds)
+        target = np.log(trials.step_seconds) - base
+        before = self._before(table)
+        if self.prior is not None and len(base) >= FEWEST_TRIALS:
+            residual = target - np.median(target)
+            loss = Loss(residual, trials.features.base_seconds)
+            known = self.prior.correction(table)
+            misses = [residual - share * known for share in (0.0, 0.5, 1.0)]
+            errors = [loss(miss - np.median(miss)).mean() for miss in misses]
+            self.share = 0.5 * int(np.argmin(errors))
+            before = self._before(table)
+        self.own, left_out = fit_gaussian(table, target - before, trials.features.base_seconds)
+        return Fitted(base + before + left_out, np.ones(len(base), dtype=np.bool_))
 
     def pretrain(self, sources: Sequence[Labelled], importance: F64) -> None:
-        """`importance` is not used: each source gets as many steps as its trials ask for."""
-        rng = np.random.default_rng(self.training.seed)
-        self.prior = None
-        network = self._start([source.features for source in sources])
-        learn, keep_out = [], []
-        for source in sources:
-            trials = trials_of(
-                self._batch(source.domain, source.features),
-                source.features,
-                source.step_seconds,
-                self.on_base,
-            )
-            order = rng.permutation(len(trials))
-            count = max(2, round(self.training.validation * len(trials)))
-            keep_out.append(select(trials, order[:count]))
-            learn.append(select(trials, order[count:]))
-        self.trained = train(network, learn, keep_out, self.training)
-        self.prior = {name: value.clone() for name, value in network.state_dict().items()}
+        tables = [source.features.summary for source in sources]
+        seconds = [source.features.base_seconds for source in sources]
+        targets = [
+            np.log(source.step_seconds / base)
+            for source, base in zip(sources, seconds, strict=True)
+        ]
+        self.prior = fit_pooled_gaussian(tables, targets, seconds, importance)
+        self.own, self.share = None, 1.0
 
     def scores(self, domain: Domain, features: Features) -> tuple[F64, F64]:
-        base = np.log(features.base_seconds) if self.on_base else np.zeros(len(features))
-        if self.network is None:
-            return base, np.zeros(len(base))
-        self.network.eval()
-        with torch.no_grad(), one_thread():
-            correction = self.network(self._batch(domain, features)).numpy().astype(np.float64)
-        return base + CORRECTION * correction, np.zeros(len(base))
-
-    def build(self) -> Network:
-        """A new network of this model's shape, its weights drawn from the seed."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.training.seed)
-            portions, summary = (len(columns) for columns in self.columns)
-            if self.kind == "lstm":
-                return LstmNetwork(portions, summary, self.layers, self.width)
-            from simulator.learned.gat import GatNetwork  # takes seconds to load
-
-            return GatNetwork(portions, summary)
-
-    def _start(self, tables: list[Features]) -> Network:
-        """The network to train: as other domains left it, or new, with the tables' scaling."""
-        self.network = self.build()
+        table = features.summary
+        score = np.log(features.base_seconds) + self._before(table)
+        if self.own is not None:
+            return score + self.own.correction(table), self.own.doubt(table)
         if self.prior is not None:
-            self.network.load_state_dict(self.prior)
-            return self.network
-        values = [t.portions.values[:, self.columns[0]] for t in tables if t.portions]
-        summary = [table.summary[:, self.columns[1]] for table in tables]
-        self.scaling = scaling_of(values), scaling_of(summary)
-        return self.network
+            return score, self.share * self.prior.doubt(table)
+        return score, np.zeros(len(score))
 
-    def _batch(self, domain: Domain, features: Features) -> Batch:
-        assert self.scaling is not None
-        return batch_of(features, domain, *self.scaling, self.columns, self.kind == "gat")
+    def _before(self, table: F64) -> F64:
+        """What other domains say, log seconds."""
+        if self.prior is None:
+            return np.zeros(len(table))
+        result: F64 = self.share * self.prior.correction(table)
+        return result

@@ -12,14 +12,16 @@ from torch import Tensor, nn
 class Batch(NamedTuple):
     """Strategies of one domain.
 
-    values f32[P, F], summary f32[n, G]: standardised. strategy i64[P]. place i64[P]: of the
-    portion's variable in forward order. edges i64[2, E], empty for the LSTM. variables: V.
+    values f32[P, F], summary f32[n, G]: standardised. strategy i64[P]. place, node i64[P]: of the
+    portion's variable in forward order and in the pruned graph. edges i64[2, E]: of that graph,
+    the same for every strategy. variables: V.
     """
 
     values: Tensor
     summary: Tensor
     strategy: Tensor
     place: Tensor
+    node: Tensor
     edges: Tensor
     variables: int
 
@@ -27,8 +29,18 @@ class Batch(NamedTuple):
 class Network(nn.Module):
     """A correction per strategy, `(n,)`, in units of CORRECTION log seconds; 0 when untrained."""
 
+    head: nn.Sequential
+
     def forward(self, batch: Batch) -> Tensor:
         raise NotImplementedError
+
+    def adjust(self, shift: float, share: float = 1.0) -> None:
+        """Say (what it says - shift) * share from now on."""
+        last = self.head[-1]
+        assert isinstance(last, nn.Linear)
+        with torch.no_grad():
+            last.bias.sub_(shift).mul_(share)
+            last.weight.mul_(share)
 
 
 def output_head(width: int, summary: int) -> nn.Sequential:

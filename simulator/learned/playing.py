@@ -45,11 +45,12 @@ one; half as much startup again; copies that cost a quarter of the slowest link'
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """seconds f64[n]: an iteration, staleness left out. start, done f64[M]: of each message,
-    seconds from the start of backward."""
+    """seconds f64[n]: an iteration, staleness left out. start, flowing, done f64[M]: when each
+    message is issued, on the wire and there, seconds from the start of backward."""
 
     seconds: F64
     start: F64
+    flowing: F64
     done: F64
 
 
@@ -105,4 +106,4 @@ def _play(inputs: Inputs) -> Times:
     start, flowing, done = np.empty((3, len(messages.operation)))
     seconds = np.empty(len(messages.first) - 1)
     play(messages, costs, compute, flight, factors, start, flowing, done, seconds)
-    return Times(seconds, start, done)
+    return Times(seconds, start, flowing, done)

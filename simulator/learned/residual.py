@@ -49,6 +49,30 @@ class Ridge:
         return result
 
 
+class Loss:
+    """Of misses in log seconds: squared, linear beyond two deviations of the residuals, weighted.
+
+    base_seconds `(n,)`: the slower, the less exact and the less wanted: a strategy counts by the
+    fastest one's seconds over its own.
+    """
+
+    def __init__(self, residual: F64, base_seconds: F64) -> None:
+        self.importance: F64 = base_seconds.min() / base_seconds
+        self.bend = 2.0 * float(np.sqrt(np.average(residual**2, weights=self.importance)))
+
+    def __call__(self, misses: F64) -> F64:
+        """Of each miss, `(n,)` to `(n,)`."""
+        far = np.abs(misses)
+        squared = np.where(far < self.bend, far**2, 2.0 * self.bend * far - self.bend**2)
+        result: F64 = squared * self.importance
+        return result
+
+
+def proven(gain: F64, confidence: float = CONFIDENCE) -> bool:
+    """Whether a loss falls by `gain` `(n,)` beyond so many standard errors."""
+    return bool(gain.mean() > confidence * gain.std() / np.sqrt(len(gain)))
+
+
 def fit_ridge(table: F64, target: F64, prior: Ridge | None = None) -> tuple[Ridge, F64]:
     """The ridge whose penalty ranks best by leave-one-out; and each trial's left-out correction.
 
@@ -72,8 +96,7 @@ def fit_ridge(table: F64, target: F64, prior: Ridge | None = None) -> tuple[Ridg
     left_out = [leave_one_out(standard, residual, penalty) for penalty in PENALTIES]
     best = int(np.argmin([np.mean((residual - guess) ** 2) for guess in left_out]))
     gain = residual**2 - (residual - left_out[best]) ** 2
-    error = gain.std() / np.sqrt(len(gain))
-    if gain.mean() <= CONFIDENCE * error:
+    if not proven(gain):
         return start, known
     penalty = PENALTIES[best]
     step = ridge_weights(standard, residual, penalty)

@@ -8,8 +8,9 @@ import torch
 from numpy.typing import NDArray
 
 from simulator.learned.ensemble import EnsembleModel
-from simulator.learned.features import summary_columns
-from simulator.learned.models import LinearModel, Model, NetworkModel
+from simulator.learned.features import PARTS, summary_columns
+from simulator.learned.models import GaussianModel, LinearModel, Model
+from simulator.learned.network_model import NetworkModel
 
 Arrays = Mapping[str, NDArray[Any]]
 Form = tuple[tuple[int, ...], type[np.generic]]
@@ -58,7 +59,9 @@ def _wrong_values(name: str, array: NDArray[Any]) -> str:
         return "falls"
     if last == "margin" and array[0] < 0:
         return "is negative"
-    return "is no share" if name == "weight" and not 0 <= array[0] <= 1 else ""
+    if last in ("setting", "variance") and not (array >= 0).all():
+        return "is negative"
+    return "is no share" if (name == "weight" or last == "share") and not 0 <= array[0] <= 1 else ""
 
 
 def _present(arrays: Arrays, prefix: str) -> bool:
@@ -82,10 +85,12 @@ def _forms(model: Model, arrays: Arrays, prefix: str) -> list[dict[str, Form]]:
     if isinstance(model, LinearModel):
         columns = len(summary_columns(model.parts))
         return [_ridge(columns, f"{prefix}{name}.") for name in ("ridge", "prior")]
+    if isinstance(model, GaussianModel):
+        return [_gaussian(arrays, f"{prefix}{name}.") for name in ("own", "prior")]
     if isinstance(model, NetworkModel):
         return [_network(model, prefix)] if _present(arrays, f"{prefix}network.") else []
     assert isinstance(model, EnsembleModel)
-    found = _forms(model.linear, arrays, f"{prefix}linear.")
+    found = _forms(model.gaussian, arrays, f"{prefix}gaussian.")
     for number, member in enumerate(model.members):
         found += _forms(member, arrays, f"{prefix}member{number}.")
     return found
@@ -100,6 +105,24 @@ def _ridge(columns: int, prefix: str) -> dict[str, Form]:
         f"{prefix}covariance": ((columns, columns), np.float64),
         f"{prefix}penalty": ((1,), np.float64),
     }
+
+
+def _gaussian(arrays: Arrays, prefix: str) -> dict[str, Form]:
+    """It holds as many trials as it has coefficients."""
+    coefficients = arrays.get(f"{prefix}coefficients")
+    trials = coefficients.size if coefficients is not None else 1
+    columns = len(summary_columns(PARTS))
+    shapes: dict[str, tuple[int, ...]] = {
+        "center": (columns,),
+        "scale": (columns,),
+        "known": (trials, columns),
+        "coefficients": (trials,),
+        "precision": (trials, trials),
+        "setting": (3,),
+        "variance": (1,),
+        "share": (1,),
+    }
+    return {f"{prefix}{name}": (shape, np.float64) for name, shape in shapes.items()}
 
 
 def _network(model: NetworkModel, prefix: str) -> dict[str, Form]:

@@ -4,7 +4,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.graph import ModelGraph
-from simulator.learned.portions import Portions
 
 I64 = NDArray[np.int64]
 
@@ -34,21 +33,15 @@ def forward_places(graph: ModelGraph) -> I64:
     return places
 
 
-def portion_edges(portions: Portions, edges: I64, variables: int) -> I64:
-    """A `(2, E)` array over the portions of all strategies: every portion of a variable with every
-    portion of its neighbours, and with the other portions of its own variable."""
-    n = len(portions.first) - 1
-    strategy = np.repeat(np.arange(n), np.diff(portions.first))
-    counts = np.bincount(strategy * variables + portions.variable, minlength=n * variables)
-    starts = np.concatenate(([0], np.cumsum(counts)))[:-1]
-    own = np.tile(np.arange(variables), (2, 1))
-    pairs = np.concatenate([edges, own], axis=1)
-    cells = (np.arange(n)[:, None] * variables)[:, :, None] + pairs.T.reshape(1, -1, 2)
-    source, target = cells.reshape(-1, 2).T
-    sizes = counts[source] * counts[target]
-    cell = np.repeat(np.arange(len(sizes)), sizes)
-    within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    i = starts[source][cell] + within // counts[target][cell]
-    j = starts[target][cell] + within % counts[target][cell]
-    distinct = i != j
-    return np.stack([i[distinct], j[distinct]])
+def operation_nodes(graph: ModelGraph) -> I64:
+    """i64[V]: each variable's node in the pruned graph, in forward order. Variables first used by
+    one operation (a weight and its bias) are one node: they are ready and needed together."""
+    consumers = graph.consumers()
+    first = [uses[0] if uses else len(graph.operations) for uses in consumers]
+    return np.unique(first, return_inverse=True)[1].astype(np.int64)
+
+
+def node_edges(graph: ModelGraph) -> I64:
+    """A `(2, E)` array of ordered pairs of nodes that `variable_edges` join, each once."""
+    pairs = operation_nodes(graph)[variable_edges(graph)]
+    return np.unique(pairs[:, pairs[0] != pairs[1]], axis=1)

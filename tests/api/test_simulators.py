@@ -28,7 +28,8 @@ from simulator.learned.checkpoint import Source, save_checkpoint
 from simulator.learned.data import Scaling
 from simulator.learned.descriptor import DESCRIPTOR, describe_domain
 from simulator.learned.features import PARTS, portion_columns, summary_columns
-from simulator.learned.models import LinearModel, Model, NetworkModel
+from simulator.learned.models import LinearModel, Model
+from simulator.learned.network_model import NetworkModel
 from simulator.learned.residual import Ridge
 from simulator.learned.simulators import LearnedSimulator
 from tests.api.sample import candidates, small_job

@@ -18,6 +18,7 @@ from simulator.evaluation.dataset import (
     write_dataset,
 )
 from simulator.evaluation.report import table_of
+from simulator.evaluation.run import Evaluation, evaluate
 from simulator.evaluation.tables import (
     Subject,
     compare_simulators,
@@ -198,6 +199,20 @@ def test_a_guided_search_finds_the_fastest_sooner_than_chance(subjects: list[Sub
     assert guided[7] < random[7]
     whole = guided_search(subject, lambda: None, budget=60)
     assert whole[-1] == 1.0
+
+
+def test_tables_that_were_not_asked_for_stay_unless_the_measurements_changed(
+    domains: list[MeasuredDomain], tmp_path: Path
+) -> None:
+    def run(measured: list[MeasuredDomain], table: str) -> str:
+        evaluate(measured, tmp_path, Evaluation((table,), seeds=(0,)), say=lambda _: None)
+        return (tmp_path / "evaluation.md").read_text()
+
+    assert "without a trial" in run(domains[:1], "transfer")
+    both = run(domains[:1], "search")
+    assert both.index("without a trial") < both.index("Searches guided")
+    assert run(domains[:1], "search") == both
+    assert "Searches guided" not in run(domains[1:2], "transfer")
 
 
 def test_the_command_writes_tables_and_pictures(

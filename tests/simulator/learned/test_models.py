@@ -1,6 +1,7 @@
 """Learned simulators on invented measurements (`worlds`): what they must and must not learn."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,11 +11,13 @@ from simulator.base import Learner
 from simulator.evaluation.metrics import pairwise_accuracy
 from simulator.learned.data import features_of
 from simulator.learned.ensemble import EnsembleModel
-from simulator.learned.models import Labelled, LinearModel, Model, NetworkModel
+from simulator.learned.models import GaussianModel, Labelled, LinearModel, Model
+from simulator.learned.network_model import NetworkModel
 from simulator.learned.simulators import (
     LearnedSimulator,
     ensemble_simulator,
     gat_simulator,
+    gaussian_simulator,
     linear_simulator,
     lstm_simulator,
     published_lstm_simulator,
@@ -23,14 +26,15 @@ from simulator.learned.training import Training
 from simulator.timeline import TimelineSimulator
 from tests.simulator.learned.worlds import invented_seconds, small_domain, some_strategies
 
-QUICK = Training(epochs=60, patience=30, decay_at=(30, 50))
+QUICK = Training(epochs=24, decay_at=(16,))
 KNOWN, UNSEEN = np.arange(100), np.arange(100, 150)
 
 MAKERS: dict[str, Callable[[], Model]] = {
     "linear": LinearModel,
+    "gaussian": GaussianModel,
     "lstm": lambda: NetworkModel("lstm", QUICK),
     "gat": lambda: NetworkModel("gat", QUICK),
-    "ensemble": lambda: EnsembleModel("lstm", Training(epochs=15, patience=15, decay_at=(8,))),
+    "ensemble": lambda: EnsembleModel("lstm", QUICK),
 }
 
 
@@ -61,6 +65,7 @@ def timeline_accuracy(trials: Labelled) -> float:
     "make",
     [
         linear_simulator,
+        gaussian_simulator,
         lstm_simulator,
         published_lstm_simulator,
         gat_simulator,
@@ -91,8 +96,7 @@ def test_a_network_alone_ranks_unseen_strategies_better_than_chance(
 ) -> None:
     """Without the timeline beneath it and without its columns."""
     parts = ("raw", "predefined")
-    training = Training(epochs=80, patience=40, decay_at=(60,))
-    model = NetworkModel(kind, training, parts, on_base=False)  # type: ignore[arg-type]
+    model = NetworkModel(kind, QUICK, parts, on_base=False)  # type: ignore[arg-type]
     simulator = LearnedSimulator(model)
     simulator.refit_features(part(trials, KNOWN))
     assert model.trained.epoch > 0
@@ -109,7 +113,7 @@ def test_few_trials_never_rank_worse_than_the_timeline(
     assert unseen_accuracy(simulator, trials) >= timeline_accuracy(trials)
 
 
-@pytest.mark.parametrize("name", ["linear", "lstm", "ensemble"])
+@pytest.mark.parametrize("name", ["linear", "gaussian", "lstm", "ensemble"])
 @pytest.mark.parametrize("seed", range(2))
 def test_labels_that_are_noise_leave_the_timeline_alone(
     name: str, seed: int, trials: Labelled
@@ -167,7 +171,7 @@ def test_a_population_is_predicted_in_chunks_as_whole(
     np.testing.assert_allclose(simulator.predict(trials.domain, population), whole, rtol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["linear", "lstm"])
+@pytest.mark.parametrize("name", ["linear", "gaussian", "lstm"])
 def test_seconds_are_calibrated_and_intervals_hold(name: str, trials: Labelled) -> None:
     simulator = LearnedSimulator(MAKERS[name]())
     simulator.refit_features(part(trials, KNOWN))
@@ -181,11 +185,13 @@ def test_seconds_are_calibrated_and_intervals_hold(name: str, trials: Labelled) 
     assert spread.max() < np.median(base)
 
 
-def test_doubt_grows_away_from_the_trials(trials: Labelled) -> None:
-    model = LinearModel()
+@pytest.mark.parametrize("model", [LinearModel(), GaussianModel()])
+def test_doubt_grows_away_from_the_trials(
+    model: LinearModel | GaussianModel, trials: Labelled
+) -> None:
     model.fit(part(trials, KNOWN))
     near = model.scores(trials.domain, part(trials, KNOWN).features)[1]
-    strange = part(trials, UNSEEN).features
-    strange.summary[:] = strange.summary + 3.0 * strange.summary.std(axis=0)
-    far = model.scores(trials.domain, strange)[1]
+    unseen = part(trials, UNSEEN).features
+    shifted = unseen.summary + 3.0 * unseen.summary.std(axis=0)
+    far = model.scores(trials.domain, replace(unseen, summary=shifted))[1]
     assert far.mean() > near.mean()

@@ -16,18 +16,20 @@ from simulator.learned.checkpoint import load_checkpoint, read_card, save_checkp
 from simulator.learned.data import features_of
 from simulator.learned.descriptor import DESCRIPTOR, describe_domain
 from simulator.learned.ensemble import EnsembleModel
-from simulator.learned.models import Labelled, LinearModel, Model, NetworkModel
+from simulator.learned.models import GaussianModel, Labelled, LinearModel, Model
+from simulator.learned.network_model import NetworkModel
 from simulator.learned.simulators import LearnedSimulator
 from simulator.learned.training import Training
 from simulator.learned.transfer import importance, nearest_checkpoint, source_of, transferred
 from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.simulator.learned.worlds import invented_seconds, small_domain, some_strategies
 
-QUICK = Training(epochs=8, patience=8, decay_at=(4,), confidence=-100.0)
+QUICK = Training(epochs=4, decay_at=(), confidence=-100.0)
 """So little training that only a bold guard keeps it: here the weights must differ, not be good."""
 
 MAKERS: dict[str, Callable[[], Model]] = {
     "linear": LinearModel,
+    "gaussian": GaussianModel,
     "lstm": lambda: NetworkModel("lstm", QUICK),
     "gat": lambda: NetworkModel("gat", QUICK),
     "ensemble": lambda: EnsembleModel("lstm", QUICK),
@@ -70,6 +72,22 @@ def test_a_checkpoint_predicts_and_refits_as_what_was_saved(
     restored.refit_features(trials)
 
 
+def test_a_transferred_checkpoint_keeps_what_it_knew_before(
+    sources: list[Labelled], trials: Labelled, tmp_path: Path
+) -> None:
+    """A Gaussian process of the trials beside that of other domains."""
+    simulator = transferred(GaussianModel(), sources, trials.domain)
+    simulator.refit_features(trials)
+    save_checkpoint(tmp_path / "it", simulator, (source_of(trials),), None, "")
+    restored, _ = load_checkpoint(tmp_path / "it")
+    for found, expected in zip(
+        restored.predict_features(trials.domain, trials.features),
+        simulator.predict_features(trials.domain, trials.features),
+        strict=True,
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
 def test_a_checkpoint_of_other_features_is_refused(trials: Labelled, tmp_path: Path) -> None:
     simulator = LearnedSimulator(LinearModel())
     simulator.refit_features(trials)
@@ -109,13 +127,16 @@ def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("name", ["linear", "lstm"])
+@pytest.mark.parametrize("name", ["linear", "gaussian", "lstm"])
 def test_a_transferred_simulator_ranks_an_unseen_domain_better_than_the_timeline(
     name: str, sources: list[Labelled]
 ) -> None:
     target = labelled(small_domain(gbps=0.8, layers=5, width=112), 100, seed=7)
-    model = LinearModel() if name == "linear" else NetworkModel("lstm", Training(epochs=30))
-    simulator = transferred(model, sources, target.domain)
+    simulator = transferred(
+        NetworkModel("lstm", Training(epochs=12)) if name == "lstm" else MAKERS[name](),
+        sources,
+        target.domain,
+    )
     predicted, spread = simulator.predict_features(target.domain, target.features)
     accuracy = pairwise_accuracy(predicted, target.step_seconds)
     timeline = pairwise_accuracy(target.features.base_seconds, target.step_seconds)
@@ -127,14 +148,15 @@ def test_a_transferred_simulator_ranks_an_unseen_domain_better_than_the_timeline
     assert (spread > 0).all()
 
 
+@pytest.mark.parametrize("make", [LinearModel, GaussianModel])
 def test_few_trials_of_the_target_improve_on_zero_and_on_none_elsewhere(
-    sources: list[Labelled],
+    make: Callable[[], Model], sources: list[Labelled]
 ) -> None:
     target = labelled(small_domain(gbps=0.8, layers=5, width=112), 120, seed=8)
     few, unseen = np.arange(20), np.arange(40, 120)
     known = Labelled(target.domain, target.features.take(few), target.step_seconds[few])
-    moved = transferred(LinearModel(), sources, target.domain)
-    alone = LearnedSimulator(LinearModel())
+    moved = transferred(make(), sources, target.domain)
+    alone = LearnedSimulator(make())
 
     def accuracy(simulator: LearnedSimulator) -> float:
         predicted, _ = simulator.predict_features(target.domain, target.features.take(unseen))

@@ -1,10 +1,20 @@
 """The pruned graph of variables, by hand."""
 
 import numpy as np
+import torch
 
 from autosync.graph import ModelGraph, Operation, Variable
-from simulator.learned.data import features_of
-from simulator.learned.variable_graph import forward_places, portion_edges, variable_edges
+from simulator.learned.data import batch_of, features_of, scaling_of
+from simulator.learned.features import PARTS, portion_columns, summary_columns
+from simulator.learned.network_model import NetworkModel
+from simulator.learned.training import subset
+from simulator.learned.variable_graph import (
+    forward_places,
+    node_edges,
+    operation_nodes,
+    variable_edges,
+)
+from tests.domains import chain_graph
 from tests.simulator.learned.worlds import small_domain, some_strategies
 
 
@@ -38,25 +48,33 @@ def test_places_follow_the_first_use() -> None:
     assert forward_places(diamond()).tolist() == [0, 1, 2, 3]
 
 
-def test_portions_are_joined_within_their_strategy_only() -> None:
+def test_variables_of_one_operation_are_one_node() -> None:
+    graph = chain_graph(((4, 4), (4,), (4, 4), (4,), (4, 4)))
+    nodes = operation_nodes(graph)
+    assert nodes[forward_order(graph)].tolist() == sorted(nodes.tolist())
+    assert operation_nodes(diamond()).tolist() == [0, 1, 2, 3]
+    one_way = {(0, 1), (0, 2), (1, 3), (2, 3), (0, 3)}
+    pairs = set(zip(*node_edges(diamond()).tolist(), strict=True))
+    assert pairs == one_way | {(v, u) for u, v in one_way}
+
+
+def forward_order(graph: ModelGraph) -> np.ndarray:
+    return np.argsort(forward_places(graph))
+
+
+def test_a_subset_of_a_batch_says_what_the_whole_says() -> None:
+    """Each strategy's graph is its own: the others in a batch do not matter."""
     domain = small_domain(layers=2)
-    portions = features_of(domain, some_strategies(domain, 5)).portions
-    assert portions is not None
-    edges = variable_edges(domain.graph)
-    variables = len(domain.graph.variables)
-    strategy = np.repeat(np.arange(5), np.diff(portions.first))
-    expected = {
-        (a, b)
-        for a in range(len(strategy))
-        for b in range(len(strategy))
-        if a != b
-        and strategy[a] == strategy[b]
-        and (
-            portions.variable[a] == portions.variable[b]
-            or (portions.variable[a], portions.variable[b])
-            in set(zip(*edges.tolist(), strict=True))
-        )
-    }
-    found = portion_edges(portions, edges, variables)
-    assert len(found[0]) == len(expected)
-    assert set(zip(*found.tolist(), strict=True)) == expected
+    features = features_of(domain, some_strategies(domain, 5))
+    assert features.portions is not None
+    columns = portion_columns(PARTS), summary_columns(PARTS)
+    scalings = scaling_of([features.portions.values]), scaling_of([features.summary])
+    batch = batch_of(features, domain, *scalings, columns)
+    for kind in ("lstm", "gat"):
+        network = NetworkModel(kind).build()  # type: ignore[arg-type]
+        torch.nn.init.normal_(network.head[-1].weight)
+        chosen = np.array([3, 1])
+        with torch.no_grad():
+            whole, part = network(batch), network(subset(batch, chosen))
+        torch.testing.assert_close(part, whole[chosen])
+        assert whole.std() > 0

@@ -1,0 +1,211 @@
+"""The models that read a strategy variable by variable: how they are fitted and judged."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from autosync.domain import Domain
+from simulator.learned.data import Scaling, batch_of, scaling_of, trials_of
+from simulator.learned.features import PARTS, Features, Part, portion_columns, summary_columns
+from simulator.learned.models import Fitted, Labelled
+from simulator.learned.networks import Batch, LstmNetwork, Network
+from simulator.learned.residual import Loss, proven
+from simulator.learned.training import (
+    CORRECTION,
+    Trained,
+    Training,
+    Trials,
+    one_thread,
+    select,
+    train,
+)
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+
+FEWEST_FOR_NETWORK = 24
+"""Trials below which a network is not trained: too few to tell whether it learned anything."""
+FOLDS = 3
+"""Parts of the trials, each left out once to choose the epoch and to judge the network."""
+SHARES = (0.25, 0.5, 0.75, 1.0)
+"""Of a new network's correction to choose from; beside them there is none."""
+LARGEST_SOURCE = 96
+"""Strategies of a domain from which a network for several domains learns."""
+FINE_TUNING = 0.3
+"""Share of the learning rate where the network comes from other domains."""
+
+
+NetworkKind = Literal["lstm", "gat"]
+
+
+class NetworkModel:
+    """An LSTM or a GAT; corrects the timeline, or stands alone (`on_base`).
+
+    layers, width: of the LSTM; the published one is 3 x 128.
+    """
+
+    with_portions = True
+
+    def __init__(
+        self,
+        kind: NetworkKind = "lstm",
+        training: Training | None = None,
+        parts: tuple[Part, ...] = PARTS,
+        on_base: bool = True,
+        layers: int = 1,
+        width: int = 64,
+    ) -> None:
+        self.name: str = kind
+        self.kind, self.parts, self.on_base = kind, parts, on_base
+        self.layers, self.width = layers, width
+        self.training = training or Training()
+        self.columns = portion_columns(parts), summary_columns(parts)
+        self.network: Network | None = None
+        self.scaling: tuple[Scaling, Scaling] | None = None
+        self.prior: dict[str, Tensor] | None = None
+        self.trained = Trained(0, ())
+
+    def fit(self, trials: Labelled) -> Fitted:
+        """Every fold of the trials is left out once; by what the networks fitted to the others say
+        of it, the epochs and the share of the correction are chosen (none where it gains nothing
+        beyond doubt), with which a network then learns from all trials."""
+        n = len(trials.features)
+        base = self._base(trials.features)
+        if n < FEWEST_FOR_NETWORK:
+            self._reset()
+            return Fitted(self.scores(trials.domain, trials.features)[0], np.zeros(n, np.bool_))
+        folds = fold_of(n, FOLDS, self.training.seed)
+        left_out, found = np.empty(n), []
+        for fold in range(FOLDS):
+            held = folds == fold
+            left_out[held] = self.fit_held(trials, np.flatnonzero(held))[held] - base[held]
+            found.append(self.trained)
+        epochs = round(float(np.median([each.epoch for each in found])))
+        before, share = self._share(trials, left_out)
+        self._reset()
+        scores = self.scores(trials.domain, trials.features)[0]
+        if share > 0 and epochs > 0:
+            scores = base + before + share * (left_out - before)
+            network = self._start([trials.features])
+            everything = self._trials(trials)
+            train(network, [everything], [], replace(self._training(), epochs=epochs))
+            self._anchor(network, everything, share)
+        self.trained = Trained(epochs if share > 0 else 0, found[0].losses)
+        return Fitted(scores, np.ones(n, dtype=np.bool_))
+
+    def fit_held(self, trials: Labelled, kept_out: I64) -> F64:
+        """Fit while the trials `kept_out` only choose the epoch; the scores of all trials."""
+        learned = np.setdiff1d(np.arange(len(trials.features)), kept_out)
+        network = self._start([trials.features])
+        everything = self._trials(trials)
+        known = select(everything, learned)
+        held = select(everything, kept_out)
+        self.trained = train(network, [known], [held], self._training())
+        self._anchor(network, known)
+        return self.scores(trials.domain, trials.features)[0]
+
+    def pretrain(self, sources: Sequence[Labelled], importance: F64) -> None:
+        """With three sources or more, the one most like the target chooses the epoch; else a part
+        of each source's trials. Each source gets as many steps as its trials ask for."""
+        rng = np.random.default_rng(self.training.seed)
+        self.prior = None
+        network = self._start([source.features for source in sources])
+        learn, keep_out = [], []
+        for number, source in enumerate(sources):
+            trials = self._trials(source)
+            order = rng.permutation(len(trials))[:LARGEST_SOURCE]
+            count = max(2, round(self.training.validation * len(order)))
+            if len(sources) > 2:
+                count = len(order) if number == int(np.argmax(importance)) else 0
+            if count:
+                keep_out.append(select(trials, order[:count]))
+            if count < len(order):
+                learn.append(select(trials, order[count:]))
+        self.trained = train(network, learn, keep_out, self.training)
+        self.prior = {name: value.clone() for name, value in network.state_dict().items()}
+
+    def scores(self, domain: Domain, features: Features) -> tuple[F64, F64]:
+        base = self._base(features)
+        if self.network is None:
+            return base, np.zeros(len(base))
+        self.network.eval()
+        with torch.no_grad(), one_thread():
+            correction = self.network(self._batch(domain, features)).numpy().astype(np.float64)
+        return base + CORRECTION * correction, np.zeros(len(base))
+
+    def build(self) -> Network:
+        """A new network of this model's shape, its weights drawn from the seed."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.training.seed)
+            portions, summary = (len(columns) for columns in self.columns)
+            if self.kind == "lstm":
+                return LstmNetwork(portions, summary, self.layers, self.width)
+            from simulator.learned.gat import GatNetwork  # takes seconds to load
+
+            return GatNetwork(portions, summary)
+
+    def _start(self, tables: list[Features]) -> Network:
+        """The network to train: as other domains left it, or new, with the tables' scaling."""
+        self.network = self.build()
+        if self.prior is not None:
+            self.network.load_state_dict(self.prior)
+            return self.network
+        values = [t.portions.values[:, self.columns[0]] for t in tables if t.portions]
+        summary = [table.summary[:, self.columns[1]] for table in tables]
+        self.scaling = scaling_of(values), scaling_of(summary)
+        return self.network
+
+    def _reset(self) -> None:
+        """Back to what other domains taught, or to nothing."""
+        self.network = None
+        if self.prior is not None:
+            self._start([])
+
+    def _share(self, trials: Labelled, left_out: F64) -> tuple[F64, float]:
+        """What was said before these trials, `(n,)` log seconds at the level of `left_out`, and
+        the share of the step from there to it that is taken."""
+        self._reset()
+        base = self._base(trials.features)
+        target = np.log(trials.step_seconds) - base
+        target = target - np.median(target)
+        before = self.scores(trials.domain, trials.features)[0] - base
+        before = before - np.median(before - target)
+        loss = Loss(target, np.exp(base))
+        shares = SHARES if self.prior is None else (1.0,)
+        misses = [target - before - share * (left_out - before) for share in shares]
+        best = int(np.argmin([loss(miss).mean() for miss in misses]))
+        gain = loss(target - before) - loss(misses[best])
+        return before, shares[best] if proven(gain, self.training.confidence) else 0.0
+
+    def _anchor(self, network: Network, known: Trials, share: float = 1.0) -> None:
+        """Put its level where these trials are; take a share of the rest."""
+        with torch.no_grad(), one_thread():
+            shift = torch.median(network(known.batch) - known.target)
+        network.adjust(float(shift), share)
+
+    def _training(self) -> Training:
+        rate = self.training.learning_rate * (1.0 if self.prior is None else FINE_TUNING)
+        return replace(self.training, learning_rate=rate)
+
+    def _trials(self, trials: Labelled) -> Trials:
+        batch = self._batch(trials.domain, trials.features)
+        return trials_of(batch, trials.features, trials.step_seconds, self.on_base)
+
+    def _base(self, features: Features) -> F64:
+        """Log seconds of what is corrected."""
+        return np.log(features.base_seconds) if self.on_base else np.zeros(len(features))
+
+    def _batch(self, domain: Domain, features: Features) -> Batch:
+        assert self.scaling is not None
+        return batch_of(features, domain, *self.scaling, self.columns)
+
+
+def fold_of(n: int, folds: int, seed: int) -> I64:
+    """Which of `folds` equal parts each of `n` trials belongs to, i64[n], at random."""
+    result: I64 = np.random.default_rng(seed).permutation(n) % folds
+    return result
