@@ -46,9 +46,7 @@ class Recording:
                     seen.add(following)
                     waiting.append(following)
         for name, parameter in self.parameters.items():
-            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                self._is_ready(name)
-            )
+            parameter.register_post_accumulate_grad_hook(self._is_ready(name))
 
     def _runs(self, number: int) -> Callable[[object], None]:
         def hook(_: object) -> None:

@@ -18,7 +18,7 @@ from autosync.importing.tracker import LOSS_PATH, Tracker, module_paths
 Seconds = tuple[float, ...]
 
 
-class Timer(Tracker):  # type: ignore[no-untyped-call]  # torch's own is untyped
+class Timer(Tracker):
     """forward_seconds, backward_seconds: of every operation, views counted with what came before
     them."""
 

@@ -28,7 +28,7 @@ class Record:
     lookups: list[tuple[int, int]] = field(default_factory=list)
 
 
-class Recorder(Tracker):  # type: ignore[no-untyped-call]
+class Recorder(Tracker):
     """FLOPs are counted with torch's registry, composite operators taken apart exactly as
     `torch.utils.flop_counter.FlopCounterMode` does, so totals agree with it.
 

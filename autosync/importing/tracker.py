@@ -22,7 +22,7 @@ LOSS_PATH = "loss"
 ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 
 
-class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own is untyped
+class Tracker(TorchDispatchMode):
     """Follows one forward and one backward pass.
 
     path: of the module that runs now. call: (module path, aten name) of the latest call.

@@ -279,8 +279,8 @@ def _hooks(model: nn.Module, engine: Engine, gates: Gates, share: float) -> list
         model.register_forward_hook(_after_forward(model, engine, gates), always_call=True)
     )
     for module in model.modules():
-        handles.append(module.register_state_dict_pre_hook(_flush_before_reading(engine)))  # type: ignore[no-untyped-call]
-        handles.append(module.register_load_state_dict_pre_hook(_flush_before_loading(engine)))  # type: ignore[no-untyped-call]
+        handles.append(module.register_state_dict_pre_hook(_flush_before_reading(engine)))
+        handles.append(module.register_load_state_dict_pre_hook(_flush_before_loading(engine)))
     return handles
 
 
@@ -317,7 +317,7 @@ def _after_forward(
         engine.end_forward()
         for tensor in tensors_in(output):
             if tensor.requires_grad:
-                tensor.register_hook(expect_end)  # type: ignore[no-untyped-call]
+                tensor.register_hook(expect_end)
 
     return opaque(hook)
 

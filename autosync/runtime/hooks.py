@@ -27,9 +27,7 @@ def watch(engine: Engine, variable: Variable, share: float) -> Removable:
         carrier.install(_factor_hook(engine, carrier))
         return carrier
     variable.pack = gradient_hook(engine, variable, share)
-    handle: Removable = variable.parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-        variable.pack
-    )
+    handle: Removable = variable.parameter.register_post_accumulate_grad_hook(variable.pack)
     return handle
 
 

@@ -171,7 +171,7 @@ class GpuStreams(Streams):
             mark.synchronize()
 
     def reached(self, mark: Mark) -> bool:
-        return mark is None or bool(mark.query())  # type: ignore[no-untyped-call]
+        return mark is None or bool(mark.query())
 
     def seconds(self, mark: Mark, asked_seconds: float) -> float:
         assert mark is not None  # every step of a GPU has marks
@@ -196,13 +196,13 @@ class GpuStreams(Streams):
 
     def _new_mark(self) -> torch.cuda.Event:
         # blocking: a thread that waits for it on the host sleeps and does not spin
-        event = torch.cuda.Event(enable_timing=self._timed, blocking=True)  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event(enable_timing=self._timed, blocking=True)
         event.record(self._current())
         return event
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return torch.cuda.Stream(device)
 
 
 @contextmanager

@@ -115,7 +115,7 @@ def make_optimizer(name: str, model: nn.Module, sparse: bool = False) -> torch.o
             return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=0.875)
         case "adagrad":
             # torch's own step makes sparse tensors without saying whether it checks them
-            torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]
+            torch.sparse.check_sparse_tensor_invariants.disable()
             return torch.optim.Adagrad(parameters, lr=LEARNING_RATE)
         case "adam":
             return torch.optim.Adam(parameters, lr=LEARNING_RATE)

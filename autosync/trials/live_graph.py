@@ -111,7 +111,7 @@ def _hooks(job: LiveJob, named: dict[str, nn.Parameter], tape: Tape) -> list[Rem
     handles.append(job.model.register_forward_hook(_on_end(tape, job.device)))
     for v, parameter in enumerate(named.values()):
         hook = _on_gradient(tape, v, job.device)
-        handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+        handles.append(parameter.register_post_accumulate_grad_hook(hook))
     note = _on_update(tape, job.device)
     handles.append(job.optimizer.register_step_pre_hook(note))
     handles.append(job.optimizer.register_step_post_hook(note))

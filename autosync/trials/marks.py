@@ -12,7 +12,7 @@ def mark(device: torch.device) -> Mark:
     """Now on a CPU; on a GPU, when it has done all that was asked of it so far."""
     if device.type != "cuda":
         return time.monotonic()
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
 

@@ -161,7 +161,7 @@ def _measure(
         loss = job.loss(attached.model)
         if recording:
             recording.forwards.append(time.monotonic())
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         if recording:
             recording.backwards.append(time.monotonic())
         job.optimizer.step()

@@ -97,7 +97,7 @@ def copied(value: Any) -> Any:
 
 
 def _random() -> tuple[Any, Any, Tensor, list[Tensor]]:
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda
 
 
