@@ -66,9 +66,9 @@ class MeasuredDomain:
     """n strategies of one domain, measured.
 
     step_seconds f64[n]: of the first pass, or of the first occasion where there were two.
-    second_seconds f64[n]: of the second, or None where there was one pass only. best_seconds
-        f64[n]: from all passes; None: the geometric mean of these two. failed: strategies left
-        out because a pass failed.
+    second_seconds f64[n]: of the second, NaN where it is still to come; None where nothing was
+        measured twice. best_seconds f64[n]: from all passes; None: the geometric mean of these two.
+    failed: strategies left out because a pass failed.
     """
 
     domain: Domain
@@ -80,7 +80,11 @@ class MeasuredDomain:
 
     def __post_init__(self) -> None:
         columns = [self.step_seconds]
-        columns += [each for each in (self.second_seconds, self.best_seconds) if each is not None]
+        if self.best_seconds is not None:
+            columns.append(self.best_seconds)
+        if self.second_seconds is not None:
+            once = np.isnan(self.second_seconds)
+            columns.append(np.where(once, self.step_seconds, self.second_seconds))
         for seconds in columns:
             if len(seconds) != len(self.population) or not (np.asarray(seconds) > 0).all():
                 raise InvalidInput(
@@ -105,7 +109,8 @@ class MeasuredDomain:
             return self.best_seconds
         if self.second_seconds is None:
             return self.step_seconds
-        result: F64 = np.sqrt(self.step_seconds * self.second_seconds)
+        both = np.sqrt(self.step_seconds * self.second_seconds)
+        result: F64 = np.where(np.isnan(both), self.step_seconds, both)
         return result
 
     @property
@@ -115,16 +120,7 @@ class MeasuredDomain:
         if self.second_seconds is None:
             return None
         difference = np.abs(np.log(self.step_seconds / self.second_seconds))
-        return 1.4826 * float(np.median(difference))
-
-
-def measured_of(
-    domain: Domain,
-    strategies: Sequence[Strategy],
-    step_seconds: F64,
-    second_seconds: F64 | None = None,
-) -> MeasuredDomain:
-    return MeasuredDomain(domain, encode(list(strategies), domain), step_seconds, second_seconds)
+        return 1.4826 * float(np.nanmedian(difference))
 
 
 def load_dataset(folder: Path) -> list[MeasuredDomain]:
@@ -255,7 +251,7 @@ def _measured(domain: Domain, rows: pd.DataFrame) -> MeasuredDomain:
         domain,
         encode(strategies, domain),
         first,
-        second if len(second) and np.isfinite(second).all() else None,
+        second if np.isfinite(second).any() else None,
         best,
         failed,
     )

@@ -252,5 +252,8 @@ def _ceiling(subject: Subject, indices: NDArray[np.int64]) -> Scores | None:
     measured = subject.measured
     if measured.second_seconds is None:
         return None
-    second, first = measured.second_seconds[indices], measured.step_seconds[indices]
+    twice = indices[np.isfinite(measured.second_seconds[indices])]
+    if len(twice) < 2:
+        return None
+    second, first = measured.second_seconds[twice], measured.step_seconds[twice]
     return judge(second, first, measured.noise)

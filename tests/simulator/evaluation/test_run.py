@@ -113,6 +113,21 @@ def test_failed_strategies_are_left_out_and_counted(
     assert (len(back), back.failed) == (59, 1)
 
 
+def test_what_was_measured_once_so_far_counts_and_the_noise_is_that_of_the_others(
+    domains: list[MeasuredDomain], tmp_path: Path
+) -> None:
+    each = domains[0]
+    table = rows_of(each)
+    waiting = set(table["strategy_id"].iloc[:5])
+    table = table[~(table["strategy_id"].isin(waiting) & (table["pass"] == 2))]
+    write_dataset(tmp_path, [each.domain], table)
+    [back] = load_dataset(tmp_path)
+    assert back.second_seconds is not None
+    assert (len(back), int(np.isnan(back.second_seconds).sum())) == (60, 5)
+    assert np.isfinite(back.label_seconds).all()
+    assert back.noise == pytest.approx(each.noise, rel=0.2)
+
+
 def test_what_is_missing_is_named(domains: list[MeasuredDomain], tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"trials\.parquet"):
         load_dataset(tmp_path)
