@@ -58,7 +58,7 @@ def fill(path: Path) -> None:
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(what)
@@ -86,14 +86,16 @@ def main(folder: Path) -> None:
     logging.getLogger("api.worker").addHandler(complaints)
     worker = threading.Thread(target=work, args=(url, stop), kwargs={"lease_seconds": 1.5})
     worker.start()
-    until(lambda: len(trials(database)) >= 2, "two trials")
-    fill(folder / "ballast")
-    until(complaints.full.is_set, "a full disk")
-    kept = trials(database)
-    (folder / "ballast").unlink()
-    until(lambda: state(database, tuning_id) == "finished", "the end")
-    stop.set()
-    worker.join()
+    try:
+        until(lambda: len(trials(database)) >= 2, "two trials")
+        fill(folder / "ballast")
+        until(complaints.full.is_set, "a full disk")
+        kept = trials(database)
+        (folder / "ballast").unlink()
+        until(lambda: state(database, tuning_id) == "finished", "the end")
+    finally:
+        stop.set()
+        worker.join()
     after = trials(database)
     with database.reading() as session:
         proposed = session.scalar(select(func.count()).select_from(ProposalRow))
