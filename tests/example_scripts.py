@@ -16,6 +16,10 @@ EXAMPLES = ROOT / "examples"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 LONGEST_SECONDS = 120
 
+ABORTED_AT_EXIT = "terminate called without an active exception"
+"""What torch itself says when a thread of gloo frees a tensor while the interpreter ends: now and
+then, on a busy machine, at the end of a script that has only DDP (pytorch issue 190489)."""
+
 
 def losses(script: str, *arguments: str, spawn: bool = False) -> list[float]:
     """What the script prints epoch by epoch, on two ranks; spawn: that it starts itself."""
@@ -25,14 +29,20 @@ def losses(script: str, *arguments: str, spawn: bool = False) -> list[float]:
     environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "MASTER_PORT": port}
     command = [sys.executable, *(() if spawn else TORCHRUN), str(EXAMPLES / script), *arguments]
     command += ["--spawn", "2"] if spawn else []
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=LONGEST_SECONDS,
-    )
+
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=LONGEST_SECONDS,
+        )
+
+    done = run()
+    if "before" in script and ABORTED_AT_EXIT in done.stderr:
+        done = run()
     assert done.returncode == 0, done.stderr
     assert "does not fit" not in done.stderr
     return [float(line.split()[-1]) for line in done.stdout.splitlines() if "loss" in line]
