@@ -1,0 +1,83 @@
+"""Prints what learned simulators cost: fitting 150 trials, and ranking 30,000 proposals by the
+timeline and then, with one of them, the best 3,000 and 500 random ones.
+
+python benchmarks/learned.py [bert_base bert_large ...] [--simulators gaussian lstm gat]
+
+The trials' seconds are made up (the timeline's, longer for every message): how well simulators
+rank is for `scripts/evaluate_simulators` to say, here only their cost counts.
+"""
+
+import argparse
+import resource
+import time
+
+import numpy as np
+
+from autosync.domain import Domain
+from autosync.population import concatenate
+from benchmarks.measure import provenance
+from benchmarks.ranking import domain_of
+from search.ranking import materialize, rank
+from search.sampler import sample
+from search.space import Space
+from simulator.compiled import compile_plans_fast
+from simulator.evaluation.recipes import Recipe
+from simulator.learned.simulators import LearnedSimulator
+from simulator.timeline import TimelineSimulator, simulate
+
+TRIALS = 150
+BEST, RANDOM = 3_000, 500
+LEARNERS = ("gaussian", "linear", "lstm", "gat", "ensemble")
+SECONDS_A_MESSAGE = 5e-4
+
+
+def fitted(domain: Domain, kind: str) -> LearnedSimulator:
+    """A simulator that has learned from `TRIALS` random strategies; prints how long it took."""
+    population = sample(domain, Space(), 0, TRIALS, seed=1)
+    plans = compile_plans_fast(population, domain)
+    messages = np.diff(plans.first)
+    seconds = simulate(plans, population, domain) + SECONDS_A_MESSAGE * messages
+    simulator = LearnedSimulator(Recipe(kind)(0))  # type: ignore[arg-type]
+    began = time.perf_counter()
+    simulator.refit(domain, population, seconds)
+    print(f"  {kind:10s} fits {TRIALS} trials in {time.perf_counter() - began:6.2f} s", flush=True)
+    return simulator
+
+
+def report(model: str, kinds: list[str], proposals: int, nodes: int) -> None:
+    domain = domain_of(model, nodes, step_seconds=0.2)
+    rank(domain, Space(), TimelineSimulator(), 8, 0, 8)  # compiles, or loads what was compiled
+    print(f"{model}, {nodes} nodes")
+    for kind in kinds:
+        simulator = fitted(domain, kind)
+        began = time.perf_counter()
+        coarse = rank(domain, Space(), TimelineSimulator(), proposals, 0, BEST)
+        between = time.perf_counter()
+        others = sample(domain, Space(), proposals, RANDOM, seed=0)
+        simulator.predict(domain, concatenate([materialize(coarse, domain, Space()), others]))
+        ended = time.perf_counter()
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+        print(
+            f"  {kind:10s} ranks {proposals} proposals in {ended - began:6.2f} s: the timeline "
+            f"{between - began:.2f} s, then {BEST + RANDOM} in {ended - between:.2f} s; "
+            f"peak memory so far {peak:.2f} GB",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", nargs="*", default=["bert_base", "bert_large"])
+    parser.add_argument("--simulators", nargs="+", choices=LEARNERS, default=list(LEARNERS[:4]))
+    parser.add_argument("--proposals", type=int, default=30_000)
+    parser.add_argument("--nodes", type=int, default=4)
+    given = parser.parse_args()
+    print(", ".join(f"{name} {value}" for name, value in provenance().items()))
+    for model in given.models:
+        report(model, given.simulators, given.proposals, given.nodes)
+
+
+if __name__ == "__main__":
+    main()

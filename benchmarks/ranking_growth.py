@@ -1,0 +1,71 @@
+"""Draws how the seconds of ranking by the timeline grow with proposals, variables and devices.
+
+python benchmarks/ranking_growth.py -o FILE.svg
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import matplotlib
+
+from autosync.domain import Domain
+from benchmarks.measure import provenance
+from benchmarks.ranking import domain_of
+from search.ranking import rank
+from search.space import Space
+from simulator.timeline import TimelineSimulator
+
+matplotlib.use("svg")
+from matplotlib import pyplot
+
+ROUNDS = 3
+PROPOSALS = 8_192
+MODELS = ("vgg16", "densenet121", "resnet50", "bert_base", "resnet101", "bert_large")
+
+
+def seconds_of(domain: Domain, proposals: int) -> float:
+    """The fastest of a few runs: what else the machine does only adds."""
+    found = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        rank(domain, Space(), TimelineSimulator(), proposals, 0, 256)
+        found.append(time.perf_counter() - began)
+    return min(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
+    output: Path = parser.parse_args().output
+    resnet = domain_of("resnet50", 4, 0.2)
+    rank(resnet, Space(), TimelineSimulator(), 8, 0, 8)  # compiles, or loads what was compiled
+    by_model = [domain_of(model, 4, 0.2) for model in MODELS]
+    panels = {
+        "proposals (ResNet-50, 4 devices)": [
+            (count, seconds_of(resnet, count)) for count in (4_096, 8_192, 16_384, 32_768)
+        ],
+        f"variables ({', '.join(MODELS)}; 4 devices)": sorted(
+            (len(domain.graph.variables), seconds_of(domain, PROPOSALS)) for domain in by_model
+        ),
+        "devices (ResNet-50)": [
+            (nodes, seconds_of(domain_of("resnet50", nodes, 0.2), PROPOSALS))
+            for nodes in (2, 4, 8, 16, 32)
+        ],
+    }
+    facts = provenance()
+    print(", ".join(f"{name} {value}" for name, value in facts.items()))
+    figure, axes = pyplot.subplots(1, 3, figsize=(11, 3.4), layout="constrained")
+    for axis, (name, points) in zip(axes, panels.items(), strict=True):
+        print(name, *(f"{size}: {seconds:.2f} s" for size, seconds in points), sep="\n  ")
+        axis.plot(*zip(*points, strict=True), marker="o", color="#2563eb")
+        axis.set(xlabel=name.partition(" (")[0], xlim=(0, None), ylim=(0, None))
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel(f"seconds, {facts['cores']} cores")
+    figure.savefig(output)
+
+
+if __name__ == "__main__":
+    main()
