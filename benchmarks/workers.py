@@ -48,7 +48,7 @@ class StagedReplay(Replay):
         owner = {
             id(parameter): (operation, name)
             for operation in plain.operations.values()
-            for name, parameter in operation.named_parameters(recurse=False)
+            for name, parameter in operation.named_parameters()
         }
         self.stages: dict[str, list[tuple[GradientStage, list[str]]]] = {}
         keys = {id(operation): key for key, operation in plain.operations.items()}
@@ -83,7 +83,7 @@ class _Stage(torch.autograd.Function):
 def _stage_hook(stages: list[tuple[GradientStage, list[str]]]) -> Any:
     def hook(module: nn.Module, args: Any, signal: Tensor) -> Tensor:
         for stage, names in stages:
-            signal = _Stage.apply(signal, stage, *(getattr(module, name) for name in names))
+            signal = _Stage.apply(signal, stage, *(module.get_parameter(name) for name in names))
         return signal
 
     return hook
