@@ -1,7 +1,7 @@
 """Which strategies to try next: hand-designed ones first, then the best of many samples."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,27 @@ KEPT = 256
 """Proposals that survive the simulator's ranking, before the selection."""
 SHORTLIST = 2048
 """Proposals that the timeline leaves for a simulator that learns, which costs far more each."""
+OPTIMISM = 1.0
+"""Standard deviations by which a proposal may be faster than predicted when it is judged: what is
+fast, and what could be and is unlike all trials, is tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shortlist:
+    """The most promising proposals, the best first.
+
+    index i64[n]: of the sampled ones. seconds f64[n]: predicted. promise f64[n]: what they are
+    judged by, seconds less what the simulator is unsure of.
+    """
+
+    population: Population
+    index: NDArray[np.int64]
+    seconds: NDArray[np.float64]
+    promise: NDArray[np.float64]
+
+    def take(self, rows: NDArray[np.int64]) -> "Shortlist":
+        columns = (self.index[rows], self.seconds[rows], self.promise[rows])
+        return Shortlist(self.population.take(rows), *columns)
 
 
 def propose(
@@ -76,27 +97,28 @@ def sampled(
     count: int,
     seen: set[str],
     on_event: OnEvent,
+    optimism: float = OPTIMISM,
 ) -> list[Candidate]:
-    """`count` of the round's proposals: fast by prediction, unlike each other, not yet tried."""
+    """`count` of the round's proposals: promising, unlike each other, not yet tried."""
     total = settings.proposals
 
     def progress(done: int) -> None:
         on_event(Event("ranking", f"ranking proposals, round {number + 1}", done, total))
 
     seed = settings.seed + number
-    kept, index, seconds = shortlist(domain, space, simulator, total, seed, progress)
-    fresh = [i for i in range(len(kept)) if decode(kept, i, domain).id not in seen]
-    population = kept.take(fresh)
-    scores, index = seconds[fresh], index[fresh]
-    picks = select(scores, population, min(count, len(fresh)), settings.alpha)
+    kept = shortlist(domain, space, simulator, total, seed, progress, optimism)
+    every = range(len(kept.index))
+    fresh = [i for i in every if decode(kept.population, i, domain).id not in seen]
+    kept = kept.take(np.array(fresh, dtype=np.int64))
+    picks = select(kept.promise, kept.population, min(count, len(fresh)), settings.alpha)
     return [
         Candidate(
-            decode(population, int(pick), domain),
-            float(scores[pick]),
+            decode(kept.population, int(pick), domain),
+            float(kept.seconds[pick]),
             simulator.name,
             "sampled",
             seed,
-            int(index[pick]),
+            int(kept.index[pick]),
         )
         for pick in picks
     ]
@@ -109,16 +131,20 @@ def shortlist(
     total: int,
     seed: int,
     progress: Callable[[int], None],
-) -> tuple[Population, NDArray[np.int64], NDArray[np.float64]]:
-    """The best `KEPT` of `total` proposals, fastest first, with their indices and seconds.
+    optimism: float = OPTIMISM,
+) -> Shortlist:
+    """The most promising `KEPT` of `total` proposals.
 
-    A simulator that learns judges only what the timeline leaves; any other ranks everything.
+    A simulator that learns judges only what the timeline leaves, each proposal `optimism`
+    standard deviations below its prediction; any other ranks everything as it predicts.
     """
     if not isinstance(simulator, Learner):
         ranked = rank(domain, space, simulator, total, seed, KEPT, on_progress=progress)
-        return materialize(ranked, domain, space), ranked.index, ranked.seconds
+        population = materialize(ranked, domain, space)
+        return Shortlist(population, ranked.index, ranked.seconds, ranked.seconds)
     coarse = rank(domain, space, TimelineSimulator(), total, seed, SHORTLIST, on_progress=progress)
     judged = materialize(coarse, domain, space)
-    seconds = simulator.predict(domain, judged)
-    best = np.argsort(seconds, kind="stable")[:KEPT]
-    return judged.take(best), coarse.index[best], seconds[best]
+    seconds, spread = simulator.predict_spread(domain, judged)
+    promise = seconds * np.exp(-optimism * spread)
+    best = np.argsort(promise, kind="stable")[:KEPT]
+    return Shortlist(judged, coarse.index, seconds, promise).take(best)

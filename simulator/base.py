@@ -21,7 +21,13 @@ class Simulator(Protocol):
 
 @runtime_checkable
 class Learner(Simulator, Protocol):
-    """A simulator that improves by trials."""
+    """A simulator that improves by trials, and says how sure it is."""
+
+    def predict_spread(
+        self, domain: Domain, population: Population
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """`predict`, and the standard deviation of the logarithm of its seconds."""
+        ...
 
     def refit(
         self, domain: Domain, population: Population, step_seconds: NDArray[np.float64]

@@ -85,7 +85,9 @@ def best_by_prediction(
     known = known_designs(domain, space, predictor)
     seen = {candidate.strategy.id for candidate in known}
     with ranking_bar(quiet) as on_event:
-        drawn = sampled(domain, space, predictor, settings, 0, SAMPLED, seen, on_event)
+        drawn = sampled(
+            domain, space, predictor, settings, 0, SAMPLED, seen, on_event, optimism=0.0
+        )
     return sorted(known + drawn, key=lambda candidate: candidate.predicted_seconds)
 
 

@@ -173,6 +173,12 @@ class Contrary(TimelineSimulator):
     def predict(self, domain: Domain, population: Population) -> NDArray[np.float64]:
         return 1.0 / super().predict(domain, population)
 
+    def predict_spread(
+        self, domain: Domain, population: Population
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Sure of all that cuts long messages."""
+        return self.predict(domain, population), np.where(population.slice_bytes, 0.0, 10.0)
+
     def refit(
         self, domain: Domain, population: Population, step_seconds: NDArray[np.float64]
     ) -> None:
@@ -184,11 +190,24 @@ def test_what_learns_judges_what_the_timeline_leaves() -> None:
         assert done >= 0
 
     plain = shortlist(DOMAIN, Space(), TimelineSimulator(), 600, 5, ignore)
-    learned = shortlist(DOMAIN, Space(), Contrary(), 600, 5, ignore)
-    for kept, index, seconds in (plain, learned):
-        assert len(kept) == len(index) == len(seconds) == KEPT
-        assert (np.diff(seconds) >= 0).all()
+    learned = shortlist(DOMAIN, Space(), Contrary(), 600, 5, ignore, optimism=0.0)
+    for kept in (plain, learned):
+        assert len(kept.population) == len(kept.index) == len(kept.seconds) == KEPT
+        assert (np.diff(kept.seconds) >= 0).all()
     # All 600 pass the timeline's shortlist, so opposite judges keep opposite ends of them.
-    assert plain[1][0] not in learned[1]
-    first = decode(learned[0], 0, DOMAIN)
-    assert first == decode(sample(DOMAIN, Space(), int(learned[1][0]), 1, 5), 0, DOMAIN)
+    assert plain.index[0] not in learned.index
+    first = decode(learned.population, 0, DOMAIN)
+    assert first == decode(sample(DOMAIN, Space(), int(learned.index[0]), 1, 5), 0, DOMAIN)
+
+
+def test_what_may_be_faster_than_predicted_goes_first() -> None:
+    def ignore(done: int) -> None:
+        assert done >= 0
+
+    kept = shortlist(DOMAIN, Space(), Contrary(), 600, 5, ignore, optimism=1.0)
+    unsure = kept.population.slice_bytes == 0
+    count = int(unsure.sum())
+    assert 0 < count < KEPT
+    assert unsure[:count].all()
+    assert (kept.promise[~unsure] == kept.seconds[~unsure]).all()
+    assert (kept.promise[unsure] < kept.seconds[unsure]).all()
