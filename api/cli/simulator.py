@@ -5,7 +5,15 @@ from typing import Annotated, Literal
 
 import typer
 
-from api.cli.console import out, print_json, print_table, say, write_text
+from api.cli.console import (
+    check_folder,
+    out,
+    print_json,
+    print_table,
+    say,
+    write_bytes,
+    write_text,
+)
 from api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json
 
 app = typer.Typer(
@@ -80,6 +88,7 @@ def train(
     from simulator.evaluation.pretraining import train_checkpoint
     from simulator.evaluation.recipes import Recipe
 
+    check_folder(output)
     card = train_checkpoint(load_dataset(folder), Recipe(model), output, seed, say)
     judged = "" if card.accuracy is None else f", {card.accuracy:.1%} of unseen domains' pairs"
     out.print(
@@ -150,7 +159,7 @@ def save(
     with opened(db) as database, database.reading() as session:
         card, weights = checkpoint_files(session, name)
     write_text(output.with_suffix(".json"), card + "\n")
-    output.with_suffix(".safetensors").write_bytes(weights)
+    write_bytes(output.with_suffix(".safetensors"), weights)
     out.print(f"[dim]written to {output.with_suffix('.safetensors')}[/]")
 
 

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from api.cli.inputs import load_simulator
 from api.cli.simulator import app
-from autosync.errors import NotFound
+from autosync.errors import InvalidInput, NotFound
 from simulator.learned.checkpoint import load_checkpoint
 from simulator.learned.models import LinearModel
 from tests.api.test_simulators import checkpoint
@@ -59,3 +59,20 @@ def test_training_judges_by_domains_not_seen_and_writes_what_can_be_kept(tmp_pat
     fresh, _ = load_checkpoint(trained)
     seconds = [s.predict(domains[0].domain, domains[0].population) for s in (kept, fresh)]
     assert (seconds[0] == seconds[1]).all()
+
+
+@pytest.mark.parametrize("words", [["train", "datasets/runtimes"], ["save", "mine"]])
+def test_an_output_that_cannot_be_written_is_refused_by_name(
+    words: list[str], tmp_path: Path
+) -> None:
+    db = f"sqlite:///{tmp_path / 'a.db'}"
+    checkpoint(tmp_path, LinearModel())
+    runner = CliRunner()
+    made = str(tmp_path / "made.safetensors")
+    assert runner.invoke(app, ["add", "mine", made, "--db", db]).exit_code == 0
+    missing = tmp_path / "missing" / "out.safetensors"
+    given = [*words, "-o", str(missing), *(["--db", db] if words[0] == "save" else [])]
+    refused = runner.invoke(app, given).exception
+    assert isinstance(refused, InvalidInput)
+    assert "missing" in str(refused)
+    assert refused.remedy
