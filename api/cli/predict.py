@@ -106,10 +106,11 @@ def predict(
     fitted = _constants(constants, domain.cluster)
     if fitted is not None:
         domain = calibrated(domain, fitted.matrix_slowdown)
+    asked = _asked(domain, strategy or [])
     describe_domain(domain)
     _say_constants(domain.cluster, fitted)
     predictor = load_simulator(simulator, db, domain)
-    answers = _answers(domain, _asked(domain, strategy or []), engine, fitted, predictor)
+    answers = _answers(domain, asked, engine, fitted, predictor)
     if json:
         print_json([asdict(answer) for answer in answers])
         return

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from api.cli.console import err, milliseconds, out, say, write_text
+from api.cli.console import check_folder, err, milliseconds, out, say, write_text
 from api.cli.options import DEFAULT_DATABASE, DatabaseUrl
 from autosync.errors import AutosyncError
 
@@ -54,6 +54,7 @@ def quickstart(
     """
     from api.cli.service import Service
 
+    check_folder(output)
     steps = Steps(time.monotonic())
     steps.say(1, f"creating the database {escape(db)} and starting the service")
     with Service.started(db, port) as service:

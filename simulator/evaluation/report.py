@@ -48,6 +48,24 @@ def table_of(rows: Sequence[Row], measure: str, by: str = "simulator") -> str:
     return "\n".join(lines)
 
 
+def summary_table(rows: Sequence[Row]) -> str:
+    """One Markdown table: a line a simulator; over the domains, how it ranks pairs that noise
+    cannot turn round, on average and where it does worst, and what its first choice costs."""
+    lines = [
+        "| simulator | beyond noise, mean | worst domain | "
+        "fastest quarter beyond noise, mean | regret, mean |",
+        "|---|---|---|---|---|",
+    ]
+    for simulator in dict.fromkeys(row.simulator for row in rows):
+        scores = [row.scores for row in rows if row.simulator == simulator]
+        mean = mean_scores(scores)
+        judged = [each.beyond_noise for each in scores if not np.isnan(each.beyond_noise)]
+        worst = min(judged, default=np.nan)
+        cells = (mean.beyond_noise, worst, mean.fast_beyond_noise, mean.regret)
+        lines.append(f"| {simulator} | {' | '.join(f'{cell:.3f}' for cell in cells)} |")
+    return "\n".join(lines)
+
+
 def transfer_table(rows: Sequence[Row], measure: str) -> str:
     """One Markdown table: a line a target and setting, a column a simulator."""
     named = [

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.evaluation.dataset import MeasuredDomain
-from simulator.evaluation.recipes import Recipe, standard_models
+from simulator.evaluation.recipes import standard_models
 from simulator.evaluation.report import (
     MEASURES,
     draw_curves,
     draw_searches,
+    summary_table,
     table_of,
     transfer_table,
 )
@@ -30,6 +31,7 @@ from simulator.evaluation.tables import (
     subjects_of,
     transfers_to,
 )
+from simulator.learned.recipe import Recipe
 from simulator.learned.simulators import LearnedSimulator
 from simulator.learned.transfer import transferred
 
@@ -125,7 +127,8 @@ def _comparison(subjects: Sequence[Subject], folder: Path, evaluation: Evaluatio
     rows = _rows(
         compare_simulators, [([s], models, evaluation.seeds) for s in subjects], evaluation
     )
-    return "\n\n".join(table_of(rows, measure) for measure in MEASURES)
+    tables = [summary_table(rows), *(table_of(rows, measure) for measure in MEASURES)]
+    return "\n\n".join(tables)
 
 
 def _features(subjects: Sequence[Subject], folder: Path, evaluation: Evaluation) -> str:

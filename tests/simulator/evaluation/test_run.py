@@ -17,7 +17,7 @@ from simulator.evaluation.dataset import (
     load_dataset,
     write_dataset,
 )
-from simulator.evaluation.report import table_of
+from simulator.evaluation.report import summary_table, table_of
 from simulator.evaluation.run import Evaluation, evaluate
 from simulator.evaluation.tables import (
     Subject,
@@ -166,6 +166,9 @@ def test_the_comparison_holds_every_simulator_and_the_ceiling(subjects: list[Sub
     text = table_of(rows, "accuracy")
     assert len(text.splitlines()) == 2 + 3 + 1
     assert "mean" in text
+    worst = min(found[subject.name, "linear"].scores.beyond_noise for subject in subjects)
+    line = next(each for each in summary_table(rows).splitlines() if each.startswith("| linear"))
+    assert line.split("|")[3].strip() == f"{worst:.3f}"
 
 
 def test_no_model_sees_a_test_strategy(subjects: list[Subject]) -> None:
