@@ -21,7 +21,7 @@ from search.ranking import materialize, rank
 from search.sampler import sample
 from search.space import Space
 from simulator.compiled import compile_plans_fast
-from simulator.evaluation.recipes import Recipe
+from simulator.learned.recipe import Recipe
 from simulator.learned.simulators import LearnedSimulator
 from simulator.timeline import TimelineSimulator, simulate
 

@@ -86,7 +86,7 @@ def train(
     """
     from simulator.evaluation.dataset import load_dataset
     from simulator.evaluation.pretraining import train_checkpoint
-    from simulator.evaluation.recipes import Recipe
+    from simulator.learned.recipe import Recipe
 
     check_folder(output)
     card = train_checkpoint(load_dataset(folder), Recipe(model), output, seed, say)

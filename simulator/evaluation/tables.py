@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from simulator.analytic import AnalyticSimulator
 from simulator.evaluation.dataset import MeasuredDomain
 from simulator.evaluation.metrics import Scores, judge
-from simulator.evaluation.recipes import SEEDED, MakeModel, Recipe
+from simulator.evaluation.recipes import SEEDED, MakeModel
 from simulator.evaluation.splits import split_strategies
 from simulator.learned.data import features_of
 from simulator.learned.features import PARTS, Part
 from simulator.learned.models import Labelled
+from simulator.learned.recipe import Recipe
 from simulator.learned.simulators import LearnedSimulator
 from simulator.learned.transfer import transferred
 

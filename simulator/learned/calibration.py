@@ -36,11 +36,6 @@ class Calibration:
         result: F64 = np.exp(inside + beyond)
         return result
 
-    def interval(self, scores: F64) -> tuple[F64, F64]:
-        """Lower and upper seconds that hold a measurement with probability COVERAGE."""
-        middle = self.seconds(scores)
-        return middle * np.exp(-self.margin), middle * np.exp(self.margin)
-
 
 UNCALIBRATED = Calibration(np.zeros(1), np.zeros(1), UNTRIED_MARGIN)
 """Scores are taken for log seconds."""

@@ -1,14 +1,12 @@
 """Trained models on disk: safetensors beside a JSON card that says what they know."""
 
 import platform
-from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import ConfigDict
 from safetensors import SafetensorError
 from safetensors.numpy import load, save_file
@@ -16,20 +14,14 @@ from safetensors.numpy import load, save_file
 from autosync.documents import STRICT, from_json, to_json
 from autosync.errors import InvalidInput, NotFound
 from simulator.learned.calibration import Calibration
-from simulator.learned.data import Scaling
 from simulator.learned.descriptor import DESCRIPTOR
-from simulator.learned.ensemble import EnsembleModel
-from simulator.learned.features import FEATURE_VERSION, PARTS, Part
-from simulator.learned.gaussian import Gaussian, Setting
-from simulator.learned.models import GaussianModel, LinearModel, Model
-from simulator.learned.network_model import NetworkKind, NetworkModel
-from simulator.learned.residual import Ridge
+from simulator.learned.features import FEATURE_VERSION, Part
+from simulator.learned.models import Model
+from simulator.learned.network_model import NetworkModel
+from simulator.learned.recipe import Kind, Recipe, recipe_of
 from simulator.learned.simulators import LearnedSimulator
 from simulator.learned.soundness import wrong_in_tensors
-from simulator.learned.training import Training
-
-Arrays = dict[str, NDArray[np.generic]]
-Kind = Literal["linear", "gaussian", "lstm", "gat", "ensemble"]
+from simulator.learned.tensors import Arrays, put_tensors, tensors_of
 
 MOST_TRIALS = 10**9
 """Of one domain."""
@@ -57,6 +49,8 @@ class Card:
 
     accuracy: pairs of unseen strategies it ranked rightly, None where nobody held any out; unseen:
         which strategies these were. feature_version: `features.FEATURE_VERSION` at training.
+    network: the kind where it is one, empty for the others (an ensemble that names one is of a
+        version that held no other, which this one does not read).
     """
 
     kind: Kind
@@ -86,6 +80,10 @@ class Card:
     def trials(self) -> int:
         return sum(source.trials for source in self.sources)
 
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe(self.kind, self.parts, self.on_base, self.layers, self.width)
+
 
 def save_checkpoint(
     path: Path,
@@ -96,7 +94,7 @@ def save_checkpoint(
 ) -> Card:
     """Write PATH.safetensors and PATH.json."""
     card = _card(simulator.model, sources, accuracy, unseen)
-    arrays: Arrays = dict(_arrays(simulator.model, ""))
+    arrays: Arrays = dict(tensors_of(simulator.model))
     calibration = simulator.calibration
     arrays["calibration.scores"] = calibration.scores
     arrays["calibration.log_seconds"] = calibration.log_seconds
@@ -154,16 +152,24 @@ def restore(card: Card, weights: bytes, name: str) -> LearnedSimulator:
             value=card.feature_version,
             remedy="Train it again on its trials.",
         )
+    if card.kind == "ensemble" and card.network:
+        raise InvalidInput(
+            f"checkpoint {name} is an ensemble of {card.network} networks alone, whose tensors "
+            "this version does not read.",
+            thing="network",
+            value=card.network,
+            remedy="Train it again on its trials.",
+        )
     try:
         arrays: Arrays = dict(load(weights))
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(name, f"holds no tensors in the safetensors format: {error}") from None
     if any(len(source.descriptor) != len(DESCRIPTOR) for source in card.sources):
         raise _damaged(name, f"a source is described by other than {len(DESCRIPTOR)} numbers")
-    simulator = LearnedSimulator(_model(card))
+    simulator = LearnedSimulator(card.recipe(card.seed))
     if wrong := wrong_in_tensors(simulator.model, arrays):
         raise _damaged(name, wrong)
-    _restore(simulator.model, arrays, "")
+    put_tensors(simulator.model, arrays)
     simulator.calibration = Calibration(
         arrays["calibration.scores"],  # type: ignore[arg-type]
         arrays["calibration.log_seconds"],  # type: ignore[arg-type]
@@ -191,122 +197,21 @@ def _damaged(name: str, why: str) -> InvalidInput:
 
 
 def _card(model: Model, sources: tuple[Source, ...], accuracy: float | None, unseen: str) -> Card:
-    versions = (
-        ("torch", torch.__version__),
-        ("numpy", np.__version__),
-        ("python", platform.python_version()),
-    )
-    common = {"sources": sources, "accuracy": accuracy, "unseen": unseen, "versions": versions}
-    if isinstance(model, LinearModel):
-        return Card("linear", seed=0, parts=model.parts, on_base=model.on_base, **common)  # type: ignore[arg-type]
-    if isinstance(model, GaussianModel):
-        return Card("gaussian", seed=0, parts=PARTS, on_base=True, **common)  # type: ignore[arg-type]
-    first = model.members[0] if isinstance(model, EnsembleModel) else model
-    assert isinstance(first, NetworkModel)
+    recipe, seed = recipe_of(model)
     return Card(
-        "ensemble" if isinstance(model, EnsembleModel) else first.kind,
-        seed=first.training.seed,
-        parts=first.parts,
-        on_base=first.on_base,
-        network=first.kind,
-        layers=first.layers,
-        width=first.width,
-        **common,  # type: ignore[arg-type]
+        recipe.kind,
+        sources,
+        accuracy,
+        unseen,
+        seed,
+        recipe.parts,
+        recipe.on_base,
+        model.kind if isinstance(model, NetworkModel) else "",
+        recipe.layers,
+        recipe.width,
+        versions=(
+            ("torch", torch.__version__),
+            ("numpy", np.__version__),
+            ("python", platform.python_version()),
+        ),
     )
-
-
-def _model(card: Card) -> Model:
-    if card.kind == "linear":
-        return LinearModel(card.parts, card.on_base)
-    if card.kind == "gaussian":
-        return GaussianModel()
-    kind: NetworkKind = "gat" if card.network == "gat" else "lstm"
-    training = Training(seed=card.seed)
-    if card.kind == "ensemble":
-        return EnsembleModel(kind, training)
-    return NetworkModel(kind, training, card.parts, card.on_base, card.layers, card.width)
-
-
-def _arrays(model: Model, prefix: str) -> Iterator[tuple[str, NDArray[np.generic]]]:
-    """Every tensor of a model by name; what was never trained is left out."""
-    if isinstance(model, LinearModel):
-        for name, ridge in (("ridge", model.ridge), ("prior", model.prior)):
-            if ridge is not None:
-                for field in ("center", "scale", "weights", "covariance"):
-                    yield f"{prefix}{name}.{field}", getattr(ridge, field)
-                yield f"{prefix}{name}.penalty", np.array([ridge.penalty])
-    elif isinstance(model, GaussianModel):
-        for name, gaussian in (("own", model.own), ("prior", model.prior)):
-            if gaussian is not None:
-                for field in ("center", "scale", "known", "coefficients", "precision"):
-                    yield f"{prefix}{name}.{field}", getattr(gaussian, field)
-                yield f"{prefix}{name}.setting", np.array(astuple(gaussian.setting))
-                yield f"{prefix}{name}.variance", np.array([gaussian.variance])
-                yield f"{prefix}{name}.share", np.array([model.share])
-    elif isinstance(model, NetworkModel) and model.network is not None:
-        assert model.scaling is not None
-        for name, scaling in zip(("portions", "summary"), model.scaling, strict=True):
-            yield f"{prefix}{name}.center", scaling.center
-            yield f"{prefix}{name}.scale", scaling.scale
-        for name, tensor in model.network.state_dict().items():
-            yield f"{prefix}network.{name}", tensor.numpy()
-    elif isinstance(model, EnsembleModel):
-        yield from _arrays(model.gaussian, f"{prefix}gaussian.")
-        yield f"{prefix}weight", np.array([model.weight])
-        for number, member in enumerate(model.members):
-            yield from _arrays(member, f"{prefix}member{number}.")
-
-
-def _restore(model: Model, arrays: Arrays, prefix: str) -> None:
-    """The inverse of `_arrays`: a restored model goes on learning from where it stands."""
-    if isinstance(model, LinearModel):
-        model.ridge = _ridge(arrays, f"{prefix}ridge.")
-        model.prior = _ridge(arrays, f"{prefix}prior.") or model.ridge
-    elif isinstance(model, GaussianModel):
-        model.own = _gaussian(arrays, f"{prefix}own.")
-        model.prior = _gaussian(arrays, f"{prefix}prior.")
-        if model.prior is None:
-            model.own, model.prior = None, model.own
-        else:
-            model.share = float(arrays[f"{prefix}prior.share"][0])
-    elif isinstance(model, NetworkModel):
-        names = [name for name in arrays if name.startswith(f"{prefix}network.")]
-        if not names:
-            return
-        scaling = [
-            Scaling(arrays[f"{prefix}{part}.center"], arrays[f"{prefix}{part}.scale"])  # type: ignore[arg-type]
-            for part in ("portions", "summary")
-        ]
-        state = {
-            name.removeprefix(f"{prefix}network."): torch.from_numpy(arrays[name]) for name in names
-        }
-        model.scaling = scaling[0], scaling[1]
-        model.network = model.build()
-        model.network.load_state_dict(state)
-        model.network.eval()
-        model.prior = state
-    elif isinstance(model, EnsembleModel):
-        _restore(model.gaussian, arrays, f"{prefix}gaussian.")
-        model.weight = float(arrays[f"{prefix}weight"][0])
-        for number, member in enumerate(model.members):
-            _restore(member, arrays, f"{prefix}member{number}.")
-
-
-def _gaussian(arrays: Arrays, prefix: str) -> Gaussian | None:
-    if f"{prefix}coefficients" not in arrays:
-        return None
-    fields = ("center", "scale", "known", "coefficients", "precision")
-    center, scale, known, coefficients, precision = (
-        np.asarray(arrays[f"{prefix}{field}"], dtype=np.float64) for field in fields
-    )
-    setting = Setting(*(float(value) for value in arrays[f"{prefix}setting"]))
-    variance = float(arrays[f"{prefix}variance"][0])
-    return Gaussian(center, scale, known, coefficients, precision, setting, variance)
-
-
-def _ridge(arrays: Arrays, prefix: str) -> Ridge | None:
-    if f"{prefix}weights" not in arrays:
-        return None
-    fields = [arrays[f"{prefix}{field}"] for field in ("center", "scale", "weights")]
-    penalty = float(arrays[f"{prefix}penalty"][0])
-    return Ridge(*fields, penalty, arrays[f"{prefix}covariance"])  # type: ignore[arg-type, call-arg]

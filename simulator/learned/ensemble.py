@@ -1,15 +1,14 @@
-"""A Gaussian process and networks: each network leaves out another third of the trials."""
+"""All models at once: each part's correction counts by what it got right of trials left out."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
 from simulator.learned.features import Features
-from simulator.learned.models import Fitted, GaussianModel, Labelled
+from simulator.learned.models import Fitted, GaussianModel, Labelled, LinearModel, Model
 from simulator.learned.network_model import (
     FEWEST_FOR_NETWORK,
     FOLDS,
@@ -17,81 +16,103 @@ from simulator.learned.network_model import (
     NetworkModel,
     fold_of,
 )
-from simulator.learned.ranking import pair_errors, pair_losses, slower_pairs
+from simulator.learned.residual import FEWEST_TRIALS, Loss, proven
+from simulator.learned.stacking import stacked_weights
 from simulator.learned.training import Training
 
 F64 = NDArray[np.float64]
 
-WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Shares of the networks in the correction, to choose from."""
-CONFIDENCE = 2.0
-"""Standard errors by which any share must misrank fewer pairs than none."""
+NETWORKS: tuple[NetworkKind, ...] = ("lstm", "gat")
+CLOSED = ("linear", "gaussian")
+"""Parts that are fitted by a formula, and leave each trial out once in doing so."""
+MEMBERS = (*CLOSED, *NETWORKS)
+"""What the weights are of, in their order."""
 
 
 class EnsembleModel:
-    """score = (1 - weight) * Gaussian process + weight * mean of the networks.
+    """score = log seconds of the timeline + the sum of each part's correction times its weight.
 
-    The weight is chosen on trials that none of the parts was fitted to, so networks that learned
-    nothing are left out; fewer trials than those take leave it as it was (half after `pretrain`).
-    Doubt is the process's own and the disagreement of the parts.
+    A kind of network is FOLDS of them, each of which left out another third of the trials; their
+    mean is the part. weights f64[len(MEMBERS)]: as `stacked_weights` finds them on trials that no
+    part was fitted to; start: before any trial, none, or equal ones after `pretrain`. Doubt is
+    the disagreement of the parts, the timeline's own word for one, and that of the closed forms,
+    which err together.
     """
 
     name = "ensemble"
     with_portions = True
 
-    def __init__(self, kind: NetworkKind = "lstm", training: Training | None = None) -> None:
+    def __init__(self, training: Training | None = None) -> None:
         self.training = training or Training()
-        self.gaussian = GaussianModel()
-        seeds = (self.training.seed + fold for fold in range(FOLDS))
-        self.members = [NetworkModel(kind, replace(self.training, seed=seed)) for seed in seeds]
-        self.weight = 0.0
+        self.linear, self.gaussian = LinearModel(), GaussianModel()
+        seeds = [self.training.seed + fold for fold in range(FOLDS)]
+        self.networks = {
+            kind: tuple(NetworkModel(kind, replace(self.training, seed=seed)) for seed in seeds)
+            for kind in NETWORKS
+        }
+        self.start = self.weights = np.zeros(len(MEMBERS))
+
+    @property
+    def parts(self) -> tuple[tuple[Model, ...], ...]:
+        """The models of each part, in the order of MEMBERS."""
+        return (self.linear,), (self.gaussian,), *self.networks.values()
 
     def fit(self, trials: Labelled) -> Fitted:
-        gaussian = self.gaussian.fit(trials)
-        n = len(trials.features)
-        if n < FEWEST_FOR_NETWORK:
-            return Fitted(self._blend(gaussian.scores, trials), gaussian.held)
-        folds = fold_of(n, FOLDS, self.training.seed)
-        left_out = np.zeros(n)
-        for fold, member in enumerate(self.members):
-            held = folds == fold
-            left_out[held] = member.fit_held(trials, np.flatnonzero(held))[held]
-        self.weight, scores = _best_weight(gaussian.scores, left_out, trials)
-        return Fitted(scores, np.ones(n, dtype=np.bool_))
-
-    def _blend(self, gaussian: F64, trials: Labelled) -> F64:
-        if self.weight == 0.0:
-            return gaussian
-        parts = [member.scores(trials.domain, trials.features)[0] for member in self.members]
-        networks: F64 = np.mean(parts, axis=0)
-        return (1.0 - self.weight) * gaussian + self.weight * networks
+        base = np.log(trials.features.base_seconds)
+        scores = [self.linear.fit(trials).scores, self.gaussian.fit(trials).scores]
+        scores += [self._fit_left_out(kind, trials) for kind in NETWORKS]
+        left_out = np.array(scores) - base
+        self.weights = self._weigh(left_out, trials)
+        return Fitted(base + self.weights @ left_out, np.ones(len(base), dtype=np.bool_))
 
     def pretrain(self, sources: Sequence[Labelled], importance: F64) -> None:
-        self.gaussian.pretrain(sources, importance)
-        for member in self.members:
-            member.pretrain(sources, importance)
-        self.weight = 0.5
+        for models in self.parts:
+            for model in models:
+                model.pretrain(sources, importance)
+        self.start = self.weights = np.full(len(MEMBERS), 1.0 / len(MEMBERS))
 
     def scores(self, domain: Domain, features: Features) -> tuple[F64, F64]:
-        gaussian, doubt = self.gaussian.scores(domain, features)
-        if self.weight == 0.0:
-            return gaussian, doubt
-        parts = np.array([member.scores(domain, features)[0] for member in self.members])
-        networks = parts.mean(axis=0)
-        mean = (1.0 - self.weight) * gaussian + self.weight * networks
-        spread = (1.0 - self.weight) * (gaussian - mean) ** 2
-        spread += self.weight * ((parts - mean) ** 2).mean(axis=0)
-        return mean, np.sqrt(spread + ((1.0 - self.weight) * doubt) ** 2)
+        base = np.log(features.base_seconds)
+        shares, corrections = [1.0 - self.weights.sum()], [np.zeros(len(base))]
+        doubt = np.zeros(len(base))
+        for weight, models in zip(self.weights, self.parts, strict=True):
+            for model in models if weight > 0 else ():
+                scores, own = model.scores(domain, features)
+                shares.append(weight / len(models))
+                corrections.append(scores - base)
+                doubt += shares[-1] * own
+        mean: F64 = np.array(shares) @ np.array(corrections)
+        spread: F64 = np.array(shares) @ (np.array(corrections) - mean) ** 2
+        return base + mean, np.sqrt(spread + doubt**2)
 
+    def _fit_left_out(self, kind: NetworkKind, trials: Labelled) -> F64:
+        """Each trial's score by the network that left it out, `(n,)`; of trials too few to learn
+        from, by all of them as other domains left them."""
+        n, networks = len(trials.features), self.networks[kind]
+        if n < FEWEST_FOR_NETWORK:
+            untaught: F64 = np.mean([each.fit(trials).scores for each in networks], axis=0)
+            return untaught
+        folds, scores = fold_of(n, FOLDS, self.training.seed), np.empty(n)
+        for fold, network in enumerate(networks):
+            held = folds == fold
+            scores[held] = network.fit_held(trials, np.flatnonzero(held))[held]
+        return scores
 
-def _best_weight(gaussian: F64, networks: F64, trials: Labelled) -> tuple[float, F64]:
-    """The share of the networks with the least ranking loss, and the scores under it."""
-    labels = torch.from_numpy(trials.step_seconds / np.median(trials.step_seconds))
-    slower = slower_pairs(labels, torch.from_numpy(trials.features.partitions))
-    choices = [(1.0 - weight) * gaussian + weight * networks for weight in WEIGHTS]
-    tensors = [torch.from_numpy(scores) for scores in choices]
-    best = int(np.argmin([float(pair_losses(scores, slower).mean()) for scores in tensors]))
-    gain = (pair_errors(tensors[0], slower) - pair_errors(tensors[best], slower)).numpy()
-    if gain.mean() <= CONFIDENCE * gain.std() / np.sqrt(len(gain)):
-        best = 0
-    return WEIGHTS[best], choices[best]
+    def _weigh(self, left_out: F64, trials: Labelled) -> F64:
+        """The parts' weights; what does not beat the timeline beyond doubt gets none, where
+        nothing spoke for it before these trials. Networks that spoil a sound sum of the closed
+        forms are left out of it."""
+        if left_out.shape[1] < FEWEST_TRIALS:
+            return self.start
+        base_seconds = trials.features.base_seconds
+        residual = np.log(trials.step_seconds / base_seconds)
+        residual = residual - np.median(residual)
+        said = left_out - np.median(left_out, axis=1, keepdims=True)
+        loss = Loss(residual, base_seconds)
+        for heard in (MEMBERS, CLOSED):
+            of_these = np.array([name in heard for name in MEMBERS])
+            weights = stacked_weights(said * of_these[:, None], residual, loss)
+            gain = loss(residual) - loss(residual - weights @ said)
+            if self.start.any() or proven(gain, self.training.confidence):
+                return weights
+        return np.zeros(len(MEMBERS))

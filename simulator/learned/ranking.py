@@ -20,21 +20,6 @@ def slower_pairs(labels: Tensor, partitions: Tensor, sigma: float = SIGMA) -> Te
     return labels[:, None] + penalty > labels[None, :]
 
 
-def pair_losses(scores: Tensor, slower: Tensor, temperature: float = TEMPERATURE) -> Tensor:
-    """Per strategy, `(n,)`: the mean loss over the pairs in which it is the slower one."""
-    margins = softplus((scores[None, :] - scores[:, None]) / temperature)
-    return (margins * slower).sum(dim=1) / slower.sum(dim=1).clamp(min=1)
-
-
-def pair_errors(scores: Tensor, slower: Tensor) -> Tensor:
-    """Per strategy, `(n,)`: the share of its pairs, as the slower or the faster one, that the
-    scores order wrongly; ties are half wrong."""
-    ahead = scores[:, None] - scores[None, :]
-    wrong = ((ahead < 0).double() + 0.5 * (ahead == 0).double()) * slower
-    pairs = slower + slower.T
-    return (wrong + wrong.T).sum(dim=1) / pairs.sum(dim=1).clamp(min=1)
-
-
 def ranking_loss(
     scores: Tensor,
     labels: Tensor,

@@ -67,6 +67,11 @@ class Loss:
         result: F64 = squared * self.importance
         return result
 
+    def slope(self, misses: F64) -> F64:
+        """By how much each one's loss rises with its miss, `(n,)` to `(n,)`."""
+        result: F64 = 2.0 * np.clip(misses, -self.bend, self.bend) * self.importance
+        return result
+
 
 def proven(gain: F64, confidence: float = CONFIDENCE) -> bool:
     """Whether a loss falls by `gain` `(n,)` beyond so many standard errors."""

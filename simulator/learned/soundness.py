@@ -7,10 +7,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from simulator.learned.ensemble import EnsembleModel
+from simulator.learned.ensemble import MEMBERS, EnsembleModel
 from simulator.learned.features import PARTS, summary_columns
 from simulator.learned.models import GaussianModel, LinearModel, Model
 from simulator.learned.network_model import NetworkModel
+from simulator.learned.tensors import members_of
 
 Arrays = Mapping[str, NDArray[Any]]
 Form = tuple[tuple[int, ...], type[np.generic]]
@@ -24,7 +25,7 @@ def wrong_in_tensors(model: Model, arrays: Arrays) -> str:
     """What speaks against restoring `arrays` into the untrained `model`; empty if nothing does."""
     forms = _calibration(arrays)
     if isinstance(model, EnsembleModel):
-        forms["weight"] = ((1,), np.float64)
+        forms["weights"] = ((len(MEMBERS),), np.float64)
     if isinstance(model, NetworkModel) and _present(arrays, "network."):
         # before anything of the stated size is built: hidden weights of both directions alone
         held = sum(array.nbytes for array in arrays.values())
@@ -61,7 +62,9 @@ def _wrong_values(name: str, array: NDArray[Any]) -> str:
         return "is negative"
     if last in ("setting", "variance") and not (array >= 0).all():
         return "is negative"
-    return "is no share" if (name == "weight" or last == "share") and not 0 <= array[0] <= 1 else ""
+    if name == "weights" and not ((array >= 0).all() and array.sum() <= 1 + 1e-9):
+        return "holds no shares of 1"
+    return "is no share" if last == "share" and not 0 <= array[0] <= 1 else ""
 
 
 def _present(arrays: Arrays, prefix: str) -> bool:
@@ -90,10 +93,8 @@ def _forms(model: Model, arrays: Arrays, prefix: str) -> list[dict[str, Form]]:
     if isinstance(model, NetworkModel):
         return [_network(model, prefix)] if _present(arrays, f"{prefix}network.") else []
     assert isinstance(model, EnsembleModel)
-    found = _forms(model.gaussian, arrays, f"{prefix}gaussian.")
-    for number, member in enumerate(model.members):
-        found += _forms(member, arrays, f"{prefix}member{number}.")
-    return found
+    members = members_of(model)
+    return [form for name, each in members for form in _forms(each, arrays, f"{prefix}{name}.")]
 
 
 def _ridge(columns: int, prefix: str) -> dict[str, Form]:

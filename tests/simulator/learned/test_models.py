@@ -34,7 +34,7 @@ MAKERS: dict[str, Callable[[], Model]] = {
     "gaussian": GaussianModel,
     "lstm": lambda: NetworkModel("lstm", QUICK),
     "gat": lambda: NetworkModel("gat", QUICK),
-    "ensemble": lambda: EnsembleModel("lstm", QUICK),
+    "ensemble": lambda: EnsembleModel(QUICK),
 }
 
 

@@ -32,7 +32,7 @@ MAKERS: dict[str, Callable[[], Model]] = {
     "gaussian": GaussianModel,
     "lstm": lambda: NetworkModel("lstm", QUICK),
     "gat": lambda: NetworkModel("gat", QUICK),
-    "ensemble": lambda: EnsembleModel("lstm", QUICK),
+    "ensemble": lambda: EnsembleModel(QUICK),
 }
 
 
@@ -102,6 +102,26 @@ def test_a_checkpoint_of_other_features_is_refused(trials: Labelled, tmp_path: P
     assert read_card(tmp_path / "old").trials == 60
 
 
+def test_an_ensemble_of_one_kind_of_network_is_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "old", LearnedSimulator(EnsembleModel()), (), None, "")
+    card = json.loads((tmp_path / "old.json").read_text())
+    (tmp_path / "old.json").write_text(json.dumps(card | {"network": "lstm"}))
+    with pytest.raises(InvalidInput, match="ensemble of lstm networks alone") as refusal:
+        load_checkpoint(tmp_path / "old")
+    assert "Train it again" in refusal.value.remedy
+
+
+@pytest.mark.parametrize("weights", [(0.9, 0.9, 0.0, 0.0), (-0.1, 0.5, 0.0, 0.0)])
+def test_an_ensemble_whose_weights_are_no_shares_is_refused(
+    weights: tuple[float, ...], tmp_path: Path
+) -> None:
+    model = EnsembleModel()
+    model.weights = np.array(weights)
+    save_checkpoint(tmp_path / "bad", LearnedSimulator(model), (), None, "")
+    with pytest.raises(InvalidInput, match="'weights' holds no shares"):
+        load_checkpoint(tmp_path / "bad")
+
+
 @pytest.mark.parametrize("damage", ["truncated", "tensor missing", "other shape", "other card"])
 def test_a_damaged_checkpoint_is_refused(damage: str, trials: Labelled, tmp_path: Path) -> None:
     simulator = LearnedSimulator(NetworkModel("lstm", QUICK))
@@ -167,6 +187,26 @@ def test_few_trials_of_the_target_improve_on_zero_and_on_none_elsewhere(
     alone.refit_features(known)
     assert accuracy(moved) >= before - 0.005
     assert accuracy(moved) > accuracy(alone)
+
+
+def test_an_ensemble_of_other_domains_is_the_mean_of_its_parts_until_trials_tell(
+    sources: list[Labelled], trials: Labelled
+) -> None:
+    """The networks of a kind are one part."""
+    model = EnsembleModel(QUICK)
+    simulator = transferred(model, sources[:2], trials.domain)
+    words = [
+        np.mean([each.scores(trials.domain, trials.features)[0] for each in models], axis=0)
+        for models in model.parts
+    ]
+    expected, _ = model.scores(trials.domain, trials.features)
+    np.testing.assert_allclose(expected, np.mean(words, axis=0))
+    assert np.ptp([np.std(word - np.log(trials.features.base_seconds)) for word in words]) > 1e-3
+    few = np.arange(6)
+    simulator.refit_features(
+        Labelled(trials.domain, trials.features.take(few), trials.step_seconds[few])
+    )
+    np.testing.assert_allclose(model.scores(trials.domain, trials.features)[0], expected)
 
 
 def test_the_target_may_not_be_a_source(sources: list[Labelled]) -> None:
