@@ -1,4 +1,4 @@
-"""Before a tuning: what messages cost where it runs, measured rather than assumed."""
+"""Before a tuning: what messages cost where it runs, and what kernels take, measured."""
 
 from dataclasses import replace
 
@@ -6,6 +6,8 @@ from api.store import DatabaseStore
 from api.tuning import Job
 from autosync.errors import InvalidInput, NotSupported
 from autosync.trials.contract import Launcher
+from autosync.trials.kernel_profile import kernel_profile
+from autosync.trials.probe import timing_pool
 from search.outcome import Event
 from search.probing import probe_costs
 
@@ -21,11 +23,38 @@ def calibrated(job: Job, store: DatabaseStore, launcher: Launcher) -> Job:
     store.report(Event("opening", "measuring what messages cost"))
     try:
         found = probe_costs(
-            launcher, job.domain.cluster, job.byte_scale, job.time_scale, brief=True
+            launcher,
+            job.domain.cluster,
+            job.byte_scale,
+            job.time_scale,
+            brief=True,
+            compute=job.compute,
+            device=job.device,
         )
     except (NotSupported, InvalidInput) as reason:
         store.report(Event("opening", f"message costs are assumed: {reason.message}"))
         return job
     domain = replace(job.domain, cluster=found.cluster)
     store.use_domain(domain)
+    return replace(job, domain=domain)
+
+
+def profiled(job: Job, store: DatabaseStore, launcher: Launcher) -> Job:
+    """The job with the profile of its kernels, measured on its workers; part of its domain.
+
+    A job whose compute is waited out keeps its profile, since that is what it waits; one that has
+    begun keeps the profile that it began with.
+
+    Raises:
+        NotSupported: as `launcher.open`; or the workers could not run the kernels.
+    """
+    if job.compute != "kernels" or store.proposals():
+        return job
+    store.report(Event("opening", "measuring what the kernels take"))
+    with timing_pool(launcher, job.workload) as pool:
+        profile = kernel_profile(pool)
+    domain = replace(job.domain, profile=profile)
+    store.use_domain(domain)
+    seconds = f"{profile.compute_seconds * 1e3:.1f} ms an iteration"
+    store.report(Event("opening", f"predicting from {seconds} of compute: {profile.note}"))
     return replace(job, domain=domain)

@@ -7,6 +7,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from api.registry import LauncherName
 from autosync.domain import Optimizer, Profile
+from autosync.trials.contract import ComputeDevice, ComputeKind
 from search.space import Space
 from simulator.measured import Difference
 from simulator.trace import ComputeInterval
@@ -79,6 +80,16 @@ class TuningRequest(BaseModel):
         le=1000,
         description="The emulated cluster runs this many times slower; by default as the byte "
         "scale.",
+    )
+    compute: ComputeKind = Field(
+        "waited",
+        description="What stands for the model's compute in trials: its profiled seconds, waited "
+        "out, or `kernels` of its operations' shapes, whose seconds are measured first. Kernels "
+        "go with scales of 1.",
+    )
+    compute_device: ComputeDevice = Field(
+        "cpu",
+        description="Where the worker's trials compute: `cuda` needs GPUs there, and kernels.",
     )
 
 
@@ -201,6 +212,8 @@ class Tuning(Answer):
     launcher: str
     byte_scale: float
     time_scale: float
+    compute: ComputeKind
+    compute_device: ComputeDevice
     simulator: str
     settings: dict[str, Any]
     progress: Progress

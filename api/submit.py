@@ -13,7 +13,8 @@ def submit(database: Database, request: TuningRequest) -> str:
 
     Raises:
         NotFound: no such graph or cluster.
-        InvalidInput: the profile or a pin is for another graph.
+        InvalidInput: the profile or a pin is for another graph, or compute and its device do not
+            go with the rest.
         NotSupported: the operator has not set up the launcher.
     """
     with database.reading() as session:
@@ -21,7 +22,7 @@ def submit(database: Database, request: TuningRequest) -> str:
         cluster = cluster_named(session, request.cluster)
     profile = request.profile or estimated_profile(graph, cluster)
     domain = Domain(graph, cluster, profile, request.optimizer)
-    usual_bytes, usual_time = usual_scales(domain, request.launcher)
+    usual_bytes, usual_time = usual_scales(domain, request.launcher, request.compute)
     job = Job(
         domain=domain,
         settings=Settings(
@@ -38,5 +39,7 @@ def submit(database: Database, request: TuningRequest) -> str:
         launcher=request.launcher,
         byte_scale=usual_bytes if request.byte_scale is None else request.byte_scale,
         time_scale=usual_time if request.time_scale is None else request.time_scale,
+        compute=request.compute,
+        device=request.compute_device,
     )
     return enqueue(database, job)

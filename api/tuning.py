@@ -2,7 +2,8 @@
 
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import cast
 
 from sqlalchemy.orm import Session
 
@@ -18,7 +19,7 @@ from autosync.bundle import Bundle, Evidence, bundle
 from autosync.documents import content_hash, from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
-from autosync.trials.contract import Launcher, Workload
+from autosync.trials.contract import ComputeDevice, ComputeKind, Launcher, Workload
 from autosync.trials.scaling import automatic_scales
 from autosync.verify import check_executed
 from search.outcome import Outcome
@@ -29,7 +30,7 @@ from search.tune import tune
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """All that a tuning is asked to do. byte_scale and time_scale: see `Workload`."""
+    """All that a tuning is asked to do. The last four: see `Workload`."""
 
     domain: Domain
     settings: Settings = field(default_factory=Settings)
@@ -38,19 +39,34 @@ class Job:
     launcher: str = "auto"
     byte_scale: float = 1.0
     time_scale: float = 1.0
+    compute: ComputeKind = "waited"
+    device: ComputeDevice = "cpu"
+
+    @property
+    def workload(self) -> Workload:
+        """Raises InvalidInput where compute, device, scales and cluster do not go together."""
+        return Workload(
+            self.domain,
+            byte_scale=self.byte_scale,
+            time_scale=self.time_scale,
+            compute=self.compute,
+            device=self.device,
+        )
 
 
 def enqueue(database: Database, job: Job) -> str:
     """Store the job and put it into the queue; the tuning's id.
 
     Raises:
-        InvalidInput: a pin does not fit the graph, or a scale is out of range.
+        InvalidInput: a pin does not fit the graph, a scale is out of range, or compute and device
+            do not go with the rest.
         NotFound: no such simulator.
         NotSupported: the operator has not set up the launcher, or a pin cannot be run.
     """
     check_launcher(job.launcher)
     check_pins(job.space, job.domain)
     check_scales(job.byte_scale, job.time_scale)
+    workload = job.workload
     tuning_id = uuid.uuid4().hex
     with database.writing() as session:
         simulator = hold_simulator(session, job.simulator, job.domain)
@@ -59,8 +75,10 @@ def enqueue(database: Database, job: Job) -> str:
             id=tuning_id,
             domain_id=keep_domain(session, job.domain),
             launcher=job.launcher,
-            byte_scale=job.byte_scale,
-            time_scale=job.time_scale,
+            byte_scale=workload.byte_scale,
+            time_scale=workload.time_scale,
+            compute=workload.compute,
+            compute_device=workload.device,
             simulator=simulator,
             settings=to_json(job.settings),
             space=to_json(job.space),
@@ -78,6 +96,8 @@ def load_job(session: Session, tuning_id: str) -> Job:
         launcher=row.launcher,
         byte_scale=row.byte_scale,
         time_scale=row.time_scale,
+        compute=cast(ComputeKind, row.compute),
+        device=cast(ComputeDevice, row.compute_device),
     )
 
 
@@ -85,7 +105,7 @@ def run_job(
     job: Job, store: DatabaseStore, launcher_of: Callable[[str], Launcher] = launcher_named
 ) -> Outcome:
     """Tune; progress goes to the store as it happens."""
-    workload = Workload(job.domain, byte_scale=job.byte_scale, time_scale=job.time_scale)
+    workload = job.workload
     launcher = launcher_of(job.launcher)
     with store.database.reading() as session:
         simulator = simulator_of(session, job.simulator)
@@ -127,9 +147,22 @@ def best_bundle(job: Job, outcome: Outcome, ran_on: str) -> Bundle:
     return bundle(outcome.best.strategy, job.domain, evidence)
 
 
-def usual_scales(domain: Domain, launcher: str) -> tuple[float, float]:
-    """The byte scale and time scale that this machine's cores carry; 1 on real clusters."""
-    return (1.0, 1.0) if launcher in REAL_CLUSTERS else automatic_scales(domain)
+def usual_scales(
+    domain: Domain, launcher: str, compute: ComputeKind = "waited"
+) -> tuple[float, float]:
+    """The byte scale and time scale that this machine's cores carry; 1 on real clusters, and
+    beside kernels, which cannot be scaled."""
+    real = launcher in REAL_CLUSTERS or compute == "kernels"
+    return (1.0, 1.0) if real else automatic_scales(domain)
+
+
+def continues(given: Domain, kept: Domain, compute: ComputeKind) -> bool:
+    """Whether a tuning that was asked for `given` may have come to `kept`, by measuring what
+    messages cost and, where its compute is kernels, what these take."""
+    costs = given.cluster.costs and kept.cluster.costs
+    profile = given.profile if compute == "kernels" else kept.profile
+    cluster = replace(kept.cluster, costs=costs)
+    return replace(kept, cluster=cluster, profile=profile).id == given.id
 
 
 def check_pins(space: Space, domain: Domain) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from sqlalchemy.exc import OperationalError
 
 from api import queue
-from api.calibration import calibrated
+from api.calibration import calibrated, profiled
 from api.db.database import Database, connect
 from api.queue import LEASE_SECONDS, Claim
 from api.registry import launcher_named
@@ -91,6 +91,7 @@ def _run(
         if store.cancelled():
             return queue.end_cancelled(database, held)
         job = calibrated(job, store, launcher_of(job.launcher))
+        job = profiled(job, store, launcher_of(job.launcher))
         outcome = run_job(job, store, launcher_of)
         if store.cancelled():
             return queue.end_cancelled(database, held)

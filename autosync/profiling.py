@@ -38,12 +38,12 @@ def estimate_profile(
     if not 0 < slowdown < float("inf"):
         raise _refused("slowdown", slowdown, "positive")
     flops_per_second = device.peak_flops_per_second * efficiency
-    trained = _reach_variables(graph)
+    trained = reach_variables(graph)
     forward, backward = [], []
     for index, operation in enumerate(graph.operations):
-        moved = _forward_bytes(graph, operation)
+        moved = forward_bytes(graph, operation)
         forward.append(_roofline(operation.forward_flops, moved, flops_per_second, device))
-        moved = _backward_bytes(graph, operation) if trained[index] else 0
+        moved = backward_bytes(graph, operation) if trained[index] else 0
         backward.append(_roofline(operation.backward_flops, moved, flops_per_second, device))
     slower = f", {slowdown:g} times slower" if slowdown != 1 else ""
     return Profile(
@@ -137,7 +137,7 @@ def _variable_bytes(graph: ModelGraph, operation: Operation) -> int:
     return sum(graph.variables[i].size_bytes for i in operation.variables)
 
 
-def _forward_bytes(graph: ModelGraph, operation: Operation) -> int:
+def forward_bytes(graph: ModelGraph, operation: Operation) -> int:
     """Inputs and variables are read, the output is written; a lookup reads what it writes."""
     if operation.type in LOOKUPS:
         return 2 * operation.output_bytes
@@ -146,7 +146,7 @@ def _forward_bytes(graph: ModelGraph, operation: Operation) -> int:
     )
 
 
-def _backward_bytes(graph: ModelGraph, operation: Operation) -> int:
+def backward_bytes(graph: ModelGraph, operation: Operation) -> int:
     """The output's gradient, inputs and variables are read; gradients of both are written. A
     lookup's dense gradient is cleared and then added to, row by row."""
     if operation.type in LOOKUPS:
@@ -156,7 +156,7 @@ def _backward_bytes(graph: ModelGraph, operation: Operation) -> int:
     return operation.output_bytes + 2 * read_and_written
 
 
-def _reach_variables(graph: ModelGraph) -> list[bool]:
+def reach_variables(graph: ModelGraph) -> list[bool]:
     """Whether each operation depends on a variable, so that backward passes through it."""
     reach: list[bool] = []
     for operation in graph.operations:

@@ -9,7 +9,7 @@ import time
 
 from autosync.cluster import Cluster, Device, Node
 from autosync.trials import namespaces
-from autosync.trials.replay import ComputeClock, sharpen_timer
+from autosync.trials.compute import Stretch, WaitedCompute, sharpen_timer
 from autosync.trials.self_check import self_check
 
 
@@ -63,12 +63,12 @@ def link_errors(rounds: int) -> None:
 
 def timer_lateness() -> None:
     sharpen_timer()
-    clock = ComputeClock()
+    clock = WaitedCompute()
     clock.start()
     begun = time.monotonic()
     lateness = []
     for step in range(1, 1001):
-        clock.compute(1e-3)
+        clock.run(Stretch(1e-3))
         lateness.append(time.monotonic() - begun - step * 1e-3)
     late = sorted(lateness)
     print(

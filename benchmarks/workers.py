@@ -42,8 +42,8 @@ class StagedReplay(Replay):
 
     def __init__(self, plain: Replay):
         nn.Module.__init__(self)
-        self.clock = plain.clock
-        self.head_seconds = plain.head_seconds
+        self.compute = plain.compute
+        self.head = plain.head
         self.operations = plain.operations
         owner = {
             id(parameter): (operation, name)
@@ -61,8 +61,8 @@ class StagedReplay(Replay):
             operation.register_forward_hook(_stage_hook(self.stages.get(key, [])))
 
     def forward(self, signal: Tensor) -> Tensor:
-        self.clock.start()
-        self.clock.compute(self.head_seconds)
+        self.compute.start()
+        self.compute.run(self.head)
         for operation in self.operations.values():
             signal = operation(signal)
         return signal
@@ -76,7 +76,7 @@ class _Stage(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *signals: Any) -> Any:
-        ctx.stage.clock.compute(ctx.stage.seconds)
+        ctx.stage.compute.run(ctx.stage.stretch)
         return signals[0], None, *(source.make() for source in ctx.stage.gradients)
 
 
@@ -168,7 +168,7 @@ def build_baselines(workload: Workload, rank: int) -> BaselineJob:
     replay = build_replay(workload, rank)
 
     def sharded() -> nn.Module:
-        plain = replay_module(workload.domain, workload.byte_scale, rank, replay.clock)
+        plain = replay_module(workload.domain, workload.byte_scale, rank, replay.compute)
         model = StagedReplay(plain)
         limit = DDP_BUCKET_BYTES * workload.byte_scale
         return fully_sharded(model, blocks(list(model.operations.values()), limit))

@@ -19,7 +19,14 @@ from autosync.errors import NotSupported
 from autosync.graph import ModelGraph, Operation, Variable
 from autosync.population import Population, encode
 from autosync.strategy import AllReduce, ReduceScatter, Schedule, Strategy
-from autosync.trials.contract import Launcher, Pool, TrialRequest, Workload
+from autosync.trials.contract import (
+    ComputeDevice,
+    ComputeKind,
+    Launcher,
+    Pool,
+    TrialRequest,
+    Workload,
+)
 from autosync.trials.probe import REPEATS, brief_sizes, probe_pool, timing_pool, worker_counts
 from search.building import Choices, assemble, collective, everything, owned
 from simulator.fitting import Fit, fit_costs
@@ -46,13 +53,17 @@ def probe_costs(
     time_scale: float,
     brief: bool = False,
     say: Say = lambda text: None,
+    compute: ComputeKind = "waited",
+    device: ComputeDevice = "cpu",
 ) -> Fit:
     """The cluster with fitted costs, and how well the timeline then agrees.
 
     brief: for before a tuning. A third of the strategies (8 of 25, or 10 of 29 where a node holds
         several ranks), and fewer sizes, repeats and iterations.
-    Workers on this machine's loopback do not see the cluster's links, so there the costs of
-    single messages stand as they are.
+    compute, device: of the trials that the costs are for; see `Workload`.
+    Workers on this machine's loopback do not see the cluster's links, and the probe's iterations
+    have compute to wait out but no kernels, so there the costs of single messages stand as they
+    are.
 
     Raises:
         NotSupported, InaccurateLink: as `launcher.open`; or fewer than three trials succeed.
@@ -60,12 +71,14 @@ def probe_costs(
     """
     worker_counts(cluster)
     domain = probing_domain(cluster, time_scale)
-    workload = Workload(domain, byte_scale=byte_scale, time_scale=time_scale)
+    workload = Workload(
+        domain, byte_scale=byte_scale, time_scale=time_scale, compute=compute, device=device
+    )
     with timing_pool(launcher, workload) as pool:
         say("timing single messages")
         sizes = brief_sizes(cluster, byte_scale / time_scale) if brief else ()
         alone = probe_pool(pool, cluster, sizes, BRIEF_REPEATS if brief else REPEATS)
-        if not pool.at_cluster_rates:
+        if not pool.at_cluster_rates or compute == "kernels":
             nothing = np.empty(0)
             return Fit(alone, 0.0, 0.0, nothing, nothing)
         population, seconds = measured(pool, domain, brief, say)

@@ -71,6 +71,17 @@ SIMULATOR_HELP = (
     "its name (see `autosync simulator`), or nearest (the one trained on the most similar domain)."
 )
 LauncherName = Literal["auto", "testbed", "local", "command", "ray"]
+Compute = Annotated[
+    Literal["waited", "kernels"],
+    typer.Option(
+        help="What stands for the model's compute in trials: its estimated or profiled seconds, "
+        "waited out, or kernels of its operations' shapes, whose seconds are measured first."
+    ),
+]
+ComputeDevice = Annotated[
+    Literal["cpu", "cuda"],
+    typer.Option(help="Where trials compute; cuda takes GPUs here or on the hosts, and kernels."),
+]
 Prefix = Annotated[
     str | None,
     typer.Option(

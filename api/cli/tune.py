@@ -1,7 +1,7 @@
 """`autosync tune`: find, measure and confirm the fastest strategy."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -10,6 +10,8 @@ from api.cli.options import (
     DEFAULT_DATABASE,
     SIMULATOR_HELP,
     Batch,
+    Compute,
+    ComputeDevice,
     DatabaseUrl,
     DeviceType,
     Efficiency,
@@ -69,6 +71,8 @@ def tune(
         float | None,
         typer.Option(help="How many times slower everything runs.", show_default="by cluster"),
     ] = None,
+    compute: Compute = "waited",
+    compute_device: ComputeDevice = "cpu",
     resume: Annotated[
         str | None,
         typer.Option(metavar="ID", help="Go on with this tuning; nothing is measured twice."),
@@ -103,6 +107,7 @@ def tune(
         autosync tune resnet50 example-4x1 --budget 16 -o best.json
         autosync tune train:example my-cluster.yaml --step-seconds 0.21
         autosync tune resnet50 my-cluster.yaml --launcher command --prefix "ssh {host}"
+        autosync tune resnet50 pair.yaml --launcher local --compute kernels --compute-device cuda
         autosync tune --resume 3f2a90c1
     """
     from api.cli.database import opened
@@ -116,7 +121,8 @@ def tune(
     if model is not None and cluster is not None:
         choice = ProfileChoice(profile, device, efficiency, step_seconds)
         domain = load_domain(model, cluster, batch, choice)
-        job = _job(domain, settings, simulator, launcher, byte_scale, time_scale)
+        where = (launcher, compute, compute_device)
+        job = _job(domain, settings, simulator, where, byte_scale, time_scale)
     elif resume is None:
         raise InvalidInput(
             "MODEL and CLUSTER are missing.",
@@ -133,22 +139,36 @@ def _job(
     domain: "Domain",
     settings: "Settings",
     simulator: str,
-    launcher: LauncherName,
+    where: tuple[LauncherName, Literal["waited", "kernels"], Literal["cpu", "cuda"]],
     byte_scale: float | None,
     time_scale: float | None,
 ) -> "Job":
-    """The job with the scales that were asked for, or those this kind of machine can carry."""
+    """The job with the scales that were asked for, or those this kind of machine can carry.
+    where: its launcher, what computes in its trials, and on what device.
+
+    Raises:
+        InvalidInput: these do not go together. NotSupported: this machine has no GPU.
+    """
+    from api.registry import REAL_CLUSTERS
     from api.tuning import Job, usual_scales
 
-    usual_bytes, usual_time = usual_scales(domain, launcher)
-    return Job(
+    launcher, compute, device = where
+    usual_bytes, usual_time = usual_scales(domain, launcher, compute)
+    job = Job(
         domain=domain,
         settings=settings,
         simulator=simulator,
         launcher=launcher,
         byte_scale=usual_bytes if byte_scale is None else byte_scale,
         time_scale=usual_time if time_scale is None else time_scale,
+        compute=compute,
+        device=device,
     )
+    if job.workload.device == "cuda" and launcher not in REAL_CLUSTERS:
+        from autosync.trials.gpus import refuse_without_gpu
+
+        refuse_without_gpu()
+    return job
 
 
 def _started(database: "Database", job: "Job | None", db: str) -> str:
@@ -161,6 +181,8 @@ def _started(database: "Database", job: "Job | None", db: str) -> str:
     assert job is not None  # without --resume, MODEL and CLUSTER were required
     describe_domain(job.domain)
     say(f"{scale_words(job.byte_scale, job.time_scale)}, budget {job.settings.budget} strategies")
+    if words := job.workload.compute_words:
+        say(f"Trials compute: {words}; what they take is measured first")
     if launcher_named(job.launcher).name == "local":
         warn_unshaped()
     tuning_id = enqueue(database, job)
@@ -175,10 +197,14 @@ def _resumed(database: "Database", resume: str, job: "Job | None") -> str:
         NotFound: no such tuning. InvalidInput: MODEL and CLUSTER are another domain.
     """
     from api.cli.tunings import find_tuning, free_from_dead_worker
+    from api.db.documents import load_domain
     from api.queue import reopen
+    from api.tuning import continues
 
     tuning = find_tuning(database, resume)
-    if job is not None and job.domain.id != tuning.domain_id:
+    with database.reading() as session:
+        kept = load_domain(session, tuning.domain_id)
+    if job is not None and not continues(job.domain, kept, job.compute):
         raise InvalidInput(
             f"tuning {tuning.id[:8]} is for another model, cluster, batch or profile.",
             thing="--resume",

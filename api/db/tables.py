@@ -141,6 +141,8 @@ class TuningRow(Base):
     launcher: Mapped[str] = mapped_column(String(32))
     byte_scale: Mapped[float]
     time_scale: Mapped[float]
+    compute: Mapped[str] = mapped_column(String(16), default="waited")
+    compute_device: Mapped[str] = mapped_column(String(16), default="cpu")
     simulator: Mapped[str] = mapped_column(String(32))
     settings: Mapped[str]
     space: Mapped[str]

@@ -22,18 +22,23 @@ KINDS: tuple[MessageKind, ...] = (
 _groups: dict[tuple[int, ...], Any] = {}
 
 
-def timed_messages(rank: int, command: dict[str, Any]) -> dict[str, Any]:
+def timed_messages(rank: int, command: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """Seconds of each of `repeats` messages among the ranks `workers`.
 
     A message's time is taken on every member from a common start to its own end; the launcher
-    takes the latest end. Ranks that sit out answer with none.
+    takes the latest end. Ranks that sit out answer with none. device: where what travels begins
+    and ends; by a backend that moves host memory it travels as in the runtime, through a copy.
     """
     workers = tuple(command["workers"])
     if workers not in _groups:
         _groups[workers] = dist.new_group(list(workers))
     if rank not in workers:
         return {"reply": "message", "id": command["id"], "started": [], "ended": []}
-    run = _message(command["kind"], command["bytes"] // 4, workers, rank, _groups[workers])
+    group = _groups[workers]
+    staged = device.type == "cuda" and dist.get_backend(group) == "gloo"
+    travels = torch.device("cpu") if staged else device
+    message = _message(command["kind"], command["bytes"] // 4, workers, rank, group, travels)
+    run = _on_device(message, command["bytes"] // 4, device, staged)
     run()
     started, ended = [], []
     for _ in range(command["repeats"]):
@@ -44,13 +49,43 @@ def timed_messages(rank: int, command: dict[str, Any]) -> dict[str, Any]:
     return {"reply": "message", "id": command["id"], "started": started, "ended": ended}
 
 
+def _on_device(
+    message: Callable[[], object], elements: int, device: torch.device, staged: bool
+) -> Callable[[], object]:
+    """The message from when its values are on the device until they are there again."""
+    if device.type != "cuda":
+        return message
+
+    def direct() -> None:
+        message()
+        torch.cuda.synchronize()
+
+    if not staged:
+        return direct
+    on_device = torch.zeros(elements, device=device)
+    on_host = torch.zeros(elements, pin_memory=True)
+
+    def through_host() -> None:
+        on_host.copy_(on_device)
+        message()
+        on_device.copy_(on_host)
+        torch.cuda.synchronize()
+
+    return through_host
+
+
 def _message(
-    kind: str, elements: int, workers: tuple[int, ...], rank: int, group: Any
+    kind: str,
+    elements: int,
+    workers: tuple[int, ...],
+    rank: int,
+    group: Any,
+    device: torch.device,
 ) -> Callable[[], object]:
     """A message of `elements` float32 contributed by each replica."""
     count = len(workers)
     elements = max(count, elements // count * count)
-    flat = torch.zeros(elements)
+    flat = torch.zeros(elements, device=device)
     root = workers[0]
     match kind:
         case "all_reduce":
@@ -60,11 +95,11 @@ def _message(
         case "broadcast":
             return lambda: dist.broadcast(flat, root, group=group)
         case "all_gather":
-            parts = [torch.zeros(elements // count) for _ in workers]
+            parts = [torch.zeros_like(flat[: elements // count]) for _ in workers]
             mine = flat[: elements // count]
             return lambda: dist.all_gather(parts, mine, group=group)
         case "all_to_all":
-            received = torch.zeros(elements)
+            received = torch.zeros_like(flat)
             return lambda: dist.all_to_all_single(received, flat, group=group)
         case "send_recv":
             return _push(flat, workers, rank, group)

@@ -65,7 +65,7 @@ class CommandLauncher:
         program = places[0].prefix_words("")[0]
         return ProcessPool(
             workload=workload,
-            description=f"command ({PurePath(program).name}, {len(cluster.nodes)} hosts)",
+            place=f"command ({PurePath(program).name}, {len(cluster.nodes)} hosts)",
             placements=places,
             host=cluster.nodes[nodes[0]].address,
             links="cluster",

@@ -6,28 +6,91 @@ from typing import ClassVar, Literal, Protocol
 from pydantic import ConfigDict
 
 from autosync.bundle import Bundle
+from autosync.cluster import Backend
 from autosync.documents import STRICT
 from autosync.domain import Domain
+from autosync.errors import InvalidInput
 from autosync.trials.timeline import MeasuredTimeline
 
 ErrorKind = Literal["out_of_memory", "timeout", "crashed", "refused", "cancelled"]
+ComputeKind = Literal["waited", "kernels"]
+ComputeDevice = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What the workers run.
+    """What the workers run, and on what.
 
-    name: `replay` (the graph replayed: compute waited out, gradients really moved) or a name
-        registered where the worker starts. A request never names a module.
+    name: `replay` (the graph replayed: gradients really moved) or a name registered where the
+        worker starts. A request never names a module.
     byte_scale s, time_scale k: every message carries s times its bytes, links run at
         bandwidth * s / k, compute waits k times as long; reported seconds are measured / k.
+    compute: of a replay. `waited` stands still for the profiled seconds; `kernels` runs kernels
+        of the operations' shapes, which take what they take, so nothing is scaled.
+    device: where the model is, and its gradients: in host memory, or on a GPU.
+
+    Raises:
+        InvalidInput: kernels at a scale other than 1, or on a device with a slowdown; or a replay
+            that waits on a GPU.
     """
 
     domain: Domain
     name: str = "replay"
     byte_scale: float = 1.0
     time_scale: float = 1.0
+    compute: ComputeKind = "waited"
+    device: ComputeDevice = "cpu"
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def __post_init__(self) -> None:
+        if self.compute == "kernels":
+            self._refuse_scales()
+            self._refuse_slowdown()
+        elif self.device == "cuda" and self.name == "replay":
+            raise InvalidInput(
+                "compute that is waited out leaves a GPU idle: messages would run on a device that "
+                "nothing else wants, as they do not in training.",
+                thing="compute",
+                value=self.compute,
+                remedy="Choose kernels with cuda (--compute kernels --compute-device cuda), or "
+                "waited with cpu.",
+            )
+
+    @property
+    def backend(self) -> Backend:
+        """What moves messages: on GPUs what the cluster says, which plans and predictions are made
+        for; in host memory gloo, whatever it stands for."""
+        return self.domain.cluster.backend if self.device == "cuda" else "gloo"
+
+    @property
+    def compute_words(self) -> str:
+        """For reports; empty where compute is waited out."""
+        if self.compute == "waited":
+            return ""
+        return "kernels on the CPU" if self.device == "cpu" else f"CUDA kernels, {self.backend}"
+
+    def _refuse_scales(self) -> None:
+        for thing, scale in (("byte_scale", self.byte_scale), ("time_scale", self.time_scale)):
+            if scale != 1:
+                raise InvalidInput(
+                    f"{thing} is {scale:g}, but kernels take the time they take: beside them "
+                    "neither messages nor links can be scaled.",
+                    thing=thing,
+                    value=scale,
+                    remedy=f"Leave {thing} out (or give 1), or choose compute waited.",
+                )
+
+    def _refuse_slowdown(self) -> None:
+        for node in self.domain.cluster.nodes:
+            for device in node.devices:
+                if device.slowdown != 1:
+                    raise InvalidInput(
+                        f"node {node.address!r} has a device with slowdown {device.slowdown:g}, "
+                        "but kernels run as fast as the device there does.",
+                        thing=f"node {node.address}, slowdown",
+                        value=device.slowdown,
+                        remedy="Leave slowdown out of the cluster file, or choose compute waited.",
+                    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +132,12 @@ class TrialResult:
     load: share of the CPU used by others meanwhile; None in a running job, whose own helper
         processes cannot be told from others. overhead_seconds: wall time around the iterations
         (sending the plan, building the engine, collecting).
-    peak_memory_bytes: the largest resident size of any rank.
+    peak_memory_bytes: the largest resident size of any rank; on a GPU, the most that one rank's
+        tensors held of its memory.
     sent_bytes: by each node's NIC in one iteration, as it travelled (scaled, with headers);
         empty where links are not told apart. A running job's node may have sent other things,
-        too. versions: of torch, autosync and python.
+        too. versions: of torch, autosync and python; on a GPU also its name, CUDA's version and
+        the backend.
     timeline: where the request asked to `record`. In a running job only where it trains in host
         memory and its step has one forward pass and one update; what the step does before and
         after the forward pass then counts as forward and as backward.

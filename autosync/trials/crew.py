@@ -10,6 +10,7 @@ from typing import Any
 
 from autosync.documents import to_data
 from autosync.trials.contract import TrialError, Workload
+from autosync.trials.gpus import local_ranks, refuse_shared_gpus
 from autosync.trials.processes import Answer, Answers, Place, Worker
 
 START_SECONDS = 120.0
@@ -53,7 +54,7 @@ class Crew:
         self._workers: list[Worker] = []
         self._spoken: set[int] = set()
         self._host = host
-        self._workload = to_data(workload)
+        self._workload = workload
         self._plan: str | None = None
         self.hosts: list[str] = []
         self.scaled = False
@@ -64,22 +65,28 @@ class Crew:
 
         Raises:
             Failed: a worker could not start.
-            NotSupported: the command that starts one does not exist.
+            NotSupported: the command that starts one does not exist; or ranks share a GPU that
+                NCCL is to use.
         """
         deadline = time.monotonic() + START_SECONDS
         for rank, placement in enumerate(self._placements):
             self._workers.append(placement.start(rank, self._workloads, self._answers))
-        for worker in self._workers:
+        workload = to_data(self._workload)
+        places = local_ranks([worker.where for worker in self._workers])
+        for worker, local_rank in zip(self._workers, places, strict=True):
             command = {
                 "op": "start",
                 "id": 0,
                 "rank": worker.rank,
+                "local_rank": local_rank,
                 "host": self._host,
-                "workload": self._workload,
+                "workload": workload,
             }
             worker.send(json.dumps(command))
         started = self._collect(deadline)
         self.scaled = all(answer["scaled"] for answer in started)
+        if self._workload.backend == "nccl":
+            refuse_shared_gpus([answer["gpu"] for answer in started])
         join = {"op": "join", "id": 0, "host": self._host, "world": len(self._workers)}
         self.tell({**join, "port": started[0]["port"]})
         ready = self._collect(deadline)

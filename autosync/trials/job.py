@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Container
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -12,8 +12,10 @@ from autosync.bundle import Bundle
 from autosync.codes import Op
 from autosync.errors import InvalidInput, NotFound
 from autosync.plan import Plan
+from autosync.trials.compute import Compute, WaitedCompute
 from autosync.trials.contract import Workload
-from autosync.trials.replay import ComputeClock, Replay, replay_module
+from autosync.trials.kernel_compute import KernelCompute
+from autosync.trials.replay import Replay, replay_module
 
 
 class Job(Protocol):
@@ -40,7 +42,7 @@ class Job(Protocol):
 
 
 Build = Callable[[Workload, int], Job]
-"""Makes the job of a workload on one rank."""
+"""Makes the job of a workload on one rank; where `workload.device` is cuda, on the current GPU."""
 
 
 @dataclass
@@ -49,16 +51,14 @@ class ReplayJob:
 
     model: Replay
     optimizer: torch.optim.Optimizer
-    clock: ComputeClock
-    nominal_slowness: float
+    compute: Compute
+    signal: Tensor
     world_size: int
     rank: int
     scaled: bool = True
-    signal: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
 
     def begin(self, key: str, bundle: Bundle) -> None:
-        share = bundle.plan.shares[self.rank]
-        self.clock.slowness = self.nominal_slowness * share * self.world_size
+        self.compute.carry(bundle.plan.shares[self.rank] * self.world_size)
         self.model.show_rows(sparse_variables(bundle.plan))
 
     def loss(self, model: nn.Module) -> Tensor:
@@ -81,13 +81,29 @@ def sparse_variables(plan: Plan) -> Container[int]:
 
 def build_replay(workload: Workload, rank: int) -> ReplayJob:
     domain = workload.domain
-    device = domain.cluster.device_of_rank()[rank]
-    slowness = workload.time_scale * domain.profile.factor_on(device)
-    clock = ComputeClock(slowness)
-    model = replay_module(domain, workload.byte_scale, rank, clock)
+    device = current_device(workload)
+    compute = compute_of(workload, rank)
+    model = replay_module(domain, workload.byte_scale, rank, compute, device)
     sparse = any(variable.sparse for variable in domain.graph.variables)
     optimizer = make_optimizer(domain.optimizer.name, model, sparse)
-    return ReplayJob(model, optimizer, clock, slowness, domain.world_size, rank)
+    signal = torch.zeros((), requires_grad=True, device=device)
+    return ReplayJob(model, optimizer, compute, signal, domain.world_size, rank)
+
+
+def compute_of(workload: Workload, rank: int) -> Compute:
+    """How a replay computes on a rank."""
+    domain = workload.domain
+    if workload.compute == "kernels":
+        return KernelCompute(domain.graph, current_device(workload))
+    device = domain.cluster.device_of_rank()[rank]
+    return WaitedCompute(workload.time_scale * domain.profile.factor_on(device))
+
+
+def current_device(workload: Workload) -> torch.device:
+    """Of this process: host memory, or the GPU that it was given (`gpus.take_gpu`)."""
+    if workload.device == "cpu":
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 LEARNING_RATE = 2.0**-6

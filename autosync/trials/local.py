@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from autosync.errors import NotSupported
 from autosync.trials.contract import Workload
+from autosync.trials.gpus import refuse_without_gpu
 from autosync.trials.pool import REPEATS, ProcessPool
 from autosync.trials.processes import Placement
 from autosync.trials.turns import machine_turns
@@ -21,11 +22,18 @@ class LocalLauncher:
     name: str = "local"
 
     def open(self, workload: Workload) -> ProcessPool:
+        """Workers start with the first trial.
+
+        Raises:
+            NotSupported: the cluster has dedicated servers, or this machine no GPU to work on.
+        """
         refuse_dedicated_servers(workload)
+        if workload.device == "cuda":
+            refuse_without_gpu()
         nodes = workload.domain.cluster.node_of_server()[: workload.domain.world_size]
         return ProcessPool(
             workload=workload,
-            description=DESCRIPTION,
+            place=DESCRIPTION,
             placements=tuple(Placement((), "lo", int(node)) for node in nodes),
             host=LOOPBACK,
             links="loopback",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -38,16 +38,16 @@ QUIET_SECONDS = 15.0
 class ProcessPool:
     """Runs trials one at a time on warm workers; starts them lazily, and again after a failure.
 
-    placements: one per rank. host: address of rank 0 as the others see it.
+    place: where trials run, in words. placements: one per rank.
+    host: address of rank 0 as the others see it. links: between the workers.
     workloads: `name=package.module:function` entries registered at the workers' start.
     repeats: how often a contaminated pass is measured again.
-    links: between the workers.
     turns: that the pool takes with others, where it measures on this machine.
     on_close: takes down what the launcher built for the workers.
     """
 
     workload: Workload
-    description: str
+    place: str
     placements: tuple[Place, ...]
     host: str
     links: Links
@@ -62,6 +62,11 @@ class ProcessPool:
     _cancelled: threading.Event = field(default_factory=threading.Event)
     _running: bool = False
     _closed: bool = False
+
+    @property
+    def description(self) -> str:
+        """Where trials run, and on what; in words that reports repeat."""
+        return ", ".join(filter(None, (self.place, self.workload.compute_words)))
 
     @property
     def shaped(self) -> bool:
@@ -131,30 +136,30 @@ class ProcessPool:
         self, kind: str, size_bytes: int, workers: tuple[int, ...], repeats: int
     ) -> list[float]:
         """Seconds (of this machine's clock) of each message of a kind among the ranks `workers`:
-        from the latest start to the latest end over them.
+        from the latest start to the latest end over them. Raises Failed as `ask`."""
+        command = {"kind": kind, "bytes": size_bytes, "workers": workers, "repeats": repeats}
+        answers = self.ask("message", command, timeout_seconds=60.0)
+        started = np.array([answer["started"] for answer in answers if answer["started"]])
+        ended = np.array([answer["ended"] for answer in answers if answer["ended"]])
+        return [float(seconds) for seconds in ended.max(axis=0) - started.max(axis=0)]
+
+    def ask(
+        self, operation: str, fields: dict[str, Any], timeout_seconds: float
+    ) -> list[dict[str, Any]]:
+        """What every rank answers to one command that is no trial; see `worker`.
 
         Raises:
             Failed: a worker failed or hung.
         """
         with self._lock:
             self._cancelled.clear()
-            command = {
-                "op": "message",
-                "id": next(self._ids),
-                "kind": kind,
-                "bytes": size_bytes,
-                "workers": workers,
-                "repeats": repeats,
-            }
+            command = {**fields, "op": operation, "id": next(self._ids)}
             try:
                 with self._turn():
-                    answers = self._warm_crew().ask(command, timeout_seconds=60.0)
+                    return self._warm_crew().ask(command, timeout_seconds)
             except Failed:
                 self._drop_crew()
                 raise
-        started = np.array([answer["started"] for answer in answers if answer["started"]])
-        ended = np.array([answer["ended"] for answer in answers if answer["ended"]])
-        return [float(seconds) for seconds in ended.max(axis=0) - started.max(axis=0)]
 
     def _run(self, request: TrialRequest) -> TrialResult:
         try:

@@ -67,11 +67,12 @@ class RayLauncher:
 
         Raises:
             NotSupported: Ray is not installed, not reachable, runs without a token, or has not
-                the resources.
+                the resources; or trials want GPUs.
             InvalidInput: a node of the cluster is none of Ray's.
         """
         cluster = workload.domain.cluster
         refuse_dedicated_servers(workload)
+        refuse_gpus(workload)
         connected = _connect(self.address)
         try:
             addresses = ray_addresses(cluster, alive_nodes())
@@ -89,7 +90,7 @@ class RayLauncher:
         nodes = [int(node) for node in cluster.node_of_server()[: cluster.world_size]]
         return ProcessPool(
             workload=workload,
-            description=f"ray ({len(cluster.nodes)} nodes)",
+            place=f"ray ({len(cluster.nodes)} nodes)",
             placements=tuple(
                 RayPlace(self, cluster.nodes[node].address, addresses[node], node, group)
                 for node in nodes
@@ -99,6 +100,18 @@ class RayLauncher:
             workloads=self.workloads,
             repeats=self.repeats,
             on_close=release,
+        )
+
+
+def refuse_gpus(workload: Workload) -> None:
+    """Raises NotSupported where trials want GPUs: Ray hides them from actors that reserve none, and
+    these reserve none."""
+    if workload.device == "cuda":
+        raise NotSupported(
+            "the launcher ray reserves no GPUs for its workers.",
+            thing="device",
+            value="cuda",
+            remedy="Reach the hosts with the launcher command (ssh, srun).",
         )
 
 

@@ -32,6 +32,15 @@ class Recording:
     forwards: list[float] = field(default_factory=list)
     backwards: list[float] = field(default_factory=list)
 
+    def keep(
+        self, forwards: Sequence[float], backwards: Sequence[float], in_host_memory: bool
+    ) -> None:
+        """What was seen of the passes. A GPU is asked for work ahead of time: when the script's
+        thread waited is no span of the GPU's time line."""
+        self.forwards, self.backwards = list(forwards), list(backwards)
+        if not in_host_memory:
+            self.trace.waits.clear()
+
     def as_data(self, engine: str, warmup: int) -> dict[str, Any]:
         """Plain data of the measured iterations. engine: of the plan; see `Plan`."""
         messages = [

@@ -1,12 +1,11 @@
-"""The replay workload: a module that computes nothing for exactly as long as the model would.
+"""The replay workload: a module that computes what the model would, but learns nothing.
 
-Its parameters are the graph's (scaled) variables; forward and backward wait out the profile and
-real gradients of the right sizes appear when the graph says so. Any engine that hooks modules and
-parameters runs on it as on the user's own model, torch's DDP included.
+Its parameters are the graph's (scaled) variables; forward and backward wait out the profile, or
+run kernels of the model's shapes (`autosync.trials.compute`), and real gradients of the right sizes
+appear when the graph says so. Any engine that hooks modules and parameters runs on it as on the
+user's own model, torch's DDP included.
 """
 
-import ctypes
-import time
 from collections.abc import Container, Sequence
 from typing import Any, cast
 
@@ -14,63 +13,24 @@ import torch
 from torch import Tensor, nn
 
 from autosync.domain import Domain
-from autosync.graph import ModelGraph, Variable
+from autosync.graph import DType, ModelGraph, Variable
 from autosync.runtime.factors import Take
+from autosync.trials.compute import Compute, Stretch
 from autosync.trials.scaling import scaled_graph
 
-DTYPES = {
+DTYPES: dict[DType, torch.dtype] = {
     "float64": torch.float64,
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
 
-HIDDEN_SECONDS = 2e-4
-"""Host work between two operations that a device's queue hides; longer gaps are stalls."""
-
-TIMER_LATENESS_SECONDS = 3e-5
-"""How late a sleep wakes with a timer slack of 1 ns (median on a quiet two-core machine)."""
-
-PR_SET_TIMERSLACK = 29
-
-
-class ComputeClock:
-    """A device's time line: operations end at absolute deadlines, so waking late adds nothing up.
-
-    slowness: real seconds of this rank per profiled second (time scale, slow device, share).
-    """
-
-    def __init__(self, slowness: float = 1.0) -> None:
-        self.slowness = slowness
-        self._deadline = 0.0
-        self._left = 0.0
-
-    def start(self) -> None:
-        self._deadline = self._left = time.monotonic()
-
-    def compute(self, seconds: float) -> None:
-        """Wait until an operation of `seconds` (profiled) that starts now would be done."""
-        now = time.monotonic()
-        stalled = now - self._left
-        if stalled > HIDDEN_SECONDS:
-            self._deadline += stalled
-        self._deadline += seconds * self.slowness
-        rest = self._deadline - now - TIMER_LATENESS_SECONDS
-        if rest > 0:
-            time.sleep(rest)
-        self._left = time.monotonic()
-
-
-def sharpen_timer() -> None:
-    """Ask the kernel for a timer slack of 1 ns: sleeps end 30 us late in place of 80."""
-    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
-
 
 class SparseTable(nn.Embedding):
     """An embedding by type, so that DDP expects sparse gradients; it looks nothing up."""
 
-    def __init__(self, variable: Variable) -> None:
-        weight = torch.zeros(variable.shape, dtype=DTYPES[variable.dtype])
+    def __init__(self, variable: Variable, device: torch.device) -> None:
+        weight = torch.zeros(variable.shape, dtype=DTYPES[variable.dtype], device=device)
         rows, columns = variable.shape
         super().__init__(rows, columns, _weight=weight, sparse=True)
 
@@ -83,9 +43,10 @@ class FactorWeight(nn.Module):
     """A linear layer's weight, which gives a gradient or hands over its factors
     (`runtime.factors.HandsFactors`); it multiplies nothing."""
 
-    def __init__(self, variable: Variable) -> None:
+    def __init__(self, variable: Variable, device: torch.device) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(variable.shape, dtype=DTYPES[variable.dtype]))
+        value = torch.zeros(variable.shape, dtype=DTYPES[variable.dtype], device=device)
+        self.weight = nn.Parameter(value)
         self.take: Take | None = None
 
     def hand_factors(self, take: Take | None) -> None:
@@ -102,26 +63,26 @@ class ReplayOperation(nn.Module):
     What gates the operation (a hook before its forward) is so reached when all before it is done.
     """
 
-    def __init__(self, seconds: float, clock: ComputeClock) -> None:
+    def __init__(self, stretch: Stretch, compute: Compute) -> None:
         super().__init__()
-        self.seconds = seconds
-        self._clock = clock
+        self.stretch = stretch
+        self._compute = compute
 
     def forward(self, signal: Tensor) -> Tensor:
         for owner in self.children():
             signal = owner(signal)
         for parameter in self.parameters(recurse=False):
             parameter.dim()  # an engine that records which module reads what sees a read here
-        self._clock.compute(self.seconds)
+        self._compute.run(self.stretch)
         return signal
 
 
 class GradientStage:
     """A stretch of the backward pass that ends with the gradients of some parameters."""
 
-    def __init__(self, seconds: float, clock: ComputeClock, gradients: "list[GradientSource]"):
-        self.seconds = seconds
-        self.clock = clock
+    def __init__(self, stretch: Stretch, compute: Compute, gradients: "list[GradientSource]"):
+        self.stretch = stretch
+        self.compute = compute
         self.gradients = gradients
 
 
@@ -134,8 +95,11 @@ class GradientSource:
     value: of every element, different on each rank and exact in every dtype.
     """
 
-    def __init__(self, variable: Variable, rank: int, owner: nn.Module) -> None:
+    def __init__(
+        self, variable: Variable, rank: int, owner: nn.Module, device: torch.device
+    ) -> None:
         self.shape = variable.shape
+        self.device = device
         self.owner = owner
         self.factor_rows = variable.factor_rows
         self.dtype = DTYPES[variable.dtype]
@@ -145,23 +109,26 @@ class GradientSource:
         if variable.sparse:
             chooser = torch.Generator().manual_seed(rank)
             order = torch.randperm(variable.shape[0], generator=chooser)
-            self._rows = order[: variable.touched_rows].sort().values.unsqueeze(0)
+            self._rows = order[: variable.touched_rows].sort().values.unsqueeze(0).to(device)
 
     def make(self) -> Tensor | None:
         """A fresh tensor, which autograd takes over without copying; none where factors go."""
         if isinstance(self.owner, FactorWeight) and self.owner.take is not None:
             outputs, inputs = self.shape
             self.owner.take(
-                torch.full((self.factor_rows, inputs), self.value, dtype=self.dtype),
-                torch.ones(self.factor_rows, outputs, dtype=self.dtype),
+                self._full((self.factor_rows, inputs), self.value),
+                self._full((self.factor_rows, outputs), 1.0),
             )
             return None
         if self._rows is None or not self.rows_only:
-            return torch.full(self.shape, self.value, dtype=self.dtype)
-        values = torch.full((self._rows.shape[1], self.shape[1]), self.value, dtype=self.dtype)
+            return self._full(self.shape, self.value)
+        values = self._full((self._rows.shape[1], self.shape[1]), self.value)
         return torch.sparse_coo_tensor(
             self._rows, values, self.shape, is_coalesced=True, check_invariants=False
         )
+
+    def _full(self, shape: tuple[int, ...], value: float) -> Tensor:
+        return torch.full(shape, value, dtype=self.dtype, device=self.device)
 
 
 def gradient_value(rank: int) -> float:
@@ -177,7 +144,7 @@ class _Stage(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *signals: Any) -> Any:
         stage = ctx.stage
-        stage.clock.compute(stage.seconds)
+        stage.compute.run(stage.stretch)
         return signals[0], None, *(source.make() for source in stage.gradients)
 
 
@@ -191,43 +158,46 @@ class Replay(nn.Module):
     def __init__(
         self,
         graph: ModelGraph,
-        head_seconds: float,
-        forward_seconds: Sequence[tuple[int, float]],
-        stages: Sequence[tuple[float, tuple[int, ...]]],
+        head: Stretch,
+        forward: Sequence[tuple[int, Stretch]],
+        stages: Sequence[tuple[Stretch, tuple[int, ...]]],
         rank: int,
-        clock: ComputeClock,
+        compute: Compute,
+        device: torch.device,
     ) -> None:
         super().__init__()
-        self.clock = clock
-        self.head_seconds = head_seconds
+        self.compute = compute
+        self.head = head
         self.operations = nn.ModuleDict(
-            {str(index): ReplayOperation(seconds, clock) for index, seconds in forward_seconds}
+            {str(index): ReplayOperation(stretch, compute) for index, stretch in forward}
         )
-        self._own(graph)
+        self._own(graph, device)
         parameters = dict(self.named_parameters())
         sources = [
-            GradientSource(variable, rank, self.get_submodule(variable.name.rpartition(".")[0]))
+            GradientSource(
+                variable, rank, self.get_submodule(variable.name.rpartition(".")[0]), device
+            )
             for variable in graph.variables
         ]
         self._sparse = {i: sources[i] for i, v in enumerate(graph.variables) if v.sparse}
         self._backward = [
             (
-                GradientStage(seconds, clock, [sources[v] for v in variables]),
+                GradientStage(stretch, compute, [sources[v] for v in variables]),
                 [parameters[graph.variables[v].name] for v in variables],
             )
-            for seconds, variables in reversed(stages)
+            for stretch, variables in reversed(stages)
         ]
 
-    def _own(self, graph: ModelGraph) -> None:
+    def _own(self, graph: ModelGraph, device: torch.device) -> None:
         for variable in graph.variables:
             _, operation, name, *_ = variable.name.split(".")
             owner = self.operations[operation]
             if variable.sparse:
-                owner.add_module(name, SparseTable(variable))
+                owner.add_module(name, SparseTable(variable, device))
             elif variable.factor_rows:
-                owner.add_module(name, FactorWeight(variable))
+                owner.add_module(name, FactorWeight(variable, device))
             else:
-                value = torch.zeros(variable.shape, dtype=DTYPES[variable.dtype])
+                value = torch.zeros(variable.shape, dtype=DTYPES[variable.dtype], device=device)
                 owner.register_parameter(name, nn.Parameter(value))
 
     def show_rows(self, of: Container[int]) -> None:
@@ -236,8 +206,8 @@ class Replay(nn.Module):
             source.rows_only = index in of
 
     def forward(self, signal: Tensor) -> Tensor:
-        self.clock.start()
-        self.clock.compute(self.head_seconds)
+        self.compute.start()
+        self.compute.run(self.head)
         for operation in self.operations.values():
             signal = operation(signal)
         for stage, parameters in self._backward:
@@ -245,38 +215,51 @@ class Replay(nn.Module):
         return signal
 
 
-def replay_module(domain: Domain, byte_scale: float, rank: int, clock: ComputeClock) -> Replay:
-    """The replay of a domain's graph at a byte scale, for one rank."""
+CPU = torch.device("cpu")
+
+
+def replay_module(
+    domain: Domain, byte_scale: float, rank: int, compute: Compute, device: torch.device = CPU
+) -> Replay:
+    """The replay of a domain's graph at a byte scale, for one rank, with its values on `device`."""
     graph = scaled_graph(domain.graph, byte_scale)
     head, forward = _forward_stretches(graph, domain.profile.forward_seconds)
     stages = _backward_stretches(graph, domain.profile.backward_seconds)
-    return Replay(graph, head, forward, stages, rank, clock)
+    return Replay(graph, head, forward, stages, rank, compute, device)
 
 
 def _forward_stretches(
     graph: ModelGraph, seconds: tuple[float, ...]
-) -> tuple[float, list[tuple[int, float]]]:
-    """Seconds before the first owner of variables; (owner, seconds until the next owner)."""
+) -> tuple[Stretch, list[tuple[int, Stretch]]]:
+    """What comes before the first owner of variables; (owner, it and all up to the next owner)."""
     owners = sorted({int(variable.name.split(".")[1]) for variable in graph.variables})
+
+    def stretch(start: int, end: int) -> Stretch:
+        return Stretch(sum(seconds[start:end]), tuple(range(start, end)))
+
     ends = [*owners[1:], len(seconds)]
-    stretches = [(owner, sum(seconds[owner:end])) for owner, end in zip(owners, ends, strict=True)]
-    return sum(seconds[: owners[0]]), stretches
+    owned = [(owner, stretch(owner, end)) for owner, end in zip(owners, ends, strict=True)]
+    return stretch(0, owners[0]), owned
 
 
 def _backward_stretches(
     graph: ModelGraph, seconds: tuple[float, ...]
-) -> list[tuple[float, tuple[int, ...]]]:
-    """(seconds, variables that are ready then), in backward order."""
+) -> list[tuple[Stretch, tuple[int, ...]]]:
+    """(operations, variables that are ready after them), in backward order."""
     ready: dict[int, list[int]] = {}
     for variable in graph.gradient_order:
         ready.setdefault(graph.gradient_after[variable], []).append(variable)
-    stretches: list[tuple[float, tuple[int, ...]]] = []
-    waited = 0.0
+    stretches: list[tuple[Stretch, tuple[int, ...]]] = []
+    passed: list[int] = []
+
+    def stretch() -> Stretch:
+        return Stretch(sum(seconds[i] for i in passed), tuple(passed), backward=True)
+
     for operation in graph.backward_order:
-        waited += seconds[operation]
+        passed.append(operation)
         if operation in ready:
-            stretches.append((waited, tuple(ready[operation])))
-            waited = 0.0
-    if waited > 0:
-        stretches.append((waited, ()))
+            stretches.append((stretch(), tuple(ready[operation])))
+            passed = []
+    if (rest := stretch()).seconds > 0:
+        stretches.append((rest, ()))
     return stretches

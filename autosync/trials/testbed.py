@@ -8,6 +8,7 @@ from autosync.cluster import Cluster, Device, Node
 from autosync.errors import AutosyncError, InvalidInput, NotSupported
 from autosync.trials import namespaces
 from autosync.trials.contract import Workload
+from autosync.trials.gpus import refuse_without_gpu
 from autosync.trials.local import refuse_dedicated_servers
 from autosync.trials.namespaces import Testbed
 from autosync.trials.pool import REPEATS, ProcessPool
@@ -38,13 +39,15 @@ class TestbedLauncher:
         """Build the testbed of the workload's cluster at its scales.
 
         Raises:
-            NotSupported: this machine cannot; the message says what would make it.
+            NotSupported: this machine cannot; the message says what would make it. Or NCCL is
+                to move the messages.
             InaccurateLink: a link, or an all-reduce, is not as fast as the file says.
             InvalidInput: the scaled links exceed what this machine's cores carry.
         """
         cluster = workload.domain.cluster
         refuse_dedicated_servers(workload)
         refuse_excess(workload)
+        refuse_unshaped_gpus(workload)
         turns = machine_turns()
         testbed = namespaces.up(cluster, workload.byte_scale, workload.time_scale)
         try:
@@ -56,7 +59,7 @@ class TestbedLauncher:
         nodes = cluster.node_of_server()[: cluster.world_size]
         return ProcessPool(
             workload=workload,
-            description=description(testbed, workload, checked),
+            place=description(testbed, workload, checked),
             placements=tuple(
                 Placement(testbed.prefix(int(node)), "eth0", int(node)) for node in nodes
             ),
@@ -93,6 +96,19 @@ def refuse_excess(workload: Workload) -> None:
             value=workload.byte_scale,
             remedy="Use a smaller byte scale or a larger time scale (`automatic_scales`).",
         )
+
+
+def refuse_unshaped_gpus(workload: Workload) -> None:
+    """Raises NotSupported where messages would not pass the links, or no GPU is to be had."""
+    if workload.backend == "nccl":
+        raise NotSupported(
+            "NCCL moves messages between the GPUs of one machine past a testbed's links.",
+            thing="cluster.backend",
+            value="nccl",
+            remedy="Write `backend: gloo` into the cluster file, or use the launcher local.",
+        )
+    if workload.device == "cuda":
+        refuse_without_gpu()
 
 
 def description(testbed: Testbed, workload: Workload, checked: SelfCheck | None) -> str:

@@ -1,10 +1,11 @@
 """A warm worker: one rank that takes plan after plan, as JSON lines over stdin and stdout.
 
 Commands (one JSON object a line, `op` names it) and what answers them:
-    start   workload, rank, interface, port of the store (rank 0 only: 0 picks one) -> store
-    join    host, port -> ready
+    start   workload, rank, local_rank, host -> store
+    join    host, port, world -> ready
     trial   id, key, bundle, warmup, iterations, record -> trial
     message kind, bytes, workers, repeats -> message
+    profile repeats -> profile
 Whatever goes wrong is answered by `error`. At the end of stdin the process ends at once, even in
 the middle of a collective, so workers never outlive the process that started them.
 """

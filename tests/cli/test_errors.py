@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from api.cli.boundary import BROKEN, guarded
@@ -36,6 +37,22 @@ def test_a_negative_budget_leaves_nothing_behind(folder: Path) -> None:
     assert "budget is -3" in said
     assert "Way out" in said
     assert {path.name for path in folder.iterdir()} == {"chain.json", "pair.yaml"}
+
+
+def test_what_does_not_go_with_kernels_leaves_nothing_behind(folder: Path) -> None:
+    scaled = ("--compute", "kernels", "--byte-scale", "0.5", "--launcher", "local")
+    said = refusal(folder, "tune", "chain.json", "pair.yaml", *scaled)
+    assert "byte_scale is 0.5" in said
+    assert "Way out" in said
+    assert {path.name for path in folder.iterdir()} == {"chain.json", "pair.yaml"}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_machine_without_a_gpu_says_so(folder: Path) -> None:
+    asked = ("--compute", "kernels", "--compute-device", "cuda", "--launcher", "local")
+    said = refusal(folder, "tune", "chain.json", "pair.yaml", *asked)
+    assert f"torch {torch.__version__} sees no GPU" in said
+    assert "--compute-device cpu" in said
 
 
 def test_garbage_where_a_graph_is_due(folder: Path) -> None:

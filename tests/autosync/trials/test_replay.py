@@ -9,18 +9,19 @@ from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.graph import ModelGraph
 from autosync.trials.attach import bucket_limits_mebibytes
+from autosync.trials.compute import WaitedCompute
 from autosync.trials.contract import TrialError
 from autosync.trials.crew import Failed
 from autosync.trials.job import make_optimizer
 from autosync.trials.passes import refuse_drift
-from autosync.trials.replay import ComputeClock, Replay, gradient_value, replay_module
+from autosync.trials.replay import Replay, ReplayOperation, gradient_value, replay_module
 from autosync.trials.scaling import parameter_names
 from tests.autosync.trials.strategies import ddp, small_domain
 from tests.domains import chain_graph, domain_of
 
 
 def replayed(domain: Domain, byte_scale: float = 1.0, rank: int = 0) -> Replay:
-    return replay_module(domain, byte_scale, rank, ComputeClock(slowness=1e-6))
+    return replay_module(domain, byte_scale, rank, WaitedCompute(slowness=1e-6))
 
 
 def ready_order(model: Replay) -> list[str]:
@@ -106,9 +107,11 @@ def test_every_profiled_second_is_waited_for_once() -> None:
     domain = domain_of(graph)
     profile = replace(domain.profile, forward_seconds=seconds, backward_seconds=seconds)
     model = replayed(replace(domain, profile=profile))
-    forward = [model.head_seconds, *(op.seconds for op in model.operations.values())]
+    owners = [one for one in model.operations.values() if isinstance(one, ReplayOperation)]
+    owned = [owner.stretch.seconds for owner in owners]
+    forward = [model.head.seconds, *owned]
     assert forward == pytest.approx([0.1, 0.2, 0.3 + 0.4, 0.5, 0.6])
-    backward = [stage.seconds for stage, _ in reversed(model._backward)]
+    backward = [stage.stretch.seconds for stage, _ in reversed(model._backward)]
     assert backward == pytest.approx([0.6, 0.5, 0.4 + 0.3, 0.2, 0.1])
 
 

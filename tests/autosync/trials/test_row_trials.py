@@ -21,11 +21,12 @@ from autosync.strategy import (
     split,
     whole,
 )
+from autosync.trials.compute import WaitedCompute
 from autosync.trials.contract import TrialRequest, Workload
 from autosync.trials.job import make_optimizer
 from autosync.trials.local import LocalLauncher
 from autosync.trials.pool import ProcessPool
-from autosync.trials.replay import ComputeClock, replay_module
+from autosync.trials.replay import replay_module
 from tests.autosync.trials.strategies import ddp
 from tests.domains import chain_graph, domain_of, grid_cluster
 
@@ -80,8 +81,8 @@ def test_factors_and_rows_run_beside_ddp(pool: ProcessPool) -> None:
 
 
 def test_adam_takes_no_sparse_gradients() -> None:
-    model = replay_module(domain(), 1.0, 0, ComputeClock())
+    model = replay_module(domain(), 1.0, 0, WaitedCompute())
     with pytest.raises(InvalidInput, match="adamw takes no sparse gradients"):
         make_optimizer("adamw", model, sparse=True)
     dense = replace(domain(), graph=chain_graph())
-    make_optimizer("adamw", replay_module(dense, 1.0, 0, ComputeClock()))
+    make_optimizer("adamw", replay_module(dense, 1.0, 0, WaitedCompute()))

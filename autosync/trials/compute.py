@@ -1,0 +1,83 @@
+"""How a replay spends the time that a model computes: one protocol, and the way of waiting it out.
+
+`kernel_compute` is the other way: kernels of the model's shapes.
+"""
+
+import ctypes
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+HIDDEN_SECONDS = 2e-4
+"""Host work between two operations that a device's queue hides; longer gaps are stalls."""
+
+TIMER_LATENESS_SECONDS = 3e-5
+"""How late a sleep wakes with a timer slack of 1 ns (median on a quiet two-core machine)."""
+
+PR_SET_TIMERSLACK = 29
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Operations that run one after another with nothing to synchronize in between.
+
+    seconds: profiled, at nominal speed and an even share. operations: indices into the graph, in
+    the order in which they run. backward: whether their backward passes run, not the forward ones.
+    """
+
+    seconds: float
+    operations: tuple[int, ...] = ()
+    backward: bool = False
+
+
+class Compute(Protocol):
+    """Stands for one rank's device."""
+
+    def carry(self, load: float) -> None:
+        """From now on this rank computes `load` times the batch of a replica at an even share."""
+        ...
+
+    def start(self) -> None:
+        """A forward pass begins."""
+        ...
+
+    def run(self, stretch: Stretch) -> None:
+        """The stretch is computed; on a GPU, it is asked for on the current stream."""
+        ...
+
+
+class WaitedCompute:
+    """A device's time line: stretches end at absolute deadlines, so waking late adds nothing up.
+
+    slowness: real seconds of this rank per profiled second (time scale, slow device), at an even
+    share.
+    """
+
+    def __init__(self, slowness: float = 1.0) -> None:
+        self.slowness = slowness
+        self._load = 1.0
+        self._deadline = 0.0
+        self._left = 0.0
+
+    def carry(self, load: float) -> None:
+        self._load = load
+
+    def start(self) -> None:
+        self._deadline = self._left = time.monotonic()
+
+    def run(self, stretch: Stretch) -> None:
+        """Wait until a stretch that starts now would be done."""
+        now = time.monotonic()
+        stalled = now - self._left
+        if stalled > HIDDEN_SECONDS:
+            self._deadline += stalled
+        self._deadline += stretch.seconds * self.slowness * self._load
+        rest = self._deadline - now - TIMER_LATENESS_SECONDS
+        if rest > 0:
+            time.sleep(rest)
+        self._left = time.monotonic()
+
+
+def sharpen_timer() -> None:
+    """Ask the kernel for a timer slack of 1 ns: sleeps end 30 us late in place of 80."""
+    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)

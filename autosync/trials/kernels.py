@@ -1,0 +1,157 @@
+"""Which kernels stand for a graph's operations: shapes alone, nothing runs here.
+
+An operation with FLOPs is a matrix product. Where it owns a matrix of `outputs` x `inputs` (a
+linear layer, an attention projection, a convolution as its im2col product), the product is
+[rows, inputs] @ [inputs, outputs], and its rows follow from its FLOPs, 2 * rows * inputs * outputs.
+Where it owns none (attention scores), the product has as many results as the operation's output
+has float32 elements. Backward is one product for each gradient, of the input and of the weight.
+
+An operation without FLOPs (elementwise, normalisation, pooling, a lookup) reads and writes as many
+bytes as the roofline of `autosync.profiling` says.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from autosync.graph import DType, ModelGraph, Operation, Variable
+from autosync.profiling import backward_bytes, forward_bytes, reach_variables
+
+MOST_ELEMENTS = 2**26
+"""Of one operand (256 MB of float32). A larger kernel runs as several equal ones: an im2col matrix
+that no convolution ever lays out would not fit beside the model."""
+
+WIDEST_COLUMNS = 128
+"""Of a product that no variable gives a shape: an attention head's width, or a tile's."""
+
+Transposed = Literal["none", "left", "right"]
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """`times` matrix products [rows, inner] @ [inner, columns]. transposed: which operand lies in
+    memory as its transpose, as the weight does in forward and the output's gradient in the
+    gradient of the weight."""
+
+    rows: int
+    inner: int
+    columns: int
+    dtype: DType = "float32"
+    transposed: Transposed = "none"
+    times: int = 1
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.rows * self.inner * self.columns * self.times
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """`times` elementwise kernels, each of which reads and writes `elements` of float32."""
+
+    elements: int
+    times: int = 1
+
+    @property
+    def moved_bytes(self) -> int:
+        return 8 * self.elements * self.times
+
+
+Kernel = Product | Sweep
+
+
+@dataclass(frozen=True, slots=True)
+class OperationKernels:
+    """Of one operation, in the order in which they run."""
+
+    forward: tuple[Kernel, ...]
+    backward: tuple[Kernel, ...]
+
+
+def graph_kernels(graph: ModelGraph, load: float = 1.0) -> tuple[OperationKernels, ...]:
+    """The kernels of every operation of the graph.
+
+    load: examples, as a multiple of the graph's batch.
+    """
+    reached = reach_variables(graph)
+    return tuple(
+        OperationKernels(
+            _forward(graph, operation, load),
+            _backward(graph, operation, load) if reached[index] else (),
+        )
+        for index, operation in enumerate(graph.operations)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """What an operation multiplies its rows with."""
+
+    inputs: int
+    outputs: int
+    dtype: DType
+
+
+def _forward(graph: ModelGraph, operation: Operation, load: float) -> tuple[Kernel, ...]:
+    if not operation.forward_flops:
+        return _sweep(forward_bytes(graph, operation) * load)
+    matrix = _matrix(graph, operation)
+    rows = _rows(operation.forward_flops * load, matrix)
+    return (_by_rows(rows, matrix.inputs, matrix.outputs, matrix.dtype, "right"),)
+
+
+def _backward(graph: ModelGraph, operation: Operation, load: float) -> tuple[Kernel, ...]:
+    """Where backward has about the FLOPs of forward, one gradient is not needed: the first
+    layer's input has none."""
+    if not operation.forward_flops:
+        return _sweep(backward_bytes(graph, operation) * load)
+    if not operation.backward_flops:
+        return ()
+    matrix = _matrix(graph, operation)
+    both = operation.backward_flops >= 1.5 * operation.forward_flops
+    rows = _rows(operation.backward_flops * load / (2 if both else 1), matrix)
+    of_weight = _by_inner(matrix.outputs, rows, matrix.inputs, matrix.dtype)
+    if not both:
+        return (of_weight,)
+    return _by_rows(rows, matrix.outputs, matrix.inputs, matrix.dtype, "none"), of_weight
+
+
+def _matrix(graph: ModelGraph, operation: Operation) -> _Matrix:
+    """The largest of the operation's matrices; without one, what leads to its output's size."""
+    owned = [graph.variables[index] for index in operation.variables]
+    matrices = [variable for variable in owned if len(variable.shape) >= 2]
+    if matrices:
+        largest: Variable = max(matrices, key=lambda variable: variable.elements)
+        outputs = largest.shape[0]
+        return _Matrix(largest.elements // outputs, outputs, largest.dtype)
+    results = max(1, operation.output_bytes // 4)
+    columns = min(WIDEST_COLUMNS, 2 ** int(math.log2(math.sqrt(results))))
+    return _Matrix(max(1, round(operation.forward_flops / (2 * results))), columns, "float32")
+
+
+def _rows(flops: float, matrix: _Matrix) -> int:
+    return max(1, round(flops / (2 * matrix.inputs * matrix.outputs)))
+
+
+def _by_rows(rows: int, inner: int, columns: int, dtype: DType, transposed: Transposed) -> Product:
+    """A product whose rows are the batch's."""
+    each, times = _split(rows, max(inner, columns))
+    return Product(each, inner, columns, dtype, transposed, times)
+
+
+def _by_inner(rows: int, inner: int, columns: int, dtype: DType) -> Product:
+    """A product that sums over the batch."""
+    each, times = _split(inner, max(rows, columns))
+    return Product(rows, each, columns, dtype, "left", times)
+
+
+def _sweep(moved_bytes: float) -> tuple[Sweep, ...]:
+    if moved_bytes <= 0:
+        return ()
+    return (Sweep(*_split(max(1, round(moved_bytes / 8)), 1)),)
+
+
+def _split(length: int, width: int) -> tuple[int, int]:
+    """(length of each, how many) parts of a `length` x `width` operand that is not too large."""
+    times = min(length, math.ceil(length * width / MOST_ELEMENTS))
+    return round(length / times), times

@@ -1,0 +1,93 @@
+"""How long the stretches of a replay take on one rank that trains by itself."""
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from autosync.trials.compute import Compute, Stretch
+from autosync.trials.contract import Workload
+from autosync.trials.job import current_device, make_optimizer
+from autosync.trials.marks import Mark, mark, on_clock, zero
+from autosync.trials.replay import CPU, Replay, replay_module
+
+WARMUP = 3
+
+
+class NotedCompute:
+    """Marks when each stretch begins. It computes whatever `inner` does."""
+
+    def __init__(self, inner: Compute, device: torch.device) -> None:
+        self._inner = inner
+        self._device = device
+        self.begun: list[Mark] = []
+        self.stretches: list[Stretch] = []
+
+    def carry(self, load: float) -> None:
+        self._inner.carry(load)
+
+    def start(self) -> None:
+        self.begun, self.stretches = [], []
+        self._inner.start()
+
+    def run(self, stretch: Stretch) -> None:
+        self.begun.append(mark(self._device))
+        self.stretches.append(stretch)
+        self._inner.run(stretch)
+
+
+def stretch_times(workload: Workload, rank: int, compute: Compute, repeats: int) -> dict[str, Any]:
+    """Of one rank that trains by itself, without synchronization, as plain data.
+
+    operations, backward: of each stretch, the operation that its seconds count for, and whether
+    it is one of the backward pass. seconds: medians. update_seconds: of the optimizer's step.
+    A stretch lasts until the next one begins, so it holds the gradients that it makes, and what
+    the replay itself costs.
+    """
+    device = current_device(workload)
+    noted = NotedCompute(compute, device)
+    noted.carry(1.0)
+    domain = workload.domain
+    model = replay_module(domain, workload.byte_scale, rank, noted, device)
+    sparse = any(variable.sparse for variable in domain.graph.variables)
+    optimizer = make_optimizer(domain.optimizer.name, model, sparse)
+    signal = torch.zeros((), requires_grad=True, device=device)
+    rows = [_one_pass(model, optimizer, signal, noted) for _ in range(WARMUP + repeats)]
+    *seconds, update_seconds = np.median(rows[WARMUP:], axis=0).tolist()
+    return {
+        "operations": [_stands_for(stretch) for stretch in noted.stretches],
+        "backward": [stretch.backward for stretch in noted.stretches],
+        "seconds": seconds,
+        "update_seconds": update_seconds,
+        "device": "CPU" if device == CPU else torch.cuda.get_device_name(),
+    }
+
+
+def _one_pass(
+    model: Replay, optimizer: torch.optim.Optimizer, signal: torch.Tensor, noted: NotedCompute
+) -> list[float]:
+    """Seconds of each stretch, and of the update."""
+    device = signal.device
+    optimizer.zero_grad(set_to_none=True)
+    since = zero(device)
+    loss = model(signal)
+    forwards = len(noted.begun)
+    turned = mark(device)
+    loss.backward()
+    ended = mark(device)
+    optimizer.step()
+    updated = mark(device)
+    begun = noted.begun
+    # the first stage of backward begins with the pass, not when autograd gets to it
+    marks = [*begun[:forwards], turned, *begun[forwards + 1 :], ended, updated]
+    return [stop - start for start, stop in pairwise(on_clock(since, marks))]
+
+
+def _stands_for(stretch: Stretch) -> int:
+    """The operation that owns a forward stretch comes first in it; the one that completes the
+    gradients of a backward stretch comes last. Where nothing comes before the first owner, that
+    stretch is empty, and its next to nothing goes to the first operation."""
+    if not stretch.operations:
+        return 0
+    return stretch.operations[-1 if stretch.backward else 0]

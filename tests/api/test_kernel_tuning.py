@@ -1,0 +1,96 @@
+"""Whole tunings whose trials compute: on the CPU everywhere, and marked `cuda` on one GPU."""
+
+import io
+import threading
+from dataclasses import replace
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from sqlalchemy import select
+
+from api import reports
+from api.app import create_app
+from api.db import Database
+from api.db.documents import load_domain
+from api.db.tables import EventRow, TuningRow
+from api.exports import runtimes_parquet
+from api.tuning import Job, continues, enqueue, load_job
+from api.worker import work
+from autosync.cluster import MessageCost
+from autosync.documents import to_json
+from autosync.trials.contract import ComputeDevice
+from search.settings import Settings
+from tests.domains import chain_graph, domain_of, grid_cluster
+
+GPU = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="NOT VERIFIED: this machine has no NVIDIA GPU"
+)
+SETTINGS = Settings(budget=2, proposals=16, repeats=2, warmup=1, iterations=2)
+
+
+@pytest.mark.parametrize(
+    ("device", "ranks", "words"),
+    [
+        ("cpu", 2, "kernels on the CPU"),
+        # with three ranks, which share the GPU, messages are timed, too
+        pytest.param("cuda", 3, "CUDA kernels, gloo", marks=[pytest.mark.cuda, GPU]),
+    ],
+)
+def test_a_tuning_measures_its_kernels_and_keeps_its_records(
+    sqlite: Database, device: ComputeDevice, ranks: int, words: str
+) -> None:
+    given = domain_of(cluster=grid_cluster(ranks))
+    job = Job(given, SETTINGS, launcher="local", compute="kernels", device=device)
+    tuning_id = enqueue(sqlite, job)
+    with sqlite.reading() as session:
+        assert load_job(session, tuning_id).workload == job.workload
+    work(str(sqlite.engine.url), threading.Event(), once=True)
+    with sqlite.reading() as session:
+        tuning = reports.tuning(session, tuning_id)
+        assert tuning.error is None
+        assert (tuning.state, tuning.profile_source) == ("finished", "measured")
+        assert (tuning.compute, tuning.compute_device) == ("kernels", device)
+        told = list(session.scalars(select(EventRow.message)))
+        profile = load_domain(session, session.get_one(TuningRow, tuning_id).domain_id).profile
+    assert any("predicting from" in message for message in told)
+    assert f"{ranks} ranks at once" in profile.note
+    assert profile.forward_seconds != given.profile.forward_seconds
+    records = pq.read_table(io.BytesIO(runtimes_parquet(sqlite))).to_pylist()
+    assert len(records) >= 2
+    for record in records:
+        assert record["error"] is None
+        assert record["step_seconds"] > 0
+        assert record["launcher"] == f"local (unshaped links), {words}"
+        assert ("gpu" in record["versions"]) == (device == "cuda")
+
+
+def test_what_was_measured_is_no_other_domain() -> None:
+    given = domain_of()
+    cost = MessageCost("all_reduce", 1e-4, 0.0, 0.0)
+    probed = replace(given, cluster=replace(given.cluster, costs=(cost,)))
+    timed = replace(probed, profile=replace(given.profile, update_seconds=1.0, source="measured"))
+    assert continues(given, probed, "waited")
+    assert continues(given, timed, "kernels")
+    assert not continues(given, timed, "waited")
+    assert not continues(probed, given, "waited")
+    assert not continues(domain_of(cluster=grid_cluster(2)), probed, "kernels")
+
+
+def test_a_request_names_what_computes(sqlite: Database) -> None:
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        graph = client.post("/v1/graphs", content=to_json(chain_graph())).json()["id"]
+        cluster = client.post("/v1/clusters", content=to_json(grid_cluster())).json()["id"]
+        body = {"graph": graph, "cluster": cluster, "launcher": "local"}
+        refused = client.post("/v1/tunings", json={**body, "compute_device": "cuda"})
+        assert refused.status_code in (400, 422)
+        assert "leaves a GPU idle" in refused.text
+        refused = client.post("/v1/tunings", json={**body, "compute": "kernels", "byte_scale": 0.5})
+        assert "byte_scale is 0.5" in refused.text
+        assert client.get("/v1/tunings").json()["items"] == []
+        queued = client.post(
+            "/v1/tunings", json={**body, "compute": "kernels", "compute_device": "cuda"}
+        ).json()
+    assert (queued["compute"], queued["compute_device"]) == ("kernels", "cuda")
+    assert (queued["byte_scale"], queued["time_scale"]) == (1.0, 1.0)

@@ -1,0 +1,110 @@
+"""Trials that compute: on the CPU here, and marked `cuda` on a GPU. Only the device differs."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from autosync.cluster import Backend
+from autosync.trials.contract import TrialRequest, Workload
+from autosync.trials.crew import Crew
+from autosync.trials.kernel_profile import kernel_profile
+from autosync.trials.local import LOOPBACK, LocalLauncher
+from autosync.trials.passes import measurement
+from autosync.trials.pool import ProcessPool
+from autosync.trials.processes import Placement
+from tests.autosync.trials.strategies import ddp, mixed, small_domain
+
+FEW = LocalLauncher(repeats=0)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ProcessPool]:
+    with FEW.open(Workload(small_domain(), compute="kernels")) as opened:
+        yield opened
+
+
+def digests(pool: ProcessPool, monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
+    """Of the replicas after each of three trials, as the ranks answered."""
+    seen: list[list[float]] = []
+
+    def kept(request: Any, workload: Any, crew: Any, answers: Any, wall_seconds: float) -> Any:
+        seen.append([answer["digest"] for answer in answers])
+        return measurement(request, workload, crew, answers, wall_seconds)
+
+    domain = pool.workload.domain
+    with monkeypatch.context() as patched:
+        patched.setattr("autosync.trials.pool.measurement", kept)
+        for key, made in {"ddp": ddp(domain), "mixed": mixed(domain), "again": ddp(domain)}.items():
+            result = pool.run(TrialRequest(key, made, warmup=1, iterations=3, record=True))
+            assert result.error is None, result.error
+            assert len(result.iteration_seconds) == 3
+            assert result.launcher == pool.description
+            assert result.timeline is not None
+    assert len(seen) == 3
+    return seen
+
+
+def test_replicas_end_as_those_that_waited(
+    pool: ProcessPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = kernel_profile(pool, repeats=2)  # leaves the replicas as they were
+    assert profile.source == "measured"
+    assert "2 ranks at once on CPU" in profile.note
+    assert all(seconds > 0 for seconds in profile.forward_seconds + profile.backward_seconds)
+    with FEW.open(Workload(small_domain())) as waiting:
+        waited = digests(waiting, monkeypatch)
+    assert digests(pool, monkeypatch) == waited
+    assert pool.description == "local (unshaped links), kernels on the CPU"
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="NOT VERIFIED: this machine has no NVIDIA GPU"
+)
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_a_gpu_replica_ends_as_one_that_waited(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks share a GPU over gloo; over NCCL each wants one of its own."""
+    if backend == "nccl" and torch.cuda.device_count() < 2:
+        pytest.skip("NOT VERIFIED: NCCL between ranks needs 2 GPUs")
+    domain = small_domain()
+    domain = replace(domain, cluster=replace(domain.cluster, backend=backend))
+    with FEW.open(Workload(domain)) as waiting:
+        waited = digests(waiting, monkeypatch)
+    with FEW.open(Workload(domain, compute="kernels", device="cuda")) as computing:
+        profile = kernel_profile(computing)
+        assert torch.cuda.get_device_name() in profile.note
+        assert digests(computing, monkeypatch) == waited
+        assert computing.description.endswith(f"CUDA kernels, {backend}")
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="NOT VERIFIED: this machine has no NVIDIA GPU"
+)
+def test_one_rank_starts_on_nccl_and_computes() -> None:
+    """What one GPU can show of NCCL workers: a cluster has two ranks at the least, so no trial."""
+    domain = small_domain()
+    domain = replace(domain, cluster=replace(domain.cluster, backend="nccl"))
+    check_alone(Workload(domain, compute="kernels", device="cuda"))
+
+
+def test_one_rank_starts_and_computes() -> None:
+    check_alone(Workload(small_domain(), compute="kernels"))
+
+
+def check_alone(workload: Workload) -> None:
+    """A crew of one meets itself, and computes."""
+    crew = Crew(workload, (Placement((), "lo", 0),), LOOPBACK, (), threading.Event())
+    try:
+        crew.start()
+        (answer,) = crew.ask({"op": "profile", "id": 1, "repeats": 2}, 60.0)
+        assert answer["operations"] == [0, 0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0]
+        assert all(seconds >= 0 for seconds in answer["seconds"])
+    finally:
+        crew.kill()
