@@ -1,14 +1,14 @@
 """The cluster D: nodes, their devices, and the bandwidth between them."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict
 
 from autosync.devices import DEVICE_TYPES
-from autosync.documents import STRICT, content_hash
+from autosync.documents import STRICT, UNLESS_ZERO, content_hash
 from autosync.errors import InvalidInput
 
 Backend = Literal["gloo", "nccl"]
@@ -91,6 +91,10 @@ class Cluster:
 
     costs: fitted communication costs; kinds that are absent are assumed (`autosync probe`
         measures them).
+    overlap_slowdown: share by which compute takes longer while messages are on the wire (0.05: a
+        second becomes 1.05). NCCL's kernels take multiprocessors and memory bandwidth from it,
+        gloo's threads take cores. 0: nothing, or not known; a replay that waits its compute
+        out has none.
     """
 
     name: str
@@ -98,6 +102,7 @@ class Cluster:
     backend: Backend = "gloo"
     links: tuple[Link, ...] = ()
     costs: tuple[MessageCost, ...] = ()
+    overlap_slowdown: Annotated[float, UNLESS_ZERO] = 0.0
     description: str = ""
     version: Literal[1] = 1
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -127,6 +132,15 @@ class Cluster:
                     thing="links",
                     value=link.bandwidth_gbps,
                 )
+        if not 0 <= self.overlap_slowdown < np.inf:
+            raise InvalidInput(
+                f"cluster {self.name!r}: overlap_slowdown must be 0 or more and finite, got "
+                f"{self.overlap_slowdown!r}.",
+                thing="overlap_slowdown",
+                value=self.overlap_slowdown,
+                remedy="State the share by which compute takes longer while messages are on the "
+                "wire: 0.05 for 5 %, 0 for not at all.",
+            )
         if self.world_size < 2:
             raise InvalidInput(
                 f"cluster {self.name!r} has {self.world_size} device for replicas: with one device "

@@ -4,12 +4,16 @@ import hashlib
 import json
 from typing import Any, TypeVar, cast
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from autosync.errors import InvalidInput
 
 STRICT = ConfigDict(extra="forbid", ser_json_inf_nan="strings", allow_inf_nan=False)
 """`__pydantic_config__` of every document: an unknown field is an error, not ignored."""
+
+UNLESS_ZERO = Field(exclude_if=lambda value: value == 0)
+"""Annotates a number that documents gained later: left out where it is 0, so that the documents
+from before keep their text, and with it their identity."""
 
 T = TypeVar("T")
 

@@ -30,7 +30,7 @@ def _compiled_loop() -> Callable[..., None]:
         for value in vars(module).values():
             if isinstance(value, types.FunctionType) and value.__module__ == module.__name__:
                 register_jitable(value)
-    return stamped(loop.compile_loop, _digest(kernels, loop, tables))
+    return stamped(loop.compile_loop, digest(kernels, loop, tables))
 
 
 def stamped(function: Callable[..., None], stamp: str) -> Callable[..., None]:
@@ -48,8 +48,9 @@ def stamped(function: Callable[..., None], stamp: str) -> Callable[..., None]:
     return compiled
 
 
-def _digest(*modules: types.ModuleType) -> str:
-    digest = hashlib.sha256()
+def digest(*modules: types.ModuleType) -> str:
+    """Of the modules' sources."""
+    sources = hashlib.sha256()
     for module in modules:
-        digest.update(Path(str(module.__file__)).read_bytes())
-    return digest.hexdigest()[:16]
+        sources.update(Path(str(module.__file__)).read_bytes())
+    return sources.hexdigest()[:16]

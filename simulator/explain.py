@@ -18,10 +18,13 @@ from simulator.timeline_kernel import Compute, Costs, Flight, Messages, play
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """step_seconds = compute + update + transfer + startup, the last three as far as they show.
+    """step_seconds = compute + update + transfer + startup + slowed, the last four as far as they
+    show.
 
     transfer_seconds: what the iteration would lose were links infinitely fast, startups free.
     startup_seconds: what it would lose were only startups free.
+    slowed_seconds: what it gains where compute takes longer while messages are on the wire; the
+        three before are told without that.
     busiest: the link that is held longest, busiest_seconds an iteration.
     limit_percent: the domain's limit over step_seconds; 100 cannot be beaten.
     """
@@ -31,6 +34,7 @@ class Explanation:
     update_seconds: float
     transfer_seconds: float
     startup_seconds: float
+    slowed_seconds: float
     messages: int
     wire_bytes: int
     busiest: str
@@ -49,6 +53,7 @@ class Explanation:
                 ("update", self.update_seconds),
                 ("exposed transfer", self.transfer_seconds),
                 ("exposed startup", self.startup_seconds),
+                ("compute slowed by messages", self.slowed_seconds),
             )
             if seconds > 0
         )
@@ -78,13 +83,15 @@ def explain_plan(
         startup=nothing, copy=nothing, host=nothing, host_byte=nothing, ahead=0.0
     )
     free = swift._replace(per_byte=nothing)
-    real, no_startup, no_network, no_update = (
+    even = compute._replace(slowdown=0.0)
+    real, not_slowed, no_startup, no_network, no_update = (
         _period(messages, assumed, work, flight, factor)
         for assumed, work in (
             (costs, compute),
-            (swift, compute),
-            (free, compute),
-            (free, compute._replace(update=0.0)),
+            (costs, even),
+            (swift, even),
+            (free, even),
+            (free, even._replace(update=0.0)),
         )
     )
     rows = slice(int(plans.first[index]), int(plans.first[index + 1]))
@@ -98,7 +105,8 @@ def explain_plan(
         compute_seconds=no_update,
         update_seconds=no_network - no_update,
         transfer_seconds=no_startup - no_network,
-        startup_seconds=real - no_startup,
+        startup_seconds=not_slowed - no_startup,
+        slowed_seconds=real - not_slowed,
         messages=len(kinds),
         wire_bytes=int(plans.wire_bytes[rows].sum()),
         busiest=links.resources[int(busy.argmax())],
@@ -110,6 +118,7 @@ def explain_plan(
 def _period(
     messages: Messages, costs: Costs, compute: Compute, flight: Flight, factor: float
 ) -> float:
-    arrivals, period = np.empty((3, len(messages.operation))), np.empty(1)
-    play(messages, costs, compute, flight, np.array([factor]), *arrivals, period)
+    start, flowing, done = np.empty((3, len(messages.operation)))
+    period = np.empty(1)
+    play(messages, costs, compute, flight, np.array([factor]), start, flowing, done, period)
     return float(period[0])

@@ -47,7 +47,9 @@ class Limit:
 def limit(domain: Domain, allowed: Allowed | None = None) -> Limit:
     """The limit of a domain over the allowed strategies; all exact, synchronous ones by default.
 
-    Startups and updates are left out and messages may be cut anywhere, so plans stay above it.
+    Startups and updates are left out and messages may be cut anywhere, so plans stay above it. The
+    cluster's `overlap_slowdown` is left out, too: it is an average over the messages that were
+    measured, and those of another allowed strategy may slow compute less.
     """
     allowed = allowed or Allowed()
     factors = compute_factors(domain, even_replicas(domain.world_size))

@@ -13,7 +13,8 @@ from autosync.population import Population
 from simulator.compiled import compile_plans_fast
 from simulator.compute import slowest_factors
 from simulator.network import Network, network
-from simulator.timeline_kernel import CHANNELS, Compute, Costs, Flight, Messages, play
+from simulator.timeline_issue import CHANNELS
+from simulator.timeline_kernel import Compute, Costs, Flight, Messages, play
 
 STREAMED = (Op.ALL_GATHER, Op.PUSH, Op.PULL, Op.SPARSE_PUSH, Op.SPARSE_PULL)
 """On gloo the runtime sends and receives these by itself: any number is in flight, and those
@@ -54,10 +55,10 @@ def simulate(
     """
     if iterations < 1:
         raise ValueError(f"iterations is {iterations}; at least one must be played.")
-    arrivals = np.empty((3, plans.messages))
+    issued, on_wire, arrived = np.empty((3, plans.messages))
     periods = np.empty(len(plans))
     factors = slowest_factors(domain, population.layouts)[population.layout]
-    play(*arguments(plans, domain), factors, *arrivals, periods)
+    play(*arguments(plans, domain), factors, issued, on_wire, arrived, periods)
     if not np.isfinite(periods).all():
         index = int(np.flatnonzero(~np.isfinite(periods))[0])
         raise InvalidStrategy(
@@ -67,10 +68,7 @@ def simulate(
             remedy="Compile the strategy again.",
         )
     if population.staleness.any():
-        compute = factors * domain.profile.compute_seconds
-        floor = np.maximum(
-            compute, _busiest_link_seconds(plans, network(domain.cluster, plans.teams))
-        )
+        floor = _least_seconds(plans, domain, factors * domain.profile.compute_seconds)
         return np.maximum(floor, periods / (1.0 + population.staleness))
     return periods
 
@@ -94,10 +92,24 @@ def play_one(plans: PlanTable, population: Population, domain: Domain, index: in
     begin, stop = int(plans.first[index]), int(plans.first[index + 1])
     one = messages._replace(first=plans.first[index : index + 2])
     factors = slowest_factors(domain, population.layouts)[population.layout[index : index + 1]]
-    arrivals, period = np.zeros((3, plans.messages)), np.empty(1)
-    play(one, costs, compute, flight, factors, *arrivals, period)
-    issued, on_wire, arrived = arrivals[:, begin:stop]
+    times, period = np.zeros((3, plans.messages)), np.empty(1)
+    play(one, costs, compute, flight, factors, times[0], times[1], times[2], period)
+    issued, on_wire, arrived = times[:, begin:stop]
     return Played(float(period[0]), issued, on_wire, arrived)
+
+
+def _least_seconds(
+    plans: PlanTable, domain: Domain, compute_seconds: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """`(strategies,)`: what an iteration takes however far messages lag behind.
+
+    The busiest link is held for b seconds. Of compute c that runs meanwhile, a slowdown of s
+    lengthens every second to 1 + s: with all b beside compute that adds b s / (1 + s); what of b
+    is not beside compute adds itself, which is more.
+    """
+    busiest = _busiest_link_seconds(plans, network(domain.cluster, plans.teams))
+    slowdown = domain.cluster.overlap_slowdown
+    return np.maximum(busiest, compute_seconds + busiest * slowdown / (1.0 + slowdown))
 
 
 def _busiest_link_seconds(plans: PlanTable, costs: Network) -> NDArray[np.float64]:
@@ -117,7 +129,7 @@ def arguments(plans: PlanTable, domain: Domain) -> tuple[Messages, Costs, Comput
         Messages(*(getattr(plans, field) for field in Messages._fields)),
         _kernel_costs(domain, costs),
         _kernel_compute(domain),
-        _flight(domain, costs, plans.messages),
+        _flight(domain, costs, plans),
     )
 
 
@@ -148,10 +160,11 @@ def _kernel_compute(domain: Domain) -> Compute:
         ready=timing.ready_seconds,
         update=domain.profile.update_seconds / domain.graph.parameters,
         world=domain.world_size,
+        slowdown=domain.cluster.overlap_slowdown,
     )
 
 
-def _flight(domain: Domain, costs: Network, messages: int) -> Flight:
+def _flight(domain: Domain, costs: Network, plans: PlanTable) -> Flight:
     kinds = len(costs.startup_seconds)
     slots = CHANNELS * (costs.in_flight + 1) + kinds
     operations = len(domain.graph.operations)
@@ -162,6 +175,8 @@ def _flight(domain: Domain, costs: Network, messages: int) -> Flight:
         phase=np.zeros(slots, dtype=np.int64),
         time=np.zeros(slots),
         slow=np.zeros(slots),
+        earliest=np.zeros(slots),
+        turn=np.zeros(slots, dtype=np.int64),
         used=np.zeros(costs.utilization.shape[1]),
         cursor=np.zeros(CHANNELS, dtype=np.int64),
         flying=np.zeros(CHANNELS, dtype=np.int64),
@@ -172,7 +187,10 @@ def _flight(domain: Domain, costs: Network, messages: int) -> Flight:
         busy=np.zeros(kinds, dtype=np.bool_),
         head=np.full(kinds, -1, dtype=np.int64),
         tail=np.full(kinds, -1, dtype=np.int64),
-        follower=np.empty(messages, dtype=np.int64),
+        follower=np.empty(plans.messages, dtype=np.int64),
         gate_time=np.zeros(operations),
         gate_update=np.zeros(operations),
+        pace=np.zeros(4),
+        tally=np.zeros(3, dtype=np.int64),
+        wired=np.empty((int(np.diff(plans.first).max(initial=0)), 2)),
     )

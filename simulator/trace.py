@@ -9,7 +9,9 @@ from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population
 from simulator.compute import compute_factors
+from simulator.overlap import F64, union
 from simulator.timeline import Played, play_one
+from simulator.timeline_clock import advance
 
 ROUNDING = 1e-12
 """Seconds that sums of seconds may be off."""
@@ -36,7 +38,8 @@ class MessageInterval:
 
 @dataclass(frozen=True, slots=True)
 class ComputeInterval:
-    """phase: forward, backward, update, or wait (for the messages gated at what comes next)."""
+    """phase: forward, backward, update, or wait (for the messages gated at what comes next).
+    Forward and backward are as long as they take beside the messages on the wire."""
 
     rank: int
     phase: str
@@ -82,7 +85,7 @@ def simulate_trace(
             )
             for each in once
         ]
-    slowest = float(factors.max()) * domain.timing.backward_seconds
+    slowest = waits.pace.after(0.0, float(factors.max()) * domain.timing.backward_seconds)
     forward = max(slowest, waits.step_arrived) + waits.step_update
     return Trace(played.step_seconds, iterations, tuple(messages), tuple(compute), forward)
 
@@ -144,15 +147,34 @@ def _messages(plans: PlanTable, played: Played, index: int, base: float) -> list
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """Compute takes 1 + slowdown times its seconds while a message is on the wire.
+
+    wired: `(intervals, 2)` seconds, in order and apart: when some message is.
+    """
+
+    slowdown: float
+    wired: F64
+
+    def after(self, start: float, seconds: float) -> float:
+        """When compute that begins at `start`, of so many seconds without messages, is done."""
+        if not self.slowdown:
+            return start + seconds
+        slow = 1.0 + self.slowdown
+        return float(advance(self.wired, len(self.wired), 0, start, seconds, slow)[0])
+
+
+@dataclass(frozen=True, slots=True)
 class Waits:
     """When what `step()` and each gate wait for is there, and the updates that follow.
 
-    gates: (operation, arrived, update seconds), in forward order.
+    gates: (operation, arrived, update seconds), in forward order. pace: of compute meanwhile.
     """
 
     step_arrived: float
     step_update: float
     gates: tuple[tuple[int, float, float], ...]
+    pace: Pace
 
 
 def _waits(plans: PlanTable, played: Played, domain: Domain, index: int) -> Waits:
@@ -166,7 +188,18 @@ def _waits(plans: PlanTable, played: Played, domain: Domain, index: int) -> Wait
         for o in np.unique(gate[gate >= 0])
     )
     step = gate < 0
-    return Waits(float(played.arrived[step].max(initial=0.0)), float(updates[step].sum()), gates)
+    return Waits(
+        float(played.arrived[step].max(initial=0.0)),
+        float(updates[step].sum()),
+        gates,
+        _pace(played, domain.cluster.overlap_slowdown),
+    )
+
+
+def _pace(played: Played, slowdown: float) -> Pace:
+    """Fast ranks begin backward while the iteration before ends with its own messages."""
+    wired = union(played.on_wire, played.arrived)
+    return Pace(slowdown, np.concatenate([wired - played.step_seconds, wired]))
 
 
 def _steady_rank(
@@ -200,15 +233,15 @@ def _cycle(
             found.append(ComputeInterval(rank, phase, now, until))
         now = until
 
-    spend("backward", now + timing.backward_seconds * factor)
+    spend("backward", waits.pace.after(now, timing.backward_seconds * factor))
     spend("wait", waits.step_arrived)
     spend("update", now + waits.step_update)
     reached = 0.0
     for operation, arrived, update in waits.gates:
         offset = float(timing.forward_start[operation])
-        spend("forward", now + (offset - reached) * factor)
+        spend("forward", waits.pace.after(now, (offset - reached) * factor))
         reached = offset
         spend("wait", arrived)
         spend("update", now + update)
-    spend("forward", now + (timing.forward_seconds - reached) * factor)
+    spend("forward", waits.pace.after(now, (timing.forward_seconds - reached) * factor))
     return found

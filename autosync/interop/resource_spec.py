@@ -119,6 +119,8 @@ def unsaid(cluster: Cluster) -> tuple[str, ...]:
     ]
     if cluster.costs:
         said.append(f"{len(cluster.costs)} fitted message costs, backend {cluster.backend}")
+    if cluster.overlap_slowdown:
+        said.append(f"compute takes {cluster.overlap_slowdown:.1%} longer beside messages")
     return tuple(said)
 
 

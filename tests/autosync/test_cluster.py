@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from autosync.clusterfile import (
 )
 from autosync.datafiles import data_file
 from autosync.devices import DEVICE_TYPES
+from autosync.documents import from_data, to_data
 from autosync.errors import InvalidInput, NotFound
 from tests.domains import grid_cluster
 
@@ -57,6 +59,21 @@ class TestCluster:
         assert cluster.cost("all_reduce") == fitted
         assert cluster.cost("broadcast") == assumed.cost("broadcast")
         assert cluster.id != assumed.id
+
+    def test_compute_beside_messages_is_said_only_where_it_is_slower(self) -> None:
+        plain = grid_cluster()
+        slowed = replace(plain, overlap_slowdown=0.05)
+        assert "overlap_slowdown" not in to_data(plain)
+        assert to_data(slowed) == {**to_data(plain), "overlap_slowdown": 0.05}
+        assert from_data(Cluster, to_data(slowed)) == slowed
+        assert slowed.id != plain.id
+
+    @pytest.mark.parametrize("slowdown", [-0.1, float("inf"), float("nan")])
+    def test_messages_neither_hasten_nor_stop_compute(self, slowdown: float) -> None:
+        with pytest.raises(InvalidInput, match="overlap_slowdown must be 0 or more") as caught:
+            replace(grid_cluster(), overlap_slowdown=slowdown)
+        assert caught.value.thing == "overlap_slowdown"
+        assert "0.05 for 5 %" in caught.value.remedy
 
     @pytest.mark.parametrize(
         ("node", "words"),
@@ -135,6 +152,13 @@ class TestFile:
         assert cluster.world_size == 3
         assert cluster == parse_cluster(GOOD, "text")
 
+    def test_a_file_says_how_messages_slow_compute(self, tmp_path: Path) -> None:
+        cluster = parse_cluster(GOOD + "overlap_slowdown: 0.07", "mine.yaml")
+        assert cluster.overlap_slowdown == 0.07
+        save_cluster(cluster, tmp_path / "saved.yaml")
+        assert load_cluster(tmp_path / "saved.yaml") == cluster
+        assert parse_cluster(GOOD, "mine.yaml").overlap_slowdown == 0.0
+
     def test_json_is_yaml(self) -> None:
         text = (
             '{"name": "j", "nodes": [{"address": "a", "devices": [{"type": "t4", "count": 2}],'
@@ -197,6 +221,9 @@ class TestFile:
             (GOOD.replace("10.0.0.2", "10.0.0.1"), "used by two nodes"),
             (GOOD + "bakcend: nccl", "bakcend"),
             (GOOD + "backend: mpi", "backend"),
+            (GOOD + "overlap_slowdown: -0.1", "overlap_slowdown must be 0 or more"),
+            (GOOD + "overlap_slowdown: .inf", "overlap_slowdown must be a number"),
+            (GOOD + "overlap_slowdown: 5%", "overlap_slowdown must be a number"),
             (GOOD + "name: again", "line 6: is no valid YAML: 'name' is given twice"),
             (GOOD + "x: [", "line 6: is no valid YAML"),
             (GOOD + "x: !!python/object:os.system {}", "is no valid YAML"),

@@ -28,6 +28,7 @@ SHAPES = ((64, 32), (300, 7), (128, 64), (33,), (10, 128))
         cluster_of(3, gbps=0.008, servers=2),
         cluster_of(4, gbps=0.008, backend="nccl", slowdowns=(1.0, 3.0, 1.0, 1.0)),
         replace(cluster_of(3, gbps=0.008), links=(Link(("10.0.0.0", "10.0.0.1"), 0.002),)),
+        replace(cluster_of(4, gbps=0.008), overlap_slowdown=0.4),
     ],
 )
 @pytest.mark.parametrize("operation_seconds", [1e-4, 2e-3, 1e-2])

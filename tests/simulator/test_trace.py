@@ -1,6 +1,7 @@
 """The trace tells the same story as the period, on every rank."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -37,9 +38,28 @@ def test_messages_and_waits_are_where_they_are_by_hand() -> None:
     assert fast[1].stop_seconds == pytest.approx(0.056)
 
 
-def test_every_ranks_intervals_fill_its_period() -> None:
+def test_compute_is_drawn_as_long_as_it_takes_beside_messages() -> None:
+    graph = chain_graph(((250_000,),) * 4)
+    cluster = cluster_of(backend="nccl", slowdowns=(1.0, 0.5, 1.0, 1.0))
+    domain = domain_of(graph, replace(cluster, overlap_slowdown=0.5), 10e-3)
+    population = encode([strategy_of(domain, AllReduce)], domain)
+    trace = simulate_trace(compile_plans_fast(population, domain), population, domain, 0, 1)
+    slow = [(i.phase, i.stop_seconds) for i in trace.compute if i.rank == 0]
+    # 15 ms messages at 20, 45 and 70 ms, in each of which backward does 10 ms of its work.
+    assert [phase for phase, _ in slow] == ["backward", "wait", "forward"]
+    assert [stop for _, stop in slow] == pytest.approx([0.095, 0.110, 0.150])
+    # A rank twice as fast is done with forward 20 ms sooner; backward begins then, and nothing is
+    # on the wire until it ends.
+    fast = [i for i in trace.compute if i.rank == 1]
+    assert fast[0].start_seconds == pytest.approx(-0.020)
+    assert fast[0].stop_seconds == pytest.approx(0.020)
+
+
+@pytest.mark.parametrize("slowdown", [0.0, 0.5])
+def test_every_ranks_intervals_fill_its_period(slowdown: float) -> None:
     shapes = ((64, 32), (300, 7), (128, 64), (33,), (10, 128))
     cluster = cluster_of(2, 2, gbps=0.01, startup=1e-4, slowdowns=(1.0, 1.5))
+    cluster = replace(cluster, overlap_slowdown=slowdown)
     domain = domain_of(chain_graph(shapes, (1,), factor_rows=4), cluster, 1e-3)
     rng = np.random.default_rng(2)
     population = encode([random_strategy(domain, rng) for _ in range(20)], domain)
