@@ -27,6 +27,7 @@ from autosync.trials.live_job import LiveJob, Step
 from autosync.trials.snapshot import Stateful, take_snapshot
 from search.memory import MemoryStore
 from search.outcome import Event, Outcome
+from search.overlap import measure_overlap
 from search.settings import Settings
 from search.space import Space
 from search.store import Proposal
@@ -209,6 +210,8 @@ def _lead(
     hosts = len(domain.cluster.nodes)
     pool = JobPool(job, f"job ({domain.world_size} ranks on {hosts} host{'s' * (hosts > 1)})")
     try:
+        if job.device.type == "cpu":  # what a GPU does is not recorded
+            domain = measure_overlap(pool, domain, settings, on_event)
         outcome = _search(pool, domain, space, settings, store, on_event)
         verdict = Verdict(_shipped(outcome, domain, pool.description))
     except AutosyncError as error:

@@ -28,6 +28,7 @@ from autosync.trials.live_graph import record_job
 from autosync.trials.live_job import LiveJob
 from autosync.trials.snapshot import take_snapshot
 from search.live import _go_on
+from search.outcome import Event
 from search.settings import Settings
 from tests.autosync.trials.strategies import ddp, mixed, small_domain
 
@@ -128,6 +129,12 @@ def tuning(rank: int, out: Path) -> dict[str, Any]:
     twin, twin_optimizer = made(rank)
     before = fingerprint(model, optimizer)
     events: list[str] = []
+    said: list[str] = []
+
+    def note(event: Event) -> None:
+        events.append(event.kind)
+        said.append(event.message)
+
     begun = time.monotonic()
     model_after, optimizer_after = autosync.tune(
         step_on(batch_of(rank, 0)),
@@ -136,7 +143,7 @@ def tuning(rank: int, out: Path) -> dict[str, Any]:
         minutes=0.2,
         settings=Settings(budget=6, proposals=200, repeats=2),
         save=out / "best.json",
-        on_event=lambda event: events.append(event.kind),
+        on_event=note,
     )
     inner = model_after.module if isinstance(model_after, DistributedDataParallel) else model_after
     after = fingerprint(inner, optimizer_after) if inner is model_after else before
@@ -146,6 +153,7 @@ def tuning(rank: int, out: Path) -> dict[str, Any]:
         "same_objects": inner is model and optimizer_after is optimizer,
         "restored": before == after,
         "events": events,
+        "said": said,
         "kind": type(model_after).__name__,
         "difference": max(float((a - b).abs().max()) for a, b in zip(mine, theirs, strict=True)),
         "seconds": time.monotonic() - begun,
