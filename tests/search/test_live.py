@@ -68,6 +68,9 @@ def test_tuning_restores_every_bit_and_trains_on_as_ddp_would(seen: Seen, out: P
     events = seen[0]["tuning"]["events"]
     assert {"opening", "search", "done"} <= set(events)
     assert not seen[1]["tuning"]["events"]
+    slowed = [text for text in seen[0]["tuning"]["said"] if "compute" in text]
+    assert len(slowed) == 1  # told, or why it is not
+    assert "while messages are under way" in slowed[0] or "is not known" in slowed[0]
     shipped = load_bundle(out / "best.json")
     assert shipped.hosts == ("first", "first", "second")
     assert shipped.evidence.measured_on == "job (3 ranks on 2 hosts)"
