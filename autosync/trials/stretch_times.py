@@ -1,6 +1,5 @@
 """How long the stretches of a replay take on one rank that trains by itself."""
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -53,8 +52,10 @@ def stretch_times(workload: Workload, rank: int, compute: Compute, repeats: int)
     sparse = any(variable.sparse for variable in domain.graph.variables)
     optimizer = make_optimizer(domain.optimizer.name, model, sparse)
     signal = torch.zeros((), requires_grad=True, device=device)
-    rows = [_one_pass(model, optimizer, signal, noted) for _ in range(WARMUP + repeats)]
-    *seconds, update_seconds = np.median(rows[WARMUP:], axis=0).tolist()
+    since = zero(device)
+    passes = [_one_pass(model, optimizer, signal, noted) for _ in range(WARMUP + repeats)]
+    moments = np.array([on_clock(since, marks) for marks in passes[WARMUP:]])
+    *seconds, update_seconds = np.median(np.diff(moments, axis=1), axis=0).tolist()
     return {
         "operations": [_stands_for(stretch) for stretch in noted.stretches],
         "backward": [stretch.backward for stretch in noted.stretches],
@@ -66,11 +67,11 @@ def stretch_times(workload: Workload, rank: int, compute: Compute, repeats: int)
 
 def _one_pass(
     model: Replay, optimizer: torch.optim.Optimizer, signal: torch.Tensor, noted: NotedCompute
-) -> list[float]:
-    """Seconds of each stretch, and of the update."""
+) -> list[Mark]:
+    """When each stretch begins, the update, and what comes after it. A GPU is not waited for: as
+    in a trial, the host runs ahead of it."""
     device = signal.device
     optimizer.zero_grad(set_to_none=True)
-    since = zero(device)
     loss = model(signal)
     forwards = len(noted.begun)
     turned = mark(device)
@@ -80,8 +81,7 @@ def _one_pass(
     updated = mark(device)
     begun = noted.begun
     # the first stage of backward begins with the pass, not when autograd gets to it
-    marks = [*begun[:forwards], turned, *begun[forwards + 1 :], ended, updated]
-    return [stop - start for start, stop in pairwise(on_clock(since, marks))]
+    return [*begun[:forwards], turned, *begun[forwards + 1 :], ended, updated]
 
 
 def _stands_for(stretch: Stretch) -> int:

@@ -94,7 +94,9 @@ def refuse_excess(workload: Workload) -> None:
             f"{CARRIED_GBPS:g}.",
             thing="byte_scale",
             value=workload.byte_scale,
-            remedy="Use a smaller byte scale or a larger time scale (`automatic_scales`).",
+            remedy="Use a smaller byte scale or a larger time scale (`automatic_scales`)."
+            if workload.compute == "waited"
+            else "Kernels cannot be scaled: use the launcher local, or compute waited.",
         )
 
 

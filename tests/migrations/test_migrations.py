@@ -67,7 +67,7 @@ def test_trials_of_the_first_schema_are_kept_without_what_it_did_not_have(empty_
     with opened(empty_url) as database:
         tuning_id = finished(database)
         before = DatabaseStore(database, tuning_id, 1).trials()
-        migrate(empty_url, "0001")
+        migrate(empty_url, "-3")
         migrate(empty_url)
         after = DatabaseStore(database, tuning_id, 1).trials()
     assert any(trial.timeline is not None for trial in before)

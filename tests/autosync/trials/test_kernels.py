@@ -171,11 +171,14 @@ def test_ranks_take_the_gpus_of_their_host_in_turn() -> None:
         gpus.refuse_shared_gpus(["x", "y", "x"])
 
 
-def test_launchers_refuse_what_they_cannot_give_a_gpu() -> None:
+def test_launchers_refuse_what_they_cannot_give() -> None:
     two = domain_of(cluster=replace(grid_cluster(2), backend="nccl"))
     workload = Workload(two, compute="kernels", device="cuda")
     with pytest.raises(NotSupported, match=r"NCCL.*past a testbed's links.*backend: gloo"):
         TestbedLauncher().open(workload)
+    fast = Workload(domain_of(cluster=grid_cluster(4, gbps=25.0)), compute="kernels")
+    with pytest.raises(InvalidInput, match=r"100\.0 Gbit/s.*launcher local, or compute waited"):
+        TestbedLauncher().open(fast)
     with pytest.raises(NotSupported, match=r"ray reserves no GPUs.*launcher command"):
         RayLauncher("127.0.0.1:1").open(workload)
 
