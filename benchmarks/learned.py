@@ -14,11 +14,10 @@ import time
 import numpy as np
 
 from autosync.domain import Domain
-from autosync.population import concatenate
 from benchmarks.measure import provenance
 from benchmarks.ranking import domain_of
-from search.ranking import materialize, rank
-from search.sampler import sample
+from search.ranking import rank
+from search.sampler import sample, sample_at
 from search.space import Space
 from simulator.compiled import compile_plans_fast
 from simulator.learned.recipe import Recipe
@@ -27,6 +26,8 @@ from simulator.timeline import TimelineSimulator, simulate
 
 TRIALS = 150
 BEST, RANDOM = 3_000, 500
+DRAWN = 512
+"""Of these, proposals held at a time."""
 LEARNERS = ("gaussian", "linear", "lstm", "gat", "ensemble")
 SECONDS_A_MESSAGE = 5e-4
 
@@ -53,8 +54,11 @@ def report(model: str, kinds: list[str], proposals: int, nodes: int) -> None:
         began = time.perf_counter()
         coarse = rank(domain, Space(), TimelineSimulator(), proposals, 0, BEST)
         between = time.perf_counter()
-        others = sample(domain, Space(), proposals, RANDOM, seed=0)
-        simulator.predict(domain, concatenate([materialize(coarse, domain, Space()), others]))
+        others = np.arange(proposals, proposals + RANDOM)
+        chosen = np.concatenate((coarse.index, others)).astype(np.uint64)
+        for start in range(0, len(chosen), DRAWN):
+            population = sample_at(domain, Space(), chosen[start : start + DRAWN], seed=0)
+            simulator.predict(domain, population)
         ended = time.perf_counter()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
         print(

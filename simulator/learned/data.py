@@ -14,13 +14,16 @@ from simulator.compiled import compile_plans_fast
 from simulator.learned.features import Features, features
 from simulator.learned.networks import Batch
 from simulator.learned.training import CORRECTION, Trials
-from simulator.learned.variable_graph import forward_places, node_edges, operation_nodes
+from simulator.learned.variable_graph import pruned
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
-CHUNK = 512
-"""Strategies looked at together; bounds memory (BERT-large: 60 MB of features)."""
+CHUNK = 64
+"""Strategies looked at together; bounds memory (BERT-large: 8 MB of features, and five times as
+much while they are made)."""
+ROWS = 8192
+"""Rows standardised at a time."""
 
 
 def feature_chunks(
@@ -45,16 +48,29 @@ class Scaling:
     scale: F64
 
     def __call__(self, table: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
-        standard = np.clip((table - self.center) / self.scale, -5.0, 5.0)
-        return standard.astype(np.float32)
+        standard = np.empty(table.shape, dtype=np.float32)
+        for rows in _blocks(len(table)):
+            np.clip((table[rows] - self.center) / self.scale, -5.0, 5.0, out=standard[rows])
+        return standard
 
 
 def scaling_of(tables: Sequence[NDArray[np.floating[Any]]]) -> Scaling:
     """Of several domains' tables, `(rows, columns)` each: a domain counts as much as another."""
     center = np.mean([table.mean(axis=0, dtype=np.float64) for table in tables], axis=0)
-    square = np.mean([((table - center) ** 2).mean(axis=0) for table in tables], axis=0)
-    scale = np.sqrt(square)
+    scale = np.sqrt(np.mean([_mean_square(table, center) for table in tables], axis=0))
     return Scaling(center, np.where(scale > 1e-6, scale, np.inf))
+
+
+def _mean_square(table: NDArray[np.floating[Any]], center: F64) -> F64:
+    """Of each column's distance to the center."""
+    total = np.zeros(len(center))
+    for rows in _blocks(len(table)):
+        total += ((table[rows] - center) ** 2).sum(axis=0)
+    return total / len(table)
+
+
+def _blocks(rows: int) -> Iterator[slice]:
+    return (slice(start, start + ROWS) for start in range(0, rows, ROWS))
 
 
 def batch_of(
@@ -66,14 +82,14 @@ def batch_of(
 ) -> Batch:
     """columns: of the portions and of the summary."""
     assert table.portions is not None
-    part = table.portions
+    part, graph = table.portions, pruned(domain.graph)
     return Batch(
         values=torch.from_numpy(portion_scaling(part.values[:, columns[0]])),
         summary=torch.from_numpy(summary_scaling(table.summary[:, columns[1]])),
         strategy=torch.from_numpy(np.repeat(np.arange(len(table)), np.diff(part.first))),
-        place=torch.from_numpy(forward_places(domain.graph)[part.variable]),
-        node=torch.from_numpy(operation_nodes(domain.graph)[part.variable]),
-        edges=torch.from_numpy(node_edges(domain.graph)),
+        place=torch.from_numpy(graph.place[part.variable]),
+        node=torch.from_numpy(graph.node[part.variable]),
+        edges=torch.from_numpy(graph.edges),
         variables=len(domain.graph.variables),
     )
 

@@ -20,7 +20,7 @@ from simulator.learned.training import (
     Trained,
     Training,
     Trials,
-    one_thread,
+    said,
     select,
     train,
 )
@@ -133,10 +133,8 @@ class NetworkModel:
         base = self._base(features)
         if self.network is None:
             return base, np.zeros(len(base))
-        self.network.eval()
-        with torch.no_grad(), one_thread():
-            correction = self.network(self._batch(domain, features)).numpy().astype(np.float64)
-        return base + CORRECTION * correction, np.zeros(len(base))
+        corrections = said(self.network, self._batch(domain, features)).numpy()
+        return base + CORRECTION * corrections.astype(np.float64), np.zeros(len(base))
 
     def build(self) -> Network:
         """A new network of this model's shape, its weights drawn from the seed."""
@@ -184,8 +182,7 @@ class NetworkModel:
 
     def _anchor(self, network: Network, known: Trials, share: float = 1.0) -> None:
         """Put its level where these trials are; take a share of the rest."""
-        with torch.no_grad(), one_thread():
-            shift = torch.median(network(known.batch) - known.target)
+        shift = torch.median(said(network, known.batch) - known.target)
         network.adjust(float(shift), share)
 
     def _training(self) -> Training:

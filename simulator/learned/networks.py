@@ -12,9 +12,9 @@ from torch import Tensor, nn
 class Batch(NamedTuple):
     """Strategies of one domain.
 
-    values f32[P, F], summary f32[n, G]: standardised. strategy i64[P]. place, node i64[P]: of the
-    portion's variable in forward order and in the pruned graph. edges i64[2, E]: of that graph,
-    the same for every strategy. variables: V.
+    values f32[P, F], summary f32[n, G]: standardised. strategy i64[P]: ascending. place, node
+    i64[P]: of the portion's variable in forward order and in the pruned graph. edges i64[2, E]:
+    of that graph, the same for every strategy. variables: V.
     """
 
     values: Tensor

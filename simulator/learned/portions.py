@@ -107,7 +107,9 @@ def portions(plans: PlanTable, population: Population, domain: Domain, times: Ti
     columns |= _schedule_columns(shards, lead, member)
     columns |= _time_columns(shards, lead, member)
     names = (*RAW, *PRE, *TIMES)
-    values = np.stack([columns[name].astype(np.float32) for name in names], axis=1)
+    values = np.empty((len(lead), len(names)), dtype=np.float32)
+    for k, name in enumerate(names):
+        values[:, k] = columns[name]
     first = np.searchsorted(strategy[lead], np.arange(len(population) + 1))
     return Portions(first.astype(np.int64), population.variable[lead].astype(np.int64), values)
 

@@ -1,11 +1,29 @@
 """The pruned graph: variables, joined where data flows between them past no other variable."""
 
+from functools import lru_cache
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from autosync.graph import ModelGraph
 
 I64 = NDArray[np.int64]
+
+
+class Pruned(NamedTuple):
+    """place, node i64[V]: of each variable in forward order and in the pruned graph (as
+    `forward_places` and `operation_nodes` say). edges i64[2, E]: `node_edges`."""
+
+    place: I64
+    node: I64
+    edges: I64
+
+
+@lru_cache(maxsize=8)
+def pruned(graph: ModelGraph) -> Pruned:
+    """What the networks read of a graph, the same for every strategy."""
+    return Pruned(forward_places(graph), operation_nodes(graph), node_edges(graph))
 
 
 def variable_edges(graph: ModelGraph) -> I64:
