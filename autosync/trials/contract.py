@@ -129,8 +129,8 @@ class TrialResult:
     iteration_seconds: measured periods of all passes, in the domain's time (divided by k).
     step_seconds: their median; None on error. spread: (p90 - p10) / median.
     launcher: where it was measured, e.g. `testbed` or `local (unshaped links)`.
-    load: share of the CPU used by others meanwhile; None in a running job, whose own helper
-        processes cannot be told from others. overhead_seconds: wall time around the iterations
+    load: share of the CPU used by others meanwhile; what a running job's ranks have started
+        (workers of a data loader) is its own. overhead_seconds: wall time around the iterations
         (sending the plan, building the engine, collecting).
     peak_memory_bytes: the largest resident size of any rank; on a GPU, the most that one rank's
         tensors held of its memory.

@@ -75,6 +75,7 @@ class JobPool:
             iteration_seconds=periods,
             step_seconds=float(np.median(periods)),
             spread=spread(periods),
+            load=max(one.load for one in passes),
             overhead_seconds=float(np.mean([one.overhead_seconds for one in passes])),
             peak_memory_bytes=max(peaks, default=None),
             sent_bytes=passes[-1].sent_bytes,

@@ -26,6 +26,7 @@ from autosync.runtime.errors import SynchronizationFailed
 from autosync.runtime.trace import Trace
 from autosync.runtime.transport import Groups
 from autosync.trials.attach import MEBIBYTE, MOST_GROUPS, replica_digest
+from autosync.trials.job_load import usage
 from autosync.trials.live_recording import recorded_steps, watched
 from autosync.trials.machine import (
     host_id,
@@ -186,7 +187,7 @@ def _measure(
     with watched(job.optimizer, attached.model, recording):
         for iteration in range(trial.warmup + trial.iterations):
             if iteration == trial.warmup:
-                sent_before = network_bytes()
+                before, sent_before = usage(), network_bytes()
             starts.append(mark(job.device))
             job.step(attached.model, job.optimizer)
     starts.append(mark(job.device))
@@ -196,6 +197,7 @@ def _measure(
         "starts": seconds,
         "within_seconds": time.monotonic() - begun,
         "sent_bytes": network_bytes() - sent_before,
+        "used": usage().since(before),
         "digest": replica_digest(job.model),
         "recorded": recording
         and recorded_steps(recording, starts, trial.bundle.plan.engine, trial.warmup),

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from autosync.trials.contract import TrialRequest
+from autosync.trials.job_load import outside_load
 from autosync.trials.recording import measured_timeline
 from autosync.trials.timeline import MeasuredTimeline
 
@@ -16,6 +17,7 @@ class LivePass:
     """As in a `TrialResult`. peak_memory_bytes: None where a kernel does not tell."""
 
     iteration_seconds: tuple[float, ...]
+    load: float
     overhead_seconds: float
     peak_memory_bytes: int | None
     sent_bytes: tuple[int, ...]
@@ -29,6 +31,7 @@ def live_pass(request: TrialRequest, answers: Sequence[dict[str, Any]]) -> LiveP
     peaks = [answer["peak_memory_bytes"] for answer in answers]
     return LivePass(
         iteration_seconds=tuple(float(period) for period in np.diff(starts)[request.warmup :]),
+        load=outside_load(answers),
         overhead_seconds=max(answer["around_seconds"] for answer in answers),
         peak_memory_bytes=None if None in peaks else max(peaks),
         sent_bytes=sent_by_node(answers, request.iterations),

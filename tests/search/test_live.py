@@ -122,10 +122,11 @@ def test_a_trial_tells_what_a_running_job_can_know(seen: Seen) -> None:
     for key, result in sound.items():
         told = from_json(TrialResult, json.dumps(result))
         assert {name for name, _ in told.versions} == {"torch", "autosync", "python"}
+        assert told.load is not None
+        assert 0 <= told.load <= 1
         assert told.peak_memory_bytes is not None
         assert told.peak_memory_bytes > 2**20
         assert told.sent_bytes == ()  # two hosts by name, on one kernel
-        assert told.load is None
         assert told.timeline is not None
         assert told.timeline.clock == "shared"
         assert len(told.timeline.ranks) == RANKS
