@@ -3,7 +3,7 @@
 from api.catalogue import cluster_named, estimated_profile, graph_named
 from api.db.database import Database
 from api.schemas import TuningRequest
-from api.tuning import Job, enqueue, usual_scales
+from api.tuning import Job, enqueue, refuse_unused, usual_scales
 from autosync.domain import Domain
 from search.settings import Settings
 
@@ -20,6 +20,7 @@ def submit(database: Database, request: TuningRequest) -> str:
     with database.reading() as session:
         graph = graph_named(session, request.graph, request.batch_size)
         cluster = cluster_named(session, request.cluster)
+    refuse_unused(request.compute, {"profile": request.profile})
     profile = request.profile or estimated_profile(graph, cluster)
     domain = Domain(graph, cluster, profile, request.optimizer)
     usual_bytes, usual_time = usual_scales(domain, request.launcher, request.compute)

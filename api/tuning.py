@@ -1,7 +1,7 @@
 """From a tuning's row to the tuning loop and back."""
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -163,6 +163,22 @@ def continues(given: Domain, kept: Domain, compute: ComputeKind) -> bool:
     profile = given.profile if compute == "kernels" else kept.profile
     cluster = replace(kept.cluster, costs=costs)
     return replace(kept, cluster=cluster, profile=profile).id == given.id
+
+
+def refuse_unused(compute: ComputeKind, given: Mapping[str, object]) -> None:
+    """given: what a profile can be made from, by its name in the request; None where left out.
+
+    Raises:
+        InvalidInput: kernels are to compute, whose profile is measured, and one is given.
+    """
+    for thing, value in given.items():
+        if compute == "kernels" and value is not None:
+            raise InvalidInput(
+                f"{thing} has no effect on kernels: what they take is measured before the search.",
+                thing=thing,
+                value=getattr(value, "note", value),
+                remedy=f"Leave {thing} out, or choose compute waited, which waits as it says.",
+            )
 
 
 def check_pins(space: Space, domain: Domain) -> None:

@@ -112,6 +112,7 @@ def tune(
     """
     from api.cli.database import opened
     from api.cli.inputs import ProfileChoice, load_domain
+    from api.tuning import refuse_unused
     from search.settings import Settings
 
     check_folder(output)
@@ -119,6 +120,8 @@ def tune(
     settings = Settings(budget=budget, proposals=proposals, repeats=repeats, seed=seed, probe=probe)
     job: Job | None = None
     if model is not None and cluster is not None:
+        estimate = {"--step-seconds": step_seconds, "--efficiency": efficiency}
+        refuse_unused(compute, {"--profile": profile, **estimate})
         choice = ProfileChoice(profile, device, efficiency, step_seconds)
         domain = load_domain(model, cluster, batch, choice)
         where = (launcher, compute, compute_device)

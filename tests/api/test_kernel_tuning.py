@@ -19,7 +19,7 @@ from api.exports import runtimes_parquet
 from api.tuning import Job, continues, enqueue, load_job
 from api.worker import work
 from autosync.cluster import MessageCost
-from autosync.documents import to_json
+from autosync.documents import to_data, to_json
 from autosync.trials.contract import ComputeDevice
 from search.settings import Settings
 from tests.domains import chain_graph, domain_of, grid_cluster
@@ -88,6 +88,11 @@ def test_a_request_names_what_computes(sqlite: Database) -> None:
         assert "leaves a GPU idle" in refused.text
         refused = client.post("/v1/tunings", json={**body, "compute": "kernels", "byte_scale": 0.5})
         assert "byte_scale is 0.5" in refused.text
+        profile = to_data(domain_of().profile)
+        refused = client.post(
+            "/v1/tunings", json={**body, "compute": "kernels", "profile": profile}
+        )
+        assert "profile has no effect on kernels" in refused.text
         assert client.get("/v1/tunings").json()["items"] == []
         queued = client.post(
             "/v1/tunings", json={**body, "compute": "kernels", "compute_device": "cuda"}
