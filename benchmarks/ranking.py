@@ -15,13 +15,12 @@ from autosync.cluster import Cluster, Device, Node
 from autosync.domain import Domain
 from autosync.models import bundled
 from autosync.profiling import profile_at
+from search.ranking import CHUNK
 from search.sampler import sample
 from search.space import Space
 from simulator.analytic import analytic_seconds
 from simulator.compiled import compile_plans_fast
 from simulator.timeline import simulate
-
-CHUNK = 2048
 
 
 def domain_of(model: str, nodes: int, step_seconds: float) -> Domain:
