@@ -55,6 +55,6 @@ class Applying:
                 variable.parameter.grad = None
         self.streams.wait(self._stepped)
         if all_of_them:
-            self.kind.step(self.optimizer)
+            updates.plain_step(self.kind)(self.optimizer)
         else:
             updates.update_parameters(self.kind, self.optimizer, variables, self._hyper)

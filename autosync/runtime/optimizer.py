@@ -24,18 +24,19 @@ WRAPPED_STEP = "_autosync_wrapped_step"
 class Synchronized(Optimizer):
     """Comes before the user's class in the method resolution order."""
 
+    @Optimizer.profile_hook_step
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """torch's wrapper runs the hooks, as of any optimizer; updates within know nothing of
+        them."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         engine: Engine = self.__dict__[ENGINE]
-        for before in tuple(self._optimizer_step_pre_hooks.values()):
-            before(self, (), {})
         engine.step()
-        for after in tuple(self._optimizer_step_post_hooks.values()):
-            after(self, (), {})
         return loss
+
+    step.hooked = True  # type: ignore[attr-defined]  # or torch wraps it once more as it loads state
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         engine: Engine = self.__dict__[ENGINE]

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from autosync.errors import NotSupported
 from autosync.runtime.records import Content, RowRange, Variable
 from autosync.runtime.sparse import TouchedRows, sparse_tensor
-from autosync.runtime.updates import Group, grouped, twin
+from autosync.runtime.updates import Group, grouped, plain_step, twin
 
 SPARSE_OPTIMIZERS: tuple[type[Optimizer], ...] = (
     torch.optim.SGD,
@@ -68,7 +68,7 @@ class RowUpdate:
             rows.grad = None if unused(part.variable.index) else part.sums
         groups = grouped(((part.variable.group, rows) for part, rows in pairs), hyper)
         if groups:
-            self.kind.step(twin(self.kind, optimizer, groups, self.state))
+            plain_step(self.kind)(twin(self.kind, optimizer, groups, self.state))
         for part, rows in pairs:
             rows.grad = None
             part.changed = part.start + self._changed(part, rows)

@@ -57,6 +57,14 @@ def snapshot(optimizer: Optimizer) -> list[Group]:
     ]
 
 
+def plain_step(kind: type[Optimizer]) -> Callable[[Optimizer], Any]:
+    """The step of a class without torch's wrapper, which runs the hooks: around the script's own
+    `step()` they have run."""
+    step = kind.step
+    plain: Callable[[Optimizer], Any] = step.__wrapped__ if hasattr(step, "hooked") else step  # type: ignore[attr-defined]
+    return plain
+
+
 def twin(kind: type[Optimizer], optimizer: Optimizer, groups: list[Group], state: Any) -> Optimizer:
     """An optimizer of class `kind` with the settings of `optimizer` over other groups."""
     made: Optimizer = object.__new__(kind)
@@ -78,7 +86,7 @@ def update_parameters(
     """Update whole variables from `parameter.grad`, on the script's own thread."""
     groups = grouped(((v.group, v.parameter) for v in variables), hyper)
     if groups:
-        kind.step(twin(kind, optimizer, groups, optimizer.state))
+        plain_step(kind)(twin(kind, optimizer, groups, optimizer.state))
 
 
 def update_aliases(
@@ -96,7 +104,7 @@ def update_aliases(
             state[variable.alias] = optimizer.state[variable.parameter]
     groups = grouped(((v.group, v.alias) for v in variables), hyper)
     if groups:
-        kind.step(twin(kind, optimizer, groups, state))
+        plain_step(kind)(twin(kind, optimizer, groups, state))
     for variable in variables:
         variable.alias.grad = None
 
@@ -152,7 +160,7 @@ class FlatUpdate:
             hyper,
         )
         if groups:
-            self.kind.step(twin(self.kind, optimizer, groups, self.state))
+            plain_step(self.kind)(twin(self.kind, optimizer, groups, self.state))
         for (low, high, _, _), flat in zip(self.runs, self.flats, strict=True):
             self.content.buffer[low:high].copy_(flat)
 
