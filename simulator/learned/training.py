@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.functional import huber_loss
 
 from autosync.documents import STRICT
-from simulator.learned.adam import Adam
 from simulator.learned.networks import Batch, Network
 from simulator.learned.ranking import SIGMA, TEMPERATURE, ranking_loss
 
@@ -56,10 +55,6 @@ class Training:
     confidence: float = 2.0
     seed: int = 0
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
-    def rate(self, epoch: int) -> float:
-        """The learning rate of an epoch, the first is 1."""
-        return self.learning_rate * self.decay ** sum(at < epoch for at in self.decay_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +144,16 @@ def train(
     came, is among the choices. Without any, all epochs are run and the last one stays.
     """
     rng = np.random.default_rng(training.seed)
-    optimizer = Adam(network.parameters(), training.learning_rate, training.weight_decay)
+    optimizer = torch.optim.Adam(
+        network.parameters(), lr=training.learning_rate, weight_decay=training.weight_decay
+    )
+    schedule = torch.optim.lr_scheduler.MultiStepLR(
+        optimizer, list(training.decay_at), training.decay
+    )
     best, best_state, history = 0, _state(network), [_judge(network, keep_out, training)]
     for epoch in range(1, training.epochs + 1):
-        optimizer.rate = training.rate(epoch)
         _learn_once(network, learn, optimizer, training, rng)
+        schedule.step()
         history.append(_judge(network, keep_out, training))
         if not keep_out or history[-1] < min(history[:-1]):
             best, best_state = epoch, _state(network)
@@ -168,7 +168,7 @@ def train(
 def _learn_once(
     network: Network,
     learn: Sequence[Trials],
-    optimizer: Adam,
+    optimizer: torch.optim.Optimizer,
     training: Training,
     rng: np.random.Generator,
 ) -> None:
@@ -180,6 +180,7 @@ def _learn_once(
         steps = max(1, round(len(order) / training.batch_strategies))
         for strategies in np.array_split(order, steps):
             some = select(trials, strategies)
+            optimizer.zero_grad()
             torch.autograd.backward(_loss(network(some.batch), some, training))
             nn.utils.clip_grad_norm_(network.parameters(), training.clip)
             optimizer.step()
