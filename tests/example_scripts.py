@@ -30,6 +30,9 @@ def losses(script: str, *arguments: str, spawn: bool = False) -> list[float]:
     command = [sys.executable, *(() if spawn else TORCHRUN), str(EXAMPLES / script), *arguments]
     command += ["--spawn", "2"] if spawn else []
 
+    checkpoints = [Path(argument) for argument in arguments if argument.endswith(".pt")]
+    kept = {path: path.read_bytes() for path in checkpoints if path.is_file()}
+
     def run() -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             command,
@@ -42,6 +45,11 @@ def losses(script: str, *arguments: str, spawn: bool = False) -> list[float]:
 
     done = run()
     if "before" in script and ABORTED_AT_EXIT in done.stderr:
+        for path in checkpoints:  # once more from where it began
+            if path in kept:
+                path.write_bytes(kept[path])
+            else:
+                path.unlink(missing_ok=True)
         done = run()
     assert done.returncode == 0, done.stderr
     assert "does not fit" not in done.stderr
