@@ -1,6 +1,7 @@
 """The command line as users run it: a process of its own in a folder of its own."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ LONGEST_SECONDS = 120
 
 
 def start(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
+    """Of a terminal, as it were: what a shell starts in the background ignores Ctrl-C, and so
+    would all that these tests start there."""
     return subprocess.Popen(
         [sys.executable, "-m", "api.cli.main", *arguments],
         cwd=folder,
@@ -22,7 +25,12 @@ def start(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=_heed_control_c,
     )
+
+
+def _heed_control_c() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def autosync(folder: Path, *arguments: str, code: int = 0) -> "subprocess.CompletedProcess[str]":

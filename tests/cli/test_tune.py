@@ -132,8 +132,7 @@ def test_resuming_with_another_model_is_refused(resumed: tuple[Path, str, str]) 
 
 
 def test_control_c_says_how_to_go_on_and_loses_nothing(tmp_path: Path) -> None:
-    """The budget is more than can be measured until the signal comes."""
-    process = start(tmp_path, "tune", *small_inputs(tmp_path), *OPTIONS, "--budget", "200")
+    process = start(tmp_path, "tune", *small_inputs(tmp_path), *OPTIONS)
     while not trials(tmp_path) and process.poll() is None:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
