@@ -19,28 +19,20 @@ import torch.distributed as dist
 from torch.autograd import Variable as Autograd
 from torch.optim import Optimizer
 
-from autosync.codes import Update
 from autosync.errors import AutosyncError, NotSupported
 from autosync.plan import Plan
 from autosync.runtime.applying import Applying
+from autosync.runtime.arrivals import Arrivals
 from autosync.runtime.build import Records
-from autosync.runtime.channels import ChannelQueue
 from autosync.runtime.clipping import agree_on_infinity, clip_gradients, loss_scale
 from autosync.runtime.errors import SynchronizationFailed
 from autosync.runtime.lowrank_state import Kept, kept_errors, take_errors
 from autosync.runtime.module_buffers import BufferBroadcast
 from autosync.runtime.monitor import Monitor
 from autosync.runtime.order import issue_order
-from autosync.runtime.packing import (
-    hand_back,
-    pack_zeros,
-    show_gradients,
-    show_targets,
-    take_back,
-    unpack_values,
-)
+from autosync.runtime.packing import pack_zeros, show_gradients, take_back
 from autosync.runtime.pending import check_synchronized, incomplete, left_over, mark, settle, unmark
-from autosync.runtime.records import Content, Step, Variable
+from autosync.runtime.records import Variable
 from autosync.runtime.rounds import Phase, Round
 from autosync.runtime.state import gather_state, scatter_state
 from autosync.runtime.streams import HOST, Streams
@@ -80,7 +72,6 @@ class Engine:
         self.steps = records.steps
         self.low_rank = records.low_rank
         self.streams = streams
-        self.patience_seconds = patience_seconds
         self.group = group
         self.control = control
         self.unused = unused
@@ -89,17 +80,16 @@ class Engine:
         self.grad_norm = 0.0
         self.shown = False
         self.expected = False
-        self.trace = trace
         self.synchronizing = True
-        self.phase = Phase.IDLE
-        self.iteration = -1
         self.applying = Applying(optimizer, self.kind, unused, streams)
         self.round = Round(records)
         self.all_whole = all(v.whole for v in self.variables)
         self.pending = [v for v in self.variables if v.deferred or not v.whole]
         self.monitor = Monitor(abort, any(content.travels for content in self.contents), trace)
         self.condition = self.monitor.condition
-        self.channels: list[ChannelQueue] = []
+        self.arrivals = Arrivals(
+            self.round, self.applying, self.monitor, streams, trace, patience_seconds
+        )
 
     @property
     def failure(self) -> AutosyncError | None:
@@ -113,19 +103,17 @@ class Engine:
         """A copied model keeps its hooks; they are of no effect on the copy."""
         return self
 
+    @property
+    def phase(self) -> Phase:
+        return self.round.phase
+
     def start(self) -> None:
         """Start the threads of every queue of messages."""
-        ordered = [self.steps[index] for index in issue_order(self.plan)]
-        ends = self.patience_seconds, self._landed, self._failed
-        for name in dict.fromkeys(step.queue for step in ordered):
-            steps = [step for step in ordered if step.queue == name]
-            self.channels.append(ChannelQueue(name, steps, self.streams, *ends))
+        self.arrivals.start(self.steps[index] for index in issue_order(self.plan))
 
     def close(self) -> None:
         """Stop every thread. Call `flush` before, unless the engine failed."""
-        for channel in self.channels:
-            channel.close()
-        self.channels.clear()
+        self.arrivals.close()
         self.buffers.close()
 
     # --- backward
@@ -140,12 +128,10 @@ class Engine:
             )
         self._drain()
         with self.condition:
-            self.iteration += 1
             self.shown = False
             self.round.rewind()
-            for channel in self.channels:
-                channel.rewind()
-            self.phase = Phase.BACKWARD
+            self.arrivals.rewind()
+            self.round.phase = Phase.BACKWARD
         self.expect_end()
 
     def expect_end(self) -> None:
@@ -187,7 +173,7 @@ class Engine:
             content.waiting -= 1
         if ready:
             with self.condition:
-                self._pump()
+                self.arrivals.pump()
 
     def end_backward(self) -> None:
         """Variables without a gradient count as zero; where nothing runs into the next forward
@@ -198,7 +184,7 @@ class Engine:
         late = [variable for variable in self.variables if not variable.fired]
         absent = [variable for variable in late if variable.parameter.grad is None]
         with self.monitor.talking("the count of unused variables"):
-            self.unused.post(self.iteration, (variable.index for variable in absent))
+            self.unused.post(self.round.iteration, (variable.index for variable in absent))
         for variable in late:
             if variable.pack is not None and variable not in absent:  # under no_sync, before
                 variable.pack(variable.parameter)
@@ -206,7 +192,7 @@ class Engine:
                 pack_zeros(variable)
                 self.packed(variable)
         with self.condition:
-            self.phase = Phase.REDUCING
+            self.round.phase = Phase.REDUCING
         self.mark_gradients()
         self.monitor.wait(lambda: self.round.blocking == 0)
         self.streams.stay_behind(v for v in self.variables if v.whole and not v.deferred)
@@ -245,69 +231,6 @@ class Engine:
             with self.monitor.talking("the search for infinities"):
                 agree_on_infinity(self.variables, self.contents, self.control)
 
-    # --- arrivals
-
-    def _pump(self) -> None:
-        for channel in self.channels:
-            channel.pump()
-
-    def _landed(self, step: Step) -> None:
-        """A message has arrived: runs on the landing thread of its channel."""
-        content = step.content
-        reduces = step.message.update != Update.NONE
-        with torch.no_grad():
-            if step.last and content.travels:
-                unpack_values(content)
-            elif reduces and content.whole:
-                hand_back(content)
-        step.ended_mark = self.streams.mark()
-        if self.trace is not None:
-            step.read_clock(self.streams)
-            self.trace.note(self.iteration, step)
-        with self.condition:
-            step.done = True
-            self.streams.stamp(content.variables)
-            stepped = self.phase is Phase.STEPPED
-            if content.ranges and content.whole and not stepped:
-                show_targets(content)
-            ripe = self.round.reduced(content, stepped) if reduces else []
-            if step.last and content.travels:
-                self.round.arrived(content.variables)
-            claimed = stepped and self.round.claim(content)
-            self._pump()
-            self.condition.notify_all()
-        if claimed:
-            self._update_flat(content)
-        if ripe:
-            self.applying.deferred(ripe)
-            self._updated(ripe)
-
-    def _update_flat(self, content: Content) -> None:
-        with self.streams.landing():
-            with torch.no_grad():
-                self.applying.flat(content)
-            content.updated_mark = self.streams.mark()
-            with self.condition:
-                content.updated = True
-                content.updated_seconds = time.monotonic()
-                if not content.travels:
-                    self.round.arrived(content.variables)
-                    self.streams.stamp(content.variables)
-                self._pump()
-                self.condition.notify_all()
-
-    def _updated(self, variables: list[Variable]) -> None:
-        with self.condition:
-            self.round.arrived(variables)
-            self.streams.stamp(variables)
-            self.condition.notify_all()
-
-    def _failed(self, error: BaseException, step: Step) -> None:
-        """A message cannot arrive."""
-        name = step.message.operation.name
-        what = f"{name} of message {step.index} failed: {error}"
-        self.monitor.fail(what, f"message {step.index}", name)
-
     # --- step
 
     def step(self) -> None:
@@ -320,16 +243,16 @@ class Engine:
         self._prepare_gradients()
         self.applying.release()
         with self.condition:
-            self.phase = Phase.STEPPED
+            self.round.phase = Phase.STEPPED
             claimed = [content for content in self.contents if self.round.claim(content)]
         for content in claimed:
-            self._update_flat(content)
+            self.arrivals.update(content)
         self.monitor.wait(lambda: self.round.blocking == 0)
         with self.condition:
             ripe = self.round.take_ripe()
         with self.streams.landing():
             self.applying.whole(ripe, self.all_whole and len(ripe) == len(self.variables))
-            self._updated(ripe)
+            self.arrivals.updated(ripe)
         for variable in self.pending:
             variable.parameter.grad = None
         self.monitor.wait(lambda: all(v.owing == 0 or v.deferred for v in self.variables))
@@ -401,7 +324,7 @@ class Engine:
         if self.phase is Phase.REDUCING:
             self.flush()
             unmark(self.pending)
-            self.phase = Phase.IDLE
+            self.round.phase = Phase.IDLE
             self.round.due = 0
 
     @contextmanager

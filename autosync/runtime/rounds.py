@@ -19,12 +19,15 @@ class Phase(Enum):
 class Round:
     """Counters over the records of a plan.
 
+    phase: of the script. iteration: from 0; -1 before the first backward pass.
     due: variables that are not current yet. unreduced: contents whose sums are missing.
     blocking: whole variables that `step()` waits for and whose sums are missing.
     """
 
     def __init__(self, records: Records):
         self.records = records
+        self.phase = Phase.IDLE
+        self.iteration = -1
         self.due = 0
         self.unreduced = 0
         self.blocking = 0
@@ -32,6 +35,7 @@ class Round:
 
     def rewind(self) -> None:
         """A new iteration begins; nothing of the last one is under way."""
+        self.iteration += 1
         for content in self.records.contents:
             content.waiting = len(content.variables)
             content.reduced = content.claimed = content.updated = False
