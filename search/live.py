@@ -231,18 +231,25 @@ def _search(
     store: LiveStore,
     on_event: Callable[[Event], None],
 ) -> Outcome:
-    """The tuning loop; where the search's time ended it, a second time only to confirm."""
+    """The tuning loop; where the search's time ended it, a second time only to confirm. It is
+    done once, however often the loop ran."""
     simulator = TimelineSimulator()
     begun = time.monotonic()
-    outcome = run_tuning(domain, space, lambda: pool, store, simulator, settings, on_event)
-    if store.confirming:
-        return outcome
-    store.end_search()
-    trial_seconds = (time.monotonic() - begun) / max(1, len(store.trials())) / 2
-    room = int((store.until - time.monotonic()) / (FINALISTS * max(trial_seconds, 1e-6)))
-    repeats = min(settings.repeats, REPEATS[1], max(REPEATS[0], room))
-    confirming = replace(settings, budget=1, repeats=repeats)
-    return run_tuning(domain, space, lambda: pool, store, simulator, confirming, on_event)
+    ends: list[Event] = []
+
+    def on_loop(event: Event) -> None:
+        (ends.append if event.kind == "done" else on_event)(event)
+
+    outcome = run_tuning(domain, space, lambda: pool, store, simulator, settings, on_loop)
+    if not store.confirming:
+        store.end_search()
+        trial_seconds = (time.monotonic() - begun) / max(1, len(store.trials())) / 2
+        room = int((store.until - time.monotonic()) / (FINALISTS * max(trial_seconds, 1e-6)))
+        repeats = min(settings.repeats, REPEATS[1], max(REPEATS[0], room))
+        confirming = replace(settings, budget=1, repeats=repeats)
+        outcome = run_tuning(domain, space, lambda: pool, store, simulator, confirming, on_loop)
+    on_event(ends[-1])
+    return outcome
 
 
 def _shipped(outcome: Outcome, domain: Domain, where: str) -> Bundle:

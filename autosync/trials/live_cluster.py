@@ -20,7 +20,8 @@ LONG_ENOUGH_SECONDS = 0.05
 """Messages grow fourfold until one takes this long, or is the largest."""
 
 SLOWER = 1.1
-"""A rank whose plain step takes this many times the fastest's counts as slower; less is noise."""
+"""A rank whose plain step takes this many times rank 0's, or less than rank 0's by as much, counts
+as slower or faster; less is noise."""
 
 LATENCY_TRIPS = 10
 
@@ -63,13 +64,13 @@ def measure_cluster(job: LiveJob, step_seconds: float) -> Cluster:
         _link_rates(job, ranks[:2])[0] if len(ranks) > 1 else None for ranks in hosts.values()
     ]
     latency = _latency_seconds(job)
-    fastest = min(seat.step_seconds for seat in seats)
+    profiled = seats[0].step_seconds  # the domain's profile is rank 0's
     nodes = []
     for number, (host, ranks) in enumerate(hosts.items()):
         rate = max(between[number], between[number - 1]) if between else within[number]
         inside = within[number]
         assert rate is not None  # a job on one host has several ranks there
-        devices = tuple(_device(seats[rank], fastest) for rank in ranks)
+        devices = tuple(seated_device(seats[rank], profiled) for rank in ranks)
         intra = inside / 1e9 * 8 if inside else None
         nodes.append(Node(host, devices, rate / 1e9 * 8, intra, latency * 1e6))
     backend: Backend = "nccl" if dist.get_backend() == "nccl" else "gloo"
@@ -96,9 +97,10 @@ def refuse_mixed(hosts: Sequence[str]) -> dict[str, list[int]]:
     return found
 
 
-def _device(seat: Seat, fastest: float) -> Device:
-    ratio = seat.step_seconds / fastest
-    slowdown = round(ratio, 2) if ratio >= SLOWER else 1.0
+def seated_device(seat: Seat, profiled_seconds: float) -> Device:
+    """A rank's device. profiled_seconds: a plain step of the rank whose profile the domain has."""
+    ratio = seat.step_seconds / profiled_seconds
+    slowdown = 1.0 if 1 / SLOWER < ratio < SLOWER else max(round(ratio, 2), 0.01)
     return Device(seat.device_type, 1, seat.memory_gb, slowdown)
 
 

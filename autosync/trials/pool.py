@@ -44,6 +44,7 @@ class ProcessPool:
     repeats: how often a contaminated pass is measured again.
     turns: that the pool takes with others, where it measures on this machine.
     on_close: takes down what the launcher built for the workers.
+    repeated: passes so far that were measured again because others disturbed them.
     """
 
     workload: Workload
@@ -55,6 +56,7 @@ class ProcessPool:
     repeats: int = REPEATS
     turns: Turns | None = None
     on_close: Callable[[], None] | None = None
+    repeated: int = 0
     _crew: Crew | None = None
     _known: dict[str, TrialResult] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -215,6 +217,7 @@ class ProcessPool:
         attempts = [self._pass(request, crew)]
         while attempts[-1].contamination > 1 and len(attempts) <= self.repeats:
             attempts.append(self._pass(request, crew, after_load=attempts[-1].loaded))
+        self.repeated += len(attempts) > 1
         return min(attempts, key=lambda one: one.contamination)
 
     def _pass(self, request: TrialRequest, crew: Crew, after_load: bool = False) -> Measurement:

@@ -119,21 +119,15 @@ def compare_features(subjects: Sequence[Subject], seeds: Sequence[int] = SEEDS) 
     return rows
 
 
-def compare_transfers(
-    subjects: Sequence[Subject], models: dict[str, MakeModel], seeds: Sequence[int] = SEEDS
-) -> list[Row]:
-    """Table 8.4: every domain ranked without a trial of it, by simulators that learned from the
-    domains of other models (`leave model out`), of other clusters, and from all others."""
-    return [row for target in subjects for row in transfers_to(target, subjects, models, seeds)]
-
-
 def transfers_to(
     target: Subject,
     subjects: Sequence[Subject],
     models: dict[str, MakeModel],
     seeds: Sequence[int] = SEEDS,
 ) -> list[Row]:
-    """The rows of one target. What knows no seed (closed forms) is fitted once."""
+    """Table 8.4: one domain ranked without a trial of it, by simulators that learned from the
+    domains of other models (`leave model out`), of other clusters, and from all others. What
+    knows no seed (closed forms) is fitted once."""
     everything = np.arange(len(target.measured))
     baseline = _judge(target, target.timeline_seconds, everything)
     rows = [Row(target.name, "timeline", "no trials", 0, baseline)]

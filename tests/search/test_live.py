@@ -14,7 +14,7 @@ from autosync.bundle import load_bundle
 from autosync.documents import from_json
 from autosync.errors import InvalidInput, NotSupported
 from autosync.trials.contract import TrialResult
-from autosync.trials.live_cluster import refuse_mixed
+from autosync.trials.live_cluster import Seat, refuse_mixed, seated_device
 from autosync.trials.live_graph import Call, Tape, _adopt_orphans, _finish_order
 from autosync.trials.live_pass import sent_by_node
 from search.live import LiveStore
@@ -67,6 +67,8 @@ def test_tuning_restores_every_bit_and_trains_on_as_ddp_would(seen: Seen, out: P
     assert len({rank["tuning"]["kind"] for rank in seen}) == 1
     events = seen[0]["tuning"]["events"]
     assert {"opening", "search", "done"} <= set(events)
+    assert events.count("done") == 1
+    assert events[-1] == "done"
     assert not seen[1]["tuning"]["events"]
     slowed = [text for text in seen[0]["tuning"]["said"] if "compute" in text]
     assert len(slowed) == 1  # told, or why it is not
@@ -76,6 +78,14 @@ def test_tuning_restores_every_bit_and_trains_on_as_ddp_would(seen: Seen, out: P
     assert shipped.evidence.measured_on == "job (3 ranks on 2 hosts)"
     engine = seen[0]["tuning"]["kind"] != "DistributedDataParallel"
     assert engine == (shipped.plan.engine == "autosync")
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "slowdown"), [(0.1, 1.0), (0.105, 1.0), (0.095, 1.0), (0.2, 2.0), (0.05, 0.5)]
+)
+def test_ranks_are_as_slow_as_the_profiled_one_says(step_seconds: float, slowdown: float) -> None:
+    """Not as the fastest says: where rank 0 is slow, its profile holds that already."""
+    assert seated_device(Seat("host", "cpu", None, step_seconds), 0.1).slowdown == slowdown
 
 
 def test_a_job_whose_every_trial_fails_goes_on_with_ddp(seen: Seen) -> None:

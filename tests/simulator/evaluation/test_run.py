@@ -22,11 +22,11 @@ from simulator.evaluation.run import Evaluation, evaluate
 from simulator.evaluation.tables import (
     Subject,
     compare_simulators,
-    compare_transfers,
     guided_search,
     learning_curve,
     subjects_of,
     transfer_sources,
+    transfers_to,
 )
 from simulator.learned.models import LinearModel
 from simulator.learned.simulators import LearnedSimulator
@@ -204,8 +204,8 @@ def test_transfer_never_learns_from_its_target(subjects: list[Subject]) -> None:
     for target in subjects:
         for sources in transfer_sources(target, subjects).values():
             assert target not in sources
-    rows = compare_transfers(subjects, {"linear": lambda seed: LinearModel()}, seeds=(0,))
-    assert {row.setting for row in rows} == {"no trials", "leave domain out"}
+        rows = transfers_to(target, subjects, {"linear": lambda seed: LinearModel()}, seeds=(0,))
+        assert {row.setting for row in rows} == {"no trials", "leave domain out"}
 
 
 def test_a_guided_search_finds_the_fastest_sooner_than_chance(subjects: list[Subject]) -> None:
