@@ -33,7 +33,6 @@ from search.targets import CollectionPlan, Target, domain_of
 
 CANARY_EVERY = 20
 CANARY_TOLERANCE = 0.05
-WARMUP, ITERATIONS = 2, 5
 TIMEOUT_SECONDS = 60.0
 
 Say = Callable[[str], None]
@@ -92,7 +91,7 @@ def _measure_target(run: _Run, target: Target, occasion: int) -> None:
     run.say(f"{target.name}, occasion {occasion}: {len(chosen)} strategies")
     pool = run.launcher.open(Workload(domain, byte_scale=byte_scale, time_scale=time_scale))
     try:
-        measuring = _Measuring(run, domain, occasion, pool, len(chosen))
+        measuring = _Measuring(run, target, domain, occasion, pool, len(chosen))
         while todo := work.pending(run.journal):
             for start in range(0, len(todo), CANARY_EVERY):
                 if run.stopped():
@@ -173,6 +172,7 @@ class _Measuring:
     """Runs blocks of trials on a pool, each followed by a canary."""
 
     run: _Run
+    target: Target
     domain: Domain
     occasion: int
     pool: Pool
@@ -214,8 +214,8 @@ class _Measuring:
         request = TrialRequest(
             key=f"{key}/{self._number}",
             bundle=bundle(strategy, self.domain),
-            warmup=WARMUP,
-            iterations=ITERATIONS,
+            warmup=self.target.warmup,
+            iterations=self.target.iterations,
             timeout_seconds=TIMEOUT_SECONDS,
         )
         measured_at = time.time()

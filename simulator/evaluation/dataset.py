@@ -44,6 +44,9 @@ from autosync.strategy import Strategy
 
 F64 = NDArray[np.float64]
 
+NOISE_OVER_DIFFERENCE = 1.4826
+"""A normal distribution's standard deviation over its median absolute deviation."""
+
 COLUMNS = (
     "domain",
     "strategy_id",
@@ -120,7 +123,7 @@ class MeasuredDomain:
         if self.second_seconds is None:
             return None
         difference = np.abs(np.log(self.step_seconds / self.second_seconds))
-        return 1.4826 * float(np.nanmedian(difference))
+        return NOISE_OVER_DIFFERENCE * float(np.nanmedian(difference))
 
 
 def load_dataset(folder: Path) -> list[MeasuredDomain]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from simulator.evaluation.dataset import read_trials
+from simulator.evaluation.dataset import NOISE_OVER_DIFFERENCE, read_trials
 from simulator.evaluation.frames import Summary, summaries
 
 WHAT = """\
@@ -54,8 +54,8 @@ reason.
 """
 
 NOISE = """\
-Noise is a robust standard deviation of the relative difference between two measurements of one
-strategy: 1.4826 times the median absolute difference of their logarithms."""
+Difference: between two measurements of one strategy, the median of the absolute difference of their
+logarithms. Noise, a robust standard deviation of it, is 1.4826 times that."""
 
 LIMITS = """\
 - Links are emulated where `launcher` says so: bandwidth is, latency is not.
@@ -151,18 +151,19 @@ def _listed(column: "pd.Series[str]") -> str:
 
 
 def _repeatability(domains: list[Summary]) -> str:
-    columns = ("model", "cluster", "spread within a pass (median)", "noise", "between")
+    columns = "model, cluster, spread within a pass (median), difference (median), noise, between"
     rows = [
         (
             each.model,
             each.cluster,
             _percent(each.spread),
+            _percent(each.noise and each.noise / NOISE_OVER_DIFFERENCE),
             _percent(each.noise),
             "occasions" if each.occasions > 1 else "passes",
         )
         for each in domains
     ]
-    return f"{NOISE}\n\n{_table(columns, rows)}"
+    return f"{NOISE}\n\n{_table(columns.split(', '), rows)}"
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
