@@ -30,12 +30,14 @@ class Scales:
 
 
 SCALES = {
-    "resnet50": Scales(1 / 16, 8, 4),
+    "resnet50": Scales(1 / 8, 16, 2),
     "vgg16": Scales(1 / 32, 4, 8),
     "bert_base": Scales(1 / 32, 4, 8),
     "ncf_sparse": Scales(1 / 32, 4, 8),
 }
-"""Messages of 256 KB on the emulated wire, whatever the model."""
+"""Messages of 256 KB on the emulated wire, whatever the model. ResNet-50 is the smallest: a gradient
+that is wanted at once waits for the slice that is under way, and 4 MiB of its 98 take 4 % of an
+iteration."""
 
 
 def cluster(nodes: int = 4, ranks_per_node: int = 1, gbps: float = GBPS) -> Cluster:

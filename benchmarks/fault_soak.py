@@ -1,6 +1,6 @@
 """Random faults, one trial after another, against the whole path: queue, store, pool, testbed.
 
-python -m benchmarks.fault_soak [--faults 200] [--seed 1] [--ranks 2] [--json FILE]
+python -m benchmarks.fault_soak [--faults 200] [--kind oom] [--seed 1] [--ranks 2] [--json FILE]
 
 Every fault is a trial of one tuning in a database of its own, followed by a trial without a fault.
 One process measures (`benchmarks.soak_launcher`); this one kills it where the fault is the
@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
@@ -62,9 +63,11 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass
 class Heard:
-    """What the launchers said and left. returned: what each trial came back with, every time."""
+    """What the launchers said and left. returned: what each trial came back with, every time.
+    reasons: the messages and ends of stderr of those that failed."""
 
     named: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
     returned: dict[str, list[str]] = field(default_factory=dict)
     killed: list[str] = field(default_factory=list)
     left: Counter[str] = field(default_factory=Counter)
@@ -74,7 +77,8 @@ class Heard:
 class Row:
     """All faults of one kind. lost: trials without a record. doubled: trials with two, or that
     ran to their end twice. left: processes and testbeds that outlived their launcher.
-    next_failed: trials without a fault, after one of this kind, that failed."""
+    next_failed: trials without a fault, after one of this kind, that failed. reasons: of those
+    that were named wrongly."""
 
     fault: str
     count: int
@@ -83,22 +87,24 @@ class Row:
     doubled: int
     left: int
     next_failed: int
+    reasons: tuple[str, ...]
 
     @property
     def sound(self) -> bool:
-        wrong = set(self.named) - EXPECTED[self.fault]
-        return not (wrong or self.lost or self.doubled or self.left or self.next_failed)
+        return not (self.reasons or self.lost or self.doubled or self.left or self.next_failed)
 
 
-def soak(faults: int, seed: int, ranks: int, folder: Path) -> list[Row]:
-    """Run the faults.
+def soak(
+    faults: int, seed: int, ranks: int, folder: Path, kinds: Sequence[str] = tuple(EXPECTED)
+) -> list[Row]:
+    """Run the faults, as many of each of the kinds.
 
     Raises:
         SystemExit: a launcher ended by itself before its work was done.
     """
     url = f"sqlite:///{folder / 'soak.db'}"
     migrate(url)
-    keys = drawn_keys(faults, seed, ranks)
+    keys = drawn_keys(faults, seed, ranks, kinds)
     tuning_id = prepare(url, keys, seed, ranks)
     heard = Heard()
     while len(heard.returned) < len(keys):
@@ -106,13 +112,13 @@ def soak(faults: int, seed: int, ranks: int, folder: Path) -> list[Row]:
         last = run_launcher(url, tuning_id, token, heard)
         heard.left[last] += left_behind(token)
     recorded = Counter(recorded_keys(url))
-    return [row_of(kind, keys, heard, recorded) for kind in EXPECTED]
+    return [row_of(kind, keys, heard, recorded) for kind in kinds]
 
 
-def drawn_keys(faults: int, seed: int, ranks: int) -> list[str]:
+def drawn_keys(faults: int, seed: int, ranks: int, of_kinds: Sequence[str]) -> list[str]:
     """`NUMBER/FAULT:RANK`, every kind equally often, each followed by `NUMBER/plain`."""
     rng = random.Random(seed)
-    kinds = list(islice(cycle(EXPECTED), faults))
+    kinds = list(islice(cycle(of_kinds), faults))
     rng.shuffle(kinds)
     return [
         key
@@ -162,9 +168,11 @@ def run_launcher(url: str, tuning_id: str, token: str, heard: Heard) -> str:
                 heard.named[key] = "launcher killed"
             elif key := said.get("named", ""):
                 heard.named[key] = said["kind"]
+                heard.reasons[key] = said["reason"]
             else:
                 key = said["returned"]
                 heard.named.setdefault(key, said["kind"])
+                heard.reasons.setdefault(key, said["reason"])
                 heard.returned.setdefault(key, []).append(said["kind"])
             print(f"\r{len(heard.returned)} trials, now {key:24s}", end="", file=sys.stderr)
     if launcher.returncode and not killed:
@@ -208,6 +216,7 @@ def row_of(kind: str, keys: list[str], heard: Heard, recorded: Counter[str]) -> 
     plain = [f"{key.partition('/')[0]}/{PLAIN}" for key in mine]
     sound = [*plain, *(key for key in mine if kind in (CANCEL, LAUNCHER))]
     both = [*mine, *plain]
+    wrong = [key for key in mine if heard.named[key] not in EXPECTED[kind]]
     return Row(
         fault=kind,
         count=len(mine),
@@ -216,6 +225,7 @@ def row_of(kind: str, keys: list[str], heard: Heard, recorded: Counter[str]) -> 
         doubled=sum(recorded[key] > 1 or len(heard.returned[key]) > 1 for key in both),
         left=sum(heard.left[key] for key in both),
         next_failed=sum(heard.returned[key][-1] != "ok" for key in sound),
+        reasons=tuple(f"{key}: {heard.reasons.get(key, '')}" for key in wrong),
     )
 
 
@@ -230,6 +240,8 @@ def show(rows: list[Row]) -> None:
             f"{row.fault:10s}{row.count:6d}  {named:28s}{row.lost:6d}{row.doubled:9d}"
             f"{row.left:13d}{row.next_failed:13d}{'' if row.sound else '  <- WRONG'}"
         )
+    for reason in (reason for row in rows for reason in row.reasons):
+        print(f"\n{reason}")
 
 
 def main() -> None:
@@ -237,13 +249,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--faults", type=int, default=200)
+    parser.add_argument("--kind", choices=EXPECTED, action="append", help="only these faults")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the table here")
     given = parser.parse_args()
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="autosync-soak-") as folder:
-        rows = soak(given.faults, given.seed, given.ranks, Path(folder))
+        kinds = given.kind or tuple(EXPECTED)
+        rows = soak(given.faults, given.seed, given.ranks, Path(folder), kinds)
     print(file=sys.stderr)
     show(rows)
     print(f"{given.faults} faults, seed {given.seed}, {time.monotonic() - begun:.0f} s")

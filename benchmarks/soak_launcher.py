@@ -20,7 +20,7 @@ from api.queue import Claim
 from api.store import DatabaseStore
 from api.tuning import load_job
 from autosync.bundle import Bundle
-from autosync.trials.contract import TrialRequest, TrialResult, Workload
+from autosync.trials.contract import TrialError, TrialRequest, TrialResult, Workload
 from autosync.trials.pool import ProcessPool
 from autosync.trials.processes import Placement
 from autosync.trials.testbed import TestbedLauncher
@@ -50,7 +50,7 @@ class SoakPool:
 
     def run(self, request: TrialRequest) -> TrialResult:
         result = replace(self._suffer(request), key=request.key)
-        say(returned=request.key, kind=result.error.kind if result.error else "ok")
+        say(returned=request.key, **in_words(result.error))
         return result
 
     def close(self) -> None:
@@ -72,8 +72,7 @@ class SoakPool:
             return self.inner.run(hanging)
         if kind == CANCEL:
             self._soon(self.inner.cancel)
-            error = self.inner.run(hanging).error
-            say(named=request.key, kind=error.kind if error else "ok")
+            say(named=request.key, **in_words(self.inner.run(hanging).error))
         return self.inner.run(request if kind not in (CANCEL, LAUNCHER) else sound)
 
     def _soon(self, then: Callable[[], None]) -> None:
@@ -96,6 +95,12 @@ class SoakPool:
 def _with_another_name(request: TrialRequest) -> Bundle:
     first, *others = request.bundle.variables
     return replace(request.bundle, variables=(replace(first, name="another"), *others))
+
+
+def in_words(error: TrialError | None) -> dict[str, str]:
+    if error is None:
+        return {"kind": "ok", "reason": ""}
+    return {"kind": error.kind, "reason": f"{error.message}\n{error.stderr_tail}"}
 
 
 def say(**fields: str) -> None:

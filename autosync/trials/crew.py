@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from autosync.documents import to_data
-from autosync.trials.contract import TrialError, Workload
+from autosync.trials.contract import ErrorKind, TrialError, Workload
 from autosync.trials.gpus import local_ranks, refuse_shared_gpus
+from autosync.trials.machine import speaks_of_memory
 from autosync.trials.processes import Answer, Answers, Place, Worker
 
 START_SECONDS = 120.0
@@ -204,4 +205,6 @@ class Crew:
         killed = ending.status in (-signal.SIGKILL, 128 + signal.SIGKILL)
         if killed and ending.for_memory:
             return TrialError("out_of_memory", f"{who} was killed by the kernel.", tail)
-        return TrialError("crashed", f"{who} ended with status {ending.status}.", tail)
+        # a thread that lacks memory may abort the process while another reports the same
+        kind: ErrorKind = "out_of_memory" if speaks_of_memory(tail) else "crashed"
+        return TrialError(kind, f"{who} ended with status {ending.status}.", tail)

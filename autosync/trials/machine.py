@@ -19,6 +19,14 @@ from autosync.errors import NotSupported
 SIOCGIFADDR, SIOCGIFNETMASK = 0x8915, 0x891B
 """Requests of Linux (netdevice(7))."""
 
+OUT_OF_MEMORY_WORDS = (
+    "can't allocate memory",  # torch on the CPU
+    "cannot allocate memory",  # the C library's ENOMEM
+    "out of memory",  # torch on a GPU
+    "bad_alloc",  # a C++ thread that nobody catches for: the process aborts
+    "memoryerror",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class CpuTicks:
@@ -114,6 +122,11 @@ def killed_for_memory() -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
+
+
+def speaks_of_memory(text: str) -> bool:
+    """Whether an error's words, or the end of what a process wrote, tell of a lack of memory."""
+    return any(words in text.lower() for words in OUT_OF_MEMORY_WORDS)
 
 
 def process_start(pid: int) -> str | None:

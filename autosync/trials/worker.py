@@ -20,9 +20,9 @@ import traceback
 from typing import Any, TextIO
 
 from autosync.errors import AutosyncError
+from autosync.trials.machine import speaks_of_memory
 
 NICENESS = -10
-OUT_OF_MEMORY_WORDS = ("can't allocate memory", "out of memory")
 
 
 class Wire:
@@ -55,8 +55,7 @@ def be_a_good_neighbour() -> None:
 
 
 def error_kind(error: BaseException) -> str:
-    text = str(error).lower()
-    if isinstance(error, MemoryError) or any(words in text for words in OUT_OF_MEMORY_WORDS):
+    if isinstance(error, MemoryError) or speaks_of_memory(str(error)):
         return "out_of_memory"
     return "refused" if isinstance(error, AutosyncError) else "crashed"
 
