@@ -35,9 +35,9 @@ SCALES = {
     "bert_base": Scales(1 / 32, 4, 8),
     "ncf_sparse": Scales(1 / 32, 4, 8),
 }
-"""Messages of 256 KB on the emulated wire, whatever the model. ResNet-50 is the smallest: a gradient
-that is wanted at once waits for the slice that is under way, and 4 MiB of its 98 take 4 % of an
-iteration."""
+"""Messages of 256 KB on the emulated wire, whatever the model. ResNet-50 is the smallest: a
+gradient that is wanted at once waits for the slice that is under way, and 4 MiB of its 98 take 4 %
+of an iteration."""
 
 
 def cluster(nodes: int = 4, ranks_per_node: int = 1, gbps: float = GBPS) -> Cluster:
