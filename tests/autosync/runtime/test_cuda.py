@@ -37,7 +37,9 @@ from tests.autosync.runtime import (
     test_pending,
     test_random,
     test_sparse,
+    test_state,
     test_training,
+    training,
 )
 from tests.autosync.runtime.cases import (
     Case,
@@ -53,8 +55,8 @@ from tests.autosync.runtime.cases import (
 from tests.autosync.runtime.drawn import KINDS, Drawn, domain
 from tests.autosync.runtime.place import HERE
 from tests.autosync.runtime.ranks import Ranks, ranks
+from tests.autosync.runtime.training import OVERLAP
 
-OVERLAP = Schedule("priority", slice_bytes=100, overlap_forward=True)
 GPUS = torch.cuda.device_count()
 LONG_CYCLES = 2_000_000_000
 """Of `torch.cuda._sleep`: about a second, which the host needs a hundredth of for an iteration."""
@@ -171,15 +173,15 @@ def test_equals_single_process(pool: Ranks, method: str) -> None:
 
 
 SCRIPTS = (
-    test_training.train_plain,
+    training.train_plain,
     test_training.half_precision,
     test_training.scheduled,
     test_training.zeroed_at_once,
     test_training.clipped,
     test_training.accumulated,
-    test_training.evaluated,
-    test_training.saved_at_once,
-    test_training.resumed,
+    test_state.evaluated,
+    test_state.saved_at_once,
+    test_state.resumed,
     test_training.checkpointed,
 )
 
@@ -187,20 +189,20 @@ SCRIPTS = (
 @on_gpus
 @pytest.mark.parametrize("function", SCRIPTS, ids=lambda function: function.__name__)
 def test_what_scripts_do(pool: Ranks, function: Callable[..., float]) -> None:
-    test_training.each_case(pool, function)
+    training.each_case(pool, function)
 
 
 @on_gpus
 @pytest.mark.parametrize("model", ["cnn", "tied", "branching"])
 def test_models(gloo: Ranks, model: str) -> None:
     cases = [Case(model=model, schedule=OVERLAP), Case(model=model, method="zero")]
-    test_training.each_case(gloo, test_training.train_plain, *cases)
+    training.each_case(gloo, training.train_plain, *cases)
 
 
 @on_gpus
 def test_module_buffers(gloo: Ranks) -> None:
     cases = [Case(model="cnn"), Case(model="cnn", schedule=OVERLAP)]
-    test_training.each_case(gloo, test_training.buffers_in_step, *cases)
+    training.each_case(gloo, test_training.buffers_in_step, *cases)
 
 
 @on_gpus
@@ -210,12 +212,12 @@ def test_integer_gradients_are_bit_equal(gloo: Ranks) -> None:
         for method in ("all_reduce", "tree", "ps", "rs", "zero", "mixed")
         for partition in ("whole", "uneven", "pieces")
     ]
-    test_training.each_case(gloo, test_training.integer, *cases)
+    training.each_case(gloo, test_training.integer, *cases)
 
 
 @on_gpus
 def test_scalers(gloo: Ranks) -> None:
-    test_training.each_case(gloo, test_training.scaled)
+    training.each_case(gloo, test_training.scaled)
     for make in (test_pending.Fused(), test_pending.Plain()):
         for differences in gloo.run(test_pending.scaled, make, "optimizer"):
             assert max(differences) < 3e-6, make

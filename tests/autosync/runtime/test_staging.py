@@ -13,15 +13,10 @@ from tests.autosync.runtime import test_encodings, test_factors, test_sparse
 from tests.autosync.runtime.cases import Case
 from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.autosync.runtime.test_exact import train_all
-from tests.autosync.runtime.test_training import (
-    clipped,
-    resumed,
-    run_cases,
-    saved_at_once,
-    train_plain,
-)
+from tests.autosync.runtime.test_state import resumed, saved_at_once
+from tests.autosync.runtime.test_training import clipped
+from tests.autosync.runtime.training import OVERLAP, run_cases, train_plain
 
-OVERLAP = Schedule("priority", slice_bytes=100, overlap_forward=True)
 METHODS = ("all_reduce", "tree", "ps", "rs", "zero", "mixed")
 
 
