@@ -4,6 +4,7 @@ Whoever calls these counts what they have made current. On a GPU all updates of 
 one stream, that of arrivals, whichever thread asks for them.
 """
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from autosync.runtime import updates
@@ -54,7 +55,12 @@ class Applying:
             if self.unused.by_all(variable.index):
                 variable.parameter.grad = None
         self.streams.wait(self._stepped)
-        if all_of_them:
+        if all_of_them and not self._script_may_change_settings():
             updates.plain_step(self.kind)(self.optimizer)
         else:
             updates.update_parameters(self.kind, self.optimizer, variables, self._hyper)
+
+    def _script_may_change_settings(self) -> bool:
+        """Before the device reads them: a learning rate may be a tensor there."""
+        values = (value for group in self._hyper for value in group.values())
+        return self.streams.asynchronous and any(isinstance(value, Tensor) for value in values)

@@ -78,16 +78,16 @@ class Arrivals:
                 content.updated = True
                 content.updated_seconds = time.monotonic()
                 if not content.travels:
+                    self._streams.stamp(content.variables)  # before anybody finds them current
                     self._round.arrived(content.variables)
-                    self._streams.stamp(content.variables)
                 self.pump()
                 self._condition.notify_all()
 
     def updated(self, variables: list[Variable]) -> None:
         """Whole variables have their new values."""
         with self._condition:
-            self._round.arrived(variables)
             self._streams.stamp(variables)
+            self._round.arrived(variables)
             self._condition.notify_all()
 
     def _landed(self, step: Step) -> None:
@@ -103,6 +103,8 @@ class Arrivals:
         if self._trace is not None:
             step.read_clock(self._streams)
             self._trace.note(self._round.iteration, step)
+        if content.ranges and content.whole:  # shown as tensors that nobody need stay behind
+            self._streams.finish(step.ended_mark)
         with self._condition:
             step.done = True
             self._streams.stamp(content.variables)

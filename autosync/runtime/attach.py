@@ -1,6 +1,7 @@
 """Puts a plan on a model and its optimizer, and takes it off again."""
 
 import atexit
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -33,6 +34,8 @@ from autosync.runtime.transport import Groups
 from autosync.runtime.unused import Unused
 
 CPU = torch.device("cpu")
+
+ABANDON_SECONDS = 10.0
 
 UNVERIFIED = (
     "autosync's CUDA path is written but has not been verified on hardware yet: compare a few "
@@ -77,6 +80,8 @@ class Attachment:
         release(self.optimizer, engine.kind)
         self.end_groups()
         engine.close()
+        if engine.failure is not None:
+            _let_go(engine.streams)
         for variable in engine.variables:
             variable.parameter.grad = None
 
@@ -162,6 +167,16 @@ def attach(
     model.__dict__["no_sync"] = engine.no_sync
     attachment.handles.extend(_hooks(model, engine, gates, plan.shares[group.rank()]))
     return attachment
+
+
+def _let_go(streams: Streams) -> None:
+    """After a failure: updates that a device was asked for must not run into what follows, such as
+    restored weights. Groups have ended, so nothing waits for a peer; what does not end counts as
+    lost."""
+    deadline = time.monotonic() + ABANDON_SECONDS
+    with suppress(RuntimeError):  # of a device that has failed itself
+        while not streams.idle() and time.monotonic() < deadline:
+            time.sleep(0.01)
 
 
 @contextmanager

@@ -106,11 +106,11 @@ class ChannelQueue:
                     finish()
                     step.ended_seconds = time.monotonic()
                     self._landed(step)
+                if self._overdue is not None:
+                    self._overdue.add(step)
             except Exception as error:  # a thread's boundary: the engine hands it to the script
                 self._failed(error, step)
                 return
-            if self._overdue is not None:
-                self._overdue.add(step)
 
     def _next(self) -> tuple[Step, Finish] | None:
         if self._overdue is None:
@@ -119,8 +119,8 @@ class ChannelQueue:
             try:
                 return self._flying.get(timeout=LOOK_SECONDS)
             except Empty:
-                if (step := self._overdue.lost()) is not None:
-                    self._failed(TimeoutError("the device still waits for it"), step)
+                if (overdue := self._overdue.lost()) is not None:
+                    self._failed(overdue.error, overdue.step)
                     return None
 
 

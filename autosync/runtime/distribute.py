@@ -18,6 +18,7 @@ from autosync.runtime.attach import attach, working_group
 from autosync.runtime.clipping import clip_before_step
 from autosync.runtime.compiled import compiled_from, warn_if_compiled
 from autosync.runtime.encodings import check_lossless
+from autosync.runtime.streams import on_device
 
 log = logging.getLogger("autosync")
 
@@ -77,7 +78,9 @@ def _changes_anywhere(shipped: Bundle, model: nn.Module, group: dist.ProcessGrou
     """What no longer matches on any rank; the same words on every rank."""
     mine = (os.environ.get(HOST_VARIABLE) or socket.gethostname(), variable_changes(shipped, model))
     reports: list[tuple[str, str]] = [("", "")] * group.size()
-    dist.all_gather_object(reports, mine, group=group)
+    parameter = next(model.parameters(), None)
+    with on_device(torch.device("cpu") if parameter is None else parameter.device):
+        dist.all_gather_object(reports, mine, group=group)
     if len(shipped.hosts) != len(reports):
         return f"it is for {len(shipped.hosts)} ranks, this job has {len(reports)}"
     for rank, (_, change) in enumerate(reports):

@@ -2,6 +2,10 @@
 
 import atexit
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+
+import torch.distributed as dist
 
 from autosync.runtime.engine import Engine
 from autosync.runtime.rounds import Phase
@@ -9,6 +13,8 @@ from autosync.runtime.rounds import Phase
 EXIT_SECONDS = 30.0
 """How long the last iteration's messages may take after the script has ended. A message that
 outlives the interpreter would abort the process: its thread ends inside the backend's own code."""
+
+EXIT_PATIENCE = timedelta(seconds=EXIT_SECONDS)
 
 
 def finish_at_exit(engine: Engine, end_groups: Callable[[], None]) -> Callable[[], None]:
@@ -27,6 +33,10 @@ def finish_at_exit(engine: Engine, end_groups: Callable[[], None]) -> Callable[[
             engine.condition.wait_for(landed, timeout=EXIT_SECONDS)
         if engine.failure is None:
             engine.streams.synchronize()
+            if engine.streams.asynchronous and engine.phase is Phase.STEPPED:
+                # A rank's own end of a message is not its peers': to end a group aborts theirs.
+                with suppress(RuntimeError):
+                    engine.control.barrier(dist.BarrierOptions()).wait(EXIT_PATIENCE)
         end_groups()
         engine.close()
 

@@ -193,15 +193,17 @@ class Engine:
                 self.packed(variable)
         with self.condition:
             self.round.phase = Phase.REDUCING
-        self.mark_gradients()
+        # What a GPU's host has landed may be under way on the GPU: who reads it stays behind.
+        self.mark_gradients(landed=self.streams.asynchronous)
         self.monitor.wait(lambda: self.round.blocking == 0)
         self.streams.stay_behind(v for v in self.variables if v.whole and not v.deferred)
 
     # --- gradients between backward and step
 
-    def mark_gradients(self) -> None:
+    def mark_gradients(self, landed: bool = False) -> None:
+        """landed: those, too, whose sums are here."""
         with self.condition:  # a landing thread may show a sparse sum
-            mark(self, (v for v in self.pending if v.missing or not v.whole))
+            mark(self, (v for v in self.pending if landed or v.missing or not v.whole))
 
     def complete(self, variable: Variable) -> None:
         """See `pending.Holder`."""
@@ -240,6 +242,9 @@ class Engine:
             return
         replaced = settle(self.pending)
         self.monitor.wait(lambda: all(variable.missing == 0 for variable in replaced))
+        for variable in replaced:  # the script's own tensors, which an update reads later
+            if variable.parameter.grad is not None:
+                self.streams.lend(variable.parameter.grad)
         self._prepare_gradients()
         self.applying.release()
         with self.condition:

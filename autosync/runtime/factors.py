@@ -53,7 +53,7 @@ class FactorCapture:
         self._owner = owner
         self._accumulator: Any = None
         self._handle: RemovableHandle | None = None
-        self._taken: list[tuple[int, Factors]] = []
+        self._taken: list[tuple[int, torch.cuda.Stream | None, Factors]] = []
         self._held: list[Factors] = []
         self._product: Tensor | None = None
         self._version = 0
@@ -90,7 +90,8 @@ class FactorCapture:
             activations.reshape(-1, columns).to(gradients.dtype),
             gradients.reshape(-1, rows),
         )
-        self._taken.append((torch._C._current_graph_task_id(), pair))
+        stream = torch.cuda.current_stream(gradients.device) if gradients.is_cuda else None
+        self._taken.append((torch._C._current_graph_task_id(), stream, pair))
 
     def accumulate(self) -> None:
         """The gradient of a backward pass under `no_sync` is complete: the product joins
@@ -116,7 +117,10 @@ class FactorCapture:
     def _of_this_pass(self) -> list[Factors]:
         task = torch._C._current_graph_task_id()
         taken, self._taken = self._taken, []
-        return [pair for of, pair in taken if of == task]
+        for of, stream, pair in taken:
+            if of == task and stream is not None:
+                _follow(stream, pair)
+        return [pair for of, _, pair in taken if of == task]
 
     def _accumulated(self) -> list[Factors]:
         """What stands in `parameter.grad`, as factors: those it was made of, or itself times the
@@ -149,6 +153,16 @@ class FactorCapture:
         weight = self.variable.alias
         rows, columns = weight.shape
         return weight.new_empty(0, columns), weight.new_empty(0, rows)
+
+
+def _follow(stream: torch.cuda.Stream, factors: Factors) -> None:
+    """The current stream reads what was made on another: torch's accumulator, whose hook packs
+    factors, stays on the stream it was made on and is behind gradients only."""
+    current = torch.cuda.current_stream(stream.device)
+    if current != stream:
+        current.wait_stream(stream)
+        for tensor in factors:
+            tensor.record_stream(current)
 
 
 def _joined(factors: list[Factors]) -> Factors:

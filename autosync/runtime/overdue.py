@@ -7,12 +7,21 @@ whether the oldest message is done.
 
 import time
 from collections import deque
+from dataclasses import dataclass
 
 from autosync.runtime.records import Step
 from autosync.runtime.streams import Mark, Streams
 
 LOOK_SECONDS = 1.0
 """How often, while nothing else lands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A message that cannot arrive, and why."""
+
+    step: Step
+    error: Exception
 
 
 class Overdue:
@@ -31,13 +40,18 @@ class Overdue:
         self._under_way.append((step, step.ended_mark))
         self._forget_done()
 
-    def lost(self) -> Step | None:
-        """The message that has been waited for too long."""
-        self._forget_done()
+    def lost(self) -> Lost | None:
+        """The message that has been waited for too long, or on which the device failed."""
         if not self._under_way:
             return None
+        try:
+            self._forget_done()
+        except RuntimeError as error:
+            return Lost(self._under_way[0][0], error)
         waited_seconds = time.monotonic() - self._progress_seconds
-        return self._under_way[0][0] if waited_seconds > self._patience_seconds else None
+        if self._under_way and waited_seconds > self._patience_seconds:
+            return Lost(self._under_way[0][0], TimeoutError("the device still waits for it"))
+        return None
 
     def _forget_done(self) -> None:
         while self._under_way and self._streams.reached(self._under_way[0][1]):

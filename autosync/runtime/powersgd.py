@@ -37,6 +37,8 @@ class LowRank:
         self.kept = torch.zeros_like(matrix, dtype=torch.float32)
         self.q = self._first_q()
         self.corrected = self.p = self.own = self.q.new_zeros(0)
+        if self.kept.is_cuda:  # torch loads a GPU's algebra at its first use, on one thread at most
+            torch.linalg.qr(self.kept.new_ones(1, 1))
 
     def _first_q(self) -> Tensor:
         generator = torch.Generator("cpu").manual_seed(self.seed)
@@ -56,10 +58,13 @@ class LowRank:
 
     def decode(self, q: Tensor) -> None:
         """From the summed Q, the approximated sum. Overflows are for a GradScaler to see: they
-        must not stay in the error."""
-        if q.isfinite().all():
-            torch.sub(self.corrected, self.p @ self.own.t(), out=self.kept)
-            self.q = q.clone()
+        must not stay in the error. The thread does not wait to know: on a GPU it has peers to
+        watch."""
+        sound = q.isfinite().all()
+        lost = self.p @ self.own.t()
+        torch.sub(self.corrected, lost, out=lost)
+        torch.where(sound, lost, self.kept, out=self.kept)
+        self.q = torch.where(sound, q, self.q)
         self.matrix.copy_(self.p @ q.t())
 
     def restart(self, kept: Tensor | None = None, q: Tensor | None = None) -> None:

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from autosync.runtime.records import Content, Variable
 from autosync.runtime.row_updates import RowUpdate, fill_rows
+from autosync.runtime.streams import on_device
 
 RunState = dict[str, Any]
 Held = dict[int, list[tuple[int, int, RunState]]]
@@ -33,7 +34,8 @@ def gather_state(
     if all(content.whole for content in contents):
         return []
     everyone: list[Held] = [{}] * group.size()
-    dist.all_gather_object(everyone, _held(contents), group=group)
+    with on_device(variables[0].parameter.device):
+        dist.all_gather_object(everyone, _held(contents), group=group)
     gathered = [variable for variable in variables if not variable.whole]
     for variable in gathered:
         optimizer.state[variable.parameter] = {}

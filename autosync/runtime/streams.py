@@ -101,6 +101,10 @@ class Streams:
     def synchronize(self) -> None:
         """The calling thread waits for all arrivals and updates."""
 
+    def idle(self) -> bool:
+        """Whether all arrivals and updates are done."""
+        return True
+
     def settle(self) -> None:
         """The calling thread waits for all that the current stream was asked for."""
 
@@ -181,12 +185,17 @@ class GpuStreams(Streams):
     def synchronize(self) -> None:
         self._landing.synchronize()
 
+    def idle(self) -> bool:
+        return bool(self._landing.query())
+
     def settle(self) -> None:
         self._current().synchronize()
 
     def lend(self, tensor: Tensor) -> None:
-        if tensor.is_cuda:
-            tensor.record_stream(self._landing)
+        parts = (tensor._indices(), tensor._values()) if tensor.is_sparse else (tensor,)
+        for part in parts:
+            if part.is_cuda:
+                part.record_stream(self._landing)
 
     def host_buffer(self, like: Tensor) -> Tensor:
         return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=True)
@@ -209,6 +218,12 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 def _on(stream: torch.cuda.Stream) -> Iterator[None]:
     with torch.cuda.stream(stream):
         yield
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """What torch asks of the current device is asked of this one within: NCCL's collectives of
+    objects go there, and no script need have named one."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def streams_for(device: torch.device, backend: str, timed: bool = False) -> Streams:

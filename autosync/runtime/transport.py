@@ -1,8 +1,11 @@
 """Process groups of a plan, and what issues its messages of fixed size on them."""
 
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from threading import Thread
 from typing import Any
 
 import torch.distributed as dist
@@ -18,6 +21,9 @@ from autosync.runtime.part import Part
 from autosync.runtime.records import Content, Finish, Start
 from autosync.runtime.staging import staged, staged_in_place
 from autosync.runtime.streams import HOST, Streams
+
+ABORT_SECONDS = 30.0
+"""How long the end of a communicator is waited for."""
 
 
 @dataclass(slots=True)
@@ -56,10 +62,28 @@ class Groups:
         return dist.ProcessGroupGloo(store, place, len(team), self.timeout)  # takes milliseconds
 
     def close(self) -> None:
-        """End every group; pending operations of a failed peer are aborted."""
-        for key in list(self.made):  # a failing channel's thread may be closing them too
-            if (group := self.made.pop(key, None)) is not None:
+        """End every group; pending operations of a failed peer are aborted.
+
+        All at once: on NCCL the end of one communicator may wait for the device, and that for a
+        message of another one whose peer is gone.
+        """
+        keys = list(self.made)  # a failing channel's thread may be closing them too
+        ending = [group for key in keys if (group := self.made.pop(key, None)) is not None]
+        if self.backend != "nccl":
+            for group in ending:
                 group.abort()
+            return
+        threads = [Thread(target=_abort, args=(group,), daemon=True) for group in ending]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + ABORT_SECONDS
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _abort(group: Any) -> None:
+    with suppress(RuntimeError):  # it has failed already
+        group.abort()
 
 
 def team_of(teams: Teams, rank: int) -> tuple[int, ...]:

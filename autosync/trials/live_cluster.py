@@ -73,7 +73,8 @@ def measure_cluster(job: LiveJob, step_seconds: float) -> Cluster:
         devices = tuple(seated_device(seats[rank], profiled) for rank in ranks)
         intra = inside / 1e9 * 8 if inside else None
         nodes.append(Node(host, devices, rate / 1e9 * 8, intra, latency * 1e6))
-    backend: Backend = "nccl" if dist.get_backend() == "nccl" else "gloo"
+    found = job.group._get_backend(job.device).name()  # a process group may have several
+    backend: Backend = "nccl" if found == "nccl" else "gloo"
     return Cluster("live", tuple(nodes), backend, description="measured inside the running job")
 
 

@@ -94,7 +94,7 @@ class LiveJob:
             self.groups.close()
             self.groups = None
         if self.groups is None:
-            self.groups = runtime.open_groups(self.group)
+            self.groups = runtime.open_groups(self.group, self.device)
         return self.groups
 
 

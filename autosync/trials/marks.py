@@ -45,8 +45,9 @@ def zero(device: torch.device) -> Zero:
 
 def on_clock(since: Zero, marks: Sequence[Mark]) -> list[float]:
     """Seconds on `time.monotonic()` of marks made after `since`; waits until a GPU has reached
-    them all. Differences between a GPU's marks are its own, within a microsecond; all share the
-    few microseconds by which the host saw `since` late."""
+    them all. Differences between a GPU's marks are its own, within a microsecond in the first ten
+    seconds (CUDA tells them as single-precision milliseconds) and eight in the first hundred; all
+    share the few microseconds by which the host saw `since` late."""
     if not isinstance(since.mark, torch.cuda.Event):
         return [one for one in marks if not isinstance(one, torch.cuda.Event)]
     return [since.seconds + seconds for seconds in seconds_since(since.mark, marks)]

@@ -43,6 +43,8 @@ def settle(way: str, rank: int) -> None:
     if HERE.device.type == "cuda":
         HERE.device = torch.device("cuda", rank % torch.cuda.device_count())
         torch.cuda.set_device(HERE.device)
+        torch.backends.cudnn.allow_tf32 = False  # rounds to ten bits: other sums flip them
+        torch.backends.cudnn.deterministic = True
 
 
 def here(model: Module) -> Module:

@@ -464,7 +464,8 @@ def overdue(rank: int, world: int) -> tuple[bool, bool]:
     step.ended_mark = streams.mark()
     watch.add(step)
     time.sleep(0.001)
-    late = watch.lost() is step
+    lost = watch.lost()
+    late = lost is not None and lost.step is step
     torch.cuda.synchronize()
     return late, watch.lost() is None
 

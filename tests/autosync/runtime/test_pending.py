@@ -1,13 +1,14 @@
 """Gradients between backward and step(): exact for whoever reads them, or refused by name."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from autosync.errors import NotSupported
+from autosync.runtime.streams import Marked, Streams
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import (
     Case,
@@ -116,6 +117,46 @@ def test_deferred_gradients_are_the_average_for_whoever_reads_them(
 ) -> None:
     for differences in pair.run(changed, DEFERRED, change):
         assert max(differences) < 3e-6, dict(zip(DEFERRED, differences, strict=True))
+
+
+class LandedOnly(Streams):
+    """A device on which nothing is done when the host has landed it. behind: what readers have
+    stayed behind since backward returned."""
+
+    asynchronous = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.behind: list[object] = []
+
+    def stay_behind(self, marked: Iterable[Marked]) -> None:
+        self.behind.extend(marked)
+
+
+def landed(rank: int, world: int) -> list[str]:
+    """Every sum is on the host before the script reads the first."""
+    wrong = []
+    for case in DEFERRED:
+        HERE.streams = streams = LandedOnly()
+        model, optimizer, attachment = attached(case, world)
+        for iteration in range(case.iterations):
+            optimizer.zero_grad()
+            loss_of(model, iteration, rank).backward()
+            variables = attachment.engine.variables
+            attachment.engine.monitor.wait(lambda: not any(v.missing for v in variables))  # noqa: B023
+            streams.behind.clear()
+            for variable in variables:
+                float(variable.parameter.grad.sum())
+                if variable not in streams.behind:
+                    wrong.append(f"{case}: {variable.name} was read too early")
+            optimizer.step()
+        attachment.detach()
+        HERE.streams = None
+    return wrong
+
+
+def test_a_sum_that_the_host_has_landed_is_waited_for_on_the_device(pair: Ranks) -> None:
+    assert pair.run(landed) == [[], []]
 
 
 READINGS: dict[str, Callable[[nn.Module], object]] = {
