@@ -23,6 +23,7 @@ from autosync.population import decode
 from autosync.strategy import Strategy
 from autosync.trials.contract import Launcher, Pool, TrialRequest, TrialResult, Workload
 from autosync.trials.pool import PASS_TOLERANCE
+from autosync.trials.rate_probes import InaccurateLink
 from search import designs
 from search.builders import hand_designed
 from search.journal import CANARY, Journal, PassKey
@@ -34,6 +35,8 @@ from search.targets import CollectionPlan, Target, domain_of
 CANARY_EVERY = 20
 CANARY_TOLERANCE = 0.05
 TIMEOUT_SECONDS = 60.0
+OPENINGS = 6
+PAUSE_SECONDS = 10.0
 
 Say = Callable[[str], None]
 
@@ -89,7 +92,7 @@ def _measure_target(run: _Run, target: Target, occasion: int) -> None:
         return
     byte_scale, time_scale = target.scales
     run.say(f"{target.name}, occasion {occasion}: {len(chosen)} strategies")
-    pool = run.launcher.open(Workload(domain, byte_scale=byte_scale, time_scale=time_scale))
+    pool = _opened(run, Workload(domain, byte_scale=byte_scale, time_scale=time_scale))
     try:
         measuring = _Measuring(run, target, domain, occasion, pool, len(chosen))
         while todo := work.pending(run.journal):
@@ -99,6 +102,20 @@ def _measure_target(run: _Run, target: Target, occasion: int) -> None:
                 measuring.block(todo[start : start + CANARY_EVERY])
     finally:
         pool.close()
+
+
+def _opened(run: _Run, workload: Workload) -> Pool:
+    """A pool. Links that are off the cluster file are looked at again some times: what loads a
+    machine for a moment must not end hours of work."""
+    for again in reversed(range(OPENINGS)):
+        try:
+            return run.launcher.open(workload)
+        except InaccurateLink as error:
+            if not again or run.stopped():
+                raise
+            run.say(f"  {error.message} Again in {PAUSE_SECONDS:.0f} s, {again} times at most.")
+            time.sleep(PAUSE_SECONDS)
+    raise AssertionError("the last opening returns or raises")
 
 
 def _kept_domain(run: _Run, target: Target) -> Domain:

@@ -58,13 +58,15 @@ class LowRank:
 
     def decode(self, q: Tensor) -> None:
         """From the summed Q, the approximated sum. Overflows are for a GradScaler to see: they
-        must not stay in the error. The thread does not wait to know: on a GPU it has peers to
-        watch."""
+        must not stay in the error."""
         sound = q.isfinite().all()
         lost = self.p @ self.own.t()
         torch.sub(self.corrected, lost, out=lost)
-        torch.where(sound, lost, self.kept, out=self.kept)
-        self.q = torch.where(sound, q, self.q)
+        if self.kept.is_cuda:  # where this thread, which has peers to watch, does not wait to know
+            torch.where(sound, lost, self.kept, out=self.kept)
+            self.q = torch.where(sound, q, self.q)
+        elif sound:
+            self.kept, self.q = lost, q.clone()
         self.matrix.copy_(self.p @ q.t())
 
     def restart(self, kept: Tensor | None = None, q: Tensor | None = None) -> None:

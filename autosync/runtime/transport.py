@@ -73,12 +73,22 @@ class Groups:
             for group in ending:
                 group.abort()
             return
-        threads = [Thread(target=_abort, args=(group,), daemon=True) for group in ending]
-        for thread in threads:
-            thread.start()
+        threads = [thread for group in ending if (thread := _aborting(group)) is not None]
         deadline = time.monotonic() + ABORT_SECONDS
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _aborting(group: Any) -> Thread | None:
+    """The thread that ends a group. None where it is done: Python 3.12 starts no thread while the
+    interpreter ends."""
+    thread = Thread(target=_abort, args=(group,), daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        _abort(group)
+        return None
+    return thread
 
 
 def _abort(group: Any) -> None:

@@ -171,6 +171,7 @@ class Rank:
         self._attached = None
         self._job.optimizer.zero_grad(set_to_none=True)
         if self._device.type == "cuda":
+            gc.collect()  # a detached engine is in reference cycles, and holds its buffers
             torch.cuda.empty_cache()  # ranks may share the GPU
 
     def _reset_peak_memory(self) -> None:

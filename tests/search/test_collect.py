@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotFound
 from autosync.trials.contract import TrialError, TrialRequest, TrialResult, Workload
 from autosync.trials.local import LocalLauncher
+from autosync.trials.rate_probes import InaccurateLink
 from search.collect import collect, strategies_of
 from search.journal import CANARY, Journal, PassKey
 from search.targets import CollectionPlan, Target, domain_of, load_plan, only, ring_seconds
@@ -93,6 +95,33 @@ def test_every_strategy_is_measured_in_two_passes_of_different_order(tmp_path: P
     assert launcher.closed == 1
     [domain] = load_dataset(tmp_path)
     assert (len(domain), domain.failed, domain.noise) == (COUNT, 0, 0.0)
+
+
+class Unsteady(ScriptedLauncher):
+    """Links are off the file at the first openings."""
+
+    off = 2
+
+    def open(self, workload: Workload) -> ScriptedLauncher:
+        if self.off:
+            self.off -= 1
+            raise InaccurateLink("the link carries 283 Mbit/s.", thing="link", value=-0.051)
+        return self
+
+
+def test_links_that_are_off_for_a_moment_do_not_end_a_collection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("search.collect.PAUSE_SECONDS", 0.0)
+    said: list[str] = []
+    launcher = Unsteady(steady)
+    plan = prepared(tmp_path)
+    collect(plan, tmp_path, launcher, said.append)
+    assert len(read_trials(tmp_path)["strategy_id"].unique()) == COUNT
+    assert [text for text in said if "283 Mbit/s" in text][1].endswith("4 times at most.")
+    launcher.off = 99
+    with pytest.raises(InaccurateLink):
+        collect(replace(plan, seed=4, strategies=COUNT + 1), tmp_path, launcher, silent)
 
 
 def test_a_third_pass_where_two_disagree_and_its_median_counts(tmp_path: Path) -> None:

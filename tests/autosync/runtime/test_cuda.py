@@ -174,7 +174,6 @@ def test_equals_single_process(pool: Ranks, method: str) -> None:
 
 SCRIPTS = (
     training.train_plain,
-    test_training.half_precision,
     test_training.scheduled,
     test_training.zeroed_at_once,
     test_training.clipped,
@@ -197,6 +196,12 @@ def test_what_scripts_do(pool: Ranks, function: Callable[..., float]) -> None:
 def test_models(gloo: Ranks, model: str) -> None:
     cases = [Case(model=model, schedule=OVERLAP), Case(model=model, method="zero")]
     training.each_case(gloo, training.train_plain, *cases)
+
+
+@on_gpus
+def test_bf16_parameters(gloo: Ranks) -> None:
+    """Of two ranks: three add up bf16 in an order of their own."""
+    training.each_case(gloo, test_training.half_precision)
 
 
 @on_gpus
@@ -248,7 +253,16 @@ def check_rows(pool: Ranks, way: str, kind: str) -> None:
     for schedule in (Schedule(), Schedule("priority", overlap_forward=True)):
         results = pool.run(test_sparse.run, way, kind, schedule, True, None)
         assert max(difference for difference, _ in results) < 2e-6
-        assert all(values == results[0][1] for _, values in results)
+        first = results[0][1]
+        if way == "gathered" and kind in ("momentum", "nesterov"):
+            # Every rank updates, and CUDA adds rows that stand twice in any order.
+            assert all(
+                abs(a - b) < 1e-6
+                for _, values in results
+                for a, b in zip(values, first, strict=True)
+            )
+        else:
+            assert all(values == first for _, values in results)
 
 
 @on_gpus
