@@ -26,18 +26,19 @@ class Scales:
 
     byte_scale: float
     time_scale: float
-    slice_mib: int
+    slice_mib: float
 
 
 SCALES = {
-    "resnet50": Scales(1 / 8, 16, 2),
+    "resnet50": Scales(1 / 8, 16, 1.5),
     "vgg16": Scales(1 / 32, 4, 8),
     "bert_base": Scales(1 / 32, 4, 8),
     "ncf_sparse": Scales(1 / 32, 4, 8),
 }
-"""Messages of 256 KB on the emulated wire, whatever the model. ResNet-50 is the smallest: a
+"""Messages of about 256 KB on the emulated wire, whatever the model. ResNet-50 is the smallest: a
 gradient that is wanted at once waits for the slice that is under way, and 4 MiB of its 98 take 4 %
-of an iteration."""
+of an iteration. By the timeline, with startups of 0.1 ms, slices of 4, 2 and 1.5 MiB reach 96.9, 96.8
+and 98.8 % of the bound at rho = 1; measured 92.9, 94.2 and 95.6 %."""
 
 
 def cluster(nodes: int = 4, ranks_per_node: int = 1, gbps: float = GBPS) -> Cluster:

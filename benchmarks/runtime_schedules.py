@@ -22,16 +22,16 @@ GROUP_BYTES = MIB
 long anyway."""
 
 
-def sliced(slice_mib: int) -> Schedule:
-    return Schedule("priority", slice_bytes=slice_mib * MIB, overlap_forward=True)
+def sliced(slice_mib: float) -> Schedule:
+    return Schedule("priority", slice_bytes=int(slice_mib * MIB), overlap_forward=True)
 
 
-def priority(domain: Domain, slice_mib: int) -> Strategy:
+def priority(domain: Domain, slice_mib: float) -> Strategy:
     choices = collective(domain, AllReduce(0))
     return assemble(domain, choices, schedule=sliced(slice_mib), limit_bytes=GROUP_BYTES)
 
 
-def halves(domain: Domain, slice_mib: int) -> Strategy:
+def halves(domain: Domain, slice_mib: float) -> Strategy:
     """DeAR in slices, nearest next use first."""
     choices = collective(domain, ReduceScatter(0))
     return assemble(domain, choices, schedule=sliced(slice_mib), limit_bytes=GROUP_BYTES)
@@ -43,8 +43,8 @@ def measure(report: Report, model: str, rho: float, rounds: int) -> None:
     size = scales.slice_mib
     ways = [
         ddp_way(domain),
-        Way(f"priority, {size} MiB slices", priority(domain, size)),
-        Way(f"reduce-scatter, {size} MiB slices", halves(domain, size)),
+        Way(f"priority, {size:g} MiB slices", priority(domain, size)),
+        Way(f"reduce-scatter, {size:g} MiB slices", halves(domain, size)),
         Way("reduce-scatter, 25 MiB (DeAR)", designs.dear(domain)),
     ]
     with open_testbed(domain, scales) as pool:
