@@ -37,8 +37,8 @@ SCALES = {
 }
 """Messages of about 256 KB on the emulated wire, whatever the model. ResNet-50 is the smallest: a
 gradient that is wanted at once waits for the slice that is under way, and 4 MiB of its 98 take 4 %
-of an iteration. By the timeline, with startups of 0.1 ms, slices of 4, 2 and 1.5 MiB reach 96.9, 96.8
-and 98.8 % of the bound at rho = 1; measured 92.9, 94.2 and 95.6 %."""
+of an iteration. With startups of 0.1 ms the timeline has slices of 2 and 1.5 MiB at 97 and 99 % of
+the bound at rho = 1."""
 
 
 def cluster(nodes: int = 4, ranks_per_node: int = 1, gbps: float = GBPS) -> Cluster:
