@@ -36,6 +36,7 @@ from autosync.runtime.unused import Unused
 CPU = torch.device("cpu")
 
 ABANDON_SECONDS = 10.0
+"""How long a device may go on with updates after a failure."""
 
 UNVERIFIED = (
     "autosync's CUDA path is written but has not been verified on hardware yet: compare a few "

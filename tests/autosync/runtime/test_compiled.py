@@ -2,7 +2,6 @@
 
 import os
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,19 +23,13 @@ from tests.autosync.runtime.cases import (
     train_reference,
     worst_difference,
 )
-from tests.autosync.runtime.ranks import Ranks, ranks
+from tests.autosync.runtime.ranks import Ranks
 
 OVERLAP = Schedule("priority", slice_bytes=100, overlap_forward=True)
 BACKEND = "aot_eager"
 """Compiles regions as the default backend does, without a C++ compiler."""
 
 PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Ranks]:
-    with ranks(2) as made:
-        yield made
 
 
 class Chain(nn.Module):

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -30,13 +29,7 @@ from tests.autosync.runtime.cases import (
     train_reference,
     worst_difference,
 )
-from tests.autosync.runtime.ranks import Ranks, ranks
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Ranks]:
-    with ranks(2) as made:
-        yield made
+from tests.autosync.runtime.ranks import Ranks
 
 
 def shipped(case: Case, world: int) -> Bundle:

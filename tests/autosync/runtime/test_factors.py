@@ -33,12 +33,6 @@ def pool(request: pytest.FixtureRequest) -> Iterator[Ranks]:
         yield made
 
 
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Ranks]:
-    with ranks(2) as made:
-        yield made
-
-
 class Net(nn.Module):
     """One layer runs twice, one works on three dimensions, one is followed by work in place."""
 

@@ -1,7 +1,7 @@
 """Gradients between backward and step(): exact for whoever reads them, or refused by name."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ from tests.autosync.runtime.cases import (
     worst_difference,
 )
 from tests.autosync.runtime.place import HERE
-from tests.autosync.runtime.ranks import Ranks, ranks
+from tests.autosync.runtime.ranks import Ranks
 
 OVERLAP = Schedule("priority", slice_bytes=100, overlap_forward=True)
 DEFERRED = (
@@ -39,12 +39,6 @@ PARTED = (
 LIMIT = 0.05
 
 Change = Callable[[torch.optim.Optimizer, nn.Module], None]
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Ranks]:
-    with ranks(2) as made:
-        yield made
 
 
 def backward_late(model: nn.Module, iteration: int, rank: int) -> None:

@@ -1,7 +1,5 @@
 """Shares of the global batch: dealt whole, every sample once, and weighted right."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,17 +12,11 @@ from autosync.errors import InvalidInput
 from autosync.runtime.attach import attach
 from autosync.runtime.sampler import sizes
 from tests.autosync.runtime.cases import Case, plan
-from tests.autosync.runtime.ranks import Ranks, ranks
+from tests.autosync.runtime.ranks import Ranks
 
 SHARES = st.lists(st.floats(0.05, 1.0), min_size=1, max_size=6).map(
     lambda weights: tuple(weight / sum(weights) for weight in weights)
 )
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Ranks]:
-    with ranks(2) as made:
-        yield made
 
 
 @settings(derandomize=True, max_examples=200, deadline=None)

@@ -38,12 +38,6 @@ def pool(request: pytest.FixtureRequest) -> Iterator[Ranks]:
         yield made
 
 
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Ranks]:
-    with ranks(2) as made:
-        yield made
-
-
 class Lookup(nn.Module):
     """Two tables, one of them summed into bags, and a dense layer where the optimizer takes it."""
 

@@ -2,10 +2,8 @@
 
 import copy
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
-import pytest
 import torch
 
 from tests.autosync.runtime.cases import (
@@ -18,14 +16,8 @@ from tests.autosync.runtime.cases import (
     train_reference,
     worst_difference,
 )
-from tests.autosync.runtime.ranks import Ranks, ranks
+from tests.autosync.runtime.ranks import Ranks
 from tests.autosync.runtime.training import OVERLAP, each_case
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Ranks]:
-    with ranks(2) as made:
-        yield made
 
 
 def evaluated(rank: int, world: int, case: Case) -> float:

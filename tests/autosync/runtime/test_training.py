@@ -32,12 +32,6 @@ from tests.autosync.runtime.training import (
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[Ranks]:
-    with ranks(2) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
 def four() -> Iterator[Ranks]:
     with ranks(4) as made:
         yield made

@@ -1,14 +1,12 @@
 """Variables that some or all ranks leave out of an iteration."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor, nn
 
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import Case, attached, make_optimizer, worst_difference
-from tests.autosync.runtime.ranks import Ranks, ranks
+from tests.autosync.runtime.ranks import Ranks
 
 OVERLAP = Schedule("priority", slice_bytes=100, overlap_forward=True)
 CASES = tuple(
@@ -24,12 +22,6 @@ CASES = tuple(
 )
 USES = (((0, 1), (0,)), ((1,), (1,)), ((0,), (0,)), ((), (0, 1)), ((1,), (0,)))
 """The branches that each rank takes in each iteration. Branch 2 is never taken."""
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Ranks]:
-    with ranks(2) as made:
-        yield made
 
 
 class Branches(nn.Module):

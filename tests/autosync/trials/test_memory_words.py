@@ -1,0 +1,26 @@
+"""A rank that ended for lack of memory is told from one that crashed by what it wrote."""
+
+import pytest
+
+from autosync.trials.machine import speaks_of_memory
+from autosync.trials.worker import error_kind
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "terminate called after throwing an instance of 'std::bad_alloc'",
+        "OSError: [Errno 12] Cannot allocate memory",
+        "DefaultCPUAllocator: can't allocate memory: you tried to allocate 1073741824 bytes",
+        "CUDA out of memory. Tried to allocate 2.00 GiB",
+        "MemoryError",
+    ],
+)
+def test_a_lack_of_memory_has_many_words(text: str) -> None:
+    assert speaks_of_memory(text)
+    assert error_kind(RuntimeError(text)) == "out_of_memory"
+
+
+def test_other_ends_are_crashes() -> None:
+    assert not speaks_of_memory("Connection closed by peer [10.0.0.2]:5000")
+    assert error_kind(RuntimeError("Connection closed by peer")) == "crashed"
