@@ -6,6 +6,7 @@ synced, so that a collection stops anywhere and goes on. A line of the log is a 
 
     {"strategy": document, "id": ...}    before the first pass of a strategy
     {"void": [passes]}                   that a drifted canary casts doubt on; measured again
+    {"forget": domain}                   all of which was measured anew, as another domain
 """
 
 import json
@@ -47,7 +48,7 @@ class Journal:
 
     folder: Path
     _rows: dict[PassKey, dict[str, Any]] = field(default_factory=dict)
-    _canaries: list[dict[str, Any]] = field(default_factory=list)
+    _canaries: dict[tuple[str, int, float], dict[str, Any]] = field(default_factory=dict)
     _voided: set[PassKey] = field(default_factory=set)
     _strategies: dict[str, str] = field(default_factory=dict)
 
@@ -96,7 +97,7 @@ class Journal:
         """Of the canaries that ran, oldest first."""
         return [
             row["step_seconds"]
-            for row in self._canaries
+            for row in self._canaries.values()
             if row["domain"] == domain and row["step_seconds"]
         ]
 
@@ -117,18 +118,35 @@ class Journal:
         self._append(row)
         self._take(row)
 
-    def void(self, keys: Sequence[PassKey]) -> list[PassKey]:
-        """Forget these passes, which are in doubt; those that were voided before stay. Returns
-        the forgotten ones."""
+    def load(self, key: PassKey) -> float:
+        """What else used the machine's cores during a pass, 0 to 1; 0 where none was measured."""
+        return float(self._rows[key]["load"] or 0.0)
+
+    def void(self, keys: Sequence[PassKey]) -> None:
+        """Forget these passes, which are in doubt."""
+        if keys:
+            self._append({"void": keys})
+            self._take({"void": keys})
+
+    def void_once(self, keys: Sequence[PassKey]) -> list[PassKey]:
+        """Forget these passes but for those that were voided before. Returns the forgotten."""
         doubted = [key for key in keys if key not in self._voided]
-        if doubted:
-            self._append({"void": doubted})
-            self._take({"void": doubted})
+        self.void(doubted)
         return doubted
+
+    def scales(self, domain: str) -> set[tuple[float, float]]:
+        """Each `(byte_scale, time_scale)` at which a pass of the domain was measured."""
+        rows = [row for row in self._rows.values() if row["domain"] == domain]
+        return {(row["byte_scale"], row["time_scale"]) for row in rows}
+
+    def forget(self, domain: str) -> None:
+        """Drop every pass of a domain."""
+        self._append({"forget": domain})
+        self._take({"forget": domain})
 
     def checkpoint(self, domains: Sequence[Domain]) -> None:
         """Write the dataset of everything so far, and begin a new log."""
-        rows = [*self._rows.values(), *self._canaries]
+        rows = [*self._rows.values(), *self._canaries.values()]
         if not rows:
             return
         table = pd.DataFrame(rows)
@@ -147,10 +165,15 @@ class Journal:
                 self._voided.add(key)
                 self._rows.pop(key, None)
             return
+        if "forget" in row:
+            gone = row["forget"]
+            self._rows = {key: kept for key, kept in self._rows.items() if key.domain != gone}
+            self._canaries = {key: kept for key, kept in self._canaries.items() if key[0] != gone}
+            return
         if row["step_seconds"] is not None and not row["step_seconds"] > 0:
             row["step_seconds"] = None  # NaN, as Parquet keeps what is missing
         if row["pass"] == CANARY:
-            self._canaries.append(row)
+            self._canaries[row["domain"], row["occasion"], row["measured_at"]] = row
         else:
             key = PassKey(row["domain"], row["occasion"], row["pass"], row["strategy_id"])
             self._rows[key] = row

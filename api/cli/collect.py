@@ -28,6 +28,14 @@ def collect(
         list[str] | None,
         typer.Option(metavar="NAME", help="Only these of the plan's domains; may be repeated."),
     ] = None,
+    again: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Measure this domain anew; once whole, that replaces what FOLDER holds of it. "
+            "May be repeated.",
+        ),
+    ] = None,
     launcher: Annotated[LauncherName, typer.Option(help="As in `autosync tune`.")] = "testbed",
 ) -> None:
     """Measure many strategies of several domains, as simulators learn from.
@@ -47,10 +55,12 @@ def collect(
     from search.collect import collect as measure
     from search.targets import load_plan, only
 
-    asked = only(load_plan(plan or data_file("runtimes", "plan.yaml")), tuple(domain or ()))
+    anew = tuple(again or ())
+    names = tuple(dict.fromkeys((*(domain or ()), *anew)))
+    asked = only(load_plan(plan or data_file("runtimes", "plan.yaml")), names)
     stop = stop_on_signals()
     where = launcher_named(launcher)
     if isinstance(where, TestbedLauncher | LocalLauncher):
         where = replace(where, repeats=0)  # a third pass, much later, tells more than one at once
-    measure(asked, folder, where, say, stop.is_set)
+    measure(asked, folder, where, say, stop.is_set, anew)
     say("Stopped: the same command goes on." if stop.is_set() else f"Written to {folder}.")

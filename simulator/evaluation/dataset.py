@@ -140,7 +140,8 @@ def load_dataset(folder: Path) -> list[MeasuredDomain]:
 
 
 def write_dataset(folder: Path, domains: Sequence[Domain], trials: pd.DataFrame) -> None:
-    """Write the folder; `trials` has the COLUMNS.
+    """Write the folder; `trials` has the COLUMNS. Whatever ends this half way, every trial of the
+    folder has its strategy.
 
     Raises:
         InvalidInput: a column is missing, or a domain that trials name.
@@ -156,11 +157,17 @@ def write_dataset(folder: Path, domains: Sequence[Domain], trials: pd.DataFrame)
         )
     (folder / "domains").mkdir(parents=True, exist_ok=True)
     for domain in domains:
-        (folder / "domains" / f"{domain.id}.json").write_text(to_json(domain) + "\n")
+        with written_whole(folder / "domains" / f"{domain.id}.json") as draft:
+            draft.write_text(to_json(domain) + "\n")
     identity = ["domain", "strategy_id"]
     strategies = trials[[*identity, "strategy"]].drop_duplicates(identity)
-    _write_parquet(strategies, folder / "strategies.parquet")
+    file = folder / "strategies.parquet"
+    before = _read_parquet(file) if file.exists() else strategies
+    both = pd.concat([before, strategies]).drop_duplicates(identity)
+    _write_parquet(both, file)
     _write_parquet(trials.drop(columns="strategy"), folder / "trials.parquet")
+    if len(both) > len(strategies):
+        _write_parquet(strategies, file)
 
 
 def _write_parquet(table: pd.DataFrame, file: Path) -> None:

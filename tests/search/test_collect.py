@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,12 +12,13 @@ from autosync.clusterfile import save_cluster
 from autosync.datafiles import data_file
 from autosync.documents import to_json
 from autosync.domain import Domain
-from autosync.errors import InvalidInput, NotFound
+from autosync.errors import AutosyncError, InvalidInput, NotFound
 from autosync.trials.contract import TrialError, TrialRequest, TrialResult, Workload
 from autosync.trials.local import LocalLauncher
 from autosync.trials.rate_probes import InaccurateLink
-from search.collect import collect, strategies_of
+from search.collect import collect
 from search.journal import CANARY, Journal, PassKey
+from search.passes import strategies_of
 from search.targets import CollectionPlan, Target, domain_of, load_plan, only, ring_seconds
 from simulator.evaluation.dataset import load_dataset, read_trials
 from tests.domains import domain_of as small_domain
@@ -220,6 +222,50 @@ def test_second_occasions_are_the_ceiling(tmp_path: Path) -> None:
     assert domain.second_seconds == pytest.approx(1.02 * domain.step_seconds)
 
 
+@pytest.fixture
+def costs_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probes of the scripted cluster find another than that of DOMAIN."""
+    found = replace(DOMAIN.cluster, name="as probed")
+    monkeypatch.setattr(
+        "search.collect.probe_costs", lambda *_, **__: SimpleNamespace(cluster=found)
+    )
+    monkeypatch.setattr("search.collect.domain_of", lambda _: DOMAIN)
+
+
+@pytest.mark.usefixtures("costs_found")
+@pytest.mark.parametrize("dies_after", [0, 7, 2 * COUNT - 1])
+def test_what_is_measured_anew_replaces_what_was_there_once_it_is_whole(
+    tmp_path: Path, dies_after: int
+) -> None:
+    plan = prepared(tmp_path)
+    collect(plan, tmp_path, ScriptedLauncher(steady), silent)
+    dying = ScriptedLauncher(steady, dies_after)
+    with pytest.raises(Killed):
+        collect(plan, tmp_path, dying, silent, again=["small"])
+    assert DOMAIN.id in set(read_trials(tmp_path)["domain"])
+
+    going_on = ScriptedLauncher(steady)
+    collect(plan, tmp_path, going_on, silent, again=["small"])
+    [domain] = load_dataset(tmp_path)
+    assert domain.domain.id != DOMAIN.id
+    assert len(read_trials(tmp_path)) == len(dying.ran) + len(going_on.ran)
+    assert [file.stem for file in (tmp_path / "domains").iterdir()] == [domain.domain.id]
+    assert [file.name for file in (tmp_path / "targets").iterdir()] == ["small.json"]
+
+    collect(plan, tmp_path, idle := ScriptedLauncher(steady), silent)
+    assert idle.ran == []
+
+
+def test_passes_at_other_scales_are_not_mixed(tmp_path: Path) -> None:
+    plan = prepared(tmp_path)
+    collect(plan, tmp_path, ScriptedLauncher(steady), silent)
+    slower = replace(plan.domains[0], time_scale="4")
+    more = CollectionPlan((slower,), strategies=COUNT + 1, seed=3)
+    with pytest.raises(InvalidInput, match="small was measured at s = 1, k = 1") as refused:
+        collect(more, tmp_path, ScriptedLauncher(steady), silent)
+    assert "--again small" in refused.value.remedy
+
+
 def test_a_strategy_that_fails_is_kept_with_its_reason(tmp_path: Path) -> None:
     lost = strategies_of(DOMAIN, COUNT, 3)[-1].strategy.id
 
@@ -234,6 +280,53 @@ def test_a_strategy_that_fails_is_kept_with_its_reason(tmp_path: Path) -> None:
     assert (len(domain), domain.failed) == (COUNT - 1, 1)
 
 
+def test_what_failed_or_ran_beside_other_load_is_measured_once_more(tmp_path: Path) -> None:
+    failed, loaded = (each.strategy.id for each in strategies_of(DOMAIN, COUNT, 3)[-2:])
+    ran: Counter[str] = Counter()
+
+    class Passing(ScriptedLauncher):
+        def run(self, request: TrialRequest) -> TrialResult:
+            identity = request.bundle.strategy.id
+            ran[identity] += 1
+            if identity == failed and ran[identity] == 1:
+                return replace(super().run(request), step_seconds=None, iteration_seconds=())
+            load = 0.5 if identity == loaded else 0.0
+            return replace(super().run(request), load=load)
+
+    collect(prepared(tmp_path), tmp_path, Passing(steady), silent)
+    assert ran[failed] == 3
+    assert ran[loaded] == 4, "both passes of it again, once"
+    [domain] = load_dataset(tmp_path)
+    assert (len(domain), domain.failed) == (COUNT, 0)
+
+
+def test_a_cluster_that_fails_ends_the_collection_and_blames_no_strategy(tmp_path: Path) -> None:
+    plan = prepared(tmp_path)
+
+    def lost(request: TrialRequest, number: int) -> float | None:
+        return steady(request, number) if number < 10 else None
+
+    with pytest.raises(AutosyncError, match=r"small: the canary,.* crashed: the worker"):
+        collect(plan, tmp_path, ScriptedLauncher(lost), silent)
+    collect(plan, tmp_path, ScriptedLauncher(steady), silent)
+    assert read_trials(tmp_path).query("`pass` > 0")["error"].isna().all()
+    [domain] = load_dataset(tmp_path)
+    assert (len(domain), domain.failed) == (COUNT, 0)
+
+
+def test_a_crash_after_the_tables_are_written_counts_nothing_twice(tmp_path: Path) -> None:
+    """The log is then read on top of the tables that hold it already."""
+    plan = prepared(tmp_path)
+    with pytest.raises(Killed):
+        collect(plan, tmp_path, ScriptedLauncher(steady, dies_after=25), silent)
+    log = (tmp_path / "log.jsonl").read_bytes()
+    collect(plan, tmp_path, ScriptedLauncher(steady), silent)
+    whole = read_trials(tmp_path)
+    (tmp_path / "log.jsonl").write_bytes(log)
+    Journal(tmp_path).checkpoint([DOMAIN])
+    assert len(read_trials(tmp_path)) == len(whole)
+
+
 def test_more_strategies_later_keep_those_measured_before() -> None:
     few = [each.strategy.id for each in strategies_of(DOMAIN, 30, 3)]
     many = [each.strategy.id for each in strategies_of(DOMAIN, 50, 3)]
@@ -244,7 +337,8 @@ def test_more_strategies_later_keep_those_measured_before() -> None:
 def test_stopping_is_asked_before_every_trial(tmp_path: Path) -> None:
     launcher = ScriptedLauncher(steady)
     collect(prepared(tmp_path), tmp_path, launcher, silent, lambda: len(launcher.ran) >= 5)
-    assert len(launcher.ran) == 5
+    assert len(launcher.ran) == 5 + 1
+    assert Journal(tmp_path).canary_seconds(DOMAIN.id) != []
     assert launcher.closed == 1
 
 
@@ -259,6 +353,7 @@ def test_the_bundled_plan_is_the_dataset_that_is_promised() -> None:
         ring = ring_seconds(domain.graph, domain.cluster)
         ratio = ring / domain.profile.compute_seconds
         assert ratio == pytest.approx(target.ring_over_compute)
+        assert 1 <= target.ring_over_compute <= 3 or any(v.sparse for v in domain.graph.variables)
         assert all(scale > 0 for scale in target.scales)
 
 
