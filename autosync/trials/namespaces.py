@@ -13,23 +13,16 @@ import os
 import secrets
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from autosync.cluster import Cluster
-from autosync.errors import NotFound, NotSupported
+from autosync.errors import InvalidInput, NotFound, NotSupported
 from autosync.trials.machine import process_start
-from autosync.trials.shaping import (
-    TCP_SETTINGS,
-    EmulatedNode,
-    emulated_nodes,
-    node_links,
-    node_shaping,
-    switch_links,
-    switch_shaping,
-)
+from autosync.trials.shaping import EmulatedNode, emulated_nodes, supervisor_script
 
 REMEDY = (
     "Run as root, or allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1 "
@@ -40,12 +33,13 @@ REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class Testbed:
-    __test__ = False
     """A live emulated cluster.
 
     supervisor, owner: (process, start time); the owner is None for one that lives until `down`.
     user_namespace: it was made without root.
     """
+
+    __test__ = False  # not a test class, whatever its name
 
     id: str
     cluster: str
@@ -89,6 +83,7 @@ def up(
 
     Raises:
         NotSupported: this machine cannot have network namespaces, or lacks a tool.
+        InvalidInput: the folder of records is not this user's alone, or a record is wrong.
     """
     remove_stale()
     for tool in ("ip", "tc", "unshare", "nsenter"):
@@ -98,7 +93,7 @@ def up(
     failures = []
     for user_namespace in (True,) if unprivileged or os.geteuid() != 0 else (False, True):
         supervisor, said = _supervise(nodes, user_namespace, lasting)
-        if said is None:
+        if supervisor is not None:
             break
         failures.append(said)
     else:
@@ -113,26 +108,35 @@ def up(
         byte_scale=byte_scale,
         time_scale=time_scale,
         addresses=tuple(node.address for node in nodes),
-        supervisor=(supervisor, process_start(supervisor) or ""),
-        owner=None if lasting else (os.getpid(), process_start(os.getpid()) or ""),
+        supervisor=supervisor,
+        owner=None if lasting else _identity(os.getpid()),
         user_namespace=user_namespace,
         loopback="shaped" if any(node.loopback_bits for node in nodes) else "unshaped",
     )
-    _record_path(testbed.id).write_text(json.dumps(asdict(testbed)))
+    try:
+        _record_path(testbed.id).write_text(json.dumps(asdict(testbed)))
+    except BaseException:
+        down(testbed)
+        raise
     return testbed
 
 
-_pipes: dict[int, subprocess.Popen[str]] = {}
+_pipes: dict[tuple[int, str], subprocess.Popen[str]] = {}
 """Supervisors started here: their stdin must stay open as long as they shall live."""
+
+
+def _identity(process: int) -> tuple[int, str]:
+    """(process, start time): the number alone may be used again."""
+    return process, process_start(process) or ""
 
 
 def _supervise(
     nodes: tuple[EmulatedNode, ...], user_namespace: bool, lasting: bool
-) -> tuple[int, str | None]:
-    """(process, None) of a supervisor that is ready, or (0, what went wrong)."""
+) -> tuple[tuple[int, str] | None, str]:
+    """A supervisor that is ready (process, start time), or None and what went wrong."""
     flags = ["--net", "--mount", *(["--user", "--map-root-user"] if user_namespace else [])]
     process = subprocess.Popen(
-        ["unshare", *flags, "sh", "-c", _script(nodes, lasting)],
+        ["unshare", *flags, "sh", "-c", supervisor_script(nodes, lasting)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -140,64 +144,57 @@ def _supervise(
         start_new_session=True,
     )
     assert process.stdout is not None
-    assert process.stderr is not None
-    if process.stdout.readline().strip() == "ready":
-        _pipes[process.pid] = process
-        return process.pid, None
+    try:
+        if process.stdout.readline().strip() == "ready":
+            supervisor = _identity(process.pid)
+            _pipes[supervisor] = process
+            return supervisor, ""
+    except BaseException:
+        _ended(process)
+        raise
+    return None, _ended(process) or "the supervisor ended"
+
+
+def _ended(process: "subprocess.Popen[str]") -> str:
+    """Kill it and all that it has started; what it wrote to stderr."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    words = process.stderr.read().strip().replace("\n", "; ")
-    _reap(process)
-    return 0, words or "the supervisor ended"
-
-
-def _script(nodes: tuple[EmulatedNode, ...], lasting: bool) -> str:
-    """The supervisor's whole life, for sh."""
-    life = "sleep infinity </dev/null" if lasting else "cat"
-    inside = [
-        f"{{ nsenter --net=/run/netns/{node.namespace} sh -c '{TCP_SETTINGS}'\n"
-        f"ip -n {node.namespace} -batch - <<'E'\n{node_links(node)}\nE\n"
-        f"tc -n {node.namespace} -batch - <<'E'\n{node_shaping(node)}\nE\n}} & jobs=\"$jobs $!\""
-        for node in nodes
-    ]
-    return "\n".join(
-        [
-            "set -e",
-            "mount -t tmpfs -o mode=755 autosync /run",
-            "mkdir /run/netns",
-            f"ip -batch - <<'E'\n{switch_links(nodes)}\nE",
-            f"{{ tc -batch - <<'E'\n{switch_shaping(nodes)}\nE\n}} & jobs=$!",
-            *inside,
-            "for job in $jobs; do wait $job; done",
-            "echo ready",
-            f"exec {life} >/dev/null 2>&1",
-        ]
-    )
+    _, words = process.communicate()
+    return words.strip().replace("\n", "; ")
 
 
 def down(testbed: Testbed) -> None:
-    """Kill everything that runs in it and let the kernel remove it. May be called twice."""
-    process = testbed.supervisor[0]
+    """Kill everything that runs in it and let the kernel remove it. May be called twice.
+
+    Raises:
+        InvalidInput: as `inhabitants`.
+    """
     if testbed.alive:
         for inhabitant in inhabitants(testbed):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(inhabitant, signal.SIGKILL)
-    if (started := _pipes.pop(process, None)) is not None:
-        _reap(started)
+    if (started := _pipes.pop(testbed.supervisor, None)) is not None:
+        started.communicate()
     _record_path(testbed.id).unlink(missing_ok=True)
 
 
-def _reap(process: "subprocess.Popen[str]") -> None:
-    process.wait()
-    for stream in (process.stdin, process.stdout, process.stderr):
-        if stream is not None:
-            stream.close()
-
-
 def inhabitants(testbed: Testbed) -> list[int]:
-    """Processes in the testbed's mount namespace, its supervisor last."""
+    """Processes in the testbed's mount namespace, its supervisor last.
+
+    Raises:
+        InvalidInput: that is this process's own namespace, so they are no testbed's.
+    """
     supervisor = testbed.supervisor[0]
     home = _mount_namespace(supervisor)
+    if home == _mount_namespace(os.getpid()):
+        raise InvalidInput(
+            f"process {supervisor}, said to be the supervisor of testbed {testbed.id}, is in this "
+            "process's own mount namespace: all that runs here would be killed with it.",
+            thing=f"testbed {testbed.id}",
+            value=supervisor,
+            remedy="If you are inside the testbed, leave it first; if not, its record is wrong: "
+            f"remove {str(_record_path(testbed.id))!r}.",
+        )
     found = [
         int(entry.name)
         for entry in Path("/proc").iterdir()
@@ -267,7 +264,24 @@ def _record_path(testbed_id: str) -> Path:
 
 
 def _runtime_folder() -> Path:
+    """Of this user alone: processes that a record there names are killed.
+
+    Raises:
+        InvalidInput: it belongs to another user, or others may use it.
+    """
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     folder = Path(base) / f"autosync-testbeds-{os.geteuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()  # of a link itself: it may be another user's
+    private = stat.S_ISDIR(found.st_mode) and not found.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    if not private or found.st_uid != os.geteuid():
+        raise InvalidInput(
+            f"{str(folder)!r}, where testbeds are recorded, is no folder of this user alone "
+            f"({stat.filemode(found.st_mode)}, owner {found.st_uid}).",
+            thing="runtime folder",
+            value=str(folder),
+            remedy="Remove it if you know what it is, or set XDG_RUNTIME_DIR to a folder of your "
+            "own.",
+        )
     return folder

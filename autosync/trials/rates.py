@@ -6,7 +6,8 @@ Commands, JSON lines on stdin: {"op": "listen", "address"} -> {"port"};
 "latency_seconds"}: both ends of a pair send and receive at once, as an all-reduce does;
 {"op": "ring", "address", "port", "rounds": [[piece_bytes, steps]]} -> {"ended", "arriving"}: in
 every step each node sends a piece to the next node and receives one from the node before, which
-is what an all-reduce in a ring is to the links.
+is what an all-reduce in a ring is to the links; {"op": "within", "address", "port", "seconds",
+"skip", "slow"} -> {"bytes_per_second"}: a node sends to itself.
 """
 
 import json
@@ -33,6 +34,8 @@ def main() -> None:
             answer: dict[str, Any] = {"port": listener.getsockname()[1]}
         elif command["op"] == "ring":
             answer = go_round(command, listener)
+        elif command["op"] == "within":
+            answer = measure_within(command, listener)
         else:
             answer = measure(command, listener)
         print(json.dumps(answer), flush=True)
@@ -90,15 +93,28 @@ def measure(command: dict[str, Any], listener: "socket.socket | None") -> dict[s
             raise RuntimeError("pair before listen")
         connection, _ = listener.accept()
     with connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if command["slow"]:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SLOW_BUFFER_BYTES)
+        _prepare(connection, command)
         latency = _latency(connection, command["dial"])
-        sender = threading.Thread(target=_send, args=(connection, command["seconds"]))
-        sender.start()
-        rate = _receive(connection, command["skip"])
-        sender.join()
+        rate = _carried(connection, connection, command)
     return {"bytes_per_second": rate, "latency_seconds": latency}
+
+
+def measure_within(command: dict[str, Any], listener: "socket.socket | None") -> dict[str, float]:
+    """The payload rate from this node to itself, in one direction: all that its ranks send to each
+    other passes one shaper, whichever way it goes."""
+    if listener is None:
+        raise RuntimeError("within before listen")
+    sending = socket.create_connection((command["address"], command["port"]))
+    receiving, _ = listener.accept()
+    with sending, receiving:
+        _prepare(sending, command)
+        return {"bytes_per_second": _carried(sending, receiving, command)}
+
+
+def _prepare(connection: socket.socket, command: dict[str, Any]) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if command["slow"]:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SLOW_BUFFER_BYTES)
 
 
 def _latency(connection: socket.socket, first: bool) -> float:
@@ -112,6 +128,15 @@ def _latency(connection: socket.socket, first: bool) -> float:
             connection.sendall(b"x")
         trips.append(time.monotonic() - begun)
     return sorted(trips)[len(trips) // 2] / 2
+
+
+def _carried(sending: socket.socket, receiving: socket.socket, command: dict[str, Any]) -> float:
+    """Send for a while; bytes a second of what is received meanwhile."""
+    sender = threading.Thread(target=_send, args=(sending, command["seconds"]))
+    sender.start()
+    rate = _receive(receiving, command["skip"])
+    sender.join()
+    return rate
 
 
 def _send(connection: socket.socket, seconds: float) -> None:

@@ -1,8 +1,9 @@
-"""The commands that build an emulated cluster, as text for `ip -batch` and `tc -batch`.
+"""The commands that build an emulated cluster, as text for sh, `ip -batch` and `tc -batch`.
 
 One bridge in the supervisor's own network namespace; a namespace `n0`, `n1`, ... a node, joined
 by a veth pair (`eth0` inside, `p0`, `p1`, ... on the bridge). A NIC is shaped in both directions:
-on `eth0` what the node sends, on `p<i>` what it receives.
+on `eth0` what the node sends, on `p<i>` what it receives. A loopback has one shaper, which all that
+the node's ranks send to each other passes, both ways.
 """
 
 from dataclasses import dataclass
@@ -22,6 +23,10 @@ machine's default, strays 0 to 30 % below the shaped rate, Reno stays within 0.1
 
 PAYLOAD_SHARE = 1448 / 1514
 """TCP payload of a full Ethernet frame at an MTU of 1500, as the shaper counts bytes."""
+
+LOOPBACK_PAYLOAD_SHARE = 65483 / 65549
+"""The same of a loopback's, whose MTU of 65536 IPv4 fills up to 65535: less 52 bytes of headers
+with time stamps, more 14 of Ethernet."""
 
 SHAPED_LOOPBACK_GBPS = 4.0
 """Intra-node rates below this are shaped; faster ones cost more CPU to shape than to carry."""
@@ -107,8 +112,33 @@ def node_shaping(node: EmulatedNode) -> str:
     """For `tc -batch` in the node's namespace: what it sends, and its loopback."""
     lines = _shape("eth0", node.bits_per_second, node.exceptions, "dst")
     if node.loopback_bits is not None:
-        lines += _shape("lo", node.loopback_bits, (), "dst")
+        lines.append(_one_rate("lo", _wire(node.loopback_bits, LOOPBACK_PAYLOAD_SHARE)))
     return "\n".join(lines)
+
+
+def supervisor_script(nodes: tuple[EmulatedNode, ...], lasting: bool) -> str:
+    """A supervisor's whole life, for sh: it builds, says `ready` and stays, until `down` where it
+    is lasting, else until its input ends."""
+    life = "sleep infinity </dev/null" if lasting else "cat"
+    inside = [
+        f"{{ nsenter --net=/run/netns/{node.namespace} sh -c '{TCP_SETTINGS}'\n"
+        f"ip -n {node.namespace} -batch - <<'E'\n{node_links(node)}\nE\n"
+        f"tc -n {node.namespace} -batch - <<'E'\n{node_shaping(node)}\nE\n}} & jobs=\"$jobs $!\""
+        for node in nodes
+    ]
+    return "\n".join(
+        [
+            "set -e",
+            "mount -t tmpfs -o mode=755 autosync /run",
+            "mkdir /run/netns",
+            f"ip -batch - <<'E'\n{switch_links(nodes)}\nE",
+            f"{{ tc -batch - <<'E'\n{switch_shaping(nodes)}\nE\n}} & jobs=$!",
+            *inside,
+            "for job in $jobs; do wait $job; done",
+            "echo ready",
+            f"exec {life} >/dev/null 2>&1",
+        ]
+    )
 
 
 def _shape(
@@ -117,7 +147,7 @@ def _shape(
     """One rate by tbf; rates per peer by htb, a class each under the NIC's."""
     nic = _wire(bits)
     if not exceptions:
-        return [f"qdisc add dev {device} root tbf rate {nic}bit burst {BURST} {QUEUE}"]
+        return [_one_rate(device, nic)]
     top = max([nic, *(_wire(rate) for _, rate in exceptions)])
     burst = f"burst {BURST} cburst {BURST} quantum 60000"
     lines = [
@@ -136,5 +166,9 @@ def _shape(
     return lines
 
 
-def _wire(payload_bits: float) -> int:
-    return max(8000, round(payload_bits / PAYLOAD_SHARE))
+def _one_rate(device: str, wire_bits: int) -> str:
+    return f"qdisc add dev {device} root tbf rate {wire_bits}bit burst {BURST} {QUEUE}"
+
+
+def _wire(payload_bits: float, payload_share: float = PAYLOAD_SHARE) -> int:
+    return max(8000, round(payload_bits / payload_share))

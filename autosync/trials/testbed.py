@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from autosync.cluster import Cluster, Device, Node
-from autosync.errors import AutosyncError, InvalidInput, NotSupported
+from autosync.errors import InvalidInput, NotSupported
 from autosync.trials import namespaces
 from autosync.trials.contract import Workload
 from autosync.trials.gpus import refuse_without_gpu
@@ -41,8 +41,10 @@ class TestbedLauncher:
         Raises:
             NotSupported: this machine cannot; the message says what would make it. Or NCCL is
                 to move the messages.
-            InaccurateLink: a link, or an all-reduce, is not as fast as the file says.
-            InvalidInput: the scaled links exceed what this machine's cores carry.
+            InaccurateLink: a link, or an all-reduce, is not as fast as the file says, or cannot be
+                measured.
+            InvalidInput: the scaled links exceed what this machine's cores carry; or as
+                `namespaces.up`.
         """
         cluster = workload.domain.cluster
         refuse_dedicated_servers(workload)
@@ -53,7 +55,7 @@ class TestbedLauncher:
         try:
             with turns.taken(threading.Event()):
                 checked = self_check(testbed, cluster) if self.check else None
-        except AutosyncError:
+        except BaseException:
             namespaces.down(testbed)
             raise
         nodes = cluster.node_of_server()[: cluster.world_size]
@@ -121,6 +123,15 @@ def description(testbed: Testbed, workload: Workload, checked: SelfCheck | None)
         f"s = {workload.byte_scale:g}, k = {workload.time_scale:g}",
         f"links within {checked.largest_error:.1%} of the file" if checked else "links unmeasured",
         *([f"intra-node links {testbed.loopback}"] if shared else []),
-        "latency not emulated)",
+        f"{latency_words(checked)})",
     ]
     return ", ".join(parts)
+
+
+def latency_words(checked: SelfCheck | None) -> str:
+    """One way between two nodes, median and worst, in the testbed's own time."""
+    found = checked.latency_seconds if checked else None
+    if found is None:
+        return "latency not emulated"
+    usual, longest = (seconds * 1e6 for seconds in found)
+    return f"latency {usual:.0f} us, at worst {longest:.0f} us, not emulated"

@@ -3,21 +3,18 @@
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from autosync.cluster import Cluster, Device, Link, Node
+from autosync.cluster import Cluster, Device, Node
 from autosync.errors import InvalidInput, NotFound
 from autosync.trials import namespaces
-from autosync.trials.all_reduces import AllReduceTime, refuse_inaccurate_all_reduces
 from autosync.trials.contract import Workload
-from autosync.trials.links import LinkRate, refuse_inaccurate_links
 from autosync.trials.machine import process_start
-from autosync.trials.rate_probes import InaccurateLink
-from autosync.trials.self_check import self_check
 from autosync.trials.testbed import TestbedLauncher
 from tests.domains import domain_of, grid_cluster
 
@@ -78,29 +75,78 @@ def outside_view() -> tuple[str, str]:
     return interfaces, Path("/proc/self/mounts").read_text()
 
 
+@pytest.fixture
+def own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runtime folder into which no other process looks: it would take down what is stale."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+OWNER = """
+import subprocess, sys, time
+from autosync.trials import namespaces
+from tests.domains import grid_cluster
+made = namespaces.up(grid_cluster(2))
+if "heir" in sys.argv:
+    subprocess.Popen(["cat"], pass_fds=[namespaces._pipes[made.supervisor].stdin.fileno()])
+print(made.id, *made.supervisor, flush=True)
+time.sleep(600)
+"""
+
+
+@contextmanager
+def killed_owner(*arguments: str) -> Iterator[tuple[str, tuple[int, str]]]:
+    """Testbed and supervisor of a process that was killed. heir: another process has inherited
+    its end of the supervisor's pipe; it ends with the block."""
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[3],
+    ) as owner:
+        assert owner.stdout is not None
+        testbed_id, process, started = owner.stdout.readline().split()
+        owner.kill()
+        owner.wait()
+        yield testbed_id, (int(process), started)
+
+
+@pytest.mark.usefixtures("own_records")
 def test_kill_minus_nine_leaves_no_testbed() -> None:
-    root = Path(__file__).parents[3]
-    script = (
-        "import time\n"
-        "from autosync.trials import namespaces\n"
-        "from tests.domains import grid_cluster\n"
-        "made = namespaces.up(grid_cluster(2))\n"
-        "print(made.id, made.supervisor[0], flush=True)\n"
-        "time.sleep(600)\n"
-    )
-    owner = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=root
-    )
-    assert owner.stdout is not None
-    with owner.stdout:
-        testbed_id, supervisor = owner.stdout.readline().split()
-    owner.kill()
-    owner.wait()
-    wait_until(lambda: process_start(int(supervisor)) is None)
-    assert testbed_id in namespaces.remove_stale() or testbed_id not in {
-        testbed.id for testbed in namespaces.status()
-    }
-    assert testbed_id not in {testbed.id for testbed in namespaces._records()}
+    with killed_owner() as (testbed_id, supervisor):
+        wait_until(lambda: process_start(supervisor[0]) != supervisor[1])
+        assert namespaces.status() == ()
+        assert namespaces.remove_stale() == (testbed_id,)
+        assert namespaces._records() == []
+
+
+@pytest.mark.usefixtures("own_records")
+def test_a_testbed_that_outlives_its_owner_is_taken_down() -> None:
+    with killed_owner("heir") as (testbed_id, supervisor):
+        assert [left.id for left in namespaces.status()] == [testbed_id]
+        assert namespaces.remove_stale() == (testbed_id,)
+        wait_until(lambda: process_start(supervisor[0]) != supervisor[1])
+        assert namespaces._records() == []
+
+
+@pytest.mark.usefixtures("own_records")
+def test_what_cannot_be_recorded_is_taken_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = dict(namespaces._pipes)
+    monkeypatch.setattr(namespaces, "_record_path", lambda name: tmp_path / "missing" / name)
+    with pytest.raises(FileNotFoundError):
+        namespaces.up(grid_cluster(2))
+    assert namespaces._pipes == before
+
+
+def test_a_process_number_that_is_used_again_is_no_supervisor() -> None:
+    live = namespaces.up(grid_cluster(2))
+    try:
+        namespaces.down(replace(live, id="stale", supervisor=(live.supervisor[0], "0")))
+        assert live in namespaces.status()
+    finally:
+        namespaces.down(live)
 
 
 def wait_until(true: Callable[[], bool]) -> None:
@@ -109,41 +155,6 @@ def wait_until(true: Callable[[], bool]) -> None:
             return
         time.sleep(0.05)
     raise AssertionError("it never came true")
-
-
-def test_links_carry_what_the_file_says_exceptions_too() -> None:
-    # Slow links: what carries this traffic must not be in doubt on a busy machine.
-    cluster = replace(
-        grid_cluster(3, 1, (0.04, 0.04, 0.02)),
-        links=(Link(("10.77.0.1", "10.77.0.2"), 0.016),),
-    )
-    testbed = namespaces.up(cluster)
-    try:
-        checked = self_check(testbed, cluster)
-    finally:
-        namespaces.down(testbed)
-    rates = {(link.sender, link.to): link.bytes_per_second * 8e-6 for link in checked.links}
-    assert rates == pytest.approx(
-        {(0, 1): 16, (1, 0): 16, (0, 2): 20, (2, 0): 20, (1, 2): 20, (2, 1): 20}, rel=0.05
-    )
-    # A ring of three moves 4/3 of the bytes over every link, one of which has 2 MB/s.
-    assert [one.size_bytes for one in checked.all_reduces] == [120_000, 45_000, 15_000]
-    for one in checked.all_reduces:
-        assert one.seconds == pytest.approx(one.size_bytes * 4 / 3 / 2e6, rel=0.05)
-    assert checked.all_reduces[0].slowest == (0, 1)
-    assert checked.largest_error <= 0.05
-
-
-def test_what_is_inaccurate_is_named() -> None:
-    links = (LinkRate(0, 1, 1e6, 0.01, 0.0), LinkRate(1, 0, 0.9e6, -0.1, 0.0))
-    with pytest.raises(InaccurateLink, match=r"from node 1 to node 0 carries 7\.2 .* says 8\.0"):
-        refuse_inaccurate_links(links, "t")
-    sound, slow = AllReduceTime(8000, 1.0, 0.01, (0, 1)), AllReduceTime(2000, 0.011, 0.1, (2, 0))
-    with pytest.raises(
-        InaccurateLink, match=r"of 2 KB takes 11\.0 ms .* say 10\.0; .* node 2 to node 0"
-    ):
-        refuse_inaccurate_all_reduces((sound, slow), "t")
-    refuse_inaccurate_all_reduces((sound,), "t")
 
 
 def test_ranks_of_a_node_share_its_namespace_and_say_how_they_talk() -> None:
