@@ -4,7 +4,8 @@ import logging
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -23,7 +24,7 @@ from autosync.runtime.distribute import distribute
 from autosync.trials.job_pool import JobPool, Verdict, serve
 from autosync.trials.live_cluster import device_type_of, measure_cluster
 from autosync.trials.live_graph import record_job
-from autosync.trials.live_job import LiveJob, Step
+from autosync.trials.live_job import LiveJob, Step, leave
 from autosync.trials.snapshot import Stateful, take_snapshot
 from search.memory import MemoryStore
 from search.outcome import Event, Outcome
@@ -130,8 +131,7 @@ def tune(
         return model, optimizer
     begun = time.monotonic()
     until = begun + 60 * minutes
-    job = _live_job(step, model, optimizer, others, max_grad_norm, minutes)
-    try:
+    with _live_job(step, model, optimizer, others, max_grad_norm, minutes) as job:
         recorded = _agreed(job, lambda: record_job(job, batch_size, device_type_of(job.device)[0]))
         slowest = max(_gathered(job, recorded.step_seconds))
         job.timeout = timedelta(seconds=max(LEAST_TIMEOUT_SECONDS, 60 * slowest))
@@ -145,12 +145,10 @@ def tune(
             verdict = _lead(job, domain, space or Space(), plan, store, on_event or _log_event)
         else:
             verdict = serve(job)
-    finally:
-        job.end_groups()
-        job.before.restore()
     return _go_on(job, verdict, save)
 
 
+@contextmanager
 def _live_job(
     step: Step,
     model: nn.Module,
@@ -158,13 +156,24 @@ def _live_job(
     others: Sequence[Stateful],
     max_grad_norm: float | None,
     minutes: float,
-) -> LiveJob:
+) -> Iterator[LiveJob]:
+    """The job while it is tuned. However that ends, its state is then what it was, and no process
+    group of the tuning is left."""
     waiting = timedelta(minutes=minutes) + GRACE
     control = dist.new_group(backend="gloo", timeout=waiting)
     assert isinstance(control, dist.ProcessGroup)  # every rank is a member
-    share_initial_values(control, model)
-    before = take_snapshot(model, optimizer, others)
-    return LiveJob(step, model, optimizer, before, control, waiting, max_grad_norm)
+    try:
+        share_initial_values(control, model)
+        before = take_snapshot(model, optimizer, others)
+        job = LiveJob(step, model, optimizer, before, control, waiting, max_grad_norm)
+        try:
+            yield job
+        finally:
+            job.end_groups()
+            job.before.restore()
+            del job.control  # threads and connections end with the last reference
+    finally:
+        leave(control)
 
 
 def _agreed(job: LiveJob, task: Callable[[], Any]) -> Any:

@@ -135,9 +135,9 @@ class TrialResult:
     peak_memory_bytes: the largest resident size of any rank; on a GPU, the most that one rank's
         tensors held of its memory.
     sent_bytes: by each node's NIC in one iteration, as it travelled (scaled, with headers);
-        empty where links are not told apart. A running job's node may have sent other things,
-        too. versions: of torch, autosync and python; on a GPU also its name, CUDA's version and
-        the backend.
+        empty where links are not told apart. Hosts that are not emulated may have sent other
+        things, too. versions: of torch, autosync and python; on a GPU also its name, CUDA's
+        version and the backend.
     timeline: where the request asked to `record`. In a running job only where it trains in host
         memory and its step has one forward pass and one update; what the step does before and
         after the forward pass then counts as forward and as backward.

@@ -89,7 +89,7 @@ class Crew:
         if self._workload.backend == "nccl":
             refuse_shared_gpus([answer["gpu"] for answer in started])
         join = {"op": "join", "id": 0, "host": self._host, "world": len(self._workers)}
-        self.tell({**join, "port": started[0]["port"]})
+        self.tell({**join, "port": started[0]["port"], "peer": self._peer()})
         ready = self._collect(deadline)
         self.hosts = [answer["host"] for answer in ready]
         self.versions = tuple(sorted(ready[0]["versions"].items()))
@@ -128,6 +128,11 @@ class Crew:
 
     def pids(self) -> list[int]:
         return [worker.pid for worker in self._workers]
+
+    def _peer(self) -> str:
+        """A host other than rank 0's; empty where there is none."""
+        first = self._workers[0].where
+        return next((worker.where for worker in self._workers if worker.where != first), "")
 
     def _collect(self, deadline: float) -> list[dict[str, Any]]:
         good: dict[int, dict[str, Any]] = {}
@@ -181,7 +186,8 @@ class Crew:
         return f"rank {rank}{host}{command}"
 
     def _failure(self, bad: list[Answer], silent: list[int]) -> Failed:
-        """The first cause among what went wrong: a death, then lack of memory, then the rest."""
+        """The first cause among what went wrong: a death, then lack of memory, then a refusal,
+        which is a rank's own, then the rest: a crash may be what that did to its peers."""
         dead = [answer.rank for answer in bad if answer.fields is None]
         if dead:
             return Failed(self._death(dead[0]))

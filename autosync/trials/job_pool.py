@@ -12,10 +12,14 @@ import torch.distributed as dist
 from autosync.bundle import Bundle
 from autosync.documents import from_json, to_json
 from autosync.trials.contract import ErrorKind, TrialError, TrialRequest, TrialResult
+from autosync.trials.crew import Failed
 from autosync.trials.live_job import PARTED, LiveJob, LiveTrial, run_trial
 from autosync.trials.live_pass import LivePass, live_pass
-from autosync.trials.passes import spread
+from autosync.trials.passes import refuse_drift, spread, until_clean
 from autosync.trials.pool import PASS_TOLERANCE
+
+REPEATS = 1
+"""How often a pass under outside load is measured again: the job's time is short."""
 
 Failure = tuple[float, ErrorKind | Literal["parted"], str]
 """Of one rank in a trial: seconds until it, its kind, what it says."""
@@ -32,11 +36,13 @@ class Verdict:
 @dataclass
 class JobPool:
     """The Pool protocol on rank 0. A trial that fails restores every rank and costs itself only;
-    one that hangs ends with its collectives' timeout. `close` leaves the ranks serving, so that
-    another pool may follow; `dismiss` ends that."""
+    one that hangs ends with its collectives' timeout, whatever the request allows: the ranks are
+    the job's own and are not killed. `close` leaves the ranks serving, so that another pool may
+    follow; `dismiss` ends that."""
 
     job: LiveJob
     description: str
+    repeats: int = REPEATS
     _known: dict[str, TrialResult] = field(default_factory=dict)
     _fresh: bool = True
 
@@ -62,12 +68,10 @@ class JobPool:
         if request.bundle.plan.world_size != world:
             text = f"the plan is for {request.bundle.plan.world_size} ranks, the job has {world}."
             return replace(failed, error=TrialError("refused", text))
-        passes: list[LivePass] = []
-        while len(passes) < request.passes or _disagree(passes, request.passes):
-            found = self._pass(request)
-            if isinstance(found, TrialError):
-                return replace(failed, error=found)
-            passes.append(found)
+        try:
+            passes = self._passes(request)
+        except Failed as failure:
+            return replace(failed, error=failure.error)
         periods = tuple(period for one in passes for period in one.iteration_seconds)
         peaks = [one.peak_memory_bytes for one in passes if one.peak_memory_bytes is not None]
         return replace(
@@ -83,8 +87,24 @@ class JobPool:
             timeline=min(passes, key=lambda one: spread(one.iteration_seconds)).timeline,
         )
 
-    def _pass(self, request: TrialRequest) -> LivePass | TrialError:
-        """One pass, or its first cause."""
+    def _passes(self, request: TrialRequest) -> list[LivePass]:
+        """All passes, and one more where they disagree; each the least loaded of its attempts.
+
+        Raises:
+            Failed: with the first cause.
+        """
+
+        def measure(before: LivePass | None) -> LivePass:
+            return self._pass(request)
+
+        passes: list[LivePass] = []
+        while len(passes) < request.passes or _disagree(passes, request.passes):
+            attempts = until_clean(measure, self.repeats)
+            passes.append(min(attempts, key=lambda one: one.contamination))
+        return passes
+
+    def _pass(self, request: TrialRequest) -> LivePass:
+        """Raises Failed with the first cause."""
         trial = (to_json(request.bundle), request.warmup, request.iterations, request.record)
         command = ("trial", trial, self._fresh)
         _broadcast(self.job, command)
@@ -92,10 +112,8 @@ class JobPool:
         errors = {rank: a["error"] for rank, a in enumerate(answers) if "error" in a}
         self._fresh = bool(errors)
         if errors:
-            return _first_cause(errors)
-        digests = [answer["digest"] for answer in answers]
-        if _exact(request.bundle) and len(set(digests)) > 1:
-            return TrialError("crashed", f"the replicas ended unequal: digests {digests}.")
+            raise Failed(_first_cause(errors))
+        refuse_drift(request.bundle, [answer["digest"] for answer in answers])
         return live_pass(request, answers)
 
 
@@ -144,7 +162,3 @@ def _disagree(passes: list[LivePass], asked: int) -> bool:
     """Whether the passes asked for differ so much that one more is due."""
     medians = [float(np.median(one.iteration_seconds)) for one in passes]
     return len(passes) == asked and max(medians) > (1 + PASS_TOLERANCE) * min(medians)
-
-
-def _exact(bundle: Bundle) -> bool:
-    return bundle.plan.staleness == 0 and not any(m.encoding for m in bundle.plan.messages)

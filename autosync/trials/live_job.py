@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -42,6 +43,9 @@ from autosync.trials.worker import error_kind
 
 Step = Callable[[Any, Optimizer], object]
 """One whole training iteration: forward, backward, `optimizer.step()`."""
+
+LEAVING = timedelta(seconds=10)
+"""How long a rank that has ended its part waits for the others."""
 
 
 @dataclass(slots=True)
@@ -108,6 +112,22 @@ class Attached:
     abandon: Callable[[], None]
 
 
+def leave(control: dist.ProcessGroup) -> None:
+    """End a control group. All ranks wait for each other before, since what one has told another
+    may still be under way; one that does not come in time fails in what it exchanges.
+
+    They meet in the store, not on the group: a rank whose part has failed leaves in the middle of
+    the others' exchange, and would be taken for a part of it.
+    """
+    with contextlib.suppress(RuntimeError):  # out of time, or the store has gone with a rank
+        default = dist.distributed_c10d._get_default_store()
+        store = PrefixStore(f"autosync/{control.group_name}/left", default)
+        if store.add("ranks", 1) == control.size():
+            store.set("all", "")
+        store.wait(["all"], LEAVING)
+    dist.destroy_process_group(control)
+
+
 def node_name() -> str:
     """The host that this rank counts as: its name, or what the environment says."""
     return os.environ.get(HOST_VARIABLE) or socket.gethostname()
@@ -165,11 +185,14 @@ def run_trial(job: LiveJob, trial: LiveTrial) -> dict[str, Any]:
 
 
 def _kind(error: Exception) -> str:
-    said = str(error).lower()
-    if "timed out" in said:
-        return "timeout"
-    if isinstance(error, SynchronizationFailed) or "connection" in said:
-        return PARTED
+    """Of a broken process group torch raises RuntimeErrors; the connections of the user's own step,
+    to a data source for instance, fail with OSErrors."""
+    if isinstance(error, RuntimeError | SynchronizationFailed):
+        said = str(error).lower()
+        if "timed out" in said:
+            return "timeout"
+        if isinstance(error, SynchronizationFailed) or "connection" in said:
+            return PARTED
     return error_kind(error)
 
 

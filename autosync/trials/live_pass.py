@@ -8,6 +8,7 @@ import numpy as np
 
 from autosync.trials.contract import TrialRequest
 from autosync.trials.job_load import outside_load
+from autosync.trials.passes import LOAD_LIMIT
 from autosync.trials.recording import measured_timeline
 from autosync.trials.timeline import MeasuredTimeline
 
@@ -23,6 +24,11 @@ class LivePass:
     sent_bytes: tuple[int, ...]
     versions: tuple[tuple[str, str], ...]
     timeline: MeasuredTimeline | None
+
+    @property
+    def contamination(self) -> float:
+        """Above 1: outside load exceeds its limit. How much periods spread is the job's own."""
+        return self.load / LOAD_LIMIT
 
 
 def live_pass(request: TrialRequest, answers: Sequence[dict[str, Any]]) -> LivePass:

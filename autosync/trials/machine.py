@@ -82,11 +82,15 @@ def host_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def network_bytes() -> int:
-    """Bytes that the interfaces of this network namespace have sent, loopback left out."""
+def network_bytes(interfaces: str = "") -> int:
+    """Bytes that interfaces of this network namespace have sent, whoever sent them.
+
+    interfaces: names, separated by commas as gloo takes them; by default all but loopback.
+    """
     lines = Path("/proc/self/net/dev").read_text().splitlines()[2:]
     sent = {name.strip(): rest.split()[8] for name, _, rest in (li.partition(":") for li in lines)}
-    return sum(int(count) for name, count in sent.items() if name != "lo")
+    wanted = interfaces.split(",") if interfaces else [name for name in sent if name != "lo"]
+    return sum(int(sent.get(name, 0)) for name in wanted)
 
 
 def reset_peak_memory() -> bool:
@@ -142,24 +146,44 @@ def process_start(pid: int) -> str | None:
     return None if fields[0] == "Z" else fields[19]
 
 
-def interface_towards(host: str) -> str:
+def interface_towards(host: str, peer: str = "") -> str:
     """The network interface from which this machine reaches `host`, over IPv4.
+
+    peer: another host than `host`, where there is one. A machine may know its own name by a
+        loopback address (Debian's 127.0.1.1), at which no other machine reaches it: there the way
+        to the peer counts.
 
     Raises:
         NotSupported: there is none.
     """
+    mine = _address_towards(host)
+    if mine.is_loopback and peer:
+        host, mine = peer, _address_towards(peer)
+    name = _interface_with(mine)
+    if name is None:
+        raise _unreachable(host, f"no interface has the address {mine}")
+    return name
+
+
+def _address_towards(host: str) -> IPv4Address:
+    """This machine's own address on the way to `host`."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, 9))  # sends nothing: asks the routing table
         except OSError as error:
             raise _unreachable(host, str(error)) from None
-        mine = int(IPv4Address(probe.getsockname()[0]))
+        return IPv4Address(probe.getsockname()[0])
+
+
+def _interface_with(mine: IPv4Address) -> str | None:
+    """The interface in whose network an own address is."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             address = _interface_field(probe, name, SIOCGIFADDR)
             mask = _interface_field(probe, name, SIOCGIFNETMASK)
-            if address is not None and mask is not None and address & mask == mine & mask:
+            if address is not None and mask is not None and address & mask == int(mine) & mask:
                 return name
-    raise _unreachable(host, f"no interface has the address {IPv4Address(mine)}")
+    return None
 
 
 def _interface_field(probe: socket.socket, name: str, request: int) -> int | None:
@@ -173,8 +197,9 @@ def _interface_field(probe: socket.socket, name: str, request: int) -> int | Non
 
 def _unreachable(host: str, why: str) -> NotSupported:
     return NotSupported(
-        f"{socket.gethostname()} finds no way to rank 0's host {host!r}: {why}.",
+        f"{socket.gethostname()} finds no way to host {host!r}: {why}.",
         thing="address",
         value=host,
-        remedy="Correct the node's address in the cluster file, or name the launcher's interface.",
+        remedy="Correct the node's address in the cluster file, or name the network interface with "
+        "the launcher's option `interface`.",
     )

@@ -1,8 +1,8 @@
-"""One pass of a trial: from the ranks' answers to periods, load and bytes."""
+"""From the ranks' answers to figures: one pass's periods, load and bytes; a message's seconds."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -21,12 +21,33 @@ SPREAD_LIMIT = 0.06
 """Spread within a trial above which it is repeated (measured on the testbed)."""
 
 
+class Pass(Protocol):
+    @property
+    def contamination(self) -> float:
+        """Above 1: others disturbed it too much."""
+        ...
+
+
+P = TypeVar("P", bound=Pass)
+
+
+def until_clean(measure: Callable[[P | None], P], repeats: int) -> list[P]:
+    """Passes until one is not contaminated; `repeats` more than the first at the most.
+
+    measure: is given the pass before.
+    """
+    made = [measure(None)]
+    while made[-1].contamination > 1 and len(made) <= repeats:
+        made.append(measure(made[-1]))
+    return made
+
+
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """One pass, in the domain's time.
 
     overhead_seconds: wall time around its iterations, on this machine's clock. sent_bytes: of
-    each node's NIC, an iteration.
+    each node's NIC, an iteration; where that is not emulated, other traffic of the host included.
     """
 
     iteration_seconds: tuple[float, ...]
@@ -98,12 +119,30 @@ def spread(periods: Sequence[float]) -> float:
     return float((high - low) / middle) if middle > 0 else 0.0
 
 
+def message_seconds(answers: Sequence[dict[str, Any]]) -> list[float]:
+    """Seconds of each of a row of messages: from the latest start to the latest end over the
+    ranks of a host, on the host where that is longest. Hosts have clocks of their own.
+
+    answers: of all ranks, each with its `host`; one that sits out has no moments.
+    """
+    partners = [answer for answer in answers if answer["started"]]
+    spans = []
+    for host in {answer["host"] for answer in partners}:
+        here = [answer for answer in partners if answer["host"] == host]
+        started = np.array([answer["started"] for answer in here])
+        ended = np.array([answer["ended"] for answer in here])
+        spans.append(ended.max(axis=0) - started.max(axis=0))
+    return [float(seconds) for seconds in np.max(spans, axis=0)]
+
+
 def refuse_drift(bundle: Bundle, digests: Sequence[float]) -> None:
-    """Replicas that end a synchronous exact trial unequal were not synchronized.
+    """Replicas that end a synchronous exact trial unequal were not synchronized. Those whose
+    values have all become NaN are equal.
 
     Raises:
         Failed: with every rank's digest.
     """
     lossy = any(message.encoding for message in bundle.plan.messages)
-    if bundle.plan.staleness == 0 and not lossy and len(set(digests)) > 1:
+    unequal = np.unique(digests, equal_nan=True).size > 1
+    if bundle.plan.staleness == 0 and not lossy and unequal:
         raise Failed(TrialError("crashed", f"the replicas ended unequal: digests {digests}."))

@@ -16,7 +16,14 @@ from autosync.errors import AutosyncError, InvalidInput
 from autosync.trials.contract import TrialError, TrialRequest, TrialResult, Workload
 from autosync.trials.crew import Crew, Failed
 from autosync.trials.machine import wait_until_quiet
-from autosync.trials.passes import LOAD_LIMIT, Measurement, measurement, spread
+from autosync.trials.passes import (
+    LOAD_LIMIT,
+    Measurement,
+    measurement,
+    message_seconds,
+    spread,
+    until_clean,
+)
 from autosync.trials.processes import Place
 from autosync.trials.scaling import refuse_other_graph, scaled_bundle
 from autosync.trials.turns import GivenUp, Turns
@@ -80,6 +87,15 @@ class ProcessPool:
         """Whether messages show the cluster's links, emulated or real."""
         return self.links != "loopback"
 
+    @property
+    def counts_bytes(self) -> bool:
+        """Whether each node's NIC has a counter of its own: links are emulated, or every node is a
+        host and gloo sends. Other traffic of such a host is counted as well."""
+        if self.links != "cluster" or self._crew is None:
+            return self.shaped
+        nodes = len(self.workload.domain.cluster.nodes)
+        return self.workload.backend == "gloo" and len(set(self._crew.hosts)) == nodes > 1
+
     def run(self, request: TrialRequest) -> TrialResult:
         """Measure one strategy; a key that was run before is answered from memory."""
         with self._lock:
@@ -137,13 +153,10 @@ class ProcessPool:
     def time_messages(
         self, kind: str, size_bytes: int, workers: tuple[int, ...], repeats: int
     ) -> list[float]:
-        """Seconds (of this machine's clock) of each message of a kind among the ranks `workers`:
-        from the latest start to the latest end over them. Raises Failed as `ask`."""
+        """Seconds (of the workers' clocks) of each message of a kind among the ranks `workers`.
+        Raises Failed as `ask`."""
         command = {"kind": kind, "bytes": size_bytes, "workers": workers, "repeats": repeats}
-        answers = self.ask("message", command, timeout_seconds=60.0)
-        started = np.array([answer["started"] for answer in answers if answer["started"]])
-        ended = np.array([answer["ended"] for answer in answers if answer["ended"]])
-        return [float(seconds) for seconds in ended.max(axis=0) - started.max(axis=0)]
+        return message_seconds(self.ask("message", command, timeout_seconds=60.0))
 
     def ask(
         self, operation: str, fields: dict[str, Any], timeout_seconds: float
@@ -159,21 +172,24 @@ class ProcessPool:
             try:
                 with self._turn():
                     return self._warm_crew().ask(command, timeout_seconds)
-            except Failed:
+            except BaseException:  # its ranks may be at work on it still
                 self._drop_crew()
                 raise
 
     def _run(self, request: TrialRequest) -> TrialResult:
         try:
             self._refuse_misfit(request)
-            measured = self._passes(request)
+            measured, prepare_seconds = self._passes(request)
         except Failed as failure:
             if not failure.warm:
                 self._drop_crew()
             return self._failed(request, failure.error)
         except AutosyncError as error:
             return self._failed(request, TrialError("refused", str(error)))
-        return self._succeeded(request, measured)
+        except BaseException:  # its ranks may be at work on it still
+            self._drop_crew()
+            raise
+        return self._succeeded(request, measured, prepare_seconds)
 
     def _refuse_misfit(self, request: TrialRequest) -> None:
         if self._closed:
@@ -194,16 +210,19 @@ class ProcessPool:
                 value=request.iterations,
             )
 
-    def _passes(self, request: TrialRequest) -> list[Measurement]:
-        """All passes, and one more where they disagree."""
+    def _passes(self, request: TrialRequest) -> tuple[list[Measurement], float]:
+        """All passes, and one more where they disagree; and the seconds that the workers' document
+        took before them."""
         with self._turn():
             crew = self._warm_crew()
+        begun = time.monotonic()
         crew.prepare(adapter(Bundle).dump_json(self._shipped(request.bundle, crew)).decode())
+        prepare_seconds = time.monotonic() - begun
         measured = [self._clean_pass(request, crew) for _ in range(request.passes)]
         medians = [float(np.median(one.iteration_seconds)) for one in measured]
         if max(medians) > (1 + PASS_TOLERANCE) * min(medians):
             measured.append(self._clean_pass(request, crew))
-        return measured
+        return measured, prepare_seconds
 
     def _shipped(self, bundle: Bundle, crew: Crew) -> Bundle:
         """The bundle for the variables that the workers train."""
@@ -214,9 +233,11 @@ class ProcessPool:
 
     def _clean_pass(self, request: TrialRequest, crew: Crew) -> Measurement:
         """One pass, repeated while it is contaminated; the least contaminated one."""
-        attempts = [self._pass(request, crew)]
-        while attempts[-1].contamination > 1 and len(attempts) <= self.repeats:
-            attempts.append(self._pass(request, crew, after_load=attempts[-1].loaded))
+
+        def measure(before: Measurement | None) -> Measurement:
+            return self._pass(request, crew, after_load=before is not None and before.loaded)
+
+        attempts = until_clean(measure, self.repeats)
         self.repeated += len(attempts) > 1
         return min(attempts, key=lambda one: one.contamination)
 
@@ -257,20 +278,19 @@ class ProcessPool:
 
     def _warm_crew(self) -> Crew:
         if self._crew is None:
-            self._crew = Crew(
-                self.workload, self.placements, self.host, self.workloads, self._cancelled
-            )
+            crew = Crew(self.workload, self.placements, self.host, self.workloads, self._cancelled)
             try:
-                self._crew.start()
-            except (Failed, AutosyncError):
-                self._drop_crew()
+                crew.start()
+            except BaseException:  # whatever it was, half a crew is none
+                crew.kill()
                 raise
+            self._crew = crew
         return self._crew
 
     def _drop_crew(self) -> None:
-        if self._crew is not None:
-            self._crew.kill()
-            self._crew = None
+        crew, self._crew = self._crew, None
+        if crew is not None:
+            crew.kill()
 
     def _failed(self, request: TrialRequest, error: TrialError) -> TrialResult:
         return TrialResult(
@@ -284,8 +304,11 @@ class ProcessPool:
             time_scale=self.workload.time_scale,
         )
 
-    def _succeeded(self, request: TrialRequest, measured: list[Measurement]) -> TrialResult:
+    def _succeeded(
+        self, request: TrialRequest, measured: list[Measurement], prepare_seconds: float
+    ) -> TrialResult:
         periods = tuple(period for one in measured for period in one.iteration_seconds)
+        overhead_seconds = prepare_seconds + sum(one.overhead_seconds for one in measured)
         return replace(
             self._failed(request, TrialError("refused", "")),
             error=None,
@@ -293,9 +316,9 @@ class ProcessPool:
             step_seconds=float(np.median(periods)),
             spread=spread(periods),
             load=max(one.load for one in measured),
-            overhead_seconds=sum(one.overhead_seconds for one in measured) / len(measured),
+            overhead_seconds=overhead_seconds / len(measured),
             peak_memory_bytes=max(one.peak_memory_bytes for one in measured),
-            sent_bytes=measured[-1].sent_bytes if self.shaped else (),
+            sent_bytes=measured[-1].sent_bytes if self.counts_bytes else (),
             versions=self._crew.versions if self._crew is not None else (),
             timeline=min(measured, key=lambda one: one.contamination).timeline,
         )

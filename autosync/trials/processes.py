@@ -54,8 +54,8 @@ Answers = queue.Queue[Answer]
 class Ending:
     """How a worker ended. status: None where it is not known (its host is lost).
 
-    for_memory: whether its kernel may have killed it for lack of memory; False where the kernel
-        is another host's and cannot be asked.
+    for_memory: whether its kernel has killed a process for lack of memory since the worker's last
+        command; False where no kernel tells: another host's, or one that does not count.
     """
 
     status: int | None
@@ -185,12 +185,15 @@ class WorkerProcess:
 
     def _read_answers(self, answers: "Answers") -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            try:
-                answers.put(Answer(self.rank, json.loads(line)))
-            except json.JSONDecodeError:
-                self._stderr.append(line)
-        answers.put(Answer(self.rank, None))
+        try:
+            for line in self.process.stdout:
+                fields = _fields(line)
+                if fields is None:  # a banner of what reaches the host
+                    self._stderr.append(line[:STDERR_CHARACTERS])
+                else:
+                    answers.put(Answer(self.rank, fields))
+        finally:
+            answers.put(Answer(self.rank, None))
 
     def _read_stderr(self) -> None:
         assert self.process.stderr is not None
@@ -199,6 +202,7 @@ class WorkerProcess:
 
     def send(self, line: str) -> None:
         """Hand over one command. A dead worker's is dropped: its end is an answer already."""
+        self._kills_before = killed_for_memory()
         self._commands.put(line)
 
     def stderr_tail(self) -> str:
@@ -214,7 +218,8 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             status = None  # it closed its output and lives on
         before, now = self._kills_before, killed_for_memory()
-        return Ending(status, not self.where and (before is None or now is None or now > before))
+        counted = before is not None and now is not None and now > before
+        return Ending(status, for_memory=counted and not self.where)
 
     def begin_kill(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -233,6 +238,15 @@ class WorkerProcess:
                     stream.close()
 
 
+def _fields(line: str) -> dict[str, Any] | None:
+    """An answer's fields; None where the line is none."""
+    try:
+        fields = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return fields if isinstance(fields, dict) and "reply" in fields else None
+
+
 def _started(
     command: Sequence[str], environment: Mapping[str, str], where: str, shown: str, leash: Leash
 ) -> "subprocess.Popen[str]":
@@ -242,7 +256,8 @@ def _started(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
+            encoding="utf-8",
+            errors="backslashreplace",  # programs on the way may write anything
             env=dict(environment),
             start_new_session=True,
             pass_fds=(leash.worker_end,),

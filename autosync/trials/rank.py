@@ -64,7 +64,8 @@ class Rank:
             case "trial":
                 return self.trial(command)
             case "message":
-                return timed_messages(self._rank, command, self._device)
+                timed = timed_messages(self._rank, command, self._device)
+                return {**timed, "host": host_id()}
             case "profile":
                 return self.profile(command)
         raise InvalidInput(f"no command {command['op']!r}.", thing="op", value=command["op"])
@@ -93,7 +94,8 @@ class Rank:
         if workload is None:
             raise InvalidInput("a join came before the worker was started.", thing="op")
         if "GLOO_SOCKET_IFNAME" not in os.environ:
-            os.environ["GLOO_SOCKET_IFNAME"] = interface_towards(command["host"])
+            interface = interface_towards(command["host"], command["peer"])
+            os.environ["GLOO_SOCKET_IFNAME"] = interface
         store = self._store or TCPStore(
             command["host"], command["port"], is_master=False, timeout=GROUP_TIMEOUT
         )
@@ -204,13 +206,14 @@ def _measure(
     in_host_memory = device.type == "cpu"
     counted = iterations if in_host_memory else warmup + iterations
     since = zero(device)
+    interfaces = os.environ["GLOO_SOCKET_IFNAME"]
     starts: list[Mark] = []
     forwards: list[Mark] = []
     backwards: list[Mark] = []
     gc.disable()  # a collection in the middle of an iteration is nobody's communication time
     for iteration in range(warmup + iterations):
         if iteration == warmup + iterations - counted:
-            begun = (time.process_time(), cpu_ticks(), network_bytes())
+            begun = (time.process_time(), cpu_ticks(), network_bytes(interfaces))
         starts.append(mark(device))
         job.optimizer.zero_grad(set_to_none=True)
         loss = job.loss(attached.model)
@@ -225,7 +228,7 @@ def _measure(
     if not in_host_memory:
         torch.cuda.synchronize()
     finished = time.monotonic()
-    ended = (time.process_time(), cpu_ticks(), network_bytes())
+    ended = (time.process_time(), cpu_ticks(), network_bytes(interfaces))
     gc.enable()
     if recording:
         recording.keep(on_clock(since, forwards), on_clock(since, backwards), in_host_memory)

@@ -5,6 +5,7 @@ ranks sit where the cluster file says, whatever Ray would have chosen. An actor 
 lines to the same worker process that every launcher starts; nothing durable lives in Ray.
 """
 
+import contextlib
 import os
 import queue
 import sys
@@ -48,7 +49,7 @@ NODE_SHARE = 0.001
 class RayLauncher:
     """address: of the Ray head, `HOST:PORT`. Node addresses of the cluster file are Ray's own
         (`ray list nodes`) or the hosts' names.
-    cpus, gpus: what Ray reserves for each rank.
+    cpus, gpus: what Ray reserves for each rank; it hides GPUs from actors that reserve none.
     environment: added to the workers'. interface: for gloo; by default the one towards rank 0.
     workloads: `name=package.module:function` entries that requests may name.
     """
@@ -67,12 +68,12 @@ class RayLauncher:
 
         Raises:
             NotSupported: Ray is not installed, not reachable, runs without a token, or has not
-                the resources; or trials want GPUs.
+                the resources; or trials want GPUs and none are reserved.
             InvalidInput: a node of the cluster is none of Ray's.
         """
         cluster = workload.domain.cluster
         refuse_dedicated_servers(workload)
-        refuse_gpus(workload)
+        refuse_unreserved_gpus(workload, self.gpus)
         connected = _connect(self.address)
         try:
             addresses = ray_addresses(cluster, alive_nodes())
@@ -83,9 +84,13 @@ class RayLauncher:
 
         def release() -> None:
             import ray.util
+            from ray.exceptions import RayError
 
-            ray.util.remove_placement_group(group)
-            _disconnect(connected)
+            try:
+                with contextlib.suppress(RayError):  # the head has gone, its reservations too
+                    ray.util.remove_placement_group(group)
+            finally:
+                _disconnect(connected)
 
         nodes = [int(node) for node in cluster.node_of_server()[: cluster.world_size]]
         return ProcessPool(
@@ -103,15 +108,15 @@ class RayLauncher:
         )
 
 
-def refuse_gpus(workload: Workload) -> None:
-    """Raises NotSupported where trials want GPUs: Ray hides them from actors that reserve none, and
-    these reserve none."""
-    if workload.device == "cuda":
+def refuse_unreserved_gpus(workload: Workload, gpus: float) -> None:
+    """Raises NotSupported where trials want GPUs and each rank reserves `gpus` = 0 of them."""
+    if workload.device == "cuda" and gpus == 0:
         raise NotSupported(
             "the launcher ray reserves no GPUs for its workers.",
             thing="device",
             value="cuda",
-            remedy="Reach the hosts with the launcher command (ssh, srun).",
+            remedy="Let it reserve some, `RayLauncher(..., gpus=1)`, or reach the hosts with the "
+            "launcher command (ssh, srun).",
         )
 
 
@@ -210,10 +215,12 @@ class RayWorker:
     def kill(self) -> None:
         """The worker first, by its own actor; then the actor, alive or not."""
         import ray
+        from ray.exceptions import RayError
 
         self.begin_kill()
         self._wait(self._killing, KILL_SECONDS, None)
-        ray.kill(self._actor)
+        with contextlib.suppress(RayError):  # the head has gone
+            ray.kill(self._actor)
         self._listener.join(LISTEN_SECONDS)
 
     def _asked(self, method: str, otherwise: object) -> object:

@@ -2,7 +2,7 @@
 
 Commands (one JSON object a line, `op` names it) and what answers them:
     start   workload, rank, local_rank, host -> store
-    join    host, port, world -> ready
+    join    host, port, world, peer -> ready
     trial   id, key, bundle, warmup, iterations, record -> trial
     message kind, bytes, workers, repeats -> message
     profile repeats -> profile
@@ -20,6 +20,7 @@ import traceback
 from typing import Any, TextIO
 
 from autosync.errors import AutosyncError
+from autosync.runtime.errors import SynchronizationFailed
 from autosync.trials.machine import speaks_of_memory
 
 NICENESS = -10
@@ -55,9 +56,12 @@ def be_a_good_neighbour() -> None:
 
 
 def error_kind(error: BaseException) -> str:
+    """`refused` is what leaves the ranks as they were. A synchronization that failed has ended
+    their process groups, so it is a crash like any other."""
     if isinstance(error, MemoryError) or speaks_of_memory(str(error)):
         return "out_of_memory"
-    return "refused" if isinstance(error, AutosyncError) else "crashed"
+    refused = isinstance(error, AutosyncError) and not isinstance(error, SynchronizationFailed)
+    return "refused" if refused else "crashed"
 
 
 def serve(wire: Wire, workloads: list[str]) -> None:

@@ -1,5 +1,6 @@
 """A training script under torchrun that tunes itself; every rank writes what it saw as JSON."""
 
+import gc
 import hashlib
 import json
 import os
@@ -290,8 +291,21 @@ def summary(result: TrialResult, seconds: float) -> dict[str, Any]:
     }
 
 
-def refusals(rank: int) -> dict[str, str]:
-    """Steps that are none: the same error on every rank, though one rank alone is wrong."""
+def held() -> dict[str, int]:
+    """What process groups leave behind where nobody ends them."""
+    gc.collect()
+    files = Path("/proc/self/fd")
+    kinds = [os.readlink(file) for file in files.iterdir() if os.path.lexists(file)]
+    return {
+        "groups": len(dist.distributed_c10d._world.pg_map),
+        "sockets": sum(kind.startswith("socket:") for kind in kinds),
+        "threads": len(os.listdir("/proc/self/task")),
+    }
+
+
+def refusals(rank: int) -> dict[str, Any]:
+    """Steps that are none: the same error on every rank, though one rank alone is wrong. held:
+    before the first tuning, after it and after the second."""
     plain = step_on(batch_of(rank, 0))
 
     def nothing(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -303,7 +317,7 @@ def refusals(rank: int) -> dict[str, str]:
         plain(model, optimizer)
         plain(model, optimizer)
 
-    found = {}
+    found: dict[str, Any] = {"held": [held()]}
     for name, step in (("nothing", nothing), ("twice", twice)):
         model, optimizer = made(rank)
         before = fingerprint(model, optimizer)
@@ -312,6 +326,7 @@ def refusals(rank: int) -> dict[str, str]:
         except autosync.errors.InvalidInput as error:
             found[name] = str(error)
         assert fingerprint(model, optimizer) == before
+        found["held"].append(held())
     return found
 
 

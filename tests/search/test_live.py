@@ -105,6 +105,15 @@ def test_one_rank_alone_cannot_go_on_without_the_others(seen: Seen) -> None:
         assert "2 backward passes" in said["twice"]
 
 
+def test_a_tuning_leaves_no_process_group(seen: Seen) -> None:
+    """The first one may start threads of torch's own; the second adds nothing."""
+    for rank in seen:
+        before, first, second = rank["refusals"]["held"]
+        assert first["groups"] == second["groups"] == before["groups"]
+        assert second["sockets"] <= first["sockets"]
+        assert second["threads"] <= first["threads"]
+
+
 def results(seen: Seen) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = seen[0]["contract"]["results"]
     return found

@@ -1,7 +1,11 @@
 """Which of a live trial's errors is told: its cause, whatever the ranks' clocks say."""
 
+import pytest
+
+from autosync.errors import InvalidInput
+from autosync.runtime.errors import SynchronizationFailed
 from autosync.trials.job_pool import _first_cause
-from autosync.trials.live_job import PARTED
+from autosync.trials.live_job import PARTED, _kind
 
 
 def test_a_wait_that_ended_goes_before_the_peers_it_cost() -> None:
@@ -19,3 +23,19 @@ def test_what_a_rank_did_goes_before_all_else() -> None:
 def test_a_lost_peer_alone_is_a_crash() -> None:
     found = _first_cause({1: (0.2, PARTED, "closed later"), 2: (0.1, PARTED, "closed")})
     assert (found.kind, found.message) == ("crashed", "rank 2: closed")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RuntimeError("[pair.cc:525] Connection closed by peer [10.0.0.2]:5000"), PARTED),
+        (RuntimeError("[unbound_buffer.cc:84] Timed out waiting 3000ms for recv"), "timeout"),
+        (SynchronizationFailed("the trial was abandoned."), PARTED),
+        (SynchronizationFailed("message 3 failed: Timed out waiting 3000ms"), "timeout"),
+        (ConnectionRefusedError(111, "Connection refused"), "crashed"),
+        (TimeoutError("the data source timed out"), "crashed"),
+        (InvalidInput("no connection between these variables."), "refused"),
+    ],
+)
+def test_the_steps_own_connections_are_no_peers(error: Exception, kind: str) -> None:
+    assert _kind(error) == kind

@@ -16,7 +16,7 @@ from autosync.trials.compute import Stretch
 from autosync.trials.contract import Workload
 from autosync.trials.kernel_compute import KernelCompute
 from autosync.trials.kernels import MOST_ELEMENTS, Kernel, Product, Sweep, graph_kernels
-from autosync.trials.ray_launcher import RayLauncher
+from autosync.trials.ray_launcher import RayLauncher, refuse_unreserved_gpus
 from autosync.trials.replay import replay_module
 from autosync.trials.testbed import TestbedLauncher
 from tests.autosync.trials.strategies import small_domain
@@ -181,6 +181,7 @@ def test_launchers_refuse_what_they_cannot_give() -> None:
         TestbedLauncher().open(fast)
     with pytest.raises(NotSupported, match=r"ray reserves no GPUs.*launcher command"):
         RayLauncher("127.0.0.1:1").open(workload)
+    refuse_unreserved_gpus(workload, gpus=1.0)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

@@ -1,7 +1,9 @@
-"""A rank that ended for lack of memory is told from one that crashed by what it wrote."""
+"""How a rank's failure is named: lack of memory by what it wrote, refusals by what it raised."""
 
 import pytest
 
+from autosync.errors import InvalidInput
+from autosync.runtime.errors import SynchronizationFailed
 from autosync.trials.machine import speaks_of_memory
 from autosync.trials.worker import error_kind
 
@@ -24,3 +26,9 @@ def test_a_lack_of_memory_has_many_words(text: str) -> None:
 def test_other_ends_are_crashes() -> None:
     assert not speaks_of_memory("Connection closed by peer [10.0.0.2]:5000")
     assert error_kind(RuntimeError("Connection closed by peer")) == "crashed"
+
+
+def test_a_failed_synchronization_is_no_refusal() -> None:
+    """It has ended the groups that the next plan would run on."""
+    assert error_kind(InvalidInput("the plan is another model's.")) == "refused"
+    assert error_kind(SynchronizationFailed("a peer has gone.")) == "crashed"

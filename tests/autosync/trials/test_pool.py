@@ -51,6 +51,12 @@ def test_workers_stay_warm_and_run_the_engine_too(pool: ProcessPool) -> None:
     assert pool.worker_pids() == before
 
 
+@pytest.mark.parametrize("pool", ["local"], indirect=True)  # elsewhere a prefix may be their parent
+def test_workers_run_under_the_batch_policy(pool: ProcessPool) -> None:
+    pool.warm_up()
+    assert {os.sched_getscheduler(pid) for pid in pool.worker_pids()} == {os.SCHED_BATCH}
+
+
 def test_a_key_runs_once(pool: ProcessPool) -> None:
     assert trial(pool, "plain") is trial(pool, "plain")
 

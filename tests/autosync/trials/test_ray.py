@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from autosync.errors import InvalidInput, NotSupported
+from autosync.trials import ray_launcher
 from autosync.trials.machine import process_start
 from autosync.trials.pool import ProcessPool
 from autosync.trials.ray_launcher import RayLauncher, alive_nodes, ray_addresses
@@ -117,6 +118,25 @@ def test_ray_without_a_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     with pytest.raises(NotSupported, match="RAY_AUTH_MODE"):
         RayLauncher("127.0.0.2:1").open(workload_at(FIRST, SECOND))
+
+
+def test_a_head_that_has_gone_leaves_a_pool_that_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    from ray.exceptions import RaySystemError
+
+    def gone(group: object) -> None:
+        raise RaySystemError("the head has gone")
+
+    ended: list[bool] = []
+    alive = {"a": "10.0.0.1", "b": "10.0.0.2"}
+    monkeypatch.setattr(ray_launcher, "_connect", lambda address: True)
+    monkeypatch.setattr(ray_launcher, "alive_nodes", lambda: alive)
+    monkeypatch.setattr(ray_launcher, "_placement_group", lambda *given: object())
+    monkeypatch.setattr(ray_launcher, "_disconnect", ended.append)
+    monkeypatch.setattr("ray.util.remove_placement_group", gone)
+    with RayLauncher("10.0.0.1:6379").open(workload_at("a", "b")):
+        assert not ended
+    assert ended == [True]
 
 
 test_hang = suite.test_a_hanging_trial_is_killed_with_its_group

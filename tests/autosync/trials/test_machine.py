@@ -1,0 +1,42 @@
+"""Which interface leads to other hosts, and what it has sent."""
+
+import socket
+from ipaddress import IPv4Address
+
+import pytest
+
+from autosync.errors import NotSupported
+from autosync.trials import machine
+from autosync.trials.machine import interface_towards, network_bytes
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that knows its own name by a loopback address; its interfaces are called by theirs."""
+    ways = {"self": "127.0.1.1", "peer": "10.0.0.1", "storage": "10.1.0.1"}
+    monkeypatch.setattr(machine, "_address_towards", lambda host: IPv4Address(ways[host]))
+    monkeypatch.setattr(machine, "_interface_with", str)
+
+
+@pytest.mark.usefixtures("names")
+def test_a_host_that_is_its_own_loopback_binds_where_its_peers_are() -> None:
+    assert interface_towards("self", "peer") == "10.0.0.1"
+    assert interface_towards("storage", "peer") == "10.1.0.1"
+    assert interface_towards("self") == "127.0.1.1"  # the only host
+
+
+def test_hosts_of_this_machine_meet_on_its_loopback() -> None:
+    assert interface_towards("127.0.1.1", "127.0.0.2") == "lo"
+
+
+def test_a_host_that_cannot_be_reached_is_named_with_the_way_out() -> None:
+    with pytest.raises(NotSupported, match=r"no way to host '255\.255\.255\.255'.*`interface`"):
+        interface_towards("127.0.1.1", "255.255.255.255")  # a broadcast is no connection
+
+
+def test_bytes_are_of_the_named_interfaces() -> None:
+    before = network_bytes("lo")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.sendto(b"x" * 1000, ("127.0.0.1", 9))
+    assert network_bytes("lo") >= before + 1000
+    assert network_bytes("no-such") == 0

@@ -1,0 +1,72 @@
+"""Worker processes: what programs on the way write, and how a killed one is named."""
+
+import os
+import queue
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from autosync.trials import processes
+from autosync.trials.processes import Answers, WorkerProcess
+
+Start = Callable[[str], WorkerProcess]
+
+GARBLED = r"""
+printf 'welcome \377\n42\nnull\n{}\n{"reply": "ready"}\n'
+printf 'bad \377\n' >&2
+exit 3
+"""
+
+
+@pytest.fixture
+def answers() -> Answers:
+    return queue.Queue()
+
+
+@pytest.fixture
+def start(answers: Answers) -> Iterator[Start]:
+    """Starts a shell with a script in place of a worker."""
+    started = []
+
+    def begin(script: str) -> WorkerProcess:
+        started.append(WorkerProcess(0, ["sh", "-c", script], os.environ, answers))
+        return started[-1]
+
+    yield begin
+    for worker in started:
+        worker.kill()
+
+
+def test_bytes_that_are_no_text_cost_nothing(start: Start, answers: Answers) -> None:
+    worker = start(GARBLED)
+    assert answers.get(timeout=30).fields == {"reply": "ready"}
+    assert answers.get(timeout=30).fields is None
+    assert worker.ending().status == 3
+    worker.kill()  # its readers are through
+    lines = worker.stderr_tail().splitlines()
+    assert sorted(lines) == ["42", r"bad \xff", "null", r"welcome \xff", "{}"]
+
+
+@pytest.mark.parametrize(
+    ("counts", "for_memory"),
+    [
+        ((0, 1, 2), True),  # one more since the last command
+        ((0, 2, 2), False),  # between the start and the command: somebody else
+        ((None, None, None), False),
+        ((0, None, 1), False),
+    ],
+)
+def test_only_a_kill_since_the_last_command_is_for_memory(
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    counts: tuple[int | None, ...],
+    for_memory: bool,
+) -> None:
+    """counts: of the kernel's kills, at the start, at the command and at the end."""
+    told = iter(counts)
+    monkeypatch.setattr(processes, "killed_for_memory", lambda: next(told))
+    worker = start("exec sleep 60")
+    worker.send("{}")
+    worker.begin_kill()
+    ending = worker.ending()
+    assert (ending.status, ending.for_memory) == (-9, for_memory)
