@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from simulator.evaluation.dataset import NOISE_OVER_DIFFERENCE, read_trials
+from simulator.evaluation.dataset import read_trials
 from simulator.evaluation.frames import Summary, summaries
 
 WHAT = """\
@@ -54,8 +54,10 @@ reason.
 """
 
 NOISE = """\
-Difference: between two measurements of one strategy, the median of the absolute difference of their
-logarithms. Noise, a robust standard deviation of it, is 1.4826 times that."""
+Medians over the strategies. Spread: of the iterations of a pass, (p90 - p10) / median. Differences
+are absolute ones of logarithms: between a strategy's first two passes on an occasion, and between
+two occasions, hours apart. Noise, a robust standard deviation, is 1.4826 times the latter where
+there are two occasions, else the former."""
 
 LIMITS = """\
 - Links are emulated where `launcher` says so: bandwidth is, latency is not.
@@ -151,15 +153,15 @@ def _listed(column: "pd.Series[str]") -> str:
 
 
 def _repeatability(domains: list[Summary]) -> str:
-    columns = "model, cluster, spread within a pass (median), difference (median), noise, between"
+    columns = "model, cluster, spread, between passes, between occasions, noise"
     rows = [
         (
             each.model,
             each.cluster,
             _percent(each.spread),
-            _percent(each.noise and each.noise / NOISE_OVER_DIFFERENCE),
+            _percent(each.pass_difference),
+            _percent(each.occasion_difference),
             _percent(each.noise),
-            "occasions" if each.occasions > 1 else "passes",
         )
         for each in domains
     ]

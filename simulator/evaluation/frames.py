@@ -1,5 +1,6 @@
 """A dataset as tables of pandas: every pass with what it ran; and its domains in figures."""
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +53,9 @@ class Summary:
     compute_seconds: forward and backward at nominal speed. strategies: measured soundly. passes:
     all of them, without canaries. fastest_seconds, slowest_seconds: of those strategies;
     ddp_seconds: of torch's DDP; None where there is none. noise: as `MeasuredDomain.noise`.
-    spread: the median within a pass. byte_scale, time_scale: s and k, as many as there were.
+    spread: the median within a pass. pass_difference, occasion_difference: median of |ln(a / b)| of
+    a strategy's first two passes on an occasion, and of its first two occasions' medians; None
+    where there is one only. byte_scale, time_scale: s and k, as many as there were.
     """
 
     model: str
@@ -69,6 +72,8 @@ class Summary:
     ddp_seconds: float | None
     noise: float | None
     spread: float | None
+    pass_difference: float | None
+    occasion_difference: float | None
     byte_scales: tuple[float, ...]
     time_scales: tuple[float, ...]
 
@@ -124,9 +129,21 @@ def _summary(each: MeasuredDomain, rows: pd.DataFrame) -> Summary:
         ddp_seconds=_median(rows.loc[rows["origin"] == "ddp", "step_seconds"]),
         noise=each.noise,
         spread=_median(rows["spread"]),
+        pass_difference=_difference(rows, ["strategy_id", "occasion"], "pass"),
+        occasion_difference=_difference(rows, ["strategy_id"], "occasion"),
         byte_scales=tuple(float(scale) for scale in sorted(rows["byte_scale"].unique())),
         time_scales=tuple(float(scale) for scale in sorted(rows["time_scale"].unique())),
     )
+
+
+def _difference(rows: pd.DataFrame, same: list[str], between: str) -> float | None:
+    """Median of |ln(a / b)| where all of `same` is alike and `between` is 1 and 2."""
+    seconds = rows.pivot_table(
+        index=same, columns=between, values="step_seconds", aggfunc="median", observed=True
+    )
+    if not {1, 2} <= set(seconds.columns):
+        return None
+    return _median((seconds[1] / seconds[2]).map(math.log).abs())
 
 
 def _median(column: "pd.Series[float]") -> float | None:
