@@ -1,0 +1,105 @@
+"""How well two passes over the same strategies agree, by time scale and iterations of a pass.
+
+What the cores do themselves repeats worst on a shared machine; the larger the time scale, the less
+of an iteration it is. From this come `time_scale`, `warmup` and `iterations` in
+`datasets/runtimes/plan.yaml`. Leave the machine alone meanwhile.
+
+python -m benchmarks.repeatability [--domain transformer-2x2 ...] [--strategies 12]
+    [--protocol 1:2+5 --protocol 4:1+3]      k : warm-up + measured iterations
+"""
+
+import argparse
+import random
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.bundle import Bundle, bundle
+from autosync.datafiles import data_file
+from autosync.trials.contract import Pool, TrialRequest, Workload
+from autosync.trials.pool import PASS_TOLERANCE
+from autosync.trials.testbed import TestbedLauncher
+from search.measuring import TIMEOUT_SECONDS
+from search.passes import strategies_of
+from search.targets import Target, domain_of, load_plan, only
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    time_scale: float
+    warmup: int
+    iterations: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Protocol":
+        scale, _, counts = text.partition(":")
+        warmup, _, iterations = counts.partition("+")
+        return cls(float(scale), int(warmup), int(iterations))
+
+    def __str__(self) -> str:
+        return f"k = {self.time_scale:g}, {self.warmup} + {self.iterations}"
+
+
+DEFAULT = (Protocol(1, 2, 5), Protocol(2, 2, 5), Protocol(4, 1, 3))
+
+
+def measured(
+    pool: Pool, protocol: Protocol, asked: list[Bundle], pass_: int
+) -> NDArray[np.float64]:
+    """Seconds an iteration of each of `asked`, run in an order of the pass's own; NaN: failed."""
+    seconds = np.full(len(asked), np.nan)
+    order = list(range(len(asked)))
+    random.Random(pass_).shuffle(order)
+    for i in order:
+        request = TrialRequest(
+            key=f"{pass_}/{i}",
+            bundle=asked[i],
+            warmup=protocol.warmup,
+            iterations=protocol.iterations,
+            timeout_seconds=TIMEOUT_SECONDS * max(1.0, protocol.time_scale),
+        )
+        seconds[i] = pool.run(request).step_seconds or np.nan
+    return seconds
+
+
+def report(target: Target, protocol: Protocol, strategies: int, seed: int) -> None:
+    domain = domain_of(target)
+    chosen = strategies_of(domain, 10 * strategies, seed)
+    drawn = random.Random(seed).sample(chosen, min(strategies, len(chosen)))
+    asked = [bundle(each.strategy, domain) for each in drawn]
+    byte_scale, _ = target.scales
+    workload = Workload(domain, byte_scale=byte_scale, time_scale=protocol.time_scale)
+    with TestbedLauncher(repeats=0).open(workload) as pool:
+        begun = time.monotonic()
+        one, two = (measured(pool, protocol, asked, pass_) for pass_ in (1, 2))
+        took = (time.monotonic() - begun) / 2 / len(asked)
+    apart = np.abs(one - two) / ((one + two) / 2)
+    apart = apart[~np.isnan(apart)]
+    middle, most = np.quantile(apart, (0.5, 0.75)) if len(apart) else (np.nan, np.nan)
+    print(
+        f"| {target.name} | {protocol} | {len(apart)} of {len(asked)} | {middle:.1%} | {most:.1%} "
+        f"| {np.mean(apart > PASS_TOLERANCE):.0%} | {took:.1f} s |",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--domain", action="append", metavar="NAME")
+    parser.add_argument("--protocol", action="append", type=Protocol.parse, metavar="K:W+N")
+    parser.add_argument("--strategies", type=int, default=12)
+    parser.add_argument("--seed", type=int, default=5)
+    given = parser.parse_args()
+    names = tuple(given.domain or ("transformer-2x2",))
+    plan = only(load_plan(data_file("runtimes", "plan.yaml")), names)
+    print("| domain | pass | ran twice | median difference | third quartile | above 5 % | takes |")
+    print("|---|---|---|---|---|---|---|")
+    for target in plan.domains:
+        for protocol in given.protocol or DEFAULT:
+            report(target, protocol, given.strategies, given.seed)
+
+
+if __name__ == "__main__":
+    main()
