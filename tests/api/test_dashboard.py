@@ -103,6 +103,7 @@ def test_mistakes_are_explained_on_a_page(page: Page) -> None:
     unknown = page.request.get(f"/tunings/{'0' * 32}", headers={"accept": "text/html"})
     assert unknown.status == 404
     assert "All tunings" in unknown.text()
+    assert "GET /v1" not in unknown.text(), "a reader of pages has the button"
 
 
 def test_a_finished_tuning_shows_its_answer(page: Page, database: Database, tmp_path: Path) -> None:
