@@ -1,5 +1,6 @@
 """One pool per launcher, shared by the whole contract suite: a torch process takes seconds."""
 
+import secrets
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +13,11 @@ from autosync.trials.pool import ProcessPool
 from autosync.trials.testbed import TestbedLauncher
 from tests.autosync.trials.strategies import small_domain
 
+pytest.register_assert_rewrite("tests.autosync.trials.contract_suite")
+
 FAULTY = ("faulty=benchmarks.faulty:build_faulty",)
+MARK = ("AUTOSYNC_CONTRACT_SUITE", secrets.token_hex(8))
+"""In the environment of all that a pool under the suite starts, so that what it leaves is found."""
 
 
 def launchers() -> dict[str, LocalLauncher | TestbedLauncher]:
@@ -31,8 +36,16 @@ def testbed_possible() -> None:
         pytest.skip(f"NO TESTBED HERE, its tests do not run: {error}")
 
 
+@pytest.fixture(scope="module")
+def marked() -> Iterator[None]:
+    """What is started meanwhile carries `MARK`, where it takes this process's environment over."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv(*MARK)
+        yield
+
+
 @pytest.fixture(scope="module", params=["local", pytest.param("testbed", marks=[])])
-def pool(request: pytest.FixtureRequest) -> Iterator[ProcessPool]:
+def pool(request: pytest.FixtureRequest, marked: None) -> Iterator[ProcessPool]:
     """A pool of `faulty` workers; see `benchmarks.faulty` for what its keys do."""
     if request.param == "testbed":
         request.getfixturevalue("testbed_possible")

@@ -3,6 +3,7 @@ prefix may hold."""
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,8 +16,8 @@ from autosync.errors import InvalidInput
 from autosync.trials.command import CommandLauncher, CommandPlace
 from autosync.trials.contract import TrialRequest, Workload
 from autosync.trials.pool import ProcessPool
-from tests.autosync.trials import test_pool as suite
 from tests.autosync.trials.conftest import FAULTY
+from tests.autosync.trials.contract_suite import PoolContract, SecondNode
 from tests.autosync.trials.strategies import ddp
 from tests.domains import chain_graph, domain_of
 
@@ -76,17 +77,10 @@ def namespaces() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def pool(namespaces: str) -> Iterator[ProcessPool]:
+def pool(namespaces: str, marked: None) -> Iterator[ProcessPool]:
     launcher = CommandLauncher(f"ip netns exec {namespaces}{{node}}", workloads=FAULTY, repeats=0)
     with launcher.open(workload_at("10.78.0.1", "10.78.0.2")) as opened:
         yield opened
-
-
-# The contract suite, on this file's pool; what costs a restart of the workers comes last.
-test_measures = suite.test_a_trial_measures_every_iteration
-test_warm = suite.test_workers_stay_warm_and_run_the_engine_too
-test_once = suite.test_a_key_runs_once
-test_refused = suite.test_a_plan_for_another_cluster_is_refused_and_workers_stay
 
 
 def test_each_rank_runs_on_its_own_host(pool: ProcessPool, namespaces: str) -> None:
@@ -96,8 +90,20 @@ def test_each_rank_runs_on_its_own_host(pool: ProcessPool, namespaces: str) -> N
         assert entered == f"net:[{os.stat(f'/run/netns/{namespaces}{number}').st_ino}]"
 
 
-test_hang = suite.test_a_hanging_trial_is_killed_with_its_group
-test_cancel = suite.test_cancel_from_another_thread
+@pytest.fixture
+def second_node(pool: ProcessPool, namespaces: str) -> SecondNode:
+    """Behind `ip netns exec` a host without its namespace is one that cannot be reached."""
+
+    def lose() -> None:
+        os.kill(pool.worker_pids()[1], signal.SIGKILL)
+        ip("netns", "delete", f"{namespaces}1")
+
+    host = "rank 1 on host '10.78.0.2'"
+    return SecondNode(lose, f"{host} ended with status -9", ("crashed", host))
+
+
+class TestCommandLauncher(PoolContract):
+    """Behind `ip netns exec`."""
 
 
 @pytest.fixture

@@ -1,0 +1,215 @@
+"""The contract of every launcher's pool: one suite, which each launcher's tests run on its own.
+
+A new launcher gets it by a subclass of `PoolContract` in its test module, beside two fixtures,
+`pool` (see there) and `second_node`. Tests of its own on the same pool stand above the subclass: in
+the end the suite loses a node and closes the pool.
+
+The pool of a running job does not run it: its ranks are the user's own under torchrun, which nobody
+starts here, cancels, kills or takes a node from, and a trial that hangs ends with its collectives'
+timeout, whatever the request allows. What applies there, its own script shows on three ranks (part
+`contract` of `tests/search/live_script.py`, read by `tests/search/test_live.py`): a run, ranks that
+stay, a key that runs once, a plan for others refused, faults that cost their own trial, and nothing
+left behind.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from autosync.trials.contract import TrialRequest, TrialResult
+from autosync.trials.machine import process_start
+from autosync.trials.pool import ProcessPool
+from tests.autosync.trials.conftest import MARK
+from tests.autosync.trials.strategies import ddp, mixed, small_domain
+
+SETTLED_SECONDS = 0.2
+"""From the beginning of a trial on warm workers until they are in the middle of it."""
+
+MANY_ITERATIONS = 100
+"""Of 3.6 ms at the least: such a trial outlives `SETTLED_SECONDS`."""
+
+PATIENCE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class SecondNode:
+    """The node of rank 1, and what is lost with it.
+
+    lose: takes it away with all that runs there.
+    named: what the error of the trial at hand says of it.
+    later: kind and words of the error of the trials after that; None where the node is there again.
+    """
+
+    lose: Callable[[], None]
+    named: str
+    later: tuple[str, str] | None = None
+
+
+class PoolContract:
+    """pool: open, and shared by the module (a torch process takes seconds); two ranks of the
+    workload `faulty` on a node each, at a byte scale of 0.5, that carry `MARK`; see
+    `benchmarks.faulty` for what its keys do. What costs a restart of the workers comes last."""
+
+    def test_a_trial_measures_every_iteration(self, pool: ProcessPool) -> None:
+        result = trial(pool, "plain")
+        assert result.error is None
+        assert len(result.iteration_seconds) == 3
+        assert result.step_seconds == sorted(result.iteration_seconds)[1]
+        # 6 operations of 0.2 ms forward and 0.4 ms backward are waited out
+        assert min(result.iteration_seconds) > 0.8 * 6 * 6e-4
+        assert result.launcher == pool.description
+        assert result.byte_scale == 0.5
+        assert {name for name, _ in result.versions} == {"torch", "autosync", "python"}
+        assert result.peak_memory_bytes is not None
+        assert result.peak_memory_bytes > 2**20
+        if pool.shaped:  # two ranks: each sends half of the gradients twice; 0.5 is the byte scale
+            payload = pool.workload.domain.graph.size_bytes * 0.5
+            assert len(result.sent_bytes) == 2
+            assert all(payload < sent < 1.5 * payload + 10_000 for sent in result.sent_bytes)
+
+    def test_workers_stay_warm_and_run_the_engine_too(self, pool: ProcessPool) -> None:
+        trial(pool, "plain")
+        before = pool.worker_pids()
+        request = TrialRequest("mixed", mixed(pool.workload.domain), iterations=3, passes=2)
+        result = pool.run(request)
+        assert result.error is None
+        assert len(result.iteration_seconds) >= 6
+        assert pool.worker_pids() == before
+        assert set(before) <= set(marked_processes())  # whose absence the last test looks for
+
+    def test_a_key_runs_once(self, pool: ProcessPool) -> None:
+        assert trial(pool, "plain") is trial(pool, "plain")
+
+    def test_a_run_still_alive_is_adopted_by_its_key(self, pool: ProcessPool) -> None:
+        with under_way(pool, "asked twice", MANY_ITERATIONS) as results:
+            adopted = trial(pool, "asked twice")
+        assert results[0].error is None
+        assert results[0] is adopted
+        assert len(adopted.iteration_seconds) == MANY_ITERATIONS  # the first one's
+
+    def test_a_plan_for_another_cluster_is_refused_and_workers_stay(
+        self, pool: ProcessPool
+    ) -> None:
+        pool.warm_up()
+        before = pool.worker_pids()
+        result = pool.run(TrialRequest("too many ranks", ddp(small_domain(3))))
+        assert result.error is not None
+        assert result.error.kind == "refused"
+        assert "3 ranks" in result.error.message
+        other = ddp(small_domain())
+        renamed = replace(
+            other, variables=(replace(other.variables[0], name="w"), *other.variables[1:])
+        )
+        result = pool.run(TrialRequest("other variables", renamed))
+        assert result.error is not None
+        assert result.error.kind == "refused"
+        assert "w" in result.error.message
+        assert pool.worker_pids() == before
+
+    def test_cancelling_an_idle_pool_changes_nothing(self, pool: ProcessPool) -> None:
+        pool.warm_up()
+        before = pool.worker_pids()
+        pool.cancel()
+        assert trial(pool, "after idle cancel").error is None
+        assert pool.worker_pids() == before
+
+    def test_a_hanging_trial_is_killed_with_its_group(self, pool: ProcessPool) -> None:
+        assert trial(pool, "before hang").error is None
+        killed = pool.worker_pids()
+        result = trial(pool, "hang:1", timeout_seconds=1.0)
+        assert result.error is not None
+        assert result.error.kind == "timeout"
+        assert_gone(killed)
+
+    def test_cancel_from_another_thread(self, pool: ProcessPool) -> None:
+        assert trial(pool, "before cancel").error is None
+        with under_way(pool, "hang:0") as results:
+            pool.cancel()
+        assert results[0].error is not None
+        assert results[0].error.kind == "cancelled"
+
+    def test_a_lost_node_costs_its_trial_and_is_named(
+        self, pool: ProcessPool, second_node: SecondNode
+    ) -> None:
+        assert trial(pool, "before loss").error is None
+        workers = pool.worker_pids()
+        with under_way(pool, "on a lost node/hang:0") as results:
+            second_node.lose()
+        error = results[0].error
+        assert error is not None
+        assert (error.kind, results[0].step_seconds) == ("crashed", None)
+        assert second_node.named in error.message
+        until_gone(workers)
+        later = trial(pool, "after loss").error
+        if second_node.later is None:
+            assert later is None
+        else:
+            kind, words = second_node.later
+            assert later is not None
+            assert later.kind == kind
+            assert words in later.message
+
+    def test_a_closed_pool_refuses_and_leaves_nothing_behind(self, pool: ProcessPool) -> None:
+        pool.close()  # as the fixture will: it may be closed twice
+        error = trial(pool, "after the end").error
+        assert error is not None
+        assert error.kind == "refused"
+        assert "closed" in error.message
+        wait_for(lambda: not marked_processes())
+        assert not marked_processes()
+
+
+def trial(
+    pool: ProcessPool, key: str, iterations: int = 3, timeout_seconds: float = 60.0
+) -> TrialResult:
+    bundle = ddp(pool.workload.domain)
+    return pool.run(TrialRequest(key, bundle, 1, iterations, timeout_seconds=timeout_seconds))
+
+
+@contextmanager
+def under_way(pool: ProcessPool, key: str, iterations: int = 3) -> Iterator[list[TrialResult]]:
+    """A trial on a thread of its own, in the middle of which the block begins; after the block its
+    result is in the list."""
+    results: list[TrialResult] = []
+    runner = threading.Thread(target=lambda: results.append(trial(pool, key, iterations)))
+    runner.start()
+    try:
+        while runner.is_alive() and not pool.busy:
+            time.sleep(0.01)
+        time.sleep(SETTLED_SECONDS)
+        yield results
+    finally:
+        runner.join()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Until it holds, or `PATIENCE_SECONDS` are over."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def until_gone(processes: list[int]) -> None:
+    """For those that end by themselves, once they find that they are alone."""
+    wait_for(lambda: not any(process_start(process) for process in processes))
+    assert_gone(processes)
+
+
+def assert_gone(processes: list[int]) -> None:
+    alive = [process for process in processes if process_start(process) is not None]
+    assert processes
+    assert not alive, [Path(f"/proc/{process}/exe").readlink() for process in alive]
+
+
+def marked_processes() -> list[int]:
+    """All that live with `MARK` in their environment."""
+    mark = "=".join(MARK).encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):  # it has ended, or belongs to someone else
+            if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
