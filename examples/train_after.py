@@ -2,7 +2,8 @@
 
 autosync tune examples.network:plain examples/two_processes.yaml -o best.json
 torchrun --nproc-per-node 2 examples/train_after.py run.pt best.json
-python examples/train_after.py run.pt best.json --spawn 2
+
+Or, without torchrun: python examples/train_after.py run.pt best.json --spawn 2
 
 Checkpoints of either script go on in the other, and under any other bundle.
 """
