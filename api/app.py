@@ -45,7 +45,7 @@ def create_app(
 def serve(
     url: str,
     host: str = "127.0.0.1",
-    port: int = 8765,
+    port: int = 8080,
     token: str | None = None,
     hosts: tuple[str, ...] | None = None,
 ) -> None:

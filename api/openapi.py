@@ -15,6 +15,7 @@ from autosync.domain import Domain, Profile
 from autosync.graph import ModelGraph
 from autosync.plan import Plan
 from autosync.strategy import Strategy
+from autosync.trials.contract import TrialResult
 from autosync.trials.timeline import MeasuredTimeline
 from search.settings import Settings
 from search.space import Space
@@ -32,6 +33,7 @@ DOCUMENTS: dict[str, type[Any]] = {
         Settings,
         Space,
         Strategy,
+        TrialResult,
     )
 }
 DESCRIPTION = """Give it a model and a cluster; it answers with the fastest exact way to keep the

@@ -179,7 +179,7 @@ class Cluster:
             f"cluster {self.name!r}, node {node.address!r}: {field} {why}, got {value!r}.",
             thing=f"node {node.address}",
             value=value,
-            remedy="Correct the cluster file, or measure it with `autosync probe`.",
+            remedy="Correct the cluster file.",
         )
 
     @property

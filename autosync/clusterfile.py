@@ -149,7 +149,7 @@ def _check_node(node: dict[Any, Any], where: str) -> None:
         raise _refused(
             where,
             "bandwidth_gbps is missing",
-            "State the payload rate of its NIC in Gbit/s, or measure it with `autosync probe`.",
+            "State the payload rate of its NIC in Gbit/s: TCP carries some 95 % of the wire's.",
         )
     _check_fields(node, NODE_FIELDS, where)
     _check_numbers(node, ("bandwidth_gbps", "intra_bandwidth_gbps", "latency_us"), where)

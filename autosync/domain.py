@@ -115,6 +115,19 @@ class Domain:
         return content_hash(self)
 
     @property
+    def compute_source(self) -> Literal["measured", "estimated"]:
+        """`measured` where the profile was, on the type of device that all ranks have: seconds that
+        data sheets carry over to another type are an estimate."""
+        same = all(d.type == self.profile.device for d in self.cluster.device_of_rank())
+        return self.profile.source if same else "estimated"
+
+    @property
+    def compute_seconds(self) -> float:
+        """Forward and backward on the cluster's fastest device."""
+        factors = {self.profile.factor_on(d) for d in self.cluster.device_of_rank()}
+        return self.profile.compute_seconds * min(factors)
+
+    @property
     def batch_size(self) -> int:
         return self.graph.batch_size
 

@@ -1,6 +1,6 @@
 """Seconds to import each bundled model on the meta device, and to read its stored graph.
 
-python benchmarks/import_models.py [NAME ...]
+python -m benchmarks.import_models [NAME ...]
 """
 
 import resource

@@ -1,7 +1,7 @@
 """Prints what learned simulators cost: fitting 150 trials, and ranking 30,000 proposals by the
 timeline and then, with one of them, the best 3,000 and 500 random ones.
 
-python benchmarks/learned.py [bert_base bert_large ...] [--simulators gaussian lstm gat]
+python -m benchmarks.learned [bert_base bert_large ...] [--simulators gaussian lstm gat]
 
 The trials' seconds are made up (the timeline's, longer for every message): how well simulators
 rank is for `scripts/evaluate_simulators` to say, here only their cost counts.

@@ -1,6 +1,6 @@
 """Draws how the seconds of ranking by the timeline grow with proposals, variables and devices.
 
-python benchmarks/ranking_growth.py -o FILE.svg
+python -m benchmarks.ranking_growth -o FILE.svg
 """
 
 import argparse

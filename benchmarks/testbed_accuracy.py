@@ -1,6 +1,6 @@
 """How truly a testbed emulates: time to build it, link error, timer lateness, repeatability.
 
-python benchmarks/testbed_accuracy.py [--rounds 3]
+python -m benchmarks.testbed_accuracy [--rounds 3]
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """What a trial costs beyond its iterations: cold start of a pool, warm trials, strategies an hour.
 
-python benchmarks/trial_overhead.py [--launcher local|testbed] [--ranks 4] [--trials 20]
+python -m benchmarks.trial_overhead [--launcher local|testbed] [--ranks 4] [--trials 20]
 """
 
 import argparse

@@ -280,7 +280,13 @@ def _go_on(job: LiveJob, verdict: Verdict, save: str | Path | None) -> tuple[nn.
         return DistributedDataParallel(job.model), job.optimizer
     if save is not None and dist.get_rank() == 0:
         save_bundle(verdict.bundle, save)
-    return distribute(job.model, job.optimizer, verdict.bundle, max_grad_norm=job.max_grad_norm)
+    return distribute(
+        job.model,
+        job.optimizer,
+        verdict.bundle,
+        max_grad_norm=job.max_grad_norm,
+        allow_lossy=True,  # such strategies were tried only where the space has their encodings
+    )
 
 
 def _log_event(event: Event) -> None:

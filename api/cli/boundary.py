@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from api.cli.console import err
 from api.cli.logs import log_path
-from autosync.errors import AutosyncError
+from autosync.errors import AutosyncError, NotSupported
 
 REFUSED = 2
 """Exit code when the user can mend the input; click uses the same for wrong usage."""
@@ -27,6 +27,9 @@ def guarded(command: Callable[[], object]) -> int:
     except OSError as error:
         return _system_refused(error)
     except Exception as error:  # process boundary: a defect is logged in full and told in a line
+        if unavailable := _database_unavailable(error):
+            print_error(unavailable)
+            return REFUSED
         print_defect(error)
         return BROKEN
     return 0
@@ -40,6 +43,20 @@ def print_error(error: AutosyncError) -> None:
         err.print(f"  [dim]given:[/] {escape(shown)}")
     if error.remedy:
         err.print(f"  [green]Way out:[/] {escape(error.remedy)}")
+
+
+def _database_unavailable(error: Exception) -> AutosyncError | None:
+    """What the driver says of a database that does not answer; None for any other error."""
+    from sqlalchemy.exc import OperationalError  # here: most commands never load it
+
+    if not isinstance(error, OperationalError):
+        return None
+    said = str(error.orig).strip().splitlines() or ["no reason given"]
+    return NotSupported(
+        f"the database does not answer: {said[0]}.",
+        thing="database",
+        remedy="See that it runs and that --db names it.",
+    )
 
 
 def _system_refused(error: OSError) -> int:

@@ -20,5 +20,8 @@ def describe_domain(domain: "Domain") -> None:
         f"{len(cluster.nodes)} nodes, {cluster.world_size} x {', '.join(kinds)}, "
         f"{between} Gbit/s a NIC"
     )
-    mark = "an [bold yellow]estimate[/]" if profile.source == "estimated" else "measured"
-    say(f"Compute {milliseconds(profile.compute_seconds)} ms a step: {mark} ({profile.note})")
+    mark = "an [bold yellow]estimate[/]" if domain.compute_source == "estimated" else "measured"
+    note = profile.note
+    if profile.device not in kinds:
+        note += f", from {profile.device} by published peaks"
+    say(f"Compute {milliseconds(domain.compute_seconds)} ms a step: {mark} ({note})")

@@ -85,7 +85,7 @@ def execute(
 ) -> None:
     """Run a command on a node of an emulated cluster.
 
-    Example: `autosync testbed exec 1f3a 0 -- ip addr`
+    Example: `autosync testbed exec 1f3a5c07 0 -- ip addr`
     """
     from autosync.errors import InvalidInput
     from autosync.trials import namespaces

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.orm import Session
 
-from autosync.errors import InvalidInput
+from autosync.errors import InvalidInput, NotSupported
 
 BUSY_SECONDS = 30
 """How long a writer waits for another: longer than any transaction here takes."""
@@ -57,7 +58,8 @@ def connect(url: str) -> Database:
     Nothing is created or changed: see `migrate`.
 
     Raises:
-        InvalidInput: no such kind of database, or SQLite without a file.
+        InvalidInput: no such kind of database, or SQLite without a file. NotSupported: PostgreSQL
+            without its driver.
     """
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite":
@@ -78,6 +80,13 @@ def parse_url(url: str) -> URL:
     except (ArgumentError, NoSuchModuleError):
         raise _refused(url, "is no database URL") from None
     if backend == "postgresql":
+        if find_spec("psycopg") is None:
+            raise NotSupported(
+                "PostgreSQL is reached through psycopg, which is not installed.",
+                thing="database",
+                value=parsed.render_as_string(hide_password=True),
+                remedy="Install autosync with its extra `postgresql`, or use sqlite:///FILE.",
+            )
         return parsed.set(drivername="postgresql+psycopg")
     if backend != "sqlite":
         raise _refused(url, f"names {backend}, which is not supported")

@@ -95,7 +95,7 @@ def keep_domain(session: Session, domain: Domain) -> str:
         graph_id=graph_id,
         cluster_id=cluster_id,
         profile=to_json(domain.profile),
-        profile_source=domain.profile.source,
+        profile_source=domain.compute_source,
         optimizer=to_json(domain.optimizer),
     )
     return domain.id

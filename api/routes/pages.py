@@ -24,8 +24,12 @@ from autosync.models import BUNDLED
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 NEWEST = 50
-SCALES = (("1", "1 (all bytes)"), *((str(1 / 2**i), f"1/{2**i}") for i in range(1, 7)))
-FORM = {"graph": "resnet50", "cluster": "example-4x1", "byte_scale": "0.0625", "launcher": "auto"}
+SCALES = (
+    ("", "automatic"),
+    ("1", "1 (all bytes)"),
+    *((str(1 / 2**i), f"1/{2**i}") for i in range(1, 7)),
+)
+FORM = {"graph": "resnet50", "cluster": "example-4x1", "launcher": "auto"}
 
 router = APIRouter(include_in_schema=False)
 

@@ -1,8 +1,8 @@
 """Messages of fixed size on gloo, in host memory.
 
 Facts measured on gloo: its reduce-scatter moves an all-reduce's bytes, so ours is an all-to-all
-and a local sum; `dist.reduce` is a tree, so a parameter server is send and receive with a tag a
-message.
+and a local sum; `dist.reduce` goes round a ring, so a parameter server is send and receive with a
+tag a message.
 
 Where a rank adds up by itself (reduce-scatter, push), halves are added in float32 and rounded
 once. The backend's own reductions add in the type that travels.

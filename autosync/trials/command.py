@@ -150,5 +150,5 @@ def refuse_odd_addresses(cluster: Cluster) -> None:
                 "put into a command.",
                 thing="address",
                 value=node.address,
-                remedy="Use letters, digits, dots, colons and dashes only.",
+                remedy="Use letters, digits, dots, colons, dashes and underscores only.",
             )

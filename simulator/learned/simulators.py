@@ -65,12 +65,12 @@ class LearnedSimulator:
 
 
 def linear_simulator() -> LearnedSimulator:
-    """Fits in milliseconds; moves the order from 8 trials on."""
+    """Fits at once; moves the order from 8 trials on."""
     return LearnedSimulator(LinearModel())
 
 
 def gaussian_simulator() -> LearnedSimulator:
-    """Fits in milliseconds; from some forty trials on the most exact for its time."""
+    """Fits in tenths of a second; from some forty trials on the most exact for its time."""
     return LearnedSimulator(GaussianModel())
 
 

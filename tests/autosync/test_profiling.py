@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from autosync.cluster import Cluster
 from autosync.devices import DEVICE_TYPES
 from autosync.errors import InvalidInput, NotSupported
 from autosync.graph import ModelGraph
@@ -17,7 +18,7 @@ from autosync.profiling import (
     profile_at,
     update_seconds,
 )
-from tests.domains import chain_graph
+from tests.domains import chain_graph, domain_of
 
 INPUTS = (torch.randn(16, 64), torch.randint(0, 10, (16,)))
 
@@ -219,3 +220,22 @@ class TestMeasurement:
         wrong = (torch.randn(16, 63), INPUTS[1])
         with pytest.raises(NotSupported, match="does not run on this CPU"):
             measure_profile(network(), wrong, cross_entropy, graph)
+
+
+def test_what_data_sheets_carry_over_to_another_device_is_no_measurement() -> None:
+    measured = domain_of()
+    there = replace(measured.profile, device="v100", source="measured")
+    same = replace(measured, profile=there, cluster=of_type(measured.cluster, "v100"))
+    assert same.compute_source == "measured"
+    assert same.compute_seconds == pytest.approx(there.compute_seconds)
+    other = replace(same, cluster=of_type(measured.cluster, "a100"))
+    assert other.compute_source == "estimated"
+    assert other.compute_seconds < same.compute_seconds
+
+
+def of_type(cluster: Cluster, device: str) -> Cluster:
+    nodes = [
+        replace(node, devices=tuple(replace(each, type=device) for each in node.devices))
+        for node in cluster.nodes
+    ]
+    return replace(cluster, nodes=tuple(nodes))

@@ -96,6 +96,12 @@ def test_an_unknown_tuning_makes_no_database(folder: Path) -> None:
     assert not (folder / "autosync.db").exists()
 
 
+def test_a_database_that_does_not_answer(folder: Path) -> None:
+    said = refusal(folder, "worker", "--once", "--db", "postgresql://nobody@127.0.0.1:1/none")
+    assert "the database does not answer" in said
+    assert "Way out" in said
+
+
 def test_tune_without_a_model(folder: Path) -> None:
     assert "MODEL" in refusal(folder, "tune")
 

@@ -9,6 +9,8 @@ from typer.core import TyperCommand, TyperGroup
 from typer.testing import CliRunner
 
 from api.cli.main import app
+from api.cli.schema import NAMES
+from api.openapi import DOCUMENTS
 
 WIDE = {"COLUMNS": "200"}
 
@@ -24,6 +26,10 @@ def commands(
 
 
 COMMANDS = dict(commands(typer.main.get_command(app)))
+
+
+def test_the_schemas_that_help_names_are_those_there_are() -> None:
+    assert tuple(DOCUMENTS) == NAMES
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)

@@ -391,7 +391,7 @@ def test_real_workers_are_measured(tmp_path: Path) -> None:
     save_cluster(grid_cluster(3), tmp_path / "three.yaml")
     target = Target("real", "bert_3l", str(tmp_path / "three.yaml"), 20.0, "1/256")
     plan = CollectionPlan((target,), strategies=3, seed=1)
-    collect(plan, tmp_path, LocalLauncher(), silent)
+    collect(plan, tmp_path, LocalLauncher(repeats=0), silent)
     [domain] = load_dataset(tmp_path)
     assert (len(domain), domain.failed) == (3, 0)
     assert {cost.residual is None for cost in domain.domain.cluster.costs} == {False}

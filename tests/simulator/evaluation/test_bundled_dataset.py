@@ -4,11 +4,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from autosync.datafiles import data_file
+from autosync.datafiles import data_folder
 from search.targets import Target, load_plan
 from simulator.evaluation.dataset import MeasuredDomain, load_dataset, read_trials
 
-FOLDER = data_file("runtimes")
+FOLDER = data_folder("runtimes")
 PLAN = load_plan(FOLDER / "plan.yaml")
 TARGETS = {f"{target.model}/{target.cluster}": target for target in PLAN.domains}
 
