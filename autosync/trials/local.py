@@ -6,6 +6,7 @@ from autosync.errors import NotSupported
 from autosync.trials.contract import Workload
 from autosync.trials.gpus import refuse_without_gpu
 from autosync.trials.pool import REPEATS, ProcessPool
+from autosync.trials.preload import Preload
 from autosync.trials.processes import Placement
 from autosync.trials.turns import machine_turns
 
@@ -31,16 +32,24 @@ class LocalLauncher:
         if workload.device == "cuda":
             refuse_without_gpu()
         nodes = workload.domain.cluster.node_of_server()[: workload.domain.world_size]
+        preload = preload_for(workload)
         return ProcessPool(
             workload=workload,
             place=DESCRIPTION,
-            placements=tuple(Placement((), "lo", int(node)) for node in nodes),
+            placements=tuple(Placement((), "lo", int(node), preload=preload) for node in nodes),
             host=LOOPBACK,
             links="loopback",
             workloads=self.workloads,
             repeats=self.repeats,
             turns=machine_turns(),
+            on_close=preload.close if preload else None,
         )
+
+
+def preload_for(workload: Workload) -> Preload | None:
+    """What the workers are forked from; None where they are to use a GPU, as CUDA and forks go
+    badly together."""
+    return None if workload.device == "cuda" else Preload()
 
 
 def refuse_dedicated_servers(workload: Workload) -> None:

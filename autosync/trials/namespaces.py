@@ -64,6 +64,16 @@ class Testbed:
             "--",
         )
 
+    def namespaces(self, node: int) -> tuple[str, ...]:
+        """Files of the namespaces that a process on a node is in, in the order to enter them."""
+        process = self.supervisor[0]
+        user = (f"/proc/{process}/ns/user",) if self.user_namespace else ()
+        return (
+            *user,
+            f"/proc/{process}/ns/mnt",
+            f"/proc/{process}/root/run/netns/n{node}",
+        )
+
     @property
     def alive(self) -> bool:
         return process_start(self.supervisor[0]) == self.supervisor[1]

@@ -14,13 +14,15 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import IO, Any, Protocol
 
 from autosync.errors import NotSupported
 from autosync.trials.leash import Leash
 from autosync.trials.machine import killed_for_memory
+from autosync.trials.preload import Preload
 
 STDERR_LINES = 60
 STDERR_CHARACTERS = 4000
@@ -123,11 +125,15 @@ class Placement:
     """A rank on this machine: `prefix` goes before the command.
 
     interface: the network interface gloo binds to. node: index of the cluster's node.
+    preload: what the worker is forked from instead, into `namespaces` (files), as the prefix would
+    bring it there.
     """
 
     prefix: tuple[str, ...]
     interface: str
     node: int
+    namespaces: tuple[str, ...] = ()
+    preload: Preload | None = None
 
     def start(self, rank: int, workloads: tuple[str, ...], answers: Answers) -> "WorkerProcess":
         command = [*self.prefix, sys.executable, *worker_arguments(workloads)]
@@ -137,13 +143,39 @@ class Placement:
             "GLOO_SOCKET_IFNAME": self.interface,
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         }
-        return WorkerProcess(rank, command, environment, answers)
+        begin: Begin | None = None
+        if self.preload is not None:
+            begin = partial(self.preload.fork, environment, self.namespaces, workloads)
+        return WorkerProcess(rank, command, environment, answers, begin=begin)
+
+
+class Process(Protocol):
+    """What a worker is spoken to through: a `subprocess.Popen[str]`, or one that was forked."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def stdin(self) -> IO[str] | None: ...
+
+    @property
+    def stdout(self) -> IO[str] | None: ...
+
+    @property
+    def stderr(self) -> IO[str] | None: ...
+
+    def wait(self, timeout: float | None = None) -> int | None: ...
+
+
+Begin = Callable[[Leash], Process]
 
 
 class WorkerProcess:
-    """A worker that is a child of this process, or behind one that is (ssh, srun).
+    """A worker that is a child of this process, or behind one that is (ssh, srun), or was forked
+    for it.
 
-    where: its host when that is not this machine. shown: the command as messages repeat it.
+    where: its host when that is not this machine. shown: the command as messages repeat it. begin:
+    starts it, in place of the command.
 
     Raises:
         NotSupported: the command does not exist.
@@ -157,13 +189,18 @@ class WorkerProcess:
         answers: Answers,
         where: str = "",
         shown: str = "",
+        begin: Begin | None = None,
     ) -> None:
         self.rank = rank
         self.where = where
         self.command = shown or shlex.join(command)
         self._kills_before = killed_for_memory()
         self._leash = Leash()
-        self.process = _started(command, environment, where, self.command, self._leash)
+        self.process: Process = (
+            begin(self._leash)
+            if begin
+            else _started(command, environment, where, self.command, self._leash)
+        )
         self._commands: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._stderr: deque[str] = deque(maxlen=STDERR_LINES)
         self._threads = [

@@ -9,7 +9,7 @@ from autosync.errors import InvalidInput, NotSupported
 from autosync.trials import namespaces
 from autosync.trials.contract import Workload
 from autosync.trials.gpus import refuse_without_gpu
-from autosync.trials.local import refuse_dedicated_servers
+from autosync.trials.local import preload_for, refuse_dedicated_servers
 from autosync.trials.namespaces import Testbed
 from autosync.trials.pool import REPEATS, ProcessPool
 from autosync.trials.processes import Placement
@@ -59,18 +59,32 @@ class TestbedLauncher:
             namespaces.down(testbed)
             raise
         nodes = cluster.node_of_server()[: cluster.world_size]
+        preload = preload_for(workload)
+
+        def close() -> None:
+            if preload:
+                preload.close()
+            namespaces.down(testbed)
+
         return ProcessPool(
             workload=workload,
             place=description(testbed, workload, checked),
             placements=tuple(
-                Placement(testbed.prefix(int(node)), "eth0", int(node)) for node in nodes
+                Placement(
+                    testbed.prefix(int(node)),
+                    "eth0",
+                    int(node),
+                    testbed.namespaces(int(node)),
+                    preload,
+                )
+                for node in nodes
             ),
             host=testbed.addresses[int(nodes[0])],
             links="shaped",
             workloads=self.workloads,
             repeats=self.repeats,
             turns=turns,
-            on_close=lambda: namespaces.down(testbed),
+            on_close=close,
         )
 
 

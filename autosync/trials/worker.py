@@ -88,9 +88,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="autosync.trials.worker")
     parser.add_argument("--workloads", default="", help="name=package.module:function, ...")
     given = parser.parse_args()
+    work([entry for entry in given.workloads.split(",") if entry])
+
+
+def work(workloads: list[str]) -> None:
+    """Be a worker until stdin ends; with it the process does."""
     wire = Wire()
     be_a_good_neighbour()
-    serve(wire, [entry for entry in given.workloads.split(",") if entry])
+    serve(wire, workloads)
 
 
 if __name__ == "__main__":
