@@ -152,7 +152,8 @@ def _probed_domain(run: _Run, target: Target) -> Domain:
 
 def _drop_replaced(run: _Run, target: Target) -> None:
     """Drop what the target's passes replace, once they are whole."""
-    domain, old = (find(run.folder, target.name) for find in (kept_domain, replaced_domain))
+    domain = kept_domain(run.folder, target.name)
+    old = replaced_domain(run.folder, target.name)
     if domain is None or old is None or domain == old:
         return
     if any(_work(run, domain, n + 1).pending(run.journal) for n in range(target.occasions)):

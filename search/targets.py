@@ -29,8 +29,8 @@ class Target:
     byte_scale, time_scale: of the testbed; fractions may be written as `1/32`.
     occasions: how often everything is measured, other domains lying between.
     warmup, iterations: of a pass. A large time_scale with few iterations repeats better than the
-        reverse in the same time: on two cores 1.4 % at k = 4 with 1 + 3, 3.0 % at k = 2 with 2 + 5
-        (the transformer of datasets/runtimes, 12 strategies).
+        reverse in the same time: on two cores 0.4 % at k = 4 with 1 + 3, 0.9 % at k = 2 with 2 + 5
+        (benchmarks/repeatability.py, the transformer, a quiet hour).
     """
 
     name: str

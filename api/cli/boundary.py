@@ -46,10 +46,11 @@ def print_error(error: AutosyncError) -> None:
 
 
 def _database_unavailable(error: Exception) -> AutosyncError | None:
-    """What the driver says of a database that does not answer; None for any other error."""
+    """What its driver says of a PostgreSQL that does not answer; None for any other error, those of
+    SQLite among them, which is no server."""
     from sqlalchemy.exc import OperationalError  # here: most commands never load it
 
-    if not isinstance(error, OperationalError):
+    if not isinstance(error, OperationalError) or not _of_psycopg(error.orig):
         return None
     said = str(error.orig).strip().splitlines() or ["no reason given"]
     return NotSupported(
@@ -57,6 +58,10 @@ def _database_unavailable(error: Exception) -> AutosyncError | None:
         thing="database",
         remedy="See that it runs and that --db names it.",
     )
+
+
+def _of_psycopg(error: BaseException | None) -> bool:
+    return type(error).__module__.startswith("psycopg")
 
 
 def _system_refused(error: OSError) -> int:

@@ -93,13 +93,9 @@ class JobPool:
         Raises:
             Failed: with the first cause.
         """
-
-        def measure(before: LivePass | None) -> LivePass:
-            return self._pass(request)
-
         passes: list[LivePass] = []
         while len(passes) < request.passes or _disagree(passes, request.passes):
-            attempts = until_clean(measure, self.repeats)
+            attempts = until_clean(lambda _: self._pass(request), self.repeats)
             passes.append(min(attempts, key=lambda one: one.contamination))
         return passes
 

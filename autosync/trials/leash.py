@@ -6,6 +6,7 @@ is asynchronous: when the writing end goes, the kernel signals the end's owner (
 and the signal is set to SIGKILL, which reaches stopped processes too.
 """
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -19,8 +20,10 @@ class Leash:
         self._held_end = os.fdopen(held_end, "wb")
 
     def fasten(self, process_group: int) -> None:
-        """From now on the group lives no longer than this process."""
-        fcntl.fcntl(self.worker_end, fcntl.F_SETOWN, -process_group)
+        """From now on the group lives no longer than this process. One that has ended already needs
+        no leash."""
+        with contextlib.suppress(ProcessLookupError):
+            fcntl.fcntl(self.worker_end, fcntl.F_SETOWN, -process_group)
         fcntl.fcntl(self.worker_end, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(self.worker_end, fcntl.F_SETFL, os.O_ASYNC)
         os.close(self.worker_end)

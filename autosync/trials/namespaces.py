@@ -125,7 +125,7 @@ def up(
     )
     try:
         _record_path(testbed.id).write_text(json.dumps(asdict(testbed)))
-    except BaseException:
+    except BaseException:  # an interrupt, too, leaves no testbed
         down(testbed)
         raise
     return testbed
@@ -159,7 +159,7 @@ def _supervise(
             supervisor = _identity(process.pid)
             _pipes[supervisor] = process
             return supervisor, ""
-    except BaseException:
+    except BaseException:  # an interrupt, too, leaves no process
         _ended(process)
         raise
     return None, _ended(process) or "the supervisor ended"

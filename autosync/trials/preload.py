@@ -85,7 +85,7 @@ class Preload:
         try:
             with self._lock:
                 pid = self._ask(environment, json.dumps(request).encode(), theirs)
-        except BaseException:
+        except BaseException:  # whatever it was, no descriptor stays open
             leash.let_go()
             for descriptor in (*theirs, stdin, stdout, stderr, status):
                 os.close(descriptor)

@@ -52,7 +52,7 @@ class RateProbes:
             for node, address in enumerate(self._testbed.addresses):
                 command = {"op": "listen", "address": address}
                 self._ports.append(int(self._ask(node, command, f"node {node}", 0.0)["port"]))
-        except BaseException:
+        except BaseException:  # an interrupt, too, leaves no probe
             self._end()
             raise
         return self

@@ -55,7 +55,7 @@ class TestbedLauncher:
         try:
             with turns.taken(threading.Event()):
                 checked = self_check(testbed, cluster) if self.check else None
-        except BaseException:
+        except BaseException:  # an interrupt, too, leaves no testbed
             namespaces.down(testbed)
             raise
         nodes = cluster.node_of_server()[: cluster.world_size]
