@@ -7,17 +7,17 @@ from autosync.errors import NotSupported
 
 if TYPE_CHECKING:
     from autosync.runtime.distribute import distribute
-    from autosync.runtime.sampler import ShareSampler, local_batch_size
+    from autosync.runtime.share_sampler import ShareSampler, local_batch_size
 
     tune: Any
 
 __all__ = ["ShareSampler", "distribute", "local_batch_size", "tune"]
 
 _HOMES = {
-    "ShareSampler": "autosync.runtime.sampler",
+    "ShareSampler": "autosync.runtime.share_sampler",
     "distribute": "autosync.runtime.distribute",
-    "local_batch_size": "autosync.runtime.sampler",
-    "tune": "search.live",  # by name only: this package works without the search beside it
+    "local_batch_size": "autosync.runtime.share_sampler",
+    "tune": "autosync.search.live_tuning",  # by name only: a job may lack the search
 }
 
 

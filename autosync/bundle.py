@@ -6,15 +6,15 @@ from typing import ClassVar, Literal
 
 from pydantic import ConfigDict
 
+from autosync.atomic_write import written_whole
 from autosync.documents import STRICT, from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
-from autosync.files import written_whole
 from autosync.graph import DType
 from autosync.plan import Plan, compile_plans, plan_of
 from autosync.population import encode
 from autosync.strategy import Strategy
-from autosync.verify import check_executed
+from autosync.verification import check_executed
 
 
 @dataclass(frozen=True, slots=True)

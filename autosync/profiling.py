@@ -97,7 +97,7 @@ def measure_profile(
         InvalidInput: the inputs or the module are not those of the graph; iterations below 1.
         NotSupported: the step does not run on the CPU.
     """
-    from autosync.importing.measuring import measure_operations  # loads torch
+    from autosync.importing.operation_timing import measure_operations  # loads torch
 
     if iterations < 1:
         raise _refused("iterations", iterations, "at least 1")

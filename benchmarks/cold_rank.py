@@ -26,7 +26,7 @@ def main() -> None:
 
 
 def rank_seconds(model: str) -> float:
-    command = [sys.executable, "-m", "api.cli.main", "rank", model, "example-4x1"]
+    command = [sys.executable, "-m", "autosync.api.cli.main", "rank", model, "example-4x1"]
     start = time.perf_counter()
     subprocess.run(command, check=True, capture_output=True)
     return time.perf_counter() - start

@@ -6,11 +6,11 @@ from autosync.cluster import Cluster, Device, Node
 from autosync.domain import Domain, Optimizer
 from autosync.models import bundled
 from autosync.profiling import profile_at
+from autosync.simulator.cost.synchronizer_costs import Allowed
+from autosync.simulator.limit import limit
 from autosync.trials.contract import Workload
-from autosync.trials.pool import ProcessPool
-from autosync.trials.testbed import TestbedLauncher
-from simulator.limit import limit
-from simulator.ways import Allowed
+from autosync.trials.launchers.testbed_launcher import TestbedLauncher
+from autosync.trials.pool.process_pool import ProcessPool
 
 GBPS = 23.9
 """Payload of 25 Gbit Ethernet: TCP carries at most 95.6 % of the wire rate at an MTU of 1500."""
@@ -65,7 +65,7 @@ def domain_at(model: str, rho: float, on: Cluster | None = None) -> Domain:
 
 
 def ring_bound(domain: Domain) -> float:
-    """No strategy with a ring's bytes iterates in less: `simulator.limit` over those."""
+    """No strategy with a ring's bytes iterates in less: `autosync.simulator.limit` over those."""
     return limit(domain, RING_BYTES).seconds
 
 
@@ -74,7 +74,7 @@ def open_testbed(domain: Domain, scales: Scales, workload: str = "baselines") ->
     launcher = TestbedLauncher(
         workloads=(
             "baselines=benchmarks.workers:build_baselines",
-            "model=benchmarks.models:build_model",
+            "model=benchmarks.small_models:build_model",
             "ddp_buckets=benchmarks.ddp_buckets:build_ddp_buckets",
         ),
         repeats=0,

@@ -26,17 +26,17 @@ from pathlib import Path
 
 from sqlalchemy import select
 
-from api.db import connect, migrate
-from api.db.tables import TrialRow
-from api.store import DatabaseStore
-from api.tuning import Job, enqueue
-from autosync.trials import namespaces
+from autosync.api.db import connect, migrate
+from autosync.api.db.tables import TrialRow
+from autosync.api.engine.database_store import DatabaseStore
+from autosync.api.engine.tuning_job import Job, enqueue
+from autosync.search.designs import known_designs
+from autosync.search.loop.settings import Settings
+from autosync.search.loop.tuning_store import Proposal
+from autosync.search.space import Candidate
+from autosync.trials.testbed import namespaces
 from benchmarks.soak_launcher import CANCEL, LAUNCHER, LINK, PLAIN, REFUSED, claim_anew
 from benchmarks.trial_overhead import made_up_domain
-from search import designs
-from search.settings import Settings
-from search.space import Candidate
-from search.store import Proposal
 
 EXPECTED = {
     "killed": {"crashed"},
@@ -50,7 +50,12 @@ EXPECTED = {
 """What each fault is to be called. A link that is down: whether the kernel tells the ranks before
 the trial's time is over is the kernel's choice."""
 
-DESIGNS = (designs.ddp, designs.dear, designs.ps_load_balanced, designs.priority_sliced)
+DESIGNS = (
+    known_designs.ddp,
+    known_designs.dear,
+    known_designs.ps_load_balanced,
+    known_designs.priority_sliced,
+)
 TIMEOUT_SECONDS = 8.0
 END_SECONDS = 20.0
 """How long what belonged to a launcher may take to end after it."""

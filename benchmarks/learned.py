@@ -14,15 +14,15 @@ import time
 import numpy as np
 
 from autosync.domain import Domain
+from autosync.search.loop.ranking import rank
+from autosync.search.sampler.sampling import sample, sample_at
+from autosync.search.space import Space
+from autosync.simulator.learned.learned_simulators import LearnedSimulator
+from autosync.simulator.learned.recipe import Recipe
+from autosync.simulator.numba_compiler import compile_plans_fast
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator, simulate
 from benchmarks.measure import provenance
-from benchmarks.ranking import domain_of
-from search.ranking import rank
-from search.sampler import sample, sample_at
-from search.space import Space
-from simulator.compiled import compile_plans_fast
-from simulator.learned.recipe import Recipe
-from simulator.learned.simulators import LearnedSimulator
-from simulator.timeline import TimelineSimulator, simulate
+from benchmarks.ranking_cost import domain_of
 
 TRIALS = 150
 BEST, RANDOM = 3_000, 500

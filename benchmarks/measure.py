@@ -19,10 +19,10 @@ import torch
 
 from autosync.bundle import bundle
 from autosync.domain import Domain
+from autosync.search.designs import known_designs
 from autosync.strategy import Strategy
 from autosync.trials.contract import TrialRequest, TrialResult
-from autosync.trials.pool import ProcessPool
-from search import designs
+from autosync.trials.pool.process_pool import ProcessPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def _row(
 
 
 def ddp_way(domain: Domain) -> Way:
-    return Way("DDP", designs.ddp(domain))
+    return Way("DDP", known_designs.ddp(domain))
 
 
 def provenance() -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Writes the bundled clusters of RTX 2080 Ti nodes at the fitted rates and startups."""
 
-from autosync.datafiles import data_folder
-from simulator.constants import HALVES, Constants
+from autosync.bundled_data import data_folder
+from autosync.simulator.cost.fitted_constants import HALVES, Constants
 
 SIZES = (1, 2, 4, 8, 16)
 """Nodes of four GPUs; server hosts are as many as worker hosts. One without is no network's."""

@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from autosync.datafiles import data_folder
+from autosync.bundled_data import data_folder
 from autosync.documents import to_data
+from autosync.simulator.cost.fitted_constants import Constants, NetworkConstants
 from benchmarks.published_clusters import write_clusters
 from benchmarks.published_rows import Row, predicted_seconds
-from simulator.constants import Constants, NetworkConstants
 
 F64 = NDArray[np.float64]
 

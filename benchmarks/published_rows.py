@@ -14,18 +14,24 @@ from functools import cache, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from autosync.bundled_data import data_file
 from autosync.cluster import Cluster
-from autosync.clusterfile import load_cluster
-from autosync.datafiles import data_file
+from autosync.cluster_file import load_cluster
 from autosync.domain import Domain, Profile
 from autosync.graph import ModelGraph
 from autosync.models import bundled
 from autosync.population import encode
 from autosync.profiling import profile_at
-from search.methods import METHODS, method_named
-from simulator.constants import Constants, calibrated, load_constants, with_engine, with_network
-from simulator.evaluation.metrics import pairs_ranked
-from simulator.timeline import TimelineSimulator
+from autosync.search.designs.published_methods import METHODS, method_named
+from autosync.simulator.cost.fitted_constants import (
+    Constants,
+    calibrated,
+    load_constants,
+    with_engine,
+    with_network,
+)
+from autosync.simulator.evaluation.metrics import pairs_ranked
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 
 F64 = NDArray[np.float64]
 

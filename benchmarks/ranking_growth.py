@@ -10,11 +10,11 @@ from pathlib import Path
 import matplotlib
 
 from autosync.domain import Domain
+from autosync.search.loop.ranking import rank
+from autosync.search.space import Space
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from benchmarks.measure import provenance
-from benchmarks.ranking import domain_of
-from search.ranking import rank
-from search.space import Space
-from simulator.timeline import TimelineSimulator
+from benchmarks.ranking_cost import domain_of
 
 matplotlib.use("svg")
 from matplotlib import pyplot

@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.bundle import Bundle, bundle
-from autosync.datafiles import data_file
+from autosync.bundled_data import data_file
+from autosync.search.collect.collection_plan import Target, domain_of, load_plan, only
+from autosync.search.collect.pass_runner import TIMEOUT_SECONDS
+from autosync.search.collect.remaining_passes import strategies_of
 from autosync.trials.contract import Pool, TrialRequest, Workload
-from autosync.trials.pool import PASS_TOLERANCE
-from autosync.trials.testbed import TestbedLauncher
-from search.measuring import TIMEOUT_SECONDS
-from search.passes import strategies_of
-from search.targets import Target, domain_of, load_plan, only
+from autosync.trials.launchers.testbed_launcher import TestbedLauncher
+from autosync.trials.pool.process_pool import PASS_TOLERANCE
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ that of fresh workers that run nothing else.
 from dataclasses import replace
 
 from autosync.domain import Domain
+from autosync.search.designs import known_designs
 from autosync.strategy import Encoding, Strategy, VariableChoice
 from benchmarks.emulated import SCALES, cluster, domain_at, open_testbed
 from benchmarks.measure import Report, Way, arguments, ddp_way, paired
-from search import designs
 
 MEGABYTE = 1e6
 
@@ -29,16 +29,16 @@ def in_bf16(strategy: Strategy) -> Strategy:
 
 
 def ways_of(domain: Domain) -> list[Way]:
-    ddp = designs.ddp(domain)
+    ddp = known_designs.ddp(domain)
     return [
         ddp_way(domain),
         Way("DDP, bf16 hook (lossy)", ddp, "ddp_bf16"),
         Way("DDP, ZeroRedundancyOptimizer", ddp, "zero"),
         Way("FSDP2, fully_shard", ddp, "fsdp2"),
-        Way("runtime, DeAR", designs.dear(domain)),
-        Way("runtime, DeAR in 4 MiB slices", designs.dear_sliced(domain)),
-        Way("runtime, ZeRO-1 into forward", designs.zero1_overlap(domain)),
-        Way("runtime, DeAR, bf16 (lossy)", in_bf16(designs.dear(domain))),
+        Way("runtime, DeAR", known_designs.dear(domain)),
+        Way("runtime, DeAR in 4 MiB slices", known_designs.dear_sliced(domain)),
+        Way("runtime, ZeRO-1 into forward", known_designs.zero1_overlap(domain)),
+        Way("runtime, DeAR, bf16 (lossy)", in_bf16(known_designs.dear(domain))),
     ]
 
 

@@ -10,19 +10,13 @@ The bound here is compute alone (for the hierarchy: the limit over all-reduces o
 from dataclasses import replace
 
 from autosync.graph import ModelGraph
+from autosync.search.designs import known_designs
+from autosync.search.designs.building_blocks import MIB, assemble, collective
+from autosync.simulator.cost.synchronizer_costs import Allowed
+from autosync.simulator.limit import limit
 from autosync.strategy import AllReduce, Schedule
-from benchmarks.emulated import (
-    SCALES,
-    Scales,
-    cluster,
-    domain_at,
-    open_testbed,
-)
+from benchmarks.emulated import SCALES, Scales, cluster, domain_at, open_testbed
 from benchmarks.measure import Report, Way, arguments, ddp_way, paired
-from search import designs
-from search.building import MIB, assemble, collective
-from simulator.limit import limit
-from simulator.ways import Allowed
 
 HIERARCHY = Allowed(parameter_server=False, factors=False)
 
@@ -31,8 +25,8 @@ def factors(report: Report, rounds: int) -> None:
     domain = domain_at("vgg16", 2.0)
     ways = [
         ddp_way(domain),
-        Way("factors, sliced all-reduce", designs.factors_all_reduce(domain)),
-        Way("factors, reduce-scatter", designs.factors_dear(domain)),
+        Way("factors, sliced all-reduce", known_designs.factors_all_reduce(domain)),
+        Way("factors, reduce-scatter", known_designs.factors_dear(domain)),
     ]
     with open_testbed(domain, SCALES["vgg16"]) as pool:
         report.note(pool.description)
@@ -55,8 +49,8 @@ def rows(report: Report, rounds: int) -> None:
     case = "NCF (embeddings of 491 MB), rho = 2 if dense, 4 nodes"
     ways = [
         ddp_way(sparse),
-        Way("touched rows gathered", designs.all_reduce_25mb(sparse)),
-        Way("touched rows to owners", designs.parallax(sparse)),
+        Way("touched rows gathered", known_designs.all_reduce_25mb(sparse)),
+        Way("touched rows to owners", known_designs.parallax(sparse)),
     ]
     with (
         open_testbed(sparse, SCALES["ncf_sparse"]) as pool,
@@ -89,7 +83,7 @@ def hierarchy(report: Report, rounds: int) -> None:
     sliced = Schedule("priority", slice_bytes=4 * MIB, overlap_forward=True)
     ways = [
         ddp_way(domain),
-        Way("hierarchical, 25 MiB", designs.hierarchical_all_reduce(domain)),
+        Way("hierarchical, 25 MiB", known_designs.hierarchical_all_reduce(domain)),
         Way(
             "hierarchical, 4 MiB, priority",
             assemble(domain, plain, schedule=sliced, limit_bytes=5 * MIB),

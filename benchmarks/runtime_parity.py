@@ -9,18 +9,18 @@ models keep both cores busy, so that every microsecond of the engine's own work 
 from dataclasses import replace
 
 from autosync.domain import Domain
+from autosync.search.designs import known_designs
 from autosync.strategy import Schedule, Strategy
 from autosync.trials.contract import Workload
-from autosync.trials.local import LocalLauncher
-from benchmarks import models
+from autosync.trials.launchers.local_launcher import LocalLauncher
+from benchmarks import small_models
 from benchmarks.emulated import SCALES, cluster, domain_at, open_testbed
 from benchmarks.measure import Report, Way, arguments, ddp_way, paired
-from search import designs
 
 
 def own_buckets(domain: Domain) -> Strategy:
     """DDP's groups, synchronized by the runtime."""
-    return replace(designs.ddp(domain), schedule=Schedule("fifo"))
+    return replace(known_designs.ddp(domain), schedule=Schedule("fifo"))
 
 
 def waited(report: Report, rounds: int) -> None:
@@ -34,9 +34,9 @@ def waited(report: Report, rounds: int) -> None:
 
 
 def real(report: Report, rounds: int) -> None:
-    launcher = LocalLauncher(workloads=("model=benchmarks.models:build_model",), repeats=0)
-    for name in models.MODELS:
-        domain = models.domain_of(name, cluster(1, 2), step_seconds=0.1)
+    launcher = LocalLauncher(workloads=("model=benchmarks.small_models:build_model",), repeats=0)
+    for name in small_models.MODELS:
+        domain = small_models.domain_of(name, cluster(1, 2), step_seconds=0.1)
         with launcher.open(Workload(domain, "model")) as pool:
             ways = [ddp_way(domain), Way("runtime, DDP's buckets", own_buckets(domain))]
             case = f"real {name}, 2 ranks of one thread over loopback"

@@ -3,16 +3,16 @@
 python -m benchmarks.runtime_schedules [--quick] [--json FILE]
 
 rho is the ring all-reduce of the whole model at line rate over compute. The bound is
-`simulator.limit` over strategies with a ring's bytes: compute, the bytes, and both between each
+the limit over strategies with a ring's bytes: compute, the bytes, and both between each
 gradient's readiness and its next use. The goal is 95 % of it.
 """
 
 from autosync.domain import Domain
+from autosync.search.designs import known_designs
+from autosync.search.designs.building_blocks import MIB, assemble, collective
 from autosync.strategy import AllReduce, ReduceScatter, Schedule, Strategy
 from benchmarks.emulated import SCALES, domain_at, open_testbed, ring_bound, ring_seconds
 from benchmarks.measure import Report, Way, arguments, ddp_way, paired
-from search import designs
-from search.building import MIB, assemble, collective
 
 MODELS = {"resnet50": "ResNet-50", "vgg16": "VGG-16", "bert_base": "BERT-base"}
 
@@ -45,7 +45,7 @@ def measure(report: Report, model: str, rho: float, rounds: int) -> None:
         ddp_way(domain),
         Way(f"priority, {size:g} MiB slices", priority(domain, size)),
         Way(f"reduce-scatter, {size:g} MiB slices", halves(domain, size)),
-        Way("reduce-scatter, 25 MiB (DeAR)", designs.dear(domain)),
+        Way("reduce-scatter, 25 MiB (DeAR)", known_designs.dear(domain)),
     ]
     with open_testbed(domain, scales) as pool:
         ring = ring_seconds(domain.graph.size_bytes, domain.world_size)

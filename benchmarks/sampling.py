@@ -16,9 +16,9 @@ from autosync.codes import Method
 from autosync.domain import Domain
 from autosync.models import bundled
 from autosync.profiling import profile_at
-from search.ranking import CHUNK
-from search.sampler import sample
-from search.space import Space
+from autosync.search.loop.ranking import CHUNK
+from autosync.search.sampler.sampling import sample
+from autosync.search.space import Space
 
 
 def domain_of(model: str, nodes: int, ranks: int) -> Domain:

@@ -14,18 +14,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from api import queue
-from api.db import Database, connect
-from api.queue import Claim
-from api.store import DatabaseStore
-from api.tuning import load_job
+from autosync.api.db import Database, connect
+from autosync.api.engine import job_queue
+from autosync.api.engine.database_store import DatabaseStore
+from autosync.api.engine.job_queue import Claim
+from autosync.api.engine.tuning_job import load_job
 from autosync.bundle import Bundle
+from autosync.search.loop.outcome import Event
+from autosync.search.loop.tuning_loop import run_pending
 from autosync.trials.contract import TrialError, TrialRequest, TrialResult, Workload
-from autosync.trials.pool import ProcessPool
-from autosync.trials.processes import Placement
-from autosync.trials.testbed import TestbedLauncher
-from search.outcome import Event
-from search.tune import run_pending
+from autosync.trials.launchers.testbed_launcher import TestbedLauncher
+from autosync.trials.pool.process_pool import ProcessPool
+from autosync.trials.pool.worker_process import Placement
 
 WORKLOADS = ("faulty=benchmarks.faulty:build_faulty",)
 PLAIN = "plain"
@@ -109,7 +109,7 @@ def say(**fields: str) -> None:
 
 def claim_anew(database: Database, tuning_id: str) -> Claim:
     """The tuning, whose last claim was not given back; under a lease that ends at once."""
-    held = queue.claim(database, "soak", lease_seconds=0.0, tuning_id=tuning_id)
+    held = job_queue.claim(database, "soak", lease_seconds=0.0, tuning_id=tuning_id)
     if held is None:
         raise SystemExit(f"tuning {tuning_id} cannot be claimed")
     return held

@@ -8,9 +8,9 @@ import statistics
 import time
 
 from autosync.cluster import Cluster, Device, Node
-from autosync.trials import namespaces
-from autosync.trials.compute import Stretch, WaitedCompute, sharpen_timer
-from autosync.trials.self_check import self_check
+from autosync.trials.testbed import namespaces
+from autosync.trials.testbed.self_check import self_check
+from autosync.trials.worker.replay_compute import Stretch, WaitedCompute, sharpen_timer
 
 
 def cluster_of(rates: tuple[float, ...]) -> Cluster:

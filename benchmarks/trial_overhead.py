@@ -21,9 +21,9 @@ from autosync.strategy import (
     whole,
 )
 from autosync.trials.contract import TrialRequest, Workload
-from autosync.trials.local import LocalLauncher
-from autosync.trials.passes import LOAD_LIMIT
-from autosync.trials.testbed import TestbedLauncher
+from autosync.trials.launchers.local_launcher import LocalLauncher
+from autosync.trials.launchers.testbed_launcher import TestbedLauncher
+from autosync.trials.measurement import LOAD_LIMIT
 
 VARIABLES = 60
 ELEMENTS = 200_000

@@ -19,10 +19,10 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from autosync.bundle import Bundle
-from autosync.plan.document import DDP_BUCKET_BYTES
+from autosync.plan.plan_document import DDP_BUCKET_BYTES
 from autosync.trials.contract import Workload
-from autosync.trials.job import LEARNING_RATE, Job, build_replay, make_optimizer
-from autosync.trials.replay import GradientStage, Replay, replay_module
+from autosync.trials.worker.job import LEARNING_RATE, Job, build_replay, make_optimizer
+from autosync.trials.worker.replay import GradientStage, Replay, replay_module
 
 MOMENTUM = {"sgd": 0.0, "momentum": 0.875, "sgd_momentum": 0.875}
 

@@ -1,12 +1,12 @@
-"""Alembic's entry: runs on the connection that `api.db.migrate` hands over, or on a URL."""
+"""Alembic's entry: runs on the connection that `api/db/migrate.py` hands over, or on a URL."""
 
 import os
 
 from alembic import context
 from sqlalchemy import Connection
 
-from api.db.database import WRITES, connect
-from api.db.tables import Base
+from autosync.api.db.database import WRITES, connect
+from autosync.api.db.tables import Base
 
 
 def run(connection: Connection) -> None:

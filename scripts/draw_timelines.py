@@ -29,12 +29,12 @@ sys.path.insert(0, str(ROOT))
 from autosync.bundle import bundle  # noqa: E402
 from autosync.cluster import Cluster  # noqa: E402
 from autosync.domain import Domain  # noqa: E402
+from autosync.search.designs import known_designs  # noqa: E402
 from autosync.strategy import Encoding, Strategy  # noqa: E402
 from autosync.trials.contract import TrialRequest  # noqa: E402
-from autosync.trials.timeline import MeasuredTimeline  # noqa: E402
+from autosync.trials.measured_timeline import MeasuredTimeline  # noqa: E402
 from benchmarks.ddp_buckets import BUCKETS  # noqa: E402
 from benchmarks.emulated import SCALES, cluster, domain_at, open_testbed  # noqa: E402
-from search import designs  # noqa: E402
 
 FOLDER = ROOT / "docs" / "synchronizers"
 ITERATIONS = 7
@@ -73,7 +73,7 @@ class Picture:
 
 
 def in_bf16(domain: Domain) -> Strategy:
-    plain = designs.all_reduce_25mb(domain)
+    plain = known_designs.all_reduce_25mb(domain)
     choices = tuple(
         replace(
             choice,
@@ -86,54 +86,58 @@ def in_bf16(domain: Domain) -> Strategy:
 
 PICTURES = (
     Picture(
-        "all_reduce", "ring all-reduce, groups of 25 MiB", "resnet50", 1, designs.all_reduce_25mb
+        "all_reduce",
+        "ring all-reduce, groups of 25 MiB",
+        "resnet50",
+        1,
+        known_designs.all_reduce_25mb,
     ),
-    Picture("ddp", "torch's DDP", "resnet50", 1, designs.ddp),
+    Picture("ddp", "torch's DDP", "resnet50", 1, known_designs.ddp),
     Picture(
         "parameter_server",
         "parameter server, 4 MiB pieces",
         "resnet50",
         1,
-        designs.ps_bandwidth_weighted,
+        known_designs.ps_bandwidth_weighted,
     ),
     Picture(
         "reduce_scatter",
         "reduce-scatter in backward, all-gather into forward (DeAR)",
         "resnet50",
         1,
-        designs.dear,
+        known_designs.dear,
     ),
     Picture(
         "priority",
         "all-reduce in 4 MiB slices, nearest use first",
         "resnet50",
         1,
-        designs.priority_sliced,
+        known_designs.priority_sliced,
     ),
     Picture(
         "reduce_scatter_sliced",
         "reduce-scatter and all-gather in 4 MiB slices",
         "resnet50",
         1,
-        designs.dear_sliced,
+        known_designs.dear_sliced,
     ),
     Picture(
         "hierarchical",
         "hierarchical all-reduce on 2 nodes x 2 ranks",
         "resnet50",
         1,
-        designs.hierarchical_all_reduce,
+        known_designs.hierarchical_all_reduce,
         cluster(2, 2),
     ),
-    Picture("tree", "tree all-reduce", "resnet50", 1, designs.tree_all_reduce),
+    Picture("tree", "tree all-reduce", "resnet50", 1, known_designs.tree_all_reduce),
     Picture("encodings", "all-reduce in bf16", "resnet50", 1, in_bf16),
-    Picture("sparse", "touched rows gathered", "ncf_sparse", 20, designs.all_reduce_25mb),
+    Picture("sparse", "touched rows gathered", "ncf_sparse", 20, known_designs.all_reduce_25mb),
     Picture(
         "factors",
         "sufficient factors, sliced all-reduce for the rest",
         "vgg16",
         1,
-        designs.factors_all_reduce,
+        known_designs.factors_all_reduce,
     ),
 )
 
@@ -157,7 +161,7 @@ def record(picture: Picture, folder: Path) -> tuple[MeasuredTimeline, list[Bar]]
         result = pool.run(request)
         if result.error is not None:
             raise SystemExit(f"{picture.name}: {result.error.message}\n{result.error.stderr_tail}")
-        last = bundle(designs.ddp(domain), domain)
+        last = bundle(known_designs.ddp(domain), domain)
         pool.run(TrialRequest("end", last, warmup=0, iterations=1))
     assert result.timeline is not None  # it was asked for
     times = result.timeline.ranks[0].messages

@@ -9,10 +9,10 @@ from typing import Any
 
 import matplotlib
 
-from api import reports
-from api.cli.database import opened
-from api.cli.tunings import find_tuning
-from api.schemas import RankedStrategies, Trials, Tuning
+from autosync.api.cli.open_database import opened
+from autosync.api.cli.tuning_lookup import find_tuning
+from autosync.api.http.schemas import RankedStrategies, Trials, Tuning
+from autosync.api.views import reports
 
 matplotlib.use("svg")
 from matplotlib import pyplot  # the backend is chosen first

@@ -3,14 +3,14 @@
 numba keeps the machine code beside the sources; a small domain is enough to compile everything.
 """
 
-from api.registry import simulator_named
-from autosync.clusterfile import load_cluster
+from autosync.api.engine.registry import simulator_named
+from autosync.cluster_file import load_cluster
 from autosync.domain import Domain
 from autosync.models import bundled
 from autosync.profiling import estimate_profile
-from search.propose import known_designs, sampled
-from search.settings import Settings
-from search.space import Space
+from autosync.search.loop.proposing import known_designs, sampled
+from autosync.search.loop.settings import Settings
+from autosync.search.space import Space
 
 
 def main() -> None:

@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population
-from simulator.compiled import compile_plans_fast
-from simulator.compute import compute_seconds
-from simulator.network import network
+from autosync.simulator.compute_time import compute_seconds
+from autosync.simulator.cost.network import network
+from autosync.simulator.numba_compiler import compile_plans_fast
 
 
 class AnalyticSimulator:

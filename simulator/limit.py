@@ -10,11 +10,11 @@ from scipy.optimize import linprog
 from autosync.cluster import Cluster
 from autosync.codes import Op
 from autosync.domain import Domain
-from autosync.plan.tables import ALL_RANKS, team_table
+from autosync.plan.compiler_arrays import ALL_RANKS, team_table
+from autosync.simulator.compute_time import compute_factors
+from autosync.simulator.cost.network import network
+from autosync.simulator.cost.synchronizer_costs import Allowed, ways_of
 from autosync.strategy import even_replicas
-from simulator.compute import compute_factors
-from simulator.network import network
-from simulator.ways import Allowed, ways_of
 
 F64 = NDArray[np.float64]
 

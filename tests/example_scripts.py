@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from autosync.clusterfile import load_cluster
+from autosync.cluster_file import load_cluster
 from autosync.domain import Domain
 from autosync.importing import import_module, load_target
 from autosync.profiling import estimate_profile

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from api.cli.console import err
-from api.cli.logs import log_path
+from autosync.api.cli.console import err
+from autosync.api.cli.logs import log_path
 from autosync.errors import AutosyncError, NotSupported
 
 REFUSED = 2

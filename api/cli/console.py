@@ -9,8 +9,8 @@ from typing import TextIO
 from rich.console import Console
 from rich.table import Table
 
+from autosync.atomic_write import written_whole
 from autosync.errors import InvalidInput
-from autosync.files import written_whole
 
 PIPED_WIDTH = 200
 """Columns where the output is no terminal: tables then wrap late, lines never."""

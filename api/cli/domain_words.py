@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from api.cli.console import milliseconds, say
+from autosync.api.cli.console import milliseconds, say
 
 if TYPE_CHECKING:
     from autosync.domain import Domain

@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from api.cli.console import milliseconds, out, print_table
+from autosync.api.cli.console import milliseconds, out, print_table
 
 if TYPE_CHECKING:
-    from api.timelines import Recorded
-    from simulator.measured import Difference
+    from autosync.api.views.timeline_views import Recorded
+    from autosync.simulator.timeline.measured_iteration import Difference
 
 SHOWN = 10
 """Messages listed, those that differ most."""
@@ -25,7 +25,7 @@ COLUMNS = (
 
 def print_timeline(recorded: "Recorded") -> None:
     """Both periods, and where measured and predicted differ most."""
-    from api.timelines import compare
+    from autosync.api.views.timeline_views import compare
 
     compared = compare(recorded.strategy, recorded.domain, recorded.timeline)
     predicted, measured = compared.predicted, compared.measured

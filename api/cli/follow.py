@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.progress import Progress, TaskID
 
-from api.cli.console import milliseconds
-from api.cli.progress import progress_bar
+from autosync.api.cli.console import milliseconds
+from autosync.api.cli.progress import progress_bar
 
 if TYPE_CHECKING:
-    from api.db.database import Database
-    from api.db.tables import TuningRow
-    from api.queue import Claim
+    from autosync.api.db.database import Database
+    from autosync.api.db.tables import TuningRow
+    from autosync.api.engine.job_queue import Claim
 
 POLL_SECONDS = 0.2
 PHASES = {
@@ -42,7 +42,7 @@ class Follower:
         self.seen = max((row_id for row_id, _, _ in self._events()), default=0)
 
     def show(self, bar: Progress, task: TaskID) -> "TuningRow":
-        from api.db.tables import TuningRow
+        from autosync.api.db.tables import TuningRow
 
         for row_id, kind, message in self._events():
             self.seen = row_id
@@ -64,7 +64,7 @@ class Follower:
     def _events(self) -> list[tuple[int, str, str]]:
         from sqlalchemy import select
 
-        from api.db.tables import EventRow
+        from autosync.api.db.tables import EventRow
 
         query = (
             select(EventRow.id, EventRow.kind, EventRow.message)
@@ -81,8 +81,8 @@ def run_here(database: "Database", tuning_id: str, resumed: bool) -> "TuningRow"
     Raises:
         KeyboardInterrupt: after the trial at hand was stored and the tuning given back.
     """
-    from api.db.tables import FINAL
-    from api.worker import run_claim
+    from autosync.api.db.tables import FINAL
+    from autosync.api.engine.queue_worker import run_claim
 
     stop, follower = threading.Event(), Follower(database, tuning_id)
     if resumed:
@@ -108,7 +108,7 @@ def run_here(database: "Database", tuning_id: str, resumed: bool) -> "TuningRow"
 
 
 def _claim(follower: Follower) -> "Claim | None":
-    from api.queue import claim
+    from autosync.api.engine.job_queue import claim
 
     worker = f"{socket.gethostname()}:{os.getpid()}"
     return claim(follower.database, worker, tuning_id=follower.tuning_id)

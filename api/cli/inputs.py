@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from autosync.domain import Domain, Profile
     from autosync.graph import ModelGraph
     from autosync.importing.copies import Inputs, Loss
+    from autosync.simulator.contract import Simulator
     from autosync.strategy import Strategy
-    from simulator.base import Simulator
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def read_bytes(path: Path, what: str) -> bytes:
 
 def load_named_cluster(name: str) -> "Cluster":
     """A bundled cluster by name, or a YAML file; suggests what was probably meant."""
-    from autosync.clusterfile import bundled_clusters, load_cluster
+    from autosync.cluster_file import bundled_clusters, load_cluster
 
     known = list(bundled_clusters())
     path = Path(name)
@@ -207,12 +207,12 @@ def load_simulator(name: str, db: str, domain: "Domain") -> "Simulator":
         NotFound: no such simulator, or no such database.
         InvalidInput: it was trained on other features than this version's.
     """
-    from api.cli.database import opened
-    from api.registry import SIMULATORS, simulator_named
+    from autosync.api.cli.open_database import opened
+    from autosync.api.engine.registry import SIMULATORS, simulator_named
 
     if name in SIMULATORS:
         return simulator_named(name)
-    from api.simulators import own_name, simulator_of
+    from autosync.api.engine.simulator_store import own_name, simulator_of
 
     try:
         with opened(db) as database, database.reading() as session:

@@ -8,26 +8,26 @@ import sys
 
 import typer
 
-from api.cli.boundary import guarded
-from api.cli.clusters import clusters
-from api.cli.collect import collect
-from api.cli.dataset import app as dataset
-from api.cli.explain import explain
-from api.cli.export import export
-from api.cli.import_model import import_model
-from api.cli.models import models
-from api.cli.predict import predict
-from api.cli.probe import probe
-from api.cli.profile import profile
-from api.cli.quickstart import quickstart
-from api.cli.rank import rank
-from api.cli.schema import schema
-from api.cli.serve import serve
-from api.cli.simulator import app as simulator
-from api.cli.testbed import app as testbed
-from api.cli.tune import tune
-from api.cli.verify import verify
-from api.cli.worker import worker
+from autosync.api.cli.boundary import guarded
+from autosync.api.cli.commands.clusters import clusters
+from autosync.api.cli.commands.collect import collect
+from autosync.api.cli.commands.dataset import app as dataset
+from autosync.api.cli.commands.explain import explain
+from autosync.api.cli.commands.export import export
+from autosync.api.cli.commands.import_model import import_model
+from autosync.api.cli.commands.models import models
+from autosync.api.cli.commands.predict import predict
+from autosync.api.cli.commands.probe import probe
+from autosync.api.cli.commands.profile import profile
+from autosync.api.cli.commands.quickstart import quickstart
+from autosync.api.cli.commands.rank import rank
+from autosync.api.cli.commands.schema import schema
+from autosync.api.cli.commands.serve import serve
+from autosync.api.cli.commands.simulator import app as simulator
+from autosync.api.cli.commands.testbed import app as testbed
+from autosync.api.cli.commands.tune import tune
+from autosync.api.cli.commands.verify import verify
+from autosync.api.cli.commands.worker import worker
 
 ABOUT = """Find, measure and apply the fastest exact way to synchronize gradients.
 

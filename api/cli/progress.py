@@ -13,10 +13,10 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from api.cli.console import err
+from autosync.api.cli.console import err
 
 if TYPE_CHECKING:
-    from search.outcome import Event
+    from autosync.search.loop.outcome import Event
 
 
 def progress_bar() -> Progress:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from api.cli.console import milliseconds, out, print_table, warn
+from autosync.api.cli.console import milliseconds, out, print_table, warn
 
 if TYPE_CHECKING:
-    from api.schemas import RankedStrategies, RankedStrategy, Result, Tuning
+    from autosync.api.http.schemas import RankedStrategies, RankedStrategy, Result, Tuning
 
 LONGEST_REASON = 120
 """Characters of a failure's reason that the table shows."""

@@ -1,4 +1,4 @@
-from api.db.database import Database, connect
-from api.db.migrate import migrate
+from autosync.api.db.database import Database, connect
+from autosync.api.db.migrate import migrate
 
 __all__ = ["Database", "connect", "migrate"]

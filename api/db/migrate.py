@@ -8,12 +8,12 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, create_engine, event
 
-import api
-from api.db.database import BUSY_SECONDS, parse_url
+import autosync
+from autosync.api.db.database import BUSY_SECONDS, parse_url
 from autosync.errors import NotFound
 
-MIGRATIONS = Path(api.__file__).resolve().parents[1] / "migrations"
-"""Beside `api` in a clone and in an installed package alike."""
+MIGRATIONS = Path(autosync.__file__).parent / "migrations"
+"""Of the package: a link in a clone, a folder when installed."""
 LOCK_KEY = 0x6175746F73796E63
 """Of PostgreSQL's advisory lock; "autosync" in ASCII."""
 

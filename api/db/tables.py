@@ -22,7 +22,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from api.db.clock import now_seconds
+from autosync.api.db.clock import now_seconds
 
 STATES = ("queued", "running", "cancelling", "finished", "failed", "cancelled")
 ACTIVE = ("running", "cancelling")

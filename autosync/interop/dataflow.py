@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autosync.errors import InvalidInput
-from autosync.interop.messages import NodeDef
+from autosync.interop.autodist_messages import NodeDef
 
 MAX_PATHS = 20_000_000
 """Entries of the sets of operations upstream of each node."""

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from autosync.errors import InvalidInput
 from autosync.graph import ModelGraph, Operation, Variable
-from autosync.interop.dataflow import Dataflow, dataflow
-from autosync.interop.messages import (
+from autosync.interop.autodist_messages import (
     DATA_TYPES,
     AnyMessage,
     AttrValue,
@@ -21,9 +20,10 @@ from autosync.interop.messages import (
     NodeDef,
     VariableDef,
 )
-from autosync.interop.records import M, decode
+from autosync.interop.dataflow import Dataflow, dataflow
+from autosync.interop.protobuf_records import M, decode
+from autosync.interop.protobuf_wire import Window
 from autosync.interop.strategy_import import variable_name
-from autosync.interop.wire import Window
 
 MAX_GRAPH_BYTES = 512_000_000
 MAX_GRAPH_VALUES = 8_000_000

@@ -6,7 +6,7 @@ can read them, TensorFlow cannot run them.
 
 from autosync.errors import NotSupported
 from autosync.graph import ModelGraph, Variable
-from autosync.interop.messages import (
+from autosync.interop.autodist_messages import (
     DATA_TYPES,
     AnyMessage,
     AttrValue,
@@ -18,8 +18,8 @@ from autosync.interop.messages import (
     TensorShapeProto,
     VariableDef,
 )
-from autosync.interop.records import encode
-from autosync.interop.wire import Window
+from autosync.interop.protobuf_records import encode
+from autosync.interop.protobuf_wire import Window
 
 BATCH = "batch"
 

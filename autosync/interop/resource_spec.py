@@ -7,7 +7,7 @@ import yaml
 from pydantic import ConfigDict
 
 from autosync.cluster import Cluster, Device, Node
-from autosync.clusterfile import MAX_DEVICES, strict_yaml
+from autosync.cluster_file import MAX_DEVICES, strict_yaml
 from autosync.devices import DEVICE_TYPES
 from autosync.documents import STRICT
 from autosync.errors import InvalidInput, NotSupported

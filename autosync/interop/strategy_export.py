@@ -6,8 +6,7 @@ from typing import NoReturn
 from autosync.domain import Domain
 from autosync.errors import NotSupported
 from autosync.graph import Variable
-from autosync.interop.device_names import DeviceNames, device_names
-from autosync.interop.messages import (
+from autosync.interop.autodist_messages import (
     AllReduceSynchronizer,
     Compressor,
     GraphConfig,
@@ -15,7 +14,8 @@ from autosync.interop.messages import (
     PSSynchronizer,
     StrategyMessage,
 )
-from autosync.interop.records import encode
+from autosync.interop.device_names import DeviceNames, device_names
+from autosync.interop.protobuf_records import encode
 from autosync.interop.strategy_import import POWER_SGD_RANK
 from autosync.strategy import (
     EXACT,
@@ -30,7 +30,7 @@ from autosync.strategy import (
     VariableChoice,
     split,
 )
-from autosync.verify import SHARE_TOLERANCE, verify
+from autosync.verification import SHARE_TOLERANCE, verify
 
 COMPRESSORS = {
     EXACT: Compressor.NONE,

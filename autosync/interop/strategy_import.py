@@ -19,8 +19,7 @@ from typing import NoReturn
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, InvalidStrategy, NotSupported
 from autosync.graph import Variable
-from autosync.interop.device_names import DeviceNames, device_names
-from autosync.interop.messages import (
+from autosync.interop.autodist_messages import (
     AllReduceSynchronizer,
     Compressor,
     Node,
@@ -28,8 +27,9 @@ from autosync.interop.messages import (
     Spec,
     StrategyMessage,
 )
-from autosync.interop.records import decode
-from autosync.interop.wire import Window
+from autosync.interop.device_names import DeviceNames, device_names
+from autosync.interop.protobuf_records import decode
+from autosync.interop.protobuf_wire import Window
 from autosync.strategy import (
     EXACT,
     AllGather,
@@ -44,7 +44,7 @@ from autosync.strategy import (
     split,
     whole,
 )
-from autosync.verify import verify
+from autosync.verification import verify
 
 MAX_STRATEGY_BYTES = 16_000_000
 MAX_STRATEGY_VALUES = 1_000_000

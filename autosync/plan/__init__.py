@@ -1,7 +1,7 @@
 """Strategies compiled to the ordered messages of one iteration."""
 
 from autosync.plan.compiler import compile_plans
-from autosync.plan.document import Message, Piece, Plan, ShardSpec, plan_of
-from autosync.plan.table import PlanTable
+from autosync.plan.plan_document import Message, Piece, Plan, ShardSpec, plan_of
+from autosync.plan.plan_table import PlanTable
 
 __all__ = ["Message", "Piece", "Plan", "PlanTable", "ShardSpec", "compile_plans", "plan_of"]

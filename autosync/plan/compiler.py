@@ -5,10 +5,9 @@ from collections.abc import Callable
 import numpy as np
 
 from autosync.domain import Domain
-from autosync.plan.kernels import STAGES
-from autosync.plan.loop import PlanArrays, Scratch, compile_loop
-from autosync.plan.table import PlanTable
-from autosync.plan.tables import (
+from autosync.plan.compile_kernels import STAGES
+from autosync.plan.compile_loop import PlanArrays, Scratch, compile_loop
+from autosync.plan.compiler_arrays import (
     FIRST_SERVER,
     DomainArrays,
     PopulationArrays,
@@ -16,6 +15,7 @@ from autosync.plan.tables import (
     population_arrays,
     team_table,
 )
+from autosync.plan.plan_table import PlanTable
 from autosync.population import Population
 
 Loop = Callable[[DomainArrays, PopulationArrays, int, PlanArrays, Scratch], None]
@@ -24,7 +24,7 @@ Loop = Callable[[DomainArrays, PopulationArrays, int, PlanArrays, Scratch], None
 def compile_plans(population: Population, domain: Domain, loop: Loop = compile_loop) -> PlanTable:
     """The plans of a population of verified strategies.
 
-    loop: `compile_loop` itself, or the same function compiled (`simulator.compiled`).
+    loop: `compile_loop` itself, or the same function compiled (`simulator/numba_compiler.py`).
     """
     arrays = domain_arrays(domain)
     people = population_arrays(population)

@@ -13,12 +13,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from autosync.bundle import Bundle, load_bundle
-from autosync.plan.document import DDP_BUCKET_BYTES
-from autosync.runtime.attach import attach, working_group
-from autosync.runtime.clipping import clip_before_step
-from autosync.runtime.compiled import compiled_from, warn_if_compiled
-from autosync.runtime.encodings import check_lossless
+from autosync.plan.plan_document import DDP_BUCKET_BYTES
+from autosync.runtime.attachment import attach, working_group
+from autosync.runtime.payloads.encodings import check_lossless
 from autosync.runtime.streams import on_device
+from autosync.runtime.torch_compile import compiled_from, warn_if_compiled
+from autosync.runtime.updates.clipping import clip_before_step
 
 log = logging.getLogger("autosync")
 

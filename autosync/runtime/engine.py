@@ -21,23 +21,30 @@ from torch.optim import Optimizer
 
 from autosync.errors import AutosyncError, NotSupported
 from autosync.plan import Plan
-from autosync.runtime.applying import Applying
-from autosync.runtime.arrivals import Arrivals
-from autosync.runtime.build import Records
-from autosync.runtime.clipping import agree_on_infinity, clip_gradients, loss_scale
-from autosync.runtime.errors import SynchronizationFailed
-from autosync.runtime.lowrank_state import Kept, kept_errors, take_errors
-from autosync.runtime.module_buffers import BufferBroadcast
+from autosync.runtime.completion import Arrivals
+from autosync.runtime.execution_trace import Trace
+from autosync.runtime.failures import SynchronizationFailed
+from autosync.runtime.hooks.module_buffers import BufferBroadcast
+from autosync.runtime.hooks.pending_gradients import (
+    check_synchronized,
+    incomplete,
+    left_over,
+    mark,
+    settle,
+    unmark,
+)
+from autosync.runtime.iteration import Phase, Round
+from autosync.runtime.layout.build import Records
+from autosync.runtime.layout.issue_order import issue_order
+from autosync.runtime.layout.packing import pack_zeros, show_gradients, take_back
+from autosync.runtime.layout.records import Variable
 from autosync.runtime.monitor import Monitor
-from autosync.runtime.order import issue_order
-from autosync.runtime.packing import pack_zeros, show_gradients, take_back
-from autosync.runtime.pending import check_synchronized, incomplete, left_over, mark, settle, unmark
-from autosync.runtime.records import Variable
-from autosync.runtime.rounds import Phase, Round
-from autosync.runtime.state import gather_state, scatter_state
+from autosync.runtime.payloads.powersgd_state import Kept, kept_errors, take_errors
 from autosync.runtime.streams import HOST, Streams
-from autosync.runtime.trace import Trace
-from autosync.runtime.unused import Unused
+from autosync.runtime.updates.clipping import agree_on_infinity, clip_gradients, loss_scale
+from autosync.runtime.updates.optimizer_application import Applying
+from autosync.runtime.updates.optimizer_state import gather_state, scatter_state
+from autosync.runtime.updates.unused_variables import Unused
 
 
 class Engine:

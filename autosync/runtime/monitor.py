@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from threading import Condition, RLock
 
 from autosync.errors import AutosyncError
-from autosync.runtime.errors import lost_peer
-from autosync.runtime.trace import Trace
+from autosync.runtime.execution_trace import Trace
+from autosync.runtime.failures import lost_peer
 
 
 class Monitor:

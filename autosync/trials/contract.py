@@ -10,7 +10,7 @@ from autosync.cluster import Backend
 from autosync.documents import STRICT
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
-from autosync.trials.timeline import MeasuredTimeline
+from autosync.trials.measured_timeline import MeasuredTimeline
 
 ErrorKind = Literal["out_of_memory", "timeout", "crashed", "refused", "cancelled"]
 ComputeKind = Literal["waited", "kernels"]

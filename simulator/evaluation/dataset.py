@@ -35,10 +35,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from autosync.atomic_write import written_whole
 from autosync.documents import from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotFound
-from autosync.files import written_whole
 from autosync.population import Population, encode
 from autosync.strategy import Strategy
 

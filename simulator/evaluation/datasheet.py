@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from simulator.evaluation.dataset import read_trials
-from simulator.evaluation.frames import Summary, summaries
+from autosync.simulator.evaluation.dataset import read_trials
+from autosync.simulator.evaluation.dataset_frames import Summary, summaries
 
 WHAT = """\
 What a strategy of gradient synchronization costs, measured: for each domain (a model on a cluster)
@@ -73,8 +73,8 @@ LIMITS = """\
 READING = """\
 ```python
 from pathlib import Path
-from simulator.evaluation.dataset import load_dataset     # domains with arrays, for simulators
-from simulator.evaluation.frames import trials_table      # one pandas table
+from autosync.simulator.evaluation.dataset import load_dataset  # domains with arrays
+from autosync.simulator.evaluation.dataset_frames import trials_table  # one pandas table
 
 table = trials_table(Path("datasets/runtimes"))
 ```

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-from simulator.evaluation.dataset import MeasuredDomain
-from simulator.evaluation.metrics import pairwise_accuracy
-from simulator.evaluation.recipes import MakeModel
-from simulator.evaluation.tables import Subject, subjects_of
-from simulator.learned.checkpoint import Card, save_checkpoint
-from simulator.learned.transfer import pretrained, source_of, transferred
+from autosync.simulator.evaluation.dataset import MeasuredDomain
+from autosync.simulator.evaluation.evaluation_tables import Subject, subjects_of
+from autosync.simulator.evaluation.metrics import pairwise_accuracy
+from autosync.simulator.evaluation.recipes import MakeModel
+from autosync.simulator.learned.checkpoint import Card, save_checkpoint
+from autosync.simulator.learned.transfer import pretrained, source_of, transferred
 
 Say = Callable[[str], None]
 

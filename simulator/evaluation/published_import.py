@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 from pydantic import ConfigDict
 
-from autosync.clusterfile import strict_yaml
+from autosync.cluster_file import strict_yaml
 from autosync.documents import STRICT, from_data, to_json
 from autosync.domain import Domain, Profile
 from autosync.errors import AutosyncError, InvalidInput, NotFound, NotSupported
@@ -29,7 +29,7 @@ from autosync.interop.graph_item import MAX_GRAPH_BYTES, ImportedGraph, read_gra
 from autosync.interop.resource_spec import Hardware, ResourceSpec, read_resource_spec
 from autosync.interop.strategy_import import MAX_STRATEGY_BYTES, import_strategy
 from autosync.profiling import profile_at
-from simulator.evaluation.dataset import write_dataset
+from autosync.simulator.evaluation.dataset import write_dataset
 
 MAX_TEXT_BYTES = 1_000_000
 LAUNCHER = "imported from the published layout"

@@ -22,8 +22,8 @@ from autosync.errors import InvalidInput, NotSupported
 from autosync.interop.graph_item_export import write_graph_item
 from autosync.interop.resource_spec import unsaid, write_resource_spec
 from autosync.interop.strategy_export import export_strategy
+from autosync.simulator.evaluation.dataset import load_dataset, read_trials
 from autosync.strategy import Strategy
-from simulator.evaluation.dataset import load_dataset, read_trials
 
 
 @dataclass(frozen=True, slots=True)

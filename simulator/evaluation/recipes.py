@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from simulator.learned.models import Model
-from simulator.learned.recipe import Recipe
+from autosync.simulator.learned.learned_models import Model
+from autosync.simulator.learned.recipe import Recipe
 
 MakeModel = Callable[[int], Model]
 """From a seed."""

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.errors import NotSupported
-from simulator.evaluation.metrics import Scores
-from simulator.evaluation.tables import Row, mean_scores
+from autosync.simulator.evaluation.evaluation_tables import Row, mean_scores
+from autosync.simulator.evaluation.metrics import Scores
 
 F64 = NDArray[np.float64]
 

@@ -13,15 +13,15 @@ from safetensors.numpy import load, save_file
 
 from autosync.documents import STRICT, from_json, to_json
 from autosync.errors import InvalidInput, NotFound
-from simulator.learned.calibration import Calibration
-from simulator.learned.descriptor import DESCRIPTOR
-from simulator.learned.features import FEATURE_VERSION, Part
-from simulator.learned.models import Model
-from simulator.learned.network_model import NetworkModel
-from simulator.learned.recipe import Kind, Recipe, recipe_of
-from simulator.learned.simulators import LearnedSimulator
-from simulator.learned.soundness import wrong_in_tensors
-from simulator.learned.tensors import Arrays, put_tensors, tensors_of
+from autosync.simulator.learned.calibration import Calibration
+from autosync.simulator.learned.descriptor import DESCRIPTOR
+from autosync.simulator.learned.features import FEATURE_VERSION, Part
+from autosync.simulator.learned.learned_models import Model
+from autosync.simulator.learned.learned_simulators import LearnedSimulator
+from autosync.simulator.learned.network_model import NetworkModel
+from autosync.simulator.learned.recipe import Kind, Recipe, recipe_of
+from autosync.simulator.learned.tensor_validation import wrong_in_tensors
+from autosync.simulator.learned.tensors import Arrays, put_tensors, tensors_of
 
 MOST_TRIALS = 10**9
 """Of one domain."""

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from autosync.domain import Domain
 from autosync.population import Population
-from simulator.compiled import compile_plans_fast
-from simulator.learned.features import Features, features
-from simulator.learned.networks import Batch
-from simulator.learned.training import CORRECTION, Trials
-from simulator.learned.variable_graph import pruned
+from autosync.simulator.learned.features import Features, features
+from autosync.simulator.learned.networks import Batch
+from autosync.simulator.learned.training import CORRECTION, Trials
+from autosync.simulator.learned.variable_graph import pruned
+from autosync.simulator.numba_compiler import compile_plans_fast
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]

@@ -4,8 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
+from autosync.simulator.compute_time import compute_factors
 from autosync.strategy import even_replicas
-from simulator.compute import compute_factors
 
 DESCRIPTOR = (
     "log_world",

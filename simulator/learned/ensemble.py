@@ -7,18 +7,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
-from simulator.learned.features import Features
-from simulator.learned.models import Fitted, GaussianModel, Labelled, LinearModel, Model
-from simulator.learned.network_model import (
+from autosync.simulator.learned.features import Features
+from autosync.simulator.learned.learned_models import (
+    Fitted,
+    GaussianModel,
+    Labelled,
+    LinearModel,
+    Model,
+)
+from autosync.simulator.learned.network_model import (
     FEWEST_FOR_NETWORK,
     FOLDS,
     NetworkKind,
     NetworkModel,
     fold_of,
 )
-from simulator.learned.residual import FEWEST_TRIALS, Loss, proven
-from simulator.learned.stacking import stacked_weights
-from simulator.learned.training import Training
+from autosync.simulator.learned.residual import FEWEST_TRIALS, Loss, proven
+from autosync.simulator.learned.stacking import stacked_weights
+from autosync.simulator.learned.training import Training
 
 F64 = NDArray[np.float64]
 

@@ -14,13 +14,13 @@ from autosync.codes import Channel, Op, Order
 from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population
-from simulator.analytic import analytic_seconds
-from simulator.compute import compute_seconds
-from simulator.learned.descriptor import describe_domain
-from simulator.learned.playing import WHAT_IFS, Times, played, what_ifs
-from simulator.learned.portions import PRE, RAW, TIMES, Portions, portions
-from simulator.network import SERVER_OPERATIONS, network
-from simulator.timeline import TimelineSimulator
+from autosync.simulator.analytic import analytic_seconds
+from autosync.simulator.compute_time import compute_seconds
+from autosync.simulator.cost.network import SERVER_OPERATIONS, network
+from autosync.simulator.learned.descriptor import describe_domain
+from autosync.simulator.learned.shard_features import PRE, RAW, TIMES, Portions, portions
+from autosync.simulator.learned.what_if import WHAT_IFS, Times, played, what_ifs
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]

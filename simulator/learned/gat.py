@@ -6,7 +6,7 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from simulator.learned.networks import Batch, Network, output_head
+from autosync.simulator.learned.networks import Batch, Network, output_head
 
 with warnings.catch_warnings():
     # torch-geometric 2.8 calls torch.jit.script, which torch 2.13 deprecates

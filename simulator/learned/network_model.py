@@ -10,12 +10,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from autosync.domain import Domain
-from simulator.learned.data import Scaling, batch_of, scaling_of, trials_of
-from simulator.learned.features import PARTS, Features, Part, portion_columns, summary_columns
-from simulator.learned.models import Fitted, Labelled
-from simulator.learned.networks import Batch, LstmNetwork, Network
-from simulator.learned.residual import Loss, proven
-from simulator.learned.training import (
+from autosync.simulator.learned.data import Scaling, batch_of, scaling_of, trials_of
+from autosync.simulator.learned.features import (
+    PARTS,
+    Features,
+    Part,
+    portion_columns,
+    summary_columns,
+)
+from autosync.simulator.learned.learned_models import Fitted, Labelled
+from autosync.simulator.learned.networks import Batch, LstmNetwork, Network
+from autosync.simulator.learned.residual import Loss, proven
+from autosync.simulator.learned.training import (
     CORRECTION,
     Trained,
     Training,
@@ -143,7 +149,7 @@ class NetworkModel:
             portions, summary = (len(columns) for columns in self.columns)
             if self.kind == "lstm":
                 return LstmNetwork(portions, summary, self.layers, self.width)
-            from simulator.learned.gat import GatNetwork  # takes seconds to load
+            from autosync.simulator.learned.gat import GatNetwork  # takes seconds to load
 
             return GatNetwork(portions, summary)
 

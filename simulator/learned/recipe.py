@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from simulator.learned.ensemble import EnsembleModel
-from simulator.learned.features import PARTS, Part
-from simulator.learned.models import GaussianModel, LinearModel, Model
-from simulator.learned.network_model import NetworkModel
-from simulator.learned.training import Training
+from autosync.simulator.learned.ensemble import EnsembleModel
+from autosync.simulator.learned.features import PARTS, Part
+from autosync.simulator.learned.learned_models import GaussianModel, LinearModel, Model
+from autosync.simulator.learned.network_model import NetworkModel
+from autosync.simulator.learned.training import Training
 
 Kind = Literal["linear", "gaussian", "lstm", "gat", "ensemble"]
 

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from simulator.learned.residual import Loss
+from autosync.simulator.learned.residual import Loss
 
 F64 = NDArray[np.float64]
 

@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from simulator.learned.data import Scaling
-from simulator.learned.ensemble import MEMBERS, EnsembleModel
-from simulator.learned.gaussian import Gaussian, Setting
-from simulator.learned.models import GaussianModel, LinearModel, Model
-from simulator.learned.network_model import NetworkModel
-from simulator.learned.residual import Ridge
+from autosync.simulator.learned.data import Scaling
+from autosync.simulator.learned.ensemble import MEMBERS, EnsembleModel
+from autosync.simulator.learned.gaussian_process import Gaussian, Setting
+from autosync.simulator.learned.learned_models import GaussianModel, LinearModel, Model
+from autosync.simulator.learned.network_model import NetworkModel
+from autosync.simulator.learned.residual import Ridge
 
 Arrays = dict[str, NDArray[np.generic]]
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import huber_loss
 
 from autosync.documents import STRICT
-from simulator.learned.networks import Batch, Network
-from simulator.learned.ranking import SIGMA, TEMPERATURE, ranking_loss
+from autosync.simulator.learned.networks import Batch, Network
+from autosync.simulator.learned.pairwise_loss import SIGMA, TEMPERATURE, ranking_loss
 
 CORRECTION = 0.1
 """Log seconds that a network's output of 1 stands for."""

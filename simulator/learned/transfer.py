@@ -7,11 +7,11 @@ from numpy.typing import NDArray
 
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
-from simulator.learned.calibration import Calibration
-from simulator.learned.checkpoint import Card, Source
-from simulator.learned.descriptor import describe_domain
-from simulator.learned.models import Labelled, Model
-from simulator.learned.simulators import LearnedSimulator
+from autosync.simulator.learned.calibration import Calibration
+from autosync.simulator.learned.checkpoint import Card, Source
+from autosync.simulator.learned.descriptor import describe_domain
+from autosync.simulator.learned.learned_models import Labelled, Model
+from autosync.simulator.learned.learned_simulators import LearnedSimulator
 
 F64 = NDArray[np.float64]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sqlalchemy import create_engine, make_url
 
-from api.db import Database, connect, migrate
+from autosync.api.db import Database, connect, migrate
 
 
 @contextmanager

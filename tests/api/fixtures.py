@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from api.db import Database, migrate
+from autosync.api.db import Database, migrate
 from tests.api.databases import (
     migrated_file,
     opened,

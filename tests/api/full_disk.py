@@ -16,11 +16,11 @@ from pathlib import Path
 
 from sqlalchemy import func, select
 
-from api.db import Database, connect, migrate
-from api.db.tables import ProposalRow, TrialRow, TuningRow
-from api.tuning import Job, enqueue
-from api.worker import work
-from search.settings import Settings
+from autosync.api.db import Database, connect, migrate
+from autosync.api.db.tables import ProposalRow, TrialRow, TuningRow
+from autosync.api.engine.queue_worker import work
+from autosync.api.engine.tuning_job import Job, enqueue
+from autosync.search.loop.settings import Settings
 from tests.domains import domain_of, grid_cluster
 
 SIZE_MIB = 16
@@ -83,7 +83,7 @@ def main(folder: Path) -> None:
     database = connect(url)
     tuning_id = enqueue(database, JOB)
     complaints, stop = Complaints(), threading.Event()
-    logging.getLogger("api.worker").addHandler(complaints)
+    logging.getLogger("autosync.api.engine.queue_worker").addHandler(complaints)
     worker = threading.Thread(target=work, args=(url, stop), kwargs={"lease_seconds": 1.5})
     worker.start()
     try:

@@ -4,31 +4,31 @@ import random
 from dataclasses import replace
 from typing import cast
 
-from api import queue
-from api.db.database import Database
-from api.queue import Claim
-from api.store import DatabaseStore
-from api.tuning import Job, enqueue, outcome_row
+from autosync.api.db.database import Database
+from autosync.api.engine import job_queue
+from autosync.api.engine.database_store import DatabaseStore
+from autosync.api.engine.job_queue import Claim
+from autosync.api.engine.tuning_job import Job, enqueue, outcome_row
 from autosync.domain import Domain
 from autosync.population import encode
+from autosync.search.loop.confirm import conclude, confirmation
+from autosync.search.loop.outcome import DDP, Event, is_ddp
+from autosync.search.loop.proposing import known_designs
+from autosync.search.loop.settings import Settings
+from autosync.search.loop.tuning_store import Proposal
+from autosync.search.space import Candidate, Space
+from autosync.simulator.numba_compiler import compile_plans_fast
+from autosync.simulator.timeline.iteration_trace import predicted_iteration
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy
 from autosync.trials.contract import TrialError, TrialResult
-from autosync.trials.timeline import (
+from autosync.trials.measured_timeline import (
     ComputeTimes,
     MeasuredTimeline,
     MessageTimes,
     Phase,
     RankTimeline,
 )
-from search.confirm import conclude, confirmation
-from search.outcome import DDP, Event, is_ddp
-from search.propose import known_designs
-from search.settings import Settings
-from search.space import Candidate, Space
-from search.store import Proposal
-from simulator.compiled import compile_plans_fast
-from simulator.timeline import TimelineSimulator
-from simulator.trace import predicted_iteration
 from tests.domains import domain_of
 
 
@@ -95,7 +95,7 @@ def result(key: str, job: Job, seconds: float | None, rng: random.Random) -> Tri
 def claimed(database: Database, job: Job) -> tuple[Claim, DatabaseStore]:
     """A tuning of `job` under a claim, and its store."""
     enqueue(database, job)
-    held = queue.claim(database, "test")
+    held = job_queue.claim(database, "test")
     assert held is not None
     return held, DatabaseStore(database, held.tuning_id, held.fence)
 
@@ -132,7 +132,7 @@ def run_confirmation(database: Database, store: DatabaseStore, held: Claim, job:
             measured = replace(measured, timeline=timeline(strategy, job.domain, rng))
         store.record(measured)
         store.report(Event("confirm", "confirming", done, len(finalists)))
-    queue.finish(database, held, outcome_row(held.tuning_id, job, conclude(store)))
+    job_queue.finish(database, held, outcome_row(held.tuning_id, job, conclude(store)))
 
 
 def finished(database: Database, job: Job | None = None) -> str:

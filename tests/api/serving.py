@@ -13,7 +13,7 @@ import httpx
 
 SERVER = """
 import sys
-from api.app import serve
+from autosync.api.http.app import serve
 serve(sys.argv[1], port=int(sys.argv[2]), token=sys.argv[3] or None)
 """
 

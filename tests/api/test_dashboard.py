@@ -11,8 +11,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from sqlalchemy import text
 
-from api import reports
-from api.db import Database
+from autosync.api.db import Database
+from autosync.api.views import reports
 from autosync.bundle import load_bundle
 from tests.api.databases import opened
 from tests.api.sample import claimed, finished, run_confirmation, run_search, small_job

@@ -10,18 +10,18 @@ import torch
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from api import reports
-from api.app import create_app
-from api.db import Database
-from api.db.documents import load_domain
-from api.db.tables import EventRow, TuningRow
-from api.exports import runtimes_parquet
-from api.tuning import Job, continues, enqueue, load_job
-from api.worker import work
+from autosync.api.db import Database
+from autosync.api.db.document_store import load_domain
+from autosync.api.db.tables import EventRow, TuningRow
+from autosync.api.engine.queue_worker import work
+from autosync.api.engine.tuning_job import Job, continues, enqueue, load_job
+from autosync.api.http.app import create_app
+from autosync.api.views import reports
+from autosync.api.views.exports import runtimes_parquet
 from autosync.cluster import MessageCost
 from autosync.documents import to_data, to_json
+from autosync.search.loop.settings import Settings
 from autosync.trials.contract import ComputeDevice
-from search.settings import Settings
 from tests.domains import chain_graph, domain_of, grid_cluster
 
 GPU = pytest.mark.skipif(

@@ -3,14 +3,14 @@
 import pytest
 from fastapi.testclient import TestClient
 
-from api.app import create_app
-from api.db import Database
-from api.registry import PREFIX, PYTHON, RAY_ADDRESS, launcher_named
-from api.tuning import usual_scales
+from autosync.api.db import Database
+from autosync.api.engine.registry import PREFIX, PYTHON, RAY_ADDRESS, launcher_named
+from autosync.api.engine.tuning_job import usual_scales
+from autosync.api.http.app import create_app
 from autosync.documents import to_json
 from autosync.errors import NotFound, NotSupported
-from autosync.trials.command import CommandLauncher
-from autosync.trials.ray_launcher import RayLauncher
+from autosync.trials.launchers.command_launcher import CommandLauncher
+from autosync.trials.launchers.ray_launcher import RayLauncher
 from tests.domains import chain_graph, domain_of, grid_cluster
 
 HOSTS = ("command", "ray")

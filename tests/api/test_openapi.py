@@ -18,9 +18,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from api.app import create_app
-from api.db import Database
-from api.security import Access
+from autosync.api.db import Database
+from autosync.api.http.app import create_app
+from autosync.api.http.security import Access
 from tests.api.sample import finished
 
 CHECKS = [

@@ -5,14 +5,14 @@ import sys
 
 import pytest
 
-from api import queue
-from api.db import Database
-from api.db.tables import TuningRow
-from api.queue import Claim
-from api.store import LeaseLost
-from api.tuning import enqueue, outcome_row
+from autosync.api.db import Database
+from autosync.api.db.tables import TuningRow
+from autosync.api.engine import job_queue
+from autosync.api.engine.database_store import LeaseLost
+from autosync.api.engine.job_queue import Claim
+from autosync.api.engine.tuning_job import enqueue, outcome_row
 from autosync.errors import NotFound, NotSupported
-from search.confirm import conclude
+from autosync.search.loop.confirm import conclude
 from tests.api.sample import claimed, run_search, small_job
 
 JOB = small_job()
@@ -24,24 +24,24 @@ def state(database: Database, tuning_id: str) -> str:
 
 
 def expire(database: Database, held: Claim) -> None:
-    assert queue.heartbeat(database, held, lease_seconds=-1)
+    assert job_queue.heartbeat(database, held, lease_seconds=-1)
 
 
 def test_the_oldest_is_claimed_first_and_once(database: Database) -> None:
     ids = [enqueue(database, JOB) for _ in range(3)]
-    claims = [queue.claim(database, "a") for _ in range(4)]
+    claims = [job_queue.claim(database, "a") for _ in range(4)]
     assert [held and held.tuning_id for held in claims] == [*ids, None]
     assert state(database, ids[0]) == "running"
 
 
 def test_a_lease_that_ran_out_is_taken_over_under_a_new_fence(database: Database) -> None:
     held, _ = claimed(database, JOB)
-    assert queue.claim(database, "b") is None
+    assert job_queue.claim(database, "b") is None
     expire(database, held)
-    taken = queue.claim(database, "b")
+    taken = job_queue.claim(database, "b")
     assert taken == Claim(held.tuning_id, held.fence + 1)
-    assert not queue.heartbeat(database, held)
-    assert queue.heartbeat(database, taken)
+    assert not job_queue.heartbeat(database, held)
+    assert job_queue.heartbeat(database, taken)
 
 
 def test_only_the_holder_can_end_a_tuning(database: Database) -> None:
@@ -49,81 +49,81 @@ def test_only_the_holder_can_end_a_tuning(database: Database) -> None:
     run_search(store, JOB)
     answer = outcome_row(held.tuning_id, JOB, conclude(store))
     expire(database, held)
-    taken = queue.claim(database, "b")
+    taken = job_queue.claim(database, "b")
     assert taken is not None
     for late in (
-        lambda: queue.finish(database, held, answer),
-        lambda: queue.fail(database, held, "late"),
-        lambda: queue.end_cancelled(database, held),
+        lambda: job_queue.finish(database, held, answer),
+        lambda: job_queue.fail(database, held, "late"),
+        lambda: job_queue.end_cancelled(database, held),
     ):
         with pytest.raises(LeaseLost):
             late()
-    queue.release(database, held)
+    job_queue.release(database, held)
     assert state(database, held.tuning_id) == "running"
-    queue.finish(database, taken, answer)
+    job_queue.finish(database, taken, answer)
     assert state(database, held.tuning_id) == "finished"
-    assert queue.claim(database, "c") is None
+    assert job_queue.claim(database, "c") is None
 
 
 def test_a_tuning_given_back_is_claimed_again(database: Database) -> None:
     held, _ = claimed(database, JOB)
-    queue.release(database, held)
+    job_queue.release(database, held)
     assert state(database, held.tuning_id) == "queued"
-    assert queue.claim(database, "b") == Claim(held.tuning_id, held.fence + 1)
+    assert job_queue.claim(database, "b") == Claim(held.tuning_id, held.fence + 1)
 
 
 def test_cancel_before_a_worker_has_it(database: Database) -> None:
     tuning_id = enqueue(database, JOB)
-    assert queue.cancel(database, tuning_id) == "cancelled"
-    assert queue.cancel(database, tuning_id) == "cancelled"
-    assert queue.claim(database, "a") is None
+    assert job_queue.cancel(database, tuning_id) == "cancelled"
+    assert job_queue.cancel(database, tuning_id) == "cancelled"
+    assert job_queue.claim(database, "a") is None
 
 
 def test_cancel_while_a_worker_has_it(database: Database) -> None:
     held, store = claimed(database, JOB)
     assert not store.cancelled()
-    assert queue.cancel(database, held.tuning_id) == "cancelling"
+    assert job_queue.cancel(database, held.tuning_id) == "cancelling"
     assert store.cancelled()
-    queue.end_cancelled(database, held)
+    job_queue.end_cancelled(database, held)
     assert state(database, held.tuning_id) == "cancelled"
 
 
 def test_cancel_when_the_worker_is_gone(database: Database) -> None:
     held, store = claimed(database, JOB)
     expire(database, held)
-    assert queue.cancel(database, held.tuning_id) == "cancelled"
+    assert job_queue.cancel(database, held.tuning_id) == "cancelled"
     with pytest.raises(LeaseLost):
         store.cancelled()
 
 
 def test_what_was_cancelled_stays_so_when_its_worker_dies(database: Database) -> None:
     held, _ = claimed(database, JOB)
-    queue.cancel(database, held.tuning_id)
+    job_queue.cancel(database, held.tuning_id)
     expire(database, held)
-    taken = queue.claim(database, "b")
+    taken = job_queue.claim(database, "b")
     assert taken is not None
     assert state(database, held.tuning_id) == "cancelling"
-    queue.release(database, taken)
+    job_queue.release(database, taken)
     assert state(database, held.tuning_id) == "cancelled"
 
 
 def test_what_has_ended_cannot_be_cancelled(database: Database) -> None:
     held, _ = claimed(database, JOB)
-    queue.fail(database, held, "no\x00 workers")
+    job_queue.fail(database, held, "no\x00 workers")
     with pytest.raises(NotSupported, match="failed already"):
-        queue.cancel(database, held.tuning_id)
+        job_queue.cancel(database, held.tuning_id)
     with pytest.raises(NotFound):
-        queue.cancel(database, "f" * 32)
+        job_queue.cancel(database, "f" * 32)
 
 
 CLAIMER = """
 import sys, time
-from api import queue
-from api.db import connect
+from autosync.api.engine import job_queue
+from autosync.api.db import connect
 database = connect(sys.argv[1])
 print("ready", flush=True)
 sys.stdin.readline()
-while (held := queue.claim(database, sys.argv[2])) is not None:
+while (held := job_queue.claim(database, sys.argv[2])) is not None:
     print(held.tuning_id, held.fence, flush=True)
     time.sleep(0.02)
 """

@@ -7,16 +7,16 @@ import json
 import pyarrow.parquet as pq
 import pytest
 
-from api import reports
-from api.db import Database
-from api.exports import COLUMNS, bundle_document, runtimes_csv, runtimes_parquet
-from api.store import DatabaseStore
+from autosync.api.db import Database
+from autosync.api.engine.database_store import DatabaseStore
+from autosync.api.views import reports
+from autosync.api.views.exports import COLUMNS, bundle_document, runtimes_csv, runtimes_parquet
 from autosync.bundle import Bundle
 from autosync.documents import from_json
 from autosync.errors import NotFound, NotSupported
-from autosync.trials.timeline import MeasuredTimeline
-from search.confirm import conclude
-from search.outcome import rank_measured
+from autosync.search.loop.confirm import conclude
+from autosync.search.loop.outcome import rank_measured
+from autosync.trials.measured_timeline import MeasuredTimeline
 from tests.api.sample import claimed, finished, run_search, small_job
 
 JOB = small_job(budget=8)

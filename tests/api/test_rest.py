@@ -8,11 +8,11 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select, text
 
-from api import queue
-from api.app import create_app
-from api.db import Database
-from api.db.tables import Base
-from api.openapi import DOCUMENTS
+from autosync.api.db import Database
+from autosync.api.db.tables import Base
+from autosync.api.engine import job_queue
+from autosync.api.http.app import create_app
+from autosync.api.http.openapi import DOCUMENTS
 from autosync.bundle import Bundle
 from autosync.documents import from_json, to_data, to_json
 from tests.api.sample import claimed, finished, run_search, small_job
@@ -310,4 +310,4 @@ def test_state_of_a_running_one_over_the_api(client: TestClient, sqlite: Databas
     assert tuning["best_seconds"] > 0
     refused(client.get(f"/v1/tunings/{held.tuning_id}/bundle"), 409, "running", "?strategy=")
     assert client.post(f"/v1/tunings/{held.tuning_id}/cancel").json()["state"] == "cancelling"
-    queue.end_cancelled(sqlite, held)
+    job_queue.end_cancelled(sqlite, held)

@@ -6,10 +6,10 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from api.app import create_app
-from api.db import Database
-from api.limits import MAX_BODY_BYTES
-from api.security import Access
+from autosync.api.db import Database
+from autosync.api.http.app import create_app
+from autosync.api.http.body_limits import MAX_BODY_BYTES
+from autosync.api.http.security import Access
 from tests.api.serving import served
 
 MIB = 2**20

@@ -11,27 +11,27 @@ import pytest
 from fastapi.testclient import TestClient
 from safetensors.numpy import load, save
 
-from api import queue
-from api.app import create_app
-from api.db import Database
-from api.simulators import (
+from autosync.api.db import Database
+from autosync.api.engine import job_queue
+from autosync.api.engine.simulator_store import (
     NEAREST,
     keep_simulator,
     list_simulators,
     remove_simulator,
     simulator_of,
 )
-from api.tuning import enqueue, load_job
+from autosync.api.engine.tuning_job import enqueue, load_job
+from autosync.api.http.app import create_app
 from autosync.errors import InvalidInput, NotFound, NotSupported
 from autosync.population import encode
-from simulator.learned.checkpoint import Source, save_checkpoint
-from simulator.learned.data import Scaling
-from simulator.learned.descriptor import DESCRIPTOR, describe_domain
-from simulator.learned.features import PARTS, portion_columns, summary_columns
-from simulator.learned.models import LinearModel, Model
-from simulator.learned.network_model import NetworkModel
-from simulator.learned.residual import Ridge
-from simulator.learned.simulators import LearnedSimulator
+from autosync.simulator.learned.checkpoint import Source, save_checkpoint
+from autosync.simulator.learned.data import Scaling
+from autosync.simulator.learned.descriptor import DESCRIPTOR, describe_domain
+from autosync.simulator.learned.features import PARTS, portion_columns, summary_columns
+from autosync.simulator.learned.learned_models import LinearModel, Model
+from autosync.simulator.learned.learned_simulators import LearnedSimulator
+from autosync.simulator.learned.network_model import NetworkModel
+from autosync.simulator.learned.residual import Ridge
 from tests.api.sample import candidates, small_job
 
 Files = tuple[bytes, bytes]
@@ -119,7 +119,7 @@ def test_a_simulator_stays_while_a_tuning_needs_it(database: Database, linear: F
     tuning_id = enqueue(database, replace(small_job(), simulator="mine"))
     with pytest.raises(NotSupported, match=tuning_id):
         remove_simulator(database, "mine")
-    queue.cancel(database, tuning_id)
+    job_queue.cancel(database, tuning_id)
     remove_simulator(database, "mine")
     with pytest.raises(NotFound, match="'mine'"):
         enqueue(database, replace(small_job(), simulator="mine"))

@@ -1,4 +1,4 @@
-"""The contract of `search.store.Store`, and the fencing of the one over a database."""
+"""The contract of `tuning_store.Store`, and the fencing of the one over a database."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import func, select
 
-from api import queue
-from api.db import Database
-from api.db.tables import StrategyRow, TrialRow
-from api.store import DatabaseStore, Interrupted, LeaseLost
+from autosync.api.db import Database
+from autosync.api.db.tables import StrategyRow, TrialRow
+from autosync.api.engine import job_queue
+from autosync.api.engine.database_store import DatabaseStore, Interrupted, LeaseLost
 from autosync.errors import InvalidInput
+from autosync.search.loop.memory_store import MemoryStore
+from autosync.search.loop.outcome import Event
+from autosync.search.loop.tuning_store import Store
 from autosync.trials.contract import TrialError
-from search.memory import MemoryStore
-from search.outcome import Event
-from search.store import Store
 from tests.api.databases import opened, postgresql_database
 from tests.api.sample import candidates, claimed, proposal, result, small_job, timeline
 
@@ -144,8 +144,8 @@ def test_a_worker_whose_lease_was_taken_over_cannot_write(
 ) -> None:
     held, old = claimed(database, JOB)
     old.propose(PROPOSALS[:1])
-    queue.heartbeat(database, held, lease_seconds=-1)
-    taken = queue.claim(database, "other")
+    job_queue.heartbeat(database, held, lease_seconds=-1)
+    taken = job_queue.claim(database, "other")
     assert taken is not None
     assert taken.tuning_id == held.tuning_id
     with pytest.raises(LeaseLost):

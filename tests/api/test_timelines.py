@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from fastapi.testclient import TestClient
 
-from api import reports
-from api.app import create_app
-from api.db import Database
-from api.schemas import Timeline
+from autosync.api.db import Database
+from autosync.api.http.app import create_app
+from autosync.api.http.schemas import Timeline
+from autosync.api.views import reports
 from tests.api.sample import claimed, finished, run_search, small_job
 
 JOB = small_job(budget=8)

@@ -12,26 +12,27 @@ from contextlib import contextmanager
 import pytest
 from sqlalchemy import func, select
 
-from api import queue, reports
-from api.db import Database
-from api.db.tables import EventRow, ProposalRow, TrialRow, TuningRow
-from api.exports import bundle_document
-from api.queue import Claim
-from api.tuning import Job, enqueue
-from api.worker import MOST_CLAIMS, run_claim, work
+from autosync.api.db import Database
+from autosync.api.db.tables import EventRow, ProposalRow, TrialRow, TuningRow
+from autosync.api.engine import job_queue
+from autosync.api.engine.job_queue import Claim
+from autosync.api.engine.queue_worker import MOST_CLAIMS, run_claim, work
+from autosync.api.engine.tuning_job import Job, enqueue
+from autosync.api.views import reports
+from autosync.api.views.exports import bundle_document
 from autosync.bundle import Bundle
 from autosync.documents import from_json
 from autosync.errors import NotSupported
+from autosync.search.loop.outcome import is_ddp
+from autosync.search.loop.settings import Settings
 from autosync.trials.contract import Pool, Workload
-from search.outcome import is_ddp
-from search.settings import Settings
 from tests.domains import domain_of, grid_cluster
 
 SETTINGS = Settings(budget=4, proposals=64, repeats=3, warmup=1, iterations=2, probe=False)
 JOB = Job(domain_of(cluster=grid_cluster(2)), SETTINGS, launcher="local")
 WORKER = """
 import sys, threading
-from api.worker import work
+from autosync.api.engine.queue_worker import work
 work(sys.argv[1], threading.Event(), lease_seconds=1.5)
 """
 
@@ -107,7 +108,7 @@ def test_cancelled_in_the_middle_it_stops_and_keeps_its_trials(sqlite: Database)
     tuning_id = enqueue(sqlite, JOB)
     with worker(url):
         until(lambda: len(rows(sqlite)) >= 1, "a trial")
-        assert queue.cancel(sqlite, tuning_id) == "cancelling"
+        assert job_queue.cancel(sqlite, tuning_id) == "cancelling"
         until(lambda: state(sqlite, tuning_id) == "cancelled", "the end")
     assert 1 <= len(rows(sqlite)) < SETTINGS.budget + 4 * SETTINGS.repeats
 
@@ -152,7 +153,7 @@ def test_a_tuning_that_kills_its_workers_is_not_tried_for_ever(sqlite: Database)
     tuning_id = enqueue(sqlite, JOB)
     with sqlite.writing() as session:
         session.get_one(TuningRow, tuning_id).fence = MOST_CLAIMS
-    held = queue.claim(sqlite, "a")
+    held = job_queue.claim(sqlite, "a")
     assert held == Claim(tuning_id, MOST_CLAIMS + 1)
     run_claim(sqlite, held, threading.Event(), lambda _: Refusing())
     with sqlite.reading() as session:

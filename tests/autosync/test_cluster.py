@@ -4,15 +4,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from autosync.bundled_data import data_file
 from autosync.cluster import Cluster, Device, Link, MessageCost, Node
-from autosync.clusterfile import (
+from autosync.cluster_file import (
     MAX_BYTES,
     bundled_clusters,
     load_cluster,
     parse_cluster,
     save_cluster,
 )
-from autosync.datafiles import data_file
 from autosync.devices import DEVICE_TYPES
 from autosync.documents import from_data, to_data
 from autosync.errors import InvalidInput, NotFound

@@ -8,6 +8,7 @@ from autosync.documents import from_data, to_data
 from autosync.domain import Domain, Optimizer
 from autosync.errors import InvalidStrategy, NotSupported
 from autosync.population import encode
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import (
     AllGather,
     AllReduce,
@@ -26,8 +27,7 @@ from autosync.strategy import (
     split,
     whole,
 )
-from autosync.verify import verify
-from simulator.timeline import TimelineSimulator
+from autosync.verification import verify
 from tests.domains import chain_graph, domain_of, grid_cluster
 
 SHAPES = ((64, 32), (64,), (10, 128))

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from autosync.clusterfile import save_cluster
+from autosync.cluster_file import save_cluster
 from autosync.documents import to_json
 from tests.domains import chain_graph, grid_cluster
 
@@ -18,7 +18,7 @@ def start(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
     """Of a terminal, as it were: what a shell starts in the background ignores Ctrl-C, and so
     would all that these tests start there."""
     return subprocess.Popen(
-        [sys.executable, "-m", "api.cli.main", *arguments],
+        [sys.executable, "-m", "autosync.api.cli.main", *arguments],
         cwd=folder,
         env=environment(folder),
         stdin=subprocess.DEVNULL,

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from autosync.documents import from_json, to_json
+from autosync.search.designs.known_designs import all_reduce_25mb, zero1
 from autosync.strategy import Strategy
-from search.designs import all_reduce_25mb, zero1
 from tests.autosync.interop.protos import parsed
 from tests.cli.command import autosync, small_inputs
 from tests.domains import chain_graph, domain_of, grid_cluster

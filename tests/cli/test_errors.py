@@ -6,8 +6,8 @@ import pytest
 import torch
 import yaml
 
-from api.cli.boundary import BROKEN, guarded
-from autosync.clusterfile import save_cluster
+from autosync.api.cli.boundary import BROKEN, guarded
+from autosync.cluster_file import save_cluster
 from tests.cli.command import autosync, small_inputs
 from tests.domains import grid_cluster
 

@@ -6,7 +6,7 @@ import pytest
 
 from autosync.bundle import bundle, save_bundle
 from autosync.domain import Domain
-from search.builders import BUILDERS
+from autosync.search.designs.design_table import BUILDERS
 from tests.example_scripts import example_domain, losses
 
 

@@ -8,9 +8,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.testing import CliRunner
 
-from api.cli.main import app
-from api.cli.schema import NAMES
-from api.openapi import DOCUMENTS
+from autosync.api.cli.commands.schema import NAMES
+from autosync.api.cli.main import app
+from autosync.api.http.openapi import DOCUMENTS
 
 WIDE = {"COLUMNS": "200"}
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from api.cli.inputs import load_simulator
-from api.cli.simulator import app
+from autosync.api.cli.commands.simulator import app
+from autosync.api.cli.inputs import load_simulator
 from autosync.errors import InvalidInput, NotFound
-from simulator.learned.checkpoint import load_checkpoint
-from simulator.learned.models import LinearModel
+from autosync.simulator.learned.checkpoint import load_checkpoint
+from autosync.simulator.learned.learned_models import LinearModel
 from tests.api.test_simulators import checkpoint
 from tests.domains import domain_of
 from tests.simulator.evaluation.test_run import measured, write

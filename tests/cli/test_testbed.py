@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from autosync.trials import namespaces, testbed
+from autosync.trials.launchers import testbed_launcher
+from autosync.trials.testbed import namespaces
 from tests.cli.command import autosync, small_inputs
 
 
@@ -12,7 +13,7 @@ from tests.cli.command import autosync, small_inputs
 def test_a_testbed_is_built_entered_and_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not testbed.testbed_available():
+    if not testbed_launcher.testbed_available():
         pytest.skip("no network namespaces with shaped links here")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     _, cluster = small_inputs(tmp_path)

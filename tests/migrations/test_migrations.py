@@ -11,10 +11,10 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import inspect, text
 
-from api.db import Database, connect, migrate
-from api.db.migrate import current_revision, head_revision
-from api.db.tables import Base
-from api.store import DatabaseStore
+from autosync.api.db import Database, connect, migrate
+from autosync.api.db.migrate import current_revision, head_revision
+from autosync.api.db.tables import Base
+from autosync.api.engine.database_store import DatabaseStore
 from autosync.errors import InvalidInput, NotFound
 from tests.api.databases import opened, postgresql_database
 from tests.api.sample import finished
@@ -75,7 +75,7 @@ def test_trials_of_the_first_schema_are_kept_without_what_it_did_not_have(empty_
 
 
 def test_processes_that_start_together_migrate_once(empty_url: str) -> None:
-    code = f"from api.db import migrate; migrate({empty_url!r})"
+    code = f"from autosync.api.db import migrate; migrate({empty_url!r})"
     command = [sys.executable, "-c", code]
     started = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(3)]
     errors = [process.communicate()[1].decode() for process in started]

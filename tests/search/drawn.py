@@ -3,8 +3,8 @@
 from hypothesis import strategies as st
 
 from autosync.domain import Domain, Optimizer
+from autosync.search.space import Space
 from autosync.strategy import Encoding
-from search.space import Space
 from tests.domains import chain_graph, domain_of, grid_cluster
 
 SHAPES = ((300, 64), (64,), (31, 17, 3), (128,), (1000, 48), (10,), (1, 512), (), (7, 1, 900))

@@ -22,15 +22,15 @@ from torch.nn.parallel import DistributedDataParallel
 import autosync
 from autosync.documents import to_json
 from autosync.domain import Domain
+from autosync.search.live_tuning import _go_on
+from autosync.search.loop.outcome import Event
+from autosync.search.loop.settings import Settings
 from autosync.trials.contract import TrialRequest, TrialResult
-from autosync.trials.job_pool import JobPool, Verdict, serve
-from autosync.trials.live_cluster import measure_cluster
-from autosync.trials.live_graph import record_job
-from autosync.trials.live_job import LiveJob
-from autosync.trials.snapshot import take_snapshot
-from search.live import _go_on
-from search.outcome import Event
-from search.settings import Settings
+from autosync.trials.live.live_cluster import measure_cluster
+from autosync.trials.live.live_graph import record_job
+from autosync.trials.live.live_job import LiveJob
+from autosync.trials.live.live_pool import JobPool, Verdict, serve
+from autosync.trials.live.snapshot import take_snapshot
 from tests.autosync.trials.strategies import ddp, mixed, small_domain
 
 VOCABULARY, WIDTH, LENGTH, BATCH = 64, 32, 6, 4

@@ -9,13 +9,20 @@ from hypothesis import given, settings
 from autosync.cluster import Cluster, Device, Node
 from autosync.domain import Domain, Optimizer
 from autosync.graph import ModelGraph, Variable
+from autosync.search.designs import known_designs
+from autosync.search.designs.building_blocks import (
+    assemble,
+    by_divisor,
+    by_non_divisor,
+    collective,
+    ddp_buckets,
+    owned,
+)
+from autosync.search.designs.design_table import BUILDERS, hand_designed
+from autosync.search.space import Space
 from autosync.strategy import AllGather, AllReduce, Factors, ParameterServer, Strategy, whole
 from autosync.strategy import VariableChoice as Choice
-from autosync.verify import verify
-from search import designs
-from search.builders import BUILDERS, hand_designed
-from search.building import assemble, by_divisor, by_non_divisor, collective, ddp_buckets, owned
-from search.space import Space
+from autosync.verification import verify
 from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.search.drawn import domains, spaces
 
@@ -85,11 +92,11 @@ def graph_order(graph: ModelGraph) -> tuple[int, ...]:
 
 
 def test_ddp_keeps_torchs_default_sizes() -> None:
-    assert designs.DDP_FIRST_BUCKET_BYTES == dist._DEFAULT_FIRST_BUCKET_BYTES
+    assert known_designs.DDP_FIRST_BUCKET_BYTES == dist._DEFAULT_FIRST_BUCKET_BYTES
     signature = inspect.signature(torch.nn.parallel.DistributedDataParallel.__init__)
     assert signature.parameters["bucket_cap_mb"].default in (None, 25)
     shapes = ((256, 1024), (4096, 1600), (256, 1024), (256, 1024))  # 1, 25, 1 and 1 MiB
-    strategy = designs.ddp(domain_of(chain_graph(shapes)))
+    strategy = known_designs.ddp(domain_of(chain_graph(shapes)))
     assert groups_of(strategy) == [[0], [1], [1], [2]]
     assert strategy.schedule.slice_bytes == 25 * 2**20
 
@@ -120,13 +127,13 @@ def test_what_travels_in_two_halves_leaves_no_tiny_group(
     name: str, first: tuple[int, int], groups: list[list[int]]
 ) -> None:
     domain = domain_of(chain_graph((first, (2560, 2560), (2560, 2560))))
-    assert groups_of(getattr(designs, name)(domain)) == groups
-    assert groups_of(designs.all_reduce_25mb(domain)) == [[0], [1], [2]]
+    assert groups_of(getattr(known_designs, name)(domain)) == groups
+    assert groups_of(known_designs.all_reduce_25mb(domain)) == [[0], [1], [2]]
 
 
 def test_a_tiny_group_without_a_neighbour_stays() -> None:
     domain = domain_of(chain_graph(((96, 96), (100, 64)), sparse=(1,)))
-    assert groups_of(designs.dear(domain)) == [[0], [1]]
+    assert groups_of(known_designs.dear(domain)) == [[0], [1]]
 
 
 @pytest.mark.parametrize(
@@ -157,22 +164,22 @@ def test_poseidons_rule() -> None:
     # K(P-1)(M+N) < MN(P1+P2-2)/P2: with 4 workers and servers 2K*3*(M+N) < 3MN.
     def kind(rows: int) -> type:
         graph = chain_graph(((100, 300),), factor_rows=rows)
-        return type(designs.poseidon(domain_of(graph)).choices[0].shards[0])
+        return type(known_designs.poseidon(domain_of(graph)).choices[0].shards[0])
 
     assert kind(37) is Factors  # 2*37*3*400 = 88,800 < 90,000
     assert kind(38) is ParameterServer  # 91,200
 
 
 def test_parallax_sends_sparse_gradients_to_owners() -> None:
-    first, *others = designs.parallax(SPARSE).choices
+    first, *others = known_designs.parallax(SPARSE).choices
     assert isinstance(first.shards[0], ParameterServer)
     assert all(isinstance(choice.shards[0], AllReduce) for choice in others)
-    gathered = designs.all_reduce_25mb(SPARSE).choices[0]
+    gathered = known_designs.all_reduce_25mb(SPARSE).choices[0]
     assert isinstance(gathered.shards[0], AllGather)
 
 
 def test_random_axis_depends_on_its_seed_only() -> None:
-    drawn = [designs.random_axis_partition_ar(LINEAR, seed) for seed in (1, 1, 2, 3, 4)]
+    drawn = [known_designs.random_axis_partition_ar(LINEAR, seed) for seed in (1, 1, 2, 3, 4)]
     assert drawn[0] == drawn[1]
     assert len({strategy.id for strategy in drawn}) > 1
 

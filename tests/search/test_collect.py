@@ -8,19 +8,26 @@ from types import SimpleNamespace
 
 import pytest
 
-from autosync.clusterfile import save_cluster
-from autosync.datafiles import data_file
+from autosync.bundled_data import data_file
+from autosync.cluster_file import save_cluster
 from autosync.documents import to_json
 from autosync.domain import Domain
 from autosync.errors import AutosyncError, InvalidInput, NotFound
+from autosync.search.collect.collection import collect
+from autosync.search.collect.collection_log import CANARY, Journal, PassKey
+from autosync.search.collect.collection_plan import (
+    CollectionPlan,
+    Target,
+    domain_of,
+    load_plan,
+    only,
+    ring_seconds,
+)
+from autosync.search.collect.remaining_passes import strategies_of
+from autosync.simulator.evaluation.dataset import load_dataset, read_trials
 from autosync.trials.contract import TrialError, TrialRequest, TrialResult, Workload
-from autosync.trials.local import LocalLauncher
-from autosync.trials.rate_probes import InaccurateLink
-from search.collect import collect
-from search.journal import CANARY, Journal, PassKey
-from search.passes import strategies_of
-from search.targets import CollectionPlan, Target, domain_of, load_plan, only, ring_seconds
-from simulator.evaluation.dataset import load_dataset, read_trials
+from autosync.trials.launchers.local_launcher import LocalLauncher
+from autosync.trials.testbed.rate_probes import InaccurateLink
 from tests.domains import domain_of as small_domain
 from tests.domains import grid_cluster
 
@@ -114,7 +121,7 @@ class Unsteady(ScriptedLauncher):
 def test_links_that_are_off_for_a_moment_do_not_end_a_collection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("search.collect.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("autosync.search.collect.collection.PAUSE_SECONDS", 0.0)
     said: list[str] = []
     launcher = Unsteady(steady)
     plan = prepared(tmp_path)
@@ -227,9 +234,10 @@ def costs_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Probes of the scripted cluster find another than that of DOMAIN."""
     found = replace(DOMAIN.cluster, name="as probed")
     monkeypatch.setattr(
-        "search.collect.probe_costs", lambda *_, **__: SimpleNamespace(cluster=found)
+        "autosync.search.collect.collection.probe_costs",
+        lambda *_, **__: SimpleNamespace(cluster=found),
     )
-    monkeypatch.setattr("search.collect.domain_of", lambda _: DOMAIN)
+    monkeypatch.setattr("autosync.search.collect.collection.domain_of", lambda _: DOMAIN)
 
 
 @pytest.mark.usefixtures("costs_found")

@@ -1,23 +1,15 @@
 from dataclasses import replace
 
-from autosync.strategy import (
-    AllReduce,
-    Encoding,
-    Factors,
-    Replica,
-    Schedule,
-    VariableChoice,
-    whole,
-)
-from search import designs
-from search.describe import describe
+from autosync.search.description import describe
+from autosync.search.designs import known_designs
+from autosync.strategy import AllReduce, Encoding, Factors, Replica, Schedule, VariableChoice, whole
 from tests.domains import chain_graph, domain_of, grid_cluster
 
 DOMAIN = domain_of(chain_graph(((1024, 1024),) * 6 + ((2048, 1024),), factor_rows=4))
 
 
 def test_one_method() -> None:
-    text = describe(designs.zero1_overlap(DOMAIN), DOMAIN)
+    text = describe(known_designs.zero1_overlap(DOMAIN), DOMAIN)
     assert text == (
         "reduce-scatter with sharded update in 2 groups of 16 MB; nearest next use first, "
         "into the next forward"
@@ -25,7 +17,7 @@ def test_one_method() -> None:
 
 
 def test_mixed_methods_from_the_most_bytes_to_the_fewest() -> None:
-    strategy = designs.all_reduce_5mb(DOMAIN)
+    strategy = known_designs.all_reduce_5mb(DOMAIN)
     last = VariableChoice("v6", whole((2048, 1024)), (Factors(99),))
     strategy = replace(
         strategy,
@@ -39,7 +31,7 @@ def test_mixed_methods_from_the_most_bytes_to_the_fewest() -> None:
 
 
 def test_owners_cuts_and_shares() -> None:
-    strategy = designs.ps_pieces_4mb_priority(DOMAIN)
+    strategy = known_designs.ps_pieces_4mb_priority(DOMAIN)
     shares = tuple(Replica(rank, share) for rank, share in enumerate((0.4, 0.2, 0.2, 0.2)))
     assert describe(replace(strategy, replicas=shares), DOMAIN) == (
         "parameter server in 8 groups on 4 owners of 4 MB; v6 cut into 2 shards; "
@@ -48,16 +40,20 @@ def test_owners_cuts_and_shares() -> None:
 
 
 def test_ddp_and_strategies_without_a_domain() -> None:
-    assert describe(designs.ddp(DOMAIN)) == "torch's DDP with its own 2 buckets"
-    text = describe(designs.all_reduce_5mb(DOMAIN))
+    assert describe(known_designs.ddp(DOMAIN)) == "torch's DDP with its own 2 buckets"
+    text = describe(known_designs.all_reduce_5mb(DOMAIN))
     assert text == "all-reduce in 4 groups; as gradients get ready"
 
 
 def test_options_show() -> None:
     domain = domain_of(chain_graph(((4, 4), (4,))), grid_cluster(2, 2))
-    assert "hierarchical all-reduce" in describe(designs.hierarchical_all_reduce(domain), domain)
-    assert "hierarchical parameter server" in describe(designs.hierarchical_ps(domain), domain)
-    strategy = designs.all_reduce_one_bucket(domain)
+    assert "hierarchical all-reduce" in describe(
+        known_designs.hierarchical_all_reduce(domain), domain
+    )
+    assert "hierarchical parameter server" in describe(
+        known_designs.hierarchical_ps(domain), domain
+    )
+    strategy = known_designs.all_reduce_one_bucket(domain)
     for shard, words in (
         (AllReduce(0, "tree"), "tree all-reduce"),
         (AllReduce(0, "ring", (3, 0, 1, 2)), "all-reduce along 3-0-1-2"),

@@ -13,13 +13,13 @@ import autosync
 from autosync.bundle import load_bundle
 from autosync.documents import from_json
 from autosync.errors import InvalidInput, NotSupported
+from autosync.search.live_tuning import LiveStore
+from autosync.search.loop.tuning_store import Proposal
+from autosync.search.space import Candidate
 from autosync.trials.contract import TrialResult
-from autosync.trials.live_cluster import Seat, refuse_mixed, seated_device
-from autosync.trials.live_graph import Call, Tape, _adopt_orphans, _finish_order
-from autosync.trials.live_pass import sent_by_node
-from search.live import LiveStore
-from search.space import Candidate
-from search.store import Proposal
+from autosync.trials.live.live_cluster import Seat, refuse_mixed, seated_device
+from autosync.trials.live.live_graph import Call, Tape, _adopt_orphans, _finish_order
+from autosync.trials.live.live_pass import sent_by_node
 from tests.autosync.trials.strategies import ddp, small_domain
 
 ROOT = Path(__file__).parents[2]
@@ -228,6 +228,6 @@ def test_the_store_gives_the_confirmation_its_own_time() -> None:
 
 
 def test_without_the_search_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "search.live", None)
+    monkeypatch.setitem(sys.modules, "autosync.search.live_tuning", None)
     with pytest.raises(NotSupported, match="not installed"):
         autosync.tune  # noqa: B018

@@ -10,12 +10,12 @@ from autosync.cluster import Cluster
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotFound
 from autosync.population import encode
+from autosync.search.designs.mg_wfbp import mg_wfbp
+from autosync.search.designs.published_methods import METHODS, PIECE_BYTES, method_named
+from autosync.simulator.numba_compiler import compile_plans_fast
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator, play_one
 from autosync.strategy import AllReduce, ParameterServer, Strategy
-from autosync.verify import verify
-from search.methods import METHODS, PIECE_BYTES, method_named
-from search.mg_wfbp import mg_wfbp
-from simulator.compiled import compile_plans_fast
-from simulator.timeline import TimelineSimulator, play_one
+from autosync.verification import verify
 from tests.domains import chain_graph, domain_of
 from tests.simulator.cases import cluster_of, strategy_of
 

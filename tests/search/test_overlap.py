@@ -6,21 +6,21 @@ import pytest
 
 from autosync.domain import Domain
 from autosync.population import encode
+from autosync.search.loop.outcome import Event
+from autosync.search.loop.settings import Settings
+from autosync.search.overlap_measurement import MESSAGES, measure_overlap
+from autosync.simulator.cost.overlap_slowdown import fit_overlap_slowdown
+from autosync.simulator.numba_compiler import compile_plans_fast
+from autosync.simulator.timeline.iteration_trace import predicted_iteration
 from autosync.strategy import Strategy
 from autosync.trials.contract import TrialError, TrialRequest, TrialResult
-from autosync.trials.timeline import (
+from autosync.trials.measured_timeline import (
     ComputeTimes,
     MeasuredTimeline,
     MessageTimes,
     Phase,
     RankTimeline,
 )
-from search.outcome import Event
-from search.overlap import MESSAGES, measure_overlap
-from search.settings import Settings
-from simulator.compiled import compile_plans_fast
-from simulator.overlap import fit_overlap_slowdown
-from simulator.trace import predicted_iteration
 from tests.domains import chain_graph, domain_of
 from tests.simulator.cases import cluster_of
 

@@ -10,13 +10,13 @@ from autosync.codes import Op
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.population import Population, encode
-from autosync.trials import testbed
-from autosync.trials.local import LocalLauncher
-from autosync.verify import verify
-from search.probing import probe_costs, probing_domain, probing_strategies
-from simulator.compiled import compile_plans_fast
-from simulator.fitting import fit_costs
-from simulator.timeline import TimelineSimulator
+from autosync.search.cluster_probe import probe_costs, probing_domain, probing_strategies
+from autosync.simulator.cost.cost_fitting import fit_costs
+from autosync.simulator.numba_compiler import compile_plans_fast
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+from autosync.trials.launchers import testbed_launcher
+from autosync.trials.launchers.local_launcher import LocalLauncher
+from autosync.verification import verify
 from tests.domains import grid_cluster
 
 KINDS: tuple[MessageKind, ...] = (
@@ -103,11 +103,11 @@ def test_unshaped_links_give_the_costs_of_single_messages() -> None:
 
 
 @pytest.mark.skipif(
-    not testbed.testbed_available(), reason="no network namespaces with shaped links here"
+    not testbed_launcher.testbed_available(), reason="no network namespaces with shaped links here"
 )
 def test_shaped_links_are_probed_by_whole_iterations() -> None:
     said: list[str] = []
-    launcher = testbed.TestbedLauncher(check=False, repeats=0)
+    launcher = testbed_launcher.TestbedLauncher(check=False, repeats=0)
     found = probe_costs(launcher, grid_cluster(3, gbps=0.2), 1.0, 1.0, True, said.append)
     assert len(found.measured) == len(found.predicted) >= 7
     assert found.residual < found.before

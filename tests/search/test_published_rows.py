@@ -3,15 +3,8 @@
 import numpy as np
 import pytest
 
-from benchmarks.published_rows import (
-    Row,
-    errors,
-    misranked,
-    predicted_seconds,
-    ranked,
-    read_rows,
-)
-from simulator.constants import load_constants
+from autosync.simulator.cost.fitted_constants import load_constants
+from benchmarks.published_rows import Row, errors, misranked, predicted_seconds, ranked, read_rows
 
 ROWS = read_rows()
 

@@ -5,9 +5,9 @@ from numpy.typing import NDArray
 from autosync.domain import Domain
 from autosync.errors import AutosyncError
 from autosync.population import Population, decode
-from search.ranking import CHUNK, materialize, rank
-from search.sampler import sample
-from search.space import Space
+from autosync.search.loop.ranking import CHUNK, materialize, rank
+from autosync.search.sampler.sampling import sample
+from autosync.search.space import Space
 from tests.domains import domain_of
 
 SPACE = Space(whole_below_bytes=1000)

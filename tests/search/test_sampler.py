@@ -12,6 +12,8 @@ from autosync.codes import Method, Order
 from autosync.domain import Domain, Optimizer
 from autosync.errors import InvalidInput, InvalidStrategy
 from autosync.population import Population, concatenate, decode, encode
+from autosync.search.sampler.sampling import sample, sample_at
+from autosync.search.space import Space
 from autosync.strategy import (
     AllReduce,
     Encoding,
@@ -21,9 +23,7 @@ from autosync.strategy import (
     split,
     whole,
 )
-from autosync.verify import verify
-from search.sampler import sample, sample_at
-from search.space import Space
+from autosync.verification import verify
 from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.search.drawn import domains, lossy, seeds, spaces
 

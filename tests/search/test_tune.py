@@ -10,17 +10,17 @@ from numpy.typing import NDArray
 from autosync.domain import Domain
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.population import Population, decode, encode
+from autosync.search.loop.memory_store import MemoryStore
+from autosync.search.loop.outcome import Event, Outcome
+from autosync.search.loop.proposing import KEPT, shortlist
+from autosync.search.loop.settings import Settings
+from autosync.search.loop.tuning_loop import tune
+from autosync.search.sampler.sampling import sample
+from autosync.search.space import Space
+from autosync.simulator.analytic import AnalyticSimulator
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy
 from autosync.trials.contract import TrialError, TrialRequest, TrialResult
-from search.memory import MemoryStore
-from search.outcome import Event, Outcome
-from search.propose import KEPT, shortlist
-from search.sampler import sample
-from search.settings import Settings
-from search.space import Space
-from search.tune import tune
-from simulator.analytic import AnalyticSimulator
-from simulator.timeline import TimelineSimulator
 from tests.domains import domain_of, grid_cluster
 
 DOMAIN = domain_of(cluster=grid_cluster(2, 2, gbps=0.01))

@@ -5,8 +5,8 @@ import pytest
 
 from autosync.domain import Domain
 from autosync.population import encode
+from autosync.simulator.analytic import AnalyticSimulator
 from autosync.strategy import AllGather, AllReduce, Factors, ParameterServer, ReduceScatter
-from simulator.analytic import AnalyticSimulator
 from tests.domains import chain_graph, domain_of
 from tests.simulator.cases import cluster_of, strategy_of
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from autosync.plan import compile_plans
 from autosync.population import encode
-from simulator.compiled import compile_plans_fast
+from autosync.simulator.numba_compiler import compile_plans_fast
 from tests.domains import chain_graph, domain_of
 from tests.simulator.cases import cluster_of, random_strategy
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from autosync.clusterfile import bundled_clusters, load_cluster
+from autosync.cluster_file import bundled_clusters, load_cluster
 from autosync.errors import InvalidInput, NotFound
-from simulator.constants import (
+from autosync.simulator.cost.fitted_constants import (
     calibrated,
     constants_of,
     load_constants,

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from autosync.simulator.explanation import explain
 from autosync.strategy import AllReduce, ParameterServer
-from simulator.explain import explain
 from tests.domains import chain_graph, domain_of
 from tests.simulator.cases import cluster_of, strategy_of
 

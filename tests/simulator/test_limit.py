@@ -9,10 +9,10 @@ import pytest
 from autosync.cluster import Link
 from autosync.domain import Domain
 from autosync.population import encode
+from autosync.simulator.cost.synchronizer_costs import Allowed
+from autosync.simulator.limit import dear_bound, limit, longest_tail_first
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import AllReduce, Encoding
-from simulator.limit import dear_bound, limit, longest_tail_first
-from simulator.timeline import TimelineSimulator
-from simulator.ways import Allowed
 from tests.domains import chain_graph, domain_of
 from tests.simulator.cases import cluster_of, random_strategy, strategy_of
 

@@ -8,17 +8,17 @@ import pytest
 
 from autosync.plan import plan_of
 from autosync.population import encode
+from autosync.simulator.numba_compiler import compile_plans_fast
+from autosync.simulator.timeline.chrome_trace import chrome_trace
+from autosync.simulator.timeline.iteration_trace import Trace, predicted_iteration
+from autosync.simulator.timeline.measured_iteration import differences, measured_iteration, turns
 from autosync.strategy import AllReduce, Schedule
-from autosync.trials.timeline import (
+from autosync.trials.measured_timeline import (
     ComputeTimes,
     MeasuredTimeline,
     MessageTimes,
     RankTimeline,
 )
-from simulator.chrome import chrome_trace
-from simulator.compiled import compile_plans_fast
-from simulator.measured import differences, measured_iteration, turns
-from simulator.trace import Trace, predicted_iteration
 from tests.domains import chain_graph, domain_of
 from tests.simulator.cases import cluster_of, strategy_of
 

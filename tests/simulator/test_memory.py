@@ -8,9 +8,9 @@ import pytest
 from autosync.cluster import Device
 from autosync.domain import Domain, Optimizer
 from autosync.population import encode
+from autosync.simulator.numba_compiler import compile_plans_fast
+from autosync.simulator.peak_memory import activation_bytes, fits, peak_bytes, state_bytes
 from autosync.strategy import AllReduce, ParameterServer, ReduceScatter, Strategy
-from simulator.compiled import compile_plans_fast
-from simulator.memory import activation_bytes, fits, peak_bytes, state_bytes
 from tests.domains import chain_graph, domain_of
 from tests.simulator.cases import cluster_of, strategy_of
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from autosync.domain import Domain
 from autosync.population import encode
+from autosync.simulator.cost.overlap_slowdown import union
+from autosync.simulator.explanation import explain
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import AllReduce, ParameterServer, Schedule
-from simulator.explain import explain
-from simulator.overlap import union
-from simulator.timeline import TimelineSimulator
 from tests.domains import chain_graph, domain_of
 from tests.simulator.cases import cluster_of, random_strategy, strategy_of
 

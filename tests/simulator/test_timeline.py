@@ -7,8 +7,8 @@ import pytest
 
 from autosync.domain import Domain
 from autosync.population import encode
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import AllReduce, ParameterServer, ReduceScatter, Replica, Schedule
-from simulator.timeline import TimelineSimulator
 from tests.domains import chain_graph, domain_of
 from tests.simulator.cases import cluster_of, random_strategy, strategy_of
 

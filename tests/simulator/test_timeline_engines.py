@@ -7,9 +7,9 @@ import pytest
 from autosync.cluster import MessageCost
 from autosync.domain import Domain
 from autosync.population import encode
+from autosync.simulator.explanation import explain
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import AllReduce, ParameterServer
-from simulator.explain import explain
-from simulator.timeline import TimelineSimulator
 from tests.domains import chain_graph, domain_of
 from tests.simulator.cases import cluster_of, strategy_of
 

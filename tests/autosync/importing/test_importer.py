@@ -12,7 +12,7 @@ from autosync.graph import ModelGraph
 from autosync.importing import import_module
 from autosync.importing.copies import compute_loss, meta_inputs, meta_module
 from autosync.models import BUNDLED
-from autosync.models.registry import import_bundled
+from autosync.models.model_specs import import_bundled
 from tests.autosync.importing import modules
 from tests.autosync.importing.modules import BATCH, cross_entropy, features, labels
 

@@ -5,12 +5,7 @@ import pytest
 from autosync.cluster import Cluster, Device, Link, Node
 from autosync.errors import InvalidInput, NotSupported
 from autosync.interop.device_names import device_names
-from autosync.interop.resource_spec import (
-    Hardware,
-    read_resource_spec,
-    unsaid,
-    write_resource_spec,
-)
+from autosync.interop.resource_spec import Hardware, read_resource_spec, unsaid, write_resource_spec
 from tests.domains import grid_cluster
 
 T4 = Hardware("t4", 48.0)

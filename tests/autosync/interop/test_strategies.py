@@ -12,6 +12,8 @@ from autosync.domain import Domain
 from autosync.errors import AutosyncError, InvalidInput, InvalidStrategy, NotSupported
 from autosync.interop.strategy_export import export_strategy
 from autosync.interop.strategy_import import import_strategy
+from autosync.search.designs.design_table import BUILDERS
+from autosync.search.designs.known_designs import ddp, ps_pieces_4mb_priority, zero1
 from autosync.strategy import (
     AllGather,
     AllReduce,
@@ -25,9 +27,7 @@ from autosync.strategy import (
     split,
     whole,
 )
-from autosync.verify import verify
-from search.builders import BUILDERS
-from search.designs import ddp, ps_pieces_4mb_priority, zero1
+from autosync.verification import verify
 from tests.autosync.interop.protos import P, parsed
 from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.search.drawn import domains

@@ -7,9 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autosync.errors import InvalidInput
-from autosync.interop.messages import AttrValue, GraphDef, Node, PSSynchronizer, StrategyMessage
-from autosync.interop.records import decode, encode
-from autosync.interop.wire import Window, Wire, read_fields, tagged, varint
+from autosync.interop.autodist_messages import (
+    AttrValue,
+    GraphDef,
+    Node,
+    PSSynchronizer,
+    StrategyMessage,
+)
+from autosync.interop.protobuf_records import decode, encode
+from autosync.interop.protobuf_wire import Window, Wire, read_fields, tagged, varint
 from tests.autosync.interop.protos import P, parsed
 
 texts = st.text(max_size=12)

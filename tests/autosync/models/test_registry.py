@@ -4,12 +4,12 @@ import sys
 import pytest
 import torch
 
-import autosync.datafiles
+import autosync.bundled_data
 from autosync.documents import to_json
 from autosync.errors import InvalidInput, NotFound
 from autosync.models import BUNDLED, bundled, graph_file, spec_of
 from autosync.models.bert import Pretraining
-from autosync.models.registry import import_bundled
+from autosync.models.model_specs import import_bundled
 
 # Published: torchvision's model pages, the BERT and GPT-2 releases; DeAR table I counts 161, 206
 # and 398 tensors for ResNet-50, BERT-base and BERT-large.
@@ -105,7 +105,7 @@ def test_unknown_names_and_batch_sizes() -> None:
 
 
 def test_missing_data_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    monkeypatch.setattr(autosync.datafiles, "__file__", f"{tmp_path}/autosync/datafiles.py")
+    monkeypatch.setattr(autosync.bundled_data, "__file__", f"{tmp_path}/autosync/bundled_data.py")
     with pytest.raises(NotFound, match="datasets"):
         bundled("resnet50")
 
@@ -113,6 +113,6 @@ def test_missing_data_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: object
 def test_reading_a_stored_graph_loads_no_torch() -> None:
     code = (
         "import sys; from autosync.models import bundled; bundled('resnet50'); "
-        "import autosync.profiling, autosync.clusterfile; sys.exit('torch' in sys.modules)"
+        "import autosync.profiling, autosync.cluster_file; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -9,7 +9,7 @@ from autosync.cluster import Cluster, Device, Node
 from autosync.codes import POWERSGD, Channel, Op, Update
 from autosync.domain import Domain
 from autosync.plan import Plan, PlanTable, compile_plans, plan_of
-from autosync.plan.tables import crossed_bytes_per_second
+from autosync.plan.compiler_arrays import crossed_bytes_per_second
 from autosync.population import encode
 from autosync.strategy import (
     AllGather,

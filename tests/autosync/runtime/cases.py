@@ -10,8 +10,8 @@ from autosync.domain import Domain
 from autosync.graph import ModelGraph, Operation, Variable
 from autosync.plan import Plan, compile_plans, plan_of
 from autosync.population import encode
-from autosync.runtime.attach import Attachment, attach
-from autosync.runtime.trace import Trace
+from autosync.runtime.attachment import Attachment, attach
+from autosync.runtime.execution_trace import Trace
 from autosync.strategy import (
     AllReduce,
     ParameterServer,

@@ -11,9 +11,9 @@ from torch.nn import functional
 from autosync.domain import Domain
 from autosync.importing import import_module
 from autosync.plan import Plan
-from autosync.runtime.attach import attach
-from autosync.runtime.order import issue_order
-from autosync.runtime.trace import Trace
+from autosync.runtime.attachment import attach
+from autosync.runtime.execution_trace import Trace
+from autosync.runtime.layout.issue_order import issue_order
 from tests.autosync.runtime.place import HERE, beside, here
 from tests.domains import domain_of, grid_cluster
 

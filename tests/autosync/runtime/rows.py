@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from autosync.bundle import Bundle, bundle
 from autosync.domain import Domain
 from autosync.plan import Plan
-from autosync.runtime.attach import Attachment, attach
+from autosync.runtime.attachment import Attachment, attach
 from autosync.strategy import (
     Replica,
     Schedule,

@@ -20,15 +20,15 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from autosync.codes import Op
 from autosync.errors import NotSupported
-from autosync.runtime.attach import UNVERIFIED, attach, warn_unverified
-from autosync.runtime.nccl import nccl_start, new_nccl_group
-from autosync.runtime.overdue import Overdue
-from autosync.runtime.part import Part
+from autosync.runtime.attachment import UNVERIFIED, attach, warn_unverified
+from autosync.runtime.execution_trace import Trace
 from autosync.runtime.streams import ONE_ORDER, GpuStreams
-from autosync.runtime.trace import Trace
+from autosync.runtime.transport.nccl import nccl_start, new_nccl_group
+from autosync.runtime.transport.team_role import Part
+from autosync.runtime.transport.watchdog import Overdue
+from autosync.search.designs.design_table import hand_designed
+from autosync.search.space import Space
 from autosync.strategy import Schedule
-from search.builders import hand_designed
-from search.space import Space
 from tests.autosync.runtime import (
     test_encodings,
     test_exact,

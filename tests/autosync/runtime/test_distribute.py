@@ -14,7 +14,7 @@ import autosync
 from autosync.bundle import Bundle, bundle
 from autosync.codes import Update
 from autosync.errors import InvalidInput, NotSupported
-from autosync.runtime.attach import attach
+from autosync.runtime.attachment import attach
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import (
     Case,

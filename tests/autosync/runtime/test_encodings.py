@@ -12,11 +12,11 @@ from torch import Tensor, nn
 import autosync
 from autosync.codes import POWERSGD
 from autosync.errors import NotSupported
-from autosync.runtime.attach import Attachment, attach
-from autosync.runtime.encodings import check_lossless
-from autosync.runtime.lowrank_state import KEY
-from autosync.runtime.powersgd import LowRank
-from autosync.runtime.records import Variable
+from autosync.runtime.attachment import Attachment, attach
+from autosync.runtime.layout.records import Variable
+from autosync.runtime.payloads.encodings import check_lossless
+from autosync.runtime.payloads.powersgd import LowRank
+from autosync.runtime.payloads.powersgd_state import KEY
 from autosync.strategy import (
     AllReduce,
     Encoding,

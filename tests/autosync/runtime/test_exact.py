@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from autosync.runtime.order import issue_order
-from autosync.runtime.trace import Trace
+from autosync.runtime.execution_trace import Trace
+from autosync.runtime.layout.issue_order import issue_order
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import (
     Case,

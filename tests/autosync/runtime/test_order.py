@@ -9,7 +9,7 @@ from autosync.codes import Update
 from autosync.domain import Domain
 from autosync.plan import Plan, compile_plans, plan_of
 from autosync.population import encode
-from autosync.runtime.order import (
+from autosync.runtime.layout.issue_order import (
     ONE_QUEUE,
     RAGGED,
     VALUES,
@@ -17,9 +17,9 @@ from autosync.runtime.order import (
     issue_order,
     queue_names,
 )
-from search.builders import hand_designed
-from search.sampler import sample
-from search.space import Space
+from autosync.search.designs.design_table import hand_designed
+from autosync.search.sampler.sampling import sample
+from autosync.search.space import Space
 from tests.autosync.runtime.cases import Case, make_model, plan
 from tests.autosync.runtime.drawn import domain
 

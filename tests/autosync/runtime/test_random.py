@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from autosync.domain import Domain
 from autosync.plan import Plan, compile_plans, plan_of
 from autosync.population import decode, encode
+from autosync.search.designs.design_table import hand_designed
+from autosync.search.sampler.sampling import sample
+from autosync.search.space import Space
 from autosync.strategy import Replica, Schedule, Strategy
-from autosync.verify import verify
-from search.builders import hand_designed
-from search.sampler import sample
-from search.space import Space
+from autosync.verification import verify
 from tests.autosync.runtime.drawn import KINDS, MODELS, Drawn, domain, run_drawn
 from tests.autosync.runtime.ranks import Ranks, ranks
 

@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import autosync
 from autosync.errors import InvalidInput
-from autosync.runtime.attach import attach
-from autosync.runtime.sampler import sizes
+from autosync.runtime.attachment import attach
+from autosync.runtime.share_sampler import sizes
 from tests.autosync.runtime.cases import Case, plan
 from tests.autosync.runtime.ranks import Ranks
 

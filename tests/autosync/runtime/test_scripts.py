@@ -10,8 +10,8 @@ from torch import Tensor
 
 from autosync.bundle import bundle, save_bundle
 from autosync.domain import Domain
+from autosync.search.designs.design_table import BUILDERS
 from autosync.strategy import Replica
-from search.builders import BUILDERS
 from tests.example_scripts import example_domain, losses
 
 

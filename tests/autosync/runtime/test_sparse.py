@@ -8,13 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from autosync.errors import NotSupported
-from autosync.strategy import (
-    AllGather,
-    AllReduce,
-    ParameterServer,
-    Schedule,
-    Synchronizer,
-)
+from autosync.strategy import AllGather, AllReduce, ParameterServer, Schedule, Synchronizer
 from tests.autosync.runtime.place import beside, here
 from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.autosync.runtime.rows import (

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from autosync.codes import Op
-from autosync.runtime.part import Part
+from autosync.runtime.transport.team_role import Part
 from autosync.strategy import Schedule
 from tests.autosync.runtime import test_encodings, test_factors, test_sparse
 from tests.autosync.runtime.cases import Case

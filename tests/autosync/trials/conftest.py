@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import pytest
 
 from autosync.errors import NotSupported
-from autosync.trials import namespaces
 from autosync.trials.contract import Workload
-from autosync.trials.local import LocalLauncher
-from autosync.trials.pool import ProcessPool
-from autosync.trials.testbed import TestbedLauncher
+from autosync.trials.launchers.local_launcher import LocalLauncher
+from autosync.trials.launchers.testbed_launcher import TestbedLauncher
+from autosync.trials.pool.process_pool import ProcessPool
+from autosync.trials.testbed import namespaces
 from tests.autosync.trials.strategies import small_domain
 
 pytest.register_assert_rewrite("tests.autosync.trials.contract_suite")

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from autosync.trials.contract import TrialRequest, TrialResult
 from autosync.trials.machine import process_start
-from autosync.trials.pool import ProcessPool
+from autosync.trials.pool.process_pool import ProcessPool
 from tests.autosync.trials.conftest import MARK
 from tests.autosync.trials.strategies import ddp, mixed, small_domain
 

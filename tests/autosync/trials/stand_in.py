@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autosync.trials.contract import Workload
-from autosync.trials.pool import ProcessPool
-from autosync.trials.processes import Answer, Answers, Ending
+from autosync.trials.pool.process_pool import ProcessPool
+from autosync.trials.pool.worker_process import Answer, Answers, Ending
 from tests.autosync.trials.strategies import small_domain
 
 SENT_BYTES = 70

@@ -13,9 +13,9 @@ import pytest
 
 from autosync.cluster import Cluster, Device, Node
 from autosync.errors import InvalidInput
-from autosync.trials.command import CommandLauncher, CommandPlace
 from autosync.trials.contract import TrialRequest, Workload
-from autosync.trials.pool import ProcessPool
+from autosync.trials.launchers.command_launcher import CommandLauncher, CommandPlace
+from autosync.trials.pool.process_pool import ProcessPool
 from tests.autosync.trials.conftest import FAULTY
 from tests.autosync.trials.contract_suite import PoolContract, SecondNode
 from tests.autosync.trials.strategies import ddp
@@ -191,6 +191,6 @@ def test_python_and_interface_are_the_operators_choice() -> None:
     assert command[0] == "env"
     assert "GLOO_SOCKET_IFNAME=ib0" in command
     assert shlex.join(command).endswith(
-        "/opt/py/bin/python -m autosync.trials.worker --workloads w=m:f"
+        "/opt/py/bin/python -m autosync.trials.worker.worker_main --workloads w=m:f"
     )
     assert sys.executable not in command

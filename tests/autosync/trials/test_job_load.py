@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from autosync.trials.job_load import outside_load, usage
+from autosync.trials.live.outside_load import outside_load, usage
 
 BURN = "import time\nwhile time.process_time() < 0.3: pass"
 

@@ -3,9 +3,9 @@
 import pytest
 
 from autosync.errors import InvalidInput
-from autosync.runtime.errors import SynchronizationFailed
-from autosync.trials.job_pool import _first_cause
-from autosync.trials.live_job import PARTED, _kind
+from autosync.runtime.failures import SynchronizationFailed
+from autosync.trials.live.live_job import PARTED, _kind
+from autosync.trials.live.live_pool import _first_cause
 
 
 def test_a_wait_that_ended_goes_before_the_peers_it_cost() -> None:

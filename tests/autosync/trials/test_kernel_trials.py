@@ -10,12 +10,12 @@ import torch
 
 from autosync.cluster import Backend
 from autosync.trials.contract import TrialRequest, Workload
-from autosync.trials.crew import Crew
-from autosync.trials.kernel_profile import kernel_profile
-from autosync.trials.local import LOOPBACK, LocalLauncher
-from autosync.trials.passes import measurement
-from autosync.trials.pool import ProcessPool
-from autosync.trials.processes import Placement
+from autosync.trials.launchers.local_launcher import LOOPBACK, LocalLauncher
+from autosync.trials.measurement import measurement
+from autosync.trials.pool.process_pool import ProcessPool
+from autosync.trials.pool.worker_group import Crew
+from autosync.trials.pool.worker_process import Placement
+from autosync.trials.probe.kernel_profile import kernel_profile
 from tests.autosync.trials.strategies import ddp, mixed, small_domain
 
 FEW = LocalLauncher(repeats=0)
@@ -37,7 +37,7 @@ def digests(pool: ProcessPool, monkeypatch: pytest.MonkeyPatch) -> list[list[flo
 
     domain = pool.workload.domain
     with monkeypatch.context() as patched:
-        patched.setattr("autosync.trials.pool.measurement", kept)
+        patched.setattr("autosync.trials.pool.process_pool.measurement", kept)
         for key, made in {"ddp": ddp(domain), "mixed": mixed(domain), "again": ddp(domain)}.items():
             result = pool.run(TrialRequest(key, made, warmup=1, iterations=3, record=True))
             assert result.error is None, result.error

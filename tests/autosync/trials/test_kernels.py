@@ -12,13 +12,19 @@ from autosync.errors import InvalidInput, NotSupported
 from autosync.graph import ModelGraph, Operation, Variable
 from autosync.profiling import forward_bytes
 from autosync.trials import gpus
-from autosync.trials.compute import Stretch
 from autosync.trials.contract import Workload
-from autosync.trials.kernel_compute import KernelCompute
-from autosync.trials.kernels import MOST_ELEMENTS, Kernel, Product, Sweep, graph_kernels
-from autosync.trials.ray_launcher import RayLauncher, refuse_unreserved_gpus
-from autosync.trials.replay import replay_module
-from autosync.trials.testbed import TestbedLauncher
+from autosync.trials.launchers.ray_launcher import RayLauncher, refuse_unreserved_gpus
+from autosync.trials.launchers.testbed_launcher import TestbedLauncher
+from autosync.trials.worker.kernel_compute import KernelCompute
+from autosync.trials.worker.operation_kernels import (
+    MOST_ELEMENTS,
+    Kernel,
+    Product,
+    Sweep,
+    graph_kernels,
+)
+from autosync.trials.worker.replay import replay_module
+from autosync.trials.worker.replay_compute import Stretch
 from tests.autosync.trials.strategies import small_domain
 from tests.domains import chain_graph, domain_of, grid_cluster
 

@@ -3,9 +3,9 @@
 import pytest
 
 from autosync.errors import InvalidInput
-from autosync.runtime.errors import SynchronizationFailed
+from autosync.runtime.failures import SynchronizationFailed
 from autosync.trials.machine import speaks_of_memory
-from autosync.trials.worker import error_kind
+from autosync.trials.worker.worker_main import error_kind
 
 
 @pytest.mark.parametrize(

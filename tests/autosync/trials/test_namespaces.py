@@ -12,10 +12,10 @@ import pytest
 
 from autosync.cluster import Cluster, Device, Node
 from autosync.errors import InvalidInput, NotFound
-from autosync.trials import namespaces
 from autosync.trials.contract import Workload
+from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from autosync.trials.machine import process_start
-from autosync.trials.testbed import TestbedLauncher
+from autosync.trials.testbed import namespaces
 from tests.domains import domain_of, grid_cluster
 
 pytestmark = [pytest.mark.testbed, pytest.mark.usefixtures("testbed_possible")]

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from autosync.trials.crew import Failed
-from autosync.trials.passes import message_seconds, refuse_drift
+from autosync.trials.measurement import message_seconds, refuse_drift
+from autosync.trials.pool.worker_group import Failed
 from tests.autosync.trials.strategies import ddp, small_domain
 
 NAN = float("nan")

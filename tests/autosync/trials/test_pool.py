@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autosync.trials.contract import TrialRequest
-from autosync.trials.pool import ProcessPool
+from autosync.trials.pool.process_pool import ProcessPool
 from tests.autosync.trials.contract_suite import (
     PoolContract,
     SecondNode,

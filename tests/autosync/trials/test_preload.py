@@ -9,8 +9,8 @@ import pytest
 
 from autosync.errors import NotSupported
 from autosync.trials.machine import process_start
-from autosync.trials.preload import Preload
-from autosync.trials.processes import Answers, Placement, WorkerProcess
+from autosync.trials.pool.fork_server import Preload
+from autosync.trials.pool.worker_process import Answers, Placement, WorkerProcess
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autosync.errors import InvalidInput
-from autosync.trials.command import CommandLauncher
 from autosync.trials.contract import Workload
-from autosync.trials.local import LocalLauncher
-from autosync.trials.pool import Links
-from autosync.trials.probe import (
+from autosync.trials.launchers.command_launcher import CommandLauncher
+from autosync.trials.launchers.local_launcher import LocalLauncher
+from autosync.trials.pool.process_pool import Links
+from autosync.trials.probe.message_costs import (
     Sample,
     broadcast_rounds,
     fit,

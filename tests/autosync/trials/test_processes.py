@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from autosync.trials import processes
-from autosync.trials.processes import Answers, WorkerProcess
+from autosync.trials.pool import worker_process
+from autosync.trials.pool.worker_process import Answers, WorkerProcess
 
 Start = Callable[[str], WorkerProcess]
 
@@ -64,7 +64,7 @@ def test_only_a_kill_since_the_last_command_is_for_memory(
 ) -> None:
     """counts: of the kernel's kills, at the start, at the command and at the end."""
     told = iter(counts)
-    monkeypatch.setattr(processes, "killed_for_memory", lambda: next(told))
+    monkeypatch.setattr(worker_process, "killed_for_memory", lambda: next(told))
     worker = start("exec sleep 60")
     worker.send("{}")
     worker.begin_kill()

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from autosync.errors import InvalidInput, NotSupported
-from autosync.trials import ray_launcher
-from autosync.trials.pool import ProcessPool
-from autosync.trials.ray_launcher import RayLauncher, alive_nodes, ray_addresses
+from autosync.trials.launchers import ray_launcher
+from autosync.trials.launchers.ray_launcher import RayLauncher, alive_nodes, ray_addresses
+from autosync.trials.pool.process_pool import ProcessPool
 from tests.autosync.trials.conftest import FAULTY, MARK
 from tests.autosync.trials.contract_suite import PoolContract, SecondNode, wait_for
 from tests.autosync.trials.test_command import cluster_at, workload_at

@@ -10,11 +10,11 @@ from autosync.codes import Op
 from autosync.documents import from_json, to_json
 from autosync.errors import InvalidInput
 from autosync.plan import Plan
+from autosync.trials.byte_scale import kept_messages, scale_plan
 from autosync.trials.contract import TrialRequest, TrialResult
-from autosync.trials.pool import ProcessPool
-from autosync.trials.recording import measured_timeline
-from autosync.trials.scaling import kept_messages, scale_plan
-from autosync.trials.timeline import ComputeTimes, MeasuredTimeline
+from autosync.trials.iteration_recording import measured_timeline
+from autosync.trials.measured_timeline import ComputeTimes, MeasuredTimeline
+from autosync.trials.pool.process_pool import ProcessPool
 from tests.autosync.trials.strategies import ddp, mixed, small_domain
 
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from autosync.trials import pool as module
 from autosync.trials.contract import TrialRequest, TrialResult
-from autosync.trials.job_pool import JobPool
-from autosync.trials.live_pass import LivePass
-from autosync.trials.passes import Measurement
-from autosync.trials.pool import ProcessPool
-from autosync.trials.turns import Turns
+from autosync.trials.live.live_pass import LivePass
+from autosync.trials.live.live_pool import JobPool
+from autosync.trials.measurement import Measurement
+from autosync.trials.pool import process_pool as module
+from autosync.trials.pool.machine_lock import Turns
+from autosync.trials.pool.process_pool import ProcessPool
 from tests.autosync.trials.stand_in import SENT_BYTES, StandIns
 from tests.autosync.trials.strategies import ddp, small_domain
 

@@ -8,14 +8,14 @@ import torch
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.graph import ModelGraph
-from autosync.trials.attach import bucket_limits_mebibytes
-from autosync.trials.compute import WaitedCompute
+from autosync.trials.byte_scale import parameter_names
 from autosync.trials.contract import TrialError
-from autosync.trials.crew import Failed
-from autosync.trials.job import make_optimizer
-from autosync.trials.passes import refuse_drift
-from autosync.trials.replay import Replay, ReplayOperation, gradient_value, replay_module
-from autosync.trials.scaling import parameter_names
+from autosync.trials.measurement import refuse_drift
+from autosync.trials.pool.worker_group import Failed
+from autosync.trials.trial_attachment import bucket_limits_mebibytes
+from autosync.trials.worker.job import make_optimizer
+from autosync.trials.worker.replay import Replay, ReplayOperation, gradient_value, replay_module
+from autosync.trials.worker.replay_compute import WaitedCompute
 from tests.autosync.trials.strategies import ddp, small_domain
 from tests.domains import chain_graph, domain_of
 

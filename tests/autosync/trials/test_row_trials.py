@@ -21,12 +21,12 @@ from autosync.strategy import (
     split,
     whole,
 )
-from autosync.trials.compute import WaitedCompute
 from autosync.trials.contract import TrialRequest, Workload
-from autosync.trials.job import make_optimizer
-from autosync.trials.local import LocalLauncher
-from autosync.trials.pool import ProcessPool
-from autosync.trials.replay import replay_module
+from autosync.trials.launchers.local_launcher import LocalLauncher
+from autosync.trials.pool.process_pool import ProcessPool
+from autosync.trials.worker.job import make_optimizer
+from autosync.trials.worker.replay import replay_module
+from autosync.trials.worker.replay_compute import WaitedCompute
 from tests.autosync.trials.strategies import ddp
 from tests.domains import chain_graph, domain_of, grid_cluster
 

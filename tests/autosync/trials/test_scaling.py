@@ -25,7 +25,7 @@ from autosync.strategy import (
     split,
     whole,
 )
-from autosync.trials.scaling import (
+from autosync.trials.byte_scale import (
     automatic_scales,
     scale_plan,
     scaled_bundle,

@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 
 from autosync.cluster import Cluster, Device, Link
-from autosync.trials import namespaces, rate_probes
-from autosync.trials.all_reduces import AllReduceTime, refuse_inaccurate_all_reduces
 from autosync.trials.contract import Workload
-from autosync.trials.links import LinkRate, measured_links, refuse_inaccurate_links
-from autosync.trials.namespaces import Testbed
-from autosync.trials.rate_probes import InaccurateLink, RateProbes
-from autosync.trials.self_check import SelfCheck, self_check
-from autosync.trials.testbed import TestbedLauncher, description
+from autosync.trials.launchers.testbed_launcher import TestbedLauncher, description
+from autosync.trials.testbed import namespaces, rate_probes
+from autosync.trials.testbed.all_reduce_rates import AllReduceTime, refuse_inaccurate_all_reduces
+from autosync.trials.testbed.link_rates import LinkRate, measured_links, refuse_inaccurate_links
+from autosync.trials.testbed.namespaces import Testbed
+from autosync.trials.testbed.rate_probes import InaccurateLink, RateProbes
+from autosync.trials.testbed.self_check import SelfCheck, self_check
 from tests.domains import domain_of, grid_cluster
 
 pytestmark = [pytest.mark.testbed, pytest.mark.usefixtures("testbed_possible")]
@@ -105,7 +105,7 @@ def test_an_interrupted_launcher_takes_the_testbed_down(
     def interrupted(*_: object) -> SelfCheck:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("autosync.trials.testbed.self_check", interrupted)
+    monkeypatch.setattr("autosync.trials.launchers.testbed_launcher.self_check", interrupted)
     with pytest.raises(KeyboardInterrupt):
         TestbedLauncher().open(Workload(domain_of(cluster=grid_cluster(2))))
     assert [testbed.alive for testbed in too_slow] == [False]

@@ -3,7 +3,7 @@
 import pytest
 
 from autosync.cluster import Cluster, Device, Node
-from autosync.trials.shaping import emulated_nodes, node_shaping
+from autosync.trials.testbed.link_shaping import emulated_nodes, node_shaping
 
 
 def test_a_loopback_is_shaped_for_its_own_larger_frames() -> None:

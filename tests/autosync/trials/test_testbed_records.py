@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from autosync.errors import InvalidInput
-from autosync.trials import namespaces
 from autosync.trials.machine import process_start
-from autosync.trials.namespaces import Testbed
+from autosync.trials.testbed import namespaces
+from autosync.trials.testbed.namespaces import Testbed
 
 
 @pytest.fixture(autouse=True)

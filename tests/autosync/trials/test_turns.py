@@ -12,17 +12,17 @@ import pytest
 
 from autosync.errors import NotSupported
 from autosync.trials.contract import TrialRequest, TrialResult, Workload
-from autosync.trials.local import LocalLauncher
+from autosync.trials.launchers.local_launcher import LocalLauncher
 from autosync.trials.machine import CpuTicks, wait_until_quiet
-from autosync.trials.pool import ProcessPool
-from autosync.trials.turns import MEASURING, NEXT, GivenUp, Turns, machine_turns
+from autosync.trials.pool.machine_lock import MEASURING, NEXT, GivenUp, Turns, machine_turns
+from autosync.trials.pool.process_pool import ProcessPool
 from tests.autosync.trials.strategies import ddp, small_domain
 
 NEVER = threading.Event()
 HOLDER = """
 import sys, threading
 from pathlib import Path
-from autosync.trials.turns import Turns
+from autosync.trials.pool.machine_lock import Turns
 with Turns(Path(sys.argv[1])).taken(threading.Event()):
     print("mine", flush=True)
     sys.stdin.readline()

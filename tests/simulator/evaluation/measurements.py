@@ -8,11 +8,11 @@ from autosync.cluster import Cluster
 from autosync.documents import to_json
 from autosync.domain import Domain
 from autosync.population import decode
+from autosync.search.designs.design_table import BUILDERS
+from autosync.search.sampler.sampling import sample
+from autosync.search.space import Space
+from autosync.simulator.evaluation.dataset import COLUMNS, write_dataset
 from autosync.strategy import Strategy
-from search.builders import BUILDERS
-from search.sampler import sample
-from search.space import Space
-from simulator.evaluation.dataset import COLUMNS, write_dataset
 from tests.domains import chain_graph, domain_of, grid_cluster
 
 DESIGNED = (

@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from autosync.datafiles import data_folder
-from search.targets import Target, load_plan
-from simulator.evaluation.dataset import MeasuredDomain, load_dataset, read_trials
+from autosync.bundled_data import data_folder
+from autosync.search.collect.collection_plan import Target, load_plan
+from autosync.simulator.evaluation.dataset import MeasuredDomain, load_dataset, read_trials
 
 FOLDER = data_folder("runtimes")
 PLAN = load_plan(FOLDER / "plan.yaml")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from simulator.evaluation.datasheet import datasheet
-from simulator.evaluation.frames import KINDS, summaries, trials_table
+from autosync.simulator.evaluation.dataset_frames import KINDS, summaries, trials_table
+from autosync.simulator.evaluation.datasheet import datasheet
 from tests.simulator.evaluation.measurements import (
     DESIGNED,
     SAMPLED,

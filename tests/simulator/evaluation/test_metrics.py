@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from simulator.evaluation.metrics import judge, pairs_ranked, pairwise_accuracy, top_regret
-from simulator.evaluation.splits import split_strategies
+from autosync.simulator.evaluation.metrics import judge, pairs_ranked, pairwise_accuracy, top_regret
+from autosync.simulator.evaluation.splits import split_strategies
 
 
 def test_accuracy_by_hand() -> None:

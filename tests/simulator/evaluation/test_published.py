@@ -8,15 +8,15 @@ import yaml
 
 from autosync.errors import InvalidInput, NotFound
 from autosync.interop.resource_spec import Hardware
-from simulator.evaluation.dataset import load_dataset, read_trials
-from simulator.evaluation.published_import import (
+from autosync.simulator.evaluation.dataset import load_dataset, read_trials
+from autosync.simulator.evaluation.published_import import (
     Facts,
     Imported,
     ModelFacts,
     import_dataset,
     read_facts,
 )
-from simulator.evaluation.published_layout import Exported, export_dataset
+from autosync.simulator.evaluation.published_layout import Exported, export_dataset
 from tests.autosync.interop.protos import parsed
 from tests.simulator.evaluation.measurements import DESIGNED, SAMPLED, write_small
 

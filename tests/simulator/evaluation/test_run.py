@@ -11,15 +11,14 @@ import pytest
 from autosync.documents import to_json
 from autosync.errors import InvalidInput, NotFound
 from autosync.population import decode
-from simulator.evaluation.dataset import (
+from autosync.simulator.evaluation.dataset import (
     COLUMNS,
     MeasuredDomain,
     load_dataset,
     write_dataset,
 )
-from simulator.evaluation.report import summary_table, table_of
-from simulator.evaluation.run import Evaluation, evaluate
-from simulator.evaluation.tables import (
+from autosync.simulator.evaluation.evaluation_run import Evaluation, evaluate
+from autosync.simulator.evaluation.evaluation_tables import (
     Subject,
     compare_simulators,
     guided_search,
@@ -28,8 +27,9 @@ from simulator.evaluation.tables import (
     transfer_sources,
     transfers_to,
 )
-from simulator.learned.models import LinearModel
-from simulator.learned.simulators import LearnedSimulator
+from autosync.simulator.evaluation.report import summary_table, table_of
+from autosync.simulator.learned.learned_models import LinearModel
+from autosync.simulator.learned.learned_simulators import LearnedSimulator
 from tests.simulator.learned.worlds import invented_seconds, small_domain, some_strategies
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -183,7 +183,7 @@ def test_no_model_sees_a_test_strategy(subjects: list[Subject]) -> None:
 
     compare_simulators([subject], {"spy": lambda seed: Spy()}, seeds=(0,))
     learning_curve(subject, {"spy": lambda seed: Spy()}, counts=(20,), seeds=(0,))
-    from simulator.evaluation.splits import split_strategies
+    from autosync.simulator.evaluation.splits import split_strategies
 
     test = set(subject.trials.step_seconds[split_strategies(60, 0).test])
     assert seen

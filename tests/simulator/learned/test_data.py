@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from simulator.learned import data
-from simulator.learned.data import scaling_of
+from autosync.simulator.learned import data
+from autosync.simulator.learned.data import scaling_of
 
 
 def test_columns_are_standardised_alike_in_blocks_and_each_domain_counts_as_much(

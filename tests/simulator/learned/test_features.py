@@ -10,6 +10,8 @@ from autosync.cluster import Link
 from autosync.domain import Domain
 from autosync.graph import ModelGraph
 from autosync.population import encode
+from autosync.simulator.learned.data import features_of
+from autosync.simulator.learned.features import PORTION, SUMMARY, Features
 from autosync.strategy import (
     AllReduce,
     Encoding,
@@ -22,8 +24,6 @@ from autosync.strategy import (
     VariableChoice,
     split,
 )
-from simulator.learned.data import features_of
-from simulator.learned.features import PORTION, SUMMARY, Features
 from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.simulator.cases import random_strategy, strategy_of
 

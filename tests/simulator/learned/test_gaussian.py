@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from simulator.learned.gaussian import Gaussian, fit_gaussian, fit_pooled_gaussian
+from autosync.simulator.learned.gaussian_process import Gaussian, fit_gaussian, fit_pooled_gaussian
 
 F64 = NDArray[np.float64]
 

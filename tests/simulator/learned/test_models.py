@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from simulator.base import Learner
-from simulator.evaluation.metrics import pairwise_accuracy
-from simulator.learned import data, training
-from simulator.learned.data import features_of
-from simulator.learned.ensemble import EnsembleModel
-from simulator.learned.models import GaussianModel, Labelled, LinearModel, Model
-from simulator.learned.network_model import NetworkModel
-from simulator.learned.simulators import (
+from autosync.simulator.contract import Learner
+from autosync.simulator.evaluation.metrics import pairwise_accuracy
+from autosync.simulator.learned import data, training
+from autosync.simulator.learned.data import features_of
+from autosync.simulator.learned.ensemble import EnsembleModel
+from autosync.simulator.learned.learned_models import GaussianModel, Labelled, LinearModel, Model
+from autosync.simulator.learned.learned_simulators import (
     LearnedSimulator,
     ensemble_simulator,
     gat_simulator,
@@ -23,8 +22,9 @@ from simulator.learned.simulators import (
     lstm_simulator,
     published_lstm_simulator,
 )
-from simulator.learned.training import Training
-from simulator.timeline import TimelineSimulator
+from autosync.simulator.learned.network_model import NetworkModel
+from autosync.simulator.learned.training import Training
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from tests.simulator.learned.worlds import invented_seconds, small_domain, some_strategies
 
 QUICK = Training(epochs=24, decay_at=(16,))

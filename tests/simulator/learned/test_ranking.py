@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from simulator.learned.calibration import UNTRIED_MARGIN, calibrate
-from simulator.learned.ranking import ranking_loss, slower_pairs
-from simulator.learned.residual import fit_pooled, fit_ridge, leave_one_out, ridge_weights
+from autosync.simulator.learned.calibration import UNTRIED_MARGIN, calibrate
+from autosync.simulator.learned.pairwise_loss import ranking_loss, slower_pairs
+from autosync.simulator.learned.residual import fit_pooled, fit_ridge, leave_one_out, ridge_weights
 
 
 def test_pairs_are_ordered_by_time_then_by_partitions() -> None:

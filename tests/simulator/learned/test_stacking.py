@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from simulator.learned.residual import Loss
-from simulator.learned.stacking import stacked_weights
+from autosync.simulator.learned.residual import Loss
+from autosync.simulator.learned.stacking import stacked_weights
 
 F64 = NDArray[np.float64]
 

@@ -11,16 +11,21 @@ from safetensors.numpy import load_file, save_file
 
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotFound
-from simulator.evaluation.metrics import pairwise_accuracy
-from simulator.learned.checkpoint import load_checkpoint, read_card, save_checkpoint
-from simulator.learned.data import features_of
-from simulator.learned.descriptor import DESCRIPTOR, describe_domain
-from simulator.learned.ensemble import EnsembleModel
-from simulator.learned.models import GaussianModel, Labelled, LinearModel, Model
-from simulator.learned.network_model import NetworkModel
-from simulator.learned.simulators import LearnedSimulator
-from simulator.learned.training import Training
-from simulator.learned.transfer import importance, nearest_checkpoint, source_of, transferred
+from autosync.simulator.evaluation.metrics import pairwise_accuracy
+from autosync.simulator.learned.checkpoint import load_checkpoint, read_card, save_checkpoint
+from autosync.simulator.learned.data import features_of
+from autosync.simulator.learned.descriptor import DESCRIPTOR, describe_domain
+from autosync.simulator.learned.ensemble import EnsembleModel
+from autosync.simulator.learned.learned_models import GaussianModel, Labelled, LinearModel, Model
+from autosync.simulator.learned.learned_simulators import LearnedSimulator
+from autosync.simulator.learned.network_model import NetworkModel
+from autosync.simulator.learned.training import Training
+from autosync.simulator.learned.transfer import (
+    importance,
+    nearest_checkpoint,
+    source_of,
+    transferred,
+)
 from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.simulator.learned.worlds import invented_seconds, small_domain, some_strategies
 

@@ -4,11 +4,11 @@ import numpy as np
 import torch
 
 from autosync.graph import ModelGraph, Operation, Variable
-from simulator.learned.data import batch_of, features_of, scaling_of
-from simulator.learned.features import PARTS, portion_columns, summary_columns
-from simulator.learned.network_model import NetworkModel
-from simulator.learned.training import subset
-from simulator.learned.variable_graph import (
+from autosync.simulator.learned.data import batch_of, features_of, scaling_of
+from autosync.simulator.learned.features import PARTS, portion_columns, summary_columns
+from autosync.simulator.learned.network_model import NetworkModel
+from autosync.simulator.learned.training import subset
+from autosync.simulator.learned.variable_graph import (
     forward_places,
     node_edges,
     operation_nodes,

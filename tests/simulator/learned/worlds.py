@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from autosync.cluster import Cluster, MessageCost
 from autosync.domain import Domain
 from autosync.population import Population, encode
-from simulator.timeline import TimelineSimulator
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.simulator.cases import random_strategy
 

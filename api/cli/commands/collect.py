@@ -1,0 +1,66 @@
+"""`autosync collect`: a dataset of measured strategies."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autosync.api.cli.console import say
+from autosync.api.cli.options import LauncherName
+
+
+def collect(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER",
+            help="The dataset; what it holds already is not measured again.",
+            show_default=False,
+        ),
+    ],
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="What to measure.", show_default="datasets/runtimes/plan.yaml"
+        ),
+    ] = None,
+    domain: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only these of the plan's domains; may be repeated."),
+    ] = None,
+    again: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Measure this domain anew; once whole, that replaces what FOLDER holds of it. "
+            "May be repeated.",
+        ),
+    ] = None,
+    launcher: Annotated[LauncherName, typer.Option(help="As in `autosync tune`.")] = "testbed",
+) -> None:
+    """Measure many strategies of several domains, as simulators learn from.
+
+    Hours, with the machine left alone. Ctrl-C stops after the trial that runs; the same command
+    goes on from there.
+
+    Example: `autosync collect runtimes --domain resnet50-4x1`
+    """
+    from dataclasses import replace
+
+    from autosync.api.cli.stopping import stop_on_signals
+    from autosync.api.engine.registry import launcher_named
+    from autosync.bundled_data import data_file
+    from autosync.search.collect.collection import collect as measure
+    from autosync.search.collect.collection_plan import load_plan, only
+    from autosync.trials.launchers.local_launcher import LocalLauncher
+    from autosync.trials.launchers.testbed_launcher import TestbedLauncher
+
+    anew = tuple(again or ())
+    names = tuple(dict.fromkeys((*(domain or ()), *anew)))
+    asked = only(load_plan(plan or data_file("runtimes", "plan.yaml")), names)
+    stop = stop_on_signals()
+    where = launcher_named(launcher)
+    if isinstance(where, TestbedLauncher | LocalLauncher):
+        where = replace(where, repeats=0)  # a third pass, much later, tells more than one at once
+    measure(asked, folder, where, say, stop.is_set, anew)
+    say("Stopped: the same command goes on." if stop.is_set() else f"Written to {folder}.")

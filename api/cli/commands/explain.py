@@ -1,0 +1,176 @@
+"""`autosync explain`: a strategy, a bundle or a tuning's answer in words."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from autosync.api.cli.console import milliseconds, out, print_json, print_table, say, write_text
+from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json
+from autosync.errors import InvalidInput, NotFound
+
+if TYPE_CHECKING:
+    from autosync.api.views.timeline_views import Recorded
+    from autosync.bundle import Bundle
+    from autosync.plan import Message, Plan
+    from autosync.strategy import Strategy
+
+SHOWN = 12
+"""Variables listed without --all."""
+TUNING_ID = re.compile("[0-9a-fA-F]{4,32}")
+"""An id or its beginning; a file of such a name comes first."""
+
+
+def explain(
+    document: Annotated[
+        str,
+        typer.Argument(
+            metavar="BUNDLE|STRATEGY|TUNING",
+            help="A bundle or strategy file, or the id of a tuning (or its beginning).",
+            show_default=False,
+        ),
+    ],
+    every: Annotated[bool, typer.Option("--all", help="List every variable.")] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the timeline, predicted and measured, for ui.perfetto.dev.",
+        ),
+    ] = None,
+    db: DatabaseUrl = DEFAULT_DATABASE,
+    json: Json = False,
+) -> None:
+    """Say in words what a strategy does, and where measured and predicted differ.
+
+    The timeline is of the tuning that found the bundle, where the database has it.
+
+    Examples:
+
+        autosync explain best.json
+        autosync explain 3f2a90c1 --trace trace.json
+    """
+    from autosync.api.cli.inputs import load_strategy_or_bundle
+    from autosync.bundle import Bundle
+    from autosync.documents import to_data
+    from autosync.strategy import Strategy
+
+    loaded: Strategy | Bundle
+    recorded: Recorded | None = None
+    if TUNING_ID.fullmatch(document) and not Path(document).exists():
+        loaded, recorded = _answer(document, db)
+    else:
+        loaded = load_strategy_or_bundle(Path(document))
+        recorded = None if isinstance(loaded, Strategy) else _recorded(loaded, db)
+    if trace is not None:
+        _write_trace(recorded, trace, document, db)
+    if json:
+        print_json(to_data(loaded))
+        return
+    if isinstance(loaded, Strategy):
+        _print_strategy(loaded, every)
+    else:
+        _print_strategy(loaded.strategy, every)
+        _print_bundle(loaded)
+    if recorded is not None:
+        from autosync.api.cli.explain_timeline import print_timeline
+
+        print_timeline(recorded)
+
+
+def _answer(tuning: str, db: str) -> "tuple[Bundle, Recorded]":
+    from autosync.api.cli.open_database import opened
+    from autosync.api.cli.tuning_lookup import bundle_text, find_tuning
+    from autosync.api.views.timeline_views import recorded
+    from autosync.bundle import Bundle
+    from autosync.documents import from_json
+
+    with opened(db) as database:
+        found = find_tuning(database, tuning)
+        shipped = from_json(Bundle, bundle_text(database, found.id))
+        with database.reading() as session:
+            return shipped, recorded(session, found.id)
+
+
+def _recorded(shipped: "Bundle", db: str) -> "Recorded | None":
+    """What the database has of the bundle; None without a database or a recorded trial."""
+    from autosync.api.cli.open_database import opened
+    from autosync.api.views.timeline_views import newest_recorded
+
+    try:
+        with opened(db) as database, database.reading() as session:
+            return newest_recorded(session, shipped.domain_id, shipped.strategy.id)
+    except NotFound:
+        if db == DEFAULT_DATABASE:
+            return None
+        raise
+
+
+def _write_trace(recorded: "Recorded | None", trace: Path, document: str, db: str) -> None:
+    if recorded is None:
+        raise InvalidInput(
+            f"{db} has no timeline of {document}.",
+            thing="--trace",
+            value=document,
+            remedy="Give the id of a finished tuning or its bundle; name its database with --db.",
+        )
+    from autosync.api.views.timeline_views import compare
+
+    compared = compare(recorded.strategy, recorded.domain, recorded.timeline)
+    write_text(trace, compared.chrome())
+    say(f"Trace for ui.perfetto.dev: {escape(str(trace))}")
+
+
+def _print_strategy(strategy: "Strategy", every: bool) -> None:
+    from autosync.search.description import describe
+
+    out.print(f"[bold]{strategy.name or 'Strategy'}[/]: {describe(strategy)}")
+    shown = strategy.choices if every else strategy.choices[:SHOWN]
+    rows = []
+    for choice in shown:
+        axis, lengths = choice.partition.axis, choice.partition.lengths
+        cut = "flat" if axis < 0 else f"axis {axis}"
+        parts = "whole" if len(lengths) == 1 else f"{len(lengths)} parts, {cut}"
+        kinds = dict.fromkeys(shard.kind.replace("_", " ") for shard in choice.shards)
+        groups = sorted({shard.group for shard in choice.shards})
+        span = str(groups[0]) if len(groups) == 1 else f"{groups[0]}-{groups[-1]}"
+        rows.append((choice.variable, parts, ", ".join(kinds), span))
+    print_table(("variable", "partition", "synchronizer", "group"), rows, right=("group",))
+    if len(shown) < len(strategy.choices):
+        out.print(f"[dim]... and {len(strategy.choices) - len(shown)} more; --all lists them.[/]")
+
+
+def _print_bundle(shipped: "Bundle") -> None:
+    plan, evidence = shipped.plan, shipped.evidence
+    out.print(f"\n[bold]Plan[/] {plan.id[:12]}: {_plan_words(plan)}")
+    hosts = list(dict.fromkeys(shipped.hosts))
+    out.print(f"[bold]For[/] {len(shipped.hosts)} ranks on {', '.join(hosts)} ({shipped.backend})")
+    if evidence.step_seconds is not None:
+        against = (
+            f", DDP {milliseconds(evidence.ddp_step_seconds)} ms"
+            if evidence.ddp_step_seconds
+            else ""
+        )
+        where = evidence.measured_on
+        out.print(f"[bold]Measured[/] {milliseconds(evidence.step_seconds)} ms{against} on {where}")
+    elif evidence.predicted_seconds is not None:
+        out.print(f"[bold]Predicted[/] {milliseconds(evidence.predicted_seconds)} ms, not measured")
+
+
+def _plan_words(plan: "Plan") -> str:
+    if plan.engine == "ddp":
+        return f"torch's own DDP with buckets of {plan.bucket_bytes / 2**20:.0f} MiB"
+    counts: dict[str, int] = {}
+    for message in plan.messages:
+        counts[_operation(message)] = counts.get(_operation(message), 0) + 1
+    return (
+        f"{len(plan.messages)} messages an iteration ("
+        + ", ".join(f"{count} {name}" for name, count in counts.items())
+        + ")"
+    )
+
+
+def _operation(message: "Message") -> str:
+    return message.operation.name.lower().replace("_", "-")

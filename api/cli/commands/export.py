@@ -1,0 +1,35 @@
+"""`autosync export`: the bundle of a finished tuning."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autosync.api.cli.console import write_text
+from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl
+
+
+def export(
+    tuning: Annotated[
+        str,
+        typer.Argument(
+            metavar="TUNING", help="Its id, or the beginning of it.", show_default=False
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="Where the bundle goes.")
+    ] = Path("best.json"),
+    db: DatabaseUrl = DEFAULT_DATABASE,
+) -> None:
+    """Write the bundle that a finished tuning found.
+
+    Example: `autosync export 3f2a90c1 -o best.json`
+    """
+    from autosync.api.cli.open_database import opened
+    from autosync.api.cli.results import print_two_lines
+    from autosync.api.cli.tuning_lookup import bundle_text, find_tuning
+
+    with opened(db) as database:
+        found = find_tuning(database, tuning)
+        write_text(output, bundle_text(database, found.id))
+    print_two_lines(output)

@@ -1,0 +1,32 @@
+"""`autosync import`: from a module to its graph."""
+
+from autosync.api.cli.console import out, print_json, say, write_text
+from autosync.api.cli.options import Batch, Model, Output
+
+
+def import_model(model: Model, output: Output = None, batch: Batch = None) -> None:
+    """Record a model's dataflow graph, without allocating its weights.
+
+    The graph is data: `rank`, `tune` and a service take it in the model's place, and execute
+    nothing in it.
+
+    Examples:
+
+        autosync import resnet50 -o resnet50.json
+        autosync import train:example -o mine.json     # def example(): return module, inputs, loss
+    """
+    from autosync.api.cli.inputs import load_graph
+    from autosync.documents import to_data, to_json
+
+    graph = load_graph(model, batch)
+    if output is None:
+        print_json(to_data(graph))
+        return
+    write_text(output, to_json(graph))
+    flops = sum(o.forward_flops + o.backward_flops for o in graph.operations)
+    out.print(
+        f"{graph.name}: {len(graph.operations)} operations, {len(graph.variables)} variables, "
+        f"{graph.parameters / 1e6:.1f} M parameters ({graph.size_bytes / 1e6:.0f} MB), "
+        f"{flops / 1e9:.0f} GFLOP a step at batch size {graph.batch_size}"
+    )
+    say(f"[dim]written to {output}[/]")

@@ -1,0 +1,89 @@
+"""`autosync probe`: what messages cost besides their bytes, measured."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autosync.api.cli.console import check_folder, out, print_table, say
+from autosync.api.cli.options import (
+    ClusterName,
+    LauncherName,
+    Prefix,
+    RayAddress,
+    RequiredOutput,
+    WorkerPython,
+    reach_hosts,
+)
+
+if TYPE_CHECKING:
+    from autosync.cluster import Cluster
+    from autosync.simulator.cost.cost_fitting import Fit
+
+
+def probe(
+    cluster: ClusterName,
+    output: RequiredOutput,
+    launcher: Annotated[LauncherName, typer.Option(help="As in `autosync tune`.")] = "auto",
+    byte_scale: Annotated[
+        float | None, typer.Option(help="As in `autosync tune`.", show_default="by cluster")
+    ] = None,
+    time_scale: Annotated[
+        float | None, typer.Option(help="As in `autosync tune`.", show_default="by cluster")
+    ] = None,
+    prefix: Prefix = None,
+    python: WorkerPython = None,
+    ray_address: RayAddress = None,
+) -> None:
+    """Measure startup and engine costs of each kind of message and write them into the cluster.
+
+    Rankings then rest on measured costs instead of assumed ones. Minutes; needs three ranks.
+
+    Example: `autosync probe example-4x1 -o probed.yaml`
+    """
+    from autosync.api.cli.inputs import ProfileChoice, load_domain
+    from autosync.api.cli.results import print_scales, scale_words
+    from autosync.api.engine.registry import launcher_named
+    from autosync.api.engine.tuning_job import usual_scales
+    from autosync.cluster_file import save_cluster
+    from autosync.search.cluster_probe import probe_costs
+
+    check_folder(output)
+    reach_hosts(prefix, python, ray_address)
+    domain = load_domain("resnet50", cluster, None, ProfileChoice())  # the scales of a usual model
+    machines, usual = domain.cluster, usual_scales(domain, launcher)
+    scales = (byte_scale or usual[0], time_scale or usual[1])
+    where = launcher_named(launcher)
+    say(f"Probing {machines.name}. {scale_words(*scales)}: several minutes")
+    found = probe_costs(where, machines, *scales, say=say)
+    save_cluster(found.cluster, output)
+    _print(found.cluster)
+    _print_agreement(found)
+    print_scales("local (unshaped links)" if where.name == "local" else where.name, *scales)
+    out.print(f"Written to [bold]{output}[/]: give it as CLUSTER.")
+
+
+def _print(cluster: "Cluster") -> None:
+    rows = [
+        (
+            cost.kind.replace("_", "-"),
+            f"{cost.startup_seconds * 1e6:.0f}",
+            f"{cost.startup_seconds_per_worker * 1e6:.0f}",
+            f"{cost.seconds_per_byte * 1e9:.3f}",
+            f"{cost.host_seconds * 1e6:.0f}",
+            "" if cost.residual is None else f"{cost.residual:.0%}",
+        )
+        for cost in cluster.costs
+    ]
+    columns = ("message", "startup us", "us a worker", "ns a byte", "host us", "residual")
+    print_table(columns, rows, right=columns[1:])
+
+
+def _print_agreement(found: "Fit") -> None:
+    """How far the timeline is from the iterations that were measured."""
+    if not len(found.measured):
+        out.print("Whole iterations were not measured: unshaped links do not show this cluster.")
+        return
+    out.print(
+        f"The timeline agrees with {len(found.measured)} measured iterations within "
+        f"{found.residual:.1%} on average ({found.before:.1%} with the costs of single messages)."
+    )

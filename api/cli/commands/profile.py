@@ -1,0 +1,106 @@
+"""`autosync profile`: the compute seconds of each operation."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autosync.api.cli.console import (
+    check_folder,
+    milliseconds,
+    out,
+    print_json,
+    print_table,
+    say,
+    write_text,
+)
+from autosync.api.cli.options import Batch, Efficiency, Model, Output, StepSeconds
+
+if TYPE_CHECKING:
+    from autosync.domain import Profile
+    from autosync.graph import ModelGraph
+
+SLOWEST = 8
+"""Operations listed."""
+
+
+def profile(
+    model: Model,
+    output: Output = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Estimate for this device type (v100, a100, ...) instead of measuring."),
+    ] = None,
+    efficiency: Efficiency = None,
+    step_seconds: StepSeconds = None,
+    iterations: Annotated[int, typer.Option(min=1, help="Steps measured.")] = 5,
+    batch: Batch = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
+) -> None:
+    """Measure a model's operations on this machine's CPU, or estimate them for a device.
+
+    `rank` and `tune` take what is measured in the estimate's place (--profile).
+
+    Examples:
+
+        autosync profile resnet50 --batch 4 -o cpu.json       # measured here
+        autosync profile resnet50 --device v100               # a roofline, marked as an estimate
+        autosync profile resnet50 --device v100 --step-seconds 0.105 -o v100.json
+    """
+    from autosync.documents import to_data, to_json
+
+    if output is not None:
+        check_folder(output)
+    graph, found = _found(model, batch, device, efficiency, step_seconds, iterations)
+    if output is not None:
+        write_text(output, to_json(found))
+        say(f"[dim]written to {output}[/]")
+    if json:
+        print_json(to_data(found))
+    else:
+        _print(graph, found)
+
+
+def _found(
+    model: str,
+    batch: int | None,
+    device: str | None,
+    efficiency: float | None,
+    step_seconds: float | None,
+    iterations: int,
+) -> "tuple[ModelGraph, Profile]":
+    from autosync.api.cli.inputs import ProfileChoice, estimated_profile, load_graph, load_module
+    from autosync.importing import import_module
+    from autosync.profiling import measure_profile
+
+    if device is not None or efficiency is not None or step_seconds is not None:
+        graph = load_graph(model, batch)
+        choice = ProfileChoice(None, device, efficiency, step_seconds)
+        return graph, estimated_profile(graph, device or "cpu", choice)
+    module, inputs, loss, size = load_module(model, batch)
+    say("[dim]running the model on this machine's CPU[/]")
+    graph = import_module(
+        module, inputs, loss, name=model.partition(":")[2] or model, batch_size=size
+    )
+    return graph, measure_profile(module, inputs, loss, graph, iterations=iterations)
+
+
+def _print(graph: "ModelGraph", found: "Profile") -> None:
+    word = {"measured": "measured", "estimated": "[bold yellow]an estimate[/]"}[found.source]
+    out.print(
+        f"{graph.name} at batch size {found.batch_size} on {found.device}: forward "
+        f"{milliseconds(sum(found.forward_seconds))} ms, backward "
+        f"{milliseconds(sum(found.backward_seconds))} ms, update "
+        f"{milliseconds(found.update_seconds)} ms ({word}: {found.note})"
+    )
+    both = [
+        (forward + backward, forward, backward, operation)
+        for forward, backward, operation in zip(
+            found.forward_seconds, found.backward_seconds, graph.operations, strict=True
+        )
+    ]
+    slowest = sorted(both, key=lambda row: -row[0])[:SLOWEST]
+    print_table(
+        ("slowest operations", "type", "forward ms", "backward ms"),
+        [(o.name, o.type, f"{f * 1e3:.2f}", f"{b * 1e3:.2f}") for _, f, b, o in slowest],
+        right=("forward ms", "backward ms"),
+    )

@@ -1,0 +1,125 @@
+"""`autosync rank`: the best strategies by prediction, without a trial."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autosync.api.cli.console import milliseconds, out, print_json, print_table
+from autosync.api.cli.options import (
+    DEFAULT_DATABASE,
+    SIMULATOR_HELP,
+    Batch,
+    ClusterName,
+    DatabaseUrl,
+    DeviceType,
+    Efficiency,
+    Json,
+    Model,
+    ProfileFile,
+    StepSeconds,
+)
+
+if TYPE_CHECKING:
+    from autosync.domain import Domain
+    from autosync.search.space import Candidate
+    from autosync.simulator.contract import Simulator
+
+COLUMNS = ("", "strategy", "made by", "predicted ms", "times DDP")
+SAMPLED = 64
+"""Sampled strategies that are listed at most, chosen to be unlike each other."""
+
+
+def rank(
+    model: Model,
+    cluster: ClusterName,
+    proposals: Annotated[int, typer.Option(min=1, help="Strategies sampled.")] = 30_000,
+    top: Annotated[int, typer.Option(min=1, max=256, help="Strategies listed.")] = 10,
+    simulator: Annotated[str, typer.Option(metavar="NAME", help=SIMULATOR_HELP)] = "timeline",
+    seed: Annotated[int, typer.Option(min=0, help="Of the sampling.")] = 0,
+    batch: Batch = None,
+    device: DeviceType = None,
+    efficiency: Efficiency = None,
+    step_seconds: StepSeconds = None,
+    profile: ProfileFile = None,
+    db: DatabaseUrl = DEFAULT_DATABASE,
+    json: Json = False,
+) -> None:
+    """Rank strategies by prediction alone: seconds, nothing runs.
+
+    Samples strategies, predicts each one's iteration and lists the fastest beside the
+    hand-designed ones and torch's DDP. Predictions rank; `autosync tune` measures.
+
+    Examples:
+
+        autosync rank resnet50 example-4x1
+        autosync rank bert_base my-cluster.yaml --step-seconds 0.18
+    """
+    from autosync.api.cli.domain_words import describe_domain
+    from autosync.api.cli.inputs import ProfileChoice, load_domain, load_simulator
+
+    choice = ProfileChoice(profile, device, efficiency, step_seconds)
+    domain = load_domain(model, cluster, batch, choice)
+    describe_domain(domain)
+    ranked = best_by_prediction(
+        domain, load_simulator(simulator, db, domain), proposals, seed, quiet=json
+    )
+    ddp = next(candidate for candidate in ranked if candidate.origin == "ddp")
+    if json:
+        seconds = ddp.predicted_seconds
+        print_json([_data(place, c, seconds) for place, c in enumerate(ranked[:top], 1)])
+    else:
+        _print(domain, ranked, top, ddp)
+
+
+def best_by_prediction(
+    domain: "Domain", predictor: "Simulator", proposals: int, seed: int, quiet: bool = True
+) -> "list[Candidate]":
+    """Hand-designed candidates and unlike ones of the fastest sampled, fastest first."""
+    from autosync.api.cli.progress import ranking_bar
+    from autosync.search.loop.proposing import known_designs, sampled
+    from autosync.search.loop.settings import Settings
+    from autosync.search.space import Space
+
+    space = Space()
+    settings = Settings(proposals=proposals, seed=seed)
+    known = known_designs(domain, space, predictor)
+    seen = {candidate.strategy.id for candidate in known}
+    with ranking_bar(quiet) as on_event:
+        drawn = sampled(
+            domain, space, predictor, settings, 0, SAMPLED, seen, on_event, optimism=0.0
+        )
+    return sorted(known + drawn, key=lambda candidate: candidate.predicted_seconds)
+
+
+def _data(place: int, candidate: "Candidate", ddp_seconds: float) -> dict[str, object]:
+    from autosync.documents import to_data
+    from autosync.search.description import describe
+
+    return {
+        "rank": place,
+        "words": describe(candidate.strategy),
+        "predicted_seconds": candidate.predicted_seconds,
+        "predicted_speedup": ddp_seconds / candidate.predicted_seconds,
+        "origin": candidate.origin,
+        "strategy_id": candidate.strategy.id,
+        "strategy": to_data(candidate.strategy),
+    }
+
+
+def _print(domain: "Domain", ranked: "list[Candidate]", top: int, ddp: "Candidate") -> None:
+    from autosync.search.description import describe
+
+    place = {id(candidate): str(i) for i, candidate in enumerate(ranked, 1)}
+    shown = ranked[:top] + [c for c in ranked[top:] if c is ddp]
+    rows = [
+        (
+            place[id(candidate)],
+            describe(candidate.strategy, domain),
+            candidate.origin,
+            milliseconds(candidate.predicted_seconds),
+            f"{ddp.predicted_seconds / candidate.predicted_seconds:.2f}",
+        )
+        for candidate in shown
+    ]
+    print_table(COLUMNS, rows, right=(COLUMNS[0], *COLUMNS[3:]))
+    out.print("[dim]Predictions, nothing was run: `autosync tune` measures and confirms.[/]")

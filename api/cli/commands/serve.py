@@ -1,0 +1,89 @@
+"""`autosync serve`: the REST service, its dashboard, and workers."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+from autosync.api.cli.console import out, say, warn
+from autosync.api.cli.options import (
+    DEFAULT_DATABASE,
+    DatabaseUrl,
+    Prefix,
+    RayAddress,
+    WorkerPython,
+    reach_hosts,
+)
+
+LOOPBACK = "127.0.0.1"
+STOP_SECONDS = 20.0
+"""How long workers may finish the trial at hand before they are killed."""
+
+
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = LOOPBACK,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8080,
+    db: DatabaseUrl = DEFAULT_DATABASE,
+    workers: Annotated[
+        int, typer.Option(min=0, help="Workers to start here; 0 where they run elsewhere.")
+    ] = 1,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar="AUTOSYNC_TOKEN", help="Ask every client for this bearer token."),
+    ] = None,
+    prefix: Prefix = None,
+    python: WorkerPython = None,
+    ray_address: RayAddress = None,
+) -> None:
+    """Run the service with its dashboard and a worker, over one database.
+
+    The database is created and upgraded through its migrations. Tunings that were under way go
+    on where they stopped. Ctrl-C ends the service in good order.
+
+    Examples:
+
+        autosync serve
+        autosync serve --db postgresql://tuner@localhost/autosync --workers 0
+    """
+    from autosync.api.db.migrate import migrate
+    from autosync.api.http.app import serve as serve_until_interrupted
+
+    reach_hosts(prefix, python, ray_address)
+    migrate(db)
+    address = f"http://{host}:{port}"
+    out.print(f"AutoSync on [bold]{address}[/]  (API: {address}/docs, database: {db})")
+    if host not in (LOOPBACK, "localhost", "::1") and token is None:
+        warn(f"{host} can be reached by others and asks for no token; see --token.")
+    with started_workers(db, workers):
+        say(f"[dim]{workers} worker{'' if workers == 1 else 's'}; Ctrl-C ends all[/]")
+        serve_until_interrupted(db, host, port, token)
+
+
+@contextmanager
+def started_workers(db: str, count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Workers as processes of their own; asked to stop, then killed, on the way out."""
+    command = [sys.executable, "-m", "autosync.api.cli.main", "worker", "--db", db]
+    # sessions of their own: Ctrl-C on the terminal reaches the service, which asks them to stop
+    workers = [
+        subprocess.Popen(
+            [*command, "--parent", str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        for _ in range(count)
+    ]
+    try:
+        yield workers
+    finally:
+        for process in workers:
+            process.terminate()
+        for process in workers:
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

@@ -1,0 +1,260 @@
+"""`autosync tune`: find, measure and confirm the fastest strategy."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from autosync.api.cli.console import check_folder, print_json, say, warn, write_text
+from autosync.api.cli.options import (
+    DEFAULT_DATABASE,
+    SIMULATOR_HELP,
+    Batch,
+    Compute,
+    ComputeDevice,
+    DatabaseUrl,
+    DeviceType,
+    Efficiency,
+    Json,
+    LauncherName,
+    Prefix,
+    ProfileFile,
+    RayAddress,
+    StepSeconds,
+    WorkerPython,
+    reach_hosts,
+)
+from autosync.errors import AutosyncError, InvalidInput
+
+if TYPE_CHECKING:
+    from autosync.api.db.database import Database
+    from autosync.api.engine.tuning_job import Job
+    from autosync.domain import Domain
+    from autosync.search.loop.settings import Settings
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells report it."""
+
+
+def tune(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="A bundled name, a graph JSON, or package.module:function.",
+            show_default=False,
+        ),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="CLUSTER", help="A bundled name or a YAML file.", show_default=False
+        ),
+    ] = None,
+    budget: Annotated[int, typer.Option(help="Strategies tried.")] = 24,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="Where the bundle goes.")
+    ] = Path("best.json"),
+    launcher: Annotated[
+        LauncherName,
+        typer.Option(
+            help="Where trials run: an emulated cluster with shaped links (testbed), this "
+            "machine's loopback (local), the former where it is possible (auto), or the "
+            "cluster's own hosts (command, ray)."
+        ),
+    ] = "auto",
+    byte_scale: Annotated[
+        float | None,
+        typer.Option(help="Share of its bytes every message carries.", show_default="by cluster"),
+    ] = None,
+    time_scale: Annotated[
+        float | None,
+        typer.Option(help="How many times slower everything runs.", show_default="by cluster"),
+    ] = None,
+    compute: Compute = "waited",
+    compute_device: ComputeDevice = "cpu",
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Go on with this tuning; nothing is measured twice."),
+    ] = None,
+    proposals: Annotated[int, typer.Option(help="Strategies sampled a round.")] = 30_000,
+    repeats: Annotated[int, typer.Option(help="Interleaved repeats of the confirmation.")] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="Of the whole search.")] = 0,
+    probe: Annotated[
+        bool, typer.Option(help="Measure first what messages cost, unless CLUSTER says.")
+    ] = True,
+    simulator: Annotated[str, typer.Option(metavar="NAME", help=SIMULATOR_HELP)] = "learned",
+    top: Annotated[int, typer.Option(min=1, help="Strategies listed at the end.")] = 12,
+    batch: Batch = None,
+    device: DeviceType = None,
+    efficiency: Efficiency = None,
+    step_seconds: StepSeconds = None,
+    profile: ProfileFile = None,
+    prefix: Prefix = None,
+    python: WorkerPython = None,
+    ray_address: RayAddress = None,
+    db: DatabaseUrl = DEFAULT_DATABASE,
+    json: Json = False,
+) -> None:
+    """Find the fastest strategy for a model on a cluster by measuring, and write its bundle.
+
+    Tries hand-designed strategies and the most promising of many sampled ones, then runs the
+    best three against torch's DDP in interleaved repeats. "Keep DDP" is an answer. Everything
+    is stored as it happens: after Ctrl-C or a crash the same command with --resume goes on.
+
+    Examples:
+
+        autosync tune resnet50 example-4x1 --budget 16 -o best.json
+        autosync tune train:example my-cluster.yaml --step-seconds 0.21
+        autosync tune resnet50 my-cluster.yaml --launcher command --prefix "ssh {host}"
+        autosync tune resnet50 pair.yaml --launcher local --compute kernels --compute-device cuda
+        autosync tune --resume 3f2a90c1
+    """
+    from autosync.api.cli.inputs import ProfileChoice, load_domain
+    from autosync.api.cli.open_database import opened
+    from autosync.api.engine.tuning_job import refuse_unused
+    from autosync.search.loop.settings import Settings
+
+    check_folder(output)
+    reach_hosts(prefix, python, ray_address)
+    settings = Settings(budget=budget, proposals=proposals, repeats=repeats, seed=seed, probe=probe)
+    job: Job | None = None
+    if model is not None and cluster is not None:
+        estimate = {"--step-seconds": step_seconds, "--efficiency": efficiency}
+        refuse_unused(compute, {"--profile": profile, **estimate})
+        choice = ProfileChoice(profile, device, efficiency, step_seconds)
+        domain = load_domain(model, cluster, batch, choice)
+        where = (launcher, compute, compute_device)
+        job = _job(domain, settings, simulator, where, byte_scale, time_scale)
+    elif resume is None:
+        raise InvalidInput(
+            "MODEL and CLUSTER are missing.",
+            thing="arguments",
+            remedy="Example: `autosync tune resnet50 example-4x1`; see `autosync tune --help`.",
+        )
+    with opened(db, create=resume is None) as database:
+        tuning_id = _resumed(database, resume, job) if resume else _started(database, job, db)
+        _run(database, tuning_id, resumed=resume is not None, db=db)
+        _report(database, tuning_id, output, top, json)
+
+
+def _job(
+    domain: "Domain",
+    settings: "Settings",
+    simulator: str,
+    where: tuple[LauncherName, Literal["waited", "kernels"], Literal["cpu", "cuda"]],
+    byte_scale: float | None,
+    time_scale: float | None,
+) -> "Job":
+    """The job with the scales that were asked for, or those this kind of machine can carry.
+    where: its launcher, what computes in its trials, and on what device.
+
+    Raises:
+        InvalidInput: these do not go together. NotSupported: this machine has no GPU.
+    """
+    from autosync.api.engine.registry import REAL_CLUSTERS
+    from autosync.api.engine.tuning_job import Job, usual_scales
+
+    launcher, compute, device = where
+    usual_bytes, usual_time = usual_scales(domain, launcher, compute)
+    job = Job(
+        domain=domain,
+        settings=settings,
+        simulator=simulator,
+        launcher=launcher,
+        byte_scale=usual_bytes if byte_scale is None else byte_scale,
+        time_scale=usual_time if time_scale is None else time_scale,
+        compute=compute,
+        device=device,
+    )
+    if job.workload.device == "cuda" and launcher not in REAL_CLUSTERS:
+        from autosync.trials.gpus import refuse_without_gpu
+
+        refuse_without_gpu()
+    return job
+
+
+def _started(database: "Database", job: "Job | None", db: str) -> str:
+    """Put a new tuning into the database and say what it is."""
+    from autosync.api.cli.domain_words import describe_domain
+    from autosync.api.cli.results import scale_words, warn_unshaped
+    from autosync.api.engine.registry import launcher_named
+    from autosync.api.engine.tuning_job import enqueue
+
+    assert job is not None  # without --resume, MODEL and CLUSTER were required
+    describe_domain(job.domain)
+    say(f"{scale_words(job.byte_scale, job.time_scale)}, budget {job.settings.budget} strategies")
+    if words := job.workload.compute_words:
+        say(f"Trials compute: {words}; what they take is measured first")
+    if launcher_named(job.launcher).name == "local":
+        warn_unshaped()
+    tuning_id = enqueue(database, job)
+    say(f"[dim]Tuning {tuning_id[:8]} in {db}[/]")
+    return tuning_id
+
+
+def _resumed(database: "Database", resume: str, job: "Job | None") -> str:
+    """The tuning to go on with.
+
+    Raises:
+        NotFound: no such tuning. InvalidInput: MODEL and CLUSTER are another domain.
+    """
+    from autosync.api.cli.tuning_lookup import find_tuning, free_from_dead_worker
+    from autosync.api.db.document_store import load_domain
+    from autosync.api.engine.job_queue import reopen
+    from autosync.api.engine.tuning_job import continues
+
+    tuning = find_tuning(database, resume)
+    with database.reading() as session:
+        kept = load_domain(session, tuning.domain_id)
+    if job is not None and not continues(job.domain, kept, job.compute):
+        raise InvalidInput(
+            f"tuning {tuning.id[:8]} is for another model, cluster, batch or profile.",
+            thing="--resume",
+            value=resume,
+            remedy=f"Give the same MODEL, CLUSTER and options, or only --resume {tuning.id[:8]}.",
+        )
+    if not free_from_dead_worker(database, tuning):
+        say(f"[dim]Worker {tuning.worker} has it: following, or going on once it is gone[/]")
+    reopen(database, tuning.id)
+    return tuning.id
+
+
+def _run(database: "Database", tuning_id: str, resumed: bool, db: str) -> None:
+    from autosync.api.cli.follow import run_here
+    from autosync.api.cli.logs import log_to_file
+
+    log = log_to_file("tune")
+    try:
+        tuning = run_here(database, tuning_id, resumed)
+    except KeyboardInterrupt:
+        where = "" if db == DEFAULT_DATABASE else f" --db {db}"
+        warn(f"stopped. Nothing is lost; go on with: autosync tune --resume {tuning_id[:8]}{where}")
+        raise typer.Exit(INTERRUPTED) from None
+    if tuning.state == "failed":
+        raise AutosyncError(
+            f"tuning {tuning_id[:8]} failed: {tuning.error}",
+            thing="tuning",
+            value=tuning_id,
+            remedy=f"Details: {log}. --resume {tuning_id[:8]} keeps what was measured.",
+        )
+
+
+def _report(database: "Database", tuning_id: str, output: Path, top: int, json: bool) -> None:
+    """The table, and the bundle whole or not at all."""
+    from autosync.api.cli.results import print_results, print_two_lines, results_data
+    from autosync.api.cli.tuning_lookup import bundle_text
+    from autosync.api.views import reports
+
+    text = bundle_text(database, tuning_id)
+    with database.reading() as session:
+        tuning = reports.tuning(session, tuning_id)
+        ranked = reports.ranked_strategies(session, tuning_id)
+        where = dict.fromkeys(trial.launcher for trial in reports.trials(session, tuning_id).items)
+    write_text(output, text)
+    measured_on = ", ".join(where)
+    if json:
+        print_json(results_data(tuning, ranked, measured_on))
+        return
+    print_results(tuning, ranked, measured_on, top)
+    print_two_lines(output)

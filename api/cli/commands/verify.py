@@ -1,0 +1,41 @@
+"""`autosync verify`: whether a strategy fits a domain and synchronizes it exactly."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autosync.api.cli.console import out, warn
+from autosync.api.cli.options import Batch, ClusterName, Model
+
+
+def verify(
+    strategy: Annotated[
+        Path,
+        typer.Argument(metavar="STRATEGY", help="A strategy or bundle file.", show_default=False),
+    ],
+    model: Model,
+    cluster: ClusterName,
+    batch: Batch = None,
+    allow_lossy: Annotated[bool, typer.Option(help="Allow lossy encodings.")] = False,
+) -> None:
+    """Check that a strategy fits a model and a cluster and synchronizes every variable.
+
+    Says so where it can be predicted but not run (owners on dedicated server hosts).
+
+    Example: `autosync verify best.json resnet50 example-4x1`
+    """
+    from autosync.api.cli.inputs import ProfileChoice, load_domain, load_strategy
+    from autosync.errors import NotSupported
+    from autosync.search.description import describe
+    from autosync.verification import check_executed
+    from autosync.verification import verify as check
+
+    loaded = load_strategy(strategy)
+    domain = load_domain(model, cluster, batch, ProfileChoice())
+    check(loaded, domain, allow_lossy=allow_lossy)
+    out.print(f"[green]Sound:[/] {describe(loaded, domain)}")
+    try:
+        check_executed(loaded.choices, domain.world_size)
+    except NotSupported as reason:
+        warn(reason.message)

@@ -1,0 +1,45 @@
+"""`autosync worker`: works off the queue of a database."""
+
+from typing import Annotated
+
+import typer
+
+from autosync.api.cli.console import say
+from autosync.api.cli.options import (
+    DEFAULT_DATABASE,
+    DatabaseUrl,
+    Prefix,
+    RayAddress,
+    WorkerPython,
+    reach_hosts,
+)
+
+
+def worker(
+    db: DatabaseUrl = DEFAULT_DATABASE,
+    once: Annotated[bool, typer.Option(help="End when nothing waits.")] = False,
+    parent: Annotated[
+        int | None, typer.Option(hidden=True, help="Stop when this process, the parent, ends.")
+    ] = None,
+    prefix: Prefix = None,
+    python: WorkerPython = None,
+    ray_address: RayAddress = None,
+) -> None:
+    """Work off queued tunings, on any machine that reaches the database.
+
+    Ctrl-C finishes the trial at hand and gives the tuning back to the queue; a second one ends
+    at once (the tuning is then taken over after 15 s). Nothing finished is run again.
+
+    Example: `autosync worker --db postgresql://tuner@db.internal/autosync`
+    """
+    from autosync.api.cli.stopping import stop_on_signals, stop_with_parent
+    from autosync.api.db.migrate import migrate
+    from autosync.api.engine.queue_worker import work
+
+    reach_hosts(prefix, python, ray_address)
+    migrate(db)
+    stop = stop_on_signals()
+    if parent is not None:
+        stop_with_parent(parent, stop)
+    say(f"Working off the queue of {db} (Ctrl-C stops after the trial at hand)")
+    work(db, stop, once)

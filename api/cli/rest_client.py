@@ -1,0 +1,114 @@
+"""A client of the REST service, for commands that use one like anybody else would."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import httpx
+
+from autosync.errors import AutosyncError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from autosync.api.http.schemas import RankedStrategies, Trials, Tuning
+
+    Answer = TypeVar("Answer", bound=BaseModel)
+
+SILENCE_SECONDS = 60.0
+"""The service comments on a silent stream every 15 s; after four of them missing it is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One event of a tuning, as the service streams it; `state` at its end only."""
+
+    kind: str
+    message: str = ""
+    done: int = 0
+    total: int = 0
+    best_seconds: float | None = None
+    ended: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Talks to the service at `address`.
+
+    Each call raises AutosyncError with the service's own words when it refuses.
+    """
+
+    address: str
+    http: httpx.Client
+
+    def post_graph(self, text: str) -> str:
+        """The id of the graph, kept."""
+        return str(self._post("/v1/graphs", content=text)["id"])
+
+    def post_tuning(self, request: dict[str, Any]) -> str:
+        """The id of the queued tuning."""
+        return str(self._post("/v1/tunings", json=request)["id"])
+
+    def tuning(self, tuning_id: str) -> "Tuning":
+        from autosync.api.http.schemas import Tuning
+
+        return self._get(f"/v1/tunings/{tuning_id}", Tuning)
+
+    def strategies(self, tuning_id: str) -> "RankedStrategies":
+        from autosync.api.http.schemas import RankedStrategies
+
+        return self._get(f"/v1/tunings/{tuning_id}/strategies", RankedStrategies)
+
+    def trials(self, tuning_id: str) -> "Trials":
+        from autosync.api.http.schemas import Trials
+
+        return self._get(f"/v1/tunings/{tuning_id}/trials", Trials)
+
+    def bundle(self, tuning_id: str) -> str:
+        """The document that `autosync.distribute` applies."""
+        return _checked(self.http.get(f"/v1/tunings/{tuning_id}/bundle")).text
+
+    def events(self, tuning_id: str) -> Iterator[Progress]:
+        """Progress as it happens, until the tuning has ended."""
+        path = f"/v1/tunings/{tuning_id}/events"
+        with self.http.stream("GET", path, timeout=SILENCE_SECONDS) as response:
+            if response.is_error:
+                response.read()
+            _checked(response)
+            name = ""
+            for line in response.iter_lines():
+                field, _, value = line.partition(": ")
+                if field == "event":
+                    name = value
+                elif field == "data":
+                    yield _progress(name, json.loads(value))
+
+    def _post(self, path: str, **body: Any) -> Any:
+        return _checked(self.http.post(path, **body)).json()
+
+    def _get(self, path: str, schema: "type[Answer]") -> "Answer":
+        return schema.model_validate_json(_checked(self.http.get(path)).content)
+
+
+def _progress(name: str, data: dict[str, Any]) -> Progress:
+    if name == "end":
+        return Progress("done", ended=str(data["state"]))
+    keys = ("kind", "message", "done", "total", "best_seconds")
+    return Progress(**{key: data[key] for key in keys})
+
+
+def _checked(response: httpx.Response) -> httpx.Response:
+    """Raises AutosyncError with what the service's problem+json says."""
+    if not response.is_error:
+        return response
+    try:
+        problem = response.json()
+    except ValueError:
+        problem = {}
+    raise AutosyncError(
+        str(problem.get("detail") or f"the service answered {response.status_code}."),
+        thing=str(problem.get("thing", "")),
+        value=problem.get("value"),
+        remedy=str(problem.get("remedy", "")),
+    )

@@ -1,0 +1,101 @@
+"""A service of one's own, started as a process of its own and ended with the command."""
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from autosync.api.cli.logs import log_path
+from autosync.api.cli.rest_client import Client
+from autosync.errors import AutosyncError
+
+HOST = "127.0.0.1"
+START_SECONDS = 60.0
+"""A service that does not answer after so long is broken; it takes about 3 s."""
+STOP_SECONDS = 30.0
+"""How long it may finish the trial at hand before it is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """log: where it writes."""
+
+    client: Client
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @staticmethod
+    @contextmanager
+    def started(db: str, port: int) -> "Iterator[Service]":
+        """Start the service with one worker; ends it on the way out.
+
+        Raises:
+            AutosyncError: it ended at once or never answered.
+        """
+        chosen, log = free_port(port), log_path("service")
+        command = [sys.executable, "-m", "autosync.api.cli.main", "serve", "--db", db]
+        command += ["--host", HOST, "--port", str(chosen), "--workers", "1"]
+        with log.open("wb") as sink:
+            # a session of its own: Ctrl-C on the terminal reaches the command only, which ends it
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True
+            )
+        address = f"http://{HOST}:{chosen}"
+        with httpx.Client(base_url=address, timeout=60.0) as http:
+            service = Service(Client(address, http), process, log)
+            try:
+                service.wait_until_up()
+                yield service
+            finally:
+                service.stop()
+
+    def wait_until_up(self) -> None:
+        """Raises AutosyncError when the service does not come up."""
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline and self.process.poll() is None:
+            try:
+                if self.client.http.get("/v1/health").is_success:
+                    return
+            except httpx.TransportError:  # not listening yet
+                time.sleep(0.1)
+        end = self.log.read_text(errors="replace")[-500:].strip()
+        raise AutosyncError(
+            f"the service did not start: {end or 'it wrote nothing'}",
+            thing="service",
+            remedy=f"Its log: {self.log}",
+        )
+
+    def wait(self) -> None:
+        """Until Ctrl-C, or until the service ends."""
+        try:
+            self.process.wait()
+        except KeyboardInterrupt:
+            return
+
+    def stop(self) -> None:
+        """Ask it to end; kill it when it does not."""
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def free_port(wanted: int) -> int:
+    """The wanted port, or a free one where it is taken."""
+    for port in (wanted, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise AutosyncError(f"no port is free on {HOST}.", thing="port", value=wanted)

@@ -1,0 +1,176 @@
+"""Documents in the database: kept once under the hash of their content."""
+
+import hashlib
+from typing import Any, TypeVar
+
+from sqlalchemy import select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from autosync.api.db.tables import Base, ClusterRow, DomainRow, GraphRow, StrategyRow
+from autosync.cluster import Cluster
+from autosync.documents import from_json, to_json
+from autosync.domain import Domain, Optimizer, Profile
+from autosync.errors import InvalidInput, NotFound
+from autosync.graph import ModelGraph
+from autosync.search.description import describe
+from autosync.strategy import Strategy
+
+Row = TypeVar("Row", bound=Base)
+
+LARGEST = 2**62
+"""Of any count or size: columns hold 64 bits."""
+LONGEST_NAME = 200
+
+
+def insert_new(session: Session, table: type[Base], **values: Any) -> bool:
+    """Insert a row unless its key (or another unique value) is there; whether it was new."""
+    dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
+    statement = dialect.insert(table).values(**values).on_conflict_do_nothing()
+    first_key = next(iter(table.__table__.primary_key))
+    return session.execute(statement.returning(first_key)).first() is not None
+
+
+def keep_graph(session: Session, graph: ModelGraph) -> tuple[str, bool]:
+    """The graph's id, and whether it is new here."""
+    check_name("graph", graph.name)
+    sizes = (graph.batch_size, graph.parameters, graph.size_bytes)
+    flops = (f for o in graph.operations for f in (o.forward_flops, o.backward_flops))
+    for what, value in (("size", max(sizes)), ("operation", max(flops, default=0))):
+        if value > LARGEST:
+            raise InvalidInput(
+                f"graph {graph.name!r} has a {what} of {value:.3g}, which no model has.",
+                thing="graph",
+                value=f"{value:.3g}",
+                remedy="Import the module again with `autosync import`.",
+            )
+    document = to_json(graph)
+    key = _hash(document)
+    new = insert_new(
+        session,
+        GraphRow,
+        id=key,
+        name=graph.name,
+        batch_size=graph.batch_size,
+        variables=len(graph.variables),
+        parameters=graph.parameters,
+        size_bytes=graph.size_bytes,
+        document=document,
+    )
+    return key, new
+
+
+def keep_cluster(session: Session, cluster: Cluster) -> tuple[str, bool]:
+    """The cluster's id, and whether it is new here."""
+    check_name("cluster", cluster.name)
+    if cluster.world_size > 2**15:
+        raise InvalidInput(
+            f"cluster {cluster.name!r} has {cluster.world_size} devices.",
+            thing="cluster",
+            value=cluster.world_size,
+            remedy=f"At most {2**15} are supported.",
+        )
+    document = to_json(cluster)
+    key = _hash(document)
+    new = insert_new(
+        session,
+        ClusterRow,
+        id=key,
+        name=cluster.name,
+        nodes=len(cluster.nodes),
+        world_size=cluster.world_size,
+        document=document,
+    )
+    return key, new
+
+
+def keep_domain(session: Session, domain: Domain) -> str:
+    """The domain's id; its graph and cluster are kept with it."""
+    graph_id, _ = keep_graph(session, domain.graph)
+    cluster_id, _ = keep_cluster(session, domain.cluster)
+    insert_new(
+        session,
+        DomainRow,
+        id=domain.id,
+        graph_id=graph_id,
+        cluster_id=cluster_id,
+        profile=to_json(domain.profile),
+        profile_source=domain.compute_source,
+        optimizer=to_json(domain.optimizer),
+    )
+    return domain.id
+
+
+def keep_strategy(session: Session, strategy: Strategy, domain: Domain) -> str:
+    """The hash of the document as it is, name included: `load_strategies` gives back the same."""
+    document = to_json(strategy)
+    key = _hash(document)
+    insert_new(
+        session,
+        StrategyRow,
+        hash=key,
+        strategy_id=strategy.id,
+        shards=strategy.shards,
+        words=describe(strategy, domain),
+        document=document,
+    )
+    return key
+
+
+def load_graph(session: Session, key: str) -> ModelGraph:
+    return from_json(ModelGraph, found(session, GraphRow, key, "graph").document)
+
+
+def load_cluster(session: Session, key: str) -> Cluster:
+    return from_json(Cluster, found(session, ClusterRow, key, "cluster").document)
+
+
+def load_domain(session: Session, key: str) -> Domain:
+    row = found(session, DomainRow, key, "domain")
+    return Domain(
+        graph=load_graph(session, row.graph_id),
+        cluster=load_cluster(session, row.cluster_id),
+        profile=from_json(Profile, row.profile),
+        optimizer=from_json(Optimizer, row.optimizer),
+    )
+
+
+def load_strategies(session: Session, hashes: set[str]) -> dict[str, Strategy]:
+    """The strategies by the hash of their documents."""
+    rows = session.execute(
+        select(StrategyRow.hash, StrategyRow.document).where(StrategyRow.hash.in_(hashes))
+    )
+    return {key: from_json(Strategy, document) for key, document in rows}
+
+
+def found(session: Session, table: type[Row], key: str, thing: str) -> Row:
+    """The row under `key`.
+
+    Raises:
+        NotFound: nothing here goes by that id.
+    """
+    row = session.get(table, key) if key.isalnum() else None
+    if row is None:
+        raise NotFound(
+            f"there is no {thing} {key[:80]!r}.",
+            thing=thing,
+            value=key[:80],
+            remedy=f"GET /v1/{thing}s lists what there is.",
+        )
+    return row
+
+
+def check_name(thing: str, name: str) -> None:
+    """Refuses names that a table or a terminal could not show."""
+    if not name.isprintable() or not 0 < len(name) <= LONGEST_NAME:
+        raise InvalidInput(
+            f"the {thing}'s name is {name[:40]!r}; it must be 1 to {LONGEST_NAME} printable "
+            "characters.",
+            thing=f"{thing}.name",
+            value=name[:40],
+        )
+
+
+def _hash(document: str) -> str:
+    """As `autosync.documents.content_hash`, of a document that is canonical JSON already."""
+    return hashlib.sha256(document.encode()).hexdigest()[:32]

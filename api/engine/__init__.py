@@ -1,0 +1,1 @@
+"""What works off tunings: the queue, its workers, and the stores they write to."""

@@ -1,0 +1,252 @@
+"""The memory of one tuning, over the database: implements `tuning_store.Store`."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session, undefer
+
+from autosync.api.db.database import Database
+from autosync.api.db.document_store import (
+    insert_new,
+    keep_domain,
+    keep_strategy,
+    load_domain,
+    load_strategies,
+)
+from autosync.api.db.tables import ACTIVE, EventRow, ProposalRow, TrialRow, TuningRow
+from autosync.documents import from_json, to_json
+from autosync.domain import Domain
+from autosync.errors import AutosyncError, InvalidInput
+from autosync.search.loop.outcome import Event
+from autosync.search.loop.tuning_store import Phase, Proposal
+from autosync.search.space import Candidate
+from autosync.strategy import Strategy
+from autosync.trials.contract import TrialError, TrialResult
+from autosync.trials.measured_timeline import MeasuredTimeline
+
+
+class LeaseLost(AutosyncError):
+    """Another worker has taken the tuning over: this one must stop and write nothing more."""
+
+
+class Interrupted(AutosyncError):
+    """The worker is shutting down: the tuning goes back to the queue."""
+
+
+class DatabaseStore:
+    """Every call is one transaction that first checks the fencing token.
+
+    fence: the number of the claim under which the caller works.
+    interrupted: whether the worker is to stop; asked where the loop asks for cancellation.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        tuning_id: str,
+        fence: int,
+        interrupted: Callable[[], bool] = lambda: False,
+    ):
+        self.database = database
+        self.tuning_id = tuning_id
+        self.fence = fence
+        self.interrupted = interrupted
+        self._strategies: dict[str, Strategy] = {}  # documents never change: parsed once
+        self._domain: Domain | None = None
+
+    def proposals(self) -> Sequence[Proposal]:
+        with self.database.reading() as session:
+            rows = read_proposals(session, self.tuning_id)
+            unknown = {row.strategy_hash for row in rows} - self._strategies.keys()
+            self._strategies |= load_strategies(session, unknown)
+            return [proposal_of(row, self._strategies[row.strategy_hash]) for row in rows]
+
+    def trials(self) -> Sequence[TrialResult]:
+        with self.database.reading() as session:
+            return [trial_of(row) for row in read_trials(session, self.tuning_id)]
+
+    def propose(self, proposals: Sequence[Proposal]) -> None:
+        with self._fenced() as (session, tuning):
+            domain = self._domain = self._domain or load_domain(session, tuning.domain_id)
+            position = _count(session, ProposalRow, self.tuning_id)
+            for proposal in proposals:
+                strategy_hash = keep_strategy(session, proposal.candidate.strategy, domain)
+                row = _proposal_columns(proposal, position, strategy_hash)
+                position += insert_new(session, ProposalRow, tuning_id=self.tuning_id, **row)
+
+    def record(self, result: TrialResult) -> None:
+        with self._fenced() as (session, tuning):
+            proposal = session.get(ProposalRow, (self.tuning_id, result.key))
+            if proposal is None:
+                raise _refused(result.key, "is no proposal of this tuning")
+            position = _count(session, TrialRow, self.tuning_id)
+            if not _keep_trial(session, tuning, proposal, position, result):
+                raise _refused(result.key, "is recorded already")
+
+    def cancelled(self) -> bool:
+        """Raises LeaseLost or Interrupted when the worker must not go on."""
+        if self.interrupted():
+            raise Interrupted("the worker is shutting down.", thing="worker", value=self.tuning_id)
+        with self.database.reading() as session:
+            tuning = session.get_one(TuningRow, self.tuning_id)
+            _check_fence(tuning, self.fence)
+            return tuning.state == "cancelling"
+
+    def report(self, event: Event) -> None:
+        """Write progress: an event, and the tuning's own columns."""
+        with self._fenced() as (session, tuning):
+            tuning.phase, tuning.message = event.kind, clean(event.message)
+            tuning.done, tuning.total = event.done, event.total
+            if event.best_seconds is not None:
+                tuning.best_seconds = event.best_seconds
+            if event.kind == "ranking" and event.done == event.total:
+                tuning.ranked += event.done
+            add_event(session, self.tuning_id, event)
+
+    def use_domain(self, domain: Domain) -> None:
+        """From now on the tuning is about this domain: the same, with costs measured."""
+        with self._fenced() as (session, tuning):
+            tuning.domain_id = keep_domain(session, domain)
+            self._domain = domain
+
+    @contextmanager
+    def _fenced(self) -> Iterator[tuple[Session, TuningRow]]:
+        with self.database.writing() as session:
+            tuning = session.get_one(TuningRow, self.tuning_id, with_for_update=True)
+            _check_fence(tuning, self.fence)
+            yield session, tuning
+
+
+def _check_fence(tuning: TuningRow, fence: int) -> None:
+    if tuning.fence != fence or tuning.state not in ACTIVE:
+        raise LeaseLost(
+            f"tuning {tuning.id} is {tuning.state} under claim {tuning.fence}, not {fence}.",
+            thing="tuning",
+            value=tuning.id,
+            remedy="Another worker goes on with it.",
+        )
+
+
+def read_proposals(session: Session, tuning_id: str) -> Sequence[ProposalRow]:
+    query = select(ProposalRow).where(ProposalRow.tuning_id == tuning_id)
+    return session.scalars(query.order_by(ProposalRow.position)).all()
+
+
+def read_trials(session: Session, tuning_id: str) -> Sequence[TrialRow]:
+    query = select(TrialRow).where(TrialRow.tuning_id == tuning_id)
+    whole = query.order_by(TrialRow.position).options(undefer(TrialRow.timeline))
+    return session.scalars(whole).all()
+
+
+def proposal_of(row: ProposalRow, strategy: Strategy) -> Proposal:
+    candidate = Candidate(
+        strategy, row.predicted_seconds, row.simulator, row.origin, row.seed, row.index
+    )
+    phase: Phase = "confirm" if row.phase == "confirm" else "search"
+    return Proposal(row.key, phase, row.round, candidate)
+
+
+def trial_of(row: TrialRow) -> TrialResult:
+    error = timeline = None
+    if row.timeline is not None:
+        timeline = from_json(MeasuredTimeline, row.timeline)
+    if row.error_kind is not None:
+        error = TrialError(
+            row.error_kind,  # type: ignore[arg-type]  # written from the same literal
+            row.error_message or "",
+            row.error_stderr or "",
+        )
+    return TrialResult(
+        key=row.key,
+        iteration_seconds=tuple(row.iteration_seconds),
+        step_seconds=row.step_seconds,
+        spread=row.spread,
+        error=error,
+        launcher=row.launcher,
+        byte_scale=row.byte_scale,
+        time_scale=row.time_scale,
+        load=row.load,
+        overhead_seconds=row.overhead_seconds,
+        peak_memory_bytes=row.peak_memory_bytes,
+        sent_bytes=tuple(row.sent_bytes or ()),
+        timeline=timeline,
+        versions=tuple((name, version) for name, version in row.versions),
+    )
+
+
+def add_event(session: Session, tuning_id: str, event: Event) -> None:
+    session.add(
+        EventRow(
+            tuning_id=tuning_id,
+            kind=event.kind,
+            message=clean(event.message),
+            done=event.done,
+            total=event.total,
+            best_seconds=event.best_seconds,
+        )
+    )
+
+
+def clean(text: str) -> str:
+    """Without NUL and lone surrogates, which PostgreSQL refuses (a crash may print anything)."""
+    return text.replace("\x00", "").encode("utf-8", "replace").decode()
+
+
+def _proposal_columns(proposal: Proposal, position: int, strategy_hash: str) -> dict[str, Any]:
+    candidate = proposal.candidate
+    return {
+        "key": proposal.key,
+        "position": position,
+        "phase": proposal.phase,
+        "round": proposal.round,
+        "strategy_hash": strategy_hash,
+        "strategy_id": candidate.strategy.id,
+        "predicted_seconds": candidate.predicted_seconds,
+        "simulator": candidate.simulator,
+        "origin": candidate.origin,
+        "seed": candidate.seed,
+        "index": candidate.index,
+    }
+
+
+def _keep_trial(
+    session: Session, tuning: TuningRow, proposal: ProposalRow, position: int, result: TrialResult
+) -> bool:
+    error = result.error
+    return insert_new(
+        session,
+        TrialRow,
+        tuning_id=tuning.id,
+        key=result.key,
+        position=position,
+        domain_id=tuning.domain_id,
+        strategy_id=proposal.strategy_id,
+        step_seconds=result.step_seconds,
+        spread=result.spread,
+        iteration_seconds=list(result.iteration_seconds),
+        error_kind=error and error.kind,
+        error_message=error and clean(error.message),
+        error_stderr=error and clean(error.stderr_tail),
+        launcher=result.launcher,
+        byte_scale=result.byte_scale,
+        time_scale=result.time_scale,
+        load=result.load,
+        overhead_seconds=result.overhead_seconds,
+        peak_memory_bytes=result.peak_memory_bytes,
+        sent_bytes=list(result.sent_bytes),
+        timeline=result.timeline and to_json(result.timeline),
+        versions=[list(pair) for pair in result.versions],
+        fence=tuning.fence,
+        worker=tuning.worker,
+    )
+
+
+def _count(session: Session, table: type[ProposalRow] | type[TrialRow], tuning_id: str) -> int:
+    query = select(func.count()).select_from(table).where(table.tuning_id == tuning_id)
+    return session.scalar(query) or 0
+
+
+def _refused(key: str, why: str) -> InvalidInput:
+    return InvalidInput(f"the trial {key!r} {why}.", thing="trial", value=key)

@@ -1,0 +1,60 @@
+"""Before a tuning: what messages cost where it runs, and what kernels take, measured."""
+
+from dataclasses import replace
+
+from autosync.api.engine.database_store import DatabaseStore
+from autosync.api.engine.tuning_job import Job
+from autosync.errors import InvalidInput, NotSupported
+from autosync.search.cluster_probe import probe_costs
+from autosync.search.loop.outcome import Event
+from autosync.trials.contract import Launcher
+from autosync.trials.probe.kernel_profile import kernel_profile
+from autosync.trials.probe.message_costs import timing_pool
+
+
+def calibrated(job: Job, store: DatabaseStore, launcher: Launcher) -> Job:
+    """The job on a cluster with fitted communication costs; they become part of its domain.
+
+    A job that brings costs, has begun, or asks for no probing stays as it is. Where its launcher
+    cannot probe, the costs stay assumed and the tuning says so.
+    """
+    if job.domain.cluster.costs or not job.settings.probe or store.proposals():
+        return job
+    store.report(Event("opening", "measuring what messages cost"))
+    try:
+        found = probe_costs(
+            launcher,
+            job.domain.cluster,
+            job.byte_scale,
+            job.time_scale,
+            brief=True,
+            compute=job.compute,
+            device=job.device,
+        )
+    except (NotSupported, InvalidInput) as reason:
+        store.report(Event("opening", f"message costs are assumed: {reason.message}"))
+        return job
+    domain = replace(job.domain, cluster=found.cluster)
+    store.use_domain(domain)
+    return replace(job, domain=domain)
+
+
+def profiled(job: Job, store: DatabaseStore, launcher: Launcher) -> Job:
+    """The job with the profile of its kernels, measured on its workers; part of its domain.
+
+    A job whose compute is waited out keeps its profile, since that is what it waits; one that has
+    begun keeps the profile that it began with.
+
+    Raises:
+        NotSupported: as `launcher.open`; or the workers could not run the kernels.
+    """
+    if job.compute != "kernels" or store.proposals():
+        return job
+    store.report(Event("opening", "measuring what the kernels take"))
+    with timing_pool(launcher, job.workload) as pool:
+        profile = kernel_profile(pool)
+    domain = replace(job.domain, profile=profile)
+    store.use_domain(domain)
+    seconds = f"{profile.compute_seconds * 1e3:.1f} ms an iteration"
+    store.report(Event("opening", f"predicting from {seconds} of compute: {profile.note}"))
+    return replace(job, domain=domain)

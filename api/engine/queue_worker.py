@@ -1,0 +1,153 @@
+"""The worker: claims tunings, runs the tuning loop, renews its lease meanwhile."""
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from sqlalchemy.exc import OperationalError
+
+from autosync.api.db.database import Database, connect
+from autosync.api.engine import job_queue
+from autosync.api.engine.database_store import DatabaseStore, Interrupted, LeaseLost
+from autosync.api.engine.domain_measurement import calibrated, profiled
+from autosync.api.engine.job_queue import LEASE_SECONDS, Claim
+from autosync.api.engine.registry import launcher_named
+from autosync.api.engine.tuning_job import load_job, outcome_row, run_job
+from autosync.errors import AutosyncError
+from autosync.trials.contract import Launcher
+
+POLL_SECONDS = 1.0
+MOST_CLAIMS = 50
+"""A tuning that was started this often and never ended takes its worker down with it."""
+log = logging.getLogger(__name__)
+
+
+def work(
+    url: str,
+    stop: threading.Event,
+    once: bool = False,
+    *,
+    launcher_of: Callable[[str], Launcher] = launcher_named,
+    lease_seconds: float = LEASE_SECONDS,
+) -> None:
+    """Work off the queue until `stop`; with `once`, until nothing waits.
+
+    When stopped in the middle of a tuning, finishes the trial at hand and gives the tuning back.
+    """
+    database = connect(url)
+    name = f"{socket.gethostname()}:{os.getpid()}"
+    try:
+        while not stop.is_set():
+            try:
+                held = job_queue.claim(database, name, lease_seconds)
+                if held is not None:
+                    run_claim(database, held, stop, launcher_of, lease_seconds)
+                    continue
+            except OperationalError as error:  # the database is away: a claim ends by its lease
+                log.warning("database: %s", error)
+            if once and held is None:
+                return
+            stop.wait(POLL_SECONDS)
+    finally:
+        database.close()
+
+
+def run_claim(
+    database: Database,
+    held: Claim,
+    stop: threading.Event,
+    launcher_of: Callable[[str], Launcher] = launcher_named,
+    lease_seconds: float = LEASE_SECONDS,
+) -> None:
+    """Run one claimed tuning to one of its ends.
+
+    Raises:
+        OperationalError: the database is away.
+    """
+    store = DatabaseStore(database, held.tuning_id, held.fence, stop.is_set)
+    log.info("tuning %s: claimed (claim %d)", held.tuning_id, held.fence)
+    try:
+        with _lease(database, held, lease_seconds):
+            _run(database, held, store, launcher_of)
+    except LeaseLost as error:
+        log.warning("%s", error)
+    except Interrupted:
+        job_queue.release(database, held)
+        log.info("tuning %s: given back to the queue", held.tuning_id)
+
+
+def _run(
+    database: Database, held: Claim, store: DatabaseStore, launcher_of: Callable[[str], Launcher]
+) -> None:
+    try:
+        if held.fence > MOST_CLAIMS:
+            raise _keeps_dying(held)
+        with database.reading() as session:
+            job = load_job(session, held.tuning_id)
+        if store.cancelled():
+            return job_queue.end_cancelled(database, held)
+        job = calibrated(job, store, launcher_of(job.launcher))
+        job = profiled(job, store, launcher_of(job.launcher))
+        outcome = run_job(job, store, launcher_of)
+        if store.cancelled():
+            return job_queue.end_cancelled(database, held)
+        ran_on = ", ".join(dict.fromkeys(trial.launcher for trial in store.trials()))
+        job_queue.finish(database, held, outcome_row(held.tuning_id, job, outcome, ran_on))
+        log.info("tuning %s: finished", held.tuning_id)
+    except (LeaseLost, Interrupted, OperationalError):
+        raise
+    except AutosyncError as error:
+        _end_without_answer(database, held, store, str(error))
+    except Exception as error:  # process boundary: one broken tuning must not end the worker
+        log.exception("tuning %s failed", held.tuning_id)
+        _end_without_answer(database, held, store, f"{type(error).__name__}: {error}")
+
+
+def _keeps_dying(held: Claim) -> AutosyncError:
+    return AutosyncError(
+        f"the tuning was claimed {held.fence} times and never came to its end.",
+        thing="tuning",
+        value=held.tuning_id,
+        remedy="Its worker keeps dying: look at the worker's log and at free memory.",
+    )
+
+
+def _end_without_answer(database: Database, held: Claim, store: DatabaseStore, error: str) -> None:
+    """A tuning that was cancelled before DDP was measured has no answer, and did not fail."""
+    if store.cancelled():
+        job_queue.end_cancelled(database, held)
+    else:
+        job_queue.fail(database, held, error)
+
+
+@contextmanager
+def _lease(database: Database, held: Claim, lease_seconds: float) -> Iterator[None]:
+    """Renew the lease on a thread of its own while the block runs."""
+    done = threading.Event()
+    thread = threading.Thread(
+        target=_renew, args=(database, held, lease_seconds, done), name="lease", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _renew(database: Database, held: Claim, lease_seconds: float, done: threading.Event) -> None:
+    """Until `done`, or until the claim no longer holds: the store refuses from then on."""
+    renewed = time.monotonic()
+    while not done.wait(lease_seconds / 3):
+        try:
+            if not job_queue.heartbeat(database, held, lease_seconds):
+                return
+            renewed = time.monotonic()
+        except OperationalError as error:  # the database may come back before the lease ends
+            log.warning("lease of %s not renewed: %s", held.tuning_id, error)
+            if time.monotonic() - renewed > lease_seconds:
+                return

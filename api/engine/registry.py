@@ -1,0 +1,102 @@
+"""The one table from names in requests to launchers and simulators."""
+
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from autosync.errors import NotFound, NotSupported
+from autosync.simulator.contract import Simulator
+from autosync.trials.contract import Launcher, Pool, Workload
+
+LauncherName = Literal["auto", "testbed", "local", "command", "ray"]
+REAL_CLUSTERS = frozenset({"command", "ray"})
+"""Launchers whose links are the cluster's own: nothing is scaled unless it is asked for."""
+
+PREFIX, PYTHON, RAY_ADDRESS = "AUTOSYNC_PREFIX", "AUTOSYNC_PYTHON", "AUTOSYNC_RAY_ADDRESS"
+"""Environment variables by which the operator of a worker says how hosts are reached. A request
+only names the launcher: it never carries a command or an address to connect to."""
+
+SIMULATORS = {
+    "learned": ("autosync.simulator.learned.learned_simulators", "gaussian_simulator"),
+    "timeline": ("autosync.simulator.timeline.timeline_simulator", "TimelineSimulator"),
+    "analytic": ("autosync.simulator.analytic", "AnalyticSimulator"),
+}
+"""By module and factory: a ranking by the timeline need not load torch for the learned one."""
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AutoLauncher:
+    """The testbed where this machine can have one, else local processes, said so in the log and
+    on every trial (`TrialResult.launcher`)."""
+
+    name: str = "auto"
+
+    def open(self, workload: Workload) -> Pool:
+        from autosync.trials.launchers.local_launcher import LocalLauncher
+        from autosync.trials.launchers.testbed_launcher import TestbedLauncher
+
+        try:
+            return TestbedLauncher().open(workload)
+        except NotSupported as error:
+            log.warning("trials run on local processes with unshaped links: %s", error)
+            return LocalLauncher().open(workload)
+
+
+def launcher_named(name: str) -> Launcher:
+    """Raises NotFound, which lists the names there are; NotSupported as `check_launcher`."""
+    check_launcher(name)
+    # imported here: the service knows the names without loading torch
+    from autosync.trials.launchers.command_launcher import CommandLauncher
+    from autosync.trials.launchers.local_launcher import LocalLauncher
+    from autosync.trials.launchers.ray_launcher import RayLauncher
+    from autosync.trials.launchers.testbed_launcher import TestbedLauncher
+
+    known: dict[str, Callable[[], Launcher]] = {
+        "auto": AutoLauncher,
+        "testbed": TestbedLauncher,
+        "local": LocalLauncher,
+        "command": lambda: CommandLauncher(
+            os.environ[PREFIX], os.environ.get(PYTHON) or sys.executable
+        ),
+        "ray": lambda: RayLauncher(os.environ[RAY_ADDRESS]),
+    }
+    return known[name]()
+
+
+def check_launcher(name: str) -> None:
+    """Raises NotFound, which lists the names there are; NotSupported where the operator has not
+    said how the launcher reaches its hosts."""
+    if name not in get_args(LauncherName):
+        raise _unknown("launcher", name, get_args(LauncherName))
+    needed = {"command": (PREFIX, "--prefix"), "ray": (RAY_ADDRESS, "--ray-address")}
+    if name in needed and not os.environ.get(needed[name][0]):
+        variable, option = needed[name]
+        raise NotSupported(
+            f"the launcher {name!r} is not set up here.",
+            thing="launcher",
+            value=name,
+            remedy=f"Whoever starts the service or worker sets {variable} (or {option}).",
+        )
+
+
+def simulator_named(name: str) -> Simulator:
+    """Raises NotFound, which lists the names there are."""
+    if name not in SIMULATORS:
+        raise _unknown("simulator", name, tuple(SIMULATORS))
+    module, factory = SIMULATORS[name]
+    made: Simulator = getattr(importlib.import_module(module), factory)()
+    return made
+
+
+def _unknown(thing: str, name: str, known: tuple[str, ...]) -> NotFound:
+    return NotFound(
+        f"there is no {thing} {name!r}.",
+        thing=thing,
+        value=name,
+        remedy=f"There are: {', '.join(known)}.",
+    )

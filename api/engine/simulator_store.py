@@ -1,0 +1,196 @@
+"""Trained simulators: kept under names in the database, and found by them.
+
+What is kept was proven to be what its card says. A name means the same tensors for ever: to give
+it to others, it is removed first, which a tuning that needs it prevents.
+"""
+
+import re
+from collections.abc import Sequence
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session, undefer
+
+from autosync.api.db.database import Database
+from autosync.api.db.document_store import insert_new
+from autosync.api.db.tables import ACTIVE, SimulatorRow, TuningRow
+from autosync.api.engine.database_store import clean
+from autosync.api.engine.registry import SIMULATORS, simulator_named
+from autosync.documents import from_json, to_json
+from autosync.domain import Domain
+from autosync.errors import InvalidInput, NotFound, NotSupported
+from autosync.simulator.contract import Simulator
+
+# Checkpoints load torch, so they are imported where one is read: a service without any needs none.
+
+NEAREST = "nearest"
+"""Stands for the trained simulator that has learned from a domain most like the one at hand."""
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}", re.ASCII)
+LARGEST_CARD_BYTES = 2**20
+"""A card with a hundred source domains has a hundredth of it."""
+
+
+def keep_simulator(database: Database, name: str, card: bytes, weights: bytes) -> bool:
+    """Keep a checkpoint, the two files of `save_checkpoint`; whether it is new under this name.
+
+    Raises:
+        InvalidInput: the name cannot be used, the files are no checkpoint or not one of each
+            other, or it was trained on other features than this version's.
+        NotSupported: the name is another checkpoint's.
+    """
+    from autosync.simulator.learned.checkpoint import Card, restore
+
+    check_name(name)
+    if len(card) > LARGEST_CARD_BYTES:
+        raise InvalidInput(
+            f"the card has {len(card)} bytes; the limit is {LARGEST_CARD_BYTES}.",
+            thing="card",
+            value=len(card),
+            remedy="Give the .json that lies beside the tensors.",
+        )
+    said = from_json(Card, card, source="card")
+    restore(said, weights, name)
+    text = to_json(said)
+    with database.writing() as session:
+        new = insert_new(
+            session,
+            SimulatorRow,
+            name=name,
+            kind=said.kind,
+            feature_version=said.feature_version,
+            domains=len(said.sources),
+            trials=said.trials,
+            accuracy=said.accuracy,
+            unseen=clean(said.unseen),
+            size_bytes=len(weights),
+            card=text,
+            weights=weights,
+        )
+        kept = _whole(session, name)
+        if (kept.card, kept.weights) != (text, weights):
+            raise NotSupported(
+                f"the name {name!r} is another simulator's.",
+                thing="simulator",
+                value=name,
+                remedy="Choose another name, or remove that one first.",
+            )
+    return new
+
+
+def check_name(name: str) -> None:
+    """Raises InvalidInput where a simulator cannot be called so."""
+    reserved = (*SIMULATORS, NEAREST)
+    if NAME.fullmatch(name) and name not in reserved:
+        return
+    raise InvalidInput(
+        f"a simulator cannot be called {name[:40]!r}.",
+        thing="simulator",
+        value=name[:40],
+        remedy="Use 1 to 32 lower-case letters, digits, dots, hyphens and underscores, a letter or "
+        f"digit first, but none of {', '.join(reserved)}.",
+    )
+
+
+def list_simulators(session: Session, limit: int = 500, offset: int = 0) -> Sequence[SimulatorRow]:
+    """Without their cards and tensors, by name."""
+    query = select(SimulatorRow).order_by(SimulatorRow.name).limit(limit).offset(offset)
+    return session.scalars(query).all()
+
+
+def simulator_of(session: Session, name: str) -> Simulator:
+    """A bundled simulator by its name, or a trained one as it was saved.
+
+    Raises:
+        NotFound: neither; lists what there is.
+        InvalidInput: it was trained on other features than this version's.
+    """
+    return simulator_named(name) if name in SIMULATORS else _restored(_whole(session, name))
+
+
+def hold_simulator(session: Session, name: str, domain: Domain) -> str:
+    """The simulator's own name; a trained one is not removed before the transaction ends.
+
+    Raises:
+        NotFound, InvalidInput: as `simulator_of` and `own_name`.
+    """
+    name = own_name(session, name, domain)
+    if name not in SIMULATORS:
+        _restored(_whole(session, name, lock=True))
+    return name
+
+
+def own_name(session: Session, name: str, domain: Domain) -> str:
+    """The name itself, or that of the trained simulator for which NEAREST stands.
+
+    Raises:
+        NotFound: there is none that reads this version's features.
+    """
+    if name != NEAREST:
+        return name
+    from autosync.simulator.learned.checkpoint import Card
+    from autosync.simulator.learned.features import FEATURE_VERSION
+    from autosync.simulator.learned.transfer import nearest_checkpoint
+
+    readable = (SimulatorRow.feature_version == FEATURE_VERSION, SimulatorRow.domains > 0)
+    query = select(SimulatorRow.name, SimulatorRow.card).where(*readable)
+    found = session.execute(query.order_by(SimulatorRow.name)).all()
+    if not found:
+        raise NotFound(
+            f"no trained simulator here reads features of version {FEATURE_VERSION}.",
+            thing="simulator",
+            value=name,
+            remedy="Keep one first (`autosync simulator add`), or use learned.",
+        )
+    cards = [from_json(Card, row.card, source="card") for row in found]
+    return str(found[nearest_checkpoint(domain, cards)].name)
+
+
+def checkpoint_files(session: Session, name: str) -> tuple[str, bytes]:
+    """The card (JSON) and the tensors (safetensors) of a trained simulator; raises NotFound."""
+    row = _whole(session, name)
+    return row.card, row.weights
+
+
+def remove_simulator(database: Database, name: str) -> None:
+    """Raises NotFound; NotSupported while a tuning that is not at its end uses it."""
+    with database.writing() as session:
+        row = _whole(session, name, lock=True)
+        query = select(TuningRow.id).where(
+            TuningRow.simulator == name, TuningRow.state.in_(("queued", *ACTIVE))
+        )
+        if (user := session.scalars(query).first()) is not None:
+            raise NotSupported(
+                f"simulator {name!r} is used by tuning {user}.",
+                thing="simulator",
+                value=name,
+                remedy="Wait for its end, or cancel it.",
+            )
+        session.delete(row)
+
+
+def _restored(row: SimulatorRow) -> Simulator:
+    from autosync.simulator.learned.checkpoint import Card, restore
+
+    return restore(from_json(Card, row.card, source="card"), row.weights, row.name)
+
+
+def _whole(session: Session, name: str, lock: bool = False) -> SimulatorRow:
+    """The row with its card and tensors.
+
+    Raises:
+        NotFound: lists the simulators there are.
+    """
+    whole = (undefer(SimulatorRow.card), undefer(SimulatorRow.weights))
+    query = select(SimulatorRow).where(SimulatorRow.name == name).options(*whole)
+    if lock:
+        query = query.with_for_update()
+    # what cannot be a name is not looked up: PostgreSQL refuses to compare with a NUL
+    row = session.scalars(query).first() if NAME.fullmatch(name) else None
+    if row is not None:
+        return row
+    known = (*SIMULATORS, *(each.name for each in list_simulators(session)))
+    raise NotFound(
+        f"there is no trained simulator {name[:40]!r}.",
+        thing="simulator",
+        value=name[:40],
+        remedy=f"There are: {', '.join(known)}.",
+    )

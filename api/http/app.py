@@ -1,0 +1,70 @@
+"""The service: REST API and dashboard over one database."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI
+from fastapi.staticfiles import StaticFiles
+
+from autosync.api.db.database import Database, connect
+from autosync.api.db.migrate import migrate
+from autosync.api.http import openapi, problems
+from autosync.api.http.body_limits import MAX_BODY_BYTES, BodyLimit
+from autosync.api.http.routes import (
+    document_routes,
+    pages,
+    service_routes,
+    simulator_routes,
+    tuning_routes,
+)
+from autosync.api.http.security import LOOPBACK_HOSTS, Access, Guard
+
+STATIC = Path(__file__).parent / "static"
+GRACE_SECONDS = 3
+"""On shutdown, event streams that are still open are cut off after this."""
+
+
+def create_app(
+    database: Database, access: Access | None = None, max_body_bytes: int = MAX_BODY_BYTES
+) -> FastAPI:
+    """The ASGI application. The database must be migrated; it is closed at the end."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        database.close()
+
+    app = FastAPI(title="AutoSync", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.database = database
+    for module in (document_routes, tuning_routes, simulator_routes, service_routes, pages):
+        app.include_router(module.router)
+    app.mount("/static", StaticFiles(directory=STATIC), name="static")
+    problems.install(app, pages.error_page)
+    openapi.install(app)
+    app.add_middleware(BodyLimit, max_body_bytes=max_body_bytes)
+    app.add_middleware(Guard, access=access or Access())
+    return app
+
+
+def serve(
+    url: str,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    token: str | None = None,
+    hosts: tuple[str, ...] | None = None,
+) -> None:
+    """Migrate the database and serve until interrupted. Workers run elsewhere
+    (`autosync.api.engine.queue_worker`).
+
+    hosts: names under which the service may be addressed; by default the loopback ones, or any
+        where `host` is another address.
+    """
+    migrate(url)
+    if hosts is None:
+        hosts = LOOPBACK_HOSTS if host in LOOPBACK_HOSTS else ()
+    app = create_app(connect(url), Access(token, hosts))
+    uvicorn.run(
+        app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=GRACE_SECONDS
+    )

@@ -1,0 +1,34 @@
+"""What routes ask for: the database, a transaction, a limited body, a page of a list."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from fastapi import Depends, Header, Path, Query, Request
+from sqlalchemy.orm import Session
+
+from autosync.api.db.database import Database
+
+
+def database_of(request: Request) -> Database:
+    database: Database = request.app.state.database
+    return database
+
+
+DatabaseDep = Annotated[Database, Depends(database_of)]
+
+
+def _reading(database: DatabaseDep) -> Iterator[Session]:
+    with database.reading() as session:
+        yield session
+
+
+async def _body(request: Request) -> bytes:
+    return await request.body()  # limited by `autosync.api.http.body_limits.BodyLimit`
+
+
+Reading = Annotated[Session, Depends(_reading, scope="function")]
+Body = Annotated[bytes, Depends(_body)]
+Id = Annotated[str, Path(max_length=200)]
+Limit = Annotated[int, Query(ge=1, le=500, description="How many, at most.")]
+Offset = Annotated[int, Query(ge=0, lt=2**31, description="How many to skip.")]
+LastEvent = Annotated[int, Header(alias="Last-Event-ID", ge=0, lt=2**53)]

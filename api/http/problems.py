@@ -1,0 +1,154 @@
+"""Errors as application/problem+json: what is wrong, the thing, the value, the way out."""
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from sqlalchemy.exc import OperationalError
+from starlette.exceptions import HTTPException
+
+from autosync.api.http.schemas import Problem
+from autosync.errors import AutosyncError, NotFound, NotSupported
+
+MEDIA_TYPE = "application/problem+json"
+REMEDIES = {
+    400: "Send one JSON document in UTF-8, nested as GET /docs shows.",
+    401: "Send the header `Authorization: Bearer TOKEN`, or the token as a browser's password.",
+    404: "GET /docs lists the paths there are.",
+    405: "GET /docs lists the methods of each path.",
+    413: "Graphs, clusters and trained simulators are uploaded, never a model's weights.",
+}
+log = logging.getLogger(__name__)
+
+
+Handler = Callable[[Request, Exception], Response]
+Page = Callable[[Request, dict[str, Any]], Response]
+
+
+def install(app: FastAPI, page: Page) -> None:
+    """page: shows a problem to someone who looks at the dashboard with a browser."""
+    for kind, handler in (
+        (AutosyncError, _refused),
+        (RequestValidationError, _invalid),
+        (HTTPException, _http),
+        (OperationalError, _database),
+        (Exception, _defect),
+    ):
+        app.exception_handler(kind)(_for_reader(handler, page))
+
+
+def _for_reader(handler: Handler, page: Page) -> Handler:
+    def answer(request: Request, error: Exception) -> Response:
+        response = handler(request, error)
+        for_api = request.url.path.startswith(("/v1", "/openapi"))
+        if for_api or "text/html" not in request.headers.get("accept", ""):
+            return response
+        return page(request, json.loads(bytes(response.body)))
+
+    return answer
+
+
+def problem(
+    status: int,
+    title: str,
+    detail: str,
+    *,
+    thing: str = "",
+    value: object = "",
+    remedy: str = "",
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    body = Problem(
+        type=f"urn:autosync:{title.lower().replace(' ', '-')}",
+        title=title,
+        status=status,
+        detail=_shown(detail, 2000),
+        thing=_shown(thing, 200),
+        value=_shown(value, 200),
+        remedy=_shown(remedy, 2000),
+    )
+    return Response(body.model_dump_json(), status, dict(headers or {}), MEDIA_TYPE)
+
+
+def status_of(error: AutosyncError) -> int:
+    if isinstance(error, NotFound):
+        return 404
+    return 409 if isinstance(error, NotSupported) else 422
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, AutosyncError)
+    status = status_of(error)
+    title = {404: "Not found", 409: "Not possible", 422: "Invalid input"}[status]
+    return problem(
+        status, title, error.message, thing=error.thing, value=error.value, remedy=error.remedy
+    )
+
+
+def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    if isinstance(cause := first.get("ctx", {}).get("error"), AutosyncError):
+        return _refused(request, cause)
+    where = [str(part) for part in first["loc"]]
+    name = ".".join(where[1:]) or where[0]
+    value = _shown(repr(first["input"]), 80)
+    detail = f"{where[0]} {name}: {first['msg']}, got {value}."
+    if first["type"] == "json_invalid":
+        name, value = "body", ""
+        detail = f"the body is no JSON: {first['ctx']['error']} at character {where[-1]}."
+    return problem(
+        422,
+        "Invalid input",
+        detail,
+        thing=name,
+        value=value,
+        remedy="GET /docs shows what this request takes.",
+    )
+
+
+def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return problem(
+        error.status_code,
+        {401: "Not authorized", 404: "Not found", 413: "Too large"}.get(
+            error.status_code, "Refused"
+        ),
+        str(error.detail),
+        thing=request.url.path,
+        remedy=REMEDIES.get(error.status_code, ""),
+        headers=error.headers,
+    )
+
+
+def _database(request: Request, error: Exception) -> Response:
+    log.error("database: %s", error)
+    return problem(
+        503,
+        "Database unavailable",
+        "the database does not answer.",
+        thing="database",
+        remedy="Try again; if it stays, look at the service's log.",
+        headers={"Retry-After": "5"},
+    )
+
+
+def _defect(request: Request, error: Exception) -> Response:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return problem(
+        500,
+        "Defect",
+        f"unexpected {type(error).__name__}: this is a defect of autosync.",
+        thing=request.url.path,
+        remedy="The service's log has the traceback.",
+    )
+
+
+def _shown(value: object, longest: int) -> str:
+    text = "" if value is None else str(value)
+    text = text.encode("utf-8", "replace").decode()
+    return text if len(text) <= longest else text[: longest - 3] + "..."

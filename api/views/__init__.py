@@ -1,0 +1,1 @@
+"""Reading the database for people: reports, exports, timelines."""

@@ -1,0 +1,157 @@
+"""One strategy's iteration, predicted and measured, side by side."""
+
+from dataclasses import asdict, dataclass
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from autosync.api.db.document_store import found, load_domain
+from autosync.api.db.tables import OutcomeRow, ProposalRow, StrategyRow, TrialRow, TuningRow
+from autosync.api.http import schemas
+from autosync.documents import from_json
+from autosync.domain import Domain
+from autosync.errors import NotFound
+from autosync.plan import plan_of
+from autosync.population import encode
+from autosync.search.loop.outcome import is_ddp
+from autosync.simulator.numba_compiler import compile_plans_fast
+from autosync.simulator.timeline.chrome_trace import chrome_trace
+from autosync.simulator.timeline.iteration_trace import Trace, predicted_iteration
+from autosync.simulator.timeline.measured_iteration import (
+    Difference,
+    differences,
+    measured_iteration,
+    turns,
+)
+from autosync.strategy import Strategy
+from autosync.trials.measured_timeline import MeasuredTimeline
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A strategy of a tuning with the timeline of its trial `key`, if one recorded it."""
+
+    tuning_id: str
+    strategy: Strategy
+    words: str
+    domain: Domain
+    key: str | None
+    timeline: MeasuredTimeline | None
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """measured: None where nothing was recorded; without messages under torch's own DDP."""
+
+    predicted: Trace
+    measured: Trace | None
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        return differences(self.predicted, self.measured) if self.measured else ()
+
+    def chrome(self) -> str:
+        """Both for Chrome's trace viewer."""
+        if self.measured is None:
+            return chrome_trace(predicted=self.predicted)
+        return chrome_trace(predicted=self.predicted, measured=self.measured)
+
+
+def recorded(session: Session, tuning_id: str, strategy_id: str | None = None) -> Recorded:
+    """What the tuning recorded of a strategy; by default of its answer, or before that of DDP,
+    which is tried first.
+
+    Raises:
+        NotFound: no such tuning, or it has not proposed the strategy (or any).
+    """
+    tuning = found(session, TuningRow, tuning_id, "tuning")
+    row = _proposed(session, tuning_id, strategy_id)
+    if row is None:
+        raise NotFound(
+            f"tuning {tuning_id} has proposed no strategy {(strategy_id or '')[:80]!r}.",
+            thing="strategy",
+            value=(strategy_id or "")[:80],
+            remedy=f"GET /v1/tunings/{tuning_id}/strategies lists them.",
+        )
+    trial = session.execute(
+        select(TrialRow.key, TrialRow.domain_id, TrialRow.timeline)
+        .where(TrialRow.tuning_id == tuning_id, TrialRow.strategy_id == row.strategy_id)
+        .where(TrialRow.timeline.is_not(None))
+        .order_by(TrialRow.position.desc())
+    ).first()
+    key, domain_id, document = trial or (None, tuning.domain_id, None)
+    return Recorded(
+        tuning_id=tuning_id,
+        strategy=from_json(Strategy, row.document),
+        words=row.words,
+        domain=load_domain(session, domain_id),
+        key=key,
+        timeline=None if document is None else from_json(MeasuredTimeline, document),
+    )
+
+
+def newest_recorded(session: Session, domain_id: str, strategy_id: str) -> Recorded | None:
+    """The latest trial of the strategy in the domain that recorded its timeline, of any tuning."""
+    tuning_id = session.scalars(
+        select(TrialRow.tuning_id)
+        .where(TrialRow.domain_id == domain_id, TrialRow.strategy_id == strategy_id)
+        .where(TrialRow.timeline.is_not(None))
+        .order_by(TrialRow.created_at.desc())
+        .limit(1)
+    ).first()
+    return None if tuning_id is None else recorded(session, tuning_id, strategy_id)
+
+
+def _proposed(session: Session, tuning_id: str, strategy_id: str | None) -> StrategyRow | None:
+    query = (
+        select(StrategyRow)
+        .join(ProposalRow, ProposalRow.strategy_hash == StrategyRow.hash)
+        .where(ProposalRow.tuning_id == tuning_id)
+        .order_by(ProposalRow.position)
+    )
+    if strategy_id is not None:
+        if not strategy_id.isalnum():  # PostgreSQL refuses some characters
+            return None
+        query = query.where(StrategyRow.strategy_id == strategy_id)
+    elif (outcome := session.get(OutcomeRow, tuning_id)) is not None:
+        query = query.where(StrategyRow.hash == outcome.strategy_hash)
+    return session.scalars(query.limit(1)).first()
+
+
+def compare(strategy: Strategy, domain: Domain, timeline: MeasuredTimeline | None) -> Compared:
+    """Plays the strategy's plan beside what was measured of it."""
+    population = encode([strategy], domain)
+    plans = compile_plans_fast(population, domain)
+    predicted = predicted_iteration(plans, population, domain)
+    if timeline is None:
+        return Compared(predicted, None)
+    plan = plan_of(plans, population, 0, domain)
+    return Compared(predicted, measured_iteration(timeline, plan))
+
+
+def timeline_answer(of: Recorded) -> schemas.Timeline:
+    compared = compare(of.strategy, of.domain, of.timeline)
+    return schemas.Timeline(
+        tuning_id=of.tuning_id,
+        strategy_id=of.strategy.id,
+        words=of.words,
+        is_ddp=is_ddp(of.strategy),
+        trial=of.key,
+        clock=of.timeline.clock if of.timeline else None,
+        predicted=_iteration(compared.predicted),
+        measured=_iteration(compared.measured) if compared.measured else None,
+        differences=list(compared.differences),
+    )
+
+
+def _iteration(trace: Trace) -> schemas.Iteration:
+    turn = turns(trace)
+    messages = [
+        schemas.MessageInterval(**asdict(message), turn_seconds=turn[message.message])
+        for message in trace.messages
+    ]
+    return schemas.Iteration(
+        step_seconds=trace.step_seconds,
+        compute=list(trace.compute),
+        messages=messages or None,
+    )

@@ -1,0 +1,196 @@
+"""Cluster files: YAML in, a checked Cluster out, and back."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autosync.atomic_write import written_whole
+from autosync.bundled_data import data_file, data_folder
+from autosync.cluster import Cluster
+from autosync.documents import from_data, to_data
+from autosync.errors import InvalidInput
+
+MAX_BYTES = 1_000_000
+MAX_DEPTH = 16
+MAX_DEVICES = 1024
+MAX_NUMBER = 1e6
+
+NODE_FIELDS = (
+    "address",
+    "devices",
+    "bandwidth_gbps",
+    "intra_bandwidth_gbps",
+    "latency_us",
+    "server_only",
+)
+DEVICE_FIELDS = ("type", "count", "memory_gb", "slowdown")
+
+
+def bundled_clusters() -> tuple[str, ...]:
+    """Names of the preset clusters."""
+    return tuple(sorted(path.stem for path in data_folder("clusters").glob("*.yaml")))
+
+
+def load_cluster(path_or_name: str | Path) -> Cluster:
+    """A preset by its name, or a file. What ends in .yaml or .yml, or exists, is a file.
+
+    Raises:
+        NotFound: no preset of that name, and no such file.
+        InvalidInput: the file cannot be read or is no cluster; names the node at fault.
+    """
+    path = Path(path_or_name)
+    if not (path.suffix in (".yaml", ".yml") or path.is_file()):
+        path = data_file("clusters", f"{path_or_name}.yaml")
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise InvalidInput(
+            f"cannot read the cluster file {str(path)!r}: {error.strerror}.",
+            thing="cluster",
+            value=str(path),
+            remedy=f"Presets: {', '.join(bundled_clusters())}.",
+        ) from None
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _refused(str(path), f"is not UTF-8 text (byte {error.start})") from None
+    return parse_cluster(text, str(path))
+
+
+def parse_cluster(yaml_text: str, source: str) -> Cluster:
+    """A cluster from YAML (JSON is YAML too). Nothing in it is executed.
+
+    Raises:
+        InvalidInput: names `source`, and the node and field at fault.
+    """
+    data = strict_yaml(yaml_text, source)
+    if not isinstance(data, dict):
+        raise _refused(source, f"holds a {type(data).__name__}, not a mapping with `nodes`")
+    _check_document(data, source)
+    return from_data(Cluster, data, source)
+
+
+def strict_yaml(yaml_text: str, source: str) -> Any:
+    """What untrusted YAML holds: plain data, of bounded size and depth, each key once.
+
+    Raises:
+        InvalidInput: names `source` and the line at fault.
+    """
+    if len(yaml_text.encode()) > MAX_BYTES:
+        raise _refused(source, f"is larger than {MAX_BYTES // 1000} kB")
+    try:
+        return yaml.load(yaml_text, Loader=_StrictLoader)  # a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f", line {mark.line + 1}" if mark else ""
+        raise _refused(f"{source}{where}", f"is no valid YAML: {error.problem}") from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        raise _refused(source, f"is no valid YAML: {error}") from None
+
+
+def save_cluster(cluster: Cluster, path: str | Path) -> None:
+    """Write the cluster whole or not at all."""
+    text = yaml.safe_dump(to_data(cluster), sort_keys=False, allow_unicode=True)
+    with written_whole(path) as draft:
+        draft.write_text(text, encoding="utf-8")
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Safe YAML without aliases (a few of them can stand for gigabytes), repeated keys (one would
+    silently win) or deep nesting."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise self._error("aliases (*name) are not allowed: write the values out")
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise self._error(f"it is nested more than {MAX_DEPTH} levels deep")
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen if isinstance(key, yaml.ScalarNode) else False:
+                raise yaml.MarkedYAMLError(
+                    problem=f"{key.value!r} is given twice", problem_mark=key.start_mark
+                )
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+    def _error(self, problem: str) -> yaml.MarkedYAMLError:
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+
+
+def _check_document(data: dict[Any, Any], source: str) -> None:
+    """Find by node what a schema would report by position."""
+    if not isinstance(data.get("name"), str) or not data["name"]:
+        raise _refused(source, "has no name", "Begin with `name: my-cluster`.")
+    nodes = data.get("nodes")
+    if not isinstance(nodes, list) or not nodes:
+        raise _refused(source, "names no nodes", "List them under `nodes:`.")
+    _check_numbers(data, ("overlap_slowdown",), source)
+    for position, node in enumerate(nodes, 1):
+        if not isinstance(node, dict):
+            raise _refused(source, f"node number {position} is a {type(node).__name__}")
+        if not isinstance(node.get("address"), str) or not node["address"]:
+            raise _refused(source, f"node number {position} has no address")
+        _check_node(node, f"{source}, node {node['address']!r}")
+
+
+def _check_node(node: dict[Any, Any], where: str) -> None:
+    if node.get("bandwidth_gbps") is None:
+        raise _refused(
+            where,
+            "bandwidth_gbps is missing",
+            "State the payload rate of its NIC in Gbit/s: TCP carries some 95 % of the wire's.",
+        )
+    _check_fields(node, NODE_FIELDS, where)
+    _check_numbers(node, ("bandwidth_gbps", "intra_bandwidth_gbps", "latency_us"), where)
+    devices = node.get("devices", [] if node.get("server_only") else None)
+    if not isinstance(devices, list):
+        raise _refused(
+            where, "devices is missing", "List them, e.g. `devices: [{type: t4, count: 4}]`."
+        )
+    node["devices"] = devices
+    for device in devices:
+        if not isinstance(device, dict) or not isinstance(device.get("type"), str):
+            raise _refused(where, f"a device must state its type, got {device!r}")
+        _check_fields(device, DEVICE_FIELDS, where)
+        _check_numbers(device, ("memory_gb", "slowdown"), where)
+        count = device.get("count", 1)
+        if isinstance(count, bool) or not isinstance(count, int) or count > MAX_DEVICES:
+            raise _refused(
+                where, f"device count must be a whole number up to {MAX_DEVICES}, got {count!r}"
+            )
+
+
+def _check_fields(given: dict[Any, Any], known: tuple[str, ...], where: str) -> None:
+    unknown = [str(key) for key in given if key not in known]
+    if unknown:
+        raise _refused(where, f"unknown field {unknown[0]!r}", f"Known: {', '.join(known)}.")
+
+
+def _check_numbers(given: dict[Any, Any], fields: tuple[str, ...], where: str) -> None:
+    for field in fields:
+        value = given.get(field)
+        if value is None:
+            continue
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (number and abs(value) < MAX_NUMBER):
+            raise _refused(where, f"{field} must be a number below {MAX_NUMBER:g}, got {value!r}")
+
+
+def _refused(where: str, why: str, remedy: str = "") -> InvalidInput:
+    return InvalidInput(
+        f"{where}: {why}.",
+        thing=where,
+        value=why,
+        remedy=remedy or "See datasets/clusters/ for examples.",
+    )

@@ -1,0 +1,191 @@
+"""Protobuf messages as frozen dataclasses: a field's annotation says its number, its type the rest.
+
+    @dataclass(frozen=True, slots=True)
+    class GraphConfig:
+        replicas: Annotated[tuple[str, ...], 1] = ()
+
+str, bool and int are themselves, Window is bytes, a dataclass (| None) is a message, a tuple is a
+repeated field, a Mapping from str a map. As in proto3, a field that is absent has its default, and
+defaults are not written. A class with OPEN = True skips fields that it does not declare; any other
+refuses them, since an unknown field of a strategy could change its meaning.
+"""
+
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, is_dataclass
+from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
+
+from autosync.errors import InvalidInput
+from autosync.interop.protobuf_wire import Field, Window, Wire, read_fields, signed, tagged, varint
+
+MAX_DEPTH = 12
+"""Messages within messages; the deepest honest ones here are seven deep."""
+
+M = TypeVar("M")
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What a dataclass field is on the wire: `of` is the type of one value, `where` names it."""
+
+    name: str
+    where: str
+    of: type[Any]
+    repeated: bool = False
+    mapped: bool = False
+
+
+_SLOTS: dict[type[Any], dict[int, Slot]] = {}
+
+
+def _slots(cls: type[Any]) -> dict[int, Slot]:
+    """The fields of a message class by number; resolved once."""
+    if cls not in _SLOTS:
+        hints = get_type_hints(cls, include_extras=True).items()
+        declared = [
+            (name, *get_args(hint)) for name, hint in hints if get_origin(hint) is Annotated
+        ]
+        _SLOTS[cls] = {
+            number: _slot(name, f"{cls.__name__}.{name}", hint) for name, hint, number in declared
+        }
+    return _SLOTS[cls]
+
+
+def _slot(name: str, where: str, hint: Any) -> Slot:
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is tuple:
+        return Slot(name, where, inner[0], repeated=True)
+    if origin is Mapping:
+        return Slot(name, where, inner[1], mapped=True)
+    if origin is types.UnionType:
+        return Slot(name, where, inner[0])
+    return Slot(name, where, hint)
+
+
+class _Budget:
+    """How many more values may be read: an empty message is 2 bytes on the wire, but not here."""
+
+    def __init__(self, most: int) -> None:
+        self.most = self.left = most
+
+    def spend(self, window: Window, offset: int) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise window.refused(offset, "message", f"it holds more than {self.most} values")
+
+
+def decode(cls: type[M], window: Window, max_values: int) -> M:
+    """The message in the window, of at most `max_values` values.
+
+    Raises:
+        InvalidInput: names source, byte offset, message and field.
+    """
+    return cast(M, _read(cls, window, _Budget(max_values), 1))
+
+
+def encode(record: object) -> bytes:
+    """The record's fields in the order of their numbers."""
+    written = bytearray()
+    for number, slot in sorted(_slots(type(record)).items()):
+        value = getattr(record, slot.name)
+        if slot.mapped:
+            for key, item in value.items():
+                entry = tagged(1, Wire.LENGTH, key.encode()) + _written(2, item)
+                written += tagged(number, Wire.LENGTH, entry)
+        elif slot.repeated:
+            written += b"".join(_written(number, item) for item in value)
+        elif value is not None and (is_dataclass(value) or value):
+            written += _written(number, value)
+    return bytes(written)
+
+
+def _written(number: int, value: Any) -> bytes:
+    match value:
+        case str():
+            return tagged(number, Wire.LENGTH, value.encode())
+        case int():
+            return tagged(number, Wire.VARINT, varint(value))
+        case Window():
+            return tagged(number, Wire.LENGTH, value.cut())
+        case _:
+            return tagged(number, Wire.LENGTH, encode(value))
+
+
+def _read(cls: type[Any], window: Window, budget: _Budget, depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        raise window.refused(
+            window.begin, cls.__name__, f"messages are nested more than {MAX_DEPTH} levels deep"
+        )
+    slots = _slots(cls)
+    is_open = getattr(cls, "OPEN", False)
+    found: dict[str, Any] = {}
+    for item in read_fields(window, cls.__name__):
+        slot = slots.get(item.number)
+        if slot is None:
+            if is_open:
+                continue
+            raise window.refused(item.offset, cls.__name__, f"it has no field {item.number}")
+        budget.spend(window, item.offset)
+        where = slot.where
+        if slot.mapped:
+            key, value = _entry(slot, item, window, where, budget, depth)
+            found.setdefault(slot.name, {})[key] = value
+            continue
+        value = _value(slot.of, item, window, where, budget, depth)
+        if slot.repeated:
+            found.setdefault(slot.name, []).append(value)
+        elif slot.name in found and not is_open:
+            raise window.refused(item.offset, where, "it is given twice")
+        else:
+            found[slot.name] = value
+    return cls(**{n: tuple(v) if isinstance(v, list) else v for n, v in found.items()})
+
+
+def _entry(
+    slot: Slot, item: Field, window: Window, where: str, budget: _Budget, depth: int
+) -> tuple[str, Any]:
+    """A map's entry is a message of a key (1) and a value (2)."""
+    key, value = "", Window.of(b"") if slot.of is Window else slot.of()
+    for part in read_fields(_bytes(item, window, where), where):
+        budget.spend(window, part.offset)
+        if part.number == 1:
+            key = _value(str, part, window, where, budget, depth)
+        elif part.number == 2:
+            value = _value(slot.of, part, window, where, budget, depth)
+    return key, value
+
+
+def _value(
+    of: type[Any], item: Field, window: Window, where: str, budget: _Budget, depth: int
+) -> Any:
+    if of is bool:
+        return _number(item, window, where) != 0
+    if of is int:
+        return signed(_number(item, window, where))
+    inner = _bytes(item, window, where)
+    if of is str:
+        return _text(inner, where)
+    return inner if of is Window else _read(of, inner, budget, depth + 1)
+
+
+def _text(inner: Window, where: str) -> str:
+    try:
+        return inner.cut().decode()
+    except UnicodeDecodeError as error:
+        raise inner.refused(inner.begin + error.start, where, "it is not UTF-8 text") from None
+
+
+def _number(item: Field, window: Window, where: str) -> int:
+    if item.wire != Wire.VARINT or not isinstance(item.value, int):
+        raise _other_wire(item, window, where, "a number is")
+    return item.value
+
+
+def _bytes(item: Field, window: Window, where: str) -> Window:
+    if not isinstance(item.value, Window):
+        raise _other_wire(item, window, where, "bytes are")
+    return item.value
+
+
+def _other_wire(item: Field, window: Window, where: str, due: str) -> InvalidInput:
+    return window.refused(item.offset, where, f"{due} due, not {Wire(item.wire).name}")

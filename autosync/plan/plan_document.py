@@ -1,0 +1,149 @@
+"""Plan: one strategy's messages as a document. It travels in the bundle; the runtime executes
+it, the dashboard draws it."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from pydantic import ConfigDict
+
+from autosync.codes import Channel, Op, Order, Update
+from autosync.documents import STRICT, content_hash
+from autosync.domain import Domain
+from autosync.plan.plan_table import PlanTable
+from autosync.population import Population
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSpec:
+    """A part of a variable: `length` along `axis` from `offset` (elements when axis is -1)."""
+
+    variable: int
+    axis: int
+    offset: int
+    length: int
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements start:stop of shard `shard`, in the row-major order of the shard's own shape."""
+
+    shard: int
+    start: int
+    stop: int
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One row of a PlanTable; see there. `content` and `teams` index the plan's own tables."""
+
+    operation: Op
+    channel: Channel
+    root: int
+    teams: int
+    encoding: int
+    wire_bytes: int
+    ready: int
+    after: int
+    gate: int
+    update: Update
+    content: int
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The messages of one iteration, in issue order.
+
+    engine: `autosync`, or `ddp` (torch's own DDP with buckets of `bucket_bytes`).
+    shares: each rank's share of the global batch.
+    """
+
+    engine: Literal["autosync", "ddp"]
+    shares: tuple[float, ...]
+    overlap_forward: bool
+    bucket_bytes: int
+    teams: tuple[tuple[tuple[int, ...], ...], ...]
+    shards: tuple[ShardSpec, ...]
+    contents: tuple[tuple[Piece, ...], ...]
+    messages: tuple[Message, ...]
+    staleness: int = 0
+    version: Literal[1] = 1
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    @property
+    def id(self) -> str:
+        return content_hash(self)
+
+    @property
+    def world_size(self) -> int:
+        return len(self.shares)
+
+
+DDP_BUCKET_BYTES = 25 * 1024 * 1024
+"""torch's DistributedDataParallel default, `bucket_cap_mb=25`."""
+
+
+def plan_of(plans: PlanTable, population: Population, index: int, domain: Domain) -> Plan:
+    """The plan of strategy `index`."""
+    engine: Literal["autosync", "ddp"] = (
+        "ddp" if population.order[index] == Order.DDP else "autosync"
+    )
+    layout = population.layouts[population.layout[index]]
+    shares = [0.0] * domain.world_size
+    for replica in layout:
+        shares[replica.rank] = replica.share
+    start, stop = int(plans.first[index]), int(plans.first[index + 1])
+    rows = range(start, stop)
+    contents = sorted({int(plans.content[row]) for row in rows})
+    place = {content: i for i, content in enumerate(contents)}
+    used = sorted({int(plans.ranks[row]) for row in rows})
+    team = {ranks: i for i, ranks in enumerate(used)}
+    return Plan(
+        engine=engine,
+        shares=tuple(shares),
+        overlap_forward=bool(population.overlap[index]),
+        bucket_bytes=int(population.slice_bytes[index]) if engine == "ddp" else 0,
+        teams=tuple(plans.teams[ranks] for ranks in used),
+        shards=shard_specs(population, index),
+        contents=tuple(_pieces(plans, content) for content in contents),
+        messages=tuple(
+            Message(
+                operation=Op(plans.operation[row]),
+                channel=Channel(plans.channel[row]),
+                root=int(plans.root[row]),
+                teams=team[int(plans.ranks[row])],
+                encoding=int(plans.encoding[row]),
+                wire_bytes=int(plans.wire_bytes[row]),
+                ready=int(plans.ready[row]),
+                after=int(plans.after[row]),
+                gate=int(plans.gate[row]),
+                update=Update(plans.update[row]),
+                content=place[int(plans.content[row])],
+            )
+            for row in rows
+        ),
+        staleness=int(population.staleness[index]),
+    )
+
+
+def shard_specs(population: Population, index: int) -> tuple[ShardSpec, ...]:
+    """The shards of strategy `index`, row by row."""
+    specs = []
+    variable, offset = -1, 0
+    for row in range(int(population.first[index]), int(population.first[index + 1])):
+        if population.variable[row] != variable:
+            variable, offset = int(population.variable[row]), 0
+        length = int(population.length[row])
+        specs.append(ShardSpec(variable, int(population.axis[index, variable]), offset, length))
+        offset += length
+    return tuple(specs)
+
+
+def _pieces(plans: PlanTable, content: int) -> tuple[Piece, ...]:
+    span = range(int(plans.content_first[content]), int(plans.content_first[content + 1]))
+    return tuple(
+        Piece(int(plans.piece_row[p]), int(plans.piece_start[p]), int(plans.piece_stop[p]))
+        for p in span
+    )

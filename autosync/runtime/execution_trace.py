@@ -1,0 +1,73 @@
+"""What was really executed, for measured timelines, tests and pictures."""
+
+import time
+from dataclasses import dataclass, field
+
+from autosync.codes import Channel, Op
+from autosync.runtime.layout.records import Step
+
+SHORTEST_WAIT_SECONDS = 2e-5
+"""Waits that are over at once are no events: taking and leaving the lock costs a few us."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One executed message; seconds on `time.monotonic()`.
+
+    takes_part: this rank sends or receives in it. size_bytes: of this rank's payload, encoded as
+        it travels; where only its sender knows what it sends, of what this rank sends.
+    queued_seconds: all it waits for was there. start_seconds: its turn had come, and it was handed
+        to the backend. end_seconds: its result was in this rank's buffer. Of a GPU, when it had
+        come that far, not when it was asked to.
+    """
+
+    iteration: int
+    message: int
+    operation: Op
+    channel: Channel
+    content: int
+    takes_part: bool
+    queued_seconds: float
+    start_seconds: float
+    end_seconds: float
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class Trace:
+    """events: in the order of completion. waits: (start, end) of each time that the training
+    script's thread stood still for messages; a GPU's stream that waits is not seen.
+
+    Of a GPU, a trace costs some overlap: landing waits until times can be read."""
+
+    events: list[Event] = field(default_factory=list)
+    waits: list[tuple[float, float]] = field(default_factory=list)
+
+    def note(self, iteration: int, step: Step) -> None:
+        """A message has arrived."""
+        message = step.message
+        self.events.append(
+            Event(
+                iteration,
+                step.index,
+                message.operation,
+                message.channel,
+                message.content,
+                step.start is not None,
+                step.queued_seconds(),
+                step.started_seconds,
+                step.ended_seconds,
+                step.payload_bytes(),
+            )
+        )
+
+    def waited(self, begun: float) -> None:
+        """The training script goes on after waiting since `begun`."""
+        now = time.monotonic()
+        if now - begun > SHORTEST_WAIT_SECONDS:
+            self.waits.append((begun, now))
+
+    def issued(self, iteration: int) -> list[int]:
+        """Messages of an iteration in the order in which they were started."""
+        of = [event for event in self.events if event.iteration == iteration]
+        return [event.message for event in sorted(of, key=lambda event: event.start_seconds)]

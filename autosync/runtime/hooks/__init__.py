@@ -1,0 +1,1 @@
+"""What watches the script's model: gradients, forward reads, buffers."""

@@ -1,0 +1,246 @@
+"""From a plan to the records that the engine runs on one rank."""
+
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from autosync.codes import Op, Update
+from autosync.errors import InvalidInput
+from autosync.plan import Plan
+from autosync.runtime.layout.issue_order import queue_names
+from autosync.runtime.layout.records import Content, RowRange, Step, Variable
+from autosync.runtime.layout.segments import content_segments, elements
+from autosync.runtime.payloads.encodings import encoded, fixed_payload_bytes
+from autosync.runtime.payloads.factors import FactorCapture, all_gather_factors, owner_of
+from autosync.runtime.payloads.powersgd import LowRank, LowRankContent, low_rank_contents
+from autosync.runtime.payloads.sparse_rows import (
+    SPARSE_OPERATIONS,
+    TouchedRows,
+    check_dense,
+    row_ranges,
+    rows_message,
+)
+from autosync.runtime.streams import Streams
+from autosync.runtime.transport.process_groups import Groups, team_of
+from autosync.runtime.transport.team_role import chunk_of
+from autosync.runtime.updates.flat_update import FlatUpdate, check_elementwise
+from autosync.runtime.updates.row_update import RowUpdate, check_sparse
+
+MESSAGES = {
+    Op.FACTOR_ALL_GATHER: all_gather_factors,
+    **dict.fromkeys(SPARSE_OPERATIONS, rows_message),
+}
+"""What issues messages that no tensor of fixed size carries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    variables: list[Variable]
+    contents: list[Content]
+    steps: list[Step]
+    low_rank: list[LowRank]
+
+
+def build_records(
+    model: nn.Module,
+    optimizer: Optimizer,
+    plan: Plan,
+    names: tuple[str, ...],
+    groups: Groups,
+) -> Records:
+    """Allocate every buffer and process group of the plan.
+
+    names: of the plan's variables, as `model.named_parameters()` has them.
+
+    Raises:
+        InvalidInput: the plan does not cover exactly the variables of the model, or was compiled
+            by an earlier version.
+        NotSupported: it updates parts of variables under an optimizer that forbids it.
+    """
+    variables = _variables(model, optimizer, names)
+    carried = {message.content: message.operation for message in plan.messages}
+    contents = [
+        _row_content(plan, index, variables)
+        if carried[index] in SPARSE_OPERATIONS
+        else _content(plan, index, variables)
+        for index in range(len(plan.contents))
+    ]
+    _check_coverage(variables)
+    _mark_flat(plan, contents)
+    _mark_deferred(plan, contents)
+    share = plan.shares[groups.rank]
+    _give_carriers(model, optimizer, contents, carried, share, groups.streams)
+    factored = low_rank_contents(plan, contents)
+    steps = _steps(plan, contents, factored, groups)
+    for step in steps:
+        if step.message.operation == Op.SPARSE_PUSH:
+            owned = step.message.root == groups.rank
+            step.content.flat = RowUpdate(type(optimizer), step.content) if owned else None
+        elif not step.content.whole and step.message.update != Update.NONE:
+            check_elementwise(type(optimizer), step.content.variables[0].name)
+            step.content.flat = _flat_update(type(optimizer), plan, step, groups.rank)
+    low_rank = [one for packed in factored.values() for one in packed.matrices]
+    return Records(variables, contents, steps, low_rank)
+
+
+def _variables(model: nn.Module, optimizer: Optimizer, names: tuple[str, ...]) -> list[Variable]:
+    parameters = dict(model.named_parameters())
+    groups = {
+        id(parameter): index
+        for index, group in enumerate(optimizer.param_groups)
+        for parameter in group["params"]
+    }
+    found = []
+    for index, name in enumerate(names):
+        if (parameter := parameters.get(name)) is None:
+            raise InvalidInput(
+                f"the plan synchronizes variable {name!r}, which the model does not have.",
+                thing=f"variable {name}",
+                value=name,
+                remedy="Tune this model again.",
+            )
+        group = groups.get(id(parameter), -1)
+        found.append(Variable(index, name, parameter, parameter.detach(), group))
+    return found
+
+
+def _content(plan: Plan, index: int, variables: list[Variable]) -> Content:
+    shapes = [tuple(variable.parameter.shape) for variable in variables]
+    segments = content_segments(plan, index, shapes)
+    size = segments[-1].stop
+    members = [variables[i] for i in dict.fromkeys(segment.variable for segment in segments)]
+    dtype = reduce(torch.promote_types, (v.parameter.dtype for v in members))
+    world = plan.world_size
+    padded = -(-size // world) * world
+    buffer = torch.zeros(padded, dtype=dtype, device=members[0].parameter.device)
+    content = Content(index, buffer, size, variables=members)
+    for segment in segments:
+        view = buffer[segment.start : segment.stop].view(segment.shape)
+        content.pieces.append((variables[segment.variable], segment, view))
+    for variable in members:
+        variable.contents.append(content)
+    for variable, segment, view in content.pieces:
+        parameter = variable.parameter
+        if segment.shape == tuple(parameter.shape) and dtype == parameter.dtype:
+            variable.view = view
+    return content
+
+
+def _row_content(plan: Plan, index: int, variables: list[Variable]) -> Content:
+    """Of tables with sparse gradients: no buffer, which would be as large as they are."""
+    ranges = row_ranges(plan, index, variables)
+    members = list(dict.fromkeys(part.variable for part in ranges))
+    nothing = members[0].alias.new_empty(0)
+    content = Content(index, nothing, 0, ranges=ranges, variables=members)
+    for variable in members:
+        variable.contents.append(content)
+    return content
+
+
+def _give_carriers(
+    model: nn.Module,
+    optimizer: Optimizer,
+    contents: list[Content],
+    carried: dict[int, Op],
+    share: float,
+    streams: Streams,
+) -> None:
+    ranges: dict[Variable, list[RowRange]] = {}
+    for content in contents:
+        for part in content.ranges:
+            ranges.setdefault(part.variable, []).append(part)
+        if carried[content.index] == Op.FACTOR_ALL_GATHER:
+            for variable in content.variables:
+                variable.carrier = FactorCapture(variable, owner_of(model, variable))
+    for variable, parts in ranges.items():
+        check_sparse(optimizer, variable)
+        variable.carrier = TouchedRows(variable, parts, share, streams)
+    dense = [v for content in contents for v in content.variables if v not in ranges]
+    check_dense(model, dense)
+
+
+def _check_coverage(variables: list[Variable]) -> None:
+    for variable in variables:
+        covered = sum(
+            segment.stop - segment.start
+            for content in variable.contents
+            for member, segment, _ in content.pieces
+            if member is variable
+        )
+        width = variable.alias.numel() // max(1, len(variable.alias)) if variable.alias.dim() else 1
+        covered += width * sum(
+            part.stop - part.start
+            for content in variable.contents
+            for part in content.ranges
+            if part.variable is variable
+        )
+        if covered != elements(tuple(variable.parameter.shape)):
+            raise InvalidInput(
+                f"the plan covers {covered} elements of variable {variable.name!r}, which has "
+                f"shape {tuple(variable.parameter.shape)}.",
+                thing=f"variable {variable.name}",
+                value=covered,
+                remedy="This plan belongs to another model: tune this one.",
+            )
+
+
+def _mark_flat(plan: Plan, contents: list[Content]) -> None:
+    """Whole variables are those that every replica updates in all their contents; contents of
+    anything else update flat, and so do all that share a variable with them."""
+    for message in plan.messages:
+        if message.update in (Update.OWNER, Update.SHARD):
+            contents[message.content].travels = True
+            contents[message.content].whole = False
+    grown = [content for content in contents if not content.whole]
+    while grown:
+        content = grown.pop()
+        content.whole = False
+        for variable in content.variables:
+            variable.whole = False
+            grown.extend(other for other in variable.contents if other.whole)
+
+
+def _mark_deferred(plan: Plan, contents: list[Content]) -> None:
+    last = {message.content: message for message in plan.messages}
+    for index, message in last.items():
+        if message.gate >= 0:
+            for variable in contents[index].variables:
+                variable.deferred = True
+
+
+def _steps(
+    plan: Plan, contents: list[Content], factored: dict[int, LowRankContent], groups: Groups
+) -> list[Step]:
+    last = {message.content: index for index, message in enumerate(plan.messages)}
+    queues = queue_names(plan, groups.streams.travel.one_order)
+    steps: list[Step] = []
+    for index, (message, queue) in enumerate(zip(plan.messages, queues, strict=True)):
+        content = contents[message.content]
+        after = steps[message.after] if message.after >= 0 else None
+        if (packed := factored.get(content.index)) is not None:
+            start = packed.start_of(plan, index, groups, queue)
+        else:
+            start = MESSAGES.get(message.operation, encoded)(plan, index, content, groups, queue)
+        size = fixed_payload_bytes(message, content)
+        steps.append(
+            Step(index, message, content, after, start, last[content.index] == index, queue, size)
+        )
+    return steps
+
+
+def _flat_update(kind: type[Optimizer], plan: Plan, step: Step, rank: int) -> FlatUpdate | None:
+    """The part of a content that this rank updates after `step`."""
+    content, message = step.content, step.message
+    team = team_of(plan.teams[message.teams], rank)
+    start, stop = 0, content.size
+    if message.update == Update.OWNER:
+        root = message.root if message.root in team else (team[0] if team else -1)
+        if rank != root:
+            start = stop = 0
+    elif message.update == Update.SHARD and message.operation == Op.REDUCE_SCATTER:
+        part = chunk_of(team.index(rank), len(team), content.size)
+        start, stop = part.start, min(part.stop, content.size)
+    return FlatUpdate(kind, content, start, stop) if start < stop else None

@@ -1,0 +1,191 @@
+"""The runtime's own view of a plan: variables, contents and messages with their state.
+
+Everything is allocated when a plan is attached; an iteration only flips flags and counts down.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from autosync.codes import Update
+from autosync.plan import Message
+from autosync.runtime.layout.segments import Segment
+from autosync.runtime.streams import Mark, Streams
+
+if TYPE_CHECKING:
+    from autosync.runtime.updates.flat_update import FlatUpdate
+    from autosync.runtime.updates.row_update import RowUpdate
+
+Finish = Callable[[], None]
+"""Blocks until a started operation has its result in the buffer; on a GPU, until what puts it
+there has been asked of the current stream."""
+
+Start = Callable[[], Finish]
+"""Issues an operation."""
+
+
+class Carrier(Protocol):
+    """Packs a gradient that travels otherwise than as a dense tensor: factors, touched rows."""
+
+    def pack(self) -> None:
+        """All of the gradient is there (or none came): make it what the messages carry."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Variable:
+    """A trainable tensor of the plan.
+
+    alias: shares the parameter's storage; carries the gradient of an update that runs while the
+        script may already have replaced `parameter.grad`.
+    group: index of its parameter group, -1 when the optimizer does not hold it.
+    whole: every replica updates all of it, so its update needs no parts.
+    deferred: the next forward pass waits for it, not `step()`.
+    view: its place in a buffer where it is one contiguous piece of one, else None.
+    target: the gradient tensor that the reduced values of a whole variable go to.
+    carrier: packs its gradient where no dense buffer does.
+    pack: its hook, for a gradient that earlier backward passes left behind.
+    fired: its gradient was packed in this round.
+    missing: contents of it that are not reduced yet. owing: updates or arrivals of values
+        until it is current again.
+    mark: on a GPU, behind the last arrival or update that concerns it.
+    """
+
+    index: int
+    name: str
+    parameter: torch.nn.Parameter
+    alias: Tensor
+    group: int
+    contents: list["Content"] = field(default_factory=list)
+    whole: bool = True
+    deferred: bool = False
+    view: Tensor | None = None
+    target: Tensor | None = None
+    carrier: Carrier | None = None
+    pack: Callable[[Tensor], None] | None = None
+    fired: bool = False
+    missing: int = 0
+    owing: int = 0
+    mark: Mark = None
+
+
+@dataclass(slots=True, eq=False)
+class RowRange:
+    """Rows start:stop of a table with sparse gradients.
+
+    indices (of the whole table), values: what this rank's gradient touches. sums: the rows' sparse
+    sum over all ranks, where this rank updates them. changed: indices of rows with new values.
+    """
+
+    variable: Variable
+    start: int
+    stop: int
+    indices: Tensor
+    values: Tensor
+    changed: Tensor
+    sums: Tensor | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Content:
+    """A flat buffer, and the chain of messages that carries it.
+
+    size: elements without padding. pieces: (variable, segment, its shaped view of the buffer).
+    ranges: in place of pieces and buffer, the rows of tables with sparse gradients.
+    whole: it holds whole variables only; otherwise its update runs over the flat buffer.
+    flat: that update, None where this rank updates nothing of it.
+    travels: new values come by a further message, because the update is owned or sharded.
+    waiting: variables whose gradient is not packed yet. reduced: the sums that this rank
+        updates are here. claimed: somebody runs the update. updated: it is applied.
+    packed_seconds, updated_seconds: when, on `time.monotonic()`. packed_mark, updated_mark: on a
+        GPU. payload_bytes: of the last message whose length is known only when it leaves.
+    """
+
+    index: int
+    buffer: Tensor
+    size: int
+    pieces: list[tuple[Variable, Segment, Tensor]] = field(default_factory=list)
+    ranges: list[RowRange] = field(default_factory=list)
+    variables: list[Variable] = field(default_factory=list)
+    whole: bool = True
+    flat: "FlatUpdate | RowUpdate | None" = None
+    travels: bool = False
+    waiting: int = 0
+    reduced: bool = False
+    claimed: bool = False
+    updated: bool = False
+    packed_seconds: float = 0.0
+    updated_seconds: float = 0.0
+    packed_mark: Mark = None
+    updated_mark: Mark = None
+    payload_bytes: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """A message of the plan as this rank executes it.
+
+    start: issues the operation and returns what finishes it; None when this rank has no part.
+    last: the last message of its content. queue: the messages among which it keeps its order.
+    fixed_bytes: this rank's payload, None when `content.payload_bytes` says each time.
+    started_seconds: issued, ended_seconds: landed, on `time.monotonic()`. started_mark,
+        issued_mark, ended_mark: on a GPU, in front of and behind what issuing asked for, and
+        behind its arrival.
+    """
+
+    index: int
+    message: Message
+    content: Content
+    after: "Step | None"
+    start: Callable[[], Finish] | None
+    last: bool
+    queue: str
+    fixed_bytes: int | None = None
+    done: bool = False
+    started_seconds: float = 0.0
+    ended_seconds: float = 0.0
+    started_mark: Mark = None
+    issued_mark: Mark = None
+    ended_mark: Mark = None
+
+    def ready(self) -> bool:
+        """Gradients are packed, the message before is done and its update applied."""
+        if self.after is None:
+            return self.content.waiting == 0
+        return self.after.done and (self.content.updated or not self._carries_values())
+
+    def queued_seconds(self) -> float:
+        """When a message that was issued had become `ready`; from there on it waited for those
+        before it in its queue."""
+        if self.after is None:
+            return self.content.packed_seconds
+        return self.content.updated_seconds if self._carries_values() else self.after.ended_seconds
+
+    def payload_bytes(self) -> int:
+        """Of this rank, encoded, when it was last issued; 0 where it has no part."""
+        if self.start is None:
+            return 0
+        return self.content.payload_bytes if self.fixed_bytes is None else self.fixed_bytes
+
+    def ready_mark(self) -> Mark:
+        """On a GPU, what a message that is `ready` must stay behind."""
+        if self.after is None:
+            return self.content.packed_mark
+        return self.content.updated_mark if self._carries_values() else self.after.ended_mark
+
+    def read_clock(self, streams: Streams) -> None:
+        """On a GPU: when it happened, in place of when it was asked for."""
+        content = self.content
+        self.started_seconds = streams.seconds(self.started_mark, self.started_seconds)
+        self.ended_seconds = streams.seconds(self.ended_mark, self.ended_seconds)
+        if self.after is None:
+            content.packed_seconds = streams.seconds(content.packed_mark, content.packed_seconds)
+        elif self._carries_values():
+            content.updated_seconds = streams.seconds(content.updated_mark, content.updated_seconds)
+
+    def _carries_values(self) -> bool:
+        """The message before left an update to its owner or shards."""
+        return self.after is not None and self.after.message.update in (Update.OWNER, Update.SHARD)

@@ -1,0 +1,1 @@
+"""What messages carry in place of dense float sums: fewer bits, factors, touched rows."""

@@ -1,0 +1,187 @@
+"""PowerSGD (Vogels, Karimireddy and Jaggi 2019, algorithms 1 and 2): a matrix travels as two thin
+factors of rank r, whose error is fed back into the next iteration.
+
+The sum over ranks of a matrix M (n, m) is approximated as P Q^T: P (n, r) = M Q with the Q of the
+iteration before (warm start), summed and orthonormalized; then Q (m, r) = M^T P, summed. Each rank
+keeps M - P (its own Q)^T, so what all ranks keep is what the message lost. Matrices too small to
+gain travel as they are, beside P. `lowrank_state` takes what is kept into checkpoints.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from autosync.codes import POWERSGD, Op
+from autosync.errors import InvalidInput
+from autosync.plan import Message, Plan
+from autosync.runtime.layout.records import Content, Finish, Start, Variable
+from autosync.runtime.transport.process_groups import Groups, all_reduce_start, team_of
+
+AllReduce = Callable[[Tensor], Finish]
+"""Issues the all-reduce of a tensor, in place."""
+
+
+class LowRank:
+    """One variable's matrix: kept (n, m) and q (m, r), from iteration to iteration.
+
+    matrix: its place in the content's buffer, of any floating type; the algebra is in float32.
+    seed: of the first Q, the same on every rank.
+    """
+
+    def __init__(self, variable: Variable, matrix: Tensor, rank: int, seed: int):
+        self.variable = variable
+        self.matrix = matrix
+        self.rank = rank
+        self.seed = seed
+        self.kept = torch.zeros_like(matrix, dtype=torch.float32)
+        self.q = self._first_q()
+        self.corrected = self.p = self.own = self.q.new_zeros(0)
+        if self.kept.is_cuda:  # torch loads a GPU's algebra at its first use, on one thread at most
+            torch.linalg.qr(self.kept.new_ones(1, 1))
+
+    def _first_q(self) -> Tensor:
+        generator = torch.Generator("cpu").manual_seed(self.seed)
+        shape = (self.matrix.shape[1], self.rank)
+        return torch.randn(shape, generator=generator, device="cpu").to(self.kept)
+
+    def first(self) -> Tensor:
+        """This rank's part of P."""
+        self.corrected = self.matrix.float().add_(self.kept)
+        return self.corrected @ self.q
+
+    def second(self, p: Tensor) -> Tensor:
+        """From the summed P, this rank's part of Q."""
+        self.p = torch.linalg.qr(p).Q
+        self.own = self.corrected.t() @ self.p
+        return self.own
+
+    def decode(self, q: Tensor) -> None:
+        """From the summed Q, the approximated sum. Overflows are for a GradScaler to see: they
+        must not stay in the error."""
+        sound = q.isfinite().all()
+        lost = self.p @ self.own.t()
+        torch.sub(self.corrected, lost, out=lost)
+        if self.kept.is_cuda:  # where this thread, which has peers to watch, does not wait to know
+            torch.where(sound, lost, self.kept, out=self.kept)
+            self.q = torch.where(sound, q, self.q)
+        elif sound:
+            self.kept, self.q = lost, q.clone()
+        self.matrix.copy_(self.p @ q.t())
+
+    def restart(self, kept: Tensor | None = None, q: Tensor | None = None) -> None:
+        """Go on from this rank's part of an error and from a warm start, or from neither. A Q of
+        another rank is of no use."""
+        if kept is None:
+            self.kept.zero_()
+        else:
+            self.kept.copy_(kept.view(self.kept.shape))
+        fits = q is not None and q.shape == self.q.shape
+        self.q = q.to(self.q) if q is not None and fits else self._first_q()
+
+
+class LowRankContent:
+    """What a content carries under PowerSGD, in two messages: P beside the values that do not
+    gain, then Q. A content in which nothing gains has the first message only."""
+
+    def __init__(self, content: Content, rank: int):
+        self.content = content
+        self.matrices, self.rest = split_content(content, rank)
+        self._firsts = self._seconds = content.buffer.new_empty(0)
+
+    def start_of(self, plan: Plan, index: int, groups: Groups, queue: str) -> Start | None:
+        """What issues message `index` on this rank; None when it is alone."""
+        message = plan.messages[index]
+        team = team_of(plan.teams[message.teams], groups.rank)
+        if len(team) < 2:
+            return None
+        all_reduce = all_reduce_start(groups, queue, team)
+        return self._first(all_reduce) if message.after < 0 else self._second(all_reduce)
+
+    def _first(self, all_reduce: AllReduce) -> Start:
+        shapes = [(len(one.matrix), one.rank) for one in self.matrices]
+
+        def start() -> Finish:
+            parts = [one.first().view(-1) for one in self.matrices]
+            flat = torch.cat([*parts, *(values.float() for values in self.rest)])
+            self.content.payload_bytes = flat.nbytes
+            self._firsts = flat  # kept: a GPU still reads it when the message has landed
+            arrive = all_reduce(flat)
+
+            def finish() -> None:
+                arrive()
+                summed, place = _shaped(flat, shapes)
+                pairs = zip(self.matrices, summed, strict=True)
+                seconds = [one.second(p).reshape(-1) for one, p in pairs]
+                self._seconds = torch.cat(seconds) if seconds else flat.new_empty(0)
+                for values in self.rest:
+                    values.copy_(flat[place : place + len(values)])
+                    place += len(values)
+
+            return finish
+
+        return start
+
+    def _second(self, all_reduce: AllReduce) -> Start:
+        shapes = [(one.matrix.shape[1], one.rank) for one in self.matrices]
+
+        def start() -> Finish:
+            flat = self._seconds
+            self.content.payload_bytes = flat.nbytes
+            arrive = all_reduce(flat)
+
+            def finish() -> None:
+                arrive()
+                for one, q in zip(self.matrices, _shaped(flat, shapes)[0], strict=True):
+                    one.decode(q)
+
+            return finish
+
+        return start
+
+
+def low_rank_contents(plan: Plan, contents: list[Content]) -> dict[int, LowRankContent]:
+    """By index, the contents that all-reduces of a plan pack by PowerSGD.
+
+    Raises:
+        InvalidInput: a content's matrices have no message for Q.
+    """
+    carried: dict[int, list[Message]] = {}
+    for message in plan.messages:
+        if message.encoding > POWERSGD and message.operation == Op.ALL_REDUCE:
+            carried.setdefault(message.content, []).append(message)
+    found = {}
+    for index, messages in carried.items():
+        found[index] = LowRankContent(contents[index], messages[0].encoding - POWERSGD)
+        if found[index].matrices and len(messages) != 2:
+            raise InvalidInput(
+                f"content {index} of the plan is packed by PowerSGD in {len(messages)} message; "
+                "its two factors take two.",
+                thing=f"content {index}",
+                value=len(messages),
+                remedy="This plan was compiled by an earlier version: tune again.",
+            )
+    return found
+
+
+def split_content(content: Content, rank: int) -> tuple[list[LowRank], list[Tensor]]:
+    """The matrices that gain by it, and flat views of all else."""
+    matrices, rest = [], []
+    for number, (variable, segment, view) in enumerate(content.pieces):
+        whole = segment.shape == tuple(variable.parameter.shape)
+        if whole and view.dim() > 1:
+            matrix = view.view(view.shape[0], -1)
+            if rank * sum(matrix.shape) < matrix.numel():
+                matrices.append(LowRank(variable, matrix, rank, number))
+                continue
+        rest.append(view.reshape(-1))
+    return matrices, rest
+
+
+def _shaped(flat: Tensor, shapes: list[tuple[int, int]]) -> tuple[list[Tensor], int]:
+    """Matrices one after another in `flat`, and where they end."""
+    found, place = [], 0
+    for rows, columns in shapes:
+        found.append(flat[place : place + rows * columns].view(rows, columns))
+        place += rows * columns
+    return found, place

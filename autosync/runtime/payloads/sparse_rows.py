@@ -1,0 +1,234 @@
+"""Sparse gradients (embeddings): touched rows travel with their indices, and only they.
+
+Which rows, and how many, differs between ranks and iterations. Row numbers on the wire are those
+of the whole table.
+"""
+
+from threading import Lock
+
+import torch
+from torch import Tensor, nn
+
+from autosync.codes import Op
+from autosync.errors import NotSupported
+from autosync.plan import Plan
+from autosync.runtime.layout.records import Content, Finish, RowRange, Start, Variable
+from autosync.runtime.payloads.encodings import HALF
+from autosync.runtime.streams import Mark, Streams
+from autosync.runtime.transport.gloo import sum_type
+from autosync.runtime.transport.process_groups import Groups, team_of
+from autosync.runtime.transport.ragged import (
+    Reader,
+    Received,
+    as_bytes,
+    exchange,
+    others,
+    ragged_group,
+)
+
+SPARSE_OPERATIONS = (Op.SPARSE_ALL_GATHER, Op.SPARSE_PUSH, Op.SPARSE_PULL)
+
+Rows = tuple[Tensor, Tensor]
+"""Indices i64[n] and values (n, ...) of touched rows."""
+
+
+def row_ranges(plan: Plan, content: int, variables: list[Variable]) -> list[RowRange]:
+    """The rows that a content of sparse messages carries, whole shards of tables.
+
+    Raises:
+        NotSupported: it cuts a table otherwise than by rows.
+    """
+    found = []
+    for piece in plan.contents[content]:
+        shard = plan.shards[piece.shard]
+        variable = variables[shard.variable]
+        rows = len(variable.alias)
+        width = variable.alias.numel() // rows
+        whole = shard.axis < 0 and shard.length == rows * width
+        start, length = (0, rows) if whole else (shard.offset, shard.length)
+        if not (whole or shard.axis == 0) or (piece.start, piece.stop) != (0, length * width):
+            raise NotSupported(
+                f"variable {variable.name!r} has a sparse gradient, but its shards are no rows.",
+                thing=f"variable {variable.name}, axis",
+                value=shard.axis,
+                remedy="Cut it along axis 0, or not at all.",
+            )
+        none = torch.empty(0, dtype=torch.int64, device=variable.alias.device)
+        values = variable.alias.new_empty(0, *variable.alias.shape[1:])
+        found.append(RowRange(variable, start, start + length, none, values, none))
+    return found
+
+
+def check_dense(model: nn.Module, variables: list[Variable]) -> None:
+    """Raises NotSupported where a variable that travels densely has a sparse gradient."""
+    tables = {
+        id(module.weight)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+    }
+    for variable in variables:
+        if id(variable.parameter) in tables:
+            raise NotSupported(
+                f"variable {variable.name!r} has a sparse gradient, but the plan carries a dense "
+                "one.",
+                thing=f"variable {variable.name}",
+                value="sparse=True",
+                remedy="Set sparse=False on its embedding as when it was tuned, or tune again.",
+            )
+
+
+class TouchedRows:
+    """Splits a variable's sparse gradient among the contents that carry its rows."""
+
+    def __init__(self, variable: Variable, ranges: list[RowRange], share: float, streams: Streams):
+        self.variable = variable
+        self.ranges = ranges
+        self.share = share
+        self.streams = streams
+        self._lock = Lock()
+        self._whole: Tensor | None = None
+        self._split = True
+        self._mark: Mark = None
+
+    def pack(self) -> None:
+        """The gradient is complete. How many rows it has a GPU says only when it is done with it,
+        so there the threads that send them split it, and backward goes on."""
+        self._check()
+        self._whole, self._split = self.variable.parameter.grad, False
+        if not self.streams.travel.threads:
+            self.split()
+            self._whole = None
+
+    def split(self) -> None:
+        """Each content gets its rows, weighted and added up; the current stream is behind that."""
+        with self._lock:
+            if not self._split:
+                with torch.no_grad():
+                    self._distribute()
+                self._split, self._mark = True, self.streams.mark()
+        self.streams.wait(self._mark)
+
+    def _distribute(self) -> None:
+        indices, values = self._rows()
+        for part in self.ranges:
+            bounds = torch.tensor([part.start, part.stop], device=indices.device)
+            low, high = (int(place) for place in torch.searchsorted(indices, bounds))
+            part.indices, part.values = indices[low:high], values[low:high]
+
+    def _rows(self) -> Rows:
+        gradient, table = self._whole, self.variable.alias
+        if gradient is None:
+            empty = torch.empty(0, dtype=torch.int64, device=table.device)
+            return empty, table.new_empty(0, *table.shape[1:])
+        rows = gradient.coalesce()
+        return rows._indices()[0], rows._values() * self.share
+
+    def _check(self) -> None:
+        gradient = self.variable.parameter.grad
+        if gradient is None:
+            return
+        if gradient.layout != torch.sparse_coo or gradient.sparse_dim() != 1:
+            raise NotSupported(
+                f"variable {self.variable.name!r} is synchronized by touched rows, but its "
+                "gradient is dense.",
+                thing=f"variable {self.variable.name}",
+                value=str(gradient.layout),
+                remedy="Set sparse=True on its embedding as when it was tuned, or tune again.",
+            )
+
+
+def sparse_tensor(rows: Rows, shape: tuple[int, ...], coalesced: bool = False) -> Tensor:
+    indices, values = rows
+    return torch.sparse_coo_tensor(
+        indices.unsqueeze(0), values, shape, is_coalesced=coalesced, check_invariants=False
+    )
+
+
+def rows_message(plan: Plan, index: int, content: Content, groups: Groups, queue: str) -> Start:
+    """What issues a message of touched rows on this rank.
+
+    After SPARSE_ALL_GATHER every rank, after SPARSE_PUSH the root holds the sums; SPARSE_PULL
+    writes the root's changed rows into the other ranks' tables.
+    """
+    message = plan.messages[index]
+    team = team_of(plan.teams[message.teams], groups.rank)
+    group = ragged_group(groups, queue, team) if len(team) > 1 else None
+    place, peers = team.index(groups.rank), others(team.index(groups.rank), len(team))
+    root = team.index(message.root) if message.root in team else 0
+    everywhere = message.operation == Op.SPARSE_ALL_GATHER
+    pulls = message.operation == Op.SPARSE_PULL
+    receivers, senders = _ends(message.operation, place, root, peers)
+    half = None if pulls else HALF.get(message.encoding)
+
+    def start() -> Finish:
+        for variable in () if pulls else content.variables:
+            if isinstance(variable.carrier, TouchedRows):
+                variable.carrier.split()
+        rows = [_changed(part) if pulls else (part.indices, part.values) for part in content.ranges]
+        payload = as_bytes([t for i, v in rows for t in (i, v.to(half) if half else v)])
+        content.payload_bytes = payload.nbytes
+        header = torch.tensor(
+            [payload.numel(), *(len(indices) for indices, _ in rows)], device="cpu"
+        )
+        arrive = exchange(group, index, receivers, senders, header, payload)
+
+        def finish() -> None:
+            received = arrive()
+            if pulls:
+                for header, payload in received.values():
+                    _write(content, header, payload)
+            elif everywhere or place == root:
+                _sum(content, received, place, half)
+
+        return finish
+
+    return start
+
+
+def _ends(operation: Op, place: int, root: int, peers: list[int]) -> tuple[list[int], list[int]]:
+    """Whom this rank sends to, and whom it receives from."""
+    if operation == Op.SPARSE_ALL_GATHER:
+        return peers, peers
+    pulls = operation == Op.SPARSE_PULL
+    if place == root:
+        return (peers, []) if pulls else ([], peers)
+    return ([], [root]) if pulls else ([root], [])
+
+
+def _changed(part: RowRange) -> Rows:
+    return part.changed, part.variable.alias[part.changed]
+
+
+def _read(
+    content: Content, header: Tensor, payload: Tensor, half: torch.dtype | None
+) -> list[Rows]:
+    reader = Reader(payload)
+    found = []
+    for part, count in zip(content.ranges, header[1:].tolist(), strict=True):
+        table = part.variable.alias
+        indices = reader.take((count,), torch.int64)
+        values = reader.take((count, *table.shape[1:]), half or table.dtype)
+        found.append((indices.to(table.device), values.to(table)))
+    return found
+
+
+def _sum(content: Content, received: Received, place: int, half: torch.dtype | None) -> None:
+    """The rows of all ranks in the order of the team, so that every rank rounds alike."""
+    by_place = {peer: _read(content, *parts, half) for peer, parts in received.items()}
+    by_place[place] = [(part.indices, part.values) for part in content.ranges]
+    for number, part in enumerate(content.ranges):
+        rows = [by_place[peer][number] for peer in sorted(by_place)]
+        indices = torch.cat([indices for indices, _ in rows]) - part.start
+        values = torch.cat([values for _, values in rows])
+        shape = (part.stop - part.start, *part.variable.alias.shape[1:])
+        exact = sparse_tensor((indices, values.to(sum_type(values))), shape).coalesce()
+        part.sums = exact.to(part.variable.alias.dtype)
+        if content.whole:
+            part.variable.target = part.sums
+
+
+def _write(content: Content, header: Tensor, payload: Tensor) -> None:
+    for part, (indices, values) in zip(
+        content.ranges, _read(content, header, payload, None), strict=True
+    ):
+        part.variable.alias.index_copy_(0, indices, values)

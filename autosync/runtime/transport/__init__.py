@@ -1,0 +1,1 @@
+"""How messages travel: process groups, the operations of each backend, and their queues."""

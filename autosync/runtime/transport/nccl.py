@@ -1,0 +1,80 @@
+"""Messages of fixed size on NCCL.
+
+No two collectives of a rank are ever at work at once: the stream that issues one goes on behind
+it, and all of a rank's are issued on one stream in one order. Teams differ, and so do their
+communicators; but of all messages that are not done, the first in the order is the first of each
+of its members, so it gets done.
+
+A push is NCCL's reduce and a pull its broadcast: sends and receives of its own would open a
+communicator for every pair of ranks. Their sums are formed in the type that travels.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions
+from torch.distributed.distributed_c10d import Store
+
+from autosync.codes import Op
+from autosync.runtime.layout.records import Finish, Start
+from autosync.runtime.transport.team_role import Part
+
+WATCHDOG_GRACE = timedelta(seconds=60)
+"""How much later than the runtime torch's own watchdog gives a collective up: it ends the process,
+while the runtime raises."""
+
+
+def new_nccl_group(
+    store: Store, rank: int, size: int, timeout: timedelta, device: torch.device
+) -> Any:
+    """A connected group over each member's device. Every member calls this at the same point."""
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout + WATCHDOG_GRACE
+    group: Any = dist.ProcessGroupNCCL(store, rank, size, options)
+    # The first collective connects, which takes up to seconds: not in the middle of a backward.
+    hello = torch.zeros(1, device=device)
+    group.allreduce([hello], dist.AllreduceOptions()).wait()
+    torch.cuda.current_stream(device).synchronize()
+    return group
+
+
+def nccl_start(group: Any, part: Part, wire: Tensor) -> Start:
+    """What issues the message on the current stream, which goes on when the result is in `wire`.
+    The calling thread never waits."""
+    issue = _issue(group, part, wire)
+
+    def start() -> Finish:
+        issue().wait()
+        return _done
+
+    return start
+
+
+def _done() -> None:
+    """The stream says when."""
+
+
+def _issue(group: Any, part: Part, wire: Tensor) -> Callable[[], Any]:
+    flat, padded = wire[: part.size], wire[: part.padded]
+    mine = wire[part.chunk(part.place)]
+    match part.operation:
+        case Op.REDUCE | Op.PUSH:
+            reduce = dist.ReduceOptions()
+            reduce.rootRank = part.root
+            return lambda: group.reduce([flat], reduce)
+        case Op.BROADCAST | Op.PULL:
+            broadcast = dist.BroadcastOptions()
+            broadcast.rootRank = part.root
+            return lambda: group.broadcast([flat], broadcast)
+        case Op.REDUCE_SCATTER:
+            scatter = dist.ReduceScatterOptions()
+            return lambda: group._reduce_scatter_base(mine, padded, scatter)
+        case Op.ALL_GATHER:
+            gather = AllgatherOptions()
+            return lambda: group._allgather_base(padded, mine, gather)
+    options = dist.AllreduceOptions()
+    return lambda: group.allreduce([flat], options)

@@ -1,0 +1,1 @@
+"""How reduced gradients become new values: the user's own optimizer, whole or in parts."""

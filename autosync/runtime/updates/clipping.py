@@ -1,0 +1,82 @@
+"""Clips by the global norm of exactly the gradients that are applied, each counted once."""
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from autosync.runtime.layout.packing import whole_gradients
+from autosync.runtime.layout.records import Content, Variable
+from autosync.runtime.streams import Streams
+
+EPSILON = 1e-6
+"""As in torch.nn.utils.clip_grad_norm_."""
+
+
+def clip_gradients(
+    variables: list[Variable], contents: list[Content], control: Any, max_norm: float
+) -> float:
+    """Scale every reduced gradient; returns the norm before. A collective where updates are
+    owned or sharded, since no rank holds all the sums then."""
+    everywhere = whole_gradients(variables)
+    here: list[Tensor] = []
+    for content in contents:
+        if content.flat:
+            (here if content.travels else everywhere).extend(content.flat.gradients())
+    squares = torch.tensor([_sum_of_squares(here)], dtype=torch.float64, device="cpu")
+    if any(content.travels for content in contents):
+        control.allreduce([squares], dist.AllreduceOptions()).wait()
+    norm = math.sqrt(float(squares) + _sum_of_squares(everywhere))
+    scale = max_norm / (norm + EPSILON)
+    if not scale >= 1.0:  # also a norm that is no number, as torch does
+        torch._foreach_mul_([*everywhere, *here], scale)
+    return norm
+
+
+def clip_before_step(model: nn.Module, optimizer: Optimizer, max_norm: float) -> None:
+    """Clip where torch's DDP synchronizes: every rank holds whole gradients then."""
+    parameters = list(model.parameters())
+
+    def clip(stepping: Optimizer, args: Any, kwargs: Any) -> None:
+        nn.utils.clip_grad_norm_(parameters, max_norm * loss_scale(stepping))
+
+    optimizer.register_step_pre_hook(clip)
+
+
+def loss_scale(optimizer: Optimizer) -> float:
+    """What gradients are still multiplied by at `step()`: a GradScaler leaves it to a fused
+    optimizer to divide them."""
+    scale = getattr(optimizer, "grad_scale", None)
+    return 1.0 if scale is None else float(scale)
+
+
+def lend_scaler_tensors(optimizer: Optimizer, streams: Streams) -> None:
+    """What a GradScaler leaves on a fused optimizer while it steps, and frees behind it."""
+    for name in ("grad_scale", "found_inf"):
+        if isinstance(tensor := getattr(optimizer, name, None), Tensor):
+            streams.lend(tensor)
+
+
+def agree_on_infinity(variables: list[Variable], contents: list[Content], control: Any) -> None:
+    """Where one rank's sums are not finite, make some gradient of every rank so."""
+    mine = [g for c in contents if c.flat and c.travels for g in c.flat.gradients()]
+    finite = bool(torch.stack([g.isfinite().all() for g in mine]).all()) if mine else True
+    found = torch.tensor([not finite], dtype=torch.int32, device="cpu")
+    control.allreduce([found], dist.AllreduceOptions()).wait()
+    if int(found):
+        victim = next(v for v in variables if not v.whole and v.parameter.grad is not None)
+        assert victim.parameter.grad is not None
+        gradient = victim.parameter.grad
+        (gradient._values() if gradient.is_sparse else gradient).view(-1)[0] = torch.inf
+
+
+def _sum_of_squares(tensors: list[Tensor]) -> float:
+    if not tensors:
+        return 0.0
+    norms: list[Tensor] = list(torch._foreach_norm(tensors))
+    # Brought to the host at once: a GPU is waited for once, not once a tensor.
+    together: list[float] = torch.stack([norm.double() for norm in norms]).tolist()
+    return sum((norm**2 for norm in together), 0.0)

@@ -1,0 +1,1 @@
+"""Where ranks run: one launcher a file, each implementing `contract.Launcher`."""

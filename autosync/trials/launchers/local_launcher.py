@@ -1,0 +1,64 @@
+"""The `local` launcher: every rank on this machine, over loopback, links unshaped."""
+
+from dataclasses import dataclass
+
+from autosync.errors import NotSupported
+from autosync.trials.contract import Workload
+from autosync.trials.gpus import refuse_without_gpu
+from autosync.trials.pool.fork_server import Preload
+from autosync.trials.pool.machine_lock import machine_turns
+from autosync.trials.pool.process_pool import REPEATS, ProcessPool
+from autosync.trials.pool.worker_process import Placement
+
+LOOPBACK = "127.0.0.1"
+DESCRIPTION = "local (unshaped links)"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalLauncher:
+    """workloads: `name=package.module:function` entries that requests may name."""
+
+    workloads: tuple[str, ...] = ()
+    repeats: int = REPEATS
+    name: str = "local"
+
+    def open(self, workload: Workload) -> ProcessPool:
+        """Workers start with the first trial.
+
+        Raises:
+            NotSupported: the cluster has dedicated servers, or this machine no GPU to work on.
+        """
+        refuse_dedicated_servers(workload)
+        if workload.device == "cuda":
+            refuse_without_gpu()
+        nodes = workload.domain.cluster.node_of_server()[: workload.domain.world_size]
+        preload = preload_for(workload)
+        return ProcessPool(
+            workload=workload,
+            place=DESCRIPTION,
+            placements=tuple(Placement((), "lo", int(node), preload=preload) for node in nodes),
+            host=LOOPBACK,
+            links="loopback",
+            workloads=self.workloads,
+            repeats=self.repeats,
+            turns=machine_turns(),
+            on_close=preload.close if preload else None,
+        )
+
+
+def preload_for(workload: Workload) -> Preload | None:
+    """What the workers are forked from; None where they are to use a GPU, as CUDA and forks go
+    badly together."""
+    return None if workload.device == "cuda" else Preload()
+
+
+def refuse_dedicated_servers(workload: Workload) -> None:
+    """Raises NotSupported where a node holds no rank: trials run ranks only."""
+    for node in workload.domain.cluster.nodes:
+        if node.server_only:
+            raise NotSupported(
+                f"node {node.address!r} is a dedicated server: trials run ranks only.",
+                thing=f"node {node.address}",
+                value="server_only",
+                remedy="Leave dedicated servers out of the cluster that is measured.",
+            )

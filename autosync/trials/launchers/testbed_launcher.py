@@ -1,0 +1,151 @@
+"""The `testbed` launcher: an emulated cluster of network namespaces with shaped links."""
+
+import threading
+from dataclasses import dataclass
+from functools import cache
+
+from autosync.cluster import Cluster, Device, Node
+from autosync.errors import InvalidInput, NotSupported
+from autosync.trials.contract import Workload
+from autosync.trials.gpus import refuse_without_gpu
+from autosync.trials.launchers.local_launcher import preload_for, refuse_dedicated_servers
+from autosync.trials.pool.machine_lock import machine_turns
+from autosync.trials.pool.process_pool import REPEATS, ProcessPool
+from autosync.trials.pool.worker_process import Placement
+from autosync.trials.testbed import namespaces
+from autosync.trials.testbed.namespaces import Testbed
+from autosync.trials.testbed.self_check import SelfCheck, self_check
+
+CARRIED_GBPS = 8.0
+"""Traffic of all nodes together that two cores carry (measured: 4 x 2 Gbit/s, 35 % busy)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TestbedLauncher:
+    """Every pool has a testbed of its own, that ends with it.
+
+    workloads: `name=package.module:function` entries that requests may name.
+    check: whether the testbed measures itself first, and refuses when a link is 5 % off.
+    """
+
+    __test__ = False  # not a test class, whatever its name
+
+    workloads: tuple[str, ...] = ()
+    repeats: int = REPEATS
+    check: bool = True
+    name: str = "testbed"
+
+    def open(self, workload: Workload) -> ProcessPool:
+        """Build the testbed of the workload's cluster at its scales.
+
+        Raises:
+            NotSupported: this machine cannot; the message says what would make it. Or NCCL is
+                to move the messages.
+            InaccurateLink: a link, or an all-reduce, is not as fast as the file says, or cannot be
+                measured.
+            InvalidInput: the scaled links exceed what this machine's cores carry; or as
+                `namespaces.up`.
+        """
+        cluster = workload.domain.cluster
+        refuse_dedicated_servers(workload)
+        refuse_excess(workload)
+        refuse_unshaped_gpus(workload)
+        turns = machine_turns()
+        testbed = namespaces.up(cluster, workload.byte_scale, workload.time_scale)
+        try:
+            with turns.taken(threading.Event()):
+                checked = self_check(testbed, cluster) if self.check else None
+        except BaseException:  # an interrupt, too, leaves no testbed
+            namespaces.down(testbed)
+            raise
+        nodes = cluster.node_of_server()[: cluster.world_size]
+        preload = preload_for(workload)
+
+        def close() -> None:
+            if preload:
+                preload.close()
+            namespaces.down(testbed)
+
+        return ProcessPool(
+            workload=workload,
+            place=description(testbed, workload, checked),
+            placements=tuple(
+                Placement(
+                    testbed.prefix(int(node)),
+                    "eth0",
+                    int(node),
+                    testbed.namespaces(int(node)),
+                    preload,
+                )
+                for node in nodes
+            ),
+            host=testbed.addresses[int(nodes[0])],
+            links="shaped",
+            workloads=self.workloads,
+            repeats=self.repeats,
+            turns=turns,
+            on_close=close,
+        )
+
+
+@cache
+def testbed_available() -> bool:
+    """Whether this machine can shape links: builds a testbed of two nodes and removes it."""
+    nodes = tuple(Node(f"10.0.0.{i}", (Device("cpu"),), 0.1) for i in (1, 2))
+    try:
+        namespaces.down(namespaces.up(Cluster("available", nodes)))
+    except NotSupported:
+        return False
+    return True
+
+
+def refuse_excess(workload: Workload) -> None:
+    """Raises InvalidInput when the scaled links ask for more than `CARRIED_GBPS`."""
+    total = sum(node.bandwidth_gbps for node in workload.domain.cluster.nodes)
+    total *= workload.byte_scale / workload.time_scale
+    if total > CARRIED_GBPS:
+        raise InvalidInput(
+            f"the testbed's links would carry {total:.1f} Gbit/s together at s = "
+            f"{workload.byte_scale:g}, k = {workload.time_scale:g}; two cores carry about "
+            f"{CARRIED_GBPS:g}.",
+            thing="byte_scale",
+            value=workload.byte_scale,
+            remedy="Use a smaller byte scale or a larger time scale (`automatic_scales`)."
+            if workload.compute == "waited"
+            else "Kernels cannot be scaled: use the launcher local, or compute waited.",
+        )
+
+
+def refuse_unshaped_gpus(workload: Workload) -> None:
+    """Raises NotSupported where messages would not pass the links, or no GPU is to be had."""
+    if workload.backend == "nccl":
+        raise NotSupported(
+            "NCCL moves messages between the GPUs of one machine past a testbed's links.",
+            thing="cluster.backend",
+            value="nccl",
+            remedy="Write `backend: gloo` into the cluster file, or use the launcher local.",
+        )
+    if workload.device == "cuda":
+        refuse_without_gpu()
+
+
+def description(testbed: Testbed, workload: Workload, checked: SelfCheck | None) -> str:
+    """What reports repeat: size, scales, accuracy, and what is not emulated."""
+    shared = any(node.ranks > 1 for node in workload.domain.cluster.nodes)
+    parts = [
+        f"testbed ({len(testbed.addresses)} nodes",
+        f"s = {workload.byte_scale:g}, k = {workload.time_scale:g}",
+        f"links within {checked.largest_error:.1%} of the file" if checked else "links unmeasured",
+        *([f"intra-node links {testbed.loopback}"] if shared else []),
+        f"{latency_words(checked)})",
+    ]
+    return ", ".join(parts)
+
+
+def latency_words(checked: SelfCheck | None) -> str:
+    """One way between two nodes, median and worst, in the testbed's own time."""
+    found = checked.latency_seconds if checked else None
+    if found is None:
+        return "latency not emulated"
+    usual, longest = (seconds * 1e6 for seconds in found)
+    return f"latency {usual:.0f} us, at worst {longest:.0f} us, not emulated"

@@ -1,0 +1,1 @@
+"""Trials inside a running training job, on its own step and its own ranks."""

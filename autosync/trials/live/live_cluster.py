@@ -1,0 +1,164 @@
+"""The cluster that a running job sits on: hosts gathered from its ranks, links measured."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autosync.cluster import Backend, Cluster, Device, Node
+from autosync.devices import DEVICE_TYPES
+from autosync.errors import InvalidInput
+from autosync.trials.live.live_job import LiveJob, node_name
+
+SMALLEST_BYTES = 256 * 1024
+LARGEST_BYTES = 64 * 1024 * 1024
+LONG_ENOUGH_SECONDS = 0.05
+"""Messages grow fourfold until one takes this long, or is the largest."""
+
+SLOWER = 1.1
+"""A rank whose plain step takes this many times rank 0's, or less than rank 0's by as much, counts
+as slower or faster; less is noise."""
+
+LATENCY_TRIPS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What a rank tells of itself."""
+
+    host: str
+    device_type: str
+    memory_gb: float | None
+    step_seconds: float
+
+
+def device_type_of(device: torch.device) -> tuple[str, float | None]:
+    """The device type whose name the GPU's holds (`v100` where none does: nothing is estimated
+    from it, since profile and memory are measured), and its memory."""
+    if device.type != "cuda":
+        return "cpu", None
+    properties = torch.cuda.get_device_properties(device)
+    name = properties.name.lower().replace("-", " ")
+    words = {kind: kind.replace("-", " ") for kind in DEVICE_TYPES if kind != "cpu"}
+    known = [kind for kind, text in words.items() if text in name]
+    return max(known, key=len, default="v100"), properties.total_memory / 1e9
+
+
+def measure_cluster(job: LiveJob, step_seconds: float) -> Cluster:
+    """The same cluster on every rank, from what all tell and a short exchange on every link.
+
+    Raises:
+        InvalidInput: the ranks of a host are not numbered one after another.
+    """
+    kind, memory = device_type_of(job.device)
+    mine = Seat(node_name(), kind, memory, step_seconds)
+    seats: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(seats, mine, group=job.control)
+    hosts = refuse_mixed([seat.host for seat in seats])
+    between = _link_rates(job, [ranks[0] for ranks in hosts.values()])
+    within = [
+        _link_rates(job, ranks[:2])[0] if len(ranks) > 1 else None for ranks in hosts.values()
+    ]
+    latency = _latency_seconds(job)
+    profiled = seats[0].step_seconds  # the domain's profile is rank 0's
+    nodes = []
+    for number, (host, ranks) in enumerate(hosts.items()):
+        rate = max(between[number], between[number - 1]) if between else within[number]
+        inside = within[number]
+        assert rate is not None  # a job on one host has several ranks there
+        devices = tuple(seated_device(seats[rank], profiled) for rank in ranks)
+        intra = inside / 1e9 * 8 if inside else None
+        nodes.append(Node(host, devices, rate / 1e9 * 8, intra, latency * 1e6))
+    found = job.group._get_backend(job.device).name()  # a process group may have several
+    backend: Backend = "nccl" if found == "nccl" else "gloo"
+    return Cluster("live", tuple(nodes), backend, description="measured inside the running job")
+
+
+def refuse_mixed(hosts: Sequence[str]) -> dict[str, list[int]]:
+    """The ranks of every host, in order.
+
+    Raises:
+        InvalidInput: a host's ranks do not follow one another.
+    """
+    found: dict[str, list[int]] = {}
+    for host, group in groupby(range(len(hosts)), key=lambda rank: hosts[rank]):
+        if host in found:
+            raise InvalidInput(
+                f"the ranks of host {host!r} are not numbered one after another: {list(hosts)}.",
+                thing="ranks",
+                value=list(hosts),
+                remedy="Start the ranks host by host, as torchrun does (Slurm: "
+                "--distribution=block).",
+            )
+        found[host] = list(group)
+    return found
+
+
+def seated_device(seat: Seat, profiled_seconds: float) -> Device:
+    """A rank's device. profiled_seconds: a plain step of the rank whose profile the domain has."""
+    ratio = seat.step_seconds / profiled_seconds
+    slowdown = 1.0 if 1 / SLOWER < ratio < SLOWER else max(round(ratio, 2), 0.01)
+    return Device(seat.device_type, 1, seat.memory_gb, slowdown)
+
+
+def _link_rates(job: LiveJob, ring: Sequence[int]) -> list[float]:
+    """Bytes a second that each of `ring` receives from the one before it, all at once. Every
+    rank of the job takes part in the agreement on the size."""
+    if len(ring) < 2:
+        return []
+    size = SMALLEST_BYTES
+    _exchange(job, ring, size)  # opens the connections
+    while True:
+        seconds: list[float] = [0.0] * dist.get_world_size()
+        dist.all_gather_object(seconds, _exchange(job, ring, size), group=job.control)
+        if max(seconds) >= LONG_ENOUGH_SECONDS or size >= LARGEST_BYTES:
+            received = [size / max(seconds[rank], 1e-9) for rank in ring]
+            return received[1:] + received[:1]  # of the link behind each member
+        size *= 4
+
+
+def _exchange(job: LiveJob, ring: Sequence[int], size_bytes: int) -> float:
+    """Seconds until this rank has received its neighbour's bytes; 0 outside of the ring."""
+    dist.barrier(job.group)
+    rank = dist.get_rank()
+    if rank not in ring:
+        return 0.0
+    place = ring.index(rank)
+    outgoing = torch.empty(size_bytes, dtype=torch.uint8, device=job.device)
+    incoming = torch.empty_like(outgoing)
+    begun = time.monotonic()
+    works = dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, outgoing, ring[(place + 1) % len(ring)], job.group),
+            dist.P2POp(dist.irecv, incoming, ring[place - 1], job.group),
+        ]
+    )
+    works.pop().wait()  # the arrival; on NCCL both
+    if job.device.type == "cuda":
+        torch.cuda.synchronize()
+    seconds = time.monotonic() - begun
+    for work in works:
+        work.wait()
+    return seconds
+
+
+def _latency_seconds(job: LiveJob) -> float:
+    """One way between the first rank and the last: half of the median of small round trips."""
+    last = dist.get_world_size() - 1
+    rank, trips = dist.get_rank(), []
+    small = torch.zeros(1, device=job.device)
+    for _ in range(LATENCY_TRIPS):
+        begun = time.monotonic()
+        for source, target in ((0, last), (last, 0)):
+            if rank == source:
+                dist.send(small, target, job.group)
+            elif rank == target:
+                dist.recv(small, source, job.group)
+        trips.append(time.monotonic() - begun)
+    told = [sorted(trips)[len(trips) // 2] / 2]
+    dist.broadcast_object_list(told, src=0, group=job.control)
+    return told[0]

@@ -1,0 +1,354 @@
+"""Graph and profile of a running job's own step: recorded with hooks, timed where it runs.
+
+Operations are the calls of modules that own variables, each lasting until the next one begins;
+what has no variables belongs to the operation before it. That is as fine as synchronization can
+use: a message waits for gradients and gates forwards.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from autosync.domain import Optimizer, Profile
+from autosync.errors import InvalidInput, NotSupported
+from autosync.graph import ITEM_BYTES, DType, ModelGraph, Operation, Variable
+from autosync.runtime.hooks.forward_gates import tensors_in
+from autosync.runtime.updates.flat_update import ELEMENTWISE
+from autosync.trials.device_clock import Mark, mark, seconds_since
+from autosync.trials.live.live_job import LiveJob
+
+ITERATIONS = 3
+"""Recorded after one to warm up; their medians count."""
+
+
+@dataclass(slots=True)
+class Call:
+    """A forward of a module that owns `variables`."""
+
+    name: str
+    type: str
+    variables: tuple[int, ...]
+    rows: int
+    begun: Mark
+    output_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Tape:
+    """One recorded iteration. ready: by variable, when its gradient was last complete."""
+
+    begun: Mark
+    calls: list[Call] = field(default_factory=list)
+    batch_size: int = 0
+    forward_ended: Mark | None = None
+    ready: dict[int, Mark] = field(default_factory=dict)
+    gradients: dict[int, int] = field(default_factory=dict)
+    touched: dict[int, int] = field(default_factory=dict)
+    update: list[Mark] = field(default_factory=list)
+    ended: Mark | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """step_seconds: of a whole plain iteration on this rank."""
+
+    graph: ModelGraph
+    profile: Profile
+    optimizer: Optimizer
+    step_seconds: float
+
+
+def record_job(job: LiveJob, batch_size: int | None, device_type: str) -> Recorded:
+    """Run plain local iterations of the job's step; its state is restored.
+
+    batch_size: of one rank; by default the leading dimension of the model's first tensor.
+
+    Raises:
+        InvalidInput: step does not run the model it is given, or not once.
+        NotSupported: a parameter's type cannot be synchronized.
+    """
+    named = {name: p for name, p in job.model.named_parameters() if p.requires_grad}
+    _refuse_types(named)
+    try:
+        tapes = [_record(job, named) for _ in range(1 + ITERATIONS)]
+        optimizer = _optimizer_document(job)
+    finally:
+        job.before.restore()
+    for tape in tapes:
+        _refuse_odd_step(tape, list(named))
+    size = batch_size or tapes[-1].batch_size or 1
+    graph = _graph(job.model, named, tapes[-1], size)
+    profile, step_seconds = _profile(graph, tapes[1:], device_type)
+    return Recorded(graph, profile, optimizer, step_seconds)
+
+
+def _record(job: LiveJob, named: dict[str, nn.Parameter]) -> Tape:
+    tape = Tape(mark(job.device))
+    handles = _hooks(job, named, tape)
+    try:
+        job.step(job.model, job.optimizer)
+        tape.ended = mark(job.device)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return tape
+
+
+def _hooks(job: LiveJob, named: dict[str, nn.Parameter], tape: Tape) -> list[RemovableHandle]:
+    index = {id(p): v for v, p in enumerate(named.values())}
+    handles: list[Any] = []
+    for name, module in job.model.named_modules():
+        own = tuple(index[id(p)] for p in module.parameters(recurse=False) if id(p) in index)
+        if own:
+            handles.append(module.register_forward_pre_hook(_on_call(tape, name, own, job.device)))
+            handles.append(module.register_forward_hook(_on_output(tape)))
+    handles.append(job.model.register_forward_pre_hook(_on_input(tape), with_kwargs=True))
+    handles.append(job.model.register_forward_hook(_on_end(tape, job.device)))
+    for v, parameter in enumerate(named.values()):
+        hook = _on_gradient(tape, v, job.device)
+        handles.append(parameter.register_post_accumulate_grad_hook(hook))
+    note = _on_update(tape, job.device)
+    handles.append(job.optimizer.register_step_pre_hook(note))
+    handles.append(job.optimizer.register_step_post_hook(note))
+    return handles
+
+
+def _counts() -> bool:
+    """Whether a forward trains: not an evaluation, not recomputed within a backward pass."""
+    return torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
+
+
+def _on_call(
+    tape: Tape, name: str, own: tuple[int, ...], device: torch.device
+) -> Callable[[nn.Module, Any], None]:
+    def hook(module: nn.Module, args: Any) -> None:
+        if _counts():
+            rows = 0
+            if isinstance(module, nn.Linear) and args and args[0].dim():
+                rows = args[0].numel() // max(1, args[0].shape[-1])
+            kind = type(module).__name__.lower()
+            tape.calls.append(Call(name or kind, kind, own, rows, mark(device)))
+
+    return hook
+
+
+def _on_output(tape: Tape) -> Callable[[nn.Module, Any, Any], None]:
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
+        if _counts() and tape.calls:
+            tape.calls[-1].output_bytes = sum(tensor.nbytes for tensor in tensors_in(output))
+
+    return hook
+
+
+def _on_input(tape: Tape) -> Callable[[nn.Module, Any, Any], None]:
+    def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+        shaped = [tensor for tensor in tensors_in((args, kwargs)) if tensor.dim()]
+        if _counts() and shaped:
+            tape.batch_size = tape.batch_size or int(shaped[0].shape[0])
+
+    return hook
+
+
+def _on_end(tape: Tape, device: torch.device) -> Callable[[nn.Module, Any, Any], None]:
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
+        if _counts():
+            tape.forward_ended = mark(device)
+
+    return hook
+
+
+def _on_gradient(tape: Tape, variable: int, device: torch.device) -> Callable[[Tensor], None]:
+    def hook(parameter: Tensor) -> None:
+        tape.ready.pop(variable, None)
+        tape.ready[variable] = mark(device)
+        tape.gradients[variable] = tape.gradients.get(variable, 0) + 1
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            tape.touched[variable] = int(parameter.grad.coalesce().indices().shape[1])
+
+    return hook
+
+
+def _on_update(tape: Tape, device: torch.device) -> Callable[..., None]:
+    def hook(*args: Any) -> None:
+        tape.update.append(mark(device))
+
+    return hook
+
+
+def _refuse_types(named: dict[str, nn.Parameter]) -> None:
+    for name, parameter in named.items():
+        if _dtype(parameter) not in ITEM_BYTES:
+            raise NotSupported(
+                f"parameter {name!r} is {parameter.dtype}.",
+                thing=f"parameter {name}",
+                value=str(parameter.dtype),
+                remedy=f"Supported: {', '.join(ITEM_BYTES)}.",
+            )
+
+
+def _refuse_odd_step(tape: Tape, names: list[str]) -> None:
+    if not tape.calls or tape.forward_ended is None:
+        raise _refusal("does not call the model it is given")
+    if not tape.update:
+        raise _refusal("does not call optimizer.step()")
+    for variable, name in enumerate(names):
+        count = tape.gradients.get(variable, 0)
+        if count == 0:
+            raise _refusal(f"gives parameter {name!r} no gradient", "Freeze that parameter.")
+        if count > 1:
+            raise _refusal(
+                f"runs {count} backward passes", "Give it one: accumulate outside of tune()."
+            )
+
+
+def _refusal(what: str, remedy: str = "") -> InvalidInput:
+    usual = "A step is one whole iteration: forward, backward, optimizer.step()."
+    return InvalidInput(f"step {what}.", thing="step", value=what, remedy=remedy or usual)
+
+
+def _dtype(parameter: Tensor) -> str:
+    return str(parameter.dtype).removeprefix("torch.")
+
+
+def _graph(
+    model: nn.Module, named: dict[str, nn.Parameter], tape: Tape, batch_size: int
+) -> ModelGraph:
+    _adopt_orphans(tape)
+    finish = _finish_order(tape)
+    place = {operation: i for i, operation in enumerate(finish)}
+    consumers: dict[int, list[int]] = {}
+    for index, call in enumerate(tape.calls):
+        for variable in call.variables:
+            consumers.setdefault(variable, []).append(index)
+    rows = {v: call.rows for call in tape.calls for v in call.variables}
+    operations = tuple(
+        Operation(
+            name=f"{call.name}#{index}",
+            type=call.type,
+            forward_flops=0,
+            backward_flops=0,
+            output_bytes=call.output_bytes,
+            has_batch_dimension=True,
+            inputs=(index - 1,) if index else (),
+            variables=call.variables,
+        )
+        for index, call in enumerate(tape.calls)
+    )
+    return ModelGraph(
+        name=type(model).__name__.lower(),
+        batch_size=batch_size,
+        operations=operations,
+        variables=tuple(
+            _variable(name, p, tape.touched.get(v, 0), rows.get(v, 0))
+            for v, (name, p) in enumerate(named.items())
+        ),
+        backward_order=tuple(finish),
+        gradient_order=tuple(tape.ready),
+        gradient_after=tuple(
+            max(consumers[v], key=lambda operation: place[operation]) for v in range(len(named))
+        ),
+    )
+
+
+def _adopt_orphans(tape: Tape) -> None:
+    """A variable that is read without a call of its module (an attention's output projection)
+    goes to the call that owns the variable whose gradient is ready next, or else before."""
+    owner: dict[int, int] = {}
+    for index, call in enumerate(tape.calls):
+        for variable in call.variables:
+            owner.setdefault(variable, index)
+    order = list(tape.ready)
+    for place, variable in enumerate(order):
+        if variable not in owner:
+            near = [*order[place + 1 :], *reversed(order[:place])]
+            call = tape.calls[next(owner[v] for v in near if v in owner)]
+            call.variables = (*call.variables, variable)
+
+
+def _variable(name: str, parameter: nn.Parameter, touched: int, rows: int) -> Variable:
+    dtype: Any = _dtype(parameter)
+    kind: DType = dtype
+    return Variable(
+        name,
+        tuple(parameter.shape),
+        kind,
+        sparse=touched > 0,
+        touched_rows=touched,
+        factor_rows=rows if parameter.dim() == 2 and not touched else 0,
+    )
+
+
+def _finish_order(tape: Tape) -> list[int]:
+    """Operations in the order their backward ends.
+
+    A variable's gradient is complete with its first call's backward (backward runs the calls in
+    reverse); calls that complete nothing end with the call after them.
+    """
+    place = {variable: i for i, variable in enumerate(tape.ready)}
+    owner: dict[int, int] = {}
+    for index, call in enumerate(tape.calls):
+        for variable in call.variables:
+            owner.setdefault(variable, index)
+    ends: dict[int, int] = {}
+    last = -1
+    for index in reversed(range(len(tape.calls))):
+        own = [place[v] for v in tape.calls[index].variables if owner[v] == index]
+        ends[index] = last = max(own, default=last)
+    return sorted(ends, key=lambda index: (ends[index], -index))
+
+
+def _profile(graph: ModelGraph, tapes: list[Tape], device_type: str) -> tuple[Profile, float]:
+    """Medians over the tapes, and of the whole iteration."""
+    times = [_times(graph, tape) for tape in tapes]
+    profile = Profile(
+        device=device_type,
+        batch_size=graph.batch_size,
+        forward_seconds=_medians([forward for forward, _, _, _ in times]),
+        backward_seconds=_medians([backward for _, backward, _, _ in times]),
+        update_seconds=float(np.median([update for _, _, update, _ in times])),
+        source="measured",
+        note=f"median of {len(tapes)} plain iterations on rank 0 of the running job",
+    )
+    return profile, float(np.median([whole for _, _, _, whole in times]))
+
+
+def _medians(rows: list[list[float]]) -> tuple[float, ...]:
+    return tuple(float(value) for value in np.median(np.array(rows), axis=0))
+
+
+def _times(graph: ModelGraph, tape: Tape) -> tuple[list[float], list[float], float, float]:
+    """Forward and backward seconds of every operation, the update's, the iteration's."""
+    assert tape.forward_ended is not None  # refused before
+    assert tape.ended is not None
+    if len(tape.calls) != len(graph.operations):
+        raise _refusal("runs other modules from one iteration to the next")
+    moments = [*(call.begun for call in tape.calls), tape.forward_ended, tape.ended]
+    *starts, forward_end, whole = seconds_since(tape.begun, moments)
+    starts[0] = 0.0
+    forward = np.maximum(np.diff([*starts, forward_end]), 0.0)
+    ready = dict(zip(tape.ready, seconds_since(tape.begun, list(tape.ready.values())), strict=True))
+    ends = dict.fromkeys(range(len(starts)), forward_end)
+    for variable, operation in enumerate(graph.gradient_after):
+        ends[operation] = max(ends[operation], ready[variable])
+    backward = [0.0] * len(starts)
+    now = forward_end
+    for operation in graph.backward_order:
+        backward[operation] = max(0.0, ends[operation] - now)
+        now = max(now, ends[operation])
+    updates = seconds_since(tape.begun, tape.update)
+    return [float(f) for f in forward], backward, updates[-1] - updates[0], whole
+
+
+def _optimizer_document(job: LiveJob) -> Optimizer:
+    """After a recorded step, when the optimizer has made its state."""
+    kinds = [
+        sum(isinstance(value, Tensor) and value.shape == key.shape for value in state.values())
+        for key, state in job.optimizer.state.items()
+    ]
+    kind = type(job.optimizer)
+    return Optimizer(kind.__name__.lower(), kind in ELEMENTWISE, max(kinds, default=0))

@@ -1,0 +1,55 @@
+"""When the passes of a user's own training step run, seen from its model and its optimizer."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from autosync.trials.device_clock import Mark
+from autosync.trials.iteration_recording import Recording
+
+
+@contextmanager
+def watched(optimizer: Optimizer, model: nn.Module, recording: Recording | None) -> Iterator[None]:
+    """Note when the model's forward passes end and the optimizer's steps begin."""
+    if recording is None:
+        yield
+        return
+
+    def forward_ended(*_: Any) -> None:
+        recording.forwards.append(time.monotonic())
+
+    def step_begins(*_: Any) -> None:
+        recording.backwards.append(time.monotonic())
+
+    handles = (
+        model.register_forward_hook(forward_ended),
+        optimizer.register_step_pre_hook(step_begins),
+    )
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def recorded_steps(
+    recording: Recording, starts: Sequence[Mark], engine: str, warmup: int
+) -> dict[str, Any] | None:
+    """`starts`, on `time.monotonic()`, and the `recording`; None where a step does not consist of
+    one forward pass, one backward pass and one update, in this order."""
+    passes = (recording.forwards, recording.backwards)
+    if any(len(moments) != len(starts) - 1 for moments in passes):
+        return None
+    moments = [float(start) for start in starts if not isinstance(start, torch.cuda.Event)]
+    in_order = all(
+        start <= forward <= backward <= after
+        for start, forward, backward, after in zip(moments, *passes, moments[1:], strict=False)
+    )
+    if not in_order:
+        return None
+    return {"starts": moments, "recording": recording.as_data(engine, warmup)}

@@ -1,0 +1,164 @@
+"""Workers forked from one process that has loaded torch: a crew is there in the time of one rank.
+
+Each rank by itself takes 2 s of a core to load torch and its compiler (2.13.0), which eight of them
+on two cores make 8 s. What a fork may not share, CUDA, is not begun before it.
+"""
+
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from autosync.errors import NotSupported
+from autosync.trials.pool.parent_death import Leash
+
+LOADING_SECONDS = 120.0
+FORKING_SECONDS = 60.0
+
+
+class ForkedProcess:
+    """As much of a `subprocess.Popen[str]` as a worker needs."""
+
+    def __init__(self, pid: int, stdin: int, stdout: int, stderr: int, status: int) -> None:
+        self.pid = pid
+        self.stdin = os.fdopen(stdin, "w", encoding="utf-8")
+        self.stdout = os.fdopen(stdout, encoding="utf-8", errors="backslashreplace")
+        self.stderr = os.fdopen(stderr, encoding="utf-8", errors="backslashreplace")
+        self._status = os.fdopen(status, "rb")
+        self._returncode: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """The exit status, negative for a signal; None where the process that forked it ended
+        first.
+
+        Raises:
+            subprocess.TimeoutExpired: it lives on.
+        """
+        if not self._status.closed:
+            milliseconds = None if timeout is None else timeout * 1e3
+            waiting = select.poll()
+            waiting.register(self._status, select.POLLIN)
+            if not waiting.poll(milliseconds):
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+            with self._status:
+                told = self._status.read()
+            self._returncode = int(told) if told else None
+        return self._returncode
+
+
+@dataclass
+class Preload:
+    """One for all crews of a pool. Starts with the first fork; safe to share between threads."""
+
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _process: "subprocess.Popen[bytes] | None" = None
+    _channel: socket.socket | None = None
+
+    def fork(
+        self,
+        environment: Mapping[str, str],
+        namespaces: Sequence[str],
+        workloads: Sequence[str],
+        leash: Leash,
+    ) -> ForkedProcess:
+        """A new worker. namespaces: files of those that it enters, in that order.
+
+        Raises:
+            NotSupported: torch cannot be loaded, or a namespace not be entered.
+        """
+        request = {
+            "environment": dict(environment),
+            "path": [os.getcwd(), *filter(None, sys.path)],  # as of `python -m`
+            "namespaces": list(namespaces),
+            "workloads": list(workloads),
+        }
+        theirs_in, stdin = os.pipe()
+        stdout, theirs_out = os.pipe()
+        stderr, theirs_err = os.pipe()
+        status, theirs_status = os.pipe()
+        theirs = [theirs_in, theirs_out, theirs_err, leash.worker_end, theirs_status]
+        try:
+            with self._lock:
+                pid = self._ask(environment, json.dumps(request).encode(), theirs)
+        except BaseException:  # whatever it was, no descriptor stays open
+            leash.let_go()
+            for descriptor in (*theirs, stdin, stdout, stderr, status):
+                os.close(descriptor)
+            raise
+        leash.fasten(pid)
+        for descriptor in (theirs_in, theirs_out, theirs_err, theirs_status):
+            os.close(descriptor)
+        return ForkedProcess(pid, stdin, stdout, stderr, status)
+
+    def close(self) -> None:
+        """End the process. Workers that it forked are not its own to end."""
+        with self._lock:
+            self._end()
+
+    def _ask(self, environment: Mapping[str, str], request: bytes, theirs: list[int]) -> int:
+        channel = self._channel or self._load(environment)
+        channel.settimeout(FORKING_SECONDS)
+        try:
+            socket.send_fds(channel, [request], theirs)
+            told = channel.recv(2**16)
+        except OSError:
+            told = b""
+        if not told:  # it was killed: the next crew gets a new one
+            self._end()
+            raise self._refusal("the process that forks them has ended")
+        answer = json.loads(told)
+        if "error" in answer:
+            raise self._refusal(answer["error"])
+        return int(answer["pid"])
+
+    def _load(self, environment: Mapping[str, str]) -> socket.socket:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "autosync.trials.pool.fork_server_main",
+                    str(theirs.fileno()),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=dict(environment),
+                start_new_session=True,
+                pass_fds=(theirs.fileno(),),
+            )
+        self._channel = ours
+        ours.settimeout(LOADING_SECONDS)
+        try:
+            ready = ours.recv(16)
+        except OSError:
+            ready = b""
+        if not ready:
+            self._process.kill()
+            _, said = self._process.communicate()
+            self._end()
+            last = said.decode(errors="backslashreplace").strip().rpartition("\n")[2]
+            raise self._refusal(last or "torch was not loaded in time")
+        return ours
+
+    def _end(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+        self._channel = self._process = None
+
+    @staticmethod
+    def _refusal(why: str) -> NotSupported:
+        return NotSupported(
+            f"workers cannot be started here: {why}.",
+            thing="worker",
+            remedy="See that `python -c 'import torch'` works, and that the machine has memory.",
+        )

@@ -1,0 +1,313 @@
+"""Worker processes: started by a prefix, spoken to by JSON lines, killed with their group.
+
+They live no longer than the process that started them: each ends at the end of its input, and a
+leash ends those that cannot read it.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import IO, Any, Protocol
+
+from autosync.errors import NotSupported
+from autosync.trials.machine import killed_for_memory
+from autosync.trials.pool.fork_server import Preload
+from autosync.trials.pool.parent_death import Leash
+
+STDERR_LINES = 60
+STDERR_CHARACTERS = 4000
+
+GRACE_SECONDS = 1.0
+"""How long a process that closed its output may take to end."""
+
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    # Gradients come and go every iteration: without these, each would be mapped, zeroed by the
+    # kernel and unmapped again.
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(2**31),
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a worker said; `fields` is None when its output ended (it has died)."""
+
+    rank: int
+    fields: dict[str, Any] | None
+
+
+Answers = queue.Queue[Answer]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a worker ended. status: None where it is not known (its host is lost).
+
+    for_memory: whether its kernel has killed a process for lack of memory since the worker's last
+        command; False where no kernel tells: another host's, or one that does not count.
+    """
+
+    status: int | None
+    for_memory: bool
+
+
+class Worker(Protocol):
+    """One rank of a crew, wherever it runs. Its answers go to a queue that all ranks share.
+
+    where: its host, empty for this machine. command: what started it, for error messages.
+    """
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def where(self) -> str: ...
+
+    @property
+    def command(self) -> str: ...
+
+    @property
+    def pid(self) -> int:
+        """The process to look at from outside."""
+        ...
+
+    def send(self, line: str) -> None:
+        """Hand over one command. A dead worker's is dropped: its end is an answer already."""
+        ...
+
+    def stderr_tail(self) -> str: ...
+
+    def ending(self) -> Ending:
+        """After its last answer."""
+        ...
+
+    def begin_kill(self) -> None:
+        """Send the kill; `kill` follows."""
+        ...
+
+    def kill(self) -> None:
+        """End the worker with everything it started; may be called twice."""
+        ...
+
+
+class Place(Protocol):
+    """Where one rank runs. node: index of the cluster's node."""
+
+    @property
+    def node(self) -> int: ...
+
+    def start(self, rank: int, workloads: tuple[str, ...], answers: Answers) -> Worker:
+        """Raises NotSupported when nothing can be started there."""
+        ...
+
+
+def worker_arguments(workloads: tuple[str, ...]) -> list[str]:
+    """What follows the interpreter on a worker's command line."""
+    named = ["--workloads", ",".join(workloads)] if workloads else []
+    return ["-m", "autosync.trials.worker.worker_main", *named]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A rank on this machine: `prefix` goes before the command.
+
+    interface: the network interface gloo binds to. node: index of the cluster's node.
+    preload: what the worker is forked from instead, into `namespaces` (files), as the prefix would
+    bring it there.
+    """
+
+    prefix: tuple[str, ...]
+    interface: str
+    node: int
+    namespaces: tuple[str, ...] = ()
+    preload: Preload | None = None
+
+    def start(self, rank: int, workloads: tuple[str, ...], answers: Answers) -> "WorkerProcess":
+        command = [*self.prefix, sys.executable, *worker_arguments(workloads)]
+        environment = {
+            **os.environ,
+            **ENVIRONMENT,
+            "GLOO_SOCKET_IFNAME": self.interface,
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        }
+        begin: Begin | None = None
+        if self.preload is not None:
+            begin = partial(self.preload.fork, environment, self.namespaces, workloads)
+        return WorkerProcess(rank, command, environment, answers, begin=begin)
+
+
+class Process(Protocol):
+    """What a worker is spoken to through: a `subprocess.Popen[str]`, or one that was forked."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def stdin(self) -> IO[str] | None: ...
+
+    @property
+    def stdout(self) -> IO[str] | None: ...
+
+    @property
+    def stderr(self) -> IO[str] | None: ...
+
+    def wait(self, timeout: float | None = None) -> int | None: ...
+
+
+Begin = Callable[[Leash], Process]
+
+
+class WorkerProcess:
+    """A worker that is a child of this process, or behind one that is (ssh, srun), or was forked
+    for it.
+
+    where: its host when that is not this machine. shown: the command as messages repeat it. begin:
+    starts it, in place of the command.
+
+    Raises:
+        NotSupported: the command does not exist.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        answers: Answers,
+        where: str = "",
+        shown: str = "",
+        begin: Begin | None = None,
+    ) -> None:
+        self.rank = rank
+        self.where = where
+        self.command = shown or shlex.join(command)
+        self._kills_before = killed_for_memory()
+        self._leash = Leash()
+        self.process: Process = (
+            begin(self._leash)
+            if begin
+            else _started(command, environment, where, self.command, self._leash)
+        )
+        self._commands: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._stderr: deque[str] = deque(maxlen=STDERR_LINES)
+        self._threads = [
+            threading.Thread(target=self._write_commands, daemon=True),
+            threading.Thread(target=self._read_answers, args=(answers,), daemon=True),
+            threading.Thread(target=self._read_stderr, daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _write_commands(self) -> None:
+        """On a thread of its own: a worker that is stopped reads nothing, and a full pipe must
+        not hold up whoever waits for its answer."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            while (line := self._commands.get()) is not None:
+                self.process.stdin.write(line + "\n")
+                self.process.stdin.flush()
+
+    def _read_answers(self, answers: "Answers") -> None:
+        assert self.process.stdout is not None
+        try:
+            for line in self.process.stdout:
+                fields = _fields(line)
+                if fields is None:  # a banner of what reaches the host
+                    self._stderr.append(line[:STDERR_CHARACTERS])
+                else:
+                    answers.put(Answer(self.rank, fields))
+        finally:
+            answers.put(Answer(self.rank, None))
+
+    def _read_stderr(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._stderr.append(line[:STDERR_CHARACTERS])
+
+    def send(self, line: str) -> None:
+        """Hand over one command. A dead worker's is dropped: its end is an answer already."""
+        self._kills_before = killed_for_memory()
+        self._commands.put(line)
+
+    def stderr_tail(self) -> str:
+        return "".join(self._stderr)[-STDERR_CHARACTERS:]
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def ending(self) -> Ending:
+        try:
+            status: int | None = self.process.wait(timeout=GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            status = None  # it closed its output and lives on
+        before, now = self._kills_before, killed_for_memory()
+        counted = before is not None and now is not None and now > before
+        return Ending(status, for_memory=counted and not self.where)
+
+    def begin_kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        self.begin_kill()
+        self.process.wait()
+        self._leash.let_go()
+        self._commands.put(None)
+        for thread in self._threads:
+            thread.join()
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+
+
+def _fields(line: str) -> dict[str, Any] | None:
+    """An answer's fields; None where the line is none."""
+    try:
+        fields = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return fields if isinstance(fields, dict) and "reply" in fields else None
+
+
+def _started(
+    command: Sequence[str], environment: Mapping[str, str], where: str, shown: str, leash: Leash
+) -> "subprocess.Popen[str]":
+    try:
+        process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="backslashreplace",  # programs on the way may write anything
+            env=dict(environment),
+            start_new_session=True,
+            pass_fds=(leash.worker_end,),
+        )
+    except OSError as error:
+        leash.let_go()
+        os.close(leash.worker_end)
+        host = f" for host {where!r}" if where else ""
+        raise NotSupported(
+            f"the worker{host} could not be started: {error.strerror}: `{shown}`.",
+            thing="command",
+            value=command[0],
+            remedy="Install that program, or correct the launcher's prefix.",
+        ) from None
+    leash.fasten(process.pid)
+    return process

@@ -1,0 +1,1 @@
+"""The emulated cluster: network namespaces, shaped links, and what they really carry."""

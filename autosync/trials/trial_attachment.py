@@ -1,0 +1,122 @@
+"""Puts a plan under a job's model and takes it off again."""
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from autosync.bundle import Bundle
+from autosync.plan import Plan
+from autosync.plan.plan_document import DDP_BUCKET_BYTES
+from autosync.runtime import attachment as runtime
+from autosync.runtime.execution_trace import Trace
+from autosync.runtime.transport.process_groups import Groups
+
+MEBIBYTE = 1024 * 1024
+
+DDP_FIRST_BUCKET_BYTES = MEBIBYTE
+"""torch's `dist._DEFAULT_FIRST_BUCKET_BYTES`: DDP at its defaults keeps its first bucket small."""
+
+
+MOST_GROUPS = 24
+"""Process groups that a worker keeps connected for the plans to come; each holds a thread pool
+and a connection to every peer, and plans with rings of their own each bring new ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """model: to run forward on. flush: finishes what is under way. detach: leaves the job's own
+    model and optimizer as they were, their values updated; of the optimizer's state what some
+    rank owned is gone on every rank."""
+
+    model: nn.Module
+    flush: Callable[[], None]
+    detach: Callable[[], None]
+
+
+class KeptGroups:
+    """The process groups that plan after plan runs on."""
+
+    def __init__(self) -> None:
+        self._groups: Groups | None = None
+
+    def get(self) -> Groups:
+        """Every rank asks before every plan, so all replace them at the same one."""
+        if self._groups is not None and len(self._groups.made) > MOST_GROUPS:
+            self.close()
+        if self._groups is None:
+            world = dist.group.WORLD
+            assert world is not None  # the worker joined before its first trial
+            self._groups = runtime.open_groups(world)
+        return self._groups
+
+    def close(self) -> None:
+        if self._groups is not None:
+            self._groups.close()
+            self._groups = None
+
+
+def attach(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    bundle: Bundle,
+    byte_scale: float,
+    kept: KeptGroups,
+    trace: Trace | None = None,
+) -> Attached:
+    """Synchronize `model` as the bundle's plan says, on the default process group.
+
+    trace: receives the plan's messages; torch's own DDP tells it nothing.
+    """
+    if bundle.plan.engine == "ddp":
+        return _attach_ddp(model, bundle.plan, byte_scale)
+    names = tuple(variable.name for variable in bundle.variables)
+    attachment = runtime.attach(
+        model,
+        optimizer,
+        bundle.plan,
+        names,
+        share_values=False,
+        groups=kept.get(),
+        trace=trace,
+        agreed=True,  # the launcher sends every rank the same line
+    )
+    return Attached(model, attachment.engine.flush, lambda: attachment.detach(keep_state=False))
+
+
+def _attach_ddp(model: nn.Module, plan: Plan, byte_scale: float) -> Attached:
+    limits = bucket_limits_mebibytes(plan.bucket_bytes, byte_scale)
+    replicas = DistributedDataParallel(
+        model,
+        init_sync=False,  # replayed replicas start equal
+        bucket_cap_mb_list=limits,  # type: ignore[arg-type]  # torch multiplies: fractions do
+    )
+    held = [replicas]
+
+    def detach() -> None:
+        held.clear()
+        gc.collect()  # the reducer is in a reference cycle, and its hooks live as long as it
+
+    return Attached(replicas, lambda: None, detach)
+
+
+def bucket_limits_mebibytes(bucket_bytes: int, byte_scale: float) -> list[float]:
+    """DDP's limits at a byte scale: at its default size the first bucket holds 1 MiB * s.
+
+    bucket_bytes: already scaled; 0 stands for the default.
+    """
+    default = int(DDP_BUCKET_BYTES * byte_scale)
+    limit = bucket_bytes or default
+    first = DDP_FIRST_BUCKET_BYTES * byte_scale
+    limits = [first, limit] if limit == default else [limit]
+    return [max(bytes_, 1) / MEBIBYTE for bytes_ in limits]
+
+
+def replica_digest(model: nn.Module) -> float:
+    """Differs between replicas that have drifted apart: first and last element of every tensor."""
+    flat = [value.detach().view(-1) for value in model.parameters()]
+    return float(torch.cat([ends[:: max(1, len(ends) - 1)] for ends in flat]).double().sum())

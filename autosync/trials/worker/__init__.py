@@ -1,0 +1,1 @@
+"""What runs in a worker process: one rank, its workload, and its measurements."""

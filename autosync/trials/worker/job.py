@@ -1,0 +1,177 @@
+"""What a worker trains: a workload by name, built once and synchronized by plan after plan."""
+
+import importlib
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from autosync.bundle import Bundle
+from autosync.codes import Op
+from autosync.errors import InvalidInput, NotFound
+from autosync.plan import Plan
+from autosync.trials.contract import Workload
+from autosync.trials.worker.kernel_compute import KernelCompute
+from autosync.trials.worker.replay import Replay, replay_module
+from autosync.trials.worker.replay_compute import Compute, WaitedCompute
+
+
+class Job(Protocol):
+    """A training step without its synchronization."""
+
+    @property
+    def scaled(self) -> bool:
+        """Whether its variables are those of `scaling.scaled_graph`, not the domain's own."""
+        ...
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer: ...
+
+    def begin(self, key: str, bundle: Bundle) -> None:
+        """A trial of `bundle` starts."""
+        ...
+
+    def loss(self, model: nn.Module) -> Tensor:
+        """Forward of one batch through `model`, which is this job's own or wraps it."""
+        ...
+
+
+Build = Callable[[Workload, int], Job]
+"""Makes the job of a workload on one rank; where `workload.device` is cuda, on the current GPU."""
+
+
+@dataclass
+class ReplayJob:
+    """See `autosync.trials.worker.replay`."""
+
+    model: Replay
+    optimizer: torch.optim.Optimizer
+    compute: Compute
+    signal: Tensor
+    world_size: int
+    rank: int
+    scaled: bool = True
+
+    def begin(self, key: str, bundle: Bundle) -> None:
+        self.compute.carry(bundle.plan.shares[self.rank] * self.world_size)
+        self.model.show_rows(sparse_variables(bundle.plan))
+
+    def loss(self, model: nn.Module) -> Tensor:
+        result: Tensor = model(self.signal)
+        return result
+
+
+def sparse_variables(plan: Plan) -> Container[int]:
+    """Variables whose rows travel: torch's DDP takes sparse gradients as they are, else the
+    messages say."""
+    if plan.engine == "ddp":
+        return range(len(plan.shards))
+    return {
+        plan.shards[piece.shard].variable
+        for message in plan.messages
+        if message.operation in (Op.SPARSE_ALL_GATHER, Op.SPARSE_PUSH)
+        for piece in plan.contents[message.content]
+    }
+
+
+def build_replay(workload: Workload, rank: int) -> ReplayJob:
+    domain = workload.domain
+    device = current_device(workload)
+    compute = compute_of(workload, rank)
+    model = replay_module(domain, workload.byte_scale, rank, compute, device)
+    sparse = any(variable.sparse for variable in domain.graph.variables)
+    optimizer = make_optimizer(domain.optimizer.name, model, sparse)
+    signal = torch.zeros((), requires_grad=True, device=device)
+    return ReplayJob(model, optimizer, compute, signal, domain.world_size, rank)
+
+
+def compute_of(workload: Workload, rank: int) -> Compute:
+    """How a replay computes on a rank."""
+    domain = workload.domain
+    if workload.compute == "kernels":
+        return KernelCompute(domain.graph, current_device(workload))
+    device = domain.cluster.device_of_rank()[rank]
+    return WaitedCompute(workload.time_scale * domain.profile.factor_on(device))
+
+
+def current_device(workload: Workload) -> torch.device:
+    """Of this process: host memory, or the GPU that it was given (`gpus.take_gpu`)."""
+    if workload.device == "cpu":
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+LEARNING_RATE = 2.0**-6
+"""A power of two, so that replayed updates are exact in every dtype."""
+
+
+def make_optimizer(name: str, model: nn.Module, sparse: bool = False) -> torch.optim.Optimizer:
+    """The optimizer a domain names. sparse: some gradients are.
+
+    Raises:
+        InvalidInput: nothing here goes by that name, or it takes no sparse gradients.
+    """
+    parameters = list(model.parameters())
+    if sparse and name in ("adam", "adamw"):
+        raise InvalidInput(
+            f"{name} takes no sparse gradients, which variables of this graph have.",
+            thing="domain.optimizer",
+            value=name,
+            remedy="Use sgd, momentum or adagrad, or a model with dense gradients.",
+        )
+    match name:
+        case "sgd":
+            return torch.optim.SGD(parameters, lr=LEARNING_RATE)
+        case "momentum" | "sgd_momentum":
+            return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=0.875)
+        case "adagrad":
+            # torch's own step makes sparse tensors without saying whether it checks them
+            torch.sparse.check_sparse_tensor_invariants.disable()
+            return torch.optim.Adagrad(parameters, lr=LEARNING_RATE)
+        case "adam":
+            return torch.optim.Adam(parameters, lr=LEARNING_RATE)
+        case "adamw":
+            return torch.optim.AdamW(parameters, lr=LEARNING_RATE)
+        case _:
+            raise InvalidInput(
+                f"a replay knows no optimizer {name!r}.",
+                thing="domain.optimizer",
+                value=name,
+                remedy="Use sgd, momentum, adagrad, adam or adamw, or a workload of your own.",
+            )
+
+
+def builders(registered: list[str]) -> dict[str, Build]:
+    """`replay`, and what was registered where the worker starts as `name=package.module:function`.
+
+    Raises:
+        InvalidInput: an entry has another form.
+    """
+    found: dict[str, Build] = {"replay": build_replay}
+    for entry in registered:
+        name, _, target = entry.partition("=")
+        module, _, function = target.partition(":")
+        if not (name and module and function):
+            raise InvalidInput(
+                f"the workload {entry!r} is not name=package.module:function.",
+                thing="workloads",
+                value=entry,
+            )
+        found[name] = getattr(importlib.import_module(module), function)
+    return found
+
+
+def find_builder(name: str, known: dict[str, Build]) -> Build:
+    if name not in known:
+        raise NotFound(
+            f"no workload {name!r} is registered here.",
+            thing="workload",
+            value=name,
+            remedy=f"Registered: {', '.join(sorted(known))}.",
+        )
+    return known[name]

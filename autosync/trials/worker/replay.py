@@ -1,0 +1,265 @@
+"""The replay workload: a module that computes what the model would, but learns nothing.
+
+Its parameters are the graph's (scaled) variables; forward and backward wait out the profile, or
+run kernels of the model's shapes (`kernel_compute`), and real gradients of the right sizes
+appear when the graph says so. Any engine that hooks modules and parameters runs on it as on the
+user's own model, torch's DDP included.
+"""
+
+from collections.abc import Container, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from autosync.domain import Domain
+from autosync.graph import DType, ModelGraph, Variable
+from autosync.runtime.payloads.factors import Take
+from autosync.trials.byte_scale import scaled_graph
+from autosync.trials.worker.replay_compute import Compute, Stretch
+
+DTYPES: dict[DType, torch.dtype] = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+class SparseTable(nn.Embedding):
+    """An embedding by type, so that DDP expects sparse gradients; it looks nothing up."""
+
+    def __init__(self, variable: Variable, device: torch.device) -> None:
+        weight = torch.zeros(variable.shape, dtype=DTYPES[variable.dtype], device=device)
+        rows, columns = variable.shape
+        super().__init__(rows, columns, _weight=weight, sparse=True)
+
+    def forward(self, signal: Tensor) -> Tensor:
+        self.weight.dim()
+        return signal
+
+
+class FactorWeight(nn.Module):
+    """A linear layer's weight, which gives a gradient or hands over its factors
+    (`runtime.factors.HandsFactors`); it multiplies nothing."""
+
+    def __init__(self, variable: Variable, device: torch.device) -> None:
+        super().__init__()
+        value = torch.zeros(variable.shape, dtype=DTYPES[variable.dtype], device=device)
+        self.weight = nn.Parameter(value)
+        self.take: Take | None = None
+
+    def hand_factors(self, take: Take | None) -> None:
+        self.take = take
+
+    def forward(self, signal: Tensor) -> Tensor:
+        self.weight.dim()
+        return signal
+
+
+class ReplayOperation(nn.Module):
+    """A forward operation that owns variables, and the operations after it up to the next owner.
+
+    What gates the operation (a hook before its forward) is so reached when all before it is done.
+    """
+
+    def __init__(self, stretch: Stretch, compute: Compute) -> None:
+        super().__init__()
+        self.stretch = stretch
+        self._compute = compute
+
+    def forward(self, signal: Tensor) -> Tensor:
+        for owner in self.children():
+            signal = owner(signal)
+        for parameter in self.parameters(recurse=False):
+            parameter.dim()  # an engine that records which module reads what sees a read here
+        self._compute.run(self.stretch)
+        return signal
+
+
+class GradientStage:
+    """A stretch of the backward pass that ends with the gradients of some parameters."""
+
+    def __init__(self, stretch: Stretch, compute: Compute, gradients: "list[GradientSource]"):
+        self.stretch = stretch
+        self.compute = compute
+        self.gradients = gradients
+
+
+class GradientSource:
+    """Makes one parameter's gradient: constant values, the same in every iteration.
+
+    rows_only: a sparse variable's gradient holds its touched rows; else it is the whole table,
+        as for a synchronizer that treats the table as any tensor.
+
+    value: of every element, different on each rank and exact in every dtype.
+    """
+
+    def __init__(
+        self, variable: Variable, rank: int, owner: nn.Module, device: torch.device
+    ) -> None:
+        self.shape = variable.shape
+        self.device = device
+        self.owner = owner
+        self.factor_rows = variable.factor_rows
+        self.dtype = DTYPES[variable.dtype]
+        self.value = gradient_value(rank)
+        self.rows_only = variable.sparse
+        self._rows: Tensor | None = None
+        if variable.sparse:
+            chooser = torch.Generator().manual_seed(rank)
+            order = torch.randperm(variable.shape[0], generator=chooser)
+            self._rows = order[: variable.touched_rows].sort().values.unsqueeze(0).to(device)
+
+    def make(self) -> Tensor | None:
+        """A fresh tensor, which autograd takes over without copying; none where factors go."""
+        if isinstance(self.owner, FactorWeight) and self.owner.take is not None:
+            outputs, inputs = self.shape
+            self.owner.take(
+                self._full((self.factor_rows, inputs), self.value),
+                self._full((self.factor_rows, outputs), 1.0),
+            )
+            return None
+        if self._rows is None or not self.rows_only:
+            return self._full(self.shape, self.value)
+        values = self._full((self._rows.shape[1], self.shape[1]), self.value)
+        return torch.sparse_coo_tensor(
+            self._rows, values, self.shape, is_coalesced=True, check_invariants=False
+        )
+
+    def _full(self, shape: tuple[int, ...], value: float) -> Tensor:
+        return torch.full(shape, value, dtype=self.dtype, device=self.device)
+
+
+def gradient_value(rank: int) -> float:
+    return float(2 ** -(6 + rank % 4))
+
+
+class _Stage(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, signal: Tensor, stage: GradientStage, *parameters: Tensor) -> Tensor:
+        ctx.stage = stage
+        return signal.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *signals: Any) -> Any:
+        stage = ctx.stage
+        stage.compute.run(stage.stretch)
+        return signals[0], None, *(source.make() for source in stage.gradients)
+
+
+class Replay(nn.Module):
+    """The graph as a module: `forward(signal)` takes and returns a scalar, the loss.
+
+    Backward runs as the graph's `backward_order` says, whatever the order of forward: the
+    autograd nodes are chained at the end of forward in the reverse of that order.
+    """
+
+    def __init__(
+        self,
+        graph: ModelGraph,
+        head: Stretch,
+        forward: Sequence[tuple[int, Stretch]],
+        stages: Sequence[tuple[Stretch, tuple[int, ...]]],
+        rank: int,
+        compute: Compute,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.compute = compute
+        self.head = head
+        self.operations = nn.ModuleDict(
+            {str(index): ReplayOperation(stretch, compute) for index, stretch in forward}
+        )
+        self._own(graph, device)
+        parameters = dict(self.named_parameters())
+        sources = [
+            GradientSource(
+                variable, rank, self.get_submodule(variable.name.rpartition(".")[0]), device
+            )
+            for variable in graph.variables
+        ]
+        self._sparse = {i: sources[i] for i, v in enumerate(graph.variables) if v.sparse}
+        self._backward = [
+            (
+                GradientStage(stretch, compute, [sources[v] for v in variables]),
+                [parameters[graph.variables[v].name] for v in variables],
+            )
+            for stretch, variables in reversed(stages)
+        ]
+
+    def _own(self, graph: ModelGraph, device: torch.device) -> None:
+        for variable in graph.variables:
+            _, operation, name, *_ = variable.name.split(".")
+            owner = self.operations[operation]
+            if variable.sparse:
+                owner.add_module(name, SparseTable(variable, device))
+            elif variable.factor_rows:
+                owner.add_module(name, FactorWeight(variable, device))
+            else:
+                value = torch.zeros(variable.shape, dtype=DTYPES[variable.dtype], device=device)
+                owner.register_parameter(name, nn.Parameter(value))
+
+    def show_rows(self, of: Container[int]) -> None:
+        """From now on the sparse variables `of` (indices) have sparse gradients, others dense."""
+        for index, source in self._sparse.items():
+            source.rows_only = index in of
+
+    def forward(self, signal: Tensor) -> Tensor:
+        self.compute.start()
+        self.compute.run(self.head)
+        for operation in self.operations.values():
+            signal = operation(signal)
+        for stage, parameters in self._backward:
+            signal = cast(Tensor, _Stage.apply(signal, stage, *parameters))  # type: ignore[no-untyped-call]
+        return signal
+
+
+CPU = torch.device("cpu")
+
+
+def replay_module(
+    domain: Domain, byte_scale: float, rank: int, compute: Compute, device: torch.device = CPU
+) -> Replay:
+    """The replay of a domain's graph at a byte scale, for one rank, with its values on `device`."""
+    graph = scaled_graph(domain.graph, byte_scale)
+    head, forward = _forward_stretches(graph, domain.profile.forward_seconds)
+    stages = _backward_stretches(graph, domain.profile.backward_seconds)
+    return Replay(graph, head, forward, stages, rank, compute, device)
+
+
+def _forward_stretches(
+    graph: ModelGraph, seconds: tuple[float, ...]
+) -> tuple[Stretch, list[tuple[int, Stretch]]]:
+    """What comes before the first owner of variables; (owner, it and all up to the next owner)."""
+    owners = sorted({int(variable.name.split(".")[1]) for variable in graph.variables})
+
+    def stretch(start: int, end: int) -> Stretch:
+        return Stretch(sum(seconds[start:end]), tuple(range(start, end)))
+
+    ends = [*owners[1:], len(seconds)]
+    owned = [(owner, stretch(owner, end)) for owner, end in zip(owners, ends, strict=True)]
+    return stretch(0, owners[0]), owned
+
+
+def _backward_stretches(
+    graph: ModelGraph, seconds: tuple[float, ...]
+) -> list[tuple[Stretch, tuple[int, ...]]]:
+    """(operations, variables that are ready after them), in backward order."""
+    ready: dict[int, list[int]] = {}
+    for variable in graph.gradient_order:
+        ready.setdefault(graph.gradient_after[variable], []).append(variable)
+    stretches: list[tuple[Stretch, tuple[int, ...]]] = []
+    passed: list[int] = []
+
+    def stretch() -> Stretch:
+        return Stretch(sum(seconds[i] for i in passed), tuple(passed), backward=True)
+
+    for operation in graph.backward_order:
+        passed.append(operation)
+        if operation in ready:
+            stretches.append((stretch(), tuple(ready[operation])))
+            passed = []
+    if (rest := stretch()).seconds > 0:
+        stretches.append((rest, ()))
+    return stretches

@@ -1,0 +1,93 @@
+"""How long the stretches of a replay take on one rank that trains by itself."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from autosync.trials.contract import Workload
+from autosync.trials.device_clock import Mark, mark, on_clock, zero
+from autosync.trials.worker.job import current_device, make_optimizer
+from autosync.trials.worker.replay import CPU, Replay, replay_module
+from autosync.trials.worker.replay_compute import Compute, Stretch
+
+WARMUP = 3
+
+
+class NotedCompute:
+    """Marks when each stretch begins. It computes whatever `inner` does."""
+
+    def __init__(self, inner: Compute, device: torch.device) -> None:
+        self._inner = inner
+        self._device = device
+        self.begun: list[Mark] = []
+        self.stretches: list[Stretch] = []
+
+    def carry(self, load: float) -> None:
+        self._inner.carry(load)
+
+    def start(self) -> None:
+        self.begun, self.stretches = [], []
+        self._inner.start()
+
+    def run(self, stretch: Stretch) -> None:
+        self.begun.append(mark(self._device))
+        self.stretches.append(stretch)
+        self._inner.run(stretch)
+
+
+def stretch_times(workload: Workload, rank: int, compute: Compute, repeats: int) -> dict[str, Any]:
+    """Of one rank that trains by itself, without synchronization, as plain data.
+
+    operations, backward: of each stretch, the operation that its seconds count for, and whether
+    it is one of the backward pass. seconds: medians. update_seconds: of the optimizer's step.
+    A stretch lasts until the next one begins, so it holds the gradients that it makes, and what
+    the replay itself costs.
+    """
+    device = current_device(workload)
+    noted = NotedCompute(compute, device)
+    noted.carry(1.0)
+    domain = workload.domain
+    model = replay_module(domain, workload.byte_scale, rank, noted, device)
+    sparse = any(variable.sparse for variable in domain.graph.variables)
+    optimizer = make_optimizer(domain.optimizer.name, model, sparse)
+    signal = torch.zeros((), requires_grad=True, device=device)
+    since = zero(device)
+    passes = [_one_pass(model, optimizer, signal, noted) for _ in range(WARMUP + repeats)]
+    moments = np.array([on_clock(since, marks) for marks in passes[WARMUP:]])
+    *seconds, update_seconds = np.median(np.diff(moments, axis=1), axis=0).tolist()
+    return {
+        "operations": [_stands_for(stretch) for stretch in noted.stretches],
+        "backward": [stretch.backward for stretch in noted.stretches],
+        "seconds": seconds,
+        "update_seconds": update_seconds,
+        "device": "CPU" if device == CPU else torch.cuda.get_device_name(),
+    }
+
+
+def _one_pass(
+    model: Replay, optimizer: torch.optim.Optimizer, signal: torch.Tensor, noted: NotedCompute
+) -> list[Mark]:
+    """When each stretch begins, the update, and what comes after it. A GPU is not waited for: as
+    in a trial, the host runs ahead of it."""
+    device = signal.device
+    optimizer.zero_grad(set_to_none=True)
+    loss = model(signal)
+    forwards = len(noted.begun)
+    turned = mark(device)
+    loss.backward()
+    ended = mark(device)
+    optimizer.step()
+    updated = mark(device)
+    begun = noted.begun
+    # the first stage of backward begins with the pass, not when autograd gets to it
+    return [*begun[:forwards], turned, *begun[forwards + 1 :], ended, updated]
+
+
+def _stands_for(stretch: Stretch) -> int:
+    """The operation that owns a forward stretch comes first in it; the one that completes the
+    gradients of a backward stretch comes last. Where nothing comes before the first owner, that
+    stretch is empty, and its next to nothing goes to the first operation."""
+    if not stretch.operations:
+        return 0
+    return stretch.operations[-1 if stretch.backward else 0]

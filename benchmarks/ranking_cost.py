@@ -1,0 +1,96 @@
+"""Prints what ranking 30,000 proposals costs: seconds, and peak memory, by stage.
+
+python -m benchmarks.ranking_cost [bert_base bert_large ...] [--proposals 30000] [--threads 2]
+"""
+
+import argparse
+import resource
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from autosync.cluster import Cluster, Device, Node
+from autosync.domain import Domain
+from autosync.models import bundled
+from autosync.profiling import profile_at
+from autosync.search.loop.ranking import CHUNK
+from autosync.search.sampler.sampling import sample
+from autosync.search.space import Space
+from autosync.simulator.analytic import analytic_seconds
+from autosync.simulator.numba_compiler import compile_plans_fast
+from autosync.simulator.timeline.timeline_simulator import simulate
+
+
+def domain_of(model: str, nodes: int, step_seconds: float) -> Domain:
+    """Nodes of one V100 each on 25 Gbit Ethernet."""
+    hosts = tuple(Node(f"10.0.0.{i + 1}", (Device("v100"),), 23.9) for i in range(nodes))
+    graph = bundled(model)
+    return Domain(graph, Cluster("benchmark", hosts), profile_at(graph, step_seconds))
+
+
+def rank_chunk(domain: Domain, start: int, count: int, spent: Counter[str]) -> Counter[str]:
+    """Sample, compile and predict one chunk; adds each stage's seconds of one core."""
+    clock = time.thread_time
+    began = clock()
+    population = sample(domain, Space(), start, count, seed=0)
+    sampled = clock()
+    plans = compile_plans_fast(population, domain)
+    compiled = clock()
+    analytic = analytic_seconds(plans, population, domain)
+    weighed = clock()
+    timeline = simulate(plans, population, domain)
+    played = clock()
+    assert np.isfinite(analytic).all()
+    assert np.isfinite(timeline).all()
+    spent.update(
+        sample=sampled - began,
+        compile=compiled - sampled,
+        analytic=weighed - compiled,
+        timeline=played - weighed,
+        rows=population.rows,
+        messages=plans.messages,
+    )
+    return spent
+
+
+def report(model: str, proposals: int, threads: int, nodes: int) -> None:
+    domain = domain_of(model, nodes, step_seconds=0.2)
+    rank_chunk(domain, 0, 8, Counter())  # compiles, or loads what was compiled before
+    starts = range(0, proposals, CHUNK)
+    began = time.perf_counter()
+    with ThreadPoolExecutor(threads) as pool:
+        parts = pool.map(
+            lambda start: rank_chunk(domain, start, min(CHUNK, proposals - start), Counter()),
+            starts,
+        )
+        spent = sum(parts, Counter())
+    wall = time.perf_counter() - began
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    print(
+        f"{model}, {nodes} nodes: {proposals} proposals, {spent['rows'] / 1e6:.1f} M rows, "
+        f"{spent['messages'] / 1e6:.1f} M messages, {threads} threads"
+    )
+    for stage in ("sample", "compile", "analytic", "timeline"):
+        per = spent[stage] / spent["messages"] * 1e9
+        print(f"  {stage:9s} {spent[stage]:6.2f} core-seconds, {per:6.1f} ns a message")
+    print(
+        f"  wall {wall:.2f} s (analytic alone about {wall - spent['timeline'] / threads:.2f} s), "
+        f"peak memory {peak:.2f} GB"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", default=["bert_base", "bert_large"])
+    parser.add_argument("--proposals", type=int, default=30_000)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--nodes", type=int, default=4)
+    arguments = parser.parse_args()
+    for model in arguments.models:
+        report(model, arguments.proposals, arguments.threads, arguments.nodes)
+
+
+if __name__ == "__main__":
+    main()

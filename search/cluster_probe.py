@@ -1,0 +1,186 @@
+"""`autosync probe`: what messages cost on a cluster, alone and among others.
+
+First single messages (`message_costs`); then whole iterations of a model made for it,
+under strategies whose plans hold from one to hundreds of messages of each kind, and the costs
+are fitted to both (`autosync.simulator.cost.cost_fitting`).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.bundle import bundle
+from autosync.cluster import Cluster
+from autosync.domain import Domain, Profile
+from autosync.errors import NotSupported
+from autosync.graph import ModelGraph, Operation, Variable
+from autosync.population import Population, encode
+from autosync.search.designs.building_blocks import Choices, assemble, collective, everything, owned
+from autosync.simulator.cost.cost_fitting import Fit, fit_costs
+from autosync.strategy import AllReduce, ReduceScatter, Schedule, Strategy
+from autosync.trials.contract import (
+    ComputeDevice,
+    ComputeKind,
+    Launcher,
+    Pool,
+    TrialRequest,
+    Workload,
+)
+from autosync.trials.probe.message_costs import (
+    REPEATS,
+    brief_sizes,
+    probe_pool,
+    timing_pool,
+    worker_counts,
+)
+
+VARIABLES = 128
+OCTAVES = 12
+"""The largest variable is 2^11 times the smallest, as in real models."""
+RING_SECONDS = 0.06
+"""Of an all-reduce of all gradients, as long as a probe's iteration really runs."""
+COMPUTE_SHARE = 0.5
+"""Compute over ring seconds: gradients come one after another, and only some of it hides."""
+EVERYTHING = 1 << 62
+BRIEF_REPEATS = 3
+ROUNDS = {False: 12, True: 4}
+"""Of the fit, by whether the probe is brief."""
+
+Say = Callable[[str], None]
+
+
+def probe_costs(
+    launcher: Launcher,
+    cluster: Cluster,
+    byte_scale: float,
+    time_scale: float,
+    brief: bool = False,
+    say: Say = lambda text: None,
+    compute: ComputeKind = "waited",
+    device: ComputeDevice = "cpu",
+) -> Fit:
+    """The cluster with fitted costs, and how well the timeline then agrees.
+
+    brief: for before a tuning. A third of the strategies (8 of 25, or 10 of 29 where a node holds
+        several ranks), and fewer sizes, repeats and iterations.
+    compute, device: of the trials that the costs are for; see `Workload`.
+    Workers on this machine's loopback do not see the cluster's links, and the probe's iterations
+    have compute to wait out but no kernels, so there the costs of single messages stand as they
+    are.
+
+    Raises:
+        NotSupported, InaccurateLink: as `launcher.open`; or fewer than three trials succeed.
+        InvalidInput: fewer than three ranks.
+    """
+    worker_counts(cluster)
+    domain = probing_domain(cluster, time_scale)
+    workload = Workload(
+        domain, byte_scale=byte_scale, time_scale=time_scale, compute=compute, device=device
+    )
+    with timing_pool(launcher, workload) as pool:
+        say("timing single messages")
+        sizes = brief_sizes(cluster, byte_scale / time_scale) if brief else ()
+        alone = probe_pool(pool, cluster, sizes, BRIEF_REPEATS if brief else REPEATS)
+        if not pool.at_cluster_rates or compute == "kernels":
+            nothing = np.empty(0)
+            return Fit(alone, 0.0, 0.0, nothing, nothing)
+        population, seconds = measured(pool, domain, brief, say)
+    say("fitting")
+    return fit_costs(replace(domain, cluster=alone), population, seconds, ROUNDS[brief])
+
+
+def measured(
+    pool: Pool, domain: Domain, brief: bool, say: Say
+) -> tuple[Population, NDArray[np.float64]]:
+    """The probing strategies that ran, and their seconds an iteration.
+
+    Raises:
+        NotSupported: fewer than three ran.
+    """
+    strategies = probing_strategies(domain, brief)
+    kept, seconds = [], []
+    for number, (name, strategy) in enumerate(strategies, start=1):
+        request = TrialRequest(
+            f"probe/{name}", bundle(strategy, domain), iterations=3 if brief else 5
+        )
+        result = pool.run(request)
+        if result.step_seconds is None:
+            why = result.error.message if result.error else "no reason given"
+            say(f"{name} failed: {why}")
+            continue
+        say(f"{number} of {len(strategies)}: {name} {result.step_seconds * 1e3:.1f} ms")
+        kept.append(strategy)
+        seconds.append(result.step_seconds)
+    if len(kept) < 3:
+        raise NotSupported(
+            f"only {len(kept)} of {len(strategies)} probing trials ran on {pool.description}.",
+            thing="launcher",
+            value=pool.description,
+            remedy="Look at why they failed, above.",
+        )
+    return encode(kept, domain), np.array(seconds)
+
+
+def probing_domain(cluster: Cluster, time_scale: float) -> Domain:
+    """A chain of `VARIABLES` vectors of mixed sizes with little compute."""
+    ranks = cluster.world_size
+    rate = float(cluster.nic_bytes_per_second().min())
+    total = RING_SECONDS / time_scale * rate * ranks / (2 * (ranks - 1))
+    weights = [2.0 ** (7 * index % OCTAVES) for index in range(VARIABLES)]
+    sizes = [max(1, math.ceil(total / 4 * weight / sum(weights))) for weight in weights]
+    variables = tuple(Variable(f"v{i}", (size,)) for i, size in enumerate(sizes))
+    operations = tuple(
+        Operation(f"op{i}", "probe", 0, 0, 0, True, (i - 1,) if i else (), (i,))
+        for i in range(VARIABLES)
+    )
+    backward = tuple(reversed(range(VARIABLES)))
+    order = tuple(range(VARIABLES))
+    graph = ModelGraph("probe", 1, operations, variables, backward, backward, order)
+    each = COMPUTE_SHARE * RING_SECONDS / time_scale / VARIABLES / 3
+    forward, backwards = (each,) * VARIABLES, (2 * each,) * VARIABLES
+    note = "nothing is computed"
+    profile = Profile(cluster.fastest_device_type, 1, forward, backwards, 0.0, "estimated", note)
+    return Domain(graph, cluster, profile)
+
+
+def probing_strategies(domain: Domain, brief: bool = False) -> list[tuple[str, Strategy]]:
+    """Every kind of message, from one to hundreds of them; brief: the most telling ones."""
+    total = domain.graph.size_bytes
+    overlapped = Schedule("fifo", overlap_forward=True)
+    found: list[tuple[str, Strategy]] = []
+
+    def add(name: str, choices: Choices, schedule: Schedule | None = None, parts: int = 0) -> None:
+        limit = {0: 0, 1: EVERYTHING}.get(parts, total // max(parts, 1))
+        strategy = assemble(domain, choices, schedule=schedule, limit_bytes=limit)
+        found.append((name, strategy))
+
+    def sliced(parts: int) -> Schedule:
+        return Schedule("priority", slice_bytes=max(4, total // parts), overlap_forward=True)
+
+    ring, scattered = collective(domain, AllReduce(0)), collective(domain, ReduceScatter(0))
+    tree = collective(domain, AllReduce(0, "tree"))
+    balanced = owned(domain, everything(domain))
+    for parts in (0, 4) if brief else (0, 16, 4, 1):
+        suffix = f"in {parts}" if parts else "each alone"
+        add(f"ring all-reduce, {suffix}", ring, None, parts)
+        add(f"reduce-scatter and all-gather, {suffix}", scattered, None, parts)
+        add(f"owners, {suffix}", balanced, None, parts)
+        if parts and not brief:
+            add(f"tree all-reduce, {suffix}", tree, None, parts)
+            add(f"overlapped reduce-scatter, {suffix}", scattered, overlapped, parts)
+    for slices in (64,) if brief else (16, 64, 192):
+        add(f"ring all-reduce in {slices} slices", ring, sliced(slices), 4)
+        add(f"reduce-scatter in {slices} slices", scattered, sliced(slices), 4)
+    if not brief:
+        add("owners, nearest use first", balanced, Schedule("priority", overlap_forward=True), 0)
+    if any(node.ranks > 1 for node in domain.cluster.nodes):
+        inside = collective(domain, AllReduce(0, "hierarchical"))
+        served = owned(domain, everything(domain), hierarchical=True)
+        for parts in (0,) if brief else (0, 4):
+            suffix = f"in {parts}" if parts else "each alone"
+            add(f"hierarchical all-reduce, {suffix}", inside, None, parts)
+            add(f"hierarchical owners, {suffix}", served, None, parts)
+    return found

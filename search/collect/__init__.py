@@ -1,0 +1,1 @@
+"""Measures datasets: many strategies of several domains, over days."""

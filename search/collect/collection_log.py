@@ -1,0 +1,209 @@
+"""What a collection has measured so far.
+
+The dataset's tables are its checkpoint; since the last one every pass is appended to a log and
+synced, so that a collection stops anywhere and goes on. A line of the log is a row of the table
+(`autosync.simulator.evaluation.dataset`), or
+
+    {"strategy": document, "id": ...}    before the first pass of a strategy
+    {"void": [passes]}                   that a drifted canary casts doubt on; measured again
+    {"forget": domain}                   all of which was measured anew, as another domain
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from autosync.documents import to_json
+from autosync.domain import Domain
+from autosync.errors import InvalidInput
+from autosync.simulator.evaluation.dataset import read_trials, write_dataset
+from autosync.strategy import Strategy
+from autosync.trials.contract import TrialResult
+
+CANARY = 0
+"""The pass number of canaries."""
+
+
+class PassKey(NamedTuple):
+    """Identifies one measuring pass of a strategy. number: 1, 2 and, where they disagree, 3."""
+
+    domain: str
+    occasion: int
+    number: int
+    strategy_id: str
+
+
+@dataclass(slots=True)
+class Journal:
+    """Reads what FOLDER holds on construction.
+
+    Raises:
+        InvalidInput: a line of the log is no record (only the last may be torn, by a crash).
+    """
+
+    folder: Path
+    _rows: dict[PassKey, dict[str, Any]] = field(default_factory=dict)
+    _canaries: dict[tuple[str, int, float], dict[str, Any]] = field(default_factory=dict)
+    _voided: set[PassKey] = field(default_factory=set)
+    _strategies: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if (self.folder / "trials.parquet").exists():
+            for record in read_trials(self.folder).to_dict("records"):
+                row = {str(column): value for column, value in record.items()}
+                self._strategies[row["strategy_id"]] = row.pop("strategy")
+                self._take(row)
+        if self._log.exists():
+            self._replay(self._log.read_bytes())
+
+    @property
+    def _log(self) -> Path:
+        return self.folder / "log.jsonl"
+
+    def _replay(self, content: bytes) -> None:
+        whole, _, torn = content.rpartition(b"\n")
+        if torn:  # a crash in the middle of a line: that pass is measured again
+            os.truncate(self._log, len(content) - len(torn))  # works on a full disk, too
+        for number, line in enumerate(whole.splitlines(), start=1):
+            try:
+                self._take(json.loads(line))
+            except (ValueError, KeyError, TypeError) as error:
+                raise InvalidInput(
+                    f"line {number} of {str(self._log)!r} is no record: {error}.",
+                    thing="log",
+                    value=number,
+                    remedy="Restore the file, or collect into a new folder.",
+                ) from None
+
+    def seconds(self, key: PassKey) -> float | None:
+        """Measured seconds of a pass; None where it failed or is not there."""
+        row = self._rows.get(key)
+        return None if row is None else row["step_seconds"]
+
+    def __contains__(self, key: PassKey) -> bool:
+        return key in self._rows
+
+    def count(self, domain: str, occasion: int, number: int) -> int:
+        """How many strategies have had this pass."""
+        return sum(key[:3] == (domain, occasion, number) for key in self._rows)
+
+    def canary_seconds(self, domain: str) -> list[float]:
+        """Of the canaries that ran, oldest first."""
+        return [
+            row["step_seconds"]
+            for row in self._canaries.values()
+            if row["domain"] == domain and row["step_seconds"]
+        ]
+
+    def record(
+        self,
+        key: PassKey,
+        strategy: Strategy,
+        origin: str,
+        measured_at: float,
+        result: TrialResult,
+    ) -> None:
+        """Append one pass; a canary (pass 0) is kept beside the others."""
+        if key.strategy_id not in self._strategies:
+            line = {"strategy": to_json(strategy), "id": key.strategy_id}
+            self._append(line)
+            self._take(line)
+        row = _row(key, origin, measured_at, result)
+        self._append(row)
+        self._take(row)
+
+    def load(self, key: PassKey) -> float:
+        """What else used the machine's cores during a pass, 0 to 1; 0 where none was measured."""
+        return float(self._rows[key]["load"] or 0.0)
+
+    def void(self, keys: Sequence[PassKey]) -> None:
+        """Forget these passes, which are in doubt."""
+        if keys:
+            self._append({"void": keys})
+            self._take({"void": keys})
+
+    def void_once(self, keys: Sequence[PassKey]) -> list[PassKey]:
+        """Forget these passes but for those that were voided before. Returns the forgotten."""
+        doubted = [key for key in keys if key not in self._voided]
+        self.void(doubted)
+        return doubted
+
+    def scales(self, domain: str) -> set[tuple[float, float]]:
+        """Each `(byte_scale, time_scale)` at which a pass of the domain was measured."""
+        rows = [row for row in self._rows.values() if row["domain"] == domain]
+        return {(row["byte_scale"], row["time_scale"]) for row in rows}
+
+    def forget(self, domain: str) -> None:
+        """Drop every pass of a domain."""
+        self._append({"forget": domain})
+        self._take({"forget": domain})
+
+    def checkpoint(self, domains: Sequence[Domain]) -> None:
+        """Write the dataset of everything so far, and begin a new log."""
+        rows = [*self._rows.values(), *self._canaries.values()]
+        if not rows:
+            return
+        table = pd.DataFrame(rows)
+        table["strategy"] = table["strategy_id"].map(self._strategies)
+        measured = set(table["domain"])
+        write_dataset(self.folder, [each for each in domains if each.id in measured], table)
+        self._log.unlink(missing_ok=True)
+
+    def _take(self, row: dict[str, Any]) -> None:
+        if "strategy" in row:
+            self._strategies[row["id"]] = row["strategy"]
+            return
+        if "void" in row:
+            for fields in row["void"]:
+                key = PassKey(*fields)
+                self._voided.add(key)
+                self._rows.pop(key, None)
+            return
+        if "forget" in row:
+            gone = row["forget"]
+            self._rows = {key: kept for key, kept in self._rows.items() if key.domain != gone}
+            self._canaries = {key: kept for key, kept in self._canaries.items() if key[0] != gone}
+            return
+        if row["step_seconds"] is not None and not row["step_seconds"] > 0:
+            row["step_seconds"] = None  # NaN, as Parquet keeps what is missing
+        if row["pass"] == CANARY:
+            self._canaries[row["domain"], row["occasion"], row["measured_at"]] = row
+        else:
+            key = PassKey(row["domain"], row["occasion"], row["pass"], row["strategy_id"])
+            self._rows[key] = row
+
+    def _append(self, row: dict[str, Any]) -> None:
+        with self._log.open("a") as file:
+            file.write(json.dumps(row, separators=(",", ":"), default=list) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _row(key: PassKey, origin: str, measured_at: float, result: TrialResult) -> dict[str, Any]:
+    error = result.error
+    return {
+        "domain": key.domain,
+        "strategy_id": key.strategy_id,
+        "origin": origin,
+        "occasion": key.occasion,
+        "pass": key.number,
+        "step_seconds": result.step_seconds,
+        "spread": result.spread,
+        "iteration_seconds": result.iteration_seconds,
+        "error": None if error is None else f"{error.kind}: {error.message}",
+        "launcher": result.launcher,
+        "byte_scale": result.byte_scale,
+        "time_scale": result.time_scale,
+        "load": result.load,
+        "overhead_seconds": result.overhead_seconds,
+        "peak_memory_bytes": result.peak_memory_bytes,
+        "sent_bytes": result.sent_bytes,
+        "measured_at": round(measured_at, 3),
+        "versions": ", ".join(f"{name} {version}" for name, version in result.versions),
+    }

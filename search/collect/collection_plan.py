@@ -1,0 +1,156 @@
+"""What a collection measures: the plan file and the domains it describes."""
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import ClassVar
+
+import yaml
+from pydantic import ConfigDict
+
+from autosync.cluster import Cluster
+from autosync.cluster_file import load_cluster
+from autosync.documents import STRICT, from_data
+from autosync.domain import Domain, Optimizer
+from autosync.errors import InvalidInput, NotFound
+from autosync.graph import ModelGraph
+from autosync.models import bundled
+from autosync.profiling import profile_at
+
+STATE_TENSORS = {"sgd": 0, "momentum": 1, "adagrad": 1, "adam": 2, "adamw": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A domain to measure, and the testbed's scales.
+
+    ring_over_compute: seconds of a ring all-reduce of the whole model at the slowest NIC's rate
+        over those of forward and backward on the fastest device.
+    byte_scale, time_scale: of the testbed; fractions may be written as `1/32`.
+    occasions: how often everything is measured, other domains lying between.
+    warmup, iterations: of a pass. A large time_scale with few iterations repeats better than the
+        reverse in the same time: on two cores 0.4 % at k = 4 with 1 + 3, 0.9 % at k = 2 with 2 + 5
+        (benchmarks/repeatability.py, the transformer, a quiet hour).
+    """
+
+    name: str
+    model: str
+    cluster: str
+    ring_over_compute: float
+    byte_scale: str
+    time_scale: str = "1"
+    optimizer: str = "momentum"
+    occasions: int = 1
+    warmup: int = 2
+    iterations: int = 5
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    @property
+    def scales(self) -> tuple[float, float]:
+        return _fraction(self, "byte_scale"), _fraction(self, "time_scale")
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionPlan:
+    """strategies: of each domain, hand-designed ones included. seed: of the sampled ones and of
+    the order of trials."""
+
+    domains: tuple[Target, ...]
+    strategies: int = 220
+    seed: int = 0
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def __post_init__(self) -> None:
+        names = [target.name for target in self.domains]
+        for name in names:
+            if names.count(name) > 1:
+                raise _refused("domains", name, "stands twice in the plan", "Use each name once.")
+        if self.strategies < 1:
+            raise _refused("strategies", self.strategies, "is below 1", "Ask for some.")
+
+
+def load_plan(file: Path) -> CollectionPlan:
+    """The plan of a YAML file.
+
+    Raises:
+        NotFound: there is no such file. InvalidInput: it is no plan; names the entry.
+    """
+    try:
+        data = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise NotFound(
+            f"there is no collection plan {str(file)!r}.", thing="plan", value=str(file)
+        ) from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise _refused("plan", str(file), f"cannot be read: {error}", "Write YAML.") from None
+    entries = data.get("domains") if isinstance(data, dict) else None
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, dict):  # YAML reads 1 as a number and 1/32 as text
+            entry.update({k: str(entry[k]) for k in ("byte_scale", "time_scale") if k in entry})
+    return from_data(CollectionPlan, data, str(file))
+
+
+def domain_of(target: Target) -> Domain:
+    """The target's domain, its communication costs assumed.
+
+    Raises:
+        NotFound: no such model or cluster. InvalidInput: a number or the optimizer is out of range.
+    """
+    if target.optimizer not in STATE_TENSORS:
+        raise _refused(
+            "optimizer", target.optimizer, "is none a replay knows", f"Use {[*STATE_TENSORS]}."
+        )
+    if not target.ring_over_compute > 0:
+        raise _refused(
+            "ring_over_compute", target.ring_over_compute, "is not positive", "Use 0.5 to 3."
+        )
+    if target.occasions < 1:
+        raise _refused("occasions", target.occasions, "is below 1", "Use 1 or 2.")
+    if target.warmup < 0:
+        raise _refused("warmup", target.warmup, "is negative", "Use 1 or 2.")
+    if target.iterations < 1:
+        raise _refused("iterations", target.iterations, "is below 1", "Use 3 to 10.")
+    graph, cluster = bundled(target.model), load_cluster(target.cluster)
+    compute = ring_seconds(graph, cluster) / target.ring_over_compute
+    optimizer = Optimizer(target.optimizer, state_tensors=STATE_TENSORS[target.optimizer])
+    return Domain(
+        graph, cluster, profile_at(graph, compute, cluster.fastest_device_type), optimizer
+    )
+
+
+def ring_seconds(graph: ModelGraph, cluster: Cluster) -> float:
+    """A ring all-reduce of the whole model at the slowest NIC's payload rate."""
+    ranks = cluster.world_size
+    slowest = float(cluster.nic_bytes_per_second().min())
+    return 2 * (ranks - 1) / ranks * graph.size_bytes / slowest
+
+
+def only(plan: CollectionPlan, names: tuple[str, ...]) -> CollectionPlan:
+    """The plan with the named domains alone; all of them without names.
+
+    Raises:
+        InvalidInput: a name is not in the plan.
+    """
+    known = [target.name for target in plan.domains]
+    for name in names:
+        if name not in known:
+            raise _refused("domains", name, "is not in the plan", f"It has {', '.join(known)}.")
+    kept = tuple(t for t in plan.domains if not names or t.name in names)
+    return replace(plan, domains=kept)
+
+
+def _fraction(target: Target, field: str) -> float:
+    text: str = getattr(target, field)
+    try:
+        value = float(Fraction(text))
+    except (ValueError, ZeroDivisionError):
+        value = 0.0
+    if not value > 0:
+        raise _refused(
+            f"{target.name}.{field}", text, "is no positive number", "Write 1/32 or 0.03125."
+        )
+    return value
+
+
+def _refused(thing: str, value: object, why: str, remedy: str) -> InvalidInput:
+    return InvalidInput(f"{thing} {value!r} {why}.", thing=thing, value=value, remedy=remedy)

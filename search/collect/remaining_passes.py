@@ -1,0 +1,78 @@
+"""What a collection measures of a domain: its strategies, and which passes are still missing."""
+
+import random
+from dataclasses import dataclass
+
+from autosync.domain import Domain
+from autosync.population import decode
+from autosync.search.collect.collection_log import Journal, PassKey
+from autosync.search.designs.design_table import hand_designed
+from autosync.search.sampler.sampling import sample
+from autosync.search.space import Space
+from autosync.strategy import Strategy
+from autosync.trials.measurement import LOAD_LIMIT
+from autosync.trials.pool.process_pool import PASS_TOLERANCE
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    origin: str
+    strategy: Strategy
+
+
+def strategies_of(domain: Domain, count: int, seed: int) -> list[Chosen]:
+    """Hand-designed strategies, then sampled ones up to `count`, no two alike."""
+    named = [Chosen(name, strategy) for name, strategy in hand_designed(domain, Space())]
+    found = {chosen.strategy.id: chosen for chosen in reversed(named)}
+    found = dict(reversed(found.items()))
+    population = sample(domain, Space(), 0, 2 * count, seed)
+    for index in range(len(population)):
+        if len(found) >= count:
+            break
+        strategy = decode(population, index, domain)
+        found.setdefault(strategy.id, Chosen("sampled", strategy))
+    return list(found.values())[:count]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What there is to measure on one occasion of a domain."""
+
+    domain_id: str
+    occasion: int
+    chosen: tuple[Chosen, ...]
+    seed: int
+
+    def pending(self, journal: Journal) -> list[tuple[PassKey, Chosen]]:
+        """What is missing of the first pass that is not complete, in that pass's order."""
+        for number in (1, 2, 3):
+            order = list(self.chosen)
+            random.Random(f"{self.seed}/{self.domain_id}/{self.occasion}/{number}").shuffle(order)
+            keys = [PassKey(self.domain_id, self.occasion, number, c.strategy.id) for c in order]
+            todo = [
+                (key, chosen)
+                for key, chosen in zip(keys, order, strict=True)
+                if key not in journal and (number < 3 or _differ(journal, key))
+            ]
+            if todo:
+                return todo
+        return []
+
+    def unsound(self, journal: Journal) -> list[PassKey]:
+        """Passes that failed, or ran beside other load."""
+        keys = [
+            PassKey(self.domain_id, self.occasion, number, chosen.strategy.id)
+            for number in (1, 2, 3)
+            for chosen in self.chosen
+        ]
+        return [
+            key
+            for key in keys
+            if key in journal and (journal.seconds(key) is None or journal.load(key) > LOAD_LIMIT)
+        ]
+
+
+def _differ(journal: Journal, key: PassKey) -> bool:
+    """Whether the first two passes ran and disagree."""
+    one, two = (journal.seconds(key._replace(number=number)) for number in (1, 2))
+    return one is not None and two is not None and abs(one / two - 1) > PASS_TOLERANCE

@@ -1,0 +1,1 @@
+"""Hand-designed strategies, and what they are built of."""

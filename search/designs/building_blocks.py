@@ -1,0 +1,218 @@
+"""What hand-designed strategies are built of: choices per variable, cuts, owners and groups."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from autosync.domain import Domain
+from autosync.graph import ITEM_BYTES, Variable
+from autosync.search.sampler.sampling_tables import server_weights
+from autosync.strategy import (
+    AllGather,
+    Factors,
+    ParameterServer,
+    Partition,
+    Schedule,
+    Strategy,
+    Synchronizer,
+    VariableChoice,
+    even_replicas,
+    pieces,
+    split,
+    whole,
+)
+
+MIB = 1 << 20
+TAIL_PART = 8
+"""A last group below this part of the limit joins the one before where tails are folded: a message
+in two halves pays its startup twice, however few bytes it holds."""
+
+MAX_PARTS = 40
+"""AutoSync's published sampler cuts into at most 40 parts; a prime vocabulary would need 30,521."""
+
+Cut = Callable[[Variable], Partition]
+Choices = Mapping[int, VariableChoice]
+"""Choices by the variable's index. Groups are numbered last, by `assemble`."""
+
+
+def uncut(variable: Variable) -> Partition:
+    return whole(variable.shape)
+
+
+def by_divisor(variable: Variable) -> Partition:
+    """Axis 0 into its smallest divisor of at least 2 (AutoDist's PartitionedPS)."""
+    return _by_rows(variable, lambda rows, parts: rows % parts == 0)
+
+
+def by_non_divisor(variable: Variable) -> Partition:
+    """Axis 0 into the smallest number of parts that leaves a remainder (UnevenPartitionedPS)."""
+    return _by_rows(variable, lambda rows, parts: rows % parts != 0)
+
+
+def _by_rows(variable: Variable, fits: Callable[[int, int], bool]) -> Partition:
+    rows = variable.shape[0] if variable.shape else 1
+    for parts in range(2, min(rows, MAX_PARTS) + 1):
+        if fits(rows, parts):
+            return split(variable.shape, 0, parts)
+    return whole(variable.shape)
+
+
+def into_pieces(size_bytes: int) -> Cut:
+    """Flat pieces of `size_bytes`; a sparse variable into as many shards of whole rows."""
+
+    def cut(variable: Variable) -> Partition:
+        if not variable.sparse:
+            return pieces(variable.shape, size_bytes // ITEM_BYTES[variable.dtype])
+        parts = min(-(-variable.size_bytes // size_bytes), variable.shape[0], MAX_PARTS)
+        return split(variable.shape, 0, parts)
+
+    return cut
+
+
+def everything(domain: Domain) -> list[int]:
+    return list(range(len(domain.graph.variables)))
+
+
+def dense(domain: Domain) -> list[int]:
+    return [i for i, variable in enumerate(domain.graph.variables) if not variable.sparse]
+
+
+def collective(domain: Domain, synchronizer: Synchronizer, cut: Cut = uncut) -> Choices:
+    """Every shard by `synchronizer`; sparse gradients are gathered."""
+    choices = {}
+    for index, variable in enumerate(domain.graph.variables):
+        partition = uncut(variable) if variable.sparse else cut(variable)
+        chosen: Synchronizer = AllGather(0) if variable.sparse else synchronizer
+        shards = (chosen,) * len(partition.lengths)
+        choices[index] = VariableChoice(variable.name, partition, shards)
+    return choices
+
+
+def owned(
+    domain: Domain,
+    variables: list[int],
+    cut: Cut = uncut,
+    by_bandwidth: bool = False,
+    hierarchical: bool = False,
+) -> Choices:
+    """Owners for the variables' shards, each to the server with the least load.
+
+    by_bandwidth: load counts relative to the server's bandwidth, and the largest shards go first
+        (the load-balance constraint without its noise); otherwise in the graph's order, by bytes.
+    """
+    weights = server_weights(domain) if by_bandwidth else [1.0] * domain.world_size
+    loads = [0.0] * domain.world_size
+    partitions = {index: cut(domain.graph.variables[index]) for index in variables}
+    shards = [
+        (_load_bytes(domain, index, length, partition), index, part)
+        for index, partition in partitions.items()
+        for part, length in enumerate(partition.lengths)
+    ]
+    if by_bandwidth:
+        shards.sort(key=lambda shard: (-shard[0], shard[1:]))
+    owners = {index: [0] * len(partition.lengths) for index, partition in partitions.items()}
+    for size, index, part in shards:
+        server = min(range(len(loads)), key=lambda s: ((loads[s] + size) / weights[s], s))
+        loads[server] += size
+        owners[index][part] = server
+    return {
+        index: VariableChoice(
+            domain.graph.variables[index].name,
+            partition,
+            tuple(ParameterServer(server, 0, hierarchical) for server in owners[index]),
+        )
+        for index, partition in partitions.items()
+    }
+
+
+def factored(domain: Domain, variables: list[int]) -> Choices:
+    """Sufficient factors for these variables."""
+    named = {index: domain.graph.variables[index] for index in variables}
+    return {
+        index: VariableChoice(variable.name, uncut(variable), (Factors(0),))
+        for index, variable in named.items()
+    }
+
+
+def _load_bytes(domain: Domain, index: int, length: int, partition: Partition) -> float:
+    """What a replica sends for a shard: touched rows only when sparse."""
+    variable = domain.graph.variables[index]
+    share = length / sum(partition.lengths)
+    if variable.sparse:
+        share *= min(1.0, variable.touched_rows / variable.shape[0])
+    return variable.size_bytes * share
+
+
+def assemble(
+    domain: Domain,
+    *choices: Choices,
+    schedule: Schedule | None = None,
+    limit_bytes: int = 0,
+    limit_shards: int = 0,
+    fold_tails: bool = False,
+) -> Strategy:
+    """The strategy of these choices (later ones win), its groups cut in gradient-ready order.
+
+    A group is full once it holds `limit_bytes` or `limit_shards`; without a limit every shard
+    travels alone. fold_tails: a last group that holds less than 1/`TAIL_PART` of `limit_bytes`
+    joins the one before it.
+    """
+    joined = {index: choice for part in choices for index, choice in part.items()}
+    shards = {index: list(choice.shards) for index, choice in joined.items()}
+    filled: dict[tuple[Synchronizer, str, bool], tuple[int, float, int]] = {}
+    groups = 0
+    before: dict[int, int] = {}
+    for index in domain.graph.gradient_order:
+        variable = domain.graph.variables[index]
+        partition = joined[index].partition
+        for part, length in enumerate(partition.lengths):
+            kind = (shards[index][part], variable.dtype, variable.sparse)
+            group, load, count = filled.get(kind, (-1, 0.0, 0))
+            if group < 0 or _full(load, limit_bytes, count, limit_shards):
+                before[groups] = group
+                group, load, count, groups = groups, 0.0, 0, groups + 1
+            load += _load_bytes(domain, index, length, partition)
+            filled[kind] = (group, load, count + 1)
+            shards[index][part] = replace(shards[index][part], group=group)
+    tails = {
+        group: before[group]
+        for group, load, _ in filled.values()
+        if fold_tails and before[group] >= 0 and load * TAIL_PART < limit_bytes
+    }
+    for index, own in shards.items():
+        shards[index] = [replace(s, group=tails.get(s.group, s.group)) for s in own]
+    return Strategy(
+        tuple(replace(joined[i], shards=tuple(shards[i])) for i in range(len(joined))),
+        even_replicas(domain.world_size),
+        schedule or Schedule(),
+    ).canonical()
+
+
+def _full(load: float, limit_bytes: int, count: int, limit_shards: int) -> bool:
+    if not (limit_bytes or limit_shards):
+        return True
+    return bool(limit_bytes and load >= limit_bytes) or bool(limit_shards and count >= limit_shards)
+
+
+def ddp_buckets(domain: Domain, first_bytes: int, bucket_bytes: int) -> tuple[tuple[int, ...], ...]:
+    """The buckets of torch's DistributedDataParallel, as variables in gradient-ready order.
+
+    After its first iteration DDP rebuilds them in the order in which gradients really got ready.
+    A bucket closes once it holds its limit, `first_bytes` for the first of a type; a sparse
+    gradient has its own (torch's compute_bucket_assignment_by_size).
+    """
+    buckets: list[tuple[int, ...]] = []
+    filling: dict[str, list[int]] = {}
+    limits: dict[str, int] = {}
+    for index in domain.graph.gradient_order:
+        variable = domain.graph.variables[index]
+        if variable.sparse:
+            buckets.append((index,))
+            continue
+        bucket = filling.setdefault(variable.dtype, [])
+        bucket.append(index)
+        size = sum(domain.graph.variables[i].size_bytes for i in bucket)
+        if size >= limits.get(variable.dtype, first_bytes):
+            buckets.append(tuple(bucket))
+            limits[variable.dtype] = bucket_bytes
+            filling[variable.dtype] = []
+    return (*buckets, *(tuple(bucket) for bucket in filling.values() if bucket))

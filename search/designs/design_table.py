@@ -1,0 +1,193 @@
+"""The table of hand-designed strategies, and those of them that fit a domain and a space."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+from autosync.domain import Domain
+from autosync.errors import InvalidStrategy, NotSupported
+from autosync.search.designs import known_designs
+from autosync.search.designs.mg_wfbp import mg_wfbp
+from autosync.search.sampler.sampling_tables import replica_layouts
+from autosync.search.space import Space
+from autosync.strategy import Strategy
+from autosync.verification import verify
+
+
+class Builder(NamedTuple):
+    build: Callable[[Domain], Strategy]
+    sentence: str
+
+
+BUILDERS: dict[str, Builder] = {
+    "ddp": Builder(known_designs.ddp, "Keep torch's DistributedDataParallel and its own buckets."),
+    "all_reduce_per_variable": Builder(
+        known_designs.all_reduce_per_variable, "One all-reduce a variable, as gradients get ready."
+    ),
+    "all_reduce_one_bucket": Builder(
+        known_designs.all_reduce_one_bucket, "One all-reduce of everything, after backward."
+    ),
+    "all_reduce_5mb": Builder(known_designs.all_reduce_5mb, "All-reduce in groups of 5 MiB."),
+    "all_reduce_25mb": Builder(known_designs.all_reduce_25mb, "All-reduce in groups of 25 MiB."),
+    "all_reduce_chunk128": Builder(
+        known_designs.all_reduce_chunk128,
+        "All-reduce in groups of 128 variables (AutoDist's AllReduce).",
+    ),
+    "mg_wfbp": Builder(
+        mg_wfbp, "All-reduces, neighbours merged where that ends the last one sooner (MG-WFBP)."
+    ),
+    "tree_all_reduce": Builder(
+        known_designs.tree_all_reduce, "Tree all-reduce in groups of 25 MiB."
+    ),
+    "priority_sliced": Builder(
+        known_designs.priority_sliced,
+        "All-reduce cut into 4 MiB slices, nearest next use first, into the next forward.",
+    ),
+    "reduce_scatter_25mb": Builder(
+        known_designs.reduce_scatter_25mb,
+        "Reduce-scatter and all-gather in groups of 25 MiB, in backward.",
+    ),
+    "dear": Builder(
+        known_designs.dear,
+        "Reduce-scatter in backward, all-gather into the next forward, 25 MiB (DeAR).",
+    ),
+    "dear_sliced": Builder(
+        known_designs.dear_sliced, "DeAR in 4 MiB slices, nearest next use first."
+    ),
+    "zero1": Builder(
+        known_designs.zero1,
+        "Reduce-scatter, each replica updates its part, all-gather of values (ZeRO-1).",
+    ),
+    "zero1_overlap": Builder(
+        known_designs.zero1_overlap,
+        "ZeRO-1 whose all-gather runs into the next forward, nearest use first.",
+    ),
+    "ps_one_server": Builder(
+        known_designs.ps_one_server, "Everything owned by the first rank (AutoDist's PS)."
+    ),
+    "ps_load_balanced": Builder(
+        known_designs.ps_load_balanced,
+        "Whole variables to the owner with the fewest bytes (PSLoadBalancing).",
+    ),
+    "ps_partitioned": Builder(
+        known_designs.ps_partitioned,
+        "Axis 0 cut by its smallest divisor, fewest bytes first (PartitionedPS).",
+    ),
+    "ps_uneven_partitioned": Builder(
+        known_designs.ps_uneven_partitioned,
+        "Axis 0 cut by its smallest non-divisor (UnevenPartitionedPS).",
+    ),
+    "ps_bandwidth_weighted": Builder(
+        known_designs.ps_bandwidth_weighted,
+        "4 MiB pieces owned in proportion to bandwidth, merged by owner.",
+    ),
+    "ps_pieces_4mb_priority": Builder(
+        known_designs.ps_pieces_4mb_priority,
+        "4 MiB pieces on balanced owners, nearest use first (BytePS).",
+    ),
+    "hierarchical_ps": Builder(
+        known_designs.hierarchical_ps,
+        "4 MiB pieces, summed inside each node before they travel to the owner.",
+    ),
+    "hierarchical_all_reduce": Builder(
+        known_designs.hierarchical_all_reduce,
+        "Reduce inside each node, all-reduce between nodes, 25 MiB.",
+    ),
+    "hierarchical_sliced": Builder(
+        known_designs.hierarchical_sliced,
+        "Hierarchical all-reduce in slices, nearest next use first.",
+    ),
+    "parallax": Builder(
+        known_designs.parallax, "Sparse gradients to owners, dense ones all-reduced (Parallax)."
+    ),
+    "poseidon": Builder(
+        known_designs.poseidon,
+        "Factors where Poseidon's rule prefers them, else owners of 2 MiB pieces.",
+    ),
+    "factors_all_reduce": Builder(
+        known_designs.factors_all_reduce,
+        "Factors where they are fewer bytes, else sliced all-reduce.",
+    ),
+    "factors_dear": Builder(
+        known_designs.factors_dear, "Factors where they are fewer bytes, else DeAR."
+    ),
+    "partitioned_all_reduce": Builder(
+        known_designs.partitioned_all_reduce,
+        "Axis 0 cut by its smallest divisor, all-reduced (PartitionedAR).",
+    ),
+    "random_axis_partition_ar": Builder(
+        known_designs.random_axis_partition_ar,
+        "A random axis cut, all-reduced (RandomAxisPartitionAR).",
+    ),
+}
+"""All hand-designed strategies, DDP first."""
+
+UNEVEN = ("all_reduce_25mb", "priority_sliced", "dear", "ps_bandwidth_weighted")
+"""Those also tried with proportional shares, where the space allows them."""
+
+
+def hand_designed(domain: Domain, space: Space) -> list[tuple[str, Strategy]]:
+    """Those that run on this domain and lie in the space, pins applied; DDP always, first."""
+    found = [("ddp", known_designs.ddp(domain))]
+    for name, builder in BUILDERS.items():
+        if name == "ddp":
+            continue
+        try:
+            strategy = with_pins(builder.build(domain), space)
+            verify(strategy, domain)
+        except (InvalidStrategy, NotSupported):
+            continue  # not for this domain: no node of several ranks, say
+        if not lies_in(strategy, space):
+            continue
+        found.append((name, strategy))
+        if name in UNEVEN:
+            found += [
+                (f"{name}_proportional", replace(strategy, replicas=layout))
+                for layout in replica_layouts(domain, space)[1:]
+            ]
+    return found
+
+
+def with_pins(strategy: Strategy, space: Space) -> Strategy:
+    """The strategy with the pinned choices; pinned shards join no group but their own."""
+    above = 1 + max(shard.group for choice in strategy.choices for shard in choice.shards)
+    pins = {pin.variable: pin for pin in space.pins}
+    choices = tuple(
+        replace(
+            pins[choice.variable],
+            shards=tuple(
+                replace(shard, group=shard.group + above) for shard in pins[choice.variable].shards
+            ),
+        )
+        if choice.variable in pins
+        else choice
+        for choice in strategy.choices
+    )
+    return replace(strategy, choices=choices)
+
+
+def lies_in(strategy: Strategy, space: Space) -> bool:
+    """Whether every unpinned choice and the schedule are ones that the space allows."""
+    schedule = strategy.schedule
+    if schedule.overlap_forward and not space.overlap_forward:
+        return False
+    if schedule.order == "priority" and not space.priority:
+        return False
+    pinned = {pin.variable for pin in space.pins}
+    kinds = {
+        (shard.kind, getattr(shard, "hierarchical", getattr(shard, "algorithm", "")))
+        for choice in strategy.choices
+        if choice.variable not in pinned
+        for shard in choice.shards
+    }
+    allowed = {
+        "parameter_server": space.parameter_server,
+        "all_reduce": space.all_reduce,
+        "reduce_scatter": space.reduce_scatter,
+        "all_gather": True,
+        "factors": space.factors,
+    }
+    return all(
+        allowed[kind] and (space.hierarchical or form not in (True, "hierarchical"))
+        for kind, form in kinds
+    )

@@ -1,0 +1,293 @@
+"""`autosync.tune`: search inside a running training job, on its own step and its own ranks."""
+
+import logging
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from autosync.bundle import Bundle, Evidence, bundle, save_bundle
+from autosync.domain import Domain
+from autosync.errors import AutosyncError, InvalidInput
+from autosync.runtime.attachment import share_initial_values, working_group
+from autosync.runtime.distribute import distribute
+from autosync.search.loop.memory_store import MemoryStore
+from autosync.search.loop.outcome import Event, Outcome
+from autosync.search.loop.settings import Settings
+from autosync.search.loop.tuning_loop import tune as run_tuning
+from autosync.search.loop.tuning_store import Proposal
+from autosync.search.overlap_measurement import measure_overlap
+from autosync.search.space import Space
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+from autosync.trials.live.live_cluster import device_type_of, measure_cluster
+from autosync.trials.live.live_graph import record_job
+from autosync.trials.live.live_job import LiveJob, Step, leave
+from autosync.trials.live.live_pool import JobPool, Verdict, serve
+from autosync.trials.live.snapshot import Stateful, take_snapshot
+
+log = logging.getLogger("autosync")
+
+SEARCH_SHARE = 0.6
+"""Of the time; the rest is for the confirmation."""
+
+FEWEST_TRIALS = 8
+"""Strategies that shall fit into the search's time, at the cost of fewer iterations each."""
+
+FINALISTS = 4
+"""DDP and the three that are confirmed against it."""
+
+REPEATS = (3, 10)
+"""Fewest and most interleaved repeats of the confirmation."""
+
+GRACE = timedelta(minutes=10)
+"""How long beyond the tuning's time ranks wait for each other."""
+
+LEAST_TIMEOUT_SECONDS = 20.0
+
+
+@dataclass
+class LiveStore(MemoryStore):
+    """A store that stops the search at one moment and the confirmation at a later one.
+
+    Both are moments of `clock`.
+    """
+
+    search_until: float
+    until: float
+    clock: Callable[[], float] = time.monotonic
+    confirming: bool = False
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def propose(self, proposals: Sequence[Proposal]) -> None:
+        super().propose(proposals)
+        self.confirming |= any(proposal.phase == "confirm" for proposal in proposals)
+
+    def cancelled(self) -> bool:
+        limit = self.until if self.confirming else self.search_until
+        return super().cancelled() or self.clock() >= limit
+
+    def end_search(self) -> None:
+        """Forget what was to be searched and has not been run."""
+        self.confirming = True
+        self._proposals = {key: p for key, p in self._proposals.items() if key in self._trials}
+
+
+def tune(
+    step: Step,
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    minutes: float = 5.0,
+    others: Sequence[Stateful] = (),
+    batch_size: int | None = None,
+    max_grad_norm: float | None = None,
+    settings: Settings | None = None,
+    space: Space | None = None,
+    save: str | Path | None = None,
+    on_event: Callable[[Event], None] | None = None,
+) -> tuple[nn.Module, Optimizer]:
+    """Try strategies on the live ranks for some minutes; go on training with the best.
+
+    Every rank calls this with its own model (not wrapped in DDP) and optimizer, once
+    torch.distributed is initialized. All begin with rank 0's parameters, as under DDP. After it
+    parameters, buffers, optimizer and random states are what they were before it; only the
+    synchronization has changed: model and optimizer come back as `autosync.distribute` returns
+    them.
+
+    step: `step(model, optimizer)` runs one whole iteration: forward, backward and
+        `optimizer.step()`. It is run many times, so it should not advance a data loader: let it
+        use one batch.
+    minutes: of the whole tuning. Where they do not suffice to confirm a winner, DDP is kept.
+    others: schedulers, scalers and the like whose state a step changes.
+    batch_size: of one rank, by default the leading dimension of the model's first tensor.
+    max_grad_norm: as for `distribute`.
+    save: rank 0 writes the bundle there, for `autosync.distribute` in the next run.
+    on_event: progress, on rank 0.
+
+    Raises:
+        InvalidInput: torch.distributed is not initialized; step does not do what it must.
+    """
+    group = working_group(None)
+    if isinstance(model, DistributedDataParallel):
+        raise InvalidInput(
+            "the model is wrapped in DistributedDataParallel already.",
+            thing="model",
+            remedy="Give tune() the bare model; it wraps it where DDP is the best.",
+        )
+    if group.size() == 1:
+        log.info("one rank has nothing to synchronize")
+        return model, optimizer
+    begun = time.monotonic()
+    until = begun + 60 * minutes
+    with _live_job(step, model, optimizer, others, max_grad_norm, minutes) as job:
+        recorded = _agreed(job, lambda: record_job(job, batch_size, device_type_of(job.device)[0]))
+        slowest = max(_gathered(job, recorded.step_seconds))
+        job.timeout = timedelta(seconds=max(LEAST_TIMEOUT_SECONDS, 60 * slowest))
+        job.renew_groups()
+        cluster = _agreed(job, lambda: measure_cluster(job, recorded.step_seconds))
+        if dist.get_rank() == 0:
+            domain = Domain(recorded.graph, cluster, recorded.profile, recorded.optimizer)
+            plan = _fitted(settings or Settings(proposals=4_000), slowest, until)
+            now = time.monotonic()
+            store = LiveStore(now + SEARCH_SHARE * (until - now), until)
+            verdict = _lead(job, domain, space or Space(), plan, store, on_event or _log_event)
+        else:
+            verdict = serve(job)
+    return _go_on(job, verdict, save)
+
+
+@contextmanager
+def _live_job(
+    step: Step,
+    model: nn.Module,
+    optimizer: Optimizer,
+    others: Sequence[Stateful],
+    max_grad_norm: float | None,
+    minutes: float,
+) -> Iterator[LiveJob]:
+    """The job while it is tuned. However that ends, its state is then what it was, and no process
+    group of the tuning is left."""
+    waiting = timedelta(minutes=minutes) + GRACE
+    control = dist.new_group(backend="gloo", timeout=waiting)
+    assert isinstance(control, dist.ProcessGroup)  # every rank is a member
+    try:
+        share_initial_values(control, model)
+        before = take_snapshot(model, optimizer, others)
+        job = LiveJob(step, model, optimizer, before, control, waiting, max_grad_norm)
+        try:
+            yield job
+        finally:
+            job.end_groups()
+            job.before.restore()
+            del job.control  # threads and connections end with the last reference
+    finally:
+        leave(control)
+
+
+def _agreed(job: LiveJob, task: Callable[[], Any]) -> Any:
+    """The task's result on every rank, or the first rank's error on all of them."""
+    try:
+        result, error = task(), None
+    except Exception as raised:  # the user's step may raise anything, on some ranks only
+        result, error = None, raised
+    told = _gathered(job, None if error is None else f"{type(error).__name__}: {error}")
+    for rank, text in enumerate(told):
+        if text is not None:
+            if error is not None:
+                raise error
+            raise InvalidInput(f"rank {rank} cannot tune: {text}", thing="step", value=text)
+    return result
+
+
+def _gathered(job: LiveJob, mine: Any) -> list[Any]:
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine, group=job.control)
+    return everyone
+
+
+def _fitted(settings: Settings, step_seconds: float, until: float) -> Settings:
+    """Fewer iterations a trial where steps are long for the time there is."""
+    left = SEARCH_SHARE * (until - time.monotonic())
+    steps = int(left / (FEWEST_TRIALS * 2 * max(step_seconds, 1e-6)))
+    usual = settings.warmup + settings.iterations
+    if steps >= usual:
+        return settings
+    return replace(settings, warmup=1, iterations=max(2, steps - 1))
+
+
+def _lead(
+    job: LiveJob,
+    domain: Domain,
+    space: Space,
+    settings: Settings,
+    store: LiveStore,
+    on_event: Callable[[Event], None],
+) -> Verdict:
+    """Rank 0's part. Whatever happens, the other ranks are told how to go on."""
+    hosts = len(domain.cluster.nodes)
+    pool = JobPool(job, f"job ({domain.world_size} ranks on {hosts} host{'s' * (hosts > 1)})")
+    try:
+        if job.device.type == "cpu":  # what a GPU does is not recorded
+            domain = measure_overlap(pool, domain, settings, on_event)
+        outcome = _search(pool, domain, space, settings, store, on_event)
+        verdict = Verdict(_shipped(outcome, domain, pool.description))
+    except AutosyncError as error:
+        verdict = Verdict(None, str(error))
+    except Exception as error:  # a process boundary: the training job must go on
+        traceback.print_exc()
+        verdict = Verdict(None, f"{type(error).__name__}: {error}")
+    pool.dismiss(verdict)
+    return verdict
+
+
+def _search(
+    pool: JobPool,
+    domain: Domain,
+    space: Space,
+    settings: Settings,
+    store: LiveStore,
+    on_event: Callable[[Event], None],
+) -> Outcome:
+    """The tuning loop; where the search's time ended it, a second time only to confirm. It is
+    done once, however often the loop ran."""
+    simulator = TimelineSimulator()
+    begun = time.monotonic()
+    ends: list[Event] = []
+
+    def on_loop(event: Event) -> None:
+        (ends.append if event.kind == "done" else on_event)(event)
+
+    outcome = run_tuning(domain, space, lambda: pool, store, simulator, settings, on_loop)
+    if not store.confirming:
+        store.end_search()
+        trial_seconds = (time.monotonic() - begun) / max(1, len(store.trials())) / 2
+        room = int((store.until - time.monotonic()) / (FINALISTS * max(trial_seconds, 1e-6)))
+        repeats = min(settings.repeats, REPEATS[1], max(REPEATS[0], room))
+        confirming = replace(settings, budget=1, repeats=repeats)
+        outcome = run_tuning(domain, space, lambda: pool, store, simulator, confirming, on_loop)
+    on_event(ends[-1])
+    return outcome
+
+
+def _shipped(outcome: Outcome, domain: Domain, where: str) -> Bundle:
+    evidence = Evidence(
+        predicted_seconds=outcome.best.predicted_seconds,
+        step_seconds=outcome.best_seconds,
+        ddp_step_seconds=outcome.ddp_seconds,
+        measured_on=where,
+    )
+    return bundle(outcome.best.strategy, domain, evidence)
+
+
+def _go_on(job: LiveJob, verdict: Verdict, save: str | Path | None) -> tuple[nn.Module, Optimizer]:
+    """The model and optimizer to train with, the same way on every rank."""
+    if verdict.bundle is None:
+        message = f"tuning found no answer, so torch's DDP is used: {verdict.reason}"
+        warnings.warn(message, stacklevel=3)
+        log.warning(message)
+        return DistributedDataParallel(job.model), job.optimizer
+    if save is not None and dist.get_rank() == 0:
+        save_bundle(verdict.bundle, save)
+    return distribute(
+        job.model,
+        job.optimizer,
+        verdict.bundle,
+        max_grad_norm=job.max_grad_norm,
+        allow_lossy=True,  # such strategies were tried only where the space has their encodings
+    )
+
+
+def _log_event(event: Event) -> None:
+    log.info("%s: %s", event.kind, event.message)

@@ -1,0 +1,1 @@
+"""The tuning loop: sample, rank, select, run, store, refit; then confirm."""

@@ -1,0 +1,120 @@
+"""What a tuning reports: events on the way, and the outcome at the end."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import ConfigDict
+
+from autosync.documents import STRICT
+from autosync.search.loop.tuning_store import Proposal
+from autosync.search.space import Candidate
+from autosync.strategy import Strategy
+from autosync.trials.contract import TrialResult
+
+DDP = "ddp"
+"""Name of the builder that keeps torch's own DDP."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Progress: `done` of `total` steps of a phase; best_seconds so far, if any."""
+
+    kind: Literal["opening", "ranking", "search", "confirm", "done"]
+    message: str
+    done: int = 0
+    total: int = 0
+    best_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """One measured strategy of the ranked table.
+
+    step_seconds, spread: the median over all its measured iterations, and (p90 - p10) / median;
+        None when every trial of it failed, then `error` says how.
+    confirmed: iterations come from the interleaved repeats.
+    """
+
+    candidate: Candidate
+    step_seconds: float | None
+    spread: float | None
+    trials: int
+    confirmed: bool
+    error: str = ""
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The answer of a tuning.
+
+    best: the strategy to use; torch's DDP when `keep_ddp`.
+    best_seconds, ddp_seconds: medians over the interleaved repeats, in the domain's time.
+    speedup: median over repeats of DDP's time by the best's in the same repeat.
+    speedup_low, speedup_high: its 10th and 90th percentile over repeats.
+    ranked: every measured strategy, fastest first, failures last.
+    """
+
+    best: Candidate
+    best_seconds: float
+    ddp_seconds: float
+    speedup: float
+    speedup_low: float
+    speedup_high: float
+    repeats: int
+    keep_ddp: bool
+    ranked: tuple[Ranked, ...]
+    cancelled: bool = False
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+def strategy_id(proposal: Proposal) -> str:
+    return proposal.candidate.strategy.id
+
+
+def rank_measured(
+    proposals: Sequence[Proposal], trials: Sequence[TrialResult]
+) -> tuple[Ranked, ...]:
+    """The ranked table. A strategy confirmed in interleaved repeats is judged by these alone."""
+    by_key = {trial.key: trial for trial in trials}
+    found: dict[str, list[tuple[Proposal, TrialResult]]] = {}
+    for proposal in proposals:
+        if proposal.key in by_key:
+            found.setdefault(strategy_id(proposal), []).append((proposal, by_key[proposal.key]))
+    rows = [_row(measured) for measured in found.values()]
+    return tuple(
+        sorted(rows, key=lambda row: (row.step_seconds is None, row.step_seconds, _origin(row)))
+    )
+
+
+def _origin(row: Ranked) -> str:
+    return row.candidate.origin
+
+
+def _row(measured: list[tuple[Proposal, TrialResult]]) -> Ranked:
+    candidate = measured[0][0].candidate
+    confirming = [trial for proposal, trial in measured if proposal.phase == "confirm"]
+    confirmed = any(trial.step_seconds is not None for trial in confirming)
+    judged = confirming if confirmed else [trial for _, trial in measured]
+    seconds = [second for trial in judged for second in trial.iteration_seconds]
+    if not seconds:
+        error = next(trial.error for trial in judged if trial.error)
+        return Ranked(candidate, None, None, len(measured), False, f"{error.kind}: {error.message}")
+    low, median, high = np.percentile(seconds, [10, 50, 90])
+    spread = float((high - low) / median)
+    return Ranked(candidate, float(median), spread, len(measured), confirmed)
+
+
+def paired_speedup(ddp: Sequence[float], other: Sequence[float]) -> tuple[float, float, float]:
+    """10th percentile, median and 90th percentile of DDP's time by the other's, repeat by repeat.
+
+    ddp, other: `(repeats,)` seconds of runs that alternated.
+    """
+    low, median, high = np.percentile(np.asarray(ddp) / np.asarray(other), [10, 50, 90])
+    return float(low), float(median), float(high)
+
+
+def is_ddp(strategy: Strategy) -> bool:
+    return strategy.schedule.order == "ddp"

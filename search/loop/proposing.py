@@ -1,0 +1,150 @@
+"""Which strategies to try next: hand-designed ones first, then the best of many samples."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.domain import Domain
+from autosync.population import Population, decode, encode
+from autosync.search.designs.design_table import hand_designed
+from autosync.search.loop.outcome import DDP, Event, strategy_id
+from autosync.search.loop.ranking import materialize, rank
+from autosync.search.loop.selection import select
+from autosync.search.loop.settings import Settings
+from autosync.search.loop.tuning_store import Proposal, Store
+from autosync.search.space import Candidate, Space
+from autosync.simulator.contract import Learner, Simulator
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+
+OnEvent = Callable[[Event], None]
+
+ROUND_TRIALS = 8
+"""Trials between two refits."""
+KEPT = 256
+"""Proposals that survive the simulator's ranking, before the selection."""
+SHORTLIST = 2048
+"""Proposals that the timeline leaves for a simulator that learns, which costs far more each."""
+OPTIMISM = 1.0
+"""Standard deviations by which a proposal may be faster than predicted when it is judged: what is
+fast, and what could be and is unlike all trials, is tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shortlist:
+    """The most promising proposals, the best first.
+
+    index i64[n]: of the sampled ones. seconds f64[n]: predicted. promise f64[n]: what they are
+    judged by, seconds less what the simulator is unsure of.
+    """
+
+    population: Population
+    index: NDArray[np.int64]
+    seconds: NDArray[np.float64]
+    promise: NDArray[np.float64]
+
+    def take(self, rows: NDArray[np.int64]) -> "Shortlist":
+        columns = (self.index[rows], self.seconds[rows], self.promise[rows])
+        return Shortlist(self.population.take(rows), *columns)
+
+
+def propose(
+    domain: Domain,
+    space: Space,
+    simulator: Simulator,
+    store: Store,
+    settings: Settings,
+    left: int,
+    on_event: OnEvent,
+) -> list[Proposal]:
+    """The next round: hand-designed strategies first (DDP before all), then sampled ones."""
+    earlier = store.proposals()
+    number = 1 + max((proposal.round for proposal in earlier), default=-1)
+    seen = {strategy_id(proposal) for proposal in earlier}
+    chosen: list[Candidate] = []
+    if number == 0:
+        room = min(left, max(1, settings.budget // 2))
+        chosen = known_designs(domain, space, simulator)[:room]
+        seen |= {candidate.strategy.id for candidate in chosen}
+    room = min(left, max(ROUND_TRIALS, len(chosen))) - len(chosen)
+    if room > 0:
+        chosen += sampled(domain, space, simulator, settings, number, room, seen, on_event)
+    return [
+        Proposal(f"search/{number}/{candidate.strategy.id}", "search", number, candidate)
+        for candidate in chosen
+    ]
+
+
+def known_designs(domain: Domain, space: Space, simulator: Simulator) -> list[Candidate]:
+    """DDP, then the other hand-designed strategies, the most promising first."""
+    named = hand_designed(domain, space)
+    scores = simulator.predict(domain, encode([strategy for _, strategy in named], domain))
+    candidates = [
+        Candidate(replace(strategy, name=name), float(score), simulator.name, name)
+        for (name, strategy), score in zip(named, scores, strict=True)
+    ]
+    distinct = {candidate.strategy.id: candidate for candidate in reversed(candidates)}
+    return sorted(distinct.values(), key=lambda c: (c.origin != DDP, c.predicted_seconds, c.origin))
+
+
+def sampled(
+    domain: Domain,
+    space: Space,
+    simulator: Simulator,
+    settings: Settings,
+    number: int,
+    count: int,
+    seen: set[str],
+    on_event: OnEvent,
+    optimism: float = OPTIMISM,
+) -> list[Candidate]:
+    """`count` of the round's proposals: promising, unlike each other, not yet tried."""
+    total = settings.proposals
+
+    def progress(done: int) -> None:
+        on_event(Event("ranking", f"ranking proposals, round {number + 1}", done, total))
+
+    seed = settings.seed + number
+    kept = shortlist(domain, space, simulator, total, seed, progress, optimism)
+    every = range(len(kept.index))
+    fresh = [i for i in every if decode(kept.population, i, domain).id not in seen]
+    kept = kept.take(np.array(fresh, dtype=np.int64))
+    picks = select(kept.promise, kept.population, min(count, len(fresh)), settings.alpha)
+    return [
+        Candidate(
+            decode(kept.population, int(pick), domain),
+            float(kept.seconds[pick]),
+            simulator.name,
+            "sampled",
+            seed,
+            int(kept.index[pick]),
+        )
+        for pick in picks
+    ]
+
+
+def shortlist(
+    domain: Domain,
+    space: Space,
+    simulator: Simulator,
+    total: int,
+    seed: int,
+    progress: Callable[[int], None],
+    optimism: float = OPTIMISM,
+) -> Shortlist:
+    """The most promising `KEPT` of `total` proposals.
+
+    A simulator that learns judges only what the timeline leaves, each proposal `optimism`
+    standard deviations below its prediction; any other ranks everything as it predicts.
+    """
+    if not isinstance(simulator, Learner):
+        ranked = rank(domain, space, simulator, total, seed, KEPT, on_progress=progress)
+        population = materialize(ranked, domain, space)
+        return Shortlist(population, ranked.index, ranked.seconds, ranked.seconds)
+    coarse = rank(domain, space, TimelineSimulator(), total, seed, SHORTLIST, on_progress=progress)
+    judged = materialize(coarse, domain, space)
+    seconds, spread = simulator.predict_spread(domain, judged)
+    promise = seconds * np.exp(-optimism * spread)
+    best = np.argsort(promise, kind="stable")[:KEPT]
+    return Shortlist(judged, coarse.index, seconds, promise).take(best)

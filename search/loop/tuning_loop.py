@@ -1,0 +1,128 @@
+"""The tuning loop (thesis, algorithm 8): sample, rank, select, run, store, refit; then confirm."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from autosync.bundle import bundle
+from autosync.domain import Domain
+from autosync.population import encode
+from autosync.search.loop.confirm import conclude, confirmation
+from autosync.search.loop.outcome import Event, Outcome
+from autosync.search.loop.proposing import OnEvent, propose
+from autosync.search.loop.settings import Settings
+from autosync.search.loop.tuning_store import Proposal, Store
+from autosync.search.space import Space
+from autosync.simulator.contract import Learner, Simulator
+from autosync.trials.contract import Pool, TrialRequest, TrialResult
+
+
+def tune(
+    domain: Domain,
+    space: Space,
+    open_pool: Callable[[], Pool],
+    store: Store,
+    simulator: Simulator,
+    settings: Settings,
+    on_event: OnEvent,
+) -> Outcome:
+    """Find, measure and confirm the fastest strategy of the domain; DDP is always measured.
+
+    Stops and goes on anywhere: what the store holds is never run again.
+
+    Raises:
+        AutosyncError: torch's DDP itself could not be measured, so nothing can be compared.
+    """
+    on_event(Event("opening", "starting the workers"))
+    pool = open_pool()
+    try:
+        run_pending(domain, pool, store, settings, on_event)
+        while (left := settings.budget - _tried(store)) > 0 and not store.cancelled():
+            refit(domain, simulator, store)
+            chosen = propose(domain, space, simulator, store, settings, left, on_event)
+            if not chosen:
+                break
+            store.propose(chosen)
+            run_pending(domain, pool, store, settings, on_event)
+        if not store.cancelled():
+            store.propose(confirmation(store, settings))
+            run_pending(domain, pool, store, settings, on_event)
+    finally:
+        pool.close()
+    outcome = conclude(store)
+    on_event(Event("done", describe_outcome(outcome), best_seconds=outcome.best_seconds))
+    return outcome
+
+
+def run_pending(
+    domain: Domain, pool: Pool, store: Store, settings: Settings, on_event: OnEvent
+) -> None:
+    """Run every stored proposal that has no trial yet, in the order they were stored."""
+    trials = {trial.key: trial for trial in store.trials()}
+    proposals = store.proposals()
+    best = min((t.step_seconds for t in trials.values() if t.step_seconds), default=None)
+    totals = {phase: sum(p.phase == phase for p in proposals) for phase in ("search", "confirm")}
+    totals["search"] = max(totals["search"], settings.budget)
+    done = dict.fromkeys(totals, 0)
+    for proposal in proposals:
+        done[proposal.phase] += 1
+        if proposal.key in trials:
+            continue
+        if store.cancelled():
+            return
+        result = pool.run(_request(proposal, domain, settings))
+        store.record(result)
+        if result.step_seconds and (best is None or result.step_seconds < best):
+            best = result.step_seconds
+        phase = proposal.phase
+        message = describe_trial(proposal, result)
+        on_event(Event(phase, message, done[phase], totals[phase], best))
+
+
+def refit(domain: Domain, simulator: Simulator, store: Store) -> None:
+    """Teach a simulator that learns every trial so far; one that does not stays as it is."""
+    if not isinstance(simulator, Learner):
+        return
+    step_seconds = {trial.key: trial.step_seconds for trial in store.trials()}
+    strategies, measured = [], []
+    for proposal in store.proposals():
+        if (seconds := step_seconds.get(proposal.key)) is not None:
+            strategies.append(proposal.candidate.strategy)
+            measured.append(seconds)
+    if measured:
+        simulator.refit(domain, encode(strategies, domain), np.array(measured, dtype=np.float64))
+
+
+def _tried(store: Store) -> int:
+    done = {trial.key for trial in store.trials()}
+    return sum(p.phase == "search" and p.key in done for p in store.proposals())
+
+
+def _request(proposal: Proposal, domain: Domain, settings: Settings) -> TrialRequest:
+    """The finalists and DDP record their timelines in the first repeat, all of them alike."""
+    return TrialRequest(
+        key=proposal.key,
+        bundle=bundle(proposal.candidate.strategy, domain),
+        warmup=settings.warmup,
+        iterations=settings.iterations,
+        passes=2 if proposal.phase == "search" else 1,
+        timeout_seconds=settings.timeout_seconds,
+        record=proposal.phase == "confirm" and proposal.round == 0,
+    )
+
+
+def describe_trial(proposal: Proposal, result: TrialResult) -> str:
+    name = proposal.candidate.strategy.name or f"sample {proposal.candidate.index}"
+    if result.step_seconds is None:
+        return f"{name}: {result.error.kind if result.error else 'failed'}"
+    return f"{name}: {result.step_seconds * 1e3:.1f} ms"
+
+
+def describe_outcome(outcome: Outcome) -> str:
+    if outcome.keep_ddp:
+        return f"keep DDP: nothing beats its {outcome.ddp_seconds * 1e3:.1f} ms beyond noise"
+    name = outcome.best.strategy.name or "a sampled strategy"
+    return (
+        f"{name}: {outcome.best_seconds * 1e3:.1f} ms, {outcome.speedup:.2f} times DDP's speed "
+        f"({outcome.speedup_low:.2f} to {outcome.speedup_high:.2f} over {outcome.repeats} repeats)"
+    )

@@ -1,0 +1,51 @@
+"""What the tuning loop needs kept, so that it can stop anywhere and go on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol
+
+from pydantic import ConfigDict
+
+from autosync.documents import STRICT
+from autosync.search.space import Candidate
+from autosync.trials.contract import TrialResult
+
+Phase = Literal["search", "confirm"]
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A candidate that was chosen for trial; stored before anything is launched.
+
+    key: unique in its tuning and stable over restarts: phase, round and strategy.
+    """
+
+    key: str
+    phase: Phase
+    round: int
+    candidate: Candidate
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+class Store(Protocol):
+    """The memory of one tuning. Each call is one transaction."""
+
+    def proposals(self) -> Sequence[Proposal]:
+        """All of them, in the order they were stored."""
+        ...
+
+    def trials(self) -> Sequence[TrialResult]:
+        """Finished trials, oldest first; a result's `key` is its proposal's."""
+        ...
+
+    def propose(self, proposals: Sequence[Proposal]) -> None:
+        """Store a round's proposals whole or not at all; a key stored before is left alone."""
+        ...
+
+    def record(self, result: TrialResult) -> None:
+        """Store a finished trial once; recording its key again is an error."""
+        ...
+
+    def cancelled(self) -> bool:
+        """Whether the user asked this tuning to stop."""
+        ...

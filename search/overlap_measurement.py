@@ -1,0 +1,45 @@
+"""How much messages slow a running job's own compute: one recorded trial before the search."""
+
+from dataclasses import replace
+
+from autosync.bundle import bundle
+from autosync.domain import Domain
+from autosync.search.designs.building_blocks import assemble, collective
+from autosync.search.loop.outcome import Event
+from autosync.search.loop.proposing import OnEvent
+from autosync.search.loop.settings import Settings
+from autosync.simulator.cost.overlap_slowdown import fit_overlap_slowdown
+from autosync.strategy import AllReduce
+from autosync.trials.contract import Pool, TrialRequest
+
+MESSAGES = 16
+"""Of the trial, about: so many that some are under way during most of backward, and so few that
+what each costs the processors does not count."""
+
+
+def measure_overlap(pool: Pool, domain: Domain, settings: Settings, on_event: OnEvent) -> Domain:
+    """The domain with its cluster's `overlap_slowdown` as measured, or as it was where a trial
+    cannot tell it, which an event says.
+
+    pool: of workers that compute for real and record in host memory.
+    """
+    each_bytes = -(-domain.graph.size_bytes // MESSAGES)
+    strategy = assemble(domain, collective(domain, AllReduce(0)), limit_bytes=each_bytes)
+    result = pool.run(
+        TrialRequest(
+            key="overlap",
+            bundle=bundle(strategy, domain),
+            warmup=settings.warmup,
+            iterations=settings.iterations,
+            timeout_seconds=settings.timeout_seconds,
+            record=True,
+        )
+    )
+    timelines = [result.timeline] if result.timeline else []
+    slowdown = fit_overlap_slowdown(timelines, domain)
+    if slowdown is None:
+        why = result.error.message if result.error else "no trial shows it"
+        on_event(Event("opening", f"by how much messages slow compute is not known: {why}"))
+        return domain
+    on_event(Event("opening", f"compute is {slowdown:.0%} slower while messages are under way"))
+    return replace(domain, cluster=replace(domain.cluster, overlap_slowdown=round(slowdown, 4)))

@@ -1,0 +1,1 @@
+"""Random strategies under the two constraints, drawn by compiled kernels."""

@@ -1,0 +1,257 @@
+"""Compiled kernels that draw proposals: first every variable's choices, then the rows.
+
+Every choice is uniform as AutoSync's published sampler has it, except that a strategy first draws
+a style (mostly servers or collectives, one method or several, cut or whole), because 200
+independent coins would make every proposal the same even mixture.
+
+Numba renews a cached kernel when its own file changes, not when an imported one does: after an
+edit of `tables` or `randomness`, remove `search/__pycache__`.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from autosync.search.sampler.counter_random import draw, stream, word
+from autosync.search.sampler.sampling_tables import (
+    FACTORS,
+    GATHER,
+    HIERARCHICAL,
+    OWNER,
+    OWNER_HIERARCHICAL,
+    RING,
+    SCATTER,
+    SCATTER_SHARDED,
+    TREE,
+    Record,
+    Tables,
+)
+
+CHOICES = 1
+"""Purpose of the random stream of a proposal's choices."""
+
+PINNED = -1
+"""Kind of a variable whose choice the user pinned."""
+
+NEVER, HALF, ALWAYS = 0, 128, 256
+"""Chances of a per-variable coin, in 256ths."""
+
+WHOLE, AXES, PIECES = 0, 1, 2
+"""Ways a strategy cuts: not at all, along axes as published, into fixed-size pieces."""
+
+PIECE_BYTES = np.array([1 << 20, 2 << 20, 4 << 20, 8 << 20], dtype=np.int64)
+"""Fixed-size pieces to draw from: Poseidon's pairs are 2 MB, BytePS' pieces 4 MB."""
+
+_STYLE_WORDS = 16
+_WORDS_PER_VARIABLE = 4
+_BYTE = np.uint64(255)
+_8, _16, _24, _32 = np.uint64(8), np.uint64(16), np.uint64(24), np.uint64(32)
+
+
+class Style(NamedTuple):
+    """What a strategy does throughout; chances are those of each variable's own coin."""
+
+    owner_chance: int
+    scatter_chance: int
+    hierarchy_chance: int
+    tree: bool
+    sharded: bool
+    cheap_factors: bool
+    factor_chance: int
+    encoding: int
+    cutting: int
+    piece_bytes: int
+
+
+@njit(nogil=True, cache=True)
+def draw_style(rules: Record, encodings: NDArray[np.int64], name: np.uint64) -> Style:
+    architecture = draw(name, 0, 8)
+    owner_chance = ALWAYS if architecture < 2 else (HALF if architecture < 4 else NEVER)
+    if not rules.owners:
+        owner_chance = NEVER
+    if not (rules.reduces or rules.scatters):
+        owner_chance = ALWAYS
+    collective = draw(name, 1, 5)
+    scatter_chance = ALWAYS if collective < 2 else (HALF if collective < 3 else NEVER)
+    if not rules.scatters:
+        scatter_chance = NEVER
+    if not rules.reduces:
+        scatter_chance = ALWAYS
+    hierarchy = draw(name, 2, 4)
+    hierarchy_chance = ALWAYS if hierarchy < 2 else (HALF if hierarchy < 3 else NEVER)
+    factors = draw(name, 5, 16)
+    cutting = draw(name, 7, 4)
+    return Style(
+        owner_chance,
+        scatter_chance,
+        hierarchy_chance if rules.hierarchy else NEVER,
+        draw(name, 3, 8) == 0,
+        rules.elementwise and draw(name, 4, 2) == 0,
+        factors < 8,
+        HALF if factors == 15 else NEVER,
+        encodings[draw(name, 6, len(encodings))],
+        WHOLE if cutting == 0 else (PIECES if cutting == 1 else AXES),
+        PIECE_BYTES[draw(name, 8, len(PIECE_BYTES))],
+    )
+
+
+@njit(nogil=True, cache=True)
+def choose_variant(variable: Record, style: Style, coins: np.uint64) -> int:
+    """How a variable's shards are synchronized; four bytes of `coins` are its coins."""
+    owner = np.int64(coins & _BYTE) < style.owner_chance
+    hierarchical = np.int64((coins >> _8) & _BYTE) < style.hierarchy_chance
+    if owner:
+        return OWNER_HIERARCHICAL if hierarchical else OWNER
+    if variable.sparse:
+        return GATHER
+    factors = style.cheap_factors and variable.cheap_factors
+    if factors or (variable.factorable and np.int64((coins >> _24) & _BYTE) < style.factor_chance):
+        return FACTORS
+    if np.int64((coins >> _16) & _BYTE) < style.scatter_chance:
+        return SCATTER_SHARDED if style.sharded else SCATTER
+    if hierarchical:
+        return HIERARCHICAL
+    return TREE if style.tree else RING
+
+
+@njit(nogil=True, cache=True)
+def choose_encoding(
+    variable: Record, style: Style, low_rank: NDArray[np.bool_], variant: int
+) -> int:
+    """The style's encoding where it applies: PowerSGD packs whole matrices for ring all-reduces."""
+    if variant in (GATHER, FACTORS) or variable.sparse:
+        return 0
+    if not low_rank[style.encoding]:
+        return style.encoding if variable.wide else 0
+    return style.encoding if variant == RING and variable.matrix else 0
+
+
+@njit(nogil=True, cache=True)
+def choose_axis(variable: Record, name: np.uint64, number: int) -> int:
+    """An axis longer than 1, uniformly (axis 0 only for embeddings); -1 where there is none."""
+    if variable.by_rows:
+        return 0 if variable.dims[0] > 1 else -1
+    longer = 0
+    for axis in range(variable.rank):
+        longer += variable.dims[axis] > 1
+    if longer == 0:
+        return -1
+    chosen = draw(name, number, longer)
+    for axis in range(variable.rank):
+        if variable.dims[axis] > 1:
+            if chosen == 0:
+                return axis
+            chosen -= 1
+    return -1
+
+
+@njit(nogil=True, cache=True)
+def choose_cut(
+    variable: Record, style: Style, max_parts: int, name: np.uint64, number: int
+) -> tuple[int, int, int]:
+    """(axis, parts, length of a full piece) of a variable that may be cut."""
+    elements = variable.elements
+    if style.cutting == PIECES and not variable.sparse:
+        least = (elements + max_parts - 1) // max_parts
+        piece = min(max(style.piece_bytes // variable.item_bytes, least), elements)
+        return -1, (elements + piece - 1) // piece, piece
+    if draw(name, number + 1, 2) == 0:
+        return -1, 1, elements
+    axis = choose_axis(variable, name, number + 2)
+    if axis < 0:
+        return -1, 1, elements
+    most = min(variable.dims[axis], max_parts)
+    return axis, 2 + draw(name, number + 3, most - 1), elements
+
+
+@njit(nogil=True, cache=True)
+def draw_choices(
+    tables: Tables,
+    seed: np.uint64,
+    indices: NDArray[np.uint64],
+    layout: NDArray[np.uint8],
+    order: NDArray[np.uint8],
+    slice_bytes: NDArray[np.int64],
+    overlap: NDArray[np.bool_],
+    axis: NDArray[np.int8],
+    parts: NDArray[np.int32],
+    kind: NDArray[np.int16],
+    piece: NDArray[np.int64],
+) -> None:
+    """Fill the proposals' heads, and each variable's partition and kind (`(n, V)` arrays)."""
+    variables, rules, low_rank = tables.variables, tables.rules[0], tables.low_rank
+    slices, encodings = tables.slice_bytes, tables.encodings
+    for i in range(len(indices)):
+        name = stream(seed, indices[i], CHOICES)
+        style = draw_style(rules, encodings, name)
+        order[i] = 1 if rules.priority and draw(name, 9, 2) == 0 else 0
+        slice_bytes[i] = slices[draw(name, 10, len(slices))]
+        overlap[i] = rules.overlap and draw(name, 11, 3) > 0
+        layout[i] = draw(name, 12, rules.layouts)
+        for v in range(len(variables)):
+            variable = variables[v]
+            number = _STYLE_WORDS + _WORDS_PER_VARIABLE * v
+            if variable.pin >= 0:
+                kind[i, v] = PINNED
+                axis[i, v], parts[i, v] = variable.pin_axis, variable.pin_parts
+                continue
+            variant = choose_variant(variable, style, word(name, number))
+            encoding = choose_encoding(variable, style, low_rank, variant)
+            kind[i, v] = variant * len(low_rank) + encoding
+            axis[i, v], parts[i, v], piece[i, v] = -1, 1, variable.elements
+            indivisible = variant in (GATHER, FACTORS) or low_rank[encoding]
+            if (
+                style.cutting != WHOLE
+                and variable.cuttable
+                and rules.max_parts > 1
+                and not indivisible
+            ):
+                axis[i, v], parts[i, v], piece[i, v] = choose_cut(
+                    variable, style, rules.max_parts, name, number
+                )
+
+
+@njit(nogil=True, cache=True)
+def fill_rows(
+    tables: Tables,
+    first: NDArray[np.int64],
+    axis: NDArray[np.int8],
+    parts: NDArray[np.int32],
+    kind: NDArray[np.int16],
+    piece: NDArray[np.int64],
+    variable: NDArray[np.uint16],
+    length: NDArray[np.int64],
+    method: NDArray[np.uint8],
+    server: NDArray[np.int16],
+    option: NDArray[np.uint16],
+    group: NDArray[np.int32],
+) -> None:
+    """Fill the rows. Owners (server -1) and groups (-1) of unpinned shards stay open."""
+    variables, kinds, pins = tables.variables, tables.kinds, tables.pins
+    for i in range(len(first) - 1):
+        stop = first[i]
+        for v in range(len(variables)):
+            start, count = stop, parts[i, v]
+            stop = start + count
+            pin = variables[v].pin
+            if pin >= 0:
+                for part in range(count):
+                    row, pinned = start + part, pins[pin + part]
+                    variable[row], length[row], method[row] = v, pinned.length, pinned.method
+                    server[row], option[row] = pinned.server, pinned.option
+                    group[row] = pinned.group
+                continue
+            chosen = kinds[kind[i, v]]
+            cut = axis[i, v]
+            full, longer = piece[i, v], 0
+            if cut >= 0:
+                full = variables[v].dims[cut] // count
+                longer = variables[v].dims[cut] - full * count
+            for row in range(start, stop):
+                variable[row], method[row], option[row] = v, chosen.method, chosen.option
+                server[row], group[row] = -1, -1
+                length[row] = full + (row - start < longer)
+            if cut < 0:
+                length[stop - 1] = variables[v].elements - full * (count - 1)

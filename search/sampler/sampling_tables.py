@@ -1,0 +1,286 @@
+"""What the kernels read: a domain and a space as flat arrays."""
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.codes import Method
+from autosync.devices import DEVICE_TYPES
+from autosync.domain import MAX_DIMS, Domain
+from autosync.errors import InvalidInput, InvalidStrategy
+from autosync.population import Option, synchronizer_row
+from autosync.search.space import Space
+from autosync.strategy import EXACT, Encoding, Replica, VariableChoice, even_replicas
+
+VARIANTS = (
+    (Method.PARAMETER_SERVER, Option()),
+    (Method.PARAMETER_SERVER, Option(hierarchical=True)),
+    (Method.ALL_REDUCE, Option()),
+    (Method.ALL_REDUCE, Option(algorithm="tree")),
+    (Method.ALL_REDUCE, Option(algorithm="hierarchical")),
+    (Method.REDUCE_SCATTER, Option()),
+    (Method.REDUCE_SCATTER, Option(sharded_update=True)),
+    (Method.ALL_GATHER, Option()),
+    (Method.FACTORS, Option()),
+)
+"""The ways to synchronize a shard, numbered as the constants below."""
+
+OWNER, OWNER_HIERARCHICAL, RING, TREE, HIERARCHICAL, SCATTER, SCATTER_SHARDED, GATHER, FACTORS = (
+    range(len(VARIANTS))
+)
+
+
+Record = Any
+"""An element of a structured array: numba gives it the fields of its dtype as attributes."""
+
+VARIABLE = np.dtype(
+    [
+        ("elements", np.int64),
+        ("item_bytes", np.int64),
+        ("load_bytes", np.float64),
+        ("dims", np.int64, (MAX_DIMS,)),
+        ("rank", np.int64),
+        ("dtype", np.int64),
+        ("sparse", np.bool_),
+        ("by_rows", np.bool_),
+        ("cuttable", np.bool_),
+        ("factorable", np.bool_),
+        ("cheap_factors", np.bool_),
+        ("matrix", np.bool_),
+        ("wide", np.bool_),
+        ("pin", np.int64),
+        ("pin_axis", np.int64),
+        ("pin_parts", np.int64),
+    ],
+    align=True,
+)
+"""A variable as the kernels read it.
+
+load_bytes: what one replica sends for it (touched rows only when sparse). dtype: number of its
+type and sparsity, of which a message holds one. by_rows: cut along axis 0 only. cheap_factors:
+factors are fewer bytes than a ring's. matrix: PowerSGD can pack it. wide: a 16-bit encoding
+shortens it. pin: its first pinned row, or -1.
+"""
+
+RULES = np.dtype(
+    [
+        ("layouts", np.int64),
+        ("max_parts", np.int64),
+        ("max_groups", np.int64),
+        ("options", np.int64),
+        ("dtypes", np.int64),
+        ("pin_groups", np.int64),
+        ("owners", np.bool_),
+        ("reduces", np.bool_),
+        ("scatters", np.bool_),
+        ("elementwise", np.bool_),
+        ("hierarchy", np.bool_),
+        ("priority", np.bool_),
+        ("overlap", np.bool_),
+    ],
+    align=True,
+)
+"""What may be drawn. owners: parameter servers; reduces, scatters: the two collectives."""
+
+KIND = np.dtype([("method", np.uint8), ("option", np.uint16)], align=True)
+PIN = np.dtype(
+    [
+        ("length", np.int64),
+        ("method", np.uint8),
+        ("server", np.int16),
+        ("option", np.uint16),
+        ("group", np.int32),
+    ],
+    align=True,
+)
+
+
+class Tables(NamedTuple):
+    """V variables, S servers, E encodings; records, since numba passes those as pointers.
+
+    variables VARIABLE[V]. rules RULES[1]. kinds KIND[]: of `variant * E + encoding`. pins PIN[].
+    ready_order i64[V]: variables in the order in which their gradients become ready.
+    weight, log_weight f64[S]: each server's part of the cluster's NIC bandwidth.
+    slice_bytes, encodings i64[]: what to draw from. low_rank bool[E]: which encodings are PowerSGD.
+    """
+
+    variables: NDArray[np.void]
+    rules: NDArray[np.void]
+    kinds: NDArray[np.void]
+    pins: NDArray[np.void]
+    ready_order: NDArray[np.int64]
+    weight: NDArray[np.float64]
+    log_weight: NDArray[np.float64]
+    slice_bytes: NDArray[np.int64]
+    encodings: NDArray[np.int64]
+    low_rank: NDArray[np.bool_]
+
+
+class Drawing(NamedTuple):
+    """The kernels' tables, with the documents that the population's numbers point to."""
+
+    tables: Tables
+    options: tuple[Option, ...]
+    layouts: tuple[tuple[Replica, ...], ...]
+
+
+@lru_cache(maxsize=8)
+def drawing(domain: Domain, space: Space) -> Drawing:
+    """Everything the sampler needs to know of a domain and a space.
+
+    Raises:
+        InvalidInput: the space leaves nothing to draw. InvalidStrategy: a pin names no variable.
+    """
+    encodings = (EXACT, *(e for e in dict.fromkeys(space.encodings) if e != EXACT))
+    options: dict[Option, int] = {}
+    kinds = [
+        (method, options.setdefault(_encoded(option, encoding), len(options)))
+        for method, option in VARIANTS
+        for encoding in encodings
+    ]
+    variables = _variables(domain, space)
+    pins = _pins(domain, space.pins, variables, options)
+    layouts = replica_layouts(domain, space)
+    drawn = [encodings.index(encoding) for encoding in dict.fromkeys(space.encodings)] or [0]
+    weight = server_weights(domain)
+    tables = Tables(
+        variables=variables,
+        rules=_rules(domain, space, len(layouts), len(options), pins),
+        kinds=np.array(kinds, dtype=KIND),
+        pins=pins,
+        ready_order=np.array(domain.graph.gradient_order, dtype=np.int64),
+        weight=weight,
+        log_weight=np.log(weight),
+        slice_bytes=np.array(space.slice_bytes or (0,), dtype=np.int64),
+        encodings=np.array(drawn, dtype=np.int64),
+        low_rank=np.array([encoding.name == "powersgd" for encoding in encodings]),
+    )
+    return Drawing(tables, tuple(options), layouts)
+
+
+def server_weights(domain: Domain) -> NDArray[np.float64]:
+    """A `(ranks,)` array adding up to 1: a node's NIC bandwidth, shared by its ranks."""
+    cluster = domain.cluster
+    node = cluster.node_of_server()[: domain.world_size]
+    ranks = np.array([max(1, n.ranks) for n in cluster.nodes])
+    share = (cluster.nic_bytes_per_second() / ranks)[node]
+    weights: NDArray[np.float64] = share / share.sum()
+    return weights
+
+
+def replica_layouts(domain: Domain, space: Space) -> tuple[tuple[Replica, ...], ...]:
+    """Even shares; with `space.uneven_shares` also shares proportional to the devices' speed.
+
+    Shares are whole samples of the global batch (HeteroG's proportional allocation).
+    """
+    even = even_replicas(domain.world_size)
+    if not space.uneven_shares:
+        return (even,)
+    devices = domain.cluster.device_of_rank()
+    speed = np.array([DEVICE_TYPES[d.type].peak_flops_per_second / d.slowdown for d in devices])
+    batch = domain.batch_size * domain.world_size
+    exact = speed / speed.sum() * batch
+    samples = np.maximum(np.floor(exact), 1).astype(np.int64)
+    behind = np.argsort(samples - exact, kind="stable")
+    samples[behind[: max(0, batch - int(samples.sum()))]] += 1
+    if samples.sum() != batch or len(set(samples.tolist())) == 1:
+        return (even,)
+    return even, tuple(Replica(rank, int(n) / batch) for rank, n in enumerate(samples))
+
+
+def factor_costs(domain: Domain) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Two `(variables,)` arrays: bytes one rank sends for a variable by factors, and by a ring.
+
+    Factors: K(M+N) elements to each of P-1 others; a ring: 2(P-1)/P MN (Poseidon, table 3.4).
+    """
+    table, world = domain.variables, domain.world_size
+    rows = table.dims[:, 0]
+    columns = table.elements // rows
+    factors = table.factor_rows * (rows + columns) * table.item_bytes * (world - 1.0)
+    ring = 2.0 * (world - 1) / world * table.size_bytes
+    return factors.astype(np.float64), ring.astype(np.float64)
+
+
+def _encoded(option: Option, encoding: Encoding) -> Option:
+    return replace(option, encoding=encoding)
+
+
+def _variables(domain: Domain, space: Space) -> NDArray[np.void]:
+    table, graph = domain.variables, domain.graph
+    found = np.zeros(len(graph.variables), dtype=VARIABLE)
+    touched = np.minimum(table.touched_rows, table.dims[:, 0]) / table.dims[:, 0]
+    names = sorted({(v.dtype, v.sparse) for v in graph.variables})
+    factors, ring = factor_costs(domain)
+    found["elements"], found["item_bytes"] = table.elements, table.item_bytes
+    found["load_bytes"] = table.size_bytes * np.where(table.sparse, touched, 1.0)
+    found["dims"], found["rank"] = table.dims, table.rank
+    found["dtype"] = [names.index((v.dtype, v.sparse)) for v in graph.variables]
+    found["sparse"] = found["by_rows"] = table.sparse
+    for operation in graph.operations:
+        if "embedding" in operation.type:
+            found["by_rows"][list(operation.variables)] = True
+    found["cuttable"] = (table.size_bytes >= space.whole_below_bytes) & (table.elements > 1)
+    found["factorable"] = (table.factor_rows > 0) & space.factors
+    found["cheap_factors"] = found["factorable"] & (factors < ring)
+    found["matrix"] = (table.rank >= 2) & ~table.sparse
+    found["wide"] = table.item_bytes > 2
+    found["pin"] = -1
+    return found
+
+
+def _rules(
+    domain: Domain, space: Space, layouts: int, options: int, pins: NDArray[np.void]
+) -> NDArray[np.void]:
+    rules = np.zeros(1, dtype=RULES)
+    rules["layouts"], rules["options"] = layouts, options
+    rules["max_parts"], rules["max_groups"] = space.max_parts, max(1, space.max_groups)
+    rules["dtypes"] = len({(v.dtype, v.sparse) for v in domain.graph.variables})
+    rules["pin_groups"] = len(np.unique(pins["group"]))
+    rules["elementwise"] = domain.optimizer.elementwise
+    rules["owners"] = space.parameter_server and domain.optimizer.elementwise
+    rules["reduces"], rules["scatters"] = space.all_reduce, space.reduce_scatter
+    several = any(node.ranks > 1 for node in domain.cluster.nodes)
+    rules["hierarchy"] = space.hierarchical and several
+    rules["priority"], rules["overlap"] = space.priority, space.overlap_forward
+    if not (rules["owners"][0] or space.all_reduce or space.reduce_scatter):
+        raise InvalidInput(
+            "the space allows neither collectives nor a parameter server that the optimizer "
+            f"{domain.optimizer.name!r} permits.",
+            thing="space",
+            value=domain.optimizer.name,
+            remedy="Allow all_reduce or reduce_scatter.",
+        )
+    return rules
+
+
+def _pins(
+    domain: Domain,
+    pins: tuple[VariableChoice, ...],
+    variables: NDArray[np.void],
+    options: dict[Option, int],
+) -> NDArray[np.void]:
+    """The pinned choices as rows, noted in `variables`; their options join the table of options."""
+    place = {variable.name: i for i, variable in enumerate(domain.graph.variables)}
+    groups: dict[int, int] = {}
+    rows: list[tuple[int, int, int, int, int]] = []
+    for pin in pins:
+        if pin.variable not in place:
+            raise InvalidStrategy(
+                f"a pin names {pin.variable!r}, which graph {domain.graph.name!r} does not have.",
+                thing="space.pins",
+                value=pin.variable,
+                remedy="Pin variables of this graph only.",
+            )
+        index = place[pin.variable]
+        variables["pin"][index] = len(rows)
+        variables["pin_axis"][index] = pin.partition.axis
+        variables["pin_parts"][index] = len(pin.shards)
+        for length, shard in zip(pin.partition.lengths, pin.shards, strict=True):
+            method, server, option = synchronizer_row(shard)
+            number = options.setdefault(option, len(options))
+            group = groups.setdefault(shard.group, len(groups))
+            rows.append((length, method, server, number, group))
+    return np.array(rows, dtype=PIN)

@@ -1,0 +1,1 @@
+"""What messages cost on a cluster: links, startups, and constants fitted to measurements."""

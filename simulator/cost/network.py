@@ -1,0 +1,236 @@
+"""What messages cost on a cluster: startup, and the time they hold each link.
+
+Every message that plans of a cluster can hold is of some kind (operation, teams, root). A kind
+has a startup and, per byte that one replica contributes, the seconds it occupies each resource:
+each NIC's two directions, each device's port to the others of its node, and stated links.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.cluster import Cluster, MessageKind
+from autosync.codes import Op
+from autosync.plan.compiler_arrays import ALL_RANKS, FIRST_SERVER, LEADERS, NODE_TEAMS
+from autosync.plan.plan_table import Teams
+from autosync.simulator.cost.message_edges import Edges, edges_of
+
+F64 = NDArray[np.float64]
+
+MESSAGES_IN_FLIGHT = {"gloo": 2, "nccl": 1}
+"""Per channel. gloo runs two operations at once per process group, first come first served
+(measured on the testbed); NCCL runs the operations of a communicator one by one."""
+
+COST_KIND: dict[Op, MessageKind] = {
+    Op.ALL_REDUCE: "all_reduce",
+    Op.REDUCE: "reduce",
+    Op.BROADCAST: "broadcast",
+    Op.REDUCE_SCATTER: "all_to_all",
+    Op.ALL_GATHER: "all_gather",
+    Op.PUSH: "send_recv",
+    Op.PULL: "send_recv",
+    Op.SPARSE_ALL_GATHER: "all_gather",
+    Op.FACTOR_ALL_GATHER: "all_gather",
+    Op.SPARSE_PUSH: "send_recv",
+    Op.SPARSE_PULL: "send_recv",
+}
+"""Whose fitted cost a message pays. The runtime's reduce-scatter on gloo is an all-to-all."""
+
+SERVER_OPERATIONS = (Op.PUSH, Op.PULL, Op.SPARSE_PUSH, Op.SPARSE_PULL)
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """K kinds of messages over R resources.
+
+    kind i16[11, teams, servers + 1]: by operation, teams and root + 1; -1 where no plan goes.
+    startup_seconds f64[K]; copy_seconds_per_byte f64[K]: an engine's own copies.
+    host_seconds, host_seconds_per_byte f64[K]: for which a message keeps the hosts' processors.
+    seconds_per_byte f64[K]: of a message alone: the time at its slowest resource.
+    equation_seconds_per_byte f64[K]: the network term of equation 2 (servers: the sum over
+        workers) and equation 3 (collectives: over the lowest bandwidth).
+    server i16[K]: the owner a kind works for, -1 for collectives.
+    load f64[K, R]: seconds per byte that a resource is held. resources: their names.
+    utilization f64[K, U]: the same over seconds_per_byte, in [0, 1]; equal columns once.
+    in_flight: collectives at once per channel. engine_seconds: an engine's for each message.
+    """
+
+    kind: NDArray[np.int16]
+    operations: NDArray[np.uint8]
+    startup_seconds: F64
+    copy_seconds_per_byte: F64
+    host_seconds: F64
+    host_seconds_per_byte: F64
+    seconds_per_byte: F64
+    equation_seconds_per_byte: F64
+    server: NDArray[np.int16]
+    load: F64
+    resources: tuple[str, ...]
+    utilization: F64
+    in_flight: int
+    engine_seconds: float
+
+    @property
+    def message_seconds(self) -> F64:
+        """What a message of each kind costs besides its bytes, `(K,)`."""
+        result: F64 = self.startup_seconds + self.host_seconds + self.engine_seconds
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What can be congested. Per server s (rank or dedicated host): node i64[S].
+
+    rate f64[R]: bytes a second: NICs out, NICs in, device ports out, device ports in, then the
+        two directions of each stated link. link i64[nodes, nodes]: resource of a stated link
+        from node to node, -1 without; link_only: such a link does not pass the NICs.
+    """
+
+    node: NDArray[np.int64]
+    rate: F64
+    names: tuple[str, ...]
+    link: NDArray[np.int64]
+    link_only: NDArray[np.bool_]
+
+    @property
+    def nodes(self) -> int:
+        return len(self.link)
+
+
+def resources_of(cluster: Cluster) -> Resources:
+    node = cluster.node_of_server().astype(np.int64)
+    nic = cluster.nic_bytes_per_second()
+    intra = np.diag(cluster.bandwidth_bytes_per_second())[node]
+    count = len(nic)
+    index = {member.address: i for i, member in enumerate(cluster.nodes)}
+    link = np.full((count, count), -1, dtype=np.int64)
+    link_only = np.zeros((count, count), dtype=np.bool_)
+    rates, names = [nic, nic, intra, intra], []
+    for role in ("NIC out", "NIC in"):
+        names += [f"{role} {member.address}" for member in cluster.nodes]
+    for role in ("port out", "port in"):
+        names += [f"{role} {server}" for server in range(len(node))]
+    for stated in cluster.links:
+        ends = index[stated.nodes[0]], index[stated.nodes[1]]
+        for i, j in (ends, ends[::-1]):
+            link[i, j] = len(names)
+            link_only[i, j] = stated.bandwidth_gbps > min(
+                cluster.nodes[i].bandwidth_gbps, cluster.nodes[j].bandwidth_gbps
+            )
+            names.append(f"link {cluster.nodes[i].address} to {cluster.nodes[j].address}")
+            rates.append(np.array([stated.bandwidth_gbps * 1e9 / 8]))
+    return Resources(node, np.concatenate(rates), tuple(names), link, link_only)
+
+
+def load_of(edges: Edges, where: Resources) -> F64:
+    """Seconds per byte that the edges hold each resource, `(R,)`.
+
+    Traffic between nodes passes the ports of its devices too (a GPU reaches the NIC over PCIe).
+    """
+    held = np.zeros(len(where.rate))
+    nodes, servers = where.nodes, len(where.node)
+    from_node, to_node = where.node[edges.source], where.node[edges.target]
+    outside = from_node != to_node
+    link = where.link[from_node, to_node]
+    nic = outside & ~((link >= 0) & where.link_only[from_node, to_node])
+    np.add.at(held, from_node[nic], edges.weight[nic])
+    np.add.at(held, nodes + to_node[nic], edges.weight[nic])
+    np.add.at(held, 2 * nodes + edges.source, edges.weight)
+    np.add.at(held, 2 * nodes + servers + edges.target, edges.weight)
+    stated = outside & (link >= 0)
+    np.add.at(held, link[stated], edges.weight[stated])
+    load: F64 = held / where.rate
+    return load
+
+
+@lru_cache(maxsize=8)
+def network(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
+    """The costs of every message kind that plans over these teams can hold."""
+    where = resources_of(cluster)
+    kind = np.full((len(Op), len(teams), cluster.servers + 1), -1, dtype=np.int16)
+    rows: list[tuple[float, float, float, int, F64, Op]] = []
+    for operation, team, root in _kinds(cluster, len(teams)):
+        kind[operation, team, root + 1] = len(rows)
+        rows.append(_row(cluster, where, operation, teams[team], root))
+    load = np.array([row[4] for row in rows])
+    alone = load.max(axis=1)
+    share = load / np.where(alone > 0, alone, 1.0)[:, None]
+    utilization = np.unique(share[:, share.any(axis=0)], axis=1)
+    engine = cluster.cost("engine")
+    copies = np.array([row[1] for row in rows]) + engine.seconds_per_byte
+    operations = [row[5] for row in rows]
+    hosts = {operation: cluster.cost(COST_KIND[operation]) for operation in Op}
+    return Network(
+        kind=kind,
+        operations=np.array(operations, dtype=np.uint8),
+        startup_seconds=np.array([row[0] for row in rows]),
+        copy_seconds_per_byte=copies,
+        host_seconds=np.array([hosts[operation].host_seconds for operation in operations]),
+        host_seconds_per_byte=np.array(
+            [hosts[operation].host_seconds_per_byte for operation in operations]
+        ),
+        seconds_per_byte=alone,
+        equation_seconds_per_byte=np.array([row[2] for row in rows]),
+        server=np.array([row[3] for row in rows], dtype=np.int16),
+        load=load,
+        resources=where.names,
+        utilization=np.ascontiguousarray(utilization),
+        in_flight=MESSAGES_IN_FLIGHT[cluster.backend],
+        engine_seconds=(
+            engine.startup_seconds + engine.startup_seconds_per_worker * cluster.world_size
+        ),
+    )
+
+
+def _kinds(cluster: Cluster, teams: int) -> list[tuple[Op, int, int]]:
+    """(operation, teams, root) of every message that the compiler emits (kernels.chain)."""
+    rings = range(FIRST_SERVER + cluster.servers, teams)
+    found = [(Op.ALL_REDUCE, team, -1) for team in (ALL_RANKS, LEADERS, *rings)]
+    everyone = (Op.REDUCE_SCATTER, Op.ALL_GATHER, Op.SPARSE_ALL_GATHER, Op.FACTOR_ALL_GATHER)
+    found += [(operation, ALL_RANKS, -1) for operation in everyone]
+    for operation in (Op.REDUCE, Op.BROADCAST):
+        found.append((operation, ALL_RANKS, -1))
+        found += [(operation, NODE_TEAMS, root) for root in range(-1, cluster.servers)]
+    for server in range(cluster.servers):
+        found += [(operation, ALL_RANKS, server) for operation in SERVER_OPERATIONS]
+        found += [(operation, FIRST_SERVER + server, server) for operation in (Op.PUSH, Op.PULL)]
+    return found
+
+
+def _row(
+    cluster: Cluster, where: Resources, operation: Op, teams: Teams, root: int
+) -> tuple[float, float, float, int, F64, Op]:
+    """Startup, copies, equation term, server, load and operation of one kind."""
+    load = np.zeros(len(where.rate))
+    latency, equation, workers = 0.0, 0.0, 1
+    for team in teams:
+        edges = edges_of(operation, team, root, cluster.backend)
+        load += load_of(edges, where)
+        latency = max(latency, _latency_seconds(cluster, where, edges))
+        equation = max(equation, _equation_term(cluster, where, operation, edges))
+        workers = max(workers, len(team))
+    cost = cluster.cost(COST_KIND[operation])
+    startup = cost.startup_seconds + cost.startup_seconds_per_worker * workers
+    if cost not in cluster.costs:
+        startup += latency
+    return startup, cost.seconds_per_byte, equation, root, load, operation
+
+
+def _latency_seconds(cluster: Cluster, where: Resources, edges: Edges) -> float:
+    """Of a message whose cost is assumed; measured costs contain it."""
+    if not len(edges.source):
+        return 0.0
+    each = cluster.latency_seconds()[where.node[edges.source], where.node[edges.target]]
+    return float(edges.rounds * (each.mean() if edges.ring else each.max()))
+
+
+def _equation_term(cluster: Cluster, where: Resources, operation: Op, edges: Edges) -> float:
+    if not len(edges.source):
+        return 0.0
+    rates = cluster.bandwidth_bytes_per_second()
+    each = rates[where.node[edges.source], where.node[edges.target]]
+    if operation in SERVER_OPERATIONS:
+        return float((edges.weight / each).sum())
+    return float((edges.equation_weight / each).max())

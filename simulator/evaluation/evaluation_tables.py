@@ -1,0 +1,254 @@
+"""The tables of the evaluation as plain data, in the form of the thesis's 8.1, 8.3 and 8.4."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.simulator.analytic import AnalyticSimulator
+from autosync.simulator.evaluation.dataset import MeasuredDomain
+from autosync.simulator.evaluation.metrics import Scores, judge
+from autosync.simulator.evaluation.recipes import SEEDED, MakeModel
+from autosync.simulator.evaluation.splits import split_strategies
+from autosync.simulator.learned.data import features_of
+from autosync.simulator.learned.features import PARTS, Part
+from autosync.simulator.learned.learned_models import Labelled
+from autosync.simulator.learned.learned_simulators import LearnedSimulator
+from autosync.simulator.learned.recipe import Recipe
+from autosync.simulator.learned.transfer import transferred
+
+F64 = NDArray[np.float64]
+
+SEEDS = (0, 1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A measured domain with what every table needs of it: a name of its own, its features, and
+    predictions that need no training."""
+
+    name: str
+    measured: MeasuredDomain
+    trials: Labelled
+    analytic_seconds: F64
+
+    @property
+    def timeline_seconds(self) -> F64:
+        return self.trials.features.base_seconds
+
+    def known(self, indices: NDArray[np.int64]) -> Labelled:
+        return Labelled(
+            self.trials.domain,
+            self.trials.features.take(indices),
+            self.trials.step_seconds[indices],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """simulator: who predicted; setting: of the ablation or transfer, else empty; scores: means
+    over the seeds; trials: learned from."""
+
+    domain: str
+    simulator: str
+    setting: str
+    trials: int
+    scores: Scores
+
+
+def subjects_of(measured: Sequence[MeasuredDomain]) -> list[Subject]:
+    """Domains of one name (another batch or profile) are told apart by their identity."""
+    names = [each.name for each in measured]
+    subjects = []
+    for each in measured:
+        name = each.name
+        if names.count(name) > 1:
+            name = f"{name} ({each.domain.id[:6]})"
+        features = features_of(each.domain, each.population)
+        trials = Labelled(each.domain, features, each.label_seconds)
+        analytic = AnalyticSimulator().predict(each.domain, each.population)
+        subjects.append(Subject(name, each, trials, analytic))
+    return subjects
+
+
+def compare_simulators(
+    subjects: Sequence[Subject], models: dict[str, MakeModel], seeds: Sequence[int] = SEEDS
+) -> list[Row]:
+    """Table 8.1: held-out strategies of each domain, by each simulator; and the ceiling, which is
+    the second pass ranking the first."""
+    rows = []
+    for subject in subjects:
+        found: dict[str, list[Scores]] = {}
+        for seed in seeds:
+            split = split_strategies(len(subject.measured), seed)
+            for name, predicted in _predictions(subject, models, seed, split.known).items():
+                found.setdefault(name, []).append(_judge(subject, predicted, split.test))
+            if (ceiling := _ceiling(subject, split.test)) is not None:
+                found.setdefault("ceiling", []).append(ceiling)
+        known = len(split.known)
+        trials = dict.fromkeys(("analytic", "timeline", "ceiling"), 0)
+        rows += [
+            Row(subject.name, name, "", trials.get(name, known), mean_scores(scores))
+            for name, scores in found.items()
+        ]
+    return rows
+
+
+ABLATIONS: dict[str, tuple[Part, ...]] = {
+    "full": PARTS,
+    "raw and predefined": ("raw", "predefined"),
+    "raw only": ("raw",),
+    "predefined only": ("predefined",),
+}
+
+
+def compare_features(subjects: Sequence[Subject], seeds: Sequence[int] = SEEDS) -> list[Row]:
+    """Table 8.3: an LSTM that stands alone (no timeline beneath it), by the features it reads."""
+    rows = []
+    for subject in subjects:
+        for setting, parts in ABLATIONS.items():
+            scores = []
+            for seed in seeds:
+                split = split_strategies(len(subject.measured), seed)
+                simulator = LearnedSimulator(Recipe("lstm", parts, on_base=False)(seed))
+                simulator.refit_features(subject.known(split.known))
+                scores.append(_judge(subject, _of(simulator, subject), split.test))
+            rows.append(Row(subject.name, "lstm", setting, len(split.known), mean_scores(scores)))
+    return rows
+
+
+def transfers_to(
+    target: Subject,
+    subjects: Sequence[Subject],
+    models: dict[str, MakeModel],
+    seeds: Sequence[int] = SEEDS,
+) -> list[Row]:
+    """Table 8.4: one domain ranked without a trial of it, by simulators that learned from the
+    domains of other models (`leave model out`), of other clusters, and from all others. What
+    knows no seed (closed forms) is fitted once."""
+    everything = np.arange(len(target.measured))
+    baseline = _judge(target, target.timeline_seconds, everything)
+    rows = [Row(target.name, "timeline", "no trials", 0, baseline)]
+    for setting, sources in transfer_sources(target, subjects).items():
+        known = [source.trials for source in sources]
+        for name, make in models.items():
+            scores = []
+            for seed in seeds if name in SEEDED else seeds[:1]:
+                simulator = transferred(make(seed), known, target.measured.domain)
+                scores.append(_judge(target, _of(simulator, target), everything))
+            count = sum(len(source.measured) for source in sources)
+            rows.append(Row(target.name, name, setting, count, mean_scores(scores)))
+    return rows
+
+
+def transfer_sources(target: Subject, subjects: Sequence[Subject]) -> dict[str, list[Subject]]:
+    """The sources of each setting that has any. A graph is told by its name, a cluster too."""
+    domain = target.measured.domain
+    others = [s for s in subjects if s.measured.domain.id != domain.id]
+    settings = {
+        "leave domain out": others,
+        "leave model out": [s for s in others if s.measured.domain.graph.name != domain.graph.name],
+        "leave cluster out": [
+            s for s in others if s.measured.domain.cluster.name != domain.cluster.name
+        ],
+    }
+    return {setting: sources for setting, sources in settings.items() if sources}
+
+
+def learning_curve(
+    subject: Subject,
+    models: dict[str, MakeModel],
+    counts: Sequence[int] = (0, 5, 10, 20, 40, 80, 150),
+    seeds: Sequence[int] = SEEDS,
+) -> list[Row]:
+    """Accuracy on one held-out set as the trials grow; every count's trials contain those before.
+
+    Counts beyond what is left for training are left out.
+    """
+    rows = []
+    for name, make in models.items():
+        for count in counts:
+            scores = []
+            for seed in seeds:
+                split = split_strategies(len(subject.measured), seed)
+                if count > len(split.known):
+                    break
+                simulator = LearnedSimulator(make(seed))
+                if count:
+                    simulator.refit_features(subject.known(split.known[:count]))
+                scores.append(_judge(subject, _of(simulator, subject), split.test))
+            if scores:
+                rows.append(Row(subject.name, name, "", count, mean_scores(scores)))
+    return rows
+
+
+def guided_search(
+    subject: Subject,
+    make: Callable[[], LearnedSimulator | None],
+    budget: int = 100,
+    round_trials: int = 8,
+    seed: int = 0,
+) -> F64:
+    """Figure 8.3 over measured strategies: the fastest found after each trial, over the fastest
+    of all, `(budget,)`.
+
+    make: a simulator to start from (transferred, or untrained), or None to draw at random. It is
+    refitted every `round_trials` with what was tried, and proposes what it predicts fastest.
+    """
+    simulator = make()
+    seconds = subject.trials.step_seconds
+    left = list(np.random.default_rng(seed).permutation(len(seconds)))
+    tried: list[int] = []
+    while left and len(tried) < budget:
+        if simulator is not None:
+            if tried:
+                simulator.refit_features(subject.known(np.array(tried)))
+            predicted = _of(simulator, subject)
+            left.sort(key=lambda k: float(predicted[k]))
+        tried += left[:round_trials]
+        left = left[round_trials:]
+    best: F64 = np.minimum.accumulate(seconds[np.array(tried[:budget])]) / seconds.min()
+    return best
+
+
+def mean_scores(scores: Sequence[Scores]) -> Scores:
+    """Over the seeds, NaN left out; pairs add up."""
+    values: dict[str, Any] = {}
+    for field in fields(Scores):
+        column = np.array([getattr(each, field.name) for each in scores], dtype=np.float64)
+        known = column[~np.isnan(column)]
+        values[field.name] = float(known.mean()) if len(known) else float("nan")
+    return replace(Scores(**values), pairs=sum(each.pairs for each in scores))
+
+
+def _predictions(
+    subject: Subject, models: dict[str, MakeModel], seed: int, known: NDArray[np.int64]
+) -> dict[str, F64]:
+    found = {"analytic": subject.analytic_seconds, "timeline": subject.timeline_seconds}
+    for name, make in models.items():
+        simulator = LearnedSimulator(make(seed))
+        simulator.refit_features(subject.known(known))
+        found[name] = _of(simulator, subject)
+    return found
+
+
+def _of(simulator: LearnedSimulator, subject: Subject) -> F64:
+    return simulator.predict_features(subject.measured.domain, subject.trials.features)[0]
+
+
+def _judge(subject: Subject, predicted: F64, indices: NDArray[np.int64]) -> Scores:
+    labels = subject.trials.step_seconds[indices]
+    return judge(predicted[indices], labels, subject.measured.noise)
+
+
+def _ceiling(subject: Subject, indices: NDArray[np.int64]) -> Scores | None:
+    measured = subject.measured
+    if measured.second_seconds is None:
+        return None
+    twice = indices[np.isfinite(measured.second_seconds[indices])]
+    if len(twice) < 2:
+        return None
+    second, first = measured.second_seconds[twice], measured.step_seconds[twice]
+    return judge(second, first, measured.noise)

@@ -1,0 +1,124 @@
+"""Where an iteration's time goes: what compute, transfers and startups each add."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from autosync.domain import Domain
+from autosync.plan import PlanTable
+from autosync.population import Population, encode
+from autosync.simulator.compute_time import slowest_factors
+from autosync.simulator.cost.network import network
+from autosync.simulator.limit import Limit, limit
+from autosync.simulator.numba_compiler import compile_plans_fast
+from autosync.simulator.timeline.event_loop import Compute, Costs, Flight, Messages, play
+from autosync.simulator.timeline.timeline_simulator import arguments
+from autosync.strategy import Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """step_seconds = compute + update + transfer + startup + slowed, the last four as far as they
+    show.
+
+    transfer_seconds: what the iteration would lose were links infinitely fast, startups free.
+    startup_seconds: what it would lose were only startups free.
+    slowed_seconds: what it gains where compute takes longer while messages are on the wire; the
+        three before are told without that.
+    busiest: the link that is held longest, busiest_seconds an iteration.
+    limit_percent: the domain's limit over step_seconds; 100 cannot be beaten.
+    """
+
+    step_seconds: float
+    compute_seconds: float
+    update_seconds: float
+    transfer_seconds: float
+    startup_seconds: float
+    slowed_seconds: float
+    messages: int
+    wire_bytes: int
+    busiest: str
+    busiest_seconds: float
+    limit_seconds: float
+
+    @property
+    def limit_percent(self) -> float:
+        return 100.0 * self.limit_seconds / self.step_seconds
+
+    def __str__(self) -> str:
+        parts = ", ".join(
+            f"{name} {seconds * 1e3:.1f}"
+            for name, seconds in (
+                ("compute", self.compute_seconds),
+                ("update", self.update_seconds),
+                ("exposed transfer", self.transfer_seconds),
+                ("exposed startup", self.startup_seconds),
+                ("compute slowed by messages", self.slowed_seconds),
+            )
+            if seconds > 0
+        )
+        return (
+            f"{self.step_seconds * 1e3:.1f} ms = {parts} ms; {self.messages} messages; "
+            f"{self.busiest} busy {self.busiest_seconds / self.step_seconds:.0%}; "
+            f"{self.limit_percent:.0f} % of the limit"
+        )
+
+
+def explain(domain: Domain, strategy: Strategy, bound: Limit | None = None) -> Explanation:
+    """The timeline's account of a strategy. `bound`: the domain's limit, if known already."""
+    population = encode([strategy], domain)
+    plans = compile_plans_fast(population, domain)
+    return explain_plan(plans, population, domain, 0, bound or limit(domain))
+
+
+def explain_plan(
+    plans: PlanTable, population: Population, domain: Domain, index: int, bound: Limit
+) -> Explanation:
+    """The same for strategy `index` of compiled plans."""
+    messages, costs, compute, flight = arguments(plans, domain)
+    messages = messages._replace(first=plans.first[index : index + 2])
+    factor = slowest_factors(domain, population.layouts)[population.layout[index]]
+    nothing = np.zeros_like(costs.startup)
+    swift = costs._replace(
+        startup=nothing, copy=nothing, host=nothing, host_byte=nothing, ahead=0.0
+    )
+    free = swift._replace(per_byte=nothing)
+    even = compute._replace(slowdown=0.0)
+    real, not_slowed, no_startup, no_network, no_update = (
+        _period(messages, assumed, work, flight, factor)
+        for assumed, work in (
+            (costs, compute),
+            (costs, even),
+            (swift, even),
+            (free, even),
+            (free, even._replace(update=0.0)),
+        )
+    )
+    rows = slice(int(plans.first[index]), int(plans.first[index + 1]))
+    links = network(domain.cluster, plans.teams)
+    kinds = links.kind[
+        plans.operation[rows], plans.ranks[rows], plans.root[rows].astype(np.int64) + 1
+    ]
+    busy = plans.wire_bytes[rows] @ links.load[kinds]
+    return Explanation(
+        step_seconds=real,
+        compute_seconds=no_update,
+        update_seconds=no_network - no_update,
+        transfer_seconds=no_startup - no_network,
+        startup_seconds=not_slowed - no_startup,
+        slowed_seconds=real - not_slowed,
+        messages=len(kinds),
+        wire_bytes=int(plans.wire_bytes[rows].sum()),
+        busiest=links.resources[int(busy.argmax())],
+        busiest_seconds=float(busy.max()),
+        limit_seconds=bound.seconds,
+    )
+
+
+def _period(
+    messages: Messages, costs: Costs, compute: Compute, flight: Flight, factor: float
+) -> float:
+    start, flowing, done = np.empty((3, len(messages.operation)))
+    period = np.empty(1)
+    play(messages, costs, compute, flight, np.array([factor]), start, flowing, done, period)
+    return float(period[0])

@@ -1,0 +1,174 @@
+"""A Gaussian process on the log residual of a simulator: what strategies alike have been off by.
+
+Strategies whose summaries are near each other err alike, so a few dozen trials tell much about
+hundreds, and far from all trials the simulator beneath is left as it is. The kernel is
+exp(-distance^2 / 2 length^2) + linear * inner product, both per column of the standardised
+summary, times the variance of the residuals. Its settings are those with the least leave-one-out
+error, which is exact.
+"""
+
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.simulator.learned.residual import Loss, proven
+
+F64 = NDArray[np.float64]
+
+LENGTHS = (0.5, 1.0, 2.0)
+LINEAR = (0.0, 0.1)
+NOISES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+"""Of the fastest strategies, over the variance of the residuals; slower ones have more."""
+FEWEST_TRIALS = 16
+"""Fewer do not tell 36 settings from chance."""
+LARGEST_SOURCE = 96
+"""Trials that a domain adds to a process for several: twice as many take eight times as long."""
+BOUND = 4.0
+"""Standard deviations beyond which a column's value tells no more."""
+LARGEST = 1.0
+"""Log seconds beyond which no correction is believed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """length: of the kernel, in root mean squares of standardised columns. linear: share of the
+    linear kernel. noise: variance of the fastest strategies' over that of the residuals."""
+
+    length: float
+    linear: float
+    noise: float
+
+
+SETTINGS = tuple(Setting(*each) for each in product(LENGTHS, LINEAR, NOISES))
+POOLED = tuple(each for each in SETTINGS if each.length >= 1.0 and each.noise >= 0.1)
+"""For several domains, whose strategies are less alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gaussian:
+    """A fitted process of T trials over F columns.
+
+    center, scale f64[F]: scale is infinite where a column did not vary. known f64[T, F]:
+    standardised. coefficients f64[T]; precision f64[T, T]: inverse of kernel and noise. variance:
+    of the residuals.
+    """
+
+    center: F64
+    scale: F64
+    known: F64
+    coefficients: F64
+    precision: F64
+    setting: Setting
+    variance: float
+
+    def correction(self, table: F64) -> F64:
+        """Log seconds, `(n, F)` to `(n,)`."""
+        kernel = _kernel(self.standard(table), self.known, self.setting)
+        result: F64 = np.clip(kernel @ self.coefficients, -LARGEST, LARGEST)
+        return result
+
+    def doubt(self, table: F64) -> F64:
+        """Standard deviation of the correction that the trials leave open, `(n,)`."""
+        standard = self.standard(table)
+        kernel = _kernel(standard, self.known, self.setting)
+        own = 1.0 + self.setting.linear * (standard**2).mean(axis=1)
+        left: F64 = own - np.einsum("ij,jk,ik->i", kernel, self.precision, kernel, optimize=True)
+        return np.sqrt(self.variance * np.maximum(left, 0.0))
+
+    def standard(self, table: F64) -> F64:
+        return _standard(table, self.center, self.scale)
+
+
+def fit_gaussian(table: F64, target: F64, base_seconds: F64) -> tuple[Gaussian | None, F64]:
+    """The process with the least leave-one-out error, and each trial's left-out correction.
+
+    table f64[T, F]; target f64[T]: log of measured over base seconds. base_seconds f64[T]: the
+    slower, the less exact: a trial's noise is taken to grow with them, so that the fastest
+    strategies, which a search is after, count most. None, and corrections of zero, where the
+    left-out error does not fall beyond doubt.
+    """
+    nothing = np.zeros(len(target))
+    if len(target) < FEWEST_TRIALS:
+        return None, nothing
+    residual = target - np.median(target)
+    loss = Loss(residual, base_seconds)
+    variance = float(residual.var())
+    if variance < 1e-12:
+        return None, nothing
+    center, spread = table.mean(axis=0), table.std(axis=0)
+    scale = np.where(spread > 1e-9, spread, np.inf)
+    known = _standard(table, center, scale)
+    best, left_out, precision = SETTINGS[0], nothing, np.zeros((0, 0))
+    least = np.inf
+    for setting in SETTINGS:
+        inverse = _precision(known, loss.importance, setting)
+        misses = inverse @ residual / np.diag(inverse)
+        if (error := float(loss(misses).mean())) < least:
+            least, best, left_out, precision = error, setting, residual - misses, inverse
+    if not proven(loss(residual) - loss(residual - left_out)):
+        return None, nothing
+    fitted = Gaussian(center, scale, known, precision @ residual, precision, best, variance)
+    return fitted, np.clip(left_out, -LARGEST, LARGEST)
+
+
+def fit_pooled_gaussian(
+    tables: list[F64], targets: list[F64], base_seconds: list[F64], importance: F64
+) -> Gaussian | None:
+    """One process for several domains, each with a level of its own.
+
+    importance f64[domains]: how much a domain's trials count. The setting is chosen by leaving
+    domains out, so that it suits one not seen; None where no setting helps those left out.
+    """
+    some = [np.linspace(0, len(t) - 1, min(len(t), LARGEST_SOURCE)).astype(int) for t in tables]
+    tables = [table[rows] for table, rows in zip(tables, some, strict=True)]
+    targets = [target[rows] for target, rows in zip(targets, some, strict=True)]
+    residuals = [target - np.median(target) for target in targets]
+    losses = [
+        Loss(residual, base[rows])
+        for residual, base, rows in zip(residuals, base_seconds, some, strict=True)
+    ]
+    weights = [each * loss.importance for each, loss in zip(importance, losses, strict=True)]
+    center = np.mean([table.mean(axis=0) for table in tables], axis=0)
+    spread = np.sqrt(np.mean([((table - center) ** 2).mean(axis=0) for table in tables], axis=0))
+    scale = np.where(spread > 1e-9, spread, np.inf)
+    standard = [_standard(table, center, scale) for table in tables]
+    variance = float(np.mean([residual.var() for residual in residuals]))
+
+    def fit(used: list[int], setting: Setting) -> Gaussian:
+        known = np.concatenate([standard[k] for k in used])
+        precision = _precision(known, np.concatenate([weights[k] for k in used]), setting)
+        coefficients = precision @ np.concatenate([residuals[k] for k in used])
+        return Gaussian(center, scale, known, coefficients, precision, setting, variance)
+
+    everyone = list(range(len(tables)))
+    best: Setting | None = None
+    least = np.mean([loss(miss).mean() for loss, miss in zip(losses, residuals, strict=True)])
+    for setting in POOLED:
+        errors = []
+        for left in everyone:
+            others = [k for k in everyone if k != left] or [left]
+            miss = residuals[left] - fit(others, setting).correction(tables[left])
+            errors.append(losses[left](miss - np.median(miss)).mean())
+        if (error := np.mean(errors)) < least:
+            best, least = setting, error
+    return None if best is None else fit(everyone, best)
+
+
+def _kernel(left: F64, right: F64, setting: Setting) -> F64:
+    inner = left @ right.T / left.shape[1]
+    squares = (left**2).mean(axis=1)[:, None] + (right**2).mean(axis=1)[None, :]
+    distance = np.maximum(squares - 2.0 * inner, 0.0)
+    result: F64 = np.exp(-0.5 * distance / setting.length**2) + setting.linear * inner
+    return result
+
+
+def _precision(known: F64, importance: F64, setting: Setting) -> F64:
+    noisy = _kernel(known, known, setting) + np.diag(setting.noise / importance)
+    return np.asarray(np.linalg.inv(noisy), dtype=np.float64)
+
+
+def _standard(table: F64, center: F64, scale: F64) -> F64:
+    result: F64 = np.clip((table - center) / scale, -BOUND, BOUND)
+    return result

@@ -1,0 +1,92 @@
+"""Learned simulators: `autosync.simulator.contract.Learner` around a model."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.domain import Domain
+from autosync.population import Population
+from autosync.simulator.learned.calibration import UNCALIBRATED, Calibration, calibrate
+from autosync.simulator.learned.data import feature_chunks, features_of
+from autosync.simulator.learned.ensemble import EnsembleModel
+from autosync.simulator.learned.features import Features
+from autosync.simulator.learned.learned_models import GaussianModel, Labelled, LinearModel, Model
+from autosync.simulator.learned.network_model import NetworkModel
+from autosync.simulator.learned.training import Training
+
+F64 = NDArray[np.float64]
+
+NORMAL_QUANTILE = 1.645
+"""Of a 90 % interval: its half width in standard deviations."""
+
+
+class LearnedSimulator:
+    """A model's scores, calibrated to seconds on the trials. Untrained, it is the timeline."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.name = f"timeline+{model.name}"
+        self.calibration: Calibration = UNCALIBRATED
+
+    def predict(self, domain: Domain, population: Population) -> F64:
+        """Seconds an iteration, `(strategies,)`."""
+        return self.predict_spread(domain, population)[0]
+
+    def predict_spread(self, domain: Domain, population: Population) -> tuple[F64, F64]:
+        """Seconds, and the standard deviation of their logarithm: what the trials left open and
+        what the model missed on trials it was not fitted to; `(strategies,)` each."""
+        chunks = feature_chunks(domain, population, self.model.with_portions)
+        parts = [self.predict_features(domain, chunk) for chunk in chunks]
+        seconds = np.concatenate([part[0] for part in parts] or [np.zeros(0)])
+        return seconds, np.concatenate([part[1] for part in parts] or [np.zeros(0)])
+
+    def predict_interval(self, domain: Domain, population: Population) -> tuple[F64, F64]:
+        """Lower and upper seconds that hold a measurement nine times of ten."""
+        seconds, spread = self.predict_spread(domain, population)
+        return (
+            seconds * np.exp(-NORMAL_QUANTILE * spread),
+            seconds * np.exp(NORMAL_QUANTILE * spread),
+        )
+
+    def predict_features(self, domain: Domain, features: Features) -> tuple[F64, F64]:
+        """`predict_spread` for features at hand."""
+        scores, doubt = self.model.scores(domain, features)
+        noise = self.calibration.margin / NORMAL_QUANTILE
+        return self.calibration.seconds(scores), np.hypot(doubt, noise)
+
+    def refit(self, domain: Domain, population: Population, step_seconds: F64) -> None:
+        """Learn from measured strategies, `step_seconds` `(strategies,)`."""
+        features = features_of(domain, population, self.model.with_portions)
+        self.refit_features(Labelled(domain, features, step_seconds))
+
+    def refit_features(self, trials: Labelled) -> None:
+        """`refit` for features at hand."""
+        fitted = self.model.fit(trials)
+        self.calibration = calibrate(fitted.scores, trials.step_seconds, fitted.held)
+
+
+def linear_simulator() -> LearnedSimulator:
+    """Fits at once; moves the order from 8 trials on."""
+    return LearnedSimulator(LinearModel())
+
+
+def gaussian_simulator() -> LearnedSimulator:
+    """Fits in tenths of a second; from some forty trials on the most exact for its time."""
+    return LearnedSimulator(GaussianModel())
+
+
+def lstm_simulator(seed: int = 0) -> LearnedSimulator:
+    return LearnedSimulator(NetworkModel("lstm", Training(seed=seed)))
+
+
+def published_lstm_simulator(seed: int = 0) -> LearnedSimulator:
+    """Three layers of 128, as published; an ablation, for it takes minutes."""
+    return LearnedSimulator(NetworkModel("lstm", Training(seed=seed), layers=3, width=128))
+
+
+def gat_simulator(seed: int = 0) -> LearnedSimulator:
+    return LearnedSimulator(NetworkModel("gat", Training(seed=seed)))
+
+
+def ensemble_simulator(seed: int = 0) -> LearnedSimulator:
+    """All of them, weighed by what they say of trials left out; fits as long as LSTM and GAT."""
+    return LearnedSimulator(EnsembleModel(Training(seed=seed)))

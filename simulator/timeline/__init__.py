@@ -1,0 +1,1 @@
+"""Plays compiled plans against compute and the network, event by event."""

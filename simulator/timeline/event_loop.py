@@ -1,0 +1,228 @@
+"""Plays one iteration of a plan, event by event: machine code, without the interpreter lock.
+
+Times count from the start of backward. Everything of an iteration has arrived before the next
+backward starts (each variable is used, thus waited for, in the forward pass between), so one
+iteration of backward, `step()` and forward is the steady state; more would repeat it.
+"""
+
+# numba infers the types of what it compiles, tuples of arrays among them
+# mypy: allow-untyped-defs
+
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from autosync.simulator.numba_compiler import digest
+from autosync.simulator.timeline import compute_clock, message_issue, message_transfer
+from autosync.simulator.timeline.compute_clock import (
+    change_pace,
+    finish,
+    start_clock,
+    wire_empties,
+    wire_fills,
+)
+from autosync.simulator.timeline.message_issue import CHANNELS, issue, next_of, recompute
+from autosync.simulator.timeline.message_transfer import (
+    HANDED,
+    STARTING,
+    flow,
+    land,
+    occupy,
+    process,
+    reprice,
+)
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+
+
+class Messages(NamedTuple):
+    """The columns of a PlanTable that matter here; see there."""
+
+    first: I64
+    operation: NDArray[np.uint8]
+    channel: NDArray[np.uint8]
+    root: NDArray[np.int16]
+    ranks: NDArray[np.uint16]
+    wire_bytes: I64
+    ready: NDArray[np.int32]
+    after: I64
+    gate: NDArray[np.int32]
+    update: NDArray[np.uint8]
+    content: I64
+    content_first: I64
+    piece_start: I64
+    piece_stop: I64
+
+
+class Costs(NamedTuple):
+    """Per kind; see `cost.network.Network`. touches f64[K, U]: 1 where utilization is positive.
+    in_flight i64[K]: collectives at once in the kind's channel; streamed ones are not counted.
+    host, host_byte f64[K]: how long a message keeps the hosts' processors from every other one.
+    ahead: seconds that an engine spends on each message of a channel on a host that runs ahead of
+    its device, from the start of backward on, while gradients are still computed."""
+
+    kind: NDArray[np.int16]
+    startup: F64
+    copy: F64
+    per_byte: F64
+    utilization: F64
+    touches: F64
+    in_flight: I64
+    streamed: NDArray[np.bool_]
+    host: F64
+    host_byte: F64
+    ahead: float
+
+
+class Compute(NamedTuple):
+    """At factor 1; update: seconds per element of a whole optimizer step. slowdown: share by which
+    compute takes longer while a message is on the wire."""
+
+    forward_start: F64
+    forward: float
+    backward: float
+    ready: F64
+    update: float
+    world: int
+    slowdown: float
+
+
+class Flight(NamedTuple):
+    """Messages in the air: compact arrays; and state per resource, channel, owner and kind.
+
+    time: when a message's phase ends at its present share (slow) of its links. earliest: when it
+    could be issued if it waited for no compute. turn: how many were issued before it.
+    used f64[U]: demand for each resource. cursor, flying, handed, ahead: a channel's next message,
+    collectives in the air, whether a message waits for its processor, and until when a host ahead
+    of its device prepares messages. processor f64[1]: until when the hosts are busy with messages.
+    clock: until when an owner updates. head, tail i64[K]: the first and last streamed message that
+    waits for the one of its kind on the wire, -1 without.
+    pace f64[4], tally i64[3]: of compute; see `timeline_clock`. wired f64[W, 2]: when messages
+    were on the wire, in order and apart; told only where that slows compute.
+    """
+
+    message: I64
+    kind: I64
+    channel: I64
+    phase: I64
+    time: F64
+    slow: F64
+    earliest: F64
+    turn: I64
+    used: F64
+    cursor: I64
+    flying: I64
+    handed: NDArray[np.bool_]
+    ahead: F64
+    processor: F64
+    clock: F64
+    busy: NDArray[np.bool_]
+    head: I64
+    tail: I64
+    follower: I64
+    gate_time: F64
+    gate_update: F64
+    pace: F64
+    tally: I64
+    wired: F64
+
+
+@njit(nogil=True, _nrt=False)
+def communicate(plan, costs, compute, air, index, factor, start, flowing, done):
+    """Play all messages of strategy `index`: when each is issued, on the wire, and has arrived.
+
+    Returns False when messages wait for each other in a circle.
+    """
+    begin, stop = plan.first[index], plan.first[index + 1]
+    air.used[:] = 0.0
+    air.flying[:] = 0
+    air.handed[:] = False
+    air.ahead[:] = 0.0
+    air.processor[:] = 0.0
+    air.clock[:] = 0.0
+    air.busy[:] = False
+    air.head[:] = -1
+    start_clock(compute, air, factor)
+    slowing, slow = compute.slowdown > 0.0, 1.0 + compute.slowdown
+    done[begin:stop] = -1.0
+    for channel in range(CHANNELS):
+        air.cursor[channel] = next_of(plan, channel, begin, stop)
+    size = issue(plan, costs, compute, air, 0, begin, stop, 0.0, factor, done)
+    arrived = begin
+    while size > 0:
+        slot = 0
+        for other in range(1, size):
+            if air.time[other] < air.time[slot]:
+                slot = other
+        now = air.time[slot]
+        message, kind, channel = air.message[slot], air.kind[slot], air.channel[slot]
+        if air.phase[slot] == HANDED:
+            if not process(plan, costs, air, slot, now, start, flowing):
+                size = land(air, size, slot)
+            size = issue(plan, costs, compute, air, size, begin, stop, now, factor, done)
+            continue
+        if air.phase[slot] == STARTING:
+            flow(plan, costs, air, slot, now, flowing)
+            reprice(costs, air, size, now)
+            if slowing and wire_fills(air, now) and change_pace(compute, air, now, factor, slow):
+                recompute(plan, compute, air, size, begin, factor)
+            continue
+        occupy(costs, air, kind, -1.0)
+        done[message] = now
+        arrived += 1
+        follower = air.head[kind]
+        if follower >= 0:
+            air.head[kind] = air.follower[follower]
+            air.message[slot] = follower
+            air.phase[slot] = STARTING
+            air.time[slot] = max(now, flowing[follower])
+        else:
+            air.busy[kind] = False
+            if not costs.streamed[kind]:
+                air.flying[channel] -= 1
+            size = land(air, size, slot)
+        reprice(costs, air, size, now)
+        if slowing and wire_empties(air, now) and change_pace(compute, air, now, factor, 1.0):
+            recompute(plan, compute, air, size, begin, factor)
+        size = issue(plan, costs, compute, air, size, begin, stop, now, factor, done)
+    return arrived == stop
+
+
+def play(
+    plan: Messages,
+    costs: Costs,
+    compute: Compute,
+    air: Flight,
+    factors: F64,
+    start: F64,
+    flowing: F64,
+    done: F64,
+    periods: F64,
+) -> None:
+    """Fill periods f64[n]: seconds an iteration of every strategy, infinite when it cannot finish.
+
+    factors f64[n]: of the slowest rank. start, flowing, done f64[M]: what `communicate` fills.
+    """
+    _compiled_play()(plan, costs, compute, air, factors, start, flowing, done, periods)
+
+
+@cache
+def _compiled_play() -> Callable[..., None]:
+    """numba's cache watches only this file; the stamp over all sources is part of its key."""
+    stamp = digest(compute_clock, message_issue, message_transfer)
+
+    def play_all(plan, costs, compute, air, factors, start, flowing, done, periods):
+        _ = stamp
+        for index in range(len(plan.first) - 1):
+            factor = factors[index]
+            periods[index] = np.inf
+            if communicate(plan, costs, compute, air, index, factor, start, flowing, done):
+                periods[index] = finish(plan, compute, air, index, factor, done)
+
+    compiled: Callable[..., None] = njit(nogil=True, cache=True, _nrt=False)(play_all)
+    return compiled

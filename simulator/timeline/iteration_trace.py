@@ -1,0 +1,247 @@
+"""Every interval of an iteration, predicted or measured: what pictures are drawn from."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autosync.codes import Channel, Op, Update
+from autosync.domain import Domain
+from autosync.plan import PlanTable
+from autosync.population import Population
+from autosync.simulator.compute_time import compute_factors
+from autosync.simulator.cost.overlap_slowdown import F64, union
+from autosync.simulator.timeline.compute_clock import advance
+from autosync.simulator.timeline.timeline_simulator import Played, play_one
+
+ROUNDING = 1e-12
+"""Seconds that sums of seconds may be off."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageInterval:
+    """issued: handed to the channel; on_wire: after its startup, when bytes begin to move;
+    arrived: on every rank. Measured, issued is when the last of its ranks had handed it to the
+    backend, and on_wire the same: no clock shows when bytes begin to move.
+
+    message: its row in the plan. ranks: who takes part.
+    """
+
+    message: int
+    operation: str
+    channel: str
+    wire_bytes: int
+    ranks: tuple[int, ...]
+    issued_seconds: float
+    on_wire_seconds: float
+    arrived_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeInterval:
+    """phase: forward, backward, update, or wait (for the messages gated at what comes next).
+    Forward and backward are as long as they take beside the messages on the wire."""
+
+    rank: int
+    phase: str
+    start_seconds: float
+    stop_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Steady-state iterations. `simulate_trace` counts from the start of a backward pass on the
+    slowest rank, `predicted_iteration` and `measured_iteration` from the start of a forward pass.
+
+    forward_seconds: when the slowest rank begins the first forward pass.
+    """
+
+    step_seconds: float
+    iterations: int
+    messages: tuple[MessageInterval, ...]
+    compute: tuple[ComputeInterval, ...]
+    forward_seconds: float
+
+
+def simulate_trace(
+    plans: PlanTable, population: Population, domain: Domain, index: int = 0, iterations: int = 2
+) -> Trace:
+    """What happens when in strategy `index`, on every rank."""
+    played = play_one(plans, population, domain, index)
+    factors = compute_factors(domain, population.layouts[population.layout[index]])
+    waits = _waits(plans, played, domain, index)
+    once = [
+        interval
+        for rank, factor in enumerate(factors)
+        if factor > 0
+        for interval in _steady_rank(waits, domain, rank, float(factor), played.step_seconds)
+    ]
+    messages, compute = [], []
+    for iteration in range(iterations):
+        shift = iteration * played.step_seconds
+        messages += _messages(plans, played, index, shift)
+        compute += [
+            ComputeInterval(
+                each.rank, each.phase, each.start_seconds + shift, each.stop_seconds + shift
+            )
+            for each in once
+        ]
+    slowest = waits.pace.after(0.0, float(factors.max()) * domain.timing.backward_seconds)
+    forward = max(slowest, waits.step_arrived) + waits.step_update
+    return Trace(played.step_seconds, iterations, tuple(messages), tuple(compute), forward)
+
+
+def predicted_iteration(
+    plans: PlanTable, population: Population, domain: Domain, index: int = 0
+) -> Trace:
+    """What a `MeasuredTimeline` shows: from the forward start of the slowest rank over one
+    iteration to the end of the next forward pass, with the messages of that iteration."""
+    two = simulate_trace(plans, population, domain, index, iterations=2)
+    zero, end = two.forward_seconds, 2 * two.step_seconds
+    return Trace(
+        step_seconds=two.step_seconds,
+        iterations=1,
+        messages=tuple(
+            replace(
+                message,
+                issued_seconds=message.issued_seconds - zero,
+                on_wire_seconds=message.on_wire_seconds - zero,
+                arrived_seconds=message.arrived_seconds - zero,
+            )
+            for message in two.messages[len(two.messages) // 2 :]
+        ),
+        compute=tuple(
+            replace(
+                each,
+                start_seconds=max(each.start_seconds, zero) - zero,
+                stop_seconds=min(each.stop_seconds, end) - zero,
+            )
+            for each in two.compute
+            if each.stop_seconds > zero + ROUNDING and each.start_seconds < end
+        ),
+        forward_seconds=0.0,
+    )
+
+
+def _messages(plans: PlanTable, played: Played, index: int, base: float) -> list[MessageInterval]:
+    first = int(plans.first[index])
+    found = []
+    for message in range(len(played.arrived)):
+        row = first + message
+        teams = plans.teams[plans.ranks[row]]
+        ranks = {rank for team in teams for rank in team}
+        if plans.root[row] >= 0:
+            ranks.add(int(plans.root[row]))
+        found.append(
+            MessageInterval(
+                message=message,
+                operation=Op(plans.operation[row]).name.lower(),
+                channel=Channel(plans.channel[row]).name.lower(),
+                wire_bytes=int(plans.wire_bytes[row]),
+                ranks=tuple(sorted(ranks)),
+                issued_seconds=base + float(played.issued[message]),
+                on_wire_seconds=base + float(played.on_wire[message]),
+                arrived_seconds=base + float(played.arrived[message]),
+            )
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Compute takes 1 + slowdown times its seconds while a message is on the wire.
+
+    wired: `(intervals, 2)` seconds, in order and apart: when some message is.
+    """
+
+    slowdown: float
+    wired: F64
+
+    def after(self, start: float, seconds: float) -> float:
+        """When compute that begins at `start`, of so many seconds without messages, is done."""
+        if not self.slowdown:
+            return start + seconds
+        slow = 1.0 + self.slowdown
+        return float(advance(self.wired, len(self.wired), 0, start, seconds, slow)[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """When what `step()` and each gate wait for is there, and the updates that follow.
+
+    gates: (operation, arrived, update seconds), in forward order. pace: of compute meanwhile.
+    """
+
+    step_arrived: float
+    step_update: float
+    gates: tuple[tuple[int, float, float], ...]
+    pace: Pace
+
+
+def _waits(plans: PlanTable, played: Played, domain: Domain, index: int) -> Waits:
+    rows = slice(int(plans.first[index]), int(plans.first[index + 1]))
+    elements = np.add.reduceat(plans.piece_stop - plans.piece_start, plans.content_first[:-1])
+    each = elements[plans.content[rows]] * domain.profile.update_seconds / domain.graph.parameters
+    updates = np.where(plans.update[rows] == Update.REPLICATED, each, 0.0)
+    gate = plans.gate[rows]
+    gates = tuple(
+        (int(o), float(played.arrived[gate == o].max()), float(updates[gate == o].sum()))
+        for o in np.unique(gate[gate >= 0])
+    )
+    step = gate < 0
+    return Waits(
+        float(played.arrived[step].max(initial=0.0)),
+        float(updates[step].sum()),
+        gates,
+        _pace(played, domain.cluster.overlap_slowdown),
+    )
+
+
+def _pace(played: Played, slowdown: float) -> Pace:
+    """Fast ranks begin backward while the iteration before ends with its own messages."""
+    wired = union(played.on_wire, played.arrived)
+    return Pace(slowdown, np.concatenate([wired - played.step_seconds, wired]))
+
+
+def _steady_rank(
+    waits: Waits, domain: Domain, rank: int, factor: float, period: float
+) -> list[ComputeInterval]:
+    """A rank's backward, `step()` and forward. A fast rank is held by the same messages as the
+    slowest; how far it runs ahead settles within a few iterations."""
+    start = 0.0
+    for _ in range(len(waits.gates) + 2):
+        intervals = _cycle(waits, domain, rank, factor, start)
+        if abs(intervals[-1].stop_seconds - period - start) < ROUNDING:
+            break
+        start = intervals[-1].stop_seconds - period
+    return intervals
+
+
+def _cycle(
+    waits: Waits, domain: Domain, rank: int, factor: float, start: float
+) -> list[ComputeInterval]:
+    timing = domain.timing
+    found: list[ComputeInterval] = []
+    now = start
+
+    def spend(phase: str, until: float) -> None:
+        nonlocal now
+        if until <= now:
+            return
+        if found and found[-1].phase == phase:
+            found.append(replace(found.pop(), stop_seconds=until))
+        else:
+            found.append(ComputeInterval(rank, phase, now, until))
+        now = until
+
+    spend("backward", waits.pace.after(now, timing.backward_seconds * factor))
+    spend("wait", waits.step_arrived)
+    spend("update", now + waits.step_update)
+    reached = 0.0
+    for operation, arrived, update in waits.gates:
+        offset = float(timing.forward_start[operation])
+        spend("forward", waits.pace.after(now, (offset - reached) * factor))
+        reached = offset
+        spend("wait", arrived)
+        spend("update", now + update)
+    spend("forward", waits.pace.after(now, (timing.forward_seconds - reached) * factor))
+    return found

@@ -1,0 +1,196 @@
+"""The timeline simulator: plays compiled plans against compute and the network."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.codes import Op
+from autosync.domain import Domain
+from autosync.errors import InvalidStrategy
+from autosync.plan import PlanTable
+from autosync.population import Population
+from autosync.simulator.compute_time import slowest_factors
+from autosync.simulator.cost.network import Network, network
+from autosync.simulator.numba_compiler import compile_plans_fast
+from autosync.simulator.timeline.event_loop import Compute, Costs, Flight, Messages, play
+from autosync.simulator.timeline.message_issue import CHANNELS
+
+STREAMED = (Op.ALL_GATHER, Op.PUSH, Op.PULL, Op.SPARSE_PUSH, Op.SPARSE_PULL)
+"""On gloo the runtime sends and receives these by itself: any number is in flight, and those
+between the same ranks follow each other on their connection. So do messages of any backend to and
+from a dedicated server host, which takes no part in collectives."""
+
+
+class TimelineSimulator:
+    """Readiness, order, overlap, startup, shared links, updates: what the equations cannot see."""
+
+    name = "timeline"
+
+    def predict(self, domain: Domain, population: Population) -> NDArray[np.float64]:
+        """Seconds an iteration, `(strategies,)`."""
+        return self.predict_plans(domain, population, compile_plans_fast(population, domain))
+
+    def predict_plans(
+        self, domain: Domain, population: Population, plans: PlanTable
+    ) -> NDArray[np.float64]:
+        """The same for plans that are compiled already."""
+        return simulate(plans, population, domain)
+
+
+def simulate(
+    plans: PlanTable, population: Population, domain: Domain, iterations: int = 3
+) -> NDArray[np.float64]:
+    """Seconds an iteration in steady state, `(strategies,)`.
+
+    Collectives wait for the slowest rank, and whatever it waits for the others have: its clock is
+    never overtaken, so it alone is played. Without staleness the first iteration is the steady
+    state already (see `timeline_kernel`); with a staleness of s, what communication exceeds
+    compute by spreads over s + 1 iterations, down to what the busiest link needs.
+
+    iterations: how many to play; all are alike.
+
+    Raises:
+        InvalidStrategy: messages of a plan wait for each other in a circle.
+    """
+    if iterations < 1:
+        raise ValueError(f"iterations is {iterations}; at least one must be played.")
+    issued, on_wire, arrived = np.empty((3, plans.messages))
+    periods = np.empty(len(plans))
+    factors = slowest_factors(domain, population.layouts)[population.layout]
+    play(*arguments(plans, domain), factors, issued, on_wire, arrived, periods)
+    if not np.isfinite(periods).all():
+        index = int(np.flatnonzero(~np.isfinite(periods))[0])
+        raise InvalidStrategy(
+            f"strategy {index}: its messages wait for each other in a circle.",
+            thing="plan",
+            value=index,
+            remedy="Compile the strategy again.",
+        )
+    if population.staleness.any():
+        floor = _least_seconds(plans, domain, factors * domain.profile.compute_seconds)
+        return np.maximum(floor, periods / (1.0 + population.staleness))
+    return periods
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """One strategy, message by message, `(messages,)` seconds from the start of backward.
+
+    issued: handed to its channel. on_wire: its startup is over. arrived: on every rank.
+    """
+
+    step_seconds: float
+    issued: NDArray[np.float64]
+    on_wire: NDArray[np.float64]
+    arrived: NDArray[np.float64]
+
+
+def play_one(plans: PlanTable, population: Population, domain: Domain, index: int) -> Played:
+    """Strategy `index` with the times of its messages."""
+    messages, costs, compute, flight = arguments(plans, domain)
+    begin, stop = int(plans.first[index]), int(plans.first[index + 1])
+    one = messages._replace(first=plans.first[index : index + 2])
+    factors = slowest_factors(domain, population.layouts)[population.layout[index : index + 1]]
+    times, period = np.zeros((3, plans.messages)), np.empty(1)
+    play(one, costs, compute, flight, factors, times[0], times[1], times[2], period)
+    issued, on_wire, arrived = times[:, begin:stop]
+    return Played(float(period[0]), issued, on_wire, arrived)
+
+
+def _least_seconds(
+    plans: PlanTable, domain: Domain, compute_seconds: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """`(strategies,)`: what an iteration takes however far messages lag behind.
+
+    The busiest link is held for b seconds. Of compute c that runs meanwhile, a slowdown of s
+    lengthens every second to 1 + s: with all b beside compute that adds b s / (1 + s); what of b
+    is not beside compute adds itself, which is more.
+    """
+    busiest = _busiest_link_seconds(plans, network(domain.cluster, plans.teams))
+    slowdown = domain.cluster.overlap_slowdown
+    return np.maximum(busiest, compute_seconds + busiest * slowdown / (1.0 + slowdown))
+
+
+def _busiest_link_seconds(plans: PlanTable, costs: Network) -> NDArray[np.float64]:
+    """`(strategies,)`: how long the plan's bytes occupy the link they occupy longest."""
+    kinds = costs.kind[plans.operation, plans.ranks, plans.root.astype(np.int64) + 1]
+    strategy = np.repeat(np.arange(len(plans)), np.diff(plans.first))
+    bytes_of = np.zeros((len(plans), len(costs.startup_seconds)))
+    np.add.at(bytes_of, (strategy, kinds), plans.wire_bytes)
+    busiest: NDArray[np.float64] = (bytes_of @ costs.load).max(axis=1)
+    return busiest
+
+
+def arguments(plans: PlanTable, domain: Domain) -> tuple[Messages, Costs, Compute, Flight]:
+    """What the kernel plays: the plans, the network, the profile, and room for what flies."""
+    costs = network(domain.cluster, plans.teams)
+    return (
+        Messages(*(getattr(plans, field) for field in Messages._fields)),
+        _kernel_costs(domain, costs),
+        _kernel_compute(domain),
+        _flight(domain, costs, plans),
+    )
+
+
+def _kernel_costs(domain: Domain, costs: Network) -> Costs:
+    gloo = domain.cluster.backend == "gloo"
+    streamed = np.isin(costs.operations, STREAMED) & (gloo | (costs.server >= domain.world_size))
+    return Costs(
+        kind=costs.kind,
+        startup=costs.startup_seconds,
+        copy=costs.copy_seconds_per_byte,
+        per_byte=costs.seconds_per_byte,
+        utilization=costs.utilization,
+        touches=(costs.utilization > 0).astype(np.float64),
+        in_flight=np.full(len(streamed), costs.in_flight, dtype=np.int64),
+        streamed=streamed,
+        host=costs.host_seconds + (costs.engine_seconds if gloo else 0.0),
+        host_byte=costs.host_seconds_per_byte,
+        ahead=0.0 if gloo else costs.engine_seconds,
+    )
+
+
+def _kernel_compute(domain: Domain) -> Compute:
+    timing = domain.timing
+    return Compute(
+        forward_start=timing.forward_start,
+        forward=timing.forward_seconds,
+        backward=timing.backward_seconds,
+        ready=timing.ready_seconds,
+        update=domain.profile.update_seconds / domain.graph.parameters,
+        world=domain.world_size,
+        slowdown=domain.cluster.overlap_slowdown,
+    )
+
+
+def _flight(domain: Domain, costs: Network, plans: PlanTable) -> Flight:
+    kinds = len(costs.startup_seconds)
+    slots = CHANNELS * (costs.in_flight + 1) + kinds
+    operations = len(domain.graph.operations)
+    return Flight(
+        message=np.zeros(slots, dtype=np.int64),
+        kind=np.zeros(slots, dtype=np.int64),
+        channel=np.zeros(slots, dtype=np.int64),
+        phase=np.zeros(slots, dtype=np.int64),
+        time=np.zeros(slots),
+        slow=np.zeros(slots),
+        earliest=np.zeros(slots),
+        turn=np.zeros(slots, dtype=np.int64),
+        used=np.zeros(costs.utilization.shape[1]),
+        cursor=np.zeros(CHANNELS, dtype=np.int64),
+        flying=np.zeros(CHANNELS, dtype=np.int64),
+        handed=np.zeros(CHANNELS, dtype=np.bool_),
+        ahead=np.zeros(CHANNELS),
+        processor=np.zeros(1),
+        clock=np.zeros(domain.cluster.servers + 1),
+        busy=np.zeros(kinds, dtype=np.bool_),
+        head=np.full(kinds, -1, dtype=np.int64),
+        tail=np.full(kinds, -1, dtype=np.int64),
+        follower=np.empty(plans.messages, dtype=np.int64),
+        gate_time=np.zeros(operations),
+        gate_update=np.zeros(operations),
+        pace=np.zeros(4),
+        tally=np.zeros(3, dtype=np.int64),
+        wired=np.empty((int(np.diff(plans.first).max(initial=0)), 2)),
+    )
