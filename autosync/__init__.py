@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from autosync.errors import NotSupported
 
 if TYPE_CHECKING:
-    from autosync.runtime.distribute import distribute
+    from autosync.runtime.distributed import distribute
     from autosync.runtime.share_sampler import ShareSampler, local_batch_size
 
     tune: Any
@@ -15,7 +15,7 @@ __all__ = ["ShareSampler", "distribute", "local_batch_size", "tune"]
 
 _HOMES = {
     "ShareSampler": "autosync.runtime.share_sampler",
-    "distribute": "autosync.runtime.distribute",
+    "distribute": "autosync.runtime.distributed",
     "local_batch_size": "autosync.runtime.share_sampler",
     "tune": "autosync.search.live_tuning",  # by name only: a job may lack the search
 }

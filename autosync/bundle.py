@@ -57,7 +57,7 @@ class Bundle:
         check_executed(self.strategy.choices, self.plan.world_size)
 
 
-def bundle(strategy: Strategy, domain: Domain, evidence: Evidence | None = None) -> Bundle:
+def make_bundle(strategy: Strategy, domain: Domain, evidence: Evidence | None = None) -> Bundle:
     """Compile a verified strategy into what a training script needs.
 
     Raises:

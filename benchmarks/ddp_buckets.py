@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from autosync.bundle import Bundle
 from autosync.trials.contract import Workload
-from autosync.trials.worker.job import ReplayJob, build_replay
+from autosync.trials.worker.training_job import ReplayJob, build_replay
 
 BUCKETS = "AUTOSYNC_BUCKETS"
 """Environment variable: the folder that a job writes `KEY.RANK.json` to."""

@@ -7,7 +7,7 @@ from autosync.domain import Domain, Optimizer
 from autosync.models import bundled
 from autosync.profiling import profile_at
 from autosync.simulator.cost.synchronizer_costs import Allowed
-from autosync.simulator.limit import limit
+from autosync.simulator.limit import iteration_limit
 from autosync.trials.contract import Workload
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from autosync.trials.pool.process_pool import ProcessPool
@@ -66,7 +66,7 @@ def domain_at(model: str, rho: float, on: Cluster | None = None) -> Domain:
 
 def ring_bound(domain: Domain) -> float:
     """No strategy with a ring's bytes iterates in less: `autosync.simulator.limit` over those."""
-    return limit(domain, RING_BYTES).seconds
+    return iteration_limit(domain, RING_BYTES).seconds
 
 
 def open_testbed(domain: Domain, scales: Scales, workload: str = "baselines") -> ProcessPool:

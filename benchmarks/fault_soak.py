@@ -29,7 +29,7 @@ from sqlalchemy import select
 from autosync.api.db import connect, migrate
 from autosync.api.db.tables import TrialRow
 from autosync.api.engine.database_store import DatabaseStore
-from autosync.api.engine.tuning_job import Job, enqueue
+from autosync.api.engine.tuning_request import TuningRequest, enqueue
 from autosync.search.designs import known_designs
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import Proposal
@@ -140,7 +140,7 @@ def prepare(url: str, keys: list[str], seed: int, ranks: int) -> str:
     settings = Settings(warmup=1, iterations=3, timeout_seconds=TIMEOUT_SECONDS, probe=False)
     database = connect(url)
     try:
-        tuning_id = enqueue(database, Job(domain, settings, launcher="testbed"))
+        tuning_id = enqueue(database, TuningRequest(domain, settings, launcher="testbed"))
         store = DatabaseStore(database, tuning_id, claim_anew(database, tuning_id).fence)
         drawn = [Candidate(rng.choice(strategies), 0.0, "none", "soak") for _ in keys]
         store.propose(

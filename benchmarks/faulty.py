@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from autosync.bundle import Bundle
 from autosync.trials.contract import Workload
-from autosync.trials.worker.job import ReplayJob, build_replay
+from autosync.trials.worker.training_job import ReplayJob, build_replay
 
 
 @dataclass

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from autosync.bundle import bundle
+from autosync.bundle import make_bundle
 from autosync.domain import Domain
 from autosync.search.designs import known_designs
 from autosync.strategy import Strategy
@@ -66,7 +66,7 @@ def paired(
     warmup: int = 2,
 ) -> list[Row]:
     """The rows of all ways, the first being the reference. A way that fails has an error."""
-    bundles = [bundle(way.strategy, domain) for way in ways]
+    bundles = [make_bundle(way.strategy, domain) for way in ways]
     results: list[list[TrialResult]] = [[] for _ in ways]
     for turn in range(rounds):
         for step in range(len(ways)):

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.bundle import Bundle, bundle
+from autosync.bundle import Bundle, make_bundle
 from autosync.bundled_data import data_file
-from autosync.search.collect.collection_plan import Target, domain_of, load_plan, only
+from autosync.search.collect.collection_plan import CollectionTarget, domain_of, load_plan, only
 from autosync.search.collect.pass_runner import TIMEOUT_SECONDS
 from autosync.search.collect.remaining_passes import strategies_of
 from autosync.trials.contract import Pool, TrialRequest, Workload
@@ -64,11 +64,11 @@ def measured(
     return seconds
 
 
-def report(target: Target, protocol: Protocol, strategies: int, seed: int) -> None:
+def report(target: CollectionTarget, protocol: Protocol, strategies: int, seed: int) -> None:
     domain = domain_of(target)
     chosen = strategies_of(domain, 10 * strategies, seed)
     drawn = random.Random(seed).sample(chosen, min(strategies, len(chosen)))
-    asked = [bundle(each.strategy, domain) for each in drawn]
+    asked = [make_bundle(each.strategy, domain) for each in drawn]
     byte_scale, _ = target.scales
     workload = Workload(domain, byte_scale=byte_scale, time_scale=protocol.time_scale)
     with TestbedLauncher(repeats=0).open(workload) as pool:

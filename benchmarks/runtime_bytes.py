@@ -13,7 +13,7 @@ from autosync.graph import ModelGraph
 from autosync.search.designs import known_designs
 from autosync.search.designs.building_blocks import MIB, assemble, collective
 from autosync.simulator.cost.synchronizer_costs import Allowed
-from autosync.simulator.limit import limit
+from autosync.simulator.limit import iteration_limit
 from autosync.strategy import AllReduce, Schedule
 from benchmarks.emulated import SCALES, Scales, cluster, domain_at, open_testbed
 from benchmarks.measure import Report, Way, arguments, ddp_way, paired
@@ -91,7 +91,7 @@ def hierarchy(report: Report, rounds: int) -> None:
     ]
     with open_testbed(domain, scales) as pool:
         report.note(pool.description)
-        bound = limit(domain, HIERARCHY).seconds
+        bound = iteration_limit(domain, HIERARCHY).seconds
         case = "ResNet-50 (hierarchy), rho = 2, 2 nodes x 2 ranks"
         report.add(paired(pool, domain, case, ways, rounds, 3, bound, warmup=1))
 

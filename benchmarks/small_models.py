@@ -12,7 +12,7 @@ from autosync.domain import Domain, Optimizer
 from autosync.importing import import_module
 from autosync.profiling import profile_at
 from autosync.trials.contract import Workload
-from autosync.trials.worker.job import make_optimizer
+from autosync.trials.worker.training_job import make_optimizer
 from benchmarks.workers import BaselineJob, fully_sharded
 
 BATCH, TOKENS, WIDTH, LAYERS, WORDS = 8, 32, 256, 6, 4000

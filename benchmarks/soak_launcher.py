@@ -18,9 +18,9 @@ from autosync.api.db import Database, connect
 from autosync.api.engine import job_queue
 from autosync.api.engine.database_store import DatabaseStore
 from autosync.api.engine.job_queue import Claim
-from autosync.api.engine.tuning_job import load_job
+from autosync.api.engine.tuning_request import load_job
 from autosync.bundle import Bundle
-from autosync.search.loop.outcome import Event
+from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.tuning_loop import run_pending
 from autosync.trials.contract import TrialError, TrialRequest, TrialResult, Workload
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
@@ -131,7 +131,7 @@ def main(url: str, tuning_id: str, *killed: str) -> None:
         database.close()
 
 
-def _ignore(event: Event) -> None:
+def _ignore(event: TuningEvent) -> None:
     """The store has what counts."""
 
 

@@ -9,7 +9,7 @@ import time
 
 from autosync.cluster import Cluster, Device, Node
 from autosync.trials.testbed import namespaces
-from autosync.trials.testbed.self_check import self_check
+from autosync.trials.testbed.self_check import check_testbed
 from autosync.trials.worker.replay_compute import Stretch, WaitedCompute, sharpen_timer
 
 
@@ -48,7 +48,7 @@ def link_errors(rounds: int) -> None:
             testbed = namespaces.up(cluster, byte_scale)
             try:
                 begun = time.monotonic()
-                checked = self_check(testbed, cluster)
+                checked = check_testbed(testbed, cluster)
                 seconds.append(time.monotonic() - begun)
             finally:
                 namespaces.down(testbed)

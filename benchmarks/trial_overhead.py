@@ -7,7 +7,7 @@ import argparse
 import statistics
 import time
 
-from autosync.bundle import Bundle, bundle
+from autosync.bundle import Bundle, make_bundle
 from autosync.cluster import Cluster, Device, Node
 from autosync.domain import Domain, Profile
 from autosync.graph import ModelGraph, Operation, Variable
@@ -56,7 +56,7 @@ def bundles(domain: Domain) -> dict[str, Bundle]:
         ),
     }
     return {
-        name: bundle(
+        name: make_bundle(
             Strategy(
                 tuple(
                     VariableChoice(v.name, whole(v.shape), (of(i),))

@@ -21,8 +21,13 @@ from torch.nn.parallel import DistributedDataParallel
 from autosync.bundle import Bundle
 from autosync.plan.plan_document import DDP_BUCKET_BYTES
 from autosync.trials.contract import Workload
-from autosync.trials.worker.job import LEARNING_RATE, Job, build_replay, make_optimizer
 from autosync.trials.worker.replay import GradientStage, Replay, replay_module
+from autosync.trials.worker.training_job import (
+    LEARNING_RATE,
+    TrainingJob,
+    build_replay,
+    make_optimizer,
+)
 
 MOMENTUM = {"sgd": 0.0, "momentum": 0.875, "sgd_momentum": 0.875}
 
@@ -117,7 +122,7 @@ class BaselineJob:
     sharded: builds a copy of the job's model under `fully_shard`.
     """
 
-    inner: Job
+    inner: TrainingJob
     sharded: Callable[[], nn.Module]
     optimizer_name: str
     mode: str = "plan"

@@ -26,7 +26,7 @@ from matplotlib.axes import Axes
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from autosync.bundle import bundle  # noqa: E402
+from autosync.bundle import make_bundle  # noqa: E402
 from autosync.cluster import Cluster  # noqa: E402
 from autosync.domain import Domain  # noqa: E402
 from autosync.search.designs import known_designs  # noqa: E402
@@ -156,12 +156,12 @@ def record(picture: Picture, folder: Path) -> tuple[MeasuredTimeline, list[Bar]]
     domain = domain_at(picture.model, picture.rho, picture.on)
     scales = SCALES[picture.model]
     with open_testbed(domain, scales, "ddp_buckets") as pool:
-        asked = bundle(picture.strategy(domain), domain)
+        asked = make_bundle(picture.strategy(domain), domain)
         request = TrialRequest(picture.name, asked, warmup=2, iterations=ITERATIONS, record=True)
         result = pool.run(request)
         if result.error is not None:
             raise SystemExit(f"{picture.name}: {result.error.message}\n{result.error.stderr_tail}")
-        last = bundle(known_designs.ddp(domain), domain)
+        last = make_bundle(known_designs.ddp(domain), domain)
         pool.run(TrialRequest("end", last, warmup=0, iterations=1))
     assert result.timeline is not None  # it was asked for
     times = result.timeline.ranks[0].messages

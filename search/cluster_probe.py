@@ -12,14 +12,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.bundle import bundle
+from autosync.bundle import make_bundle
 from autosync.cluster import Cluster
 from autosync.domain import Domain, Profile
 from autosync.errors import NotSupported
 from autosync.graph import ModelGraph, Operation, Variable
 from autosync.population import Population, encode
 from autosync.search.designs.building_blocks import Choices, assemble, collective, everything, owned
-from autosync.simulator.cost.cost_fitting import Fit, fit_costs
+from autosync.simulator.cost.cost_fitting import CostFit, fit_costs
 from autosync.strategy import AllReduce, ReduceScatter, Schedule, Strategy
 from autosync.trials.contract import (
     ComputeDevice,
@@ -61,7 +61,7 @@ def probe_costs(
     say: Say = lambda text: None,
     compute: ComputeKind = "waited",
     device: ComputeDevice = "cpu",
-) -> Fit:
+) -> CostFit:
     """The cluster with fitted costs, and how well the timeline then agrees.
 
     brief: for before a tuning. A third of the strategies (8 of 25, or 10 of 29 where a node holds
@@ -86,7 +86,7 @@ def probe_costs(
         alone = probe_pool(pool, cluster, sizes, BRIEF_REPEATS if brief else REPEATS)
         if not pool.at_cluster_rates or compute == "kernels":
             nothing = np.empty(0)
-            return Fit(alone, 0.0, 0.0, nothing, nothing)
+            return CostFit(alone, 0.0, 0.0, nothing, nothing)
         population, seconds = measured(pool, domain, brief, say)
     say("fitting")
     return fit_costs(replace(domain, cluster=alone), population, seconds, ROUNDS[brief])
@@ -104,7 +104,7 @@ def measured(
     kept, seconds = [], []
     for number, (name, strategy) in enumerate(strategies, start=1):
         request = TrialRequest(
-            f"probe/{name}", bundle(strategy, domain), iterations=3 if brief else 5
+            f"probe/{name}", make_bundle(strategy, domain), iterations=3 if brief else 5
         )
         result = pool.run(request)
         if result.step_seconds is None:

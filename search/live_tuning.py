@@ -16,13 +16,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from autosync.bundle import Bundle, Evidence, bundle, save_bundle
+from autosync.bundle import Bundle, Evidence, make_bundle, save_bundle
 from autosync.domain import Domain
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.runtime.attachment import share_initial_values, working_group
-from autosync.runtime.distribute import distribute
+from autosync.runtime.distributed import distribute
 from autosync.search.loop.memory_store import MemoryStore
-from autosync.search.loop.outcome import Event, Outcome
+from autosync.search.loop.outcome import Outcome, TuningEvent
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_loop import tune as run_tuning
 from autosync.search.loop.tuning_store import Proposal
@@ -96,7 +96,7 @@ def tune(
     settings: Settings | None = None,
     space: Space | None = None,
     save: str | Path | None = None,
-    on_event: Callable[[Event], None] | None = None,
+    on_event: Callable[[TuningEvent], None] | None = None,
 ) -> tuple[nn.Module, Optimizer]:
     """Try strategies on the live ranks for some minutes; go on training with the best.
 
@@ -213,7 +213,7 @@ def _lead(
     space: Space,
     settings: Settings,
     store: LiveStore,
-    on_event: Callable[[Event], None],
+    on_event: Callable[[TuningEvent], None],
 ) -> Verdict:
     """Rank 0's part. Whatever happens, the other ranks are told how to go on."""
     hosts = len(domain.cluster.nodes)
@@ -238,15 +238,15 @@ def _search(
     space: Space,
     settings: Settings,
     store: LiveStore,
-    on_event: Callable[[Event], None],
+    on_event: Callable[[TuningEvent], None],
 ) -> Outcome:
     """The tuning loop; where the search's time ended it, a second time only to confirm. It is
     done once, however often the loop ran."""
     simulator = TimelineSimulator()
     begun = time.monotonic()
-    ends: list[Event] = []
+    ends: list[TuningEvent] = []
 
-    def on_loop(event: Event) -> None:
+    def on_loop(event: TuningEvent) -> None:
         (ends.append if event.kind == "done" else on_event)(event)
 
     outcome = run_tuning(domain, space, lambda: pool, store, simulator, settings, on_loop)
@@ -268,7 +268,7 @@ def _shipped(outcome: Outcome, domain: Domain, where: str) -> Bundle:
         ddp_step_seconds=outcome.ddp_seconds,
         measured_on=where,
     )
-    return bundle(outcome.best.strategy, domain, evidence)
+    return make_bundle(outcome.best.strategy, domain, evidence)
 
 
 def _go_on(job: LiveJob, verdict: Verdict, save: str | Path | None) -> tuple[nn.Module, Optimizer]:
@@ -289,5 +289,5 @@ def _go_on(job: LiveJob, verdict: Verdict, save: str | Path | None) -> tuple[nn.
     )
 
 
-def _log_event(event: Event) -> None:
+def _log_event(event: TuningEvent) -> None:
     log.info("%s: %s", event.kind, event.message)

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from autosync.bundle import bundle
+from autosync.bundle import make_bundle
 from autosync.domain import Domain
 from autosync.search.designs.building_blocks import assemble, collective
-from autosync.search.loop.outcome import Event
+from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.proposing import OnEvent
 from autosync.search.loop.settings import Settings
 from autosync.simulator.cost.overlap_slowdown import fit_overlap_slowdown
@@ -28,7 +28,7 @@ def measure_overlap(pool: Pool, domain: Domain, settings: Settings, on_event: On
     result = pool.run(
         TrialRequest(
             key="overlap",
-            bundle=bundle(strategy, domain),
+            bundle=make_bundle(strategy, domain),
             warmup=settings.warmup,
             iterations=settings.iterations,
             timeout_seconds=settings.timeout_seconds,
@@ -39,7 +39,9 @@ def measure_overlap(pool: Pool, domain: Domain, settings: Settings, on_event: On
     slowdown = fit_overlap_slowdown(timelines, domain)
     if slowdown is None:
         why = result.error.message if result.error else "no trial shows it"
-        on_event(Event("opening", f"by how much messages slow compute is not known: {why}"))
+        on_event(TuningEvent("opening", f"by how much messages slow compute is not known: {why}"))
         return domain
-    on_event(Event("opening", f"compute is {slowdown:.0%} slower while messages are under way"))
+    on_event(
+        TuningEvent("opening", f"compute is {slowdown:.0%} slower while messages are under way")
+    )
     return replace(domain, cluster=replace(domain.cluster, overlap_slowdown=round(slowdown, 4)))

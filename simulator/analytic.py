@@ -8,7 +8,7 @@ from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.compute_time import compute_seconds
-from autosync.simulator.cost.network import network
+from autosync.simulator.cost.network import network_of
 from autosync.simulator.numba_compiler import compile_plans_fast
 
 
@@ -33,7 +33,7 @@ def analytic_seconds(
     plans: PlanTable, population: Population, domain: Domain
 ) -> NDArray[np.float64]:
     """Equation 1 for compiled plans: seconds an iteration, `(strategies,)`."""
-    costs = network(domain.cluster, plans.teams)
+    costs = network_of(domain.cluster, plans.teams)
     sync = np.empty(len(plans))
     _sum_messages(
         plans.first,

@@ -8,10 +8,16 @@ from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population, encode
 from autosync.simulator.compute_time import slowest_factors
-from autosync.simulator.cost.network import network
-from autosync.simulator.limit import Limit, limit
+from autosync.simulator.cost.network import network_of
+from autosync.simulator.limit import Limit, iteration_limit
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.timeline.event_loop import Compute, Costs, Flight, Messages, play
+from autosync.simulator.timeline.event_loop import (
+    ComputeArrays,
+    CostArrays,
+    InFlight,
+    MessageArrays,
+    play,
+)
 from autosync.simulator.timeline.timeline_simulator import arguments
 from autosync.strategy import Strategy
 
@@ -68,14 +74,14 @@ def explain(domain: Domain, strategy: Strategy, bound: Limit | None = None) -> E
     """The timeline's account of a strategy. `bound`: the domain's limit, if known already."""
     population = encode([strategy], domain)
     plans = compile_plans_fast(population, domain)
-    return explain_plan(plans, population, domain, 0, bound or limit(domain))
+    return explain_plan(plans, population, domain, 0, bound or iteration_limit(domain))
 
 
 def explain_plan(
     plans: PlanTable, population: Population, domain: Domain, index: int, bound: Limit
 ) -> Explanation:
     """The same for strategy `index` of compiled plans."""
-    messages, costs, compute, flight = arguments(plans, domain)
+    messages, costs, compute, in_flight = arguments(plans, domain)
     messages = messages._replace(first=plans.first[index : index + 2])
     factor = slowest_factors(domain, population.layouts)[population.layout[index]]
     nothing = np.zeros_like(costs.startup)
@@ -85,7 +91,7 @@ def explain_plan(
     free = swift._replace(per_byte=nothing)
     even = compute._replace(slowdown=0.0)
     real, not_slowed, no_startup, no_network, no_update = (
-        _period(messages, assumed, work, flight, factor)
+        _period(messages, assumed, work, in_flight, factor)
         for assumed, work in (
             (costs, compute),
             (costs, even),
@@ -95,7 +101,7 @@ def explain_plan(
         )
     )
     rows = slice(int(plans.first[index]), int(plans.first[index + 1]))
-    links = network(domain.cluster, plans.teams)
+    links = network_of(domain.cluster, plans.teams)
     kinds = links.kind[
         plans.operation[rows], plans.ranks[rows], plans.root[rows].astype(np.int64) + 1
     ]
@@ -116,9 +122,13 @@ def explain_plan(
 
 
 def _period(
-    messages: Messages, costs: Costs, compute: Compute, flight: Flight, factor: float
+    messages: MessageArrays,
+    costs: CostArrays,
+    compute: ComputeArrays,
+    in_flight: InFlight,
+    factor: float,
 ) -> float:
     start, flowing, done = np.empty((3, len(messages.operation)))
     period = np.empty(1)
-    play(messages, costs, compute, flight, np.array([factor]), start, flowing, done, period)
+    play(messages, costs, compute, in_flight, np.array([factor]), start, flowing, done, period)
     return float(period[0])

@@ -12,7 +12,7 @@ from autosync.codes import Op
 from autosync.domain import Domain
 from autosync.plan.compiler_arrays import ALL_RANKS, team_table
 from autosync.simulator.compute_time import compute_factors
-from autosync.simulator.cost.network import network
+from autosync.simulator.cost.network import network_of
 from autosync.simulator.cost.synchronizer_costs import Allowed, ways_of
 from autosync.strategy import even_replicas
 
@@ -44,7 +44,7 @@ class Limit:
         return max(bounds, key=lambda name: bounds[name])
 
 
-def limit(domain: Domain, allowed: Allowed | None = None) -> Limit:
+def iteration_limit(domain: Domain, allowed: Allowed | None = None) -> Limit:
     """The limit of a domain over the allowed strategies; all exact, synchronous ones by default.
 
     Startups and updates are left out and messages may be cut anywhere, so plans stay above it. The
@@ -173,7 +173,7 @@ def dear_bound(domain: Domain) -> DearBound:
     factor = float(compute_factors(domain, even_replicas(domain.world_size)).max())
     forward = factor * domain.timing.forward_seconds
     backward = factor * domain.timing.backward_seconds
-    costs = network(domain.cluster, team_table(domain, ()))
+    costs = network_of(domain.cluster, team_table(domain, ()))
     ring = costs.kind[Op.ALL_REDUCE, ALL_RANKS, 0]
     all_reduce = float(costs.seconds_per_byte[ring]) * domain.graph.size_bytes
     half = all_reduce / 2

@@ -11,7 +11,7 @@ from numba import njit
 from numba.extending import register_jitable
 
 from autosync.domain import Domain
-from autosync.plan import PlanTable, compile_kernels, compile_loop, compile_plans, compiler_arrays
+from autosync.plan import PlanTable, compile_plans, compiler_arrays, compiler_kernels, compiler_loop
 from autosync.population import Population
 
 
@@ -26,12 +26,12 @@ def compile_plans_fast(population: Population, domain: Domain) -> PlanTable:
 
 @cache
 def _compiled_loop() -> Callable[..., None]:
-    for module in (compile_kernels, compile_loop):
+    for module in (compiler_kernels, compiler_loop):
         for value in vars(module).values():
             if isinstance(value, types.FunctionType) and value.__module__ == module.__name__:
                 register_jitable(value)
     return stamped(
-        compile_loop.compile_loop, digest(compile_kernels, compile_loop, compiler_arrays)
+        compiler_loop.compile_loop, digest(compiler_kernels, compiler_loop, compiler_arrays)
     )
 
 
@@ -42,9 +42,9 @@ def stamped(function: Callable[..., None], stamp: str) -> Callable[..., None]:
     part of its key, so a stamp over all sources keeps it from running outdated code.
     """
 
-    def compile_stamped(domain: Any, people: Any, ring_base: Any, out: Any, work: Any) -> None:
+    def compile_stamped(domain: Any, population: Any, ring_base: Any, out: Any, work: Any) -> None:
         _ = stamp
-        function(domain, people, ring_base, out, work)
+        function(domain, population, ring_base, out, work)
 
     compiled: Callable[..., None] = njit(nogil=True, cache=True, _nrt=False)(compile_stamped)
     return compiled

@@ -54,7 +54,7 @@ def state_bytes(plans: PlanTable, domain: Domain, index: int) -> NDArray[np.floa
     without replicas has its own memory), of a sharded one in equal parts."""
     world = domain.world_size
     rows = np.arange(int(plans.first[index]), int(plans.first[index + 1]))
-    size = _content_bytes(plans, domain, index)[plans.content[rows]]
+    size = _bucket_bytes(plans, domain, index)[plans.bucket[rows]]
     held = np.full(world, size[plans.update[rows] == Update.REPLICATED].sum())
     held += size[plans.update[rows] == Update.SHARD].sum() / world
     owned = plans.update[rows] == Update.OWNER
@@ -65,7 +65,7 @@ def state_bytes(plans: PlanTable, domain: Domain, index: int) -> NDArray[np.floa
 
 
 def buffer_bytes(plans: PlanTable, domain: Domain, index: int) -> NDArray[np.float64]:
-    """Flat buffers, one a content, and what a root or a reduce-scatter on gloo receives apart."""
+    """Flat buffers, one a bucket, and what a root or a reduce-scatter on gloo receives apart."""
     world = domain.world_size
     rows = np.arange(int(plans.first[index]), int(plans.first[index + 1]))
     wire = plans.wire_bytes[rows].astype(np.float64)
@@ -84,9 +84,9 @@ def buffer_bytes(plans: PlanTable, domain: Domain, index: int) -> NDArray[np.flo
     return held
 
 
-def _content_bytes(plans: PlanTable, domain: Domain, index: int) -> NDArray[np.float64]:
-    """Bytes of every content's values, `(contents,)`."""
-    elements = np.add.reduceat(plans.piece_stop - plans.piece_start, plans.content_first[:-1])
+def _bucket_bytes(plans: PlanTable, domain: Domain, index: int) -> NDArray[np.float64]:
+    """Bytes of every bucket's values, `(buckets,)`."""
+    elements = np.add.reduceat(plans.piece_stop - plans.piece_start, plans.bucket_first[:-1])
     result: NDArray[np.float64] = elements * float(domain_arrays(domain).item_bytes.max())
     return result
 

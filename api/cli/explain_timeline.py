@@ -7,7 +7,7 @@ from rich.markup import escape
 from autosync.api.cli.console import milliseconds, out, print_table
 
 if TYPE_CHECKING:
-    from autosync.api.views.timeline_views import Recorded
+    from autosync.api.views.timeline_views import RecordedTimelines
     from autosync.simulator.timeline.measured_iteration import Difference
 
 SHOWN = 10
@@ -23,7 +23,7 @@ COLUMNS = (
 )
 
 
-def print_timeline(recorded: "Recorded") -> None:
+def print_timeline(recorded: "RecordedTimelines") -> None:
     """Both periods, and where measured and predicted differ most."""
     from autosync.api.views.timeline_views import compare
 

@@ -16,7 +16,7 @@ from rich.progress import (
 from autosync.api.cli.console import err
 
 if TYPE_CHECKING:
-    from autosync.search.loop.outcome import Event
+    from autosync.search.loop.outcome import TuningEvent
 
 
 def progress_bar() -> Progress:
@@ -34,14 +34,14 @@ def progress_bar() -> Progress:
 
 
 @contextmanager
-def ranking_bar(quiet: bool) -> "Iterator[Callable[[Event], None]]":
+def ranking_bar(quiet: bool) -> "Iterator[Callable[[TuningEvent], None]]":
     """A bar over sampled proposals; yields what takes the search's events."""
     with progress_bar() as bar:
         if quiet:
             bar.stop()
         task = bar.add_task("ranking proposals", total=None)
 
-        def on_event(event: "Event") -> None:
+        def on_event(event: "TuningEvent") -> None:
             bar.update(task, completed=event.done, total=event.total)
 
         yield on_event

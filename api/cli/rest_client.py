@@ -21,7 +21,7 @@ SILENCE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TuningProgress:
     """One event of a tuning, as the service streams it; `state` at its end only."""
 
     kind: str
@@ -69,7 +69,7 @@ class Client:
         """The document that `autosync.distribute` applies."""
         return _checked(self.http.get(f"/v1/tunings/{tuning_id}/bundle")).text
 
-    def events(self, tuning_id: str) -> Iterator[Progress]:
+    def events(self, tuning_id: str) -> Iterator[TuningProgress]:
         """Progress as it happens, until the tuning has ended."""
         path = f"/v1/tunings/{tuning_id}/events"
         with self.http.stream("GET", path, timeout=SILENCE_SECONDS) as response:
@@ -91,11 +91,11 @@ class Client:
         return schema.model_validate_json(_checked(self.http.get(path)).content)
 
 
-def _progress(name: str, data: dict[str, Any]) -> Progress:
+def _progress(name: str, data: dict[str, Any]) -> TuningProgress:
     if name == "end":
-        return Progress("done", ended=str(data["state"]))
+        return TuningProgress("done", ended=str(data["state"]))
     keys = ("kind", "message", "done", "total", "best_seconds")
-    return Progress(**{key: data[key] for key in keys})
+    return TuningProgress(**{key: data[key] for key in keys})
 
 
 def _checked(response: httpx.Response) -> httpx.Response:

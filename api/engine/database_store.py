@@ -19,7 +19,7 @@ from autosync.api.db.tables import ACTIVE, EventRow, ProposalRow, TrialRow, Tuni
 from autosync.documents import from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import AutosyncError, InvalidInput
-from autosync.search.loop.outcome import Event
+from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.tuning_store import Phase, Proposal
 from autosync.search.space import Candidate
 from autosync.strategy import Strategy
@@ -94,7 +94,7 @@ class DatabaseStore:
             _check_fence(tuning, self.fence)
             return tuning.state == "cancelling"
 
-    def report(self, event: Event) -> None:
+    def report(self, event: TuningEvent) -> None:
         """Write progress: an event, and the tuning's own columns."""
         with self._fenced() as (session, tuning):
             tuning.phase, tuning.message = event.kind, clean(event.message)
@@ -176,7 +176,7 @@ def trial_of(row: TrialRow) -> TrialResult:
     )
 
 
-def add_event(session: Session, tuning_id: str, event: Event) -> None:
+def add_event(session: Session, tuning_id: str, event: TuningEvent) -> None:
     session.add(
         EventRow(
             tuning_id=tuning_id,

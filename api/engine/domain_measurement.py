@@ -3,16 +3,16 @@
 from dataclasses import replace
 
 from autosync.api.engine.database_store import DatabaseStore
-from autosync.api.engine.tuning_job import Job
+from autosync.api.engine.tuning_request import TuningRequest
 from autosync.errors import InvalidInput, NotSupported
 from autosync.search.cluster_probe import probe_costs
-from autosync.search.loop.outcome import Event
+from autosync.search.loop.outcome import TuningEvent
 from autosync.trials.contract import Launcher
-from autosync.trials.probe.kernel_profile import kernel_profile
+from autosync.trials.probe.kernel_profile import profile_kernels
 from autosync.trials.probe.message_costs import timing_pool
 
 
-def calibrated(job: Job, store: DatabaseStore, launcher: Launcher) -> Job:
+def calibrated(job: TuningRequest, store: DatabaseStore, launcher: Launcher) -> TuningRequest:
     """The job on a cluster with fitted communication costs; they become part of its domain.
 
     A job that brings costs, has begun, or asks for no probing stays as it is. Where its launcher
@@ -20,7 +20,7 @@ def calibrated(job: Job, store: DatabaseStore, launcher: Launcher) -> Job:
     """
     if job.domain.cluster.costs or not job.settings.probe or store.proposals():
         return job
-    store.report(Event("opening", "measuring what messages cost"))
+    store.report(TuningEvent("opening", "measuring what messages cost"))
     try:
         found = probe_costs(
             launcher,
@@ -32,14 +32,14 @@ def calibrated(job: Job, store: DatabaseStore, launcher: Launcher) -> Job:
             device=job.device,
         )
     except (NotSupported, InvalidInput) as reason:
-        store.report(Event("opening", f"message costs are assumed: {reason.message}"))
+        store.report(TuningEvent("opening", f"message costs are assumed: {reason.message}"))
         return job
     domain = replace(job.domain, cluster=found.cluster)
     store.use_domain(domain)
     return replace(job, domain=domain)
 
 
-def profiled(job: Job, store: DatabaseStore, launcher: Launcher) -> Job:
+def profiled(job: TuningRequest, store: DatabaseStore, launcher: Launcher) -> TuningRequest:
     """The job with the profile of its kernels, measured on its workers; part of its domain.
 
     A job whose compute is waited out keeps its profile, since that is what it waits; one that has
@@ -50,11 +50,11 @@ def profiled(job: Job, store: DatabaseStore, launcher: Launcher) -> Job:
     """
     if job.compute != "kernels" or store.proposals():
         return job
-    store.report(Event("opening", "measuring what the kernels take"))
+    store.report(TuningEvent("opening", "measuring what the kernels take"))
     with timing_pool(launcher, job.workload) as pool:
-        profile = kernel_profile(pool)
+        profile = profile_kernels(pool)
     domain = replace(job.domain, profile=profile)
     store.use_domain(domain)
     seconds = f"{profile.compute_seconds * 1e3:.1f} ms an iteration"
-    store.report(Event("opening", f"predicting from {seconds} of compute: {profile.note}"))
+    store.report(TuningEvent("opening", f"predicting from {seconds} of compute: {profile.note}"))
     return replace(job, domain=domain)

@@ -16,7 +16,7 @@ from autosync.api.engine.database_store import DatabaseStore, Interrupted, Lease
 from autosync.api.engine.domain_measurement import calibrated, profiled
 from autosync.api.engine.job_queue import LEASE_SECONDS, Claim
 from autosync.api.engine.registry import launcher_named
-from autosync.api.engine.tuning_job import load_job, outcome_row, run_job
+from autosync.api.engine.tuning_request import load_job, outcome_row, run_job
 from autosync.errors import AutosyncError
 from autosync.trials.contract import Launcher
 

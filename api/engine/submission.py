@@ -1,14 +1,14 @@
 """From a request to a job: names and ids become documents, and all of it is checked."""
 
 from autosync.api.db.database import Database
-from autosync.api.engine.tuning_job import Job, enqueue, refuse_unused, usual_scales
-from autosync.api.http.schemas import TuningRequest
+from autosync.api.engine.tuning_request import TuningRequest, enqueue, refuse_unused, usual_scales
+from autosync.api.http.schemas import TuningBody
 from autosync.api.views.catalogue import cluster_named, estimated_profile, graph_named
 from autosync.domain import Domain
 from autosync.search.loop.settings import Settings
 
 
-def submit(database: Database, request: TuningRequest) -> str:
+def submit(database: Database, request: TuningBody) -> str:
     """Check and queue a tuning; its id.
 
     Raises:
@@ -24,7 +24,7 @@ def submit(database: Database, request: TuningRequest) -> str:
     profile = request.profile or estimated_profile(graph, cluster)
     domain = Domain(graph, cluster, profile, request.optimizer)
     usual_bytes, usual_time = usual_scales(domain, request.launcher, request.compute)
-    job = Job(
+    job = TuningRequest(
         domain=domain,
         settings=Settings(
             budget=request.budget,

@@ -24,11 +24,11 @@ Moment = Annotated[datetime, BeforeValidator(_moment)]
 Positive = Annotated[int, Field(ge=1)]
 
 
-class Answer(BaseModel):
+class ResponseModel(BaseModel):
     model_config = ConfigDict(from_attributes=True)
 
 
-class TuningRequest(BaseModel):
+class TuningBody(BaseModel):
     """What to tune, and how long and how widely to search."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -94,7 +94,7 @@ class TuningRequest(BaseModel):
 
 
 class TuningForm(BaseModel):
-    """The dashboard's form: as `TuningRequest`, but empty where the default is meant."""
+    """The dashboard's form: as `TuningBody`, but empty where the default is meant."""
 
     graph: str
     cluster: str
@@ -108,7 +108,7 @@ class TuningForm(BaseModel):
     seed: str = ""
 
 
-class Kept(Answer):
+class Kept(ResponseModel):
     """A document that was posted; posting it again gives the same id."""
 
     id: str
@@ -116,7 +116,7 @@ class Kept(Answer):
     location: str
 
 
-class GraphSummary(Answer):
+class GraphSummary(ResponseModel):
     id: str
     name: str
     batch_size: int
@@ -126,19 +126,19 @@ class GraphSummary(Answer):
     created_at: Moment
 
 
-class BundledModel(Answer):
+class BundledModel(ResponseModel):
     name: str
     title: str
     batch_size: int
     parameters: int
 
 
-class Graphs(Answer):
+class Graphs(ResponseModel):
     items: list[GraphSummary]
     bundled: list[BundledModel]
 
 
-class ClusterSummary(Answer):
+class ClusterSummary(ResponseModel):
     id: str
     name: str
     nodes: int
@@ -146,12 +146,12 @@ class ClusterSummary(Answer):
     created_at: Moment
 
 
-class Clusters(Answer):
+class Clusters(ResponseModel):
     items: list[ClusterSummary]
     bundled: list[str]
 
 
-class TrainedSimulator(Answer):
+class TrainedSimulator(ResponseModel):
     """domains, trials: what it learned from. accuracy: pairs of strategies it had not seen that it
     ranked rightly; `unseen` says which. feature_version: of what it reads; a service uses only
     those of its own version."""
@@ -167,12 +167,12 @@ class TrainedSimulator(Answer):
     created_at: Moment
 
 
-class Simulators(Answer):
+class Simulators(ResponseModel):
     items: list[TrainedSimulator]
     bundled: list[str]
 
 
-class Progress(Answer):
+class Progress(ResponseModel):
     """done of total trials of the phase; ranked: proposals looked at so far."""
 
     phase: str
@@ -183,7 +183,7 @@ class Progress(Answer):
     trials: int
 
 
-class Result(Answer):
+class Result(ResponseModel):
     """speedup: median over interleaved repeats of DDP's time by the best's, with percentiles 10
     and 90."""
 
@@ -198,7 +198,7 @@ class Result(Answer):
     keep_ddp: bool
 
 
-class Tuning(Answer):
+class Tuning(ResponseModel):
     id: str
     state: State
     domain_id: str
@@ -225,12 +225,12 @@ class Tuning(Answer):
     finished_at: Moment | None
 
 
-class Tunings(Answer):
+class Tunings(ResponseModel):
     items: list[Tuning]
     total: int
 
 
-class RankedStrategy(Answer):
+class RankedStrategy(ResponseModel):
     """step_seconds, spread: over all measured iterations; of the confirmation alone where there
     was one. speedup: DDP's time by this one's; over interleaved repeats where confirmed."""
 
@@ -252,14 +252,14 @@ class RankedStrategy(Answer):
     error: str | None
 
 
-class RankedStrategies(Answer):
+class RankedStrategies(ResponseModel):
     tuning_id: str
     byte_scale: float
     time_scale: float
     items: list[RankedStrategy]
 
 
-class Trial(Answer):
+class Trial(ResponseModel):
     key: str
     position: int
     phase: str
@@ -287,12 +287,12 @@ class Trial(Answer):
     created_at: Moment
 
 
-class Trials(Answer):
+class Trials(ResponseModel):
     tuning_id: str
     items: list[Trial]
 
 
-class MessageInterval(Answer):
+class TimelineMessage(ResponseModel):
     """message: its place in the plan. turn: from when on its channel worked for it."""
 
     message: int
@@ -305,17 +305,17 @@ class MessageInterval(Answer):
     arrived_seconds: float
 
 
-class Iteration(Answer):
+class Iteration(ResponseModel):
     """From the forward start of the slowest rank over one iteration to the end of the next forward
     pass; seconds are the domain's and count from that start. messages: of this iteration; null
     where none were recorded."""
 
     step_seconds: float
     compute: list[ComputeInterval]
-    messages: list[MessageInterval] | None
+    messages: list[TimelineMessage] | None
 
 
-class Timeline(Answer):
+class Timeline(ResponseModel):
     """One strategy's iteration as the timeline simulator predicts it, and as a trial recorded it.
 
     measured: null where no trial recorded it. clock: `shared` where all ranks read one machine's
@@ -334,12 +334,12 @@ class Timeline(Answer):
     differences: list[Difference]
 
 
-class Cancelled(Answer):
+class Cancelled(ResponseModel):
     id: str
     state: State
 
 
-class Health(Answer):
+class Health(ResponseModel):
     status: Literal["ok"]
     version: str
     database: str

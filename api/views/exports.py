@@ -24,7 +24,7 @@ from autosync.api.db.tables import (
     TuningRow,
 )
 from autosync.api.views.reports import ranked_strategies, trials
-from autosync.bundle import Evidence, bundle
+from autosync.bundle import Evidence, make_bundle
 from autosync.documents import from_json, to_json
 from autosync.errors import NotFound, NotSupported
 from autosync.strategy import Strategy
@@ -86,7 +86,7 @@ def bundle_document(session: Session, tuning_id: str, strategy_id: str | None = 
     if outcome is None:
         raise NotSupported(
             f"tuning {tuning_id} is {tuning.state} and has no confirmed answer.",
-            thing="bundle",
+            thing="make_bundle",
             value=tuning.state,
             remedy="Wait until it has finished, or ask for one of its strategies (?strategy=ID).",
         )
@@ -113,7 +113,7 @@ def _bundle_of(session: Session, tuning: TuningRow, strategy_id: str) -> str:
         ddp_step_seconds=ddp,
         measured_on=measured_on(ran_on or tuning.launcher, tuning.byte_scale, tuning.time_scale),
     )
-    return to_json(bundle(strategy, load_domain(session, tuning.domain_id), evidence))
+    return to_json(make_bundle(strategy, load_domain(session, tuning.domain_id), evidence))
 
 
 def measured_on(launcher: str, byte_scale: float, time_scale: float) -> str:

@@ -87,7 +87,7 @@ def _summary(
     )
 
 
-def _columns(row: Base, answer: type[schemas.Answer]) -> dict[str, Any]:
+def _columns(row: Base, answer: type[schemas.ResponseModel]) -> dict[str, Any]:
     """The columns of a row that an answer shows under the same name."""
     names = answer.model_fields.keys() & row.__table__.columns.keys()
     return {name: getattr(row, name) for name in names}

@@ -16,7 +16,7 @@ from autosync.population import encode
 from autosync.search.loop.outcome import is_ddp
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.chrome_trace import chrome_trace
-from autosync.simulator.timeline.iteration_trace import Trace, predicted_iteration
+from autosync.simulator.timeline.iteration_trace import IterationTrace, predicted_iteration
 from autosync.simulator.timeline.measured_iteration import (
     Difference,
     differences,
@@ -28,7 +28,7 @@ from autosync.trials.measured_timeline import MeasuredTimeline
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedTimelines:
     """A strategy of a tuning with the timeline of its trial `key`, if one recorded it."""
 
     tuning_id: str
@@ -43,8 +43,8 @@ class Recorded:
 class Compared:
     """measured: None where nothing was recorded; without messages under torch's own DDP."""
 
-    predicted: Trace
-    measured: Trace | None
+    predicted: IterationTrace
+    measured: IterationTrace | None
 
     @property
     def differences(self) -> tuple[Difference, ...]:
@@ -57,7 +57,7 @@ class Compared:
         return chrome_trace(predicted=self.predicted, measured=self.measured)
 
 
-def recorded(session: Session, tuning_id: str, strategy_id: str | None = None) -> Recorded:
+def recorded(session: Session, tuning_id: str, strategy_id: str | None = None) -> RecordedTimelines:
     """What the tuning recorded of a strategy; by default of its answer, or before that of DDP,
     which is tried first.
 
@@ -80,7 +80,7 @@ def recorded(session: Session, tuning_id: str, strategy_id: str | None = None) -
         .order_by(TrialRow.position.desc())
     ).first()
     key, domain_id, document = trial or (None, tuning.domain_id, None)
-    return Recorded(
+    return RecordedTimelines(
         tuning_id=tuning_id,
         strategy=from_json(Strategy, row.document),
         words=row.words,
@@ -90,7 +90,7 @@ def recorded(session: Session, tuning_id: str, strategy_id: str | None = None) -
     )
 
 
-def newest_recorded(session: Session, domain_id: str, strategy_id: str) -> Recorded | None:
+def newest_recorded(session: Session, domain_id: str, strategy_id: str) -> RecordedTimelines | None:
     """The latest trial of the strategy in the domain that recorded its timeline, of any tuning."""
     tuning_id = session.scalars(
         select(TrialRow.tuning_id)
@@ -129,7 +129,7 @@ def compare(strategy: Strategy, domain: Domain, timeline: MeasuredTimeline | Non
     return Compared(predicted, measured_iteration(timeline, plan))
 
 
-def timeline_answer(of: Recorded) -> schemas.Timeline:
+def timeline_answer(of: RecordedTimelines) -> schemas.Timeline:
     compared = compare(of.strategy, of.domain, of.timeline)
     return schemas.Timeline(
         tuning_id=of.tuning_id,
@@ -144,10 +144,10 @@ def timeline_answer(of: Recorded) -> schemas.Timeline:
     )
 
 
-def _iteration(trace: Trace) -> schemas.Iteration:
+def _iteration(trace: IterationTrace) -> schemas.Iteration:
     turn = turns(trace)
     messages = [
-        schemas.MessageInterval(**asdict(message), turn_seconds=turn[message.message])
+        schemas.TimelineMessage(**asdict(message), turn_seconds=turn[message.message])
         for message in trace.messages
     ]
     return schemas.Iteration(

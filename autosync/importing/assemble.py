@@ -18,7 +18,7 @@ DTYPES: dict[torch.dtype, DType] = {
 
 
 @dataclass(slots=True)
-class Recording:
+class StepRecording:
     """One recorded step.
 
     loss_operation: the operation that made the loss, None when it is a bare parameter.
@@ -72,8 +72,8 @@ class Recording:
         return position
 
 
-def assemble(
-    recording: Recording, doubled: list[tuple[int, ...]] | None, name: str, batch_size: int
+def assemble_graph(
+    recording: StepRecording, doubled: list[tuple[int, ...]] | None, name: str, batch_size: int
 ) -> ModelGraph:
     """doubled: output shapes at twice the batch size. An output has the batch dimension when its
     shape changes; where the module cannot run at that size, when a dimension is a multiple of the
@@ -105,7 +105,7 @@ def assemble(
     )
 
 
-def _kept(recording: Recording, position: dict[int, int]) -> list[int]:
+def _kept(recording: StepRecording, position: dict[int, int]) -> list[int]:
     """Operations that lead to the loss, run in backward or have FLOPs: not a counter's update."""
     records = recording.recorder.records
     needed = set(position)
@@ -146,7 +146,7 @@ def _batched(
     return any(size and size % batch_size == 0 for size in shape)
 
 
-def _completed_by(recording: Recording, variable: int, position: dict[int, int]) -> int:
+def _completed_by(recording: StepRecording, variable: int, position: dict[int, int]) -> int:
     """The last consumer in backward order."""
     consumers = [
         operation

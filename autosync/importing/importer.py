@@ -9,7 +9,7 @@ from torch import nn
 from autosync.errors import InvalidInput
 from autosync.graph import ModelGraph
 from autosync.importing import refusals
-from autosync.importing.assemble import DTYPES, Recording, assemble
+from autosync.importing.assemble import DTYPES, StepRecording, assemble_graph
 from autosync.importing.copies import (
     Inputs,
     Loss,
@@ -56,7 +56,7 @@ def import_module(
             raise refusals.other_dtype(name, key, value.dtype, tuple(DTYPES.values()))
     recording = _record(module, meta_inputs(inputs, batch_size), loss, name, trainable)
     doubled = _shapes(module, meta_inputs(inputs, batch_size, factor=2), loss, recording.recorder)
-    return assemble(recording, doubled, name, batch_size)
+    return assemble_graph(recording, doubled, name, batch_size)
 
 
 def _record(
@@ -65,7 +65,7 @@ def _record(
     loss: Loss | None,
     name: str,
     trainable: dict[str, nn.Parameter],
-) -> Recording:
+) -> StepRecording:
     recorder = Recorder(list(trainable.values()))
     with on_meta(), torch.enable_grad(), recorder:
         value = _forward(module, inputs, loss, name, recorder)
@@ -75,7 +75,7 @@ def _record(
             table.sparse = False
         return _record(module, inputs, loss, name, trainable)
     recorder.start_backward()
-    recording = Recording(recorder, trainable, recorder.writer_of(value))
+    recording = StepRecording(recorder, trainable, recorder.writer_of(value))
     recording.watch(value)
     try:
         with on_meta(), recorder:

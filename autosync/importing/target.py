@@ -19,7 +19,7 @@ RETURNS = "Return (module, example_inputs, loss): an nn.Module, a tuple of tenso
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ModelTarget:
     """What the user's function returned, and the batch size of its first input."""
 
     module: nn.Module
@@ -28,7 +28,7 @@ class Target:
     batch_size: int
 
 
-def load_target(target: str, *, allocate: bool = False) -> Target:
+def load_target(target: str, *, allocate: bool = False) -> ModelTarget:
     """Import and call the function that `target` names. Only for the user's own command line: it
     runs the user's code.
 
@@ -51,7 +51,7 @@ def load_target(target: str, *, allocate: bool = False) -> Target:
     inputs = check_inputs(example_inputs, target)
     if inputs[0].dim() == 0:
         raise _wrong(target, "a scalar input", "the first input must have the batch dimension")
-    return Target(module, inputs, loss, int(inputs[0].shape[0]))
+    return ModelTarget(module, inputs, loss, int(inputs[0].shape[0]))
 
 
 def _function(target: str) -> Callable[[], Any]:

@@ -39,7 +39,7 @@ class Dataflow:
     gradient_order: tuple[str, ...]
 
 
-def dataflow(nodes: Sequence[NodeDef], gradients: Mapping[str, str], source: str) -> Dataflow:
+def read_dataflow(nodes: Sequence[NodeDef], gradients: Mapping[str, str], source: str) -> Dataflow:
     """The dataflow of a graph whose variable `name` has the gradient tensor `gradients[name]`.
 
     Nodes count in the order of the file where that is topological, as TensorFlow writes them: in

@@ -42,7 +42,7 @@ class DeviceNames:
         return self.servers[name]
 
 
-def device_names(
+def names_of_devices(
     cluster: Cluster, gpus: Numbers | None = None, cpus: Numbers | None = None
 ) -> DeviceNames:
     """Name a cluster's devices as AutoDist does.

@@ -20,7 +20,7 @@ from autosync.interop.autodist_messages import (
     NodeDef,
     VariableDef,
 )
-from autosync.interop.dataflow import Dataflow, dataflow
+from autosync.interop.dataflow import Dataflow, read_dataflow
 from autosync.interop.protobuf_records import M, decode
 from autosync.interop.protobuf_wire import Window
 from autosync.interop.strategy_import import variable_name
@@ -80,7 +80,7 @@ def read_graph_item(
         if each in gradients
     ]
     tensors = {variable.name: gradients[variable.name].tensor for variable in variables}
-    flow = dataflow(graph_def.node, tensors, source)
+    flow = read_dataflow(graph_def.node, tensors, source)
     return ImportedGraph(
         _graph(name, batch_size, variables, flow), frozenset(defined) - frozenset(gradients)
     )

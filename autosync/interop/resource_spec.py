@@ -11,7 +11,7 @@ from autosync.cluster_file import MAX_DEVICES, strict_yaml
 from autosync.devices import DEVICE_TYPES
 from autosync.documents import STRICT
 from autosync.errors import InvalidInput, NotSupported
-from autosync.interop.device_names import DeviceNames, device_names, gpu_count
+from autosync.interop.device_names import DeviceNames, gpu_count, names_of_devices
 
 PAYLOAD_SHARE = 0.956
 """A specification states a port's rate, a cluster what TCP carries of it at an MTU of 1500."""
@@ -69,7 +69,7 @@ def read_resource_spec(
     )
     gpus = {node.address: node.gpus for node in nodes}
     cpus = {node.address: node.cpus for node in nodes}
-    return ResourceSpec(cluster, device_names(cluster, gpus, cpus))
+    return ResourceSpec(cluster, names_of_devices(cluster, gpus, cpus))
 
 
 def write_resource_spec(cluster: Cluster) -> str:

@@ -14,7 +14,7 @@ from autosync.interop.autodist_messages import (
     PSSynchronizer,
     StrategyMessage,
 )
-from autosync.interop.device_names import DeviceNames, device_names
+from autosync.interop.device_names import DeviceNames, names_of_devices
 from autosync.interop.protobuf_records import encode
 from autosync.interop.strategy_import import POWER_SGD_RANK
 from autosync.strategy import (
@@ -55,7 +55,7 @@ def export_strategy(
     """
     verify(strategy, domain, allow_lossy=allow_lossy, allow_staleness=True)
     _check_whole(strategy)
-    names = devices or device_names(domain.cluster)
+    names = devices or names_of_devices(domain.cluster)
     writing = _Writing(strategy, names)
     nodes = tuple(
         writing.node(variable, choice)

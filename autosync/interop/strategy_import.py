@@ -27,7 +27,7 @@ from autosync.interop.autodist_messages import (
     Spec,
     StrategyMessage,
 )
-from autosync.interop.device_names import DeviceNames, device_names
+from autosync.interop.device_names import DeviceNames, names_of_devices
 from autosync.interop.protobuf_records import decode
 from autosync.interop.protobuf_wire import Window
 from autosync.strategy import (
@@ -81,7 +81,7 @@ def import_strategy(
             value=len(data),
         )
     said = decode(StrategyMessage, Window.of(data, source), MAX_STRATEGY_VALUES)
-    names = devices or device_names(domain.cluster)
+    names = devices or names_of_devices(domain.cluster)
     _check_replicas(said, domain, names, source)
     nodes = _by_variable(said, domain, without_gradient, source)
     reading = _Reading(domain, names)

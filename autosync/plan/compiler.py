@@ -5,8 +5,6 @@ from collections.abc import Callable
 import numpy as np
 
 from autosync.domain import Domain
-from autosync.plan.compile_kernels import STAGES
-from autosync.plan.compile_loop import PlanArrays, Scratch, compile_loop
 from autosync.plan.compiler_arrays import (
     FIRST_SERVER,
     DomainArrays,
@@ -15,6 +13,8 @@ from autosync.plan.compiler_arrays import (
     population_arrays,
     team_table,
 )
+from autosync.plan.compiler_kernels import STAGES
+from autosync.plan.compiler_loop import PlanArrays, Scratch, compile_loop
 from autosync.plan.plan_table import PlanTable
 from autosync.population import Population
 
@@ -27,12 +27,12 @@ def compile_plans(population: Population, domain: Domain, loop: Loop = compile_l
     loop: `compile_loop` itself, or the same function compiled (`simulator/numba_compiler.py`).
     """
     arrays = domain_arrays(domain)
-    people = population_arrays(population)
+    columns = population_arrays(population)
     out, work = _allocate(population, arrays)
-    loop(arrays, people, FIRST_SERVER + domain.cluster.servers, out, work)
+    loop(arrays, columns, FIRST_SERVER + domain.cluster.servers, out, work)
     messages = int(out.first[-1])
-    contents = int(out.content[:messages].max()) + 1 if messages else 0
-    pieces = int(out.content_first[contents])
+    buckets = int(out.bucket[:messages].max()) + 1 if messages else 0
+    pieces = int(out.bucket_first[buckets])
     return PlanTable(
         teams=team_table(domain, population.options),
         first=out.first,
@@ -46,8 +46,8 @@ def compile_plans(population: Population, domain: Domain, loop: Loop = compile_l
         after=out.after[:messages],
         gate=out.gate[:messages],
         update=out.update[:messages],
-        content=out.content[:messages],
-        content_first=out.content_first[: contents + 1],
+        bucket=out.bucket[:messages],
+        bucket_first=out.bucket_first[: buckets + 1],
         piece_row=out.piece_row[:pieces],
         piece_start=out.piece_start[:pieces],
         piece_stop=out.piece_stop[:pieces],
@@ -64,12 +64,12 @@ def _allocate(population: Population, domain: DomainArrays) -> tuple[PlanArrays,
     total_bytes = int((domain.elements * domain.item_bytes).sum())
     slice_bytes = np.maximum(population.slice_bytes // item_bytes * item_bytes, item_bytes)
     slices = np.where(population.slice_bytes > 0, total_bytes // slice_bytes + 1, 0)
-    contents = groups + slices
-    most_contents, most_rows = (
-        int(contents.max(initial=0)),
+    buckets = groups + slices
+    most_buckets, most_rows = (
+        int(buckets.max(initial=0)),
         int(np.diff(population.first).max(initial=0)),
     )
-    total, messages = int(contents.sum()), int(contents.sum()) * STAGES
+    total, messages = int(buckets.sum()), int(buckets.sum()) * STAGES
     pieces = population.rows + int(slices.sum())
     out = PlanArrays(
         first=np.zeros(len(population) + 1, dtype=np.int64),
@@ -83,14 +83,14 @@ def _allocate(population: Population, domain: DomainArrays) -> tuple[PlanArrays,
         after=np.empty(messages, dtype=np.int64),
         gate=np.empty(messages, dtype=np.int32),
         update=np.empty(messages, dtype=np.uint8),
-        content=np.empty(messages, dtype=np.int64),
-        content_first=np.zeros(total + 1, dtype=np.int64),
+        bucket=np.empty(messages, dtype=np.int64),
+        bucket_first=np.zeros(total + 1, dtype=np.int64),
         piece_row=np.empty(pieces, dtype=np.int64),
         piece_start=np.empty(pieces, dtype=np.int64),
         piece_stop=np.empty(pieces, dtype=np.int64),
     )
     row, wire, value, second, ready, gate, key, order, by_key, heap, last = (
-        np.empty(most_contents, dtype=np.int64) for _ in range(11)
+        np.empty(most_buckets, dtype=np.int64) for _ in range(11)
     )
     work = Scratch(
         np.empty(most_rows + 2, dtype=np.int64),
@@ -107,8 +107,8 @@ def _allocate(population: Population, domain: DomainArrays) -> tuple[PlanArrays,
         by_key,
         heap,
         last,
-        np.empty(most_contents),
-        np.empty(most_contents),
+        np.empty(most_buckets),
+        np.empty(most_buckets),
         np.zeros((STAGES, 6), dtype=np.int32),
     )
     return out, work

@@ -36,7 +36,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One row of a PlanTable; see there. `content` and `teams` index the plan's own tables."""
+    """One row of a PlanTable; see there. `bucket` and `teams` index the plan's own tables."""
 
     operation: Op
     channel: Channel
@@ -48,7 +48,7 @@ class Message:
     after: int
     gate: int
     update: Update
-    content: int
+    bucket: int
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
 
@@ -66,7 +66,7 @@ class Plan:
     bucket_bytes: int
     teams: tuple[tuple[tuple[int, ...], ...], ...]
     shards: tuple[ShardSpec, ...]
-    contents: tuple[tuple[Piece, ...], ...]
+    buckets: tuple[tuple[Piece, ...], ...]
     messages: tuple[Message, ...]
     staleness: int = 0
     version: Literal[1] = 1
@@ -96,8 +96,8 @@ def plan_of(plans: PlanTable, population: Population, index: int, domain: Domain
         shares[replica.rank] = replica.share
     start, stop = int(plans.first[index]), int(plans.first[index + 1])
     rows = range(start, stop)
-    contents = sorted({int(plans.content[row]) for row in rows})
-    place = {content: i for i, content in enumerate(contents)}
+    buckets = sorted({int(plans.bucket[row]) for row in rows})
+    place = {bucket: i for i, bucket in enumerate(buckets)}
     used = sorted({int(plans.ranks[row]) for row in rows})
     team = {ranks: i for i, ranks in enumerate(used)}
     return Plan(
@@ -107,7 +107,7 @@ def plan_of(plans: PlanTable, population: Population, index: int, domain: Domain
         bucket_bytes=int(population.slice_bytes[index]) if engine == "ddp" else 0,
         teams=tuple(plans.teams[ranks] for ranks in used),
         shards=shard_specs(population, index),
-        contents=tuple(_pieces(plans, content) for content in contents),
+        buckets=tuple(_pieces(plans, bucket) for bucket in buckets),
         messages=tuple(
             Message(
                 operation=Op(plans.operation[row]),
@@ -120,7 +120,7 @@ def plan_of(plans: PlanTable, population: Population, index: int, domain: Domain
                 after=int(plans.after[row]),
                 gate=int(plans.gate[row]),
                 update=Update(plans.update[row]),
-                content=place[int(plans.content[row])],
+                bucket=place[int(plans.bucket[row])],
             )
             for row in rows
         ),
@@ -141,8 +141,8 @@ def shard_specs(population: Population, index: int) -> tuple[ShardSpec, ...]:
     return tuple(specs)
 
 
-def _pieces(plans: PlanTable, content: int) -> tuple[Piece, ...]:
-    span = range(int(plans.content_first[content]), int(plans.content_first[content + 1]))
+def _pieces(plans: PlanTable, bucket: int) -> tuple[Piece, ...]:
+    span = range(int(plans.bucket_first[bucket]), int(plans.bucket_first[bucket + 1]))
     return tuple(
         Piece(int(plans.piece_row[p]), int(plans.piece_start[p]), int(plans.piece_stop[p]))
         for p in span

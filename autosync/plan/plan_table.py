@@ -11,7 +11,7 @@ Teams = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class PlanTable:
-    """Plans of n strategies; M messages, C contents, P pieces in all.
+    """Plans of n strategies; M messages, C buckets, P pieces in all.
 
     A row is a message, in issue order: on every channel, and over all of them, a message comes
     after everything it waits for, so issuing in row order cannot deadlock.
@@ -28,8 +28,8 @@ class PlanTable:
     after i64[M]: the message of the same strategy it waits for, counted from first[i], or -1.
     gate i32[M]: the forward operation that waits for it, -1 when `step()` itself waits.
     update u8[M]: `codes.Update`.
-    content i64[M]: index into contents; the messages of one chain share theirs.
-    content_first i64[C + 1], piece_row i64[P], piece_start i64[P], piece_stop i64[P]: content c
+    bucket i64[M]: index into buckets; the messages of one chain share theirs.
+    content_first i64[C + 1], piece_row i64[P], piece_start i64[P], piece_stop i64[P]: bucket c
         is the elements piece_start:piece_stop of the shards (rows of the population, counted
         from the strategy's first) piece_row, for the pieces content_first[c]:content_first[c+1].
     """
@@ -46,8 +46,8 @@ class PlanTable:
     after: NDArray[np.int64]
     gate: NDArray[np.int32]
     update: NDArray[np.uint8]
-    content: NDArray[np.int64]
-    content_first: NDArray[np.int64]
+    bucket: NDArray[np.int64]
+    bucket_first: NDArray[np.int64]
     piece_row: NDArray[np.int64]
     piece_start: NDArray[np.int64]
     piece_stop: NDArray[np.int64]

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from autosync.errors import InvalidInput, NotSupported
 from autosync.plan import Plan
 from autosync.runtime.engine import Engine
-from autosync.runtime.execution_trace import Trace
+from autosync.runtime.execution_trace import ExecutionTrace
 from autosync.runtime.exit import finish_at_exit
 from autosync.runtime.failures import lost_peer
 from autosync.runtime.hooks.forward_gates import Gates, tensors_in
@@ -69,7 +69,7 @@ class Attachment:
             engine.flush()
             engine.streams.synchronize()
             if keep_state:
-                gather_state(self.optimizer, engine.variables, engine.contents, engine.group)
+                gather_state(self.optimizer, engine.variables, engine.buckets, engine.group)
             if self.end_groups is not _leave_open:
                 with suppress(RuntimeError):  # nothing is under way here: a peer may go first
                     engine.control.barrier(dist.BarrierOptions()).wait()
@@ -97,7 +97,7 @@ def attach(
     max_grad_norm: float | None = None,
     share_values: bool = True,
     groups: Groups | None = None,
-    trace: Trace | None = None,
+    trace: ExecutionTrace | None = None,
     agreed: bool = False,
     streams: Streams | None = None,
 ) -> Attachment:

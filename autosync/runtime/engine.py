@@ -21,8 +21,8 @@ from torch.optim import Optimizer
 
 from autosync.errors import AutosyncError, NotSupported
 from autosync.plan import Plan
-from autosync.runtime.completion import Arrivals
-from autosync.runtime.execution_trace import Trace
+from autosync.runtime.completion import Completion
+from autosync.runtime.execution_trace import ExecutionTrace
 from autosync.runtime.failures import SynchronizationFailed
 from autosync.runtime.hooks.module_buffers import BufferBroadcast
 from autosync.runtime.hooks.pending_gradients import (
@@ -33,16 +33,16 @@ from autosync.runtime.hooks.pending_gradients import (
     settle,
     unmark,
 )
-from autosync.runtime.iteration import Phase, Round
+from autosync.runtime.iteration import Iteration, Phase
 from autosync.runtime.layout.build import Records
 from autosync.runtime.layout.issue_order import issue_order
 from autosync.runtime.layout.packing import pack_zeros, show_gradients, take_back
-from autosync.runtime.layout.records import Variable
+from autosync.runtime.layout.records import VariableRecord
 from autosync.runtime.monitor import Monitor
 from autosync.runtime.payloads.powersgd_state import Kept, kept_errors, take_errors
 from autosync.runtime.streams import HOST, Streams
 from autosync.runtime.updates.clipping import agree_on_infinity, clip_gradients, loss_scale
-from autosync.runtime.updates.optimizer_application import Applying
+from autosync.runtime.updates.optimizer_application import OptimizerApplication
 from autosync.runtime.updates.optimizer_state import gather_state, scatter_state
 from autosync.runtime.updates.unused_variables import Unused
 
@@ -67,7 +67,7 @@ class Engine:
         unused: Unused,
         buffers: BufferBroadcast,
         max_grad_norm: float | None = None,
-        trace: Trace | None = None,
+        trace: ExecutionTrace | None = None,
         streams: Streams = HOST,
         patience_seconds: float = 0.0,
     ):
@@ -75,7 +75,7 @@ class Engine:
         self.kind = type(optimizer)
         self.plan = plan
         self.variables = records.variables
-        self.contents = records.contents
+        self.buckets = records.buckets
         self.steps = records.steps
         self.low_rank = records.low_rank
         self.streams = streams
@@ -88,13 +88,13 @@ class Engine:
         self.shown = False
         self.expected = False
         self.synchronizing = True
-        self.applying = Applying(optimizer, self.kind, unused, streams)
-        self.round = Round(records)
+        self.applying = OptimizerApplication(optimizer, self.kind, unused, streams)
+        self.round = Iteration(records)
         self.all_whole = all(v.whole for v in self.variables)
         self.pending = [v for v in self.variables if v.deferred or not v.whole]
-        self.monitor = Monitor(abort, any(content.travels for content in self.contents), trace)
+        self.monitor = Monitor(abort, any(bucket.travels for bucket in self.buckets), trace)
         self.condition = self.monitor.condition
-        self.arrivals = Arrivals(
+        self.arrivals = Completion(
             self.round, self.applying, self.monitor, streams, trace, patience_seconds
         )
 
@@ -167,17 +167,17 @@ class Engine:
         with self.monitor.talking("the broadcast of module buffers"):
             self.buffers.start()
 
-    def packed(self, variable: Variable) -> None:
+    def packed(self, variable: VariableRecord) -> None:
         """The gradient of a variable is in its buffers."""
         variable.fired = True
         ready = False
         self.streams.packing()
-        for content in variable.contents:
-            if content.waiting == 1:  # at 0 a landing thread may issue it
-                content.packed_seconds = time.monotonic()
-                content.packed_mark = self.streams.mark()
+        for bucket in variable.buckets:
+            if bucket.waiting == 1:  # at 0 a landing thread may issue it
+                bucket.packed_seconds = time.monotonic()
+                bucket.packed_mark = self.streams.mark()
                 ready = True
-            content.waiting -= 1
+            bucket.waiting -= 1
         if ready:
             with self.condition:
                 self.arrivals.pump()
@@ -212,7 +212,7 @@ class Engine:
         with self.condition:  # a landing thread may show a sparse sum
             mark(self, (v for v in self.pending if landed or v.missing or not v.whole))
 
-    def complete(self, variable: Variable) -> None:
+    def complete(self, variable: VariableRecord) -> None:
         """See `pending.Holder`."""
         if self.phase is not Phase.REDUCING:  # kept from an earlier iteration
             return
@@ -233,12 +233,12 @@ class Engine:
         if self.shown:
             return
         self.shown = True
-        for content in self.contents:
-            if not content.whole:
-                show_gradients(content)
-        if any(content.travels for content in self.contents):
+        for bucket in self.buckets:
+            if not bucket.whole:
+                show_gradients(bucket)
+        if any(bucket.travels for bucket in self.buckets):
             with self.monitor.talking("the search for infinities"):
-                agree_on_infinity(self.variables, self.contents, self.control)
+                agree_on_infinity(self.variables, self.buckets, self.control)
 
     # --- step
 
@@ -256,9 +256,9 @@ class Engine:
         self.applying.release()
         with self.condition:
             self.round.phase = Phase.STEPPED
-            claimed = [content for content in self.contents if self.round.claim(content)]
-        for content in claimed:
-            self.arrivals.update(content)
+            claimed = [bucket for bucket in self.buckets if self.round.claim(bucket)]
+        for bucket in claimed:
+            self.arrivals.update(bucket)
         self.monitor.wait(lambda: self.round.blocking == 0)
         with self.condition:
             ripe = self.round.take_ripe()
@@ -277,14 +277,14 @@ class Engine:
         self.monitor.wait(lambda: self.round.unreduced == 0)
         self.streams.stay_behind(self.variables)
         if self.shown:
-            for content in self.contents:
-                if content.flat:
-                    take_back(content)
+            for bucket in self.buckets:
+                if bucket.flat:
+                    take_back(bucket)
         if self.max_grad_norm:
             with self.monitor.talking("clipping by the global norm"):
                 scale = loss_scale(self.optimizer)
                 limit = self.max_grad_norm * scale
-                norm = clip_gradients(self.variables, self.contents, self.control, limit)
+                norm = clip_gradients(self.variables, self.buckets, self.control, limit)
                 self.grad_norm = norm / scale
 
     @contextmanager
@@ -293,7 +293,7 @@ class Engine:
         where updates are owned or sharded, or messages packed by PowerSGD."""
         self.flush()
         with self.monitor.talking("the gathering of the optimizer's state"):
-            gathered = gather_state(self.optimizer, self.variables, self.contents, self.group)
+            gathered = gather_state(self.optimizer, self.variables, self.buckets, self.group)
             kept = kept_errors(self.optimizer, self.low_rank, self.control)
         yield kept
         for variable in gathered:
@@ -301,12 +301,12 @@ class Engine:
 
     def scatter_state(self, kept: Kept) -> None:
         """Take the parts that this rank updates out of the optimizer, and its part of `kept`."""
-        scatter_state(self.optimizer, self.contents)
+        scatter_state(self.optimizer, self.buckets)
         take_errors(self.optimizer, self.low_rank, kept, self.group.size())
 
     # --- waiting
 
-    def wait_for(self, variables: list[Variable]) -> None:
+    def wait_for(self, variables: list[VariableRecord]) -> None:
         """Before a forward that reads these variables."""
         if self.phase is not Phase.STEPPED:
             return

@@ -4,14 +4,14 @@ import time
 from dataclasses import dataclass, field
 
 from autosync.codes import Channel, Op
-from autosync.runtime.layout.records import Step
+from autosync.runtime.layout.records import MessageRecord
 
 SHORTEST_WAIT_SECONDS = 2e-5
 """Waits that are over at once are no events: taking and leaving the lock costs a few us."""
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class MessageEvent:
     """One executed message; seconds on `time.monotonic()`.
 
     takes_part: this rank sends or receives in it. size_bytes: of this rank's payload, encoded as
@@ -25,7 +25,7 @@ class Event:
     message: int
     operation: Op
     channel: Channel
-    content: int
+    bucket: int
     takes_part: bool
     queued_seconds: float
     start_seconds: float
@@ -34,25 +34,25 @@ class Event:
 
 
 @dataclass(slots=True)
-class Trace:
+class ExecutionTrace:
     """events: in the order of completion. waits: (start, end) of each time that the training
     script's thread stood still for messages; a GPU's stream that waits is not seen.
 
     Of a GPU, a trace costs some overlap: landing waits until times can be read."""
 
-    events: list[Event] = field(default_factory=list)
+    events: list[MessageEvent] = field(default_factory=list)
     waits: list[tuple[float, float]] = field(default_factory=list)
 
-    def note(self, iteration: int, step: Step) -> None:
+    def note(self, iteration: int, step: MessageRecord) -> None:
         """A message has arrived."""
         message = step.message
         self.events.append(
-            Event(
+            MessageEvent(
                 iteration,
                 step.index,
                 message.operation,
                 message.channel,
-                message.content,
+                message.bucket,
                 step.start is not None,
                 step.queued_seconds(),
                 step.started_seconds,

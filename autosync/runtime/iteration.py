@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from enum import Enum
 
 from autosync.runtime.layout.build import Records
-from autosync.runtime.layout.records import Content, Variable
+from autosync.runtime.layout.records import Bucket, VariableRecord
 
 
 class Phase(Enum):
@@ -16,11 +16,11 @@ class Phase(Enum):
     STEPPED = 3
 
 
-class Round:
+class Iteration:
     """Counters over the records of a plan.
 
     phase: of the script. iteration: from 0; -1 before the first backward pass.
-    due: variables that are not current yet. unreduced: contents whose sums are missing.
+    due: variables that are not current yet. unreduced: buckets whose sums are missing.
     blocking: whole variables that `step()` waits for and whose sums are missing.
     """
 
@@ -31,32 +31,32 @@ class Round:
         self.due = 0
         self.unreduced = 0
         self.blocking = 0
-        self._ripe: list[Variable] = []
+        self._ripe: list[VariableRecord] = []
 
     def rewind(self) -> None:
         """A new iteration begins; nothing of the last one is under way."""
         self.iteration += 1
-        for content in self.records.contents:
-            content.waiting = len(content.variables)
-            content.reduced = content.claimed = content.updated = False
+        for bucket in self.records.buckets:
+            bucket.waiting = len(bucket.variables)
+            bucket.reduced = bucket.claimed = bucket.updated = False
         for variable in self.records.variables:
             variable.fired = False
-            variable.missing = len(variable.contents)
-            variable.owing = 1 if variable.whole else len(variable.contents)
+            variable.missing = len(variable.buckets)
+            variable.owing = 1 if variable.whole else len(variable.buckets)
         for step in self.records.steps:
             step.done = False
         self.due = len(self.records.variables)
-        self.unreduced = len(self.records.contents)
+        self.unreduced = len(self.records.buckets)
         self.blocking = sum(v.whole and not v.deferred for v in self.records.variables)
         self._ripe.clear()
 
-    def reduced(self, content: Content, stepped: bool) -> list[Variable]:
-        """The sums of a content are here; returns the whole variables to update at once, which
+    def reduced(self, bucket: Bucket, stepped: bool) -> list[VariableRecord]:
+        """The sums of a bucket are here; returns the whole variables to update at once, which
         are those that `step()` has not waited for."""
-        content.reduced = True
+        bucket.reduced = True
         self.unreduced -= 1
-        now: list[Variable] = []
-        for variable in content.variables:
+        now: list[VariableRecord] = []
+        for variable in bucket.variables:
             variable.missing -= 1
             if variable.missing or not variable.whole:
                 continue
@@ -64,20 +64,20 @@ class Round:
             self.blocking -= not variable.deferred
         return now
 
-    def take_ripe(self) -> list[Variable]:
+    def take_ripe(self) -> list[VariableRecord]:
         """Whole variables with all their sums that nobody updates yet: the caller does."""
         ripe, self._ripe = self._ripe, []
         return ripe
 
-    def claim(self, content: Content) -> bool:
-        """Whether the caller, after `step()`, is to run the flat update of a content."""
-        if content.whole or content.claimed or not content.reduced:
+    def claim(self, bucket: Bucket) -> bool:
+        """Whether the caller, after `step()`, is to run the flat update of a bucket."""
+        if bucket.whole or bucket.claimed or not bucket.reduced:
             return False
-        content.claimed = True
+        bucket.claimed = True
         return True
 
-    def arrived(self, variables: Iterable[Variable]) -> None:
-        """These were updated, or one content of each brought its new values."""
+    def arrived(self, variables: Iterable[VariableRecord]) -> None:
+        """These were updated, or one bucket of each brought its new values."""
         for variable in variables:
             variable.owing -= 1
             self.due -= variable.owing == 0

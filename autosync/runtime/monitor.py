@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from threading import Condition, RLock
 
 from autosync.errors import AutosyncError
-from autosync.runtime.execution_trace import Trace
+from autosync.runtime.execution_trace import ExecutionTrace
 from autosync.runtime.failures import lost_peer
 
 
@@ -14,7 +14,9 @@ class Monitor:
     """abort: ends the process groups, so that every other rank notices a failure too.
     parted: every rank holds only its own part of the optimizer's state. trace: notes waits."""
 
-    def __init__(self, abort: Callable[[], None], parted: bool, trace: Trace | None = None):
+    def __init__(
+        self, abort: Callable[[], None], parted: bool, trace: ExecutionTrace | None = None
+    ):
         self.condition = Condition(RLock())
         self.failure: AutosyncError | None = None
         self._abort = abort

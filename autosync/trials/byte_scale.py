@@ -90,21 +90,21 @@ def scale_plan(plan: Plan, graph: ModelGraph, byte_scale: float) -> Plan:
     """
     small = scaled_graph(graph, byte_scale)
     shards = _scaled_shards(plan, graph, small)
-    contents = _scaled_contents(plan, shards, graph, small)
-    kept = [i for i, message in enumerate(plan.messages) if contents[message.content]]
+    buckets = _scaled_buckets(plan, shards, graph, small)
+    kept = [i for i, message in enumerate(plan.messages) if buckets[message.bucket]]
     place = {old: new for new, old in enumerate(kept)}
-    content_place = {old: new for new, old in enumerate(i for i, c in enumerate(contents) if c)}
+    bucket_place = {old: new for new, old in enumerate(i for i, c in enumerate(buckets) if c)}
     return replace(
         plan,
         bucket_bytes=max(1, int(plan.bucket_bytes * byte_scale)) if plan.bucket_bytes else 0,
         shards=shards,
-        contents=tuple(pieces for pieces in contents if pieces),
+        buckets=tuple(pieces for pieces in buckets if pieces),
         messages=tuple(
             replace(
                 plan.messages[i],
-                wire_bytes=_wire_bytes(plan.messages[i], plan, contents, graph, byte_scale),
+                wire_bytes=_wire_bytes(plan.messages[i], plan, buckets, graph, byte_scale),
                 after=place.get(plan.messages[i].after, -1),
-                content=content_place[plan.messages[i].content],
+                bucket=bucket_place[plan.messages[i].bucket],
             )
             for i in kept
         ),
@@ -114,21 +114,21 @@ def scale_plan(plan: Plan, graph: ModelGraph, byte_scale: float) -> Plan:
 def kept_messages(plan: Plan, graph: ModelGraph, byte_scale: float) -> tuple[int, ...]:
     """The index in `plan` of every message of `scale_plan(plan, graph, byte_scale)`."""
     small = scaled_graph(graph, byte_scale)
-    contents = _scaled_contents(plan, _scaled_shards(plan, graph, small), graph, small)
-    return tuple(i for i, message in enumerate(plan.messages) if contents[message.content])
+    buckets = _scaled_buckets(plan, _scaled_shards(plan, graph, small), graph, small)
+    return tuple(i for i, message in enumerate(plan.messages) if buckets[message.bucket])
 
 
-def _scaled_contents(
+def _scaled_buckets(
     plan: Plan, shards: tuple[ShardSpec, ...], graph: ModelGraph, small: ModelGraph
 ) -> list[tuple[Piece, ...]]:
-    """The pieces of every content, without those that are too small for one element."""
+    """The pieces of every bucket, without those that are too small for one element."""
     return [
         tuple(
             scaled
             for piece in pieces
             if (scaled := _scaled_piece(piece, plan, shards, graph, small)) is not None
         )
-        for pieces in plan.contents
+        for pieces in plan.buckets
     ]
 
 
@@ -176,18 +176,18 @@ def _scaled_piece(
 def _wire_bytes(
     message: Message,
     plan: Plan,
-    contents: list[tuple[Piece, ...]],
+    buckets: list[tuple[Piece, ...]],
     graph: ModelGraph,
     byte_scale: float,
 ) -> int:
-    before = _content_bytes(plan.contents[message.content], plan, graph)
+    before = _bucket_bytes(plan.buckets[message.bucket], plan, graph)
     if message.operation in ROW_OPERATIONS or before == 0:
         return max(1, round(message.wire_bytes * byte_scale))
-    after = _content_bytes(contents[message.content], plan, graph)
+    after = _bucket_bytes(buckets[message.bucket], plan, graph)
     return max(1, round(message.wire_bytes * after / before))
 
 
-def _content_bytes(pieces: tuple[Piece, ...], plan: Plan, graph: ModelGraph) -> int:
+def _bucket_bytes(pieces: tuple[Piece, ...], plan: Plan, graph: ModelGraph) -> int:
     return sum(
         (piece.stop - piece.start)
         * ITEM_BYTES[graph.variables[plan.shards[piece.shard].variable].dtype]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.runtime.execution_trace import Trace
+from autosync.runtime.execution_trace import ExecutionTrace
 from autosync.trials.measured_timeline import (
     ComputeTimes,
     MeasuredTimeline,
@@ -22,13 +22,13 @@ DECIMALS = 7
 
 
 @dataclass(slots=True)
-class Recording:
+class RankRecording:
     """One rank's notes, on `time.monotonic()`.
 
     forwards, backwards: when each iteration's forward and backward pass ended.
     """
 
-    trace: Trace = field(default_factory=Trace)
+    trace: ExecutionTrace = field(default_factory=ExecutionTrace)
     forwards: list[float] = field(default_factory=list)
     backwards: list[float] = field(default_factory=list)
 

@@ -12,7 +12,7 @@ from autosync.trials.contract import TrialError, TrialRequest, Workload
 from autosync.trials.iteration_recording import measured_timeline
 from autosync.trials.machine import outside_share
 from autosync.trials.measured_timeline import MeasuredTimeline
-from autosync.trials.pool.worker_group import Crew, Failed
+from autosync.trials.pool.worker_group import Failed, WorkerGroup
 
 LOAD_LIMIT = 0.12
 """Share of the CPU used by others above which a trial is repeated (measured on the testbed)."""
@@ -70,7 +70,7 @@ class Measurement:
 def measurement(
     request: TrialRequest,
     workload: Workload,
-    crew: Crew,
+    crew: WorkerGroup,
     answers: Sequence[dict[str, Any]],
     wall_seconds: float,
 ) -> Measurement:
@@ -99,7 +99,7 @@ def measurement(
 
 
 def _timeline(
-    request: TrialRequest, workload: Workload, crew: Crew, answers: Sequence[dict[str, Any]]
+    request: TrialRequest, workload: Workload, crew: WorkerGroup, answers: Sequence[dict[str, Any]]
 ) -> MeasuredTimeline:
     plan, graph = request.bundle.plan, workload.domain.graph
     everything = tuple(range(len(plan.messages)))

@@ -13,7 +13,7 @@ from autosync.bundle import Bundle
 from autosync.plan import Plan
 from autosync.plan.plan_document import DDP_BUCKET_BYTES
 from autosync.runtime import attachment as runtime
-from autosync.runtime.execution_trace import Trace
+from autosync.runtime.execution_trace import ExecutionTrace
 from autosync.runtime.transport.process_groups import Groups
 
 MEBIBYTE = 1024 * 1024
@@ -28,7 +28,7 @@ and a connection to every peer, and plans with rings of their own each bring new
 
 
 @dataclass(frozen=True, slots=True)
-class Attached:
+class TrialAttachment:
     """model: to run forward on. flush: finishes what is under way. detach: leaves the job's own
     model and optimizer as they were, their values updated; of the optimizer's state what some
     rank owned is gone on every rank."""
@@ -66,8 +66,8 @@ def attach(
     bundle: Bundle,
     byte_scale: float,
     kept: KeptGroups,
-    trace: Trace | None = None,
-) -> Attached:
+    trace: ExecutionTrace | None = None,
+) -> TrialAttachment:
     """Synchronize `model` as the bundle's plan says, on the default process group.
 
     trace: receives the plan's messages; torch's own DDP tells it nothing.
@@ -85,10 +85,12 @@ def attach(
         trace=trace,
         agreed=True,  # the launcher sends every rank the same line
     )
-    return Attached(model, attachment.engine.flush, lambda: attachment.detach(keep_state=False))
+    return TrialAttachment(
+        model, attachment.engine.flush, lambda: attachment.detach(keep_state=False)
+    )
 
 
-def _attach_ddp(model: nn.Module, plan: Plan, byte_scale: float) -> Attached:
+def _attach_ddp(model: nn.Module, plan: Plan, byte_scale: float) -> TrialAttachment:
     limits = bucket_limits_mebibytes(plan.bucket_bytes, byte_scale)
     replicas = DistributedDataParallel(
         model,
@@ -101,7 +103,7 @@ def _attach_ddp(model: nn.Module, plan: Plan, byte_scale: float) -> Attached:
         held.clear()
         gc.collect()  # the reducer is in a reference cycle, and its hooks live as long as it
 
-    return Attached(replicas, lambda: None, detach)
+    return TrialAttachment(replicas, lambda: None, detach)
 
 
 def bucket_limits_mebibytes(bucket_bytes: int, byte_scale: float) -> list[float]:

@@ -29,8 +29,8 @@ from autosync.search.collect.collected_domains import (
     kept_domains,
     replaced_domain,
 )
-from autosync.search.collect.collection_log import Journal
-from autosync.search.collect.collection_plan import CollectionPlan, Target, domain_of
+from autosync.search.collect.collection_log import CollectionLog
+from autosync.search.collect.collection_plan import CollectionPlan, CollectionTarget, domain_of
 from autosync.search.collect.pass_runner import Measuring, Say
 from autosync.search.collect.remaining_passes import Work, strategies_of
 from autosync.trials.contract import Launcher, Workload
@@ -60,7 +60,7 @@ def collect(
         NotSupported, InaccurateLink: as `launcher.open`. InvalidInput: the folder holds passes of a
             target at other scales than the plan's. AutosyncError: the canary fails.
     """
-    run = _Run(plan, folder, Journal(folder), launcher, say, stopped)
+    run = _Run(plan, folder, CollectionLog(folder), launcher, say, stopped)
     for target in plan.domains:
         if target.name in again:
             begin_anew(folder, target.name)
@@ -81,13 +81,13 @@ class _Run:
 
     plan: CollectionPlan
     folder: Path
-    journal: Journal
+    journal: CollectionLog
     launcher: Launcher
     say: Say
     stopped: Callable[[], bool]
 
 
-def _measure_target(run: _Run, target: Target, occasion: int) -> None:
+def _measure_target(run: _Run, target: CollectionTarget, occasion: int) -> None:
     """All that is still to measure of one domain on one occasion, on one pool."""
     domain = _probed_domain(run, target)
     work = _work(run, domain, occasion)
@@ -104,7 +104,7 @@ def _measure_target(run: _Run, target: Target, occasion: int) -> None:
         pool.close()
 
 
-def _require_scales(journal: Journal, domain: Domain, target: Target) -> None:
+def _require_scales(journal: CollectionLog, domain: Domain, target: CollectionTarget) -> None:
     """Passes at other scales are not repeats of these.
 
     Raises:
@@ -137,7 +137,7 @@ def _patiently(run: _Run, attempt: Callable[[], T]) -> T:
     raise AssertionError("the last attempt returns or raises")
 
 
-def _probed_domain(run: _Run, target: Target) -> Domain:
+def _probed_domain(run: _Run, target: CollectionTarget) -> Domain:
     """The target's domain with probed costs, probed once and kept."""
     if domain := kept_domain(run.folder, target.name):
         return domain
@@ -150,7 +150,7 @@ def _probed_domain(run: _Run, target: Target) -> Domain:
     return domain
 
 
-def _drop_replaced(run: _Run, target: Target) -> None:
+def _drop_replaced(run: _Run, target: CollectionTarget) -> None:
     """Drop what the target's passes replace, once they are whole."""
     domain = kept_domain(run.folder, target.name)
     old = replaced_domain(run.folder, target.name)

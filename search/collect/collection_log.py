@@ -39,7 +39,7 @@ class PassKey(NamedTuple):
 
 
 @dataclass(slots=True)
-class Journal:
+class CollectionLog:
     """Reads what FOLDER holds on construction.
 
     Raises:

@@ -21,7 +21,7 @@ STATE_TENSORS = {"sgd": 0, "momentum": 1, "adagrad": 1, "adam": 2, "adamw": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class CollectionTarget:
     """A domain to measure, and the testbed's scales.
 
     ring_over_compute: seconds of a ring all-reduce of the whole model at the slowest NIC's rate
@@ -55,7 +55,7 @@ class CollectionPlan:
     """strategies: of each domain, hand-designed ones included. seed: of the sampled ones and of
     the order of trials."""
 
-    domains: tuple[Target, ...]
+    domains: tuple[CollectionTarget, ...]
     strategies: int = 220
     seed: int = 0
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -90,7 +90,7 @@ def load_plan(file: Path) -> CollectionPlan:
     return from_data(CollectionPlan, data, str(file))
 
 
-def domain_of(target: Target) -> Domain:
+def domain_of(target: CollectionTarget) -> Domain:
     """The target's domain, its communication costs assumed.
 
     Raises:
@@ -139,7 +139,7 @@ def only(plan: CollectionPlan, names: tuple[str, ...]) -> CollectionPlan:
     return replace(plan, domains=kept)
 
 
-def _fraction(target: Target, field: str) -> float:
+def _fraction(target: CollectionTarget, field: str) -> float:
     text: str = getattr(target, field)
     try:
         value = float(Fraction(text))

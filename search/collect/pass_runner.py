@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autosync.bundle import bundle
+from autosync.bundle import make_bundle
 from autosync.domain import Domain
 from autosync.errors import AutosyncError
-from autosync.search.collect.collection_log import CANARY, Journal, PassKey
-from autosync.search.collect.collection_plan import Target
+from autosync.search.collect.collection_log import CANARY, CollectionLog, PassKey
+from autosync.search.collect.collection_plan import CollectionTarget
 from autosync.search.collect.remaining_passes import Chosen, Work
 from autosync.search.designs import known_designs
 from autosync.strategy import Strategy
@@ -28,11 +28,11 @@ Say = Callable[[str], None]
 class Measuring:
     """Runs blocks of trials on a pool, each followed by a canary."""
 
-    target: Target
+    target: CollectionTarget
     domain: Domain
     work: Work
     pool: Pool
-    journal: Journal
+    journal: CollectionLog
     say: Say
     stopped: Callable[[], bool]
     _number: int = 0
@@ -102,7 +102,7 @@ class Measuring:
         self._number += 1
         request = TrialRequest(
             key=f"{key}/{self._number}",
-            bundle=bundle(strategy, self.domain),
+            bundle=make_bundle(strategy, self.domain),
             warmup=self.target.warmup,
             iterations=self.target.iterations,
             timeout_seconds=TIMEOUT_SECONDS * max(1.0, self.target.scales[1]),

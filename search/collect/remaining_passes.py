@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from autosync.domain import Domain
 from autosync.population import decode
-from autosync.search.collect.collection_log import Journal, PassKey
+from autosync.search.collect.collection_log import CollectionLog, PassKey
 from autosync.search.designs.design_table import hand_designed
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
@@ -43,7 +43,7 @@ class Work:
     chosen: tuple[Chosen, ...]
     seed: int
 
-    def pending(self, journal: Journal) -> list[tuple[PassKey, Chosen]]:
+    def pending(self, journal: CollectionLog) -> list[tuple[PassKey, Chosen]]:
         """What is missing of the first pass that is not complete, in that pass's order."""
         for number in (1, 2, 3):
             order = list(self.chosen)
@@ -58,7 +58,7 @@ class Work:
                 return todo
         return []
 
-    def unsound(self, journal: Journal) -> list[PassKey]:
+    def unsound(self, journal: CollectionLog) -> list[PassKey]:
         """Passes that failed, or ran beside other load."""
         keys = [
             PassKey(self.domain_id, self.occasion, number, chosen.strategy.id)
@@ -72,7 +72,7 @@ class Work:
         ]
 
 
-def _differ(journal: Journal, key: PassKey) -> bool:
+def _differ(journal: CollectionLog, key: PassKey) -> bool:
     """Whether the first two passes ran and disagree."""
     one, two = (journal.seconds(key._replace(number=number)) for number in (1, 2))
     return one is not None and two is not None and abs(one / two - 1) > PASS_TOLERANCE

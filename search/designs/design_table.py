@@ -7,7 +7,7 @@ from typing import NamedTuple
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy, NotSupported
 from autosync.search.designs import known_designs
-from autosync.search.designs.mg_wfbp import mg_wfbp
+from autosync.search.designs.mg_wfbp import mg_wfbp_strategy
 from autosync.search.sampler.sampling_tables import replica_layouts
 from autosync.search.space import Space
 from autosync.strategy import Strategy
@@ -34,7 +34,8 @@ BUILDERS: dict[str, Builder] = {
         "All-reduce in groups of 128 variables (AutoDist's AllReduce).",
     ),
     "mg_wfbp": Builder(
-        mg_wfbp, "All-reduces, neighbours merged where that ends the last one sooner (MG-WFBP)."
+        mg_wfbp_strategy,
+        "All-reduces, neighbours merged where that ends the last one sooner (MG-WFBP).",
     ),
     "tree_all_reduce": Builder(
         known_designs.tree_all_reduce, "Tree all-reduce in groups of 25 MiB."

@@ -7,7 +7,7 @@ from autosync.domain import Domain
 from autosync.graph import Variable
 from autosync.plan.compiler_arrays import ALL_RANKS, team_table
 from autosync.search.designs.building_blocks import uncut
-from autosync.simulator.cost.network import network
+from autosync.simulator.cost.network import network_of
 from autosync.strategy import (
     AllGather,
     AllReduce,
@@ -18,7 +18,7 @@ from autosync.strategy import (
 )
 
 
-def mg_wfbp(domain: Domain) -> Strategy:
+def mg_wfbp_strategy(domain: Domain) -> Strategy:
     """All-reduces in the order of readiness, neighbours merged where that ends the last one sooner.
 
     The published rule merges a gradient with the next while the startup it saves exceeds the wait.
@@ -46,7 +46,7 @@ def _best_cuts(domain: Domain) -> list[int]:
     """For each count of gradients, in ready order, where the last message of the best merging of
     so many begins."""
     variables = [domain.graph.variables[index] for index in domain.graph.gradient_order]
-    costs = network(domain.cluster, team_table(domain, ()))
+    costs = network_of(domain.cluster, team_table(domain, ()))
     operation = [Op.SPARSE_ALL_GATHER if each.sparse else Op.ALL_REDUCE for each in variables]
     kind = costs.kind[operation, ALL_RANKS, 0]
     message_seconds = costs.message_seconds[kind]

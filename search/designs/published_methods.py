@@ -9,14 +9,14 @@ from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotFound
 from autosync.search.designs.building_blocks import Choices, assemble, collective, into_pieces
 from autosync.search.designs.known_designs import all_reduce_one_bucket, all_reduce_per_variable
-from autosync.search.designs.mg_wfbp import mg_wfbp
+from autosync.search.designs.mg_wfbp import mg_wfbp_strategy
 from autosync.strategy import AllReduce, ParameterServer, Schedule, Strategy, VariableChoice
 
 PIECE_BYTES = 4_096_000
 """BytePS's default partition (BYTEPS_PARTITION_BYTES)."""
 
 
-class Method(NamedTuple):
+class PublishedMethod(NamedTuple):
     """engine: whose seconds a message (`Constants.engine_seconds`) the method pays, or none."""
 
     build: Callable[[Domain], Strategy]
@@ -95,26 +95,32 @@ def _on_dedicated_servers(domain: Domain) -> Choices:
     return choices
 
 
-METHODS: dict[str, Method] = {
-    "BSP-A2A": Method(all_reduce_one_bucket, "", "One all-reduce of everything after backward."),
-    "WFBP-A2A": Method(
+METHODS: dict[str, PublishedMethod] = {
+    "BSP-A2A": PublishedMethod(
+        all_reduce_one_bucket, "", "One all-reduce of everything after backward."
+    ),
+    "WFBP-A2A": PublishedMethod(
         all_reduce_per_variable, "", "One all-reduce a tensor as it becomes ready, unfused."
     ),
-    "MG-WFBP": Method(mg_wfbp, "", "The same, tensors merged so that the last ends earliest."),
-    "ByteScheduler-A2A": Method(
+    "MG-WFBP": PublishedMethod(
+        mg_wfbp_strategy, "", "The same, tensors merged so that the last ends earliest."
+    ),
+    "ByteScheduler-A2A": PublishedMethod(
         bytescheduler_all_reduce, "bytescheduler", "ByteScheduler over Horovod's all-reduce."
     ),
-    "BSP-PS": Method(
+    "BSP-PS": PublishedMethod(
         servers_after_backward, "", "BytePS on dedicated server hosts, after backward."
     ),
-    "WFBP-PS": Method(servers_overlapped, "", "BytePS on dedicated server hosts, during backward."),
-    "ByteScheduler-PS": Method(
+    "WFBP-PS": PublishedMethod(
+        servers_overlapped, "", "BytePS on dedicated server hosts, during backward."
+    ),
+    "ByteScheduler-PS": PublishedMethod(
         servers_overlapped, "", "BytePS with ByteScheduler: the same servers and pieces."
     ),
 }
 
 
-def method_named(name: str) -> Method:
+def method_named(name: str) -> PublishedMethod:
     """Upper and lower case are the same.
 
     Raises:

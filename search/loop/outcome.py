@@ -18,7 +18,7 @@ DDP = "ddp"
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class TuningEvent:
     """Progress: `done` of `total` steps of a phase; best_seconds so far, if any."""
 
     kind: Literal["opening", "ranking", "search", "confirm", "done"]
@@ -29,7 +29,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked:
+class MeasuredRow:
     """One measured strategy of the ranked table.
 
     step_seconds, spread: the median over all its measured iterations, and (p90 - p10) / median;
@@ -65,7 +65,7 @@ class Outcome:
     speedup_high: float
     repeats: int
     keep_ddp: bool
-    ranked: tuple[Ranked, ...]
+    ranked: tuple[MeasuredRow, ...]
     cancelled: bool = False
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -76,7 +76,7 @@ def strategy_id(proposal: Proposal) -> str:
 
 def rank_measured(
     proposals: Sequence[Proposal], trials: Sequence[TrialResult]
-) -> tuple[Ranked, ...]:
+) -> tuple[MeasuredRow, ...]:
     """The ranked table. A strategy confirmed in interleaved repeats is judged by these alone."""
     by_key = {trial.key: trial for trial in trials}
     found: dict[str, list[tuple[Proposal, TrialResult]]] = {}
@@ -89,11 +89,11 @@ def rank_measured(
     )
 
 
-def _origin(row: Ranked) -> str:
+def _origin(row: MeasuredRow) -> str:
     return row.candidate.origin
 
 
-def _row(measured: list[tuple[Proposal, TrialResult]]) -> Ranked:
+def _row(measured: list[tuple[Proposal, TrialResult]]) -> MeasuredRow:
     candidate = measured[0][0].candidate
     confirming = [trial for proposal, trial in measured if proposal.phase == "confirm"]
     confirmed = any(trial.step_seconds is not None for trial in confirming)
@@ -101,10 +101,12 @@ def _row(measured: list[tuple[Proposal, TrialResult]]) -> Ranked:
     seconds = [second for trial in judged for second in trial.iteration_seconds]
     if not seconds:
         error = next(trial.error for trial in judged if trial.error)
-        return Ranked(candidate, None, None, len(measured), False, f"{error.kind}: {error.message}")
+        return MeasuredRow(
+            candidate, None, None, len(measured), False, f"{error.kind}: {error.message}"
+        )
     low, median, high = np.percentile(seconds, [10, 50, 90])
     spread = float((high - low) / median)
-    return Ranked(candidate, float(median), spread, len(measured), confirmed)
+    return MeasuredRow(candidate, float(median), spread, len(measured), confirmed)
 
 
 def paired_speedup(ddp: Sequence[float], other: Sequence[float]) -> tuple[float, float, float]:

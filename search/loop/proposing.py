@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from autosync.domain import Domain
 from autosync.population import Population, decode, encode
 from autosync.search.designs.design_table import hand_designed
-from autosync.search.loop.outcome import DDP, Event, strategy_id
+from autosync.search.loop.outcome import DDP, TuningEvent, strategy_id
 from autosync.search.loop.ranking import materialize, rank
 from autosync.search.loop.selection import select
 from autosync.search.loop.settings import Settings
@@ -18,7 +18,7 @@ from autosync.search.space import Candidate, Space
 from autosync.simulator.contract import Learner, Simulator
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 
-OnEvent = Callable[[Event], None]
+OnEvent = Callable[[TuningEvent], None]
 
 ROUND_TRIALS = 8
 """Trials between two refits."""
@@ -103,7 +103,7 @@ def sampled(
     total = settings.proposals
 
     def progress(done: int) -> None:
-        on_event(Event("ranking", f"ranking proposals, round {number + 1}", done, total))
+        on_event(TuningEvent("ranking", f"ranking proposals, round {number + 1}", done, total))
 
     seed = settings.seed + number
     kept = shortlist(domain, space, simulator, total, seed, progress, optimism)

@@ -20,7 +20,7 @@ for BERT-large, and no less time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked:
+class RankedProposals:
     """The best proposals, best first.
 
     seed, index i64[kept]: what identifies a proposal. seconds f64[kept]: what the simulator
@@ -43,7 +43,7 @@ def rank(
     keep: int,
     threads: int = 2,
     on_progress: Callable[[int], None] | None = None,
-) -> Ranked:
+) -> RankedProposals:
     """The best `keep` of proposals 0 to `proposals`; memory does not grow with their number.
 
     on_progress: called with the number of proposals done. A strategy predicted as infinite or
@@ -63,10 +63,10 @@ def rank(
         index, seconds = index[best], seconds[best]
         if on_progress:
             on_progress(min(start + CHUNK, proposals))
-    return Ranked(seed, index, seconds, simulator.name, proposals)
+    return RankedProposals(seed, index, seconds, simulator.name, proposals)
 
 
-def materialize(ranked: Ranked, domain: Domain, space: Space) -> Population:
+def materialize(ranked: RankedProposals, domain: Domain, space: Space) -> Population:
     """The ranked proposals drawn again, best first."""
     return sample_at(domain, space, ranked.index.astype(np.uint64), ranked.seed)
 

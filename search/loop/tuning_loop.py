@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from autosync.bundle import bundle
+from autosync.bundle import make_bundle
 from autosync.domain import Domain
 from autosync.population import encode
 from autosync.search.loop.confirm import conclude, confirmation
-from autosync.search.loop.outcome import Event, Outcome
+from autosync.search.loop.outcome import Outcome, TuningEvent
 from autosync.search.loop.proposing import OnEvent, propose
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import Proposal, Store
@@ -33,7 +33,7 @@ def tune(
     Raises:
         AutosyncError: torch's DDP itself could not be measured, so nothing can be compared.
     """
-    on_event(Event("opening", "starting the workers"))
+    on_event(TuningEvent("opening", "starting the workers"))
     pool = open_pool()
     try:
         run_pending(domain, pool, store, settings, on_event)
@@ -50,7 +50,7 @@ def tune(
     finally:
         pool.close()
     outcome = conclude(store)
-    on_event(Event("done", describe_outcome(outcome), best_seconds=outcome.best_seconds))
+    on_event(TuningEvent("done", describe_outcome(outcome), best_seconds=outcome.best_seconds))
     return outcome
 
 
@@ -76,7 +76,7 @@ def run_pending(
             best = result.step_seconds
         phase = proposal.phase
         message = describe_trial(proposal, result)
-        on_event(Event(phase, message, done[phase], totals[phase], best))
+        on_event(TuningEvent(phase, message, done[phase], totals[phase], best))
 
 
 def refit(domain: Domain, simulator: Simulator, store: Store) -> None:
@@ -102,7 +102,7 @@ def _request(proposal: Proposal, domain: Domain, settings: Settings) -> TrialReq
     """The finalists and DDP record their timelines in the first repeat, all of them alike."""
     return TrialRequest(
         key=proposal.key,
-        bundle=bundle(proposal.candidate.strategy, domain),
+        bundle=make_bundle(proposal.candidate.strategy, domain),
         warmup=settings.warmup,
         iterations=settings.iterations,
         passes=2 if proposal.phase == "search" else 1,

@@ -37,7 +37,7 @@ TERMS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class CostFit:
     """cluster: with fitted costs. residual: mean absolute relative error; before: with the costs
     it came with. measured, predicted f64[n]: seconds an iteration."""
 
@@ -48,7 +48,9 @@ class Fit:
     predicted: F64
 
 
-def fit_costs(domain: Domain, population: Population, step_seconds: F64, rounds: int = 12) -> Fit:
+def fit_costs(
+    domain: Domain, population: Population, step_seconds: F64, rounds: int = 12
+) -> CostFit:
     """Costs of every kind of message that the measured plans hold; others stay as they are.
 
     rounds: of Powell's method over all terms.
@@ -88,7 +90,7 @@ def fit_costs(domain: Domain, population: Population, step_seconds: F64, rounds:
     costs = tuple(
         replace(cost, residual=residual) if cost.kind in kinds else cost for cost in cluster.costs
     )
-    return Fit(
+    return CostFit(
         replace(cluster, costs=costs),
         residual,
         _mean_error(predict(domain.cluster), step_seconds),

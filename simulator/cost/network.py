@@ -146,7 +146,7 @@ def load_of(edges: Edges, where: Resources) -> F64:
 
 
 @lru_cache(maxsize=8)
-def network(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
+def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
     """The costs of every message kind that plans over these teams can hold."""
     where = resources_of(cluster)
     kind = np.full((len(Op), len(teams), cluster.servers + 1), -1, dtype=np.int16)

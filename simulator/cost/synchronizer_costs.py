@@ -10,7 +10,7 @@ from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.graph import Variable
 from autosync.population import encode
-from autosync.simulator.cost.network import network
+from autosync.simulator.cost.network import network_of
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.strategy import (
     AllGather,
@@ -98,9 +98,9 @@ def _classes(domain: Domain, strategies: list[Strategy], suits: NDArray[np.bool_
     """Compiles one strategy per way and reads each variable's messages."""
     variables = len(suits)
     plans = compile_plans_fast(encode(strategies, domain), domain)
-    costs = network(domain.cluster, plans.teams)
+    costs = network_of(domain.cluster, plans.teams)
     way = np.repeat(np.arange(len(strategies)), np.diff(plans.first))
-    variable = plans.piece_row[plans.content_first[plans.content]]
+    variable = plans.piece_row[plans.bucket_first[plans.bucket]]
     kind = costs.kind[plans.operation, plans.ranks, plans.root.astype(np.int64) + 1]
     ratio = plans.wire_bytes / domain.variables.size_bytes[variable]
     signatures: list[tuple[object, ...]] = [() for _ in range(variables)]

@@ -26,7 +26,7 @@ FILES = """\
 
 | column of trials | unit | meaning |
 |---|---|---|
-| domain, strategy_id | | which domain, which strategy: hashes of their content |
+| domain, strategy_id | | which domain, which strategy: hashes of their bucket |
 | origin | | `sampled`, the name of a hand-designed builder, or `canary` |
 | occasion | | 1, or 2 where everything was measured again much later |
 | pass | | 1, 2, and 3 where the first two differ by more than 5 %; 0 is a canary |
@@ -84,7 +84,9 @@ writes the layout of AutoSync's public dataset.
 """
 
 
-def datasheet(folder: Path, title: str = "Measured runtimes of synchronization strategies") -> str:
+def datasheet_text(
+    folder: Path, title: str = "Measured runtimes of synchronization strategies"
+) -> str:
     """Markdown: what the dataset holds, how it was measured, how far it can be trusted.
 
     Raises:

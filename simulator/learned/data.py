@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from autosync.domain import Domain
 from autosync.population import Population
-from autosync.simulator.learned.features import Features, features
+from autosync.simulator.learned.features import Features, strategy_features
 from autosync.simulator.learned.networks import Batch
-from autosync.simulator.learned.training import CORRECTION, Trials
+from autosync.simulator.learned.training import CORRECTION, RankedTrials
 from autosync.simulator.learned.variable_graph import pruned
 from autosync.simulator.numba_compiler import compile_plans_fast
 
@@ -26,18 +26,18 @@ ROWS = 8192
 """Rows standardised at a time."""
 
 
-def feature_chunks(
-    domain: Domain, population: Population, with_portions: bool
-) -> Iterator[Features]:
+def feature_chunks(domain: Domain, population: Population, with_shards: bool) -> Iterator[Features]:
     """The features of a population, CHUNK strategies at a time."""
     for start in range(0, len(population), CHUNK):
         part = population.take(np.arange(start, min(start + CHUNK, len(population))))
-        yield features(compile_plans_fast(part, domain), part, domain, with_portions)
+        yield strategy_features(compile_plans_fast(part, domain), part, domain, with_shards)
 
 
-def features_of(domain: Domain, population: Population, with_portions: bool = True) -> Features:
+def features_of(domain: Domain, population: Population, with_shards: bool = True) -> Features:
     """All at once: for the few hundred that were measured."""
-    return features(compile_plans_fast(population, domain), population, domain, with_portions)
+    return strategy_features(
+        compile_plans_fast(population, domain), population, domain, with_shards
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +76,15 @@ def _blocks(rows: int) -> Iterator[slice]:
 def batch_of(
     table: Features,
     domain: Domain,
-    portion_scaling: Scaling,
+    shard_scaling: Scaling,
     summary_scaling: Scaling,
     columns: tuple[I64, I64],
 ) -> Batch:
     """columns: of the portions and of the summary."""
-    assert table.portions is not None
-    part, graph = table.portions, pruned(domain.graph)
+    assert table.shards is not None
+    part, graph = table.shards, pruned(domain.graph)
     return Batch(
-        values=torch.from_numpy(portion_scaling(part.values[:, columns[0]])),
+        values=torch.from_numpy(shard_scaling(part.values[:, columns[0]])),
         summary=torch.from_numpy(summary_scaling(table.summary[:, columns[1]])),
         strategy=torch.from_numpy(np.repeat(np.arange(len(table)), np.diff(part.first))),
         place=torch.from_numpy(graph.place[part.variable]),
@@ -94,12 +94,12 @@ def batch_of(
     )
 
 
-def trials_of(batch: Batch, table: Features, step_seconds: F64, on_base: bool) -> Trials:
+def trials_of(batch: Batch, table: Features, step_seconds: F64, on_base: bool) -> RankedTrials:
     """on_base: whether the network corrects the timeline's log seconds or stands alone."""
     base = np.log(table.base_seconds) if on_base else np.zeros(len(table))
     residual = np.log(step_seconds) - base
     target = (residual - np.median(residual)) / CORRECTION
-    return Trials(
+    return RankedTrials(
         batch=batch,
         base=torch.from_numpy(base.astype(np.float32)),
         target=torch.from_numpy(target.astype(np.float32)),

@@ -46,7 +46,7 @@ class EnsembleModel:
     """
 
     name = "ensemble"
-    with_portions = True
+    with_shards = True
 
     def __init__(self, training: Training | None = None) -> None:
         self.training = training or Training()

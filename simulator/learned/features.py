@@ -16,9 +16,15 @@ from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.analytic import analytic_seconds
 from autosync.simulator.compute_time import compute_seconds
-from autosync.simulator.cost.network import SERVER_OPERATIONS, network
+from autosync.simulator.cost.network import SERVER_OPERATIONS, network_of
 from autosync.simulator.learned.descriptor import describe_domain
-from autosync.simulator.learned.shard_features import PRE, RAW, TIMES, Portions, portions
+from autosync.simulator.learned.shard_features import (
+    PRE,
+    RAW,
+    TIMES,
+    ShardFeatures,
+    features_of_shards,
+)
 from autosync.simulator.learned.what_if import WHAT_IFS, Times, played, what_ifs
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 
@@ -83,14 +89,14 @@ class Features:
 
     base_seconds f64[n]: the timeline's prediction. summary f64[n, len(SUMMARY)]: sums over the
     messages. partitions f64[n]: shards (the ranking loss penalises more of them).
-    portions: per variable, or None where only sums were asked for.
+    shards: per variable, or None where only sums were asked for.
     descriptor f64[len(DESCRIPTOR)]: of the domain.
     """
 
     base_seconds: F64
     summary: F64
     partitions: F64
-    portions: Portions | None
+    shards: ShardFeatures | None
     descriptor: F64
 
     def __len__(self) -> int:
@@ -98,12 +104,12 @@ class Features:
 
     def take(self, indices: I64) -> "Features":
         """The strategies of these indices, in their order."""
-        part = self.portions
+        part = self.shards
         if part is not None:
             counts = np.diff(part.first)[indices]
             first = np.concatenate(([0], np.cumsum(counts)))
             rows = np.arange(first[-1]) + np.repeat(part.first[indices] - first[:-1], counts)
-            part = Portions(first, part.variable[rows], part.values[rows])
+            part = ShardFeatures(first, part.variable[rows], part.values[rows])
         return Features(
             self.base_seconds[indices],
             self.summary[indices],
@@ -113,8 +119,8 @@ class Features:
         )
 
 
-def features(
-    plans: PlanTable, population: Population, domain: Domain, with_portions: bool = True
+def strategy_features(
+    plans: PlanTable, population: Population, domain: Domain, with_shards: bool = True
 ) -> Features:
     """The features of compiled plans.
 
@@ -134,7 +140,7 @@ def features(
         base_seconds=base,
         summary=np.column_stack([columns[name] for name in SUMMARY]),
         partitions=np.diff(population.first).astype(np.float64),
-        portions=portions(plans, population, domain, times) if with_portions else None,
+        shards=features_of_shards(plans, population, domain, times) if with_shards else None,
         descriptor=describe_domain(domain),
     )
 
@@ -152,7 +158,7 @@ def shared_columns(parts: tuple[Part, ...]) -> NDArray[np.bool_]:
     return np.array([SUMMARY[column] in shared for column in summary_columns(parts)])
 
 
-def portion_columns(parts: tuple[Part, ...]) -> I64:
+def shard_columns(parts: tuple[Part, ...]) -> I64:
     """Indices of PORTION that belong to these parts."""
     return _columns(PORTION, [_PARTS_OF[part][1] for part in parts])
 
@@ -206,7 +212,7 @@ def _raw_columns(
 def _predefined_columns(plans: PlanTable, domain: Domain, compute: float) -> dict[str, F64]:
     """Equation 2's and 3's terms: largest, mean and sum over the messages of each architecture."""
     n = len(plans)
-    costs = network(domain.cluster, plans.teams)
+    costs = network_of(domain.cluster, plans.teams)
     kind = costs.kind[plans.operation, plans.ranks, plans.root.astype(np.int64) + 1]
     copies = costs.equation_seconds_per_byte[kind] + costs.copy_seconds_per_byte[kind]
     transfer = copies * plans.wire_bytes / compute
@@ -234,7 +240,7 @@ def _time_columns(
     """Seconds that messages spend in all, over compute (logarithms) and over the iteration; in
     the air and until they are on the wire, over the iteration."""
     n = len(plans)
-    costs = network(domain.cluster, plans.teams)
+    costs = network_of(domain.cluster, plans.teams)
     kind = costs.kind[plans.operation, plans.ranks, plans.root.astype(np.int64) + 1]
     wire = plans.wire_bytes.astype(np.float64)
     owner = np.repeat(np.arange(n), np.diff(plans.first))

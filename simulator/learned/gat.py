@@ -6,7 +6,7 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from autosync.simulator.learned.networks import Batch, Network, output_head
+from autosync.simulator.learned.networks import Batch, ScoringNetwork, output_head
 
 with warnings.catch_warnings():
     # torch-geometric 2.8 calls torch.jit.script, which torch 2.13 deprecates
@@ -14,7 +14,7 @@ with warnings.catch_warnings():
     from torch_geometric.nn import GATConv
 
 
-class GatNetwork(Network):
+class GatNetwork(ScoringNetwork):
     """Supplement, equations 8 to 10: graph attention over the pruned graph, whose nodes hold the
     sum of their encoded portions; the nodes' mean, an MLP."""
 

@@ -51,7 +51,7 @@ class Model(Protocol):
     """Scores are log seconds up to a monotone curve."""
 
     name: str
-    with_portions: bool
+    with_shards: bool
 
     def fit(self, trials: Labelled) -> Fitted:
         """Learn from the trials of one domain, starting from what was learned elsewhere."""
@@ -69,7 +69,7 @@ class Model(Protocol):
 class LinearModel:
     """Ridge on the summary of a strategy; corrects the timeline, or stands alone (`on_base`)."""
 
-    with_portions = False
+    with_shards = False
 
     def __init__(self, parts: tuple[Part, ...] = PARTS, on_base: bool = True) -> None:
         self.name = "linear"
@@ -111,7 +111,7 @@ class GaussianModel:
     """
 
     name = "gaussian"
-    with_portions = False
+    with_shards = False
 
     def __init__(self) -> None:
         self.prior: Gaussian | None = None

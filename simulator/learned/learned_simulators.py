@@ -34,7 +34,7 @@ class LearnedSimulator:
     def predict_spread(self, domain: Domain, population: Population) -> tuple[F64, F64]:
         """Seconds, and the standard deviation of their logarithm: what the trials left open and
         what the model missed on trials it was not fitted to; `(strategies,)` each."""
-        chunks = feature_chunks(domain, population, self.model.with_portions)
+        chunks = feature_chunks(domain, population, self.model.with_shards)
         parts = [self.predict_features(domain, chunk) for chunk in chunks]
         seconds = np.concatenate([part[0] for part in parts] or [np.zeros(0)])
         return seconds, np.concatenate([part[1] for part in parts] or [np.zeros(0)])
@@ -55,7 +55,7 @@ class LearnedSimulator:
 
     def refit(self, domain: Domain, population: Population, step_seconds: F64) -> None:
         """Learn from measured strategies, `step_seconds` `(strategies,)`."""
-        features = features_of(domain, population, self.model.with_portions)
+        features = features_of(domain, population, self.model.with_shards)
         self.refit_features(Labelled(domain, features, step_seconds))
 
     def refit_features(self, trials: Labelled) -> None:

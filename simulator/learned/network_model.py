@@ -15,17 +15,17 @@ from autosync.simulator.learned.features import (
     PARTS,
     Features,
     Part,
-    portion_columns,
+    shard_columns,
     summary_columns,
 )
 from autosync.simulator.learned.learned_models import Fitted, Labelled
-from autosync.simulator.learned.networks import Batch, LstmNetwork, Network
+from autosync.simulator.learned.networks import Batch, LstmNetwork, ScoringNetwork
 from autosync.simulator.learned.residual import Loss, proven
 from autosync.simulator.learned.training import (
     CORRECTION,
+    RankedTrials,
     Trained,
     Training,
-    Trials,
     said,
     select,
     train,
@@ -55,7 +55,7 @@ class NetworkModel:
     layers, width: of the LSTM; the published one is 3 x 128.
     """
 
-    with_portions = True
+    with_shards = True
 
     def __init__(
         self,
@@ -70,8 +70,8 @@ class NetworkModel:
         self.kind, self.parts, self.on_base = kind, parts, on_base
         self.layers, self.width = layers, width
         self.training = training or Training()
-        self.columns = portion_columns(parts), summary_columns(parts)
-        self.network: Network | None = None
+        self.columns = shard_columns(parts), summary_columns(parts)
+        self.network: ScoringNetwork | None = None
         self.scaling: tuple[Scaling, Scaling] | None = None
         self.prior: dict[str, Tensor] | None = None
         self.trained = Trained(0, ())
@@ -142,24 +142,24 @@ class NetworkModel:
         corrections = said(self.network, self._batch(domain, features)).numpy()
         return base + CORRECTION * corrections.astype(np.float64), np.zeros(len(base))
 
-    def build(self) -> Network:
+    def build(self) -> ScoringNetwork:
         """A new network of this model's shape, its weights drawn from the seed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.training.seed)
-            portions, summary = (len(columns) for columns in self.columns)
+            shards, summary = (len(columns) for columns in self.columns)
             if self.kind == "lstm":
-                return LstmNetwork(portions, summary, self.layers, self.width)
+                return LstmNetwork(shards, summary, self.layers, self.width)
             from autosync.simulator.learned.gat import GatNetwork  # takes seconds to load
 
-            return GatNetwork(portions, summary)
+            return GatNetwork(shards, summary)
 
-    def _start(self, tables: list[Features]) -> Network:
+    def _start(self, tables: list[Features]) -> ScoringNetwork:
         """The network to train: as other domains left it, or new, with the tables' scaling."""
         self.network = self.build()
         if self.prior is not None:
             self.network.load_state_dict(self.prior)
             return self.network
-        values = [t.portions.values[:, self.columns[0]] for t in tables if t.portions]
+        values = [t.shards.values[:, self.columns[0]] for t in tables if t.shards]
         summary = [table.summary[:, self.columns[1]] for table in tables]
         self.scaling = scaling_of(values), scaling_of(summary)
         return self.network
@@ -186,7 +186,7 @@ class NetworkModel:
         gain = loss(target - before) - loss(misses[best])
         return before, shares[best] if proven(gain, self.training.confidence) else 0.0
 
-    def _anchor(self, network: Network, known: Trials, share: float = 1.0) -> None:
+    def _anchor(self, network: ScoringNetwork, known: RankedTrials, share: float = 1.0) -> None:
         """Put its level where these trials are; take a share of the rest."""
         shift = torch.median(said(network, known.batch) - known.target)
         network.adjust(float(shift), share)
@@ -195,7 +195,7 @@ class NetworkModel:
         rate = self.training.learning_rate * (1.0 if self.prior is None else FINE_TUNING)
         return replace(self.training, learning_rate=rate)
 
-    def _trials(self, trials: Labelled) -> Trials:
+    def _trials(self, trials: Labelled) -> RankedTrials:
         batch = self._batch(trials.domain, trials.features)
         return trials_of(batch, trials.features, trials.step_seconds, self.on_base)
 

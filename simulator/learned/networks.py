@@ -26,7 +26,7 @@ class Batch(NamedTuple):
     variables: int
 
 
-class Network(nn.Module):
+class ScoringNetwork(nn.Module):
     """A correction per strategy, `(n,)`, in units of CORRECTION log seconds; 0 when untrained."""
 
     head: nn.Sequential
@@ -51,7 +51,7 @@ def output_head(width: int, summary: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(width + summary, 64), nn.ReLU(), last)
 
 
-class LstmNetwork(Network):
+class LstmNetwork(ScoringNetwork):
     """Supplement, equations 4 to 7: an MLP per portion, summed into variables in forward order, a
     bidirectional LSTM over them, an MLP on both ends' states and the summary."""
 

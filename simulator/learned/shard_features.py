@@ -81,7 +81,7 @@ TIMES = ("ready_time", "wait_time", "done_time", "air_time", "late_time")
 
 
 @dataclass(frozen=True, slots=True)
-class Portions:
+class ShardFeatures:
     """P portions of n strategies.
 
     first i64[n + 1]: strategy i has the portions first[i]:first[i + 1], variable by variable in
@@ -94,7 +94,9 @@ class Portions:
     values: NDArray[np.float32]
 
 
-def portions(plans: PlanTable, population: Population, domain: Domain, times: Times) -> Portions:
+def features_of_shards(
+    plans: PlanTable, population: Population, domain: Domain, times: Times
+) -> ShardFeatures:
     """The portions of compiled plans and their features."""
     strategy = np.repeat(np.arange(len(population)), np.diff(population.first))
     lead, member = _grouping(population, strategy)
@@ -111,7 +113,7 @@ def portions(plans: PlanTable, population: Population, domain: Domain, times: Ti
     for k, name in enumerate(names):
         values[:, k] = columns[name]
     first = np.searchsorted(strategy[lead], np.arange(len(population) + 1))
-    return Portions(first.astype(np.int64), population.variable[lead].astype(np.int64), values)
+    return ShardFeatures(first.astype(np.int64), population.variable[lead].astype(np.int64), values)
 
 
 def _grouping(population: Population, strategy: I64) -> tuple[I64, I64]:
@@ -259,10 +261,10 @@ def _server_columns(shards: _Shards, lead: I64) -> Columns:
     nic = cluster.nic_bytes_per_second()
     ranks = np.array([member.ranks for member in cluster.nodes], dtype=np.float64)
     cells = len(population) * cluster.servers
-    served = travel.content_root >= 0
-    cell = travel.content_owner[served] * cluster.servers + travel.content_root[served]
-    load = np.bincount(cell, weights=travel.content_link[served], minlength=cells)
-    terms = np.bincount(cell, weights=travel.content_transfer[served], minlength=cells)
+    served = travel.bucket_root >= 0
+    cell = travel.bucket_owner[served] * cluster.servers + travel.bucket_root[served]
+    load = np.bincount(cell, weights=travel.bucket_link[served], minlength=cells)
+    terms = np.bincount(cell, weights=travel.bucket_transfer[served], minlength=cells)
     at = shards.strategy[lead] * cluster.servers + np.maximum(server, 0)
     slow = np.zeros((len(population.layouts), cluster.servers))
     for number, layout in enumerate(population.layouts):

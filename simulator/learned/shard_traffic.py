@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population
-from autosync.simulator.cost.network import network
+from autosync.simulator.cost.network import network_of
 from autosync.simulator.learned.what_if import Times
 
 F64 = NDArray[np.float64]
@@ -17,22 +17,22 @@ I64 = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Per content (C) and per shard (N rows of the population); seconds unless stated.
+    """Per bucket (C) and per shard (N rows of the population); seconds unless stated.
 
     content_owner i64[C]: its strategy. content_root i64[C]: the server, or -1.
     content_transfer, content_startup, content_link f64[C]: equation 2's or 3's network term over
         all its messages; their startups; the time they hold their slowest link.
     transfer, startup, link f64[N]: the shard's part of them, by its share of the bytes.
-    pieces f64[N]: contents it travels in. ready, start, done f64[N]: when the last gradient of
+    pieces f64[N]: buckets it travels in. ready, start, done f64[N]: when the last gradient of
         its message exists, its first message starts, its last has arrived, from the start of
         backward. turn f64[N]: its first message's place in the issue order, in [0, 1).
     """
 
-    content_owner: I64
-    content_root: I64
-    content_transfer: F64
-    content_startup: F64
-    content_link: F64
+    bucket_owner: I64
+    bucket_root: I64
+    bucket_transfer: F64
+    bucket_startup: F64
+    bucket_link: F64
     transfer: F64
     startup: F64
     link: F64
@@ -44,8 +44,8 @@ class Traffic:
 
 
 def traffic(plans: PlanTable, population: Population, domain: Domain, times: Times) -> Traffic:
-    contents, rows = len(plans.content_first) - 1, population.rows
-    costs = network(domain.cluster, plans.teams)
+    buckets, rows = len(plans.bucket_first) - 1, population.rows
+    costs = network_of(domain.cluster, plans.teams)
     kind = costs.kind[plans.operation, plans.ranks, plans.root.astype(np.int64) + 1]
     wire = plans.wire_bytes.astype(np.float64)
     copies = costs.copy_seconds_per_byte[kind]
@@ -54,43 +54,41 @@ def traffic(plans: PlanTable, population: Population, domain: Domain, times: Tim
     turn = (np.arange(plans.messages) - plans.first[strategy]) / np.diff(plans.first)[strategy]
     ready = domain.timing.ready_seconds[np.maximum(plans.ready, 0)] * (plans.ready >= 0)
 
-    def of_contents(values: F64) -> F64:
-        return np.bincount(plans.content, weights=values, minlength=contents).astype(np.float64)
+    def of_buckets(values: F64) -> F64:
+        return np.bincount(plans.bucket, weights=values, minlength=buckets).astype(np.float64)
 
-    owner, root = np.zeros(contents, dtype=np.int64), np.full(contents, -1, dtype=np.int64)
-    owner[plans.content] = strategy
-    np.maximum.at(root, plans.content, plans.root.astype(np.int64))
-    content_transfer = of_contents(transfer)
-    content_startup = of_contents(costs.message_seconds[kind])
-    content_link = of_contents(costs.seconds_per_byte[kind] * wire)
+    owner, root = np.zeros(buckets, dtype=np.int64), np.full(buckets, -1, dtype=np.int64)
+    owner[plans.bucket] = strategy
+    np.maximum.at(root, plans.bucket, plans.root.astype(np.int64))
+    bucket_transfer = of_buckets(transfer)
+    bucket_startup = of_buckets(costs.message_seconds[kind])
+    bucket_link = of_buckets(costs.seconds_per_byte[kind] * wire)
 
-    piece_content = np.repeat(np.arange(contents), np.diff(plans.content_first))
-    piece_row = population.first[owner[piece_content]] + plans.piece_row
+    piece_bucket = np.repeat(np.arange(buckets), np.diff(plans.bucket_first))
+    piece_row = population.first[owner[piece_bucket]] + plans.piece_row
     elements = (plans.piece_stop - plans.piece_start).astype(np.float64)
-    share = (
-        elements / np.bincount(piece_content, weights=elements, minlength=contents)[piece_content]
-    )
+    share = elements / np.bincount(piece_bucket, weights=elements, minlength=buckets)[piece_bucket]
 
     def of_rows(values: F64) -> F64:
-        return np.bincount(piece_row, weights=share * values[piece_content], minlength=rows).astype(
+        return np.bincount(piece_row, weights=share * values[piece_bucket], minlength=rows).astype(
             np.float64
         )
 
     def extreme(values: F64, ufunc: np.ufunc, empty: float) -> F64:
-        by_content, by_row = np.full(contents, empty), np.full(rows, empty)
-        ufunc.at(by_content, plans.content, values)
-        ufunc.at(by_row, piece_row, by_content[piece_content])
+        by_bucket, by_row = np.full(buckets, empty), np.full(rows, empty)
+        ufunc.at(by_bucket, plans.bucket, values)
+        ufunc.at(by_row, piece_row, by_bucket[piece_bucket])
         return by_row
 
     return Traffic(
-        content_owner=owner,
-        content_root=root,
-        content_transfer=content_transfer,
-        content_startup=content_startup,
-        content_link=content_link,
-        transfer=of_rows(content_transfer),
-        startup=of_rows(content_startup),
-        link=of_rows(content_link),
+        bucket_owner=owner,
+        bucket_root=root,
+        bucket_transfer=bucket_transfer,
+        bucket_startup=bucket_startup,
+        bucket_link=bucket_link,
+        transfer=of_rows(bucket_transfer),
+        startup=of_rows(bucket_startup),
+        link=of_rows(bucket_link),
         pieces=np.bincount(piece_row, minlength=rows).astype(np.float64),
         ready=extreme(ready, np.maximum, 0.0),
         start=extreme(times.start, np.minimum, np.inf),

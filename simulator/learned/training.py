@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import huber_loss
 
 from autosync.documents import STRICT
-from autosync.simulator.learned.networks import Batch, Network
+from autosync.simulator.learned.networks import Batch, ScoringNetwork
 from autosync.simulator.learned.pairwise_loss import SIGMA, TEMPERATURE, ranking_loss
 
 CORRECTION = 0.1
@@ -58,7 +58,7 @@ class Training:
 
 
 @dataclass(frozen=True, slots=True)
-class Trials:
+class RankedTrials:
     """Measured strategies of one domain, ready for a network.
 
     batch: all of them. base f32[n]: log seconds of the simulator that is corrected, 0 for none.
@@ -113,9 +113,9 @@ def subset(batch: Batch, strategies: NDArray[np.int64]) -> Batch:
     )
 
 
-def select(trials: Trials, strategies: NDArray[np.int64]) -> Trials:
+def select(trials: RankedTrials, strategies: NDArray[np.int64]) -> RankedTrials:
     chosen = torch.from_numpy(np.asarray(strategies))
-    return Trials(
+    return RankedTrials(
         subset(trials.batch, strategies),
         trials.base[chosen],
         trials.target[chosen],
@@ -126,7 +126,7 @@ def select(trials: Trials, strategies: NDArray[np.int64]) -> Trials:
 
 @one_thread()
 @torch.no_grad()
-def said(network: Network, batch: Batch) -> Tensor:
+def said(network: ScoringNetwork, batch: Batch) -> Tensor:
     """What a network says of every strategy, `(n,)`, AT_ONCE of them at a time."""
     network.eval()
     every = np.arange(len(batch.summary))
@@ -136,7 +136,10 @@ def said(network: Network, batch: Batch) -> Tensor:
 
 @one_thread()
 def train(
-    network: Network, learn: Sequence[Trials], keep_out: Sequence[Trials], training: Training
+    network: ScoringNetwork,
+    learn: Sequence[RankedTrials],
+    keep_out: Sequence[RankedTrials],
+    training: Training,
 ) -> Trained:
     """Adam on ranking and residuals; leaves the network as it was at the chosen epoch.
 
@@ -166,8 +169,8 @@ def train(
 
 
 def _learn_once(
-    network: Network,
-    learn: Sequence[Trials],
+    network: ScoringNetwork,
+    learn: Sequence[RankedTrials],
     optimizer: torch.optim.Optimizer,
     training: Training,
     rng: np.random.Generator,
@@ -186,7 +189,7 @@ def _learn_once(
             optimizer.step()
 
 
-def _judge(network: Network, keep_out: Sequence[Trials], training: Training) -> float:
+def _judge(network: ScoringNetwork, keep_out: Sequence[RankedTrials], training: Training) -> float:
     """The mean loss of the kept-out strategies, each domain's within itself; 0 without any."""
     if not keep_out:
         return 0.0
@@ -194,7 +197,7 @@ def _judge(network: Network, keep_out: Sequence[Trials], training: Training) -> 
     return float(np.mean([float(loss) for loss in losses]))
 
 
-def _loss(corrections: Tensor, trials: Trials, training: Training) -> Tensor:
+def _loss(corrections: Tensor, trials: RankedTrials, training: Training) -> Tensor:
     """corrections f32[n]: what a network said."""
     ranking = ranking_loss(
         trials.base + CORRECTION * corrections,
@@ -213,5 +216,5 @@ def _give_back_memory() -> None:
         trim(0)
 
 
-def _state(network: Network) -> dict[str, Tensor]:
+def _state(network: ScoringNetwork) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}

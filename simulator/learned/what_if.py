@@ -16,8 +16,14 @@ from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.compute_time import slowest_factors
-from autosync.simulator.cost.network import network
-from autosync.simulator.timeline.event_loop import Compute, Costs, Flight, Messages, play
+from autosync.simulator.cost.network import network_of
+from autosync.simulator.timeline.event_loop import (
+    ComputeArrays,
+    CostArrays,
+    InFlight,
+    MessageArrays,
+    play,
+)
 from autosync.simulator.timeline.timeline_simulator import arguments
 
 F64 = NDArray[np.float64]
@@ -54,7 +60,7 @@ class Times:
     done: F64
 
 
-Inputs = tuple[Messages, Costs, Compute, Flight, F64]
+Inputs = tuple[MessageArrays, CostArrays, ComputeArrays, InFlight, F64]
 
 
 def played(plans: PlanTable, population: Population, domain: Domain) -> Times:
@@ -65,8 +71,8 @@ def played(plans: PlanTable, population: Population, domain: Domain) -> Times:
 def what_ifs(plans: PlanTable, population: Population, domain: Domain, seconds: F64) -> F64:
     """A `(strategies, len(WHAT_IFS))` array: log of each what-if's time over `seconds`, which
     are the timeline's own."""
-    messages, costs, compute, flight, factors = _inputs(plans, population, domain)
-    operations = network(domain.cluster, plans.teams).operations
+    messages, costs, compute, in_flight, factors = _inputs(plans, population, domain)
+    operations = network_of(domain.cluster, plans.teams).operations
     present = set(np.unique(plans.operation).tolist())
     columns = []
     for name in WHAT_IFS:
@@ -76,12 +82,14 @@ def what_ifs(plans: PlanTable, population: Population, domain: Domain, seconds: 
             continue
         changed = _changed(name, costs, np.isin(operations, family or ()), domain)
         slower = factors * 1.1 if name == "compute" else factors
-        other = _play((messages, changed, compute, flight, slower))
+        other = _play((messages, changed, compute, in_flight, slower))
         columns.append(np.log(other.seconds / seconds))
     return np.column_stack(columns)
 
 
-def _changed(name: str, costs: Costs, of_family: NDArray[np.bool_], domain: Domain) -> Costs:
+def _changed(
+    name: str, costs: CostArrays, of_family: NDArray[np.bool_], domain: Domain
+) -> CostArrays:
     if name == "bandwidth":
         return costs._replace(per_byte=costs.per_byte * 1.1)
     if name == "engine":
@@ -102,8 +110,8 @@ def _inputs(plans: PlanTable, population: Population, domain: Domain) -> Inputs:
 
 
 def _play(inputs: Inputs) -> Times:
-    messages, costs, compute, flight, factors = inputs
+    messages, costs, compute, in_flight, factors = inputs
     start, flowing, done = np.empty((3, len(messages.operation)))
     seconds = np.empty(len(messages.first) - 1)
-    play(messages, costs, compute, flight, factors, start, flowing, done, seconds)
+    play(messages, costs, compute, in_flight, factors, start, flowing, done, seconds)
     return Times(seconds, start, flowing, done)

@@ -4,10 +4,10 @@ import json
 from collections.abc import Iterator
 
 from autosync.codes import Channel
-from autosync.simulator.timeline.iteration_trace import MessageInterval, Trace
+from autosync.simulator.timeline.iteration_trace import IterationTrace, MessageInterval
 
 
-def chrome_trace(**traces: Trace) -> str:
+def chrome_trace(**traces: IterationTrace) -> str:
     """JSON: of every trace a process per rank, and the network, under the trace's name.
 
     The traces' zeros coincide: `predicted` and `measured` iterations lie one under the other.
@@ -20,7 +20,7 @@ def chrome_trace(**traces: Trace) -> str:
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
 
 
-def _events(name: str, trace: Trace, first: int) -> Iterator[dict[str, object]]:
+def _events(name: str, trace: IterationTrace, first: int) -> Iterator[dict[str, object]]:
     """Processes are numbered from `first`."""
     ranks = sorted({interval.rank for interval in trace.compute})
     process = {rank: first + place for place, rank in enumerate(ranks)}

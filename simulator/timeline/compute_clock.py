@@ -22,54 +22,54 @@ FLYING, INTERVALS, ISSUED = 0, 1, 2
 
 
 @njit(nogil=True, _nrt=False, inline="always")
-def start_clock(compute, air, factor):
-    air.pace[SINCE] = 0.0
-    air.pace[DONE] = 0.0
-    air.pace[SLOW] = 1.0
-    air.pace[END] = compute.backward * factor
-    air.tally[:] = 0
+def start_clock(compute, in_flight, factor):
+    in_flight.pace[SINCE] = 0.0
+    in_flight.pace[DONE] = 0.0
+    in_flight.pace[SLOW] = 1.0
+    in_flight.pace[END] = compute.backward * factor
+    in_flight.tally[:] = 0
 
 
 @njit(nogil=True, _nrt=False, inline="always")
-def moment_of(air, work):
+def moment_of(in_flight, work):
     """When backward has done `work`, should the wire stay as it is; not after now if it has."""
-    return air.pace[SINCE] + (work - air.pace[DONE]) * air.pace[SLOW]
+    return in_flight.pace[SINCE] + (work - in_flight.pace[DONE]) * in_flight.pace[SLOW]
 
 
 @njit(nogil=True, _nrt=False)
-def wire_fills(air, now):
+def wire_fills(in_flight, now):
     """A message comes onto the wire; returns whether it is the first one there."""
-    air.tally[FLYING] += 1
-    if air.tally[FLYING] > 1:
+    in_flight.tally[FLYING] += 1
+    if in_flight.tally[FLYING] > 1:
         return False
-    interval = air.tally[INTERVALS]
-    if interval > 0 and air.wired[interval - 1, 1] == now:
-        air.tally[INTERVALS] = interval - 1  # it goes on
+    interval = in_flight.tally[INTERVALS]
+    if interval > 0 and in_flight.wired[interval - 1, 1] == now:
+        in_flight.tally[INTERVALS] = interval - 1  # it goes on
     else:
-        air.wired[interval, 0] = now
+        in_flight.wired[interval, 0] = now
     return True
 
 
 @njit(nogil=True, _nrt=False)
-def wire_empties(air, now):
+def wire_empties(in_flight, now):
     """A message leaves the wire; returns whether none is left there."""
-    air.tally[FLYING] -= 1
-    if air.tally[FLYING] > 0:
+    in_flight.tally[FLYING] -= 1
+    if in_flight.tally[FLYING] > 0:
         return False
-    air.wired[air.tally[INTERVALS], 1] = now
-    air.tally[INTERVALS] += 1
+    in_flight.wired[in_flight.tally[INTERVALS], 1] = now
+    in_flight.tally[INTERVALS] += 1
     return True
 
 
 @njit(nogil=True, _nrt=False)
-def change_pace(compute, air, now, factor, slow):
+def change_pace(compute, in_flight, now, factor, slow):
     """Work takes `slow` times its seconds from now on; returns whether backward still goes on."""
-    if now >= air.pace[END]:
+    if now >= in_flight.pace[END]:
         return False
-    air.pace[DONE] += (now - air.pace[SINCE]) / air.pace[SLOW]
-    air.pace[SINCE] = now
-    air.pace[SLOW] = slow
-    air.pace[END] = moment_of(air, compute.backward * factor)
+    in_flight.pace[DONE] += (now - in_flight.pace[SINCE]) / in_flight.pace[SLOW]
+    in_flight.pace[SINCE] = now
+    in_flight.pace[SLOW] = slow
+    in_flight.pace[END] = moment_of(in_flight, compute.backward * factor)
     return True
 
 
@@ -102,17 +102,17 @@ def update_seconds(plan, compute, message):
     if compute.update == 0.0:
         return 0.0
     elements = 0
-    content = plan.content[message]
-    for piece in range(plan.content_first[content], plan.content_first[content + 1]):
+    bucket = plan.bucket[message]
+    for piece in range(plan.bucket_first[bucket], plan.bucket_first[bucket + 1]):
         elements += plan.piece_stop[piece] - plan.piece_start[piece]
     return elements * compute.update
 
 
 @njit(nogil=True, _nrt=False)
-def finish(plan, compute, air, index, factor, done):
+def finish(plan, compute, in_flight, index, factor, done):
     """From the messages' arrivals to the end of the next forward pass: `step()`, then gates."""
     begin, stop = plan.first[index], plan.first[index + 1]
-    step, updates, gated = air.pace[END], 0.0, False
+    step, updates, gated = in_flight.pace[END], 0.0, False
     for message in range(begin, stop):
         cost = 0.0
         if plan.update[message] == REPLICATED:
@@ -123,32 +123,32 @@ def finish(plan, compute, air, index, factor, done):
             updates += cost
             continue
         if not gated:
-            air.gate_time[:] = 0.0
-            air.gate_update[:] = 0.0
+            in_flight.gate_time[:] = 0.0
+            in_flight.gate_update[:] = 0.0
             gated = True
-        air.gate_time[gate] = max(air.gate_time[gate], done[message])
-        air.gate_update[gate] += cost
+        in_flight.gate_time[gate] = max(in_flight.gate_time[gate], done[message])
+        in_flight.gate_update[gate] += cost
     now = step + updates
     if not gated:  # nothing is on the wire any more
         return now + compute.forward * factor
     if compute.slowdown > 0.0:
-        return _slowed_forward(compute, air, now, factor)
+        return _slowed_forward(compute, in_flight, now, factor)
     for operation in range(len(compute.forward_start)):
         reached = now + compute.forward_start[operation] * factor
-        now += max(0.0, air.gate_time[operation] - reached) + air.gate_update[operation]
+        now += max(0.0, in_flight.gate_time[operation] - reached) + in_flight.gate_update[operation]
     return now + compute.forward * factor
 
 
 @njit(nogil=True, _nrt=False)
-def _slowed_forward(compute, air, now, factor):
+def _slowed_forward(compute, in_flight, now, factor):
     """The end of a forward pass that begins now, while messages with gates are on the wire."""
-    intervals, slow = air.tally[INTERVALS], 1.0 + compute.slowdown
+    intervals, slow = in_flight.tally[INTERVALS], 1.0 + compute.slowdown
     interval, reached = 0, 0.0
     for operation in range(len(compute.forward_start)):
-        if air.gate_time[operation] > 0.0 or air.gate_update[operation] > 0.0:
+        if in_flight.gate_time[operation] > 0.0 or in_flight.gate_update[operation] > 0.0:
             work = (compute.forward_start[operation] - reached) * factor
-            now, interval = advance(air.wired, intervals, interval, now, work, slow)
-            now = max(now, air.gate_time[operation]) + air.gate_update[operation]
+            now, interval = advance(in_flight.wired, intervals, interval, now, work, slow)
+            now = max(now, in_flight.gate_time[operation]) + in_flight.gate_update[operation]
             reached = compute.forward_start[operation]
     work = (compute.forward - reached) * factor
-    return advance(air.wired, intervals, interval, now, work, slow)[0]
+    return advance(in_flight.wired, intervals, interval, now, work, slow)[0]

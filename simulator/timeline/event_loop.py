@@ -40,7 +40,7 @@ F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
 
-class Messages(NamedTuple):
+class MessageArrays(NamedTuple):
     """The columns of a PlanTable that matter here; see there."""
 
     first: I64
@@ -53,13 +53,13 @@ class Messages(NamedTuple):
     after: I64
     gate: NDArray[np.int32]
     update: NDArray[np.uint8]
-    content: I64
-    content_first: I64
+    bucket: I64
+    bucket_first: I64
     piece_start: I64
     piece_stop: I64
 
 
-class Costs(NamedTuple):
+class CostArrays(NamedTuple):
     """Per kind; see `cost.network.Network`. touches f64[K, U]: 1 where utilization is positive.
     in_flight i64[K]: collectives at once in the kind's channel; streamed ones are not counted.
     host, host_byte f64[K]: how long a message keeps the hosts' processors from every other one.
@@ -79,7 +79,7 @@ class Costs(NamedTuple):
     ahead: float
 
 
-class Compute(NamedTuple):
+class ComputeArrays(NamedTuple):
     """At factor 1; update: seconds per element of a whole optimizer step. slowdown: share by which
     compute takes longer while a message is on the wire."""
 
@@ -92,7 +92,7 @@ class Compute(NamedTuple):
     slowdown: float
 
 
-class Flight(NamedTuple):
+class InFlight(NamedTuple):
     """Messages in the air: compact arrays; and state per resource, channel, owner and kind.
 
     time: when a message's phase ends at its present share (slow) of its links. earliest: when it
@@ -133,71 +133,83 @@ class Flight(NamedTuple):
 
 
 @njit(nogil=True, _nrt=False)
-def communicate(plan, costs, compute, air, index, factor, start, flowing, done):
+def communicate(plan, costs, compute, in_flight, index, factor, start, flowing, done):
     """Play all messages of strategy `index`: when each is issued, on the wire, and has arrived.
 
     Returns False when messages wait for each other in a circle.
     """
     begin, stop = plan.first[index], plan.first[index + 1]
-    air.used[:] = 0.0
-    air.flying[:] = 0
-    air.handed[:] = False
-    air.ahead[:] = 0.0
-    air.processor[:] = 0.0
-    air.clock[:] = 0.0
-    air.busy[:] = False
-    air.head[:] = -1
-    start_clock(compute, air, factor)
+    in_flight.used[:] = 0.0
+    in_flight.flying[:] = 0
+    in_flight.handed[:] = False
+    in_flight.ahead[:] = 0.0
+    in_flight.processor[:] = 0.0
+    in_flight.clock[:] = 0.0
+    in_flight.busy[:] = False
+    in_flight.head[:] = -1
+    start_clock(compute, in_flight, factor)
     slowing, slow = compute.slowdown > 0.0, 1.0 + compute.slowdown
     done[begin:stop] = -1.0
     for channel in range(CHANNELS):
-        air.cursor[channel] = next_of(plan, channel, begin, stop)
-    size = issue(plan, costs, compute, air, 0, begin, stop, 0.0, factor, done)
+        in_flight.cursor[channel] = next_of(plan, channel, begin, stop)
+    size = issue(plan, costs, compute, in_flight, 0, begin, stop, 0.0, factor, done)
     arrived = begin
     while size > 0:
         slot = 0
         for other in range(1, size):
-            if air.time[other] < air.time[slot]:
+            if in_flight.time[other] < in_flight.time[slot]:
                 slot = other
-        now = air.time[slot]
-        message, kind, channel = air.message[slot], air.kind[slot], air.channel[slot]
-        if air.phase[slot] == HANDED:
-            if not process(plan, costs, air, slot, now, start, flowing):
-                size = land(air, size, slot)
-            size = issue(plan, costs, compute, air, size, begin, stop, now, factor, done)
+        now = in_flight.time[slot]
+        message, kind, channel = (
+            in_flight.message[slot],
+            in_flight.kind[slot],
+            in_flight.channel[slot],
+        )
+        if in_flight.phase[slot] == HANDED:
+            if not process(plan, costs, in_flight, slot, now, start, flowing):
+                size = land(in_flight, size, slot)
+            size = issue(plan, costs, compute, in_flight, size, begin, stop, now, factor, done)
             continue
-        if air.phase[slot] == STARTING:
-            flow(plan, costs, air, slot, now, flowing)
-            reprice(costs, air, size, now)
-            if slowing and wire_fills(air, now) and change_pace(compute, air, now, factor, slow):
-                recompute(plan, compute, air, size, begin, factor)
+        if in_flight.phase[slot] == STARTING:
+            flow(plan, costs, in_flight, slot, now, flowing)
+            reprice(costs, in_flight, size, now)
+            if (
+                slowing
+                and wire_fills(in_flight, now)
+                and change_pace(compute, in_flight, now, factor, slow)
+            ):
+                recompute(plan, compute, in_flight, size, begin, factor)
             continue
-        occupy(costs, air, kind, -1.0)
+        occupy(costs, in_flight, kind, -1.0)
         done[message] = now
         arrived += 1
-        follower = air.head[kind]
+        follower = in_flight.head[kind]
         if follower >= 0:
-            air.head[kind] = air.follower[follower]
-            air.message[slot] = follower
-            air.phase[slot] = STARTING
-            air.time[slot] = max(now, flowing[follower])
+            in_flight.head[kind] = in_flight.follower[follower]
+            in_flight.message[slot] = follower
+            in_flight.phase[slot] = STARTING
+            in_flight.time[slot] = max(now, flowing[follower])
         else:
-            air.busy[kind] = False
+            in_flight.busy[kind] = False
             if not costs.streamed[kind]:
-                air.flying[channel] -= 1
-            size = land(air, size, slot)
-        reprice(costs, air, size, now)
-        if slowing and wire_empties(air, now) and change_pace(compute, air, now, factor, 1.0):
-            recompute(plan, compute, air, size, begin, factor)
-        size = issue(plan, costs, compute, air, size, begin, stop, now, factor, done)
+                in_flight.flying[channel] -= 1
+            size = land(in_flight, size, slot)
+        reprice(costs, in_flight, size, now)
+        if (
+            slowing
+            and wire_empties(in_flight, now)
+            and change_pace(compute, in_flight, now, factor, 1.0)
+        ):
+            recompute(plan, compute, in_flight, size, begin, factor)
+        size = issue(plan, costs, compute, in_flight, size, begin, stop, now, factor, done)
     return arrived == stop
 
 
 def play(
-    plan: Messages,
-    costs: Costs,
-    compute: Compute,
-    air: Flight,
+    plan: MessageArrays,
+    costs: CostArrays,
+    compute: ComputeArrays,
+    in_flight: InFlight,
     factors: F64,
     start: F64,
     flowing: F64,
@@ -208,7 +220,7 @@ def play(
 
     factors f64[n]: of the slowest rank. start, flowing, done f64[M]: what `communicate` fills.
     """
-    _compiled_play()(plan, costs, compute, air, factors, start, flowing, done, periods)
+    _compiled_play()(plan, costs, compute, in_flight, factors, start, flowing, done, periods)
 
 
 @cache
@@ -216,13 +228,13 @@ def _compiled_play() -> Callable[..., None]:
     """numba's cache watches only this file; the stamp over all sources is part of its key."""
     stamp = digest(compute_clock, message_issue, message_transfer)
 
-    def play_all(plan, costs, compute, air, factors, start, flowing, done, periods):
+    def play_all(plan, costs, compute, in_flight, factors, start, flowing, done, periods):
         _ = stamp
         for index in range(len(plan.first) - 1):
             factor = factors[index]
             periods[index] = np.inf
-            if communicate(plan, costs, compute, air, index, factor, start, flowing, done):
-                periods[index] = finish(plan, compute, air, index, factor, done)
+            if communicate(plan, costs, compute, in_flight, index, factor, start, flowing, done):
+                periods[index] = finish(plan, compute, in_flight, index, factor, done)
 
     compiled: Callable[..., None] = njit(nogil=True, cache=True, _nrt=False)(play_all)
     return compiled

@@ -48,7 +48,7 @@ class ComputeInterval:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class IterationTrace:
     """Steady-state iterations. `simulate_trace` counts from the start of a backward pass on the
     slowest rank, `predicted_iteration` and `measured_iteration` from the start of a forward pass.
 
@@ -64,7 +64,7 @@ class Trace:
 
 def simulate_trace(
     plans: PlanTable, population: Population, domain: Domain, index: int = 0, iterations: int = 2
-) -> Trace:
+) -> IterationTrace:
     """What happens when in strategy `index`, on every rank."""
     played = play_one(plans, population, domain, index)
     factors = compute_factors(domain, population.layouts[population.layout[index]])
@@ -87,17 +87,17 @@ def simulate_trace(
         ]
     slowest = waits.pace.after(0.0, float(factors.max()) * domain.timing.backward_seconds)
     forward = max(slowest, waits.step_arrived) + waits.step_update
-    return Trace(played.step_seconds, iterations, tuple(messages), tuple(compute), forward)
+    return IterationTrace(played.step_seconds, iterations, tuple(messages), tuple(compute), forward)
 
 
 def predicted_iteration(
     plans: PlanTable, population: Population, domain: Domain, index: int = 0
-) -> Trace:
+) -> IterationTrace:
     """What a `MeasuredTimeline` shows: from the forward start of the slowest rank over one
     iteration to the end of the next forward pass, with the messages of that iteration."""
     two = simulate_trace(plans, population, domain, index, iterations=2)
     zero, end = two.forward_seconds, 2 * two.step_seconds
-    return Trace(
+    return IterationTrace(
         step_seconds=two.step_seconds,
         iterations=1,
         messages=tuple(
@@ -179,8 +179,8 @@ class Waits:
 
 def _waits(plans: PlanTable, played: Played, domain: Domain, index: int) -> Waits:
     rows = slice(int(plans.first[index]), int(plans.first[index + 1]))
-    elements = np.add.reduceat(plans.piece_stop - plans.piece_start, plans.content_first[:-1])
-    each = elements[plans.content[rows]] * domain.profile.update_seconds / domain.graph.parameters
+    elements = np.add.reduceat(plans.piece_stop - plans.piece_start, plans.bucket_first[:-1])
+    each = elements[plans.bucket[rows]] * domain.profile.update_seconds / domain.graph.parameters
     updates = np.where(plans.update[rows] == Update.REPLICATED, each, 0.0)
     gate = plans.gate[rows]
     gates = tuple(

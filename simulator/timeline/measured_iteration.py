@@ -3,11 +3,15 @@
 from dataclasses import dataclass
 
 from autosync.plan import Plan
-from autosync.simulator.timeline.iteration_trace import ComputeInterval, MessageInterval, Trace
+from autosync.simulator.timeline.iteration_trace import (
+    ComputeInterval,
+    IterationTrace,
+    MessageInterval,
+)
 from autosync.trials.measured_timeline import MeasuredTimeline, RankTimeline
 
 
-def measured_iteration(timeline: MeasuredTimeline, plan: Plan) -> Trace:
+def measured_iteration(timeline: MeasuredTimeline, plan: Plan) -> IterationTrace:
     """The recorded iteration as a trace. plan: whose messages were recorded."""
     found: dict[int, list[tuple[int, float, float]]] = {}
     for rank, each in enumerate(timeline.ranks):
@@ -15,7 +19,7 @@ def measured_iteration(timeline: MeasuredTimeline, plan: Plan) -> Trace:
             times = (each.messages.started_seconds, each.messages.ended_seconds)
             for message, start, end in zip(each.messages.message, *times, strict=True):
                 found.setdefault(message, []).append((rank, start, end))
-    return Trace(
+    return IterationTrace(
         step_seconds=timeline.step_seconds,
         iterations=1,
         messages=tuple(_interval(plan, message, found[message]) for message in sorted(found)),
@@ -49,7 +53,7 @@ def _compute(rank: int, timeline: RankTimeline) -> list[ComputeInterval]:
     return [ComputeInterval(rank, phase, start, stop) for phase, start, stop in spans]
 
 
-def turns(trace: Trace) -> dict[int, float]:
+def turns(trace: IterationTrace) -> dict[int, float]:
     """For each message, when it became the oldest of its channel that had not arrived.
 
     From then to its arrival the channel works for it. What was issued behind others has waited
@@ -83,7 +87,7 @@ class Difference:
     measured_arrived_seconds: float
 
 
-def differences(predicted: Trace, measured: Trace) -> tuple[Difference, ...]:
+def differences(predicted: IterationTrace, measured: IterationTrace) -> tuple[Difference, ...]:
     """Of all messages in both traces, where they differ most first."""
     of = {message.message: message for message in predicted.messages}
     turn, real_turn = turns(predicted), turns(measured)

@@ -29,83 +29,85 @@ def follows_step(plan, compute, before):
 
 
 @njit(nogil=True, _nrt=False)
-def updated(plan, compute, air, message, before, time):
+def updated(plan, compute, in_flight, message, before, time):
     """When the owner has updated what `message` carries, from `time` on, after those before it."""
     owner = plan.root[before] + 1
     cost = update_seconds(plan, compute, message)
     if plan.update[before] == SHARD:
         cost /= compute.world
-    time = max(time, air.clock[owner]) + cost
-    air.clock[owner] = time
+    time = max(time, in_flight.clock[owner]) + cost
+    in_flight.clock[owner] = time
     return time
 
 
 @njit(nogil=True, _nrt=False)
-def computed(plan, compute, air, message, begin, factor, time):
+def computed(plan, compute, in_flight, message, begin, factor, time):
     """When a message can be issued, from `time` on, for all it waits for of compute."""
     before = begin + plan.after[message]
     if plan.after[message] >= 0 and follows_step(plan, compute, before):
-        time = updated(plan, compute, air, message, before, max(time, air.pace[END]))
+        time = updated(plan, compute, in_flight, message, before, max(time, in_flight.pace[END]))
     if plan.ready[message] >= 0:
-        time = max(time, moment_of(air, compute.ready[plan.ready[message]] * factor))
+        time = max(time, moment_of(in_flight, compute.ready[plan.ready[message]] * factor))
     return time
 
 
 @njit(nogil=True, _nrt=False)
-def recompute(plan, compute, air, size, begin, factor):
+def recompute(plan, compute, in_flight, size, begin, factor):
     """Tell anew when messages can be issued, since backward goes on at another pace.
 
     What follows `step()` was handed over for later than the end of backward, so no update of a
     replica has begun: all are queued again, in the same order.
     """
     for owner in range(compute.world + 1):
-        air.clock[owner] = 0.0
+        in_flight.clock[owner] = 0.0
     last = -1
     while True:
         following = -1
         for slot in range(size):
-            if air.phase[slot] != HANDED or air.turn[slot] <= last:
+            if in_flight.phase[slot] != HANDED or in_flight.turn[slot] <= last:
                 continue
-            if following < 0 or air.turn[slot] < air.turn[following]:
+            if following < 0 or in_flight.turn[slot] < in_flight.turn[following]:
                 following = slot
         if following < 0:
             return
-        last = air.turn[following]
-        message, earliest = air.message[following], air.earliest[following]
-        air.time[following] = computed(plan, compute, air, message, begin, factor, earliest)
+        last = in_flight.turn[following]
+        message, earliest = in_flight.message[following], in_flight.earliest[following]
+        in_flight.time[following] = computed(
+            plan, compute, in_flight, message, begin, factor, earliest
+        )
 
 
 @njit(nogil=True, _nrt=False)
-def issue(plan, costs, compute, air, size, begin, stop, now, factor, done):
+def issue(plan, costs, compute, in_flight, size, begin, stop, now, factor, done):
     """Hand over what each channel can, first come first served; returns the messages in the air."""
     for channel in range(CHANNELS):
-        message = air.cursor[channel]
-        if message >= stop or air.handed[channel]:
+        message = in_flight.cursor[channel]
+        if message >= stop or in_flight.handed[channel]:
             continue
         kind = costs.kind[plan.operation[message], plan.ranks[message], plan.root[message] + 1]
         if not costs.streamed[kind]:
-            if air.flying[channel] >= costs.in_flight[kind]:
+            if in_flight.flying[channel] >= costs.in_flight[kind]:
                 continue
-            air.flying[channel] += 1
-        time = max(now, air.ahead[channel] + costs.ahead)
+            in_flight.flying[channel] += 1
+        time = max(now, in_flight.ahead[channel] + costs.ahead)
         if plan.after[message] >= 0:
             before = begin + plan.after[message]
             if done[before] < 0.0:
                 if not costs.streamed[kind]:
-                    air.flying[channel] -= 1
+                    in_flight.flying[channel] -= 1
                 continue
             if plan.update[before] >= OWNER and not follows_step(plan, compute, before):
-                time = updated(plan, compute, air, message, before, time)
-        air.ahead[channel] += costs.ahead
-        air.handed[channel] = True
-        air.message[size] = message
-        air.kind[size] = kind
-        air.channel[size] = channel
-        air.phase[size] = HANDED
-        air.earliest[size] = time
-        air.turn[size] = air.tally[ISSUED]
-        air.tally[ISSUED] += 1
-        air.time[size] = computed(plan, compute, air, message, begin, factor, time)
+                time = updated(plan, compute, in_flight, message, before, time)
+        in_flight.ahead[channel] += costs.ahead
+        in_flight.handed[channel] = True
+        in_flight.message[size] = message
+        in_flight.kind[size] = kind
+        in_flight.channel[size] = channel
+        in_flight.phase[size] = HANDED
+        in_flight.earliest[size] = time
+        in_flight.turn[size] = in_flight.tally[ISSUED]
+        in_flight.tally[ISSUED] += 1
+        in_flight.time[size] = computed(plan, compute, in_flight, message, begin, factor, time)
         size += 1
-        air.cursor[channel] = next_of(plan, channel, message + 1, stop)
+        in_flight.cursor[channel] = next_of(plan, channel, message + 1, stop)
     return size

@@ -11,9 +11,15 @@ from autosync.errors import InvalidStrategy
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.compute_time import slowest_factors
-from autosync.simulator.cost.network import Network, network
+from autosync.simulator.cost.network import Network, network_of
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.timeline.event_loop import Compute, Costs, Flight, Messages, play
+from autosync.simulator.timeline.event_loop import (
+    ComputeArrays,
+    CostArrays,
+    InFlight,
+    MessageArrays,
+    play,
+)
 from autosync.simulator.timeline.message_issue import CHANNELS
 
 STREAMED = (Op.ALL_GATHER, Op.PUSH, Op.PULL, Op.SPARSE_PUSH, Op.SPARSE_PULL)
@@ -88,12 +94,12 @@ class Played:
 
 def play_one(plans: PlanTable, population: Population, domain: Domain, index: int) -> Played:
     """Strategy `index` with the times of its messages."""
-    messages, costs, compute, flight = arguments(plans, domain)
+    messages, costs, compute, in_flight = arguments(plans, domain)
     begin, stop = int(plans.first[index]), int(plans.first[index + 1])
     one = messages._replace(first=plans.first[index : index + 2])
     factors = slowest_factors(domain, population.layouts)[population.layout[index : index + 1]]
     times, period = np.zeros((3, plans.messages)), np.empty(1)
-    play(one, costs, compute, flight, factors, times[0], times[1], times[2], period)
+    play(one, costs, compute, in_flight, factors, times[0], times[1], times[2], period)
     issued, on_wire, arrived = times[:, begin:stop]
     return Played(float(period[0]), issued, on_wire, arrived)
 
@@ -107,7 +113,7 @@ def _least_seconds(
     lengthens every second to 1 + s: with all b beside compute that adds b s / (1 + s); what of b
     is not beside compute adds itself, which is more.
     """
-    busiest = _busiest_link_seconds(plans, network(domain.cluster, plans.teams))
+    busiest = _busiest_link_seconds(plans, network_of(domain.cluster, plans.teams))
     slowdown = domain.cluster.overlap_slowdown
     return np.maximum(busiest, compute_seconds + busiest * slowdown / (1.0 + slowdown))
 
@@ -122,21 +128,23 @@ def _busiest_link_seconds(plans: PlanTable, costs: Network) -> NDArray[np.float6
     return busiest
 
 
-def arguments(plans: PlanTable, domain: Domain) -> tuple[Messages, Costs, Compute, Flight]:
+def arguments(
+    plans: PlanTable, domain: Domain
+) -> tuple[MessageArrays, CostArrays, ComputeArrays, InFlight]:
     """What the kernel plays: the plans, the network, the profile, and room for what flies."""
-    costs = network(domain.cluster, plans.teams)
+    costs = network_of(domain.cluster, plans.teams)
     return (
-        Messages(*(getattr(plans, field) for field in Messages._fields)),
+        MessageArrays(*(getattr(plans, field) for field in MessageArrays._fields)),
         _kernel_costs(domain, costs),
         _kernel_compute(domain),
-        _flight(domain, costs, plans),
+        _in_flight_arrays(domain, costs, plans),
     )
 
 
-def _kernel_costs(domain: Domain, costs: Network) -> Costs:
+def _kernel_costs(domain: Domain, costs: Network) -> CostArrays:
     gloo = domain.cluster.backend == "gloo"
     streamed = np.isin(costs.operations, STREAMED) & (gloo | (costs.server >= domain.world_size))
-    return Costs(
+    return CostArrays(
         kind=costs.kind,
         startup=costs.startup_seconds,
         copy=costs.copy_seconds_per_byte,
@@ -151,9 +159,9 @@ def _kernel_costs(domain: Domain, costs: Network) -> Costs:
     )
 
 
-def _kernel_compute(domain: Domain) -> Compute:
+def _kernel_compute(domain: Domain) -> ComputeArrays:
     timing = domain.timing
-    return Compute(
+    return ComputeArrays(
         forward_start=timing.forward_start,
         forward=timing.forward_seconds,
         backward=timing.backward_seconds,
@@ -164,11 +172,11 @@ def _kernel_compute(domain: Domain) -> Compute:
     )
 
 
-def _flight(domain: Domain, costs: Network, plans: PlanTable) -> Flight:
+def _in_flight_arrays(domain: Domain, costs: Network, plans: PlanTable) -> InFlight:
     kinds = len(costs.startup_seconds)
     slots = CHANNELS * (costs.in_flight + 1) + kinds
     operations = len(domain.graph.operations)
-    return Flight(
+    return InFlight(
         message=np.zeros(slots, dtype=np.int64),
         kind=np.zeros(slots, dtype=np.int64),
         channel=np.zeros(slots, dtype=np.int64),

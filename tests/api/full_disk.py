@@ -19,13 +19,13 @@ from sqlalchemy import func, select
 from autosync.api.db import Database, connect, migrate
 from autosync.api.db.tables import ProposalRow, TrialRow, TuningRow
 from autosync.api.engine.queue_worker import work
-from autosync.api.engine.tuning_job import Job, enqueue
+from autosync.api.engine.tuning_request import TuningRequest, enqueue
 from autosync.search.loop.settings import Settings
 from tests.domains import domain_of, grid_cluster
 
 SIZE_MIB = 16
 SETTINGS = Settings(budget=4, proposals=64, repeats=3, warmup=1, iterations=2, probe=False)
-JOB = Job(domain_of(cluster=grid_cluster(2)), SETTINGS, launcher="local")
+JOB = TuningRequest(domain_of(cluster=grid_cluster(2)), SETTINGS, launcher="local")
 
 
 class Complaints(logging.Handler):

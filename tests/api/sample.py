@@ -8,11 +8,11 @@ from autosync.api.db.database import Database
 from autosync.api.engine import job_queue
 from autosync.api.engine.database_store import DatabaseStore
 from autosync.api.engine.job_queue import Claim
-from autosync.api.engine.tuning_job import Job, enqueue, outcome_row
+from autosync.api.engine.tuning_request import TuningRequest, enqueue, outcome_row
 from autosync.domain import Domain
 from autosync.population import encode
 from autosync.search.loop.confirm import conclude, confirmation
-from autosync.search.loop.outcome import DDP, Event, is_ddp
+from autosync.search.loop.outcome import DDP, TuningEvent, is_ddp
 from autosync.search.loop.proposing import known_designs
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import Proposal
@@ -32,10 +32,10 @@ from autosync.trials.measured_timeline import (
 from tests.domains import domain_of
 
 
-def small_job(budget: int = 6) -> Job:
+def small_job(budget: int = 6) -> TuningRequest:
     """A domain of six variables on four nodes, and little to do."""
     settings = Settings(budget=budget, proposals=64, repeats=3)
-    return Job(domain_of(), settings, launcher="local", byte_scale=0.5, time_scale=2.0)
+    return TuningRequest(domain_of(), settings, launcher="local", byte_scale=0.5, time_scale=2.0)
 
 
 def candidates(domain: Domain, count: int) -> list[Candidate]:
@@ -72,7 +72,7 @@ def timeline(strategy: Strategy, domain: Domain, rng: random.Random) -> Measured
     return MeasuredTimeline(trace.step_seconds, "shared", tuple(ranks))
 
 
-def result(key: str, job: Job, seconds: float | None, rng: random.Random) -> TrialResult:
+def result(key: str, job: TuningRequest, seconds: float | None, rng: random.Random) -> TrialResult:
     """A trial of `seconds`, give or take; None is one that timed out."""
     times = () if seconds is None else tuple(seconds * rng.uniform(0.98, 1.02) for _ in range(10))
     return TrialResult(
@@ -92,7 +92,7 @@ def result(key: str, job: Job, seconds: float | None, rng: random.Random) -> Tri
     )
 
 
-def claimed(database: Database, job: Job) -> tuple[Claim, DatabaseStore]:
+def claimed(database: Database, job: TuningRequest) -> tuple[Claim, DatabaseStore]:
     """A tuning of `job` under a claim, and its store."""
     enqueue(database, job)
     held = job_queue.claim(database, "test")
@@ -100,12 +100,12 @@ def claimed(database: Database, job: Job) -> tuple[Claim, DatabaseStore]:
     return held, DatabaseStore(database, held.tuning_id, held.fence)
 
 
-def run_search(store: DatabaseStore, job: Job, seed: int = 1) -> None:
+def run_search(store: DatabaseStore, job: TuningRequest, seed: int = 1) -> None:
     """Every proposal gets a trial; the last of them fails."""
     rng = random.Random(seed)
     chosen = candidates(job.domain, job.settings.budget)
     store.propose([proposal(candidate) for candidate in chosen])
-    store.report(Event("ranking", "ranking proposals, round 1", 30_000, 30_000))
+    store.report(TuningEvent("ranking", "ranking proposals, round 1", 30_000, 30_000))
     best = float("inf")
     for done, candidate in enumerate(chosen, 1):
         seconds = None if done == len(chosen) else candidate.predicted_seconds * rng.uniform(1, 1.3)
@@ -114,10 +114,12 @@ def run_search(store: DatabaseStore, job: Job, seed: int = 1) -> None:
         measured = result(proposal(candidate).key, job, seconds, rng)
         store.record(measured)
         best = min(best, measured.step_seconds or best)
-        store.report(Event("search", f"{candidate.origin} measured", done, len(chosen), best))
+        store.report(TuningEvent("search", f"{candidate.origin} measured", done, len(chosen), best))
 
 
-def run_confirmation(database: Database, store: DatabaseStore, held: Claim, job: Job) -> None:
+def run_confirmation(
+    database: Database, store: DatabaseStore, held: Claim, job: TuningRequest
+) -> None:
     """The finalists in interleaved repeats, then the answer."""
     rng = random.Random(2)
     finalists = confirmation(store, job.settings)
@@ -131,11 +133,11 @@ def run_confirmation(database: Database, store: DatabaseStore, held: Claim, job:
             strategy = one.candidate.strategy
             measured = replace(measured, timeline=timeline(strategy, job.domain, rng))
         store.record(measured)
-        store.report(Event("confirm", "confirming", done, len(finalists)))
+        store.report(TuningEvent("confirm", "confirming", done, len(finalists)))
     job_queue.finish(database, held, outcome_row(held.tuning_id, job, conclude(store)))
 
 
-def finished(database: Database, job: Job | None = None) -> str:
+def finished(database: Database, job: TuningRequest | None = None) -> str:
     """The id of a finished tuning."""
     job = job or small_job()
     held, store = claimed(database, job)

@@ -14,7 +14,7 @@ from autosync.api.db import Database
 from autosync.api.db.document_store import load_domain
 from autosync.api.db.tables import EventRow, TuningRow
 from autosync.api.engine.queue_worker import work
-from autosync.api.engine.tuning_job import Job, continues, enqueue, load_job
+from autosync.api.engine.tuning_request import TuningRequest, continues, enqueue, load_job
 from autosync.api.http.app import create_app
 from autosync.api.views import reports
 from autosync.api.views.exports import runtimes_parquet
@@ -42,7 +42,7 @@ def test_a_tuning_measures_its_kernels_and_keeps_its_records(
     sqlite: Database, device: ComputeDevice, ranks: int, words: str
 ) -> None:
     given = domain_of(cluster=grid_cluster(ranks))
-    job = Job(given, SETTINGS, launcher="local", compute="kernels", device=device)
+    job = TuningRequest(given, SETTINGS, launcher="local", compute="kernels", device=device)
     tuning_id = enqueue(sqlite, job)
     with sqlite.reading() as session:
         assert load_job(session, tuning_id).workload == job.workload

@@ -5,7 +5,7 @@ from fastapi.testclient import TestClient
 
 from autosync.api.db import Database
 from autosync.api.engine.registry import PREFIX, PYTHON, RAY_ADDRESS, launcher_named
-from autosync.api.engine.tuning_job import usual_scales
+from autosync.api.engine.tuning_request import usual_scales
 from autosync.api.http.app import create_app
 from autosync.documents import to_json
 from autosync.errors import NotFound, NotSupported

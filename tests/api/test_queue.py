@@ -10,7 +10,7 @@ from autosync.api.db.tables import TuningRow
 from autosync.api.engine import job_queue
 from autosync.api.engine.database_store import LeaseLost
 from autosync.api.engine.job_queue import Claim
-from autosync.api.engine.tuning_job import enqueue, outcome_row
+from autosync.api.engine.tuning_request import enqueue, outcome_row
 from autosync.errors import NotFound, NotSupported
 from autosync.search.loop.confirm import conclude
 from tests.api.sample import claimed, run_search, small_job

@@ -20,14 +20,14 @@ from autosync.api.engine.simulator_store import (
     remove_simulator,
     simulator_of,
 )
-from autosync.api.engine.tuning_job import enqueue, load_job
+from autosync.api.engine.tuning_request import enqueue, load_job
 from autosync.api.http.app import create_app
 from autosync.errors import InvalidInput, NotFound, NotSupported
 from autosync.population import encode
 from autosync.simulator.learned.checkpoint import Source, save_checkpoint
 from autosync.simulator.learned.data import Scaling
 from autosync.simulator.learned.descriptor import DESCRIPTOR, describe_domain
-from autosync.simulator.learned.features import PARTS, portion_columns, summary_columns
+from autosync.simulator.learned.features import PARTS, shard_columns, summary_columns
 from autosync.simulator.learned.learned_models import LinearModel, Model
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
 from autosync.simulator.learned.network_model import NetworkModel
@@ -51,7 +51,7 @@ def opinionated(scale: float = 1e-3) -> LinearModel:
 def network() -> NetworkModel:
     """An LSTM whose weights are those of its seed."""
     model = NetworkModel("lstm")
-    widths = len(portion_columns(PARTS)), SUMMARY
+    widths = len(shard_columns(PARTS)), SUMMARY
     model.scaling = tuple(Scaling(np.zeros(n), np.full(n, np.inf)) for n in widths)  # type: ignore[assignment]
     model.network = model.build()
     return model

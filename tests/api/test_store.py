@@ -13,7 +13,7 @@ from autosync.api.engine import job_queue
 from autosync.api.engine.database_store import DatabaseStore, Interrupted, LeaseLost
 from autosync.errors import InvalidInput
 from autosync.search.loop.memory_store import MemoryStore
-from autosync.search.loop.outcome import Event
+from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.tuning_store import Store
 from autosync.trials.contract import TrialError
 from tests.api.databases import opened, postgresql_database
@@ -133,7 +133,7 @@ def test_every_record_says_what_was_measured_where(database: Database) -> None:
 WRITES: list[Callable[[DatabaseStore], object]] = [
     lambda store: store.propose(PROPOSALS),
     lambda store: store.record(result(PROPOSALS[0].key, JOB, 0.05, random.Random(0))),
-    lambda store: store.report(Event("search", "late", 1, 2, 0.1)),
+    lambda store: store.report(TuningEvent("search", "late", 1, 2, 0.1)),
     lambda store: store.cancelled(),
 ]
 

@@ -17,7 +17,7 @@ from autosync.api.db.tables import EventRow, ProposalRow, TrialRow, TuningRow
 from autosync.api.engine import job_queue
 from autosync.api.engine.job_queue import Claim
 from autosync.api.engine.queue_worker import MOST_CLAIMS, run_claim, work
-from autosync.api.engine.tuning_job import Job, enqueue
+from autosync.api.engine.tuning_request import TuningRequest, enqueue
 from autosync.api.views import reports
 from autosync.api.views.exports import bundle_document
 from autosync.bundle import Bundle
@@ -29,7 +29,7 @@ from autosync.trials.contract import Pool, Workload
 from tests.domains import domain_of, grid_cluster
 
 SETTINGS = Settings(budget=4, proposals=64, repeats=3, warmup=1, iterations=2, probe=False)
-JOB = Job(domain_of(cluster=grid_cluster(2)), SETTINGS, launcher="local")
+JOB = TuningRequest(domain_of(cluster=grid_cluster(2)), SETTINGS, launcher="local")
 WORKER = """
 import sys, threading
 from autosync.api.engine.queue_worker import work

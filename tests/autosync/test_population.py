@@ -55,26 +55,26 @@ PLAIN = Strategy(
 
 
 def test_encode_lays_strategies_out_as_rows() -> None:
-    people = encode([PLAIN, RICH], DOMAIN)
-    assert people.first.tolist() == [0, 17, 22]
-    assert people.parts.tolist() == [[10, 5, 2], [3, 1, 1]]
-    assert people.axis.tolist() == [[-1, -1, -1], [0, -1, -1]]
-    assert people.variable[17:].tolist() == [0, 0, 0, 1, 2]
-    assert people.length[17:].tolist() == [3, 2, 2, 15, 4]
-    assert people.method[17:].tolist() == [0, 1, 2, 3, 4]
-    assert people.server[17:].tolist() == [1, -1, -1, -1, -1]
-    assert people.position[17:].tolist() == [4, 3, 2, 1, 0]
-    assert people.order.tolist() == [Order.FIFO, Order.EXPLICIT]
-    assert people.staleness.tolist() == [0, 1]
-    options = [people.options[code] for code in people.option[17:]]
+    population = encode([PLAIN, RICH], DOMAIN)
+    assert population.first.tolist() == [0, 17, 22]
+    assert population.parts.tolist() == [[10, 5, 2], [3, 1, 1]]
+    assert population.axis.tolist() == [[-1, -1, -1], [0, -1, -1]]
+    assert population.variable[17:].tolist() == [0, 0, 0, 1, 2]
+    assert population.length[17:].tolist() == [3, 2, 2, 15, 4]
+    assert population.method[17:].tolist() == [0, 1, 2, 3, 4]
+    assert population.server[17:].tolist() == [1, -1, -1, -1, -1]
+    assert population.position[17:].tolist() == [4, 3, 2, 1, 0]
+    assert population.order.tolist() == [Order.FIFO, Order.EXPLICIT]
+    assert population.staleness.tolist() == [0, 1]
+    options = [population.options[code] for code in population.option[17:]]
     assert options[0] == Option(hierarchical=True, encoding=Encoding("powersgd", 2))
     assert options[1] == Option(device_order=(1, 0))
     assert options[2] == Option(sharded_update=True)
 
 
 def test_decode_is_the_inverse_of_encode() -> None:
-    people = encode([PLAIN, RICH], DOMAIN)
-    assert [decode(people, i, DOMAIN) for i in range(2)] == [PLAIN, RICH]
+    population = encode([PLAIN, RICH], DOMAIN)
+    assert [decode(population, i, DOMAIN) for i in range(2)] == [PLAIN, RICH]
 
 
 def test_groups_are_renumbered_by_first_appearance() -> None:
@@ -87,19 +87,19 @@ def test_groups_are_renumbered_by_first_appearance() -> None:
 
 
 def test_an_empty_population() -> None:
-    people = encode([], DOMAIN)
-    assert (len(people), people.rows, people.axis.shape) == (0, 0, (0, 3))
+    population = encode([], DOMAIN)
+    assert (len(population), population.rows, population.axis.shape) == (0, 0, (0, 3))
 
 
 def test_take_picks_strategies_in_order() -> None:
-    people = encode([PLAIN, RICH, replace(PLAIN, staleness=3)], DOMAIN)
-    taken = people.take([2, 1, 1])
+    population = encode([PLAIN, RICH, replace(PLAIN, staleness=3)], DOMAIN)
+    taken = population.take([2, 1, 1])
     assert [decode(taken, i, DOMAIN) for i in range(3)] == [
         replace(PLAIN, staleness=3),
         RICH,
         RICH,
     ]
-    assert len(people.take([])) == 0
+    assert len(population.take([])) == 0
 
 
 def test_concatenate_merges_the_tables() -> None:

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from autosync.bundle import Bundle, bundle
+from autosync.bundle import Bundle, make_bundle
 from autosync.cluster import Cluster, Device, Node
 from autosync.documents import from_data, to_data
 from autosync.domain import Domain, Optimizer
@@ -179,8 +179,8 @@ def test_dedicated_server_hosts_can_be_predicted_but_not_run() -> None:
     verify(strategy, domain)
     assert TimelineSimulator().predict(domain, encode([strategy], domain))[0] > 0
     with pytest.raises(NotSupported, match="variable 'v0' is owned by server 4, a dedicated"):
-        bundle(strategy, domain)
-    by_rank = bundle(with_choice(0, whole((64, 32)), ParameterServer(3, 0)), domain)
+        make_bundle(strategy, domain)
+    by_rank = make_bundle(with_choice(0, whole((64, 32)), ParameterServer(3, 0)), domain)
     smuggled = to_data(by_rank) | {"strategy": to_data(strategy)}
     with pytest.raises(NotSupported, match="'v0' is owned by server 4"):
         from_data(Bundle, smuggled)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from autosync.bundle import bundle, save_bundle
+from autosync.bundle import make_bundle, save_bundle
 from autosync.domain import Domain
 from autosync.search.designs.design_table import BUILDERS
 from tests.example_scripts import example_domain, losses
@@ -25,7 +25,7 @@ def test_after_trains_as_before(
     tmp_path: Path, domain: Domain, before: list[float], name: str
 ) -> None:
     strategy = BUILDERS[name].build(domain)
-    save_bundle(bundle(strategy, domain), tmp_path / "best.json")
+    save_bundle(make_bundle(strategy, domain), tmp_path / "best.json")
     after = losses("after.py", str(tmp_path / "best.json"))
     assert len(before) == 2
     assert before[1] != before[0]

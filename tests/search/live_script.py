@@ -23,7 +23,7 @@ import autosync
 from autosync.documents import to_json
 from autosync.domain import Domain
 from autosync.search.live_tuning import _go_on
-from autosync.search.loop.outcome import Event
+from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.settings import Settings
 from autosync.trials.contract import TrialRequest, TrialResult
 from autosync.trials.live.live_cluster import measure_cluster
@@ -132,7 +132,7 @@ def tuning(rank: int, out: Path) -> dict[str, Any]:
     events: list[str] = []
     said: list[str] = []
 
-    def note(event: Event) -> None:
+    def note(event: TuningEvent) -> None:
         events.append(event.kind)
         said.append(event.message)
 

@@ -14,10 +14,10 @@ from autosync.documents import to_json
 from autosync.domain import Domain
 from autosync.errors import AutosyncError, InvalidInput, NotFound
 from autosync.search.collect.collection import collect
-from autosync.search.collect.collection_log import CANARY, Journal, PassKey
+from autosync.search.collect.collection_log import CANARY, CollectionLog, PassKey
 from autosync.search.collect.collection_plan import (
     CollectionPlan,
-    Target,
+    CollectionTarget,
     domain_of,
     load_plan,
     only,
@@ -32,7 +32,7 @@ from tests.domains import domain_of as small_domain
 from tests.domains import grid_cluster
 
 DOMAIN = small_domain(cluster=grid_cluster(4, gbps=0.05))
-TARGET = Target("small", "resnet50", "example-4x1", 1.0, "1")
+TARGET = CollectionTarget("small", "resnet50", "example-4x1", 1.0, "1")
 COUNT = 25
 
 Seconds = Callable[[TrialRequest, int], float | None]
@@ -81,7 +81,7 @@ def prepared(folder: Path, occasions: int = 1) -> CollectionPlan:
     """A plan whose one domain was probed before."""
     (folder / "targets").mkdir(parents=True)
     (folder / "targets" / "small.json").write_text(to_json(DOMAIN))
-    target = Target("small", "resnet50", "example-4x1", 1.0, "1", occasions=occasions)
+    target = CollectionTarget("small", "resnet50", "example-4x1", 1.0, "1", occasions=occasions)
     return CollectionPlan((target,), strategies=COUNT, seed=3)
 
 
@@ -194,7 +194,7 @@ def test_a_damaged_log_is_refused_by_line(tmp_path: Path) -> None:
     lines = log.read_bytes().splitlines(keepends=True)
     log.write_bytes(lines[0] + b"nonsense\n" + b"".join(lines[1:]))
     with pytest.raises(InvalidInput, match="line 2 of"):
-        Journal(tmp_path)
+        CollectionLog(tmp_path)
 
 
 def test_what_was_measured_beside_a_drifted_canary_is_measured_again(tmp_path: Path) -> None:
@@ -331,7 +331,7 @@ def test_a_crash_after_the_tables_are_written_counts_nothing_twice(tmp_path: Pat
     collect(plan, tmp_path, ScriptedLauncher(steady), silent)
     whole = read_trials(tmp_path)
     (tmp_path / "log.jsonl").write_bytes(log)
-    Journal(tmp_path).checkpoint([DOMAIN])
+    CollectionLog(tmp_path).checkpoint([DOMAIN])
     assert len(read_trials(tmp_path)) == len(whole)
 
 
@@ -346,7 +346,7 @@ def test_stopping_is_asked_before_every_trial(tmp_path: Path) -> None:
     launcher = ScriptedLauncher(steady)
     collect(prepared(tmp_path), tmp_path, launcher, silent, lambda: len(launcher.ran) >= 5)
     assert len(launcher.ran) == 5 + 1
-    assert Journal(tmp_path).canary_seconds(DOMAIN.id) != []
+    assert CollectionLog(tmp_path).canary_seconds(DOMAIN.id) != []
     assert launcher.closed == 1
 
 
@@ -387,7 +387,7 @@ def test_what_a_plan_does_not_have_is_named(tmp_path: Path) -> None:
         load_plan(tmp_path / "none.yaml")
     with pytest.raises(InvalidInput, match="'large' is not in the plan"):
         only(CollectionPlan((TARGET,)), ("large",))
-    bad = Target("bad", "resnet50", "example-4x1", 1.0, "1/0")
+    bad = CollectionTarget("bad", "resnet50", "example-4x1", 1.0, "1/0")
     with pytest.raises(InvalidInput, match=r"bad\.byte_scale"):
         _ = bad.scales
     with pytest.raises(InvalidInput, match="stands twice"):
@@ -397,11 +397,11 @@ def test_what_a_plan_does_not_have_is_named(tmp_path: Path) -> None:
 def test_real_workers_are_measured(tmp_path: Path) -> None:
     """Probed and measured on this machine's loopback, whatever it takes."""
     save_cluster(grid_cluster(3), tmp_path / "three.yaml")
-    target = Target("real", "bert_3l", str(tmp_path / "three.yaml"), 20.0, "1/256")
+    target = CollectionTarget("real", "bert_3l", str(tmp_path / "three.yaml"), 20.0, "1/256")
     plan = CollectionPlan((target,), strategies=3, seed=1)
     collect(plan, tmp_path, LocalLauncher(repeats=0), silent)
     [domain] = load_dataset(tmp_path)
     assert (len(domain), domain.failed) == (3, 0)
     assert {cost.residual is None for cost in domain.domain.cluster.costs} == {False}
     key = PassKey(domain.domain.id, 1, 2, strategies_of(domain.domain, 3, 1)[0].strategy.id)
-    assert key in Journal(tmp_path)
+    assert key in CollectionLog(tmp_path)

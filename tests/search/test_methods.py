@@ -10,7 +10,7 @@ from autosync.cluster import Cluster
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotFound
 from autosync.population import encode
-from autosync.search.designs.mg_wfbp import mg_wfbp
+from autosync.search.designs.mg_wfbp import mg_wfbp_strategy
 from autosync.search.designs.published_methods import METHODS, PIECE_BYTES, method_named
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator, play_one
@@ -41,7 +41,7 @@ def merged(domain: Domain, cuts: tuple[bool, ...]) -> Strategy:
 @pytest.mark.parametrize("startup", [0.0, 2e-3, 20e-3, 1.0])
 def test_no_merging_of_neighbours_beats_mg_wfbp(startup: float) -> None:
     domain = domain_with(cluster_of(backend="nccl", startup=startup))
-    best = mg_wfbp(domain)
+    best = mg_wfbp_strategy(domain)
     verify(best, domain)
     every = [merged(domain, cuts) for cuts in product((False, True), repeat=len(SIZES) - 1)]
     mine, *others = seconds(domain, best, *every)
@@ -50,7 +50,7 @@ def test_no_merging_of_neighbours_beats_mg_wfbp(startup: float) -> None:
 
 def test_mg_wfbp_merges_more_the_more_a_startup_costs() -> None:
     counts = [
-        len({shard.group for choice in mg_wfbp(domain).choices for shard in choice.shards})
+        len({shard.group for choice in mg_wfbp_strategy(domain).choices for shard in choice.shards})
         for startup in (0.0, 5e-3, 1.0)
         for domain in [domain_with(cluster_of(backend="nccl", startup=startup))]
     ]
@@ -60,7 +60,7 @@ def test_mg_wfbp_merges_more_the_more_a_startup_costs() -> None:
 
 def test_mg_wfbp_gathers_sparse_gradients_and_merges_on_either_side() -> None:
     graph = chain_graph(((8, 4),) * 5, sparse=(2,))
-    strategy = mg_wfbp(domain_of(graph, cluster_of(backend="nccl", startup=1.0)))
+    strategy = mg_wfbp_strategy(domain_of(graph, cluster_of(backend="nccl", startup=1.0)))
     verify(strategy, domain_of(graph, cluster_of(backend="nccl")))
     kinds = [(choice.shards[0].kind, choice.shards[0].group) for choice in strategy.choices]
     assert kinds[0] == kinds[1] == ("all_reduce", kinds[0][1])

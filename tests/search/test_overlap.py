@@ -6,7 +6,7 @@ import pytest
 
 from autosync.domain import Domain
 from autosync.population import encode
-from autosync.search.loop.outcome import Event
+from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.settings import Settings
 from autosync.search.overlap_measurement import MESSAGES, measure_overlap
 from autosync.simulator.cost.overlap_slowdown import fit_overlap_slowdown
@@ -119,7 +119,7 @@ def test_a_job_measures_it_before_it_searches() -> None:
     graph = chain_graph(((40_000,),) * 40)
     domain = domain_of(graph, cluster_of(2, gbps=0.8), 1e-3)
     truth = replace(domain, cluster=replace(domain.cluster, overlap_slowdown=0.5))
-    pool, events = ToldPool(truth), list[Event]()
+    pool, events = ToldPool(truth), list[TuningEvent]()
     found = measure_overlap(pool, domain, Settings(), events.append)
     assert found.cluster.overlap_slowdown == pytest.approx(0.5, abs=1e-4)
     assert replace(found, cluster=domain.cluster) == domain
@@ -131,6 +131,6 @@ def test_a_job_measures_it_before_it_searches() -> None:
 
 
 def test_a_job_whose_trial_fails_goes_on_without_it() -> None:
-    pool, events = ToldPool(DOMAIN, TrialError("crashed", "rank 1: no.")), list[Event]()
+    pool, events = ToldPool(DOMAIN, TrialError("crashed", "rank 1: no.")), list[TuningEvent]()
     assert measure_overlap(pool, DOMAIN, Settings(), events.append) is DOMAIN
     assert "not known: rank 1: no." in events[0].message

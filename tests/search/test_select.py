@@ -35,31 +35,31 @@ def test_every_pick_is_the_greedy_minimum_of_equation_11() -> None:
 def test_a_copy_waits_for_something_new() -> None:
     """Two equal strategies and another one: the other goes second."""
     strategies = [known_designs.all_reduce_5mb(DOMAIN), known_designs.all_reduce_5mb(DOMAIN)]
-    people = encode([*strategies, known_designs.ps_pieces_4mb_priority(DOMAIN)], DOMAIN)
+    population = encode([*strategies, known_designs.ps_pieces_4mb_priority(DOMAIN)], DOMAIN)
     scores = np.array([1.0, 1.01, 1.01])
-    assert select(scores, people, 3, 0.0).tolist() == [0, 1, 2]
-    assert select(scores, people, 3, 0.5).tolist() == [0, 2, 1]
+    assert select(scores, population, 3, 0.0).tolist() == [0, 1, 2]
+    assert select(scores, population, 3, 0.5).tolist() == [0, 2, 1]
 
 
 def test_tried_strategies_count_but_are_not_picked_again() -> None:
-    people = concatenate([encode([known_designs.all_reduce_5mb(DOMAIN)], DOMAIN)] * 2 + [DRAWN])
-    picks = select(np.ones(42), people, 5, 1.0, tried=[0])
+    population = concatenate([encode([known_designs.all_reduce_5mb(DOMAIN)], DOMAIN)] * 2 + [DRAWN])
+    picks = select(np.ones(42), population, 5, 1.0, tried=[0])
     assert 0 not in picks
     assert picks[0] != 1
 
 
 def test_similarity_is_the_share_of_equal_choices() -> None:
     one = known_designs.all_reduce_one_bucket(DOMAIN)
-    people = encode([one, known_designs.reduce_scatter_25mb(DOMAIN), one], DOMAIN)
-    likeness = similarity(choice_features(people), 0)
+    population = encode([one, known_designs.reduce_scatter_25mb(DOMAIN), one], DOMAIN)
+    likeness = similarity(choice_features(population), 0)
     assert likeness[[0, 2]].tolist() == [1.0, 1.0]
     assert likeness[1] == 8 / 9  # the method alone differs, of nine choices
 
 
 def test_names_of_groups_do_not_count() -> None:
-    people = encode([known_designs.all_reduce_5mb(DOMAIN)] * 2, DOMAIN)
-    people.group[people.first[1] :] += 2
-    assert similarity(choice_features(people), 0).tolist() == [1.0, 1.0]
+    population = encode([known_designs.all_reduce_5mb(DOMAIN)] * 2, DOMAIN)
+    population.group[population.first[1] :] += 2
+    assert similarity(choice_features(population), 0).tolist() == [1.0, 1.0]
 
 
 @settings(deadline=None)

@@ -11,7 +11,7 @@ from autosync.domain import Domain
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.population import Population, decode, encode
 from autosync.search.loop.memory_store import MemoryStore
-from autosync.search.loop.outcome import Event, Outcome
+from autosync.search.loop.outcome import Outcome, TuningEvent
 from autosync.search.loop.proposing import KEPT, shortlist
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_loop import tune
@@ -67,7 +67,7 @@ def ddp_is_best(strategy: Strategy) -> float:
 
 
 def run(pool: TablePool, store: MemoryStore, settings: Settings = SETTINGS) -> Outcome:
-    events: list[Event] = []
+    events: list[TuningEvent] = []
     outcome = tune(
         DOMAIN, Space(), lambda: pool, store, AnalyticSimulator(), settings, events.append
     )

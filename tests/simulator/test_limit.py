@@ -10,7 +10,7 @@ from autosync.cluster import Link
 from autosync.domain import Domain
 from autosync.population import encode
 from autosync.simulator.cost.synchronizer_costs import Allowed
-from autosync.simulator.limit import dear_bound, limit, longest_tail_first
+from autosync.simulator.limit import dear_bound, iteration_limit, longest_tail_first
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import AllReduce, Encoding
 from tests.domains import chain_graph, domain_of
@@ -37,7 +37,7 @@ def test_no_simulated_strategy_lies_below_the_limit(cluster, operation_seconds) 
     rng = np.random.default_rng(5)
     population = encode([random_strategy(domain, rng) for _ in range(300)], domain)
     seconds = TimelineSimulator().predict(domain, population)
-    bound = limit(domain)
+    bound = iteration_limit(domain)
     assert seconds.min() >= bound.seconds * (1 - 1e-9)
     assert bound.seconds >= max(bound.compute_seconds, bound.transfer_seconds)
     # It is no empty promise: some strategy of 300 random ones comes near it.
@@ -50,37 +50,37 @@ def even(gbps: float, operation_seconds: float, **cluster) -> Domain:  # type: i
 
 
 def test_equal_nodes_need_a_rings_bytes() -> None:
-    bound = limit(even(0.8, 1e-3))
+    bound = iteration_limit(even(0.8, 1e-3))
     assert bound.transfer_seconds == pytest.approx(1.5 * 4e6 / 1e8)
     # Ready back to front every 2 ms; all 60 ms are sent from 2 ms on, then one operation's tail.
     assert bound.schedule_seconds == pytest.approx(2e-3 + 60e-3 + 1e-3)
     assert bound.tightest == "schedule"
-    blocked = limit(even(0.8, 1e-3), Allowed(overlap_forward=False))
+    blocked = iteration_limit(even(0.8, 1e-3), Allowed(overlap_forward=False))
     assert blocked.schedule_seconds == pytest.approx(2e-3 + 60e-3 + 4e-3)
 
 
 def test_servers_on_fast_nodes_need_less_than_a_ring_through_slow_ones() -> None:
     domain = domain_of(chain_graph(((250_000,),) * 4), cluster_of(gbps=(1.6, 1.6, 0.8, 0.8)), 0.0)
-    ring = limit(domain, Allowed(parameter_server=False, hierarchical=False))
+    ring = iteration_limit(domain, Allowed(parameter_server=False, hierarchical=False))
     assert ring.transfer_seconds == pytest.approx(1.5 * 4e6 / 1e8)
     # A slow node carries each byte once either way, when none is owned there.
-    assert limit(domain).transfer_seconds == pytest.approx(4e6 / 1e8)
+    assert iteration_limit(domain).transfer_seconds == pytest.approx(4e6 / 1e8)
 
 
 def test_fewer_bytes_lower_the_limit() -> None:
     graph = chain_graph(((1000, 1000),), factor_rows=8)
     domain = domain_of(graph, cluster_of(), 0.0)
-    dense = limit(domain, Allowed(factors=False)).transfer_seconds
+    dense = iteration_limit(domain, Allowed(factors=False)).transfer_seconds
     assert dense == pytest.approx(1.5 * 4e6 / 1e8)
-    assert limit(domain).transfer_seconds == pytest.approx(3 * 8 * 2000 * 4 / 1e8)
-    half = limit(domain, Allowed(factors=False, encodings=(Encoding("bf16"),)))
+    assert iteration_limit(domain).transfer_seconds == pytest.approx(3 * 8 * 2000 * 4 / 1e8)
+    half = iteration_limit(domain, Allowed(factors=False, encodings=(Encoding("bf16"),)))
     assert half.transfer_seconds == pytest.approx(dense / 2)
 
 
 def test_uneven_shares_lower_what_devices_must_compute() -> None:
     domain = even(800.0, 1e-2, slowdowns=(1.0, 1.0, 2.0, 2.0))
-    assert limit(domain).compute_seconds == pytest.approx(0.24)
-    dealt = limit(domain, Allowed(uneven_shares=True))
+    assert iteration_limit(domain).compute_seconds == pytest.approx(0.24)
+    dealt = iteration_limit(domain, Allowed(uneven_shares=True))
     assert dealt.compute_seconds == pytest.approx(0.12 * 4 / 3)
 
 

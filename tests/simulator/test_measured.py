@@ -10,7 +10,7 @@ from autosync.plan import plan_of
 from autosync.population import encode
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.chrome_trace import chrome_trace
-from autosync.simulator.timeline.iteration_trace import Trace, predicted_iteration
+from autosync.simulator.timeline.iteration_trace import IterationTrace, predicted_iteration
 from autosync.simulator.timeline.measured_iteration import differences, measured_iteration, turns
 from autosync.strategy import AllReduce, Schedule
 from autosync.trials.measured_timeline import (
@@ -31,7 +31,7 @@ PLANS = compile_plans_fast(POPULATION, DOMAIN)
 PLAN = plan_of(PLANS, POPULATION, 0, DOMAIN)
 
 
-def predicted() -> Trace:
+def predicted() -> IterationTrace:
     return predicted_iteration(PLANS, POPULATION, DOMAIN)
 
 

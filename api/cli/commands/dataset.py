@@ -51,7 +51,7 @@ def describe(
     from dataclasses import asdict
 
     from autosync.simulator.evaluation.dataset_frames import summaries
-    from autosync.simulator.evaluation.datasheet import datasheet as text_of
+    from autosync.simulator.evaluation.datasheet import datasheet_text as text_of
 
     if datasheet is not None:
         write_text(datasheet, text_of(folder))

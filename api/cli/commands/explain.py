@@ -12,7 +12,7 @@ from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json
 from autosync.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
-    from autosync.api.views.timeline_views import Recorded
+    from autosync.api.views.timeline_views import RecordedTimelines
     from autosync.bundle import Bundle
     from autosync.plan import Message, Plan
     from autosync.strategy import Strategy
@@ -58,7 +58,7 @@ def explain(
     from autosync.strategy import Strategy
 
     loaded: Strategy | Bundle
-    recorded: Recorded | None = None
+    recorded: RecordedTimelines | None = None
     if TUNING_ID.fullmatch(document) and not Path(document).exists():
         loaded, recorded = _answer(document, db)
     else:
@@ -80,7 +80,7 @@ def explain(
         print_timeline(recorded)
 
 
-def _answer(tuning: str, db: str) -> "tuple[Bundle, Recorded]":
+def _answer(tuning: str, db: str) -> "tuple[Bundle, RecordedTimelines]":
     from autosync.api.cli.open_database import opened
     from autosync.api.cli.tuning_lookup import bundle_text, find_tuning
     from autosync.api.views.timeline_views import recorded
@@ -94,7 +94,7 @@ def _answer(tuning: str, db: str) -> "tuple[Bundle, Recorded]":
             return shipped, recorded(session, found.id)
 
 
-def _recorded(shipped: "Bundle", db: str) -> "Recorded | None":
+def _recorded(shipped: "Bundle", db: str) -> "RecordedTimelines | None":
     """What the database has of the bundle; None without a database or a recorded trial."""
     from autosync.api.cli.open_database import opened
     from autosync.api.views.timeline_views import newest_recorded
@@ -108,7 +108,7 @@ def _recorded(shipped: "Bundle", db: str) -> "Recorded | None":
         raise
 
 
-def _write_trace(recorded: "Recorded | None", trace: Path, document: str, db: str) -> None:
+def _write_trace(recorded: "RecordedTimelines | None", trace: Path, document: str, db: str) -> None:
     if recorded is None:
         raise InvalidInput(
             f"{db} has no timeline of {document}.",

@@ -163,9 +163,9 @@ def _answers(
 
     from autosync.population import encode
     from autosync.simulator.cost.fitted_constants import with_engine
-    from autosync.simulator.limit import limit
+    from autosync.simulator.limit import iteration_limit
 
-    bound = limit(domain).seconds
+    bound = iteration_limit(domain).seconds
     answers = []
     for each in asked:
         spent = _engine_seconds(each.engine if engine is None else engine, fitted)

@@ -17,7 +17,7 @@ from autosync.api.cli.options import (
 
 if TYPE_CHECKING:
     from autosync.cluster import Cluster
-    from autosync.simulator.cost.cost_fitting import Fit
+    from autosync.simulator.cost.cost_fitting import CostFit
 
 
 def probe(
@@ -43,7 +43,7 @@ def probe(
     from autosync.api.cli.inputs import ProfileChoice, load_domain
     from autosync.api.cli.results import print_scales, scale_words
     from autosync.api.engine.registry import launcher_named
-    from autosync.api.engine.tuning_job import usual_scales
+    from autosync.api.engine.tuning_request import usual_scales
     from autosync.cluster_file import save_cluster
     from autosync.search.cluster_probe import probe_costs
 
@@ -78,7 +78,7 @@ def _print(cluster: "Cluster") -> None:
     print_table(columns, rows, right=columns[1:])
 
 
-def _print_agreement(found: "Fit") -> None:
+def _print_agreement(found: "CostFit") -> None:
     """How far the timeline is from the iterations that were measured."""
     if not len(found.measured):
         out.print("Whole iterations were not measured: unshaped links do not show this cluster.")

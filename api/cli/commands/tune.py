@@ -28,7 +28,7 @@ from autosync.errors import AutosyncError, InvalidInput
 
 if TYPE_CHECKING:
     from autosync.api.db.database import Database
-    from autosync.api.engine.tuning_job import Job
+    from autosync.api.engine.tuning_request import TuningRequest
     from autosync.domain import Domain
     from autosync.search.loop.settings import Settings
 
@@ -112,13 +112,13 @@ def tune(
     """
     from autosync.api.cli.inputs import ProfileChoice, load_domain
     from autosync.api.cli.open_database import opened
-    from autosync.api.engine.tuning_job import refuse_unused
+    from autosync.api.engine.tuning_request import refuse_unused
     from autosync.search.loop.settings import Settings
 
     check_folder(output)
     reach_hosts(prefix, python, ray_address)
     settings = Settings(budget=budget, proposals=proposals, repeats=repeats, seed=seed, probe=probe)
-    job: Job | None = None
+    job: TuningRequest | None = None
     if model is not None and cluster is not None:
         estimate = {"--step-seconds": step_seconds, "--efficiency": efficiency}
         refuse_unused(compute, {"--profile": profile, **estimate})
@@ -145,7 +145,7 @@ def _job(
     where: tuple[LauncherName, Literal["waited", "kernels"], Literal["cpu", "cuda"]],
     byte_scale: float | None,
     time_scale: float | None,
-) -> "Job":
+) -> "TuningRequest":
     """The job with the scales that were asked for, or those this kind of machine can carry.
     where: its launcher, what computes in its trials, and on what device.
 
@@ -153,11 +153,11 @@ def _job(
         InvalidInput: these do not go together. NotSupported: this machine has no GPU.
     """
     from autosync.api.engine.registry import REAL_CLUSTERS
-    from autosync.api.engine.tuning_job import Job, usual_scales
+    from autosync.api.engine.tuning_request import TuningRequest, usual_scales
 
     launcher, compute, device = where
     usual_bytes, usual_time = usual_scales(domain, launcher, compute)
-    job = Job(
+    job = TuningRequest(
         domain=domain,
         settings=settings,
         simulator=simulator,
@@ -174,12 +174,12 @@ def _job(
     return job
 
 
-def _started(database: "Database", job: "Job | None", db: str) -> str:
+def _started(database: "Database", job: "TuningRequest | None", db: str) -> str:
     """Put a new tuning into the database and say what it is."""
     from autosync.api.cli.domain_words import describe_domain
     from autosync.api.cli.results import scale_words, warn_unshaped
     from autosync.api.engine.registry import launcher_named
-    from autosync.api.engine.tuning_job import enqueue
+    from autosync.api.engine.tuning_request import enqueue
 
     assert job is not None  # without --resume, MODEL and CLUSTER were required
     describe_domain(job.domain)
@@ -193,7 +193,7 @@ def _started(database: "Database", job: "Job | None", db: str) -> str:
     return tuning_id
 
 
-def _resumed(database: "Database", resume: str, job: "Job | None") -> str:
+def _resumed(database: "Database", resume: str, job: "TuningRequest | None") -> str:
     """The tuning to go on with.
 
     Raises:
@@ -202,7 +202,7 @@ def _resumed(database: "Database", resume: str, job: "Job | None") -> str:
     from autosync.api.cli.tuning_lookup import find_tuning, free_from_dead_worker
     from autosync.api.db.document_store import load_domain
     from autosync.api.engine.job_queue import reopen
-    from autosync.api.engine.tuning_job import continues
+    from autosync.api.engine.tuning_request import continues
 
     tuning = find_tuning(database, resume)
     with database.reading() as session:

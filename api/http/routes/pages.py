@@ -167,11 +167,11 @@ def _index(
     )
 
 
-def _request_of(form: schemas.TuningForm) -> schemas.TuningRequest:
+def _request_of(form: schemas.TuningForm) -> schemas.TuningBody:
     """Empty fields take their defaults."""
     given = {name: value for name, value in form.model_dump().items() if value != ""}
     try:
-        return schemas.TuningRequest.model_validate(given)
+        return schemas.TuningBody.model_validate(given)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"])

@@ -16,7 +16,7 @@ router = APIRouter(prefix="/v1/tunings", tags=["tunings"])
 
 @router.post("", status_code=202, responses=problems(400, 404, 409, 413, 422))
 def post_tuning(
-    request: schemas.TuningRequest, database: dependencies.DatabaseDep, response: Response
+    request: schemas.TuningBody, database: dependencies.DatabaseDep, response: Response
 ) -> schemas.Tuning:
     """Queue a tuning; a worker takes it up. `Location` is where to follow it."""
     tuning_id = submit(database, request)

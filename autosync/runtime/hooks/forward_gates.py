@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from autosync.runtime.layout.records import Variable
+from autosync.runtime.layout.records import VariableRecord
 from autosync.runtime.torch_compile import opaque
 
-Wait = Callable[[list[Variable]], None]
+Wait = Callable[[list[VariableRecord]], None]
 
 
 class _Reads(TorchFunctionMode):
     """Notes which parameters are read while which module's forward runs."""
 
-    def __init__(self, known: dict[int, Variable], running: list[nn.Module]):
+    def __init__(self, known: dict[int, VariableRecord], running: list[nn.Module]):
         super().__init__()
         self.known = known
         self.running = running
@@ -48,12 +48,12 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 class Gates:
     """Forward pre-hooks of the modules, and the recording of the first forward pass."""
 
-    def __init__(self, model: nn.Module, variables: list[Variable], wait: Wait):
+    def __init__(self, model: nn.Module, variables: list[VariableRecord], wait: Wait):
         self.model = model
         self.wait = wait
         self.recorded = False
         self._known = {id(v.parameter): v for v in variables}
-        self._gated: dict[nn.Module, list[Variable]] = {}
+        self._gated: dict[nn.Module, list[VariableRecord]] = {}
         self._handles: dict[nn.Module, RemovableHandle] = {}
         self._running: list[nn.Module] = []
         self._reads: _Reads | None = None
@@ -63,7 +63,7 @@ class Gates:
                 if (variable := self._known.get(id(parameter))) is not None:
                     self._gate(module, variable)
 
-    def _gate(self, module: nn.Module, variable: Variable) -> None:
+    def _gate(self, module: nn.Module, variable: VariableRecord) -> None:
         gated = self._gated.setdefault(module, [])
         if variable.deferred and variable not in gated:
             gated.append(variable)
@@ -110,7 +110,7 @@ class Gates:
         self._gated.clear()
 
 
-def _gate_hook(wait: Wait, gated: list[Variable]) -> Callable[[nn.Module, Any], None]:
+def _gate_hook(wait: Wait, gated: list[VariableRecord]) -> Callable[[nn.Module, Any], None]:
     def hook(module: nn.Module, args: Any) -> None:
         wait(gated)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from autosync.runtime.engine import Engine
 from autosync.runtime.iteration import Phase
-from autosync.runtime.layout.records import Carrier, Variable
+from autosync.runtime.layout.records import Carrier, VariableRecord
 from autosync.runtime.payloads.factors import FactorCapture
 
 BACKWARD = Phase.BACKWARD
@@ -20,7 +20,7 @@ class Removable(Protocol):
     def remove(self) -> None: ...
 
 
-def watch(engine: Engine, variable: Variable, share: float) -> Removable:
+def watch(engine: Engine, variable: VariableRecord, share: float) -> Removable:
     """Call the variable's hook when its gradient is complete, until removed."""
     carrier = variable.carrier
     if isinstance(carrier, FactorCapture):
@@ -31,7 +31,7 @@ def watch(engine: Engine, variable: Variable, share: float) -> Removable:
     return handle
 
 
-def gradient_hook(engine: Engine, variable: Variable, share: float) -> Hook:
+def gradient_hook(engine: Engine, variable: VariableRecord, share: float) -> Hook:
     """For `register_post_accumulate_grad_hook`. share: this rank's part of the average."""
     if variable.carrier is not None:
         return _carrier_hook(engine, variable, variable.carrier)
@@ -54,7 +54,7 @@ def _factor_hook(engine: Engine, capture: FactorCapture) -> Callable[[Any, Any],
     return hook
 
 
-def _carrier_hook(engine: Engine, variable: Variable, carrier: Carrier) -> Hook:
+def _carrier_hook(engine: Engine, variable: VariableRecord, carrier: Carrier) -> Hook:
     def hook(parameter: Tensor) -> None:
         if not engine.synchronizing:
             return
@@ -66,7 +66,7 @@ def _carrier_hook(engine: Engine, variable: Variable, carrier: Carrier) -> Hook:
     return hook
 
 
-def _view_hook(engine: Engine, variable: Variable, view: Tensor, share: float) -> Hook:
+def _view_hook(engine: Engine, variable: VariableRecord, view: Tensor, share: float) -> Hook:
     """The gradient becomes a view of the buffer, so nothing is copied back."""
     place = view.data_ptr()
     variable.target = view
@@ -88,11 +88,11 @@ def _view_hook(engine: Engine, variable: Variable, view: Tensor, share: float) -
     return hook
 
 
-def _pieces_hook(engine: Engine, variable: Variable, share: float) -> Hook:
+def _pieces_hook(engine: Engine, variable: VariableRecord, share: float) -> Hook:
     pieces = [
         (segment.region, view)
-        for content in variable.contents
-        for member, segment, view in content.pieces
+        for bucket in variable.buckets
+        for member, segment, view in bucket.pieces
         if member is variable
     ]
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from autosync.errors import NotSupported
 from autosync.runtime.hooks.forward_gates import tensors_in
-from autosync.runtime.layout.records import Variable
+from autosync.runtime.layout.records import VariableRecord
 from autosync.runtime.payloads.sparse_rows import sparse_tensor
 
 UNSCALE = torch._amp_foreach_non_finite_check_and_unscale_
@@ -40,7 +40,7 @@ METADATA = frozenset(
 class Holder(Protocol):
     """The engine, as far as marked gradients need it."""
 
-    def complete(self, variable: Variable) -> None:
+    def complete(self, variable: VariableRecord) -> None:
         """Wait until `parameter.grad` is the global average; no mark afterwards.
 
         Raises:
@@ -61,7 +61,7 @@ class PendingGradient(Tensor):
     """Shares its storage with `plain`, the gradient itself. of_values: of that sparse gradient."""
 
     holder: Holder
-    variable: Variable
+    variable: VariableRecord
     plain: Tensor
     of_values: bool
 
@@ -97,13 +97,13 @@ class PendingGradient(Tensor):
             return found._values() if self.of_values else found
 
 
-def plain_gradient(variable: Variable) -> Tensor | None:
+def plain_gradient(variable: VariableRecord) -> Tensor | None:
     """`parameter.grad` without its mark."""
     gradient = variable.parameter.grad
     return gradient.plain if isinstance(gradient, PendingGradient) else gradient
 
 
-def mark(holder: Holder, variables: Iterable[Variable]) -> None:
+def mark(holder: Holder, variables: Iterable[VariableRecord]) -> None:
     """A variable without a gradient gets zeros, so that every rank shows the same variables."""
     for variable in variables:
         parameter = variable.parameter
@@ -112,12 +112,12 @@ def mark(holder: Holder, variables: Iterable[Variable]) -> None:
         parameter.grad = _marked(holder, variable, parameter.grad)
 
 
-def unmark(variables: Iterable[Variable]) -> None:
+def unmark(variables: Iterable[VariableRecord]) -> None:
     for variable in variables:
         variable.parameter.grad = plain_gradient(variable)
 
 
-def left_over(variables: Iterable[Variable]) -> bool:
+def left_over(variables: Iterable[VariableRecord]) -> bool:
     """Whether a gradient of the backward pass before is still there, read or not."""
     pairs = [(variable.parameter.grad, variable) for variable in variables]
     return any(
@@ -127,7 +127,7 @@ def left_over(variables: Iterable[Variable]) -> bool:
     )
 
 
-def settle(variables: Iterable[Variable]) -> list[Variable]:
+def settle(variables: Iterable[VariableRecord]) -> list[VariableRecord]:
     """At `step()`: no mark afterwards. Returns the variables whose gradient the script replaced
     unread: what it put there counts, on every rank alike.
 
@@ -145,7 +145,7 @@ def settle(variables: Iterable[Variable]) -> list[Variable]:
     return replaced
 
 
-def check_synchronized(variables: Iterable[Variable]) -> None:
+def check_synchronized(variables: Iterable[VariableRecord]) -> None:
     """At a `step()` that no synchronized backward pass came before.
 
     Raises:
@@ -161,7 +161,7 @@ def check_synchronized(variables: Iterable[Variable]) -> None:
             )
 
 
-def incomplete(variable: Variable, what: str) -> NotSupported:
+def incomplete(variable: VariableRecord, what: str) -> NotSupported:
     return NotSupported(
         f"the gradient of {variable.name!r} {what}, but no rank holds all of it: the strategy "
         "updates parts of variables on the ranks that own them.",
@@ -172,7 +172,7 @@ def incomplete(variable: Variable, what: str) -> NotSupported:
 
 
 def _marked(
-    holder: Holder, variable: Variable, plain: Tensor, values: bool = False
+    holder: Holder, variable: VariableRecord, plain: Tensor, values: bool = False
 ) -> PendingGradient:
     shown = plain._values() if values else plain
     made: PendingGradient = Tensor._make_subclass(PendingGradient, shown)
@@ -180,9 +180,9 @@ def _marked(
     return made
 
 
-def _nothing(variable: Variable) -> Tensor:
+def _nothing(variable: VariableRecord) -> Tensor:
     table = variable.alias
-    if not any(content.ranges for content in variable.contents):
+    if not any(bucket.ranges for bucket in variable.buckets):
         return torch.zeros_like(table)
     rows = torch.empty(0, dtype=torch.int64, device=table.device)
     empty = table.new_empty(0, *table.shape[1:])

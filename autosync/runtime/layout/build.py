@@ -11,11 +11,11 @@ from autosync.codes import Op, Update
 from autosync.errors import InvalidInput
 from autosync.plan import Plan
 from autosync.runtime.layout.issue_order import queue_names
-from autosync.runtime.layout.records import Content, RowRange, Step, Variable
-from autosync.runtime.layout.segments import content_segments, elements
+from autosync.runtime.layout.records import Bucket, MessageRecord, RowRange, VariableRecord
+from autosync.runtime.layout.segments import bucket_segments, elements
 from autosync.runtime.payloads.encodings import encoded, fixed_payload_bytes
 from autosync.runtime.payloads.factors import FactorCapture, all_gather_factors, owner_of
-from autosync.runtime.payloads.powersgd import LowRank, LowRankContent, low_rank_contents
+from autosync.runtime.payloads.powersgd import LowRank, LowRankBucket, low_rank_buckets
 from autosync.runtime.payloads.sparse_rows import (
     SPARSE_OPERATIONS,
     TouchedRows,
@@ -38,9 +38,9 @@ MESSAGES = {
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    variables: list[Variable]
-    contents: list[Content]
-    steps: list[Step]
+    variables: list[VariableRecord]
+    buckets: list[Bucket]
+    steps: list[MessageRecord]
     low_rank: list[LowRank]
 
 
@@ -61,32 +61,34 @@ def build_records(
         NotSupported: it updates parts of variables under an optimizer that forbids it.
     """
     variables = _variables(model, optimizer, names)
-    carried = {message.content: message.operation for message in plan.messages}
-    contents = [
-        _row_content(plan, index, variables)
+    carried = {message.bucket: message.operation for message in plan.messages}
+    buckets = [
+        _row_bucket(plan, index, variables)
         if carried[index] in SPARSE_OPERATIONS
-        else _content(plan, index, variables)
-        for index in range(len(plan.contents))
+        else _dense_bucket(plan, index, variables)
+        for index in range(len(plan.buckets))
     ]
     _check_coverage(variables)
-    _mark_flat(plan, contents)
-    _mark_deferred(plan, contents)
+    _mark_flat(plan, buckets)
+    _mark_deferred(plan, buckets)
     share = plan.shares[groups.rank]
-    _give_carriers(model, optimizer, contents, carried, share, groups.streams)
-    factored = low_rank_contents(plan, contents)
-    steps = _steps(plan, contents, factored, groups)
+    _give_carriers(model, optimizer, buckets, carried, share, groups.streams)
+    factored = low_rank_buckets(plan, buckets)
+    steps = _steps(plan, buckets, factored, groups)
     for step in steps:
         if step.message.operation == Op.SPARSE_PUSH:
             owned = step.message.root == groups.rank
-            step.content.flat = RowUpdate(type(optimizer), step.content) if owned else None
-        elif not step.content.whole and step.message.update != Update.NONE:
-            check_elementwise(type(optimizer), step.content.variables[0].name)
-            step.content.flat = _flat_update(type(optimizer), plan, step, groups.rank)
+            step.bucket.flat = RowUpdate(type(optimizer), step.bucket) if owned else None
+        elif not step.bucket.whole and step.message.update != Update.NONE:
+            check_elementwise(type(optimizer), step.bucket.variables[0].name)
+            step.bucket.flat = _flat_update(type(optimizer), plan, step, groups.rank)
     low_rank = [one for packed in factored.values() for one in packed.matrices]
-    return Records(variables, contents, steps, low_rank)
+    return Records(variables, buckets, steps, low_rank)
 
 
-def _variables(model: nn.Module, optimizer: Optimizer, names: tuple[str, ...]) -> list[Variable]:
+def _variables(
+    model: nn.Module, optimizer: Optimizer, names: tuple[str, ...]
+) -> list[VariableRecord]:
     parameters = dict(model.named_parameters())
     groups = {
         id(parameter): index
@@ -103,78 +105,78 @@ def _variables(model: nn.Module, optimizer: Optimizer, names: tuple[str, ...]) -
                 remedy="Tune this model again.",
             )
         group = groups.get(id(parameter), -1)
-        found.append(Variable(index, name, parameter, parameter.detach(), group))
+        found.append(VariableRecord(index, name, parameter, parameter.detach(), group))
     return found
 
 
-def _content(plan: Plan, index: int, variables: list[Variable]) -> Content:
+def _dense_bucket(plan: Plan, index: int, variables: list[VariableRecord]) -> Bucket:
     shapes = [tuple(variable.parameter.shape) for variable in variables]
-    segments = content_segments(plan, index, shapes)
+    segments = bucket_segments(plan, index, shapes)
     size = segments[-1].stop
     members = [variables[i] for i in dict.fromkeys(segment.variable for segment in segments)]
     dtype = reduce(torch.promote_types, (v.parameter.dtype for v in members))
     world = plan.world_size
     padded = -(-size // world) * world
     buffer = torch.zeros(padded, dtype=dtype, device=members[0].parameter.device)
-    content = Content(index, buffer, size, variables=members)
+    bucket = Bucket(index, buffer, size, variables=members)
     for segment in segments:
         view = buffer[segment.start : segment.stop].view(segment.shape)
-        content.pieces.append((variables[segment.variable], segment, view))
+        bucket.pieces.append((variables[segment.variable], segment, view))
     for variable in members:
-        variable.contents.append(content)
-    for variable, segment, view in content.pieces:
+        variable.buckets.append(bucket)
+    for variable, segment, view in bucket.pieces:
         parameter = variable.parameter
         if segment.shape == tuple(parameter.shape) and dtype == parameter.dtype:
             variable.view = view
-    return content
+    return bucket
 
 
-def _row_content(plan: Plan, index: int, variables: list[Variable]) -> Content:
+def _row_bucket(plan: Plan, index: int, variables: list[VariableRecord]) -> Bucket:
     """Of tables with sparse gradients: no buffer, which would be as large as they are."""
     ranges = row_ranges(plan, index, variables)
     members = list(dict.fromkeys(part.variable for part in ranges))
     nothing = members[0].alias.new_empty(0)
-    content = Content(index, nothing, 0, ranges=ranges, variables=members)
+    bucket = Bucket(index, nothing, 0, ranges=ranges, variables=members)
     for variable in members:
-        variable.contents.append(content)
-    return content
+        variable.buckets.append(bucket)
+    return bucket
 
 
 def _give_carriers(
     model: nn.Module,
     optimizer: Optimizer,
-    contents: list[Content],
+    buckets: list[Bucket],
     carried: dict[int, Op],
     share: float,
     streams: Streams,
 ) -> None:
-    ranges: dict[Variable, list[RowRange]] = {}
-    for content in contents:
-        for part in content.ranges:
+    ranges: dict[VariableRecord, list[RowRange]] = {}
+    for bucket in buckets:
+        for part in bucket.ranges:
             ranges.setdefault(part.variable, []).append(part)
-        if carried[content.index] == Op.FACTOR_ALL_GATHER:
-            for variable in content.variables:
+        if carried[bucket.index] == Op.FACTOR_ALL_GATHER:
+            for variable in bucket.variables:
                 variable.carrier = FactorCapture(variable, owner_of(model, variable))
     for variable, parts in ranges.items():
         check_sparse(optimizer, variable)
         variable.carrier = TouchedRows(variable, parts, share, streams)
-    dense = [v for content in contents for v in content.variables if v not in ranges]
+    dense = [v for bucket in buckets for v in bucket.variables if v not in ranges]
     check_dense(model, dense)
 
 
-def _check_coverage(variables: list[Variable]) -> None:
+def _check_coverage(variables: list[VariableRecord]) -> None:
     for variable in variables:
         covered = sum(
             segment.stop - segment.start
-            for content in variable.contents
-            for member, segment, _ in content.pieces
+            for bucket in variable.buckets
+            for member, segment, _ in bucket.pieces
             if member is variable
         )
         width = variable.alias.numel() // max(1, len(variable.alias)) if variable.alias.dim() else 1
         covered += width * sum(
             part.stop - part.start
-            for content in variable.contents
-            for part in content.ranges
+            for bucket in variable.buckets
+            for part in bucket.ranges
             if part.variable is variable
         )
         if covered != elements(tuple(variable.parameter.shape)):
@@ -187,60 +189,64 @@ def _check_coverage(variables: list[Variable]) -> None:
             )
 
 
-def _mark_flat(plan: Plan, contents: list[Content]) -> None:
-    """Whole variables are those that every replica updates in all their contents; contents of
+def _mark_flat(plan: Plan, buckets: list[Bucket]) -> None:
+    """Whole variables are those that every replica updates in all their buckets; buckets of
     anything else update flat, and so do all that share a variable with them."""
     for message in plan.messages:
         if message.update in (Update.OWNER, Update.SHARD):
-            contents[message.content].travels = True
-            contents[message.content].whole = False
-    grown = [content for content in contents if not content.whole]
+            buckets[message.bucket].travels = True
+            buckets[message.bucket].whole = False
+    grown = [bucket for bucket in buckets if not bucket.whole]
     while grown:
-        content = grown.pop()
-        content.whole = False
-        for variable in content.variables:
+        bucket = grown.pop()
+        bucket.whole = False
+        for variable in bucket.variables:
             variable.whole = False
-            grown.extend(other for other in variable.contents if other.whole)
+            grown.extend(other for other in variable.buckets if other.whole)
 
 
-def _mark_deferred(plan: Plan, contents: list[Content]) -> None:
-    last = {message.content: message for message in plan.messages}
+def _mark_deferred(plan: Plan, buckets: list[Bucket]) -> None:
+    last = {message.bucket: message for message in plan.messages}
     for index, message in last.items():
         if message.gate >= 0:
-            for variable in contents[index].variables:
+            for variable in buckets[index].variables:
                 variable.deferred = True
 
 
 def _steps(
-    plan: Plan, contents: list[Content], factored: dict[int, LowRankContent], groups: Groups
-) -> list[Step]:
-    last = {message.content: index for index, message in enumerate(plan.messages)}
+    plan: Plan, buckets: list[Bucket], factored: dict[int, LowRankBucket], groups: Groups
+) -> list[MessageRecord]:
+    last = {message.bucket: index for index, message in enumerate(plan.messages)}
     queues = queue_names(plan, groups.streams.travel.one_order)
-    steps: list[Step] = []
+    steps: list[MessageRecord] = []
     for index, (message, queue) in enumerate(zip(plan.messages, queues, strict=True)):
-        content = contents[message.content]
+        bucket = buckets[message.bucket]
         after = steps[message.after] if message.after >= 0 else None
-        if (packed := factored.get(content.index)) is not None:
+        if (packed := factored.get(bucket.index)) is not None:
             start = packed.start_of(plan, index, groups, queue)
         else:
-            start = MESSAGES.get(message.operation, encoded)(plan, index, content, groups, queue)
-        size = fixed_payload_bytes(message, content)
+            start = MESSAGES.get(message.operation, encoded)(plan, index, bucket, groups, queue)
+        size = fixed_payload_bytes(message, bucket)
         steps.append(
-            Step(index, message, content, after, start, last[content.index] == index, queue, size)
+            MessageRecord(
+                index, message, bucket, after, start, last[bucket.index] == index, queue, size
+            )
         )
     return steps
 
 
-def _flat_update(kind: type[Optimizer], plan: Plan, step: Step, rank: int) -> FlatUpdate | None:
-    """The part of a content that this rank updates after `step`."""
-    content, message = step.content, step.message
+def _flat_update(
+    kind: type[Optimizer], plan: Plan, step: MessageRecord, rank: int
+) -> FlatUpdate | None:
+    """The part of a bucket that this rank updates after `step`."""
+    bucket, message = step.bucket, step.message
     team = team_of(plan.teams[message.teams], rank)
-    start, stop = 0, content.size
+    start, stop = 0, bucket.size
     if message.update == Update.OWNER:
         root = message.root if message.root in team else (team[0] if team else -1)
         if rank != root:
             start = stop = 0
     elif message.update == Update.SHARD and message.operation == Op.REDUCE_SCATTER:
-        part = chunk_of(team.index(rank), len(team), content.size)
-        start, stop = part.start, min(part.stop, content.size)
-    return FlatUpdate(kind, content, start, stop) if start < stop else None
+        part = chunk_of(team.index(rank), len(team), bucket.size)
+        start, stop = part.start, min(part.stop, bucket.size)
+    return FlatUpdate(kind, bucket, start, stop) if start < stop else None

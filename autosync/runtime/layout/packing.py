@@ -1,20 +1,20 @@
-"""Moves gradients and values between a content's buffer and the tensors of the script."""
+"""Moves gradients and values between a bucket's buffer and the tensors of the script."""
 
 import torch
 from torch import Tensor
 
-from autosync.runtime.layout.records import Content, Variable
+from autosync.runtime.layout.records import Bucket, VariableRecord
 from autosync.runtime.updates.flat_update import FlatUpdate
 from autosync.runtime.updates.row_update import show_rows, take_rows_back
 
 
-def pack_zeros(variable: Variable) -> None:
+def pack_zeros(variable: VariableRecord) -> None:
     """A variable that had no gradient in this backward pass counts as zero."""
     if variable.carrier is not None:
         variable.carrier.pack()
         return
-    for content in variable.contents:
-        for member, _, view in content.pieces:
+    for bucket in variable.buckets:
+        for member, _, view in bucket.pieces:
             if member is variable:
                 view.zero_()
     if variable.view is not None:
@@ -23,52 +23,52 @@ def pack_zeros(variable: Variable) -> None:
         variable.parameter.grad = variable.target = torch.zeros_like(variable.alias)
 
 
-def hand_back(content: Content) -> None:
+def hand_back(bucket: Bucket) -> None:
     """Reduced gradients of variables that are no single view of a buffer."""
-    for variable, segment, view in content.pieces:
+    for variable, segment, view in bucket.pieces:
         if variable.view is None and variable.target is not None:
             variable.target[segment.region].copy_(view)
 
 
-def show_targets(content: Content) -> None:
+def show_targets(bucket: Bucket) -> None:
     """Reduced sparse gradients, which are tensors of their own."""
-    for variable in content.variables:
+    for variable in bucket.variables:
         variable.parameter.grad = variable.target
 
 
-def unpack_values(content: Content) -> None:
+def unpack_values(bucket: Bucket) -> None:
     """New values from the buffer into the parameters."""
-    for variable, segment, view in content.pieces:
+    for variable, segment, view in bucket.pieces:
         variable.alias[segment.region].copy_(view)
 
 
-def show_gradients(content: Content) -> None:
-    """Make `parameter.grad` of a flat content hold the sums that this rank updates, and zero
+def show_gradients(bucket: Bucket) -> None:
+    """Make `parameter.grad` of a flat bucket hold the sums that this rank updates, and zero
     where other ranks do: what a GradScaler inspects and unscales."""
-    if content.ranges:
-        show_rows(content)
+    if bucket.ranges:
+        show_rows(bucket)
         return
-    owned = content.flat.span if isinstance(content.flat, FlatUpdate) else slice(0, 0)
-    content.buffer[: owned.start].zero_()
-    content.buffer[owned.stop :].zero_()
-    for variable, segment, view in content.pieces:
+    owned = bucket.flat.span if isinstance(bucket.flat, FlatUpdate) else slice(0, 0)
+    bucket.buffer[: owned.start].zero_()
+    bucket.buffer[owned.stop :].zero_()
+    for variable, segment, view in bucket.pieces:
         if variable.view is None:
             if variable.parameter.grad is None:
                 variable.parameter.grad = torch.zeros_like(variable.alias)
             variable.parameter.grad[segment.region].copy_(view)
 
 
-def take_back(content: Content) -> None:
+def take_back(bucket: Bucket) -> None:
     """What was done to shown gradients is done to the sums in the buffer."""
-    if content.ranges:
-        take_rows_back(content)
+    if bucket.ranges:
+        take_rows_back(bucket)
         return
-    for variable, segment, view in content.pieces:
+    for variable, segment, view in bucket.pieces:
         if variable.view is None and variable.parameter.grad is not None:
             view.copy_(variable.parameter.grad[segment.region])
 
 
-def whole_gradients(variables: list[Variable]) -> list[Tensor]:
+def whole_gradients(variables: list[VariableRecord]) -> list[Tensor]:
     """Reduced gradients of the whole variables, equal on every rank."""
     found = [v.parameter.grad for v in variables if v.whole and v.parameter.grad is not None]
     return [gradient._values() if gradient.is_sparse else gradient for gradient in found]

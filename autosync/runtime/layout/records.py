@@ -1,4 +1,4 @@
-"""The runtime's own view of a plan: variables, contents and messages with their state.
+"""The runtime's own view of a plan: variables, buckets and messages with their state.
 
 Everything is allocated when a plan is attached; an iteration only flips flags and counts down.
 """
@@ -36,7 +36,7 @@ class Carrier(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Variable:
+class VariableRecord:
     """A trainable tensor of the plan.
 
     alias: shares the parameter's storage; carries the gradient of an update that runs while the
@@ -49,7 +49,7 @@ class Variable:
     carrier: packs its gradient where no dense buffer does.
     pack: its hook, for a gradient that earlier backward passes left behind.
     fired: its gradient was packed in this round.
-    missing: contents of it that are not reduced yet. owing: updates or arrivals of values
+    missing: buckets of it that are not reduced yet. owing: updates or arrivals of values
         until it is current again.
     mark: on a GPU, behind the last arrival or update that concerns it.
     """
@@ -59,7 +59,7 @@ class Variable:
     parameter: torch.nn.Parameter
     alias: Tensor
     group: int
-    contents: list["Content"] = field(default_factory=list)
+    buckets: list["Bucket"] = field(default_factory=list)
     whole: bool = True
     deferred: bool = False
     view: Tensor | None = None
@@ -80,7 +80,7 @@ class RowRange:
     sum over all ranks, where this rank updates them. changed: indices of rows with new values.
     """
 
-    variable: Variable
+    variable: VariableRecord
     start: int
     stop: int
     indices: Tensor
@@ -90,7 +90,7 @@ class RowRange:
 
 
 @dataclass(slots=True, eq=False)
-class Content:
+class Bucket:
     """A flat buffer, and the chain of messages that carries it.
 
     size: elements without padding. pieces: (variable, segment, its shaped view of the buffer).
@@ -107,9 +107,9 @@ class Content:
     index: int
     buffer: Tensor
     size: int
-    pieces: list[tuple[Variable, Segment, Tensor]] = field(default_factory=list)
+    pieces: list[tuple[VariableRecord, Segment, Tensor]] = field(default_factory=list)
     ranges: list[RowRange] = field(default_factory=list)
-    variables: list[Variable] = field(default_factory=list)
+    variables: list[VariableRecord] = field(default_factory=list)
     whole: bool = True
     flat: "FlatUpdate | RowUpdate | None" = None
     travels: bool = False
@@ -125,12 +125,12 @@ class Content:
 
 
 @dataclass(slots=True, eq=False)
-class Step:
+class MessageRecord:
     """A message of the plan as this rank executes it.
 
     start: issues the operation and returns what finishes it; None when this rank has no part.
-    last: the last message of its content. queue: the messages among which it keeps its order.
-    fixed_bytes: this rank's payload, None when `content.payload_bytes` says each time.
+    last: the last message of its bucket. queue: the messages among which it keeps its order.
+    fixed_bytes: this rank's payload, None when `bucket.payload_bytes` says each time.
     started_seconds: issued, ended_seconds: landed, on `time.monotonic()`. started_mark,
         issued_mark, ended_mark: on a GPU, in front of and behind what issuing asked for, and
         behind its arrival.
@@ -138,8 +138,8 @@ class Step:
 
     index: int
     message: Message
-    content: Content
-    after: "Step | None"
+    bucket: Bucket
+    after: "MessageRecord | None"
     start: Callable[[], Finish] | None
     last: bool
     queue: str
@@ -154,37 +154,37 @@ class Step:
     def ready(self) -> bool:
         """Gradients are packed, the message before is done and its update applied."""
         if self.after is None:
-            return self.content.waiting == 0
-        return self.after.done and (self.content.updated or not self._carries_values())
+            return self.bucket.waiting == 0
+        return self.after.done and (self.bucket.updated or not self._carries_values())
 
     def queued_seconds(self) -> float:
         """When a message that was issued had become `ready`; from there on it waited for those
         before it in its queue."""
         if self.after is None:
-            return self.content.packed_seconds
-        return self.content.updated_seconds if self._carries_values() else self.after.ended_seconds
+            return self.bucket.packed_seconds
+        return self.bucket.updated_seconds if self._carries_values() else self.after.ended_seconds
 
     def payload_bytes(self) -> int:
         """Of this rank, encoded, when it was last issued; 0 where it has no part."""
         if self.start is None:
             return 0
-        return self.content.payload_bytes if self.fixed_bytes is None else self.fixed_bytes
+        return self.bucket.payload_bytes if self.fixed_bytes is None else self.fixed_bytes
 
     def ready_mark(self) -> Mark:
         """On a GPU, what a message that is `ready` must stay behind."""
         if self.after is None:
-            return self.content.packed_mark
-        return self.content.updated_mark if self._carries_values() else self.after.ended_mark
+            return self.bucket.packed_mark
+        return self.bucket.updated_mark if self._carries_values() else self.after.ended_mark
 
     def read_clock(self, streams: Streams) -> None:
         """On a GPU: when it happened, in place of when it was asked for."""
-        content = self.content
+        bucket = self.bucket
         self.started_seconds = streams.seconds(self.started_mark, self.started_seconds)
         self.ended_seconds = streams.seconds(self.ended_mark, self.ended_seconds)
         if self.after is None:
-            content.packed_seconds = streams.seconds(content.packed_mark, content.packed_seconds)
+            bucket.packed_seconds = streams.seconds(bucket.packed_mark, bucket.packed_seconds)
         elif self._carries_values():
-            content.updated_seconds = streams.seconds(content.updated_mark, content.updated_seconds)
+            bucket.updated_seconds = streams.seconds(bucket.updated_mark, bucket.updated_seconds)
 
     def _carries_values(self) -> bool:
         """The message before left an update to its owner or shards."""

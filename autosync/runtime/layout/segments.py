@@ -1,4 +1,4 @@
-"""Where the pieces of a content lie: in the variables, and in the content's flat buffer.
+"""Where the pieces of a bucket lie: in the variables, and in the bucket's flat buffer.
 
 A piece is a range of a shard in row-major order. In an n-dimensional tensor such a range is at
 most 2n - 1 boxes, so packing is a few strided copies whatever the axis of the partition.
@@ -16,7 +16,7 @@ Box = tuple[Shape, Shape]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The box `region` of a variable lies at start:stop of the content's flat buffer."""
+    """The box `region` of a variable lies at start:stop of the bucket's flat buffer."""
 
     variable: int
     region: tuple[slice, ...]
@@ -58,11 +58,11 @@ def _in_row(shape: Shape, row: int, start: int, stop: int) -> Iterator[Box]:
         yield (row, *origin), (1, *extent)
 
 
-def content_segments(plan: Plan, content: int, shapes: list[Shape]) -> tuple[Segment, ...]:
-    """The segments of a content, in buffer order. shapes: of the plan's variables."""
+def bucket_segments(plan: Plan, bucket: int, shapes: list[Shape]) -> tuple[Segment, ...]:
+    """The segments of a bucket, in buffer order. shapes: of the plan's variables."""
     found: list[Segment] = []
     place = 0
-    for variable, axis, offset, shape, start, stop in _joined(plan, content, shapes):
+    for variable, axis, offset, shape, start, stop in _joined(plan, bucket, shapes):
         for origin, extent in boxes(shape, start, stop):
             size = elements(extent)
             moved = tuple(
@@ -75,12 +75,12 @@ def content_segments(plan: Plan, content: int, shapes: list[Shape]) -> tuple[Seg
 
 
 def _joined(
-    plan: Plan, content: int, shapes: list[Shape]
+    plan: Plan, bucket: int, shapes: list[Shape]
 ) -> Iterator[tuple[int, int, int, Shape, int, int]]:
     """Pieces as (variable, cut axis or -1, offset on it, shape, start, stop), where neighbours
     that are contiguous in their variable are one."""
     last: tuple[int, int, int, Shape, int, int] | None = None
-    for piece in plan.contents[content]:
+    for piece in plan.buckets[bucket]:
         this = _range(plan.shards[piece.shard], piece, shapes)
         if last is not None and last[1] == -1 and (last[0], -1, last[5]) == (*this[:2], this[4]):
             last = (*last[:5], this[5])

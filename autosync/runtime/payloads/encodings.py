@@ -15,7 +15,7 @@ from autosync.codes import ENCODINGS, POWERSGD
 from autosync.errors import NotSupported
 from autosync.plan import Message, Plan
 from autosync.runtime.layout.issue_order import RAGGED
-from autosync.runtime.layout.records import Content, Finish, Start
+from autosync.runtime.layout.records import Bucket, Finish, Start
 from autosync.runtime.transport.process_groups import Groups, adds_up_itself, operation
 
 HALF = {ENCODINGS.index("fp16"): torch.float16, ENCODINGS.index("bf16"): torch.bfloat16}
@@ -40,19 +40,19 @@ def check_lossless(plan: Plan) -> None:
             )
 
 
-def fixed_payload_bytes(message: Message, content: Content) -> int | None:
+def fixed_payload_bytes(message: Message, bucket: Bucket) -> int | None:
     """What a rank's part in a message takes on the wire; None where only its issuing says."""
     if message.operation in RAGGED or message.encoding > POWERSGD:
         return None
-    item = content.buffer.element_size()
-    return content.size * (min(item, 2) if message.encoding in HALF else item)
+    item = bucket.buffer.element_size()
+    return bucket.size * (min(item, 2) if message.encoding in HALF else item)
 
 
-def encoded(plan: Plan, index: int, content: Content, groups: Groups, queue: str) -> Start | None:
+def encoded(plan: Plan, index: int, bucket: Bucket, groups: Groups, queue: str) -> Start | None:
     """What issues a message, its encoding included; None when this rank has no part in it."""
-    message, buffer = plan.messages[index], content.buffer
+    message, buffer = plan.messages[index], bucket.buffer
     if message.encoding == 0 or (message.encoding in HALF and buffer.element_size() <= 2):
-        return operation(plan, index, content, groups, queue, buffer)
+        return operation(plan, index, bucket, groups, queue, buffer)
     if message.encoding not in HALF:
         raise NotSupported(
             f"the runtime cannot pack {message.operation.name} of message {index} by "
@@ -62,7 +62,7 @@ def encoded(plan: Plan, index: int, content: Content, groups: Groups, queue: str
             remedy="Choose fp16 or bf16; PowerSGD packs ring all-reduces.",
         )
     wire = torch.zeros_like(buffer, dtype=HALF[message.encoding])
-    start = operation(plan, index, content, groups, queue, wire)
+    start = operation(plan, index, bucket, groups, queue, wire)
     if start is None:
         return None
     return _cast(start, buffer, wire, adds_up_itself(message.operation, groups.backend))

@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from autosync.errors import NotSupported
 from autosync.plan import Plan
-from autosync.runtime.layout.records import Content, Finish, Start, Variable
+from autosync.runtime.layout.records import Bucket, Finish, Start, VariableRecord
 from autosync.runtime.transport.process_groups import Groups, team_of
 from autosync.runtime.transport.ragged import Reader, as_bytes, exchange, others, ragged_group
 
@@ -47,7 +47,7 @@ class FactorCapture:
     of passes that failed or asked for other gradients are forgotten.
     """
 
-    def __init__(self, variable: Variable, owner: nn.Module):
+    def __init__(self, variable: VariableRecord, owner: nn.Module):
         self.variable = variable
         self.packed: Factors = self._none()
         self._owner = owner
@@ -109,7 +109,7 @@ class FactorCapture:
     def pack(self) -> None:
         """The gradient of this backward pass is complete: make it what the message carries."""
         parameter, view = self.variable.parameter, self.variable.view
-        assert view is not None  # a whole variable in a content of its own type
+        assert view is not None  # a whole variable in a bucket of its own type
         self.packed = _joined([*self._accumulated(), *self._of_this_pass(), self._none()])
         self._held, self._product = [], None
         parameter.grad = self.variable.target = view
@@ -215,7 +215,7 @@ def _forward_of(owner: nn.Module, take: Take) -> Callable[[nn.Linear, Tensor], T
     return forward
 
 
-def owner_of(model: nn.Module, variable: Variable) -> nn.Module:
+def owner_of(model: nn.Module, variable: VariableRecord) -> nn.Module:
     """The module whose weight the variable is.
 
     Raises:
@@ -239,7 +239,7 @@ def owner_of(model: nn.Module, variable: Variable) -> nn.Module:
     return module
 
 
-def _refusal(variable: Variable, why: str) -> NotSupported:
+def _refusal(variable: VariableRecord, why: str) -> NotSupported:
     return NotSupported(
         f"variable {variable.name!r} {why}, so its gradient cannot be sent as factors.",
         thing=f"variable {variable.name}",
@@ -248,20 +248,18 @@ def _refusal(variable: Variable, why: str) -> NotSupported:
     )
 
 
-def all_gather_factors(
-    plan: Plan, index: int, content: Content, groups: Groups, queue: str
-) -> Start:
+def all_gather_factors(plan: Plan, index: int, bucket: Bucket, groups: Groups, queue: str) -> Start:
     """What issues a message of factors: afterwards the buffer holds the share-weighted sum."""
     team = team_of(plan.teams[plan.messages[index].teams], groups.rank)
     group = ragged_group(groups, queue, team) if len(team) > 1 else None
     place, peers = team.index(groups.rank), others(team.index(groups.rank), len(team))
     shares = [plan.shares[rank] for rank in team]
-    captures = [variable.carrier for variable in content.variables]
+    captures = [variable.carrier for variable in bucket.variables]
 
     def start() -> Finish:
         mine = [capture.packed for capture in captures if isinstance(capture, FactorCapture)]
         payload = as_bytes([tensor for pair in mine for tensor in pair])
-        content.payload_bytes = payload.nbytes
+        bucket.payload_bytes = payload.nbytes
         sizes = [number for _, g in mine for number in (len(g), TYPES.index(g.dtype))]
         header = torch.tensor([payload.numel(), *sizes], device="cpu")
         arrive = exchange(group, index, peers, peers, header, payload)
@@ -269,8 +267,8 @@ def all_gather_factors(
         def finish() -> None:
             received = arrive()
             received[place] = header, payload
-            everyone = [_read(content, *received[member]) for member in range(len(team))]
-            for number, (_, _, view) in enumerate(content.pieces):
+            everyone = [_read(bucket, *received[member]) for member in range(len(team))]
+            for number, (_, _, view) in enumerate(bucket.pieces):
                 _sum_products([factors[number] for factors in everyone], shares, view)
 
         return finish
@@ -278,10 +276,10 @@ def all_gather_factors(
     return start
 
 
-def _read(content: Content, header: Tensor, payload: Tensor) -> list[Factors]:
+def _read(bucket: Bucket, header: Tensor, payload: Tensor) -> list[Factors]:
     reader = Reader(payload)
     found = []
-    for number, (_, _, view) in enumerate(content.pieces):
+    for number, (_, _, view) in enumerate(bucket.pieces):
         rows, code = (int(entry) for entry in header[1 + 2 * number : 3 + 2 * number])
         outs, ins = view.shape
         activations = reader.take((rows, ins), TYPES[code]).to(view)

@@ -15,7 +15,7 @@ from torch import Tensor
 from autosync.codes import POWERSGD, Op
 from autosync.errors import InvalidInput
 from autosync.plan import Message, Plan
-from autosync.runtime.layout.records import Content, Finish, Start, Variable
+from autosync.runtime.layout.records import Bucket, Finish, Start, VariableRecord
 from autosync.runtime.transport.process_groups import Groups, all_reduce_start, team_of
 
 AllReduce = Callable[[Tensor], Finish]
@@ -25,11 +25,11 @@ AllReduce = Callable[[Tensor], Finish]
 class LowRank:
     """One variable's matrix: kept (n, m) and q (m, r), from iteration to iteration.
 
-    matrix: its place in the content's buffer, of any floating type; the algebra is in float32.
+    matrix: its place in the bucket's buffer, of any floating type; the algebra is in float32.
     seed: of the first Q, the same on every rank.
     """
 
-    def __init__(self, variable: Variable, matrix: Tensor, rank: int, seed: int):
+    def __init__(self, variable: VariableRecord, matrix: Tensor, rank: int, seed: int):
         self.variable = variable
         self.matrix = matrix
         self.rank = rank
@@ -80,14 +80,14 @@ class LowRank:
         self.q = q.to(self.q) if q is not None and fits else self._first_q()
 
 
-class LowRankContent:
-    """What a content carries under PowerSGD, in two messages: P beside the values that do not
-    gain, then Q. A content in which nothing gains has the first message only."""
+class LowRankBucket:
+    """What a bucket carries under PowerSGD, in two messages: P beside the values that do not
+    gain, then Q. A bucket in which nothing gains has the first message only."""
 
-    def __init__(self, content: Content, rank: int):
-        self.content = content
-        self.matrices, self.rest = split_content(content, rank)
-        self._firsts = self._seconds = content.buffer.new_empty(0)
+    def __init__(self, bucket: Bucket, rank: int):
+        self.bucket = bucket
+        self.matrices, self.rest = split_bucket(bucket, rank)
+        self._firsts = self._seconds = bucket.buffer.new_empty(0)
 
     def start_of(self, plan: Plan, index: int, groups: Groups, queue: str) -> Start | None:
         """What issues message `index` on this rank; None when it is alone."""
@@ -104,7 +104,7 @@ class LowRankContent:
         def start() -> Finish:
             parts = [one.first().view(-1) for one in self.matrices]
             flat = torch.cat([*parts, *(values.float() for values in self.rest)])
-            self.content.payload_bytes = flat.nbytes
+            self.bucket.payload_bytes = flat.nbytes
             self._firsts = flat  # kept: a GPU still reads it when the message has landed
             arrive = all_reduce(flat)
 
@@ -127,7 +127,7 @@ class LowRankContent:
 
         def start() -> Finish:
             flat = self._seconds
-            self.content.payload_bytes = flat.nbytes
+            self.bucket.payload_bytes = flat.nbytes
             arrive = all_reduce(flat)
 
             def finish() -> None:
@@ -140,34 +140,34 @@ class LowRankContent:
         return start
 
 
-def low_rank_contents(plan: Plan, contents: list[Content]) -> dict[int, LowRankContent]:
-    """By index, the contents that all-reduces of a plan pack by PowerSGD.
+def low_rank_buckets(plan: Plan, buckets: list[Bucket]) -> dict[int, LowRankBucket]:
+    """By index, the buckets that all-reduces of a plan pack by PowerSGD.
 
     Raises:
-        InvalidInput: a content's matrices have no message for Q.
+        InvalidInput: a bucket's matrices have no message for Q.
     """
     carried: dict[int, list[Message]] = {}
     for message in plan.messages:
         if message.encoding > POWERSGD and message.operation == Op.ALL_REDUCE:
-            carried.setdefault(message.content, []).append(message)
+            carried.setdefault(message.bucket, []).append(message)
     found = {}
     for index, messages in carried.items():
-        found[index] = LowRankContent(contents[index], messages[0].encoding - POWERSGD)
+        found[index] = LowRankBucket(buckets[index], messages[0].encoding - POWERSGD)
         if found[index].matrices and len(messages) != 2:
             raise InvalidInput(
-                f"content {index} of the plan is packed by PowerSGD in {len(messages)} message; "
+                f"bucket {index} of the plan is packed by PowerSGD in {len(messages)} message; "
                 "its two factors take two.",
-                thing=f"content {index}",
+                thing=f"bucket {index}",
                 value=len(messages),
                 remedy="This plan was compiled by an earlier version: tune again.",
             )
     return found
 
 
-def split_content(content: Content, rank: int) -> tuple[list[LowRank], list[Tensor]]:
+def split_bucket(bucket: Bucket, rank: int) -> tuple[list[LowRank], list[Tensor]]:
     """The matrices that gain by it, and flat views of all else."""
     matrices, rest = [], []
-    for number, (variable, segment, view) in enumerate(content.pieces):
+    for number, (variable, segment, view) in enumerate(bucket.pieces):
         whole = segment.shape == tuple(variable.parameter.shape)
         if whole and view.dim() > 1:
             matrix = view.view(view.shape[0], -1)

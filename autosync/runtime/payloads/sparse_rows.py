@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from autosync.codes import Op
 from autosync.errors import NotSupported
 from autosync.plan import Plan
-from autosync.runtime.layout.records import Content, Finish, RowRange, Start, Variable
+from autosync.runtime.layout.records import Bucket, Finish, RowRange, Start, VariableRecord
 from autosync.runtime.payloads.encodings import HALF
 from autosync.runtime.streams import Mark, Streams
 from autosync.runtime.transport.gloo import sum_type
@@ -32,14 +32,14 @@ Rows = tuple[Tensor, Tensor]
 """Indices i64[n] and values (n, ...) of touched rows."""
 
 
-def row_ranges(plan: Plan, content: int, variables: list[Variable]) -> list[RowRange]:
-    """The rows that a content of sparse messages carries, whole shards of tables.
+def row_ranges(plan: Plan, bucket: int, variables: list[VariableRecord]) -> list[RowRange]:
+    """The rows that a bucket of sparse messages carries, whole shards of tables.
 
     Raises:
         NotSupported: it cuts a table otherwise than by rows.
     """
     found = []
-    for piece in plan.contents[content]:
+    for piece in plan.buckets[bucket]:
         shard = plan.shards[piece.shard]
         variable = variables[shard.variable]
         rows = len(variable.alias)
@@ -59,7 +59,7 @@ def row_ranges(plan: Plan, content: int, variables: list[Variable]) -> list[RowR
     return found
 
 
-def check_dense(model: nn.Module, variables: list[Variable]) -> None:
+def check_dense(model: nn.Module, variables: list[VariableRecord]) -> None:
     """Raises NotSupported where a variable that travels densely has a sparse gradient."""
     tables = {
         id(module.weight)
@@ -78,9 +78,11 @@ def check_dense(model: nn.Module, variables: list[Variable]) -> None:
 
 
 class TouchedRows:
-    """Splits a variable's sparse gradient among the contents that carry its rows."""
+    """Splits a variable's sparse gradient among the buckets that carry its rows."""
 
-    def __init__(self, variable: Variable, ranges: list[RowRange], share: float, streams: Streams):
+    def __init__(
+        self, variable: VariableRecord, ranges: list[RowRange], share: float, streams: Streams
+    ):
         self.variable = variable
         self.ranges = ranges
         self.share = share
@@ -100,7 +102,7 @@ class TouchedRows:
             self._whole = None
 
     def split(self) -> None:
-        """Each content gets its rows, weighted and added up; the current stream is behind that."""
+        """Each bucket gets its rows, weighted and added up; the current stream is behind that."""
         with self._lock:
             if not self._split:
                 with torch.no_grad():
@@ -144,7 +146,7 @@ def sparse_tensor(rows: Rows, shape: tuple[int, ...], coalesced: bool = False) -
     )
 
 
-def rows_message(plan: Plan, index: int, content: Content, groups: Groups, queue: str) -> Start:
+def rows_message(plan: Plan, index: int, bucket: Bucket, groups: Groups, queue: str) -> Start:
     """What issues a message of touched rows on this rank.
 
     After SPARSE_ALL_GATHER every rank, after SPARSE_PUSH the root holds the sums; SPARSE_PULL
@@ -161,12 +163,12 @@ def rows_message(plan: Plan, index: int, content: Content, groups: Groups, queue
     half = None if pulls else HALF.get(message.encoding)
 
     def start() -> Finish:
-        for variable in () if pulls else content.variables:
+        for variable in () if pulls else bucket.variables:
             if isinstance(variable.carrier, TouchedRows):
                 variable.carrier.split()
-        rows = [_changed(part) if pulls else (part.indices, part.values) for part in content.ranges]
+        rows = [_changed(part) if pulls else (part.indices, part.values) for part in bucket.ranges]
         payload = as_bytes([t for i, v in rows for t in (i, v.to(half) if half else v)])
-        content.payload_bytes = payload.nbytes
+        bucket.payload_bytes = payload.nbytes
         header = torch.tensor(
             [payload.numel(), *(len(indices) for indices, _ in rows)], device="cpu"
         )
@@ -176,9 +178,9 @@ def rows_message(plan: Plan, index: int, content: Content, groups: Groups, queue
             received = arrive()
             if pulls:
                 for header, payload in received.values():
-                    _write(content, header, payload)
+                    _write(bucket, header, payload)
             elif everywhere or place == root:
-                _sum(content, received, place, half)
+                _sum(bucket, received, place, half)
 
         return finish
 
@@ -199,12 +201,10 @@ def _changed(part: RowRange) -> Rows:
     return part.changed, part.variable.alias[part.changed]
 
 
-def _read(
-    content: Content, header: Tensor, payload: Tensor, half: torch.dtype | None
-) -> list[Rows]:
+def _read(bucket: Bucket, header: Tensor, payload: Tensor, half: torch.dtype | None) -> list[Rows]:
     reader = Reader(payload)
     found = []
-    for part, count in zip(content.ranges, header[1:].tolist(), strict=True):
+    for part, count in zip(bucket.ranges, header[1:].tolist(), strict=True):
         table = part.variable.alias
         indices = reader.take((count,), torch.int64)
         values = reader.take((count, *table.shape[1:]), half or table.dtype)
@@ -212,23 +212,23 @@ def _read(
     return found
 
 
-def _sum(content: Content, received: Received, place: int, half: torch.dtype | None) -> None:
+def _sum(bucket: Bucket, received: Received, place: int, half: torch.dtype | None) -> None:
     """The rows of all ranks in the order of the team, so that every rank rounds alike."""
-    by_place = {peer: _read(content, *parts, half) for peer, parts in received.items()}
-    by_place[place] = [(part.indices, part.values) for part in content.ranges]
-    for number, part in enumerate(content.ranges):
+    by_place = {peer: _read(bucket, *parts, half) for peer, parts in received.items()}
+    by_place[place] = [(part.indices, part.values) for part in bucket.ranges]
+    for number, part in enumerate(bucket.ranges):
         rows = [by_place[peer][number] for peer in sorted(by_place)]
         indices = torch.cat([indices for indices, _ in rows]) - part.start
         values = torch.cat([values for _, values in rows])
         shape = (part.stop - part.start, *part.variable.alias.shape[1:])
         exact = sparse_tensor((indices, values.to(sum_type(values))), shape).coalesce()
         part.sums = exact.to(part.variable.alias.dtype)
-        if content.whole:
+        if bucket.whole:
             part.variable.target = part.sums
 
 
-def _write(content: Content, header: Tensor, payload: Tensor) -> None:
+def _write(bucket: Bucket, header: Tensor, payload: Tensor) -> None:
     for part, (indices, values) in zip(
-        content.ranges, _read(content, header, payload, None), strict=True
+        bucket.ranges, _read(bucket, header, payload, None), strict=True
     ):
         part.variable.alias.index_copy_(0, indices, values)

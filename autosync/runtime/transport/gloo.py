@@ -16,10 +16,10 @@ from torch import Tensor
 
 from autosync.codes import Op
 from autosync.runtime.layout.records import Finish, Start
-from autosync.runtime.transport.team_role import Part
+from autosync.runtime.transport.team_role import TeamRole
 
 
-def gloo_start(group: Any, part: Part, wire: Tensor, sums: Tensor) -> Start:
+def gloo_start(group: Any, part: TeamRole, wire: Tensor, sums: Tensor) -> Start:
     """What issues the message. wire: what travels, with padding, and where the result is; sums:
     where it is instead, if ranks add up by themselves. They may be one tensor."""
     flat = wire[: part.size]
@@ -56,7 +56,7 @@ def _broadcast(group: Any, flat: Tensor, root: int) -> Start:
     return lambda: group.broadcast(tensors, options).wait
 
 
-def _reduce_scatter(group: Any, part: Part, padded: Tensor, sums: Tensor) -> Start:
+def _reduce_scatter(group: Any, part: TeamRole, padded: Tensor, sums: Tensor) -> Start:
     parts, mine = torch.empty_like(padded), sums[part.chunk(part.place)]
     rows = parts.view(part.members, -1)
 
@@ -75,7 +75,7 @@ def _reduce_scatter(group: Any, part: Part, padded: Tensor, sums: Tensor) -> Sta
     return start
 
 
-def _all_gather(group: Any, part: Part, wire: Tensor) -> Start:
+def _all_gather(group: Any, part: TeamRole, wire: Tensor) -> Start:
     """gloo's own all-gather copies everything twice; these messages land where they belong."""
     chunks = [wire[part.chunk(member)] for member in range(part.members)]
     peers, place, tag = part.others(), part.place, part.tag
@@ -93,7 +93,7 @@ def sum_type(values: Tensor) -> torch.dtype:
     return torch.float32 if values.element_size() <= 2 else values.dtype
 
 
-def _push(group: Any, part: Part, flat: Tensor, sums: Tensor) -> Start:
+def _push(group: Any, part: TeamRole, flat: Tensor, sums: Tensor) -> Start:
     root, tag = part.root, part.tag
     if part.place != root:
         return lambda: group.send([flat], root, tag).wait
@@ -117,7 +117,7 @@ def _push(group: Any, part: Part, flat: Tensor, sums: Tensor) -> Start:
     return start
 
 
-def _pull(group: Any, part: Part, flat: Tensor) -> Start:
+def _pull(group: Any, part: TeamRole, flat: Tensor) -> Start:
     root, tag, peers = part.root, part.tag, part.others()
     if part.place != root:
         return lambda: group.recv([flat], root, tag).wait

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from threading import Thread
 
-from autosync.runtime.layout.records import Finish, Step
+from autosync.runtime.layout.records import Finish, MessageRecord
 from autosync.runtime.streams import Streams
-from autosync.runtime.transport.watchdog import LOOK_SECONDS, Overdue
+from autosync.runtime.transport.watchdog import LOOK_SECONDS, Watchdog
 
 
-class ChannelQueue:
+class MessageQueue:
     """One queue of messages, in issue order.
 
     landed: called on the landing thread when a message has arrived; there the current stream is
@@ -28,11 +28,11 @@ class ChannelQueue:
     def __init__(
         self,
         name: str,
-        steps: list[Step],
+        steps: list[MessageRecord],
         streams: Streams,
         patience_seconds: float,
-        landed: Callable[[Step], None],
-        failed: Callable[[BaseException, Step], None],
+        landed: Callable[[MessageRecord], None],
+        failed: Callable[[BaseException, MessageRecord], None],
     ):
         self.name = name
         self.steps = steps
@@ -40,9 +40,9 @@ class ChannelQueue:
         self._landed = landed
         self._failed = failed
         self._head = 0
-        self._turn: SimpleQueue[Step | None] = SimpleQueue()
-        self._flying: SimpleQueue[tuple[Step, Finish] | None] = SimpleQueue()
-        self._overdue = Overdue(streams, patience_seconds) if streams.asynchronous else None
+        self._turn: SimpleQueue[MessageRecord | None] = SimpleQueue()
+        self._flying: SimpleQueue[tuple[MessageRecord, Finish] | None] = SimpleQueue()
+        self._overdue = Watchdog(streams, patience_seconds) if streams.asynchronous else None
         self._landing = Thread(target=self._land, name=f"autosync-{name}", daemon=True)
         self._landing.start()
         self._launching: Thread | None = None
@@ -76,7 +76,7 @@ class ChannelQueue:
         self._flying.put(None)
         self._landing.join()
 
-    def _issue(self, step: Step) -> None:
+    def _issue(self, step: MessageRecord) -> None:
         step.started_mark = self._streams.mark()
         step.started_seconds = time.monotonic()
         finish = step.start() if step.start else _nothing
@@ -112,7 +112,7 @@ class ChannelQueue:
                 self._failed(error, step)
                 return
 
-    def _next(self) -> tuple[Step, Finish] | None:
+    def _next(self) -> tuple[MessageRecord, Finish] | None:
         if self._overdue is None:
             return self._flying.get()
         while True:

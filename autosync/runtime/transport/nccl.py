@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import Store
 
 from autosync.codes import Op
 from autosync.runtime.layout.records import Finish, Start
-from autosync.runtime.transport.team_role import Part
+from autosync.runtime.transport.team_role import TeamRole
 
 WATCHDOG_GRACE = timedelta(seconds=60)
 """How much later than the runtime torch's own watchdog gives a collective up: it ends the process,
@@ -42,7 +42,7 @@ def new_nccl_group(
     return group
 
 
-def nccl_start(group: Any, part: Part, wire: Tensor) -> Start:
+def nccl_start(group: Any, part: TeamRole, wire: Tensor) -> Start:
     """What issues the message on the current stream, which goes on when the result is in `wire`.
     The calling thread never waits."""
     issue = _issue(group, part, wire)
@@ -58,7 +58,7 @@ def _done() -> None:
     """The stream says when."""
 
 
-def _issue(group: Any, part: Part, wire: Tensor) -> Callable[[], Any]:
+def _issue(group: Any, part: TeamRole, wire: Tensor) -> Callable[[], Any]:
     flat, padded = wire[: part.size], wire[: part.padded]
     mine = wire[part.chunk(part.place)]
     match part.operation:

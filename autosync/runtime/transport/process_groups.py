@@ -15,12 +15,12 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from autosync.codes import Op
 from autosync.plan import Plan
 from autosync.plan.plan_table import Teams
-from autosync.runtime.layout.records import Content, Finish, Start
+from autosync.runtime.layout.records import Bucket, Finish, Start
 from autosync.runtime.streams import HOST, Streams
 from autosync.runtime.transport.gloo import gloo_start
 from autosync.runtime.transport.nccl import nccl_start, new_nccl_group
 from autosync.runtime.transport.staging import staged, staged_in_place
-from autosync.runtime.transport.team_role import Part
+from autosync.runtime.transport.team_role import TeamRole
 
 ABORT_SECONDS = 30.0
 """How long the end of a communicator is waited for."""
@@ -110,13 +110,13 @@ def adds_up_itself(operation: Op, backend: str) -> bool:
 
 
 def operation(
-    plan: Plan, index: int, content: Content, groups: Groups, queue: str, wire: Tensor
+    plan: Plan, index: int, bucket: Bucket, groups: Groups, queue: str, wire: Tensor
 ) -> Start | None:
     """What issues message `index` on this rank; None when the rank has no part in it.
 
     queue: what it queues in; each has process groups of its own.
-    wire: the flat tensor that travels, with padding (the content's buffer unless encoded). The
-        result is there too, or in the content's buffer where ranks add up by themselves.
+    wire: the flat tensor that travels, with padding (the bucket's buffer unless encoded). The
+        result is there too, or in the bucket's buffer where ranks add up by themselves.
     """
     message = plan.messages[index]
     team = team_of(plan.teams[message.teams], groups.rank)
@@ -124,7 +124,7 @@ def operation(
         return None
     group = groups.get(queue, team)
     root = team.index(message.root) if message.root in team else 0
-    part = Part(message.operation, team.index(groups.rank), root, len(team), content.size, index)
+    part = TeamRole(message.operation, team.index(groups.rank), root, len(team), bucket.size, index)
     if groups.backend == "nccl":
         return nccl_start(group, part, wire)
 
@@ -133,8 +133,8 @@ def operation(
 
     if groups.streams.travel.staged:
         summed = adds_up_itself(message.operation, groups.backend)
-        return staged(groups.streams, part, wire, content.buffer, on_host, summed)
-    return on_host(wire, content.buffer)
+        return staged(groups.streams, part, wire, bucket.buffer, on_host, summed)
+    return on_host(wire, bucket.buffer)
 
 
 def all_reduce_start(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from autosync.runtime.layout.records import Finish, Start
 from autosync.runtime.streams import Mark, Streams
-from autosync.runtime.transport.team_role import Part
+from autosync.runtime.transport.team_role import TeamRole
 
 OnHost = Callable[[Tensor, Tensor], Start]
 """From host memory's (wire, sums), in which the operation leaves its result as on the device, to
@@ -20,7 +20,7 @@ what issues it there."""
 
 
 def staged(
-    streams: Streams, part: Part, wire: Tensor, sums: Tensor, on_host: OnHost, summed: bool
+    streams: Streams, part: TeamRole, wire: Tensor, sums: Tensor, on_host: OnHost, summed: bool
 ) -> Start:
     """What issues a message on the current stream.
 

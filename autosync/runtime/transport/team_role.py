@@ -12,7 +12,7 @@ def chunk_of(place: int, members: int, size: int) -> slice:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TeamRole:
     """place, root: in the team, which has `members`. size: elements without padding. tag: of the
     message, for backends that tell messages apart."""
 

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from autosync.runtime.layout.records import Step
+from autosync.runtime.layout.records import MessageRecord
 from autosync.runtime.streams import Mark, Streams
 
 LOOK_SECONDS = 1.0
@@ -20,20 +20,20 @@ LOOK_SECONDS = 1.0
 class Lost:
     """A message that cannot arrive, and why."""
 
-    step: Step
+    step: MessageRecord
     error: Exception
 
 
-class Overdue:
+class Watchdog:
     """patience_seconds: without any progress, until a message counts as lost."""
 
     def __init__(self, streams: Streams, patience_seconds: float):
         self._streams = streams
         self._patience_seconds = patience_seconds
-        self._under_way: deque[tuple[Step, Mark]] = deque()
+        self._under_way: deque[tuple[MessageRecord, Mark]] = deque()
         self._progress_seconds = 0.0
 
-    def add(self, step: Step) -> None:
+    def add(self, step: MessageRecord) -> None:
         """A message has landed on the host."""
         if not self._under_way:
             self._progress_seconds = time.monotonic()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from autosync.runtime.layout.packing import whole_gradients
-from autosync.runtime.layout.records import Content, Variable
+from autosync.runtime.layout.records import Bucket, VariableRecord
 from autosync.runtime.streams import Streams
 
 EPSILON = 1e-6
@@ -17,17 +17,17 @@ EPSILON = 1e-6
 
 
 def clip_gradients(
-    variables: list[Variable], contents: list[Content], control: Any, max_norm: float
+    variables: list[VariableRecord], buckets: list[Bucket], control: Any, max_norm: float
 ) -> float:
     """Scale every reduced gradient; returns the norm before. A collective where updates are
     owned or sharded, since no rank holds all the sums then."""
     everywhere = whole_gradients(variables)
     here: list[Tensor] = []
-    for content in contents:
-        if content.flat:
-            (here if content.travels else everywhere).extend(content.flat.gradients())
+    for bucket in buckets:
+        if bucket.flat:
+            (here if bucket.travels else everywhere).extend(bucket.flat.gradients())
     squares = torch.tensor([_sum_of_squares(here)], dtype=torch.float64, device="cpu")
-    if any(content.travels for content in contents):
+    if any(bucket.travels for bucket in buckets):
         control.allreduce([squares], dist.AllreduceOptions()).wait()
     norm = math.sqrt(float(squares) + _sum_of_squares(everywhere))
     scale = max_norm / (norm + EPSILON)
@@ -60,9 +60,9 @@ def lend_scaler_tensors(optimizer: Optimizer, streams: Streams) -> None:
             streams.lend(tensor)
 
 
-def agree_on_infinity(variables: list[Variable], contents: list[Content], control: Any) -> None:
+def agree_on_infinity(variables: list[VariableRecord], buckets: list[Bucket], control: Any) -> None:
     """Where one rank's sums are not finite, make some gradient of every rank so."""
-    mine = [g for c in contents if c.flat and c.travels for g in c.flat.gradients()]
+    mine = [g for c in buckets if c.flat and c.travels for g in c.flat.gradients()]
     finite = bool(torch.stack([g.isfinite().all() for g in mine]).all()) if mine else True
     found = torch.tensor([not finite], dtype=torch.int32, device="cpu")
     control.allreduce([found], dist.AllreduceOptions()).wait()

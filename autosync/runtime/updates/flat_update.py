@@ -1,7 +1,7 @@
 """Runs the user's own optimizer over a part of its parameters.
 
 A twin of the optimizer shares its class and settings, but holds other parameter groups: some of
-the parameters (whole variables), or flat ranges of a content (owned and sharded updates).
+the parameters (whole variables), or flat ranges of a bucket (owned and sharded updates).
 """
 
 from collections import OrderedDict, defaultdict
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from autosync.errors import NotSupported
-from autosync.runtime.layout.records import Content, Variable
+from autosync.runtime.layout.records import Bucket, VariableRecord
 
 ELEMENTWISE: tuple[type[Optimizer], ...] = (
     torch.optim.SGD,
@@ -80,7 +80,7 @@ def twin(kind: type[Optimizer], optimizer: Optimizer, groups: list[Group], state
 def update_parameters(
     kind: type[Optimizer],
     optimizer: Optimizer,
-    variables: Sequence[Variable],
+    variables: Sequence[VariableRecord],
     hyper: list[Group],
 ) -> None:
     """Update whole variables from `parameter.grad`, on the script's own thread."""
@@ -92,7 +92,7 @@ def update_parameters(
 def update_aliases(
     kind: type[Optimizer],
     optimizer: Optimizer,
-    variables: Sequence[Variable],
+    variables: Sequence[VariableRecord],
     hyper: list[Group],
 ) -> None:
     """Update whole variables from their targets, on a thread of the runtime: the script may
@@ -118,29 +118,29 @@ def grouped(members: Iterable[tuple[int, Tensor]], hyper: list[Group]) -> list[G
 
 
 class FlatUpdate:
-    """Updates a range of a content in its flat form: an owner's content, or a rank's chunk.
+    """Updates a range of a bucket in its flat form: an owner's bucket, or a rank's chunk.
 
     runs: (start, stop, parameter group, variable), each updated or left alone as one.
     The state lives here, in flat tensors; `export_state` and `import_state` translate.
     """
 
-    def __init__(self, kind: type[Optimizer], content: Content, start: int, stop: int):
+    def __init__(self, kind: type[Optimizer], bucket: Bucket, start: int, stop: int):
         self.kind = kind
-        self.content = content
+        self.bucket = bucket
         self.span = slice(start, stop)
         self.runs: list[tuple[int, int, int, int]] = []
         self.flats: list[Tensor] = []
         self.state: defaultdict[Tensor, Any] = defaultdict(dict)
-        for variable, segment, _ in content.pieces:
+        for variable, segment, _ in bucket.pieces:
             low, high = max(segment.start, start), min(segment.stop, stop)
             if low < high:
                 self._extend(low, high, variable)
         for low, high, _, _ in self.runs:
-            flat = torch.zeros_like(content.buffer[low:high])
-            flat.grad = content.buffer[low:high]
+            flat = torch.zeros_like(bucket.buffer[low:high])
+            flat.grad = bucket.buffer[low:high]
             self.flats.append(flat)
 
-    def _extend(self, low: int, high: int, variable: Variable) -> None:
+    def _extend(self, low: int, high: int, variable: VariableRecord) -> None:
         if self.runs and self.runs[-1][1:] == (low, variable.group, variable.index):
             low = self.runs.pop()[0]
         self.runs.append((low, high, variable.group, variable.index))
@@ -162,14 +162,14 @@ class FlatUpdate:
         if groups:
             plain_step(self.kind)(twin(self.kind, optimizer, groups, self.state))
         for (low, high, _, _), flat in zip(self.runs, self.flats, strict=True):
-            self.content.buffer[low:high].copy_(flat)
+            self.bucket.buffer[low:high].copy_(flat)
 
     def gradients(self) -> list[Tensor]:
-        return [self.content.buffer[low:high] for low, high, _, _ in self.runs]
+        return [self.bucket.buffer[low:high] for low, high, _, _ in self.runs]
 
     def _values(self, low: int, high: int) -> Iterable[tuple[int, int, Tensor]]:
         """The current values of low:high as (start, stop, flat values)."""
-        for variable, segment, _ in self.content.pieces:
+        for variable, segment, _ in self.bucket.pieces:
             start, stop = max(low, segment.start), min(high, segment.stop)
             if start < stop:
                 part = variable.alias[segment.region].reshape(-1)

@@ -8,14 +8,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from autosync.runtime.layout.packing import unpack_values
-from autosync.runtime.layout.records import Content, Variable
+from autosync.runtime.layout.records import Bucket, VariableRecord
 from autosync.runtime.streams import Mark, Streams
 from autosync.runtime.updates import flat_update
 from autosync.runtime.updates.clipping import lend_scaler_tensors
 from autosync.runtime.updates.unused_variables import Unused
 
 
-class Applying:
+class OptimizerApplication:
     """kind: the optimizer's own class."""
 
     def __init__(
@@ -35,21 +35,21 @@ class Applying:
         lend_scaler_tensors(self.optimizer, self.streams)
         self._stepped = self.streams.mark()
 
-    def flat(self, content: Content) -> None:
-        """Update this rank's part of a content; values that need not travel are current then."""
+    def flat(self, bucket: Bucket) -> None:
+        """Update this rank's part of a bucket; values that need not travel are current then."""
         self.streams.wait(self._stepped)
-        if content.flat:
-            content.flat.run(self.optimizer, self._hyper, self.unused.by_all)
-        if not content.travels:
-            unpack_values(content)
+        if bucket.flat:
+            bucket.flat.run(self.optimizer, self._hyper, self.unused.by_all)
+        if not bucket.travels:
+            unpack_values(bucket)
 
-    def deferred(self, variables: list[Variable]) -> None:
+    def deferred(self, variables: list[VariableRecord]) -> None:
         """Update whole variables while the script may already have replaced their gradients."""
         used = [variable for variable in variables if not self.unused.by_all(variable.index)]
         self.streams.wait(self._stepped)
         flat_update.update_aliases(self.kind, self.optimizer, used, self._hyper)
 
-    def whole(self, variables: list[Variable], all_of_them: bool) -> None:
+    def whole(self, variables: list[VariableRecord], all_of_them: bool) -> None:
         """Update whole variables from `parameter.grad`, within the script's `step()`."""
         for variable in variables:
             if self.unused.by_all(variable.index):

@@ -8,13 +8,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from autosync.runtime.layout.records import Content, Variable
+from autosync.runtime.layout.records import Bucket, VariableRecord
 from autosync.runtime.streams import on_device
 from autosync.runtime.updates.row_update import RowUpdate, fill_rows
 
 RunState = dict[str, Any]
 Held = dict[int, list[tuple[int, int, RunState]]]
-"""By content: (start, stop, state) of the stretches that a rank updates."""
+"""By bucket: (start, stop, state) of the stretches that a rank updates."""
 
 
 SCALARS = ("step", "mu_product")
@@ -23,41 +23,41 @@ SCALARS = ("step", "mu_product")
 
 def gather_state(
     optimizer: Optimizer,
-    variables: list[Variable],
-    contents: list[Content],
+    variables: list[VariableRecord],
+    buckets: list[Bucket],
     group: dist.ProcessGroup,
-) -> list[Variable]:
+) -> list[VariableRecord]:
     """Put the state of every variable into `optimizer.state`; returns those it was done for.
 
     A collective: every rank receives the whole state.
     """
-    if all(content.whole for content in contents):
+    if all(bucket.whole for bucket in buckets):
         return []
     everyone: list[Held] = [{}] * group.size()
     with on_device(variables[0].parameter.device):
-        dist.all_gather_object(everyone, _held(contents), group=group)
+        dist.all_gather_object(everyone, _held(buckets), group=group)
     gathered = [variable for variable in variables if not variable.whole]
     for variable in gathered:
         optimizer.state[variable.parameter] = {}
-    for content in contents:
-        if not content.whole:
-            owners = (held.get(content.index, []) for held in everyone)
+    for bucket in buckets:
+        if not bucket.whole:
+            owners = (held.get(bucket.index, []) for held in everyone)
             runs = [run for held in owners for run in held]
-            _fill(optimizer, content, runs)
+            _fill(optimizer, bucket, runs)
     return gathered
 
 
-def _held(contents: list[Content]) -> Held:
+def _held(buckets: list[Bucket]) -> Held:
     held: Held = {}
-    for content in contents:
-        if content.flat:
-            if isinstance(content.flat, RowUpdate):
-                held[content.index] = content.flat.held()
+    for bucket in buckets:
+        if bucket.flat:
+            if isinstance(bucket.flat, RowUpdate):
+                held[bucket.index] = bucket.flat.held()
                 continue
-            states = [content.flat.state.get(flat, {}) for flat in content.flat.flats]
-            held[content.index] = [
+            states = [bucket.flat.state.get(flat, {}) for flat in bucket.flat.flats]
+            held[bucket.index] = [
                 (low, high, {key: _on_host(value) for key, value in state.items()})
-                for (low, high, _, _), state in zip(content.flat.runs, states, strict=True)
+                for (low, high, _, _), state in zip(bucket.flat.runs, states, strict=True)
             ]
     return held
 
@@ -66,11 +66,11 @@ def _on_host(value: Any) -> Any:
     return value.detach().cpu() if isinstance(value, Tensor) else value
 
 
-def _fill(optimizer: Optimizer, content: Content, runs: list[tuple[int, int, RunState]]) -> None:
-    if content.ranges:
-        fill_rows(optimizer, content, runs)
+def _fill(optimizer: Optimizer, bucket: Bucket, runs: list[tuple[int, int, RunState]]) -> None:
+    if bucket.ranges:
+        fill_rows(optimizer, bucket, runs)
         return
-    for variable, segment, view in content.pieces:
+    for variable, segment, view in bucket.pieces:
         state = optimizer.state[variable.parameter]
         for low, high, held in runs:
             start, stop = max(low, segment.start), min(high, segment.stop)
@@ -97,25 +97,23 @@ def _as_stepped(value: Any, group: dict[str, Any], view: Tensor) -> Any:
     return value.to(view.device, copy=True) if beside else value.clone()
 
 
-def scatter_state(optimizer: Optimizer, contents: list[Content]) -> None:
+def scatter_state(optimizer: Optimizer, buckets: list[Bucket]) -> None:
     """The reverse, from what the script's optimizer holds: each rank keeps its own parts."""
-    flat = [content for content in contents if not content.whole]
-    for content in flat:
-        if isinstance(content.flat, RowUpdate):
-            content.flat.take_state(optimizer)
-        elif content.flat:
-            for (low, high, _, _), tensor in zip(
-                content.flat.runs, content.flat.flats, strict=True
-            ):
-                content.flat.state[tensor] = _part(optimizer, content, low, high, tensor)
-    for content in flat:
-        for variable in content.variables:
+    flat = [bucket for bucket in buckets if not bucket.whole]
+    for bucket in flat:
+        if isinstance(bucket.flat, RowUpdate):
+            bucket.flat.take_state(optimizer)
+        elif bucket.flat:
+            for (low, high, _, _), tensor in zip(bucket.flat.runs, bucket.flat.flats, strict=True):
+                bucket.flat.state[tensor] = _part(optimizer, bucket, low, high, tensor)
+    for bucket in flat:
+        for variable in bucket.variables:
             optimizer.state.pop(variable.parameter, None)
 
 
-def _part(optimizer: Optimizer, content: Content, low: int, high: int, like: Tensor) -> RunState:
+def _part(optimizer: Optimizer, bucket: Bucket, low: int, high: int, like: Tensor) -> RunState:
     part: RunState = {}
-    for variable, segment, _ in content.pieces:
+    for variable, segment, _ in bucket.pieces:
         start, stop = max(low, segment.start), min(high, segment.stop)
         if start >= stop:
             continue

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from autosync.errors import NotSupported
-from autosync.runtime.layout.records import Content, RowRange, Variable
+from autosync.runtime.layout.records import Bucket, RowRange, VariableRecord
 from autosync.runtime.payloads.sparse_rows import TouchedRows, sparse_tensor
 from autosync.runtime.updates.flat_update import Group, grouped, plain_step, twin
 
@@ -23,7 +23,7 @@ SPARSE_OPTIMIZERS: tuple[type[Optimizer], ...] = (
 RunState = dict[str, Any]
 
 
-def check_sparse(optimizer: Optimizer, variable: Variable) -> None:
+def check_sparse(optimizer: Optimizer, variable: VariableRecord) -> None:
     """Raises NotSupported where the optimizer cannot apply sparse gradients to the variable."""
     if variable.group < 0:
         return
@@ -50,20 +50,20 @@ def check_sparse(optimizer: Optimizer, variable: Variable) -> None:
 
 
 class RowUpdate:
-    """Updates the tables' rows of a content that this rank owns, where they lie.
+    """Updates the tables' rows of a bucket that this rank owns, where they lie.
 
     The state lives here, by range: `parts` are views of the tables.
     """
 
-    def __init__(self, kind: type[Optimizer], content: Content):
+    def __init__(self, kind: type[Optimizer], bucket: Bucket):
         self.kind = kind
-        self.content = content
-        self.parts = [part.variable.alias[part.start : part.stop] for part in content.ranges]
+        self.bucket = bucket
+        self.parts = [part.variable.alias[part.start : part.stop] for part in bucket.ranges]
         self.state: defaultdict[Tensor, Any] = defaultdict(dict)
 
     def run(self, optimizer: Optimizer, hyper: list[Group], unused: Callable[[int], bool]) -> None:
         """From summed rows to new values, and which rows these are."""
-        pairs = list(zip(self.content.ranges, self.parts, strict=True))
+        pairs = list(zip(self.bucket.ranges, self.parts, strict=True))
         for part, rows in pairs:
             rows.grad = None if unused(part.variable.index) else part.sums
         groups = grouped(((part.variable.group, rows) for part, rows in pairs), hyper)
@@ -83,13 +83,13 @@ class RowUpdate:
         return part.sums._indices()[0]
 
     def gradients(self) -> list[Tensor]:
-        return [part.sums._values() for part in self.content.ranges if part.sums is not None]
+        return [part.sums._values() for part in self.bucket.ranges if part.sums is not None]
 
     def held(self) -> list[tuple[int, int, RunState]]:
         """(first row, end, state) of each range, on the host."""
         return [
             (part.start, part.stop, {key: _on_host(value) for key, value in self._of(rows).items()})
-            for part, rows in zip(self.content.ranges, self.parts, strict=True)
+            for part, rows in zip(self.bucket.ranges, self.parts, strict=True)
         ]
 
     def _of(self, rows: Tensor) -> RunState:
@@ -98,7 +98,7 @@ class RowUpdate:
 
     def take_state(self, optimizer: Optimizer) -> None:
         """The rows' part of what the script's optimizer holds."""
-        for part, rows in zip(self.content.ranges, self.parts, strict=True):
+        for part, rows in zip(self.bucket.ranges, self.parts, strict=True):
             whole = optimizer.state.get(part.variable.parameter, {})
             self.state[rows] = {
                 key: _narrowed(value, part) if _per_row(value, part.variable) else _copied(value)
@@ -106,7 +106,7 @@ class RowUpdate:
             }
 
 
-def _per_row(value: Any, variable: Variable) -> bool:
+def _per_row(value: Any, variable: VariableRecord) -> bool:
     return isinstance(value, Tensor) and value.shape == variable.alias.shape
 
 
@@ -129,11 +129,9 @@ def _narrowed(value: Tensor, part: RowRange) -> Tensor:
     return sparse_tensor(rows, shape, coalesced=True)
 
 
-def fill_rows(
-    optimizer: Optimizer, content: Content, runs: list[tuple[int, int, RunState]]
-) -> None:
-    """Put an owner's state of a content into the script's optimizer."""
-    for part, (start, stop, held) in zip(content.ranges, runs, strict=True):
+def fill_rows(optimizer: Optimizer, bucket: Bucket, runs: list[tuple[int, int, RunState]]) -> None:
+    """Put an owner's state of a bucket into the script's optimizer."""
+    for part, (start, stop, held) in zip(bucket.ranges, runs, strict=True):
         table = part.variable.alias
         state = optimizer.state[part.variable.parameter]
         for key, value in held.items():
@@ -150,14 +148,14 @@ def fill_rows(
                 state[key][start:stop] = value.to(table.device)
 
 
-def show_rows(content: Content) -> None:
+def show_rows(bucket: Bucket) -> None:
     """Make `parameter.grad` hold the summed rows that this rank updates, and one row of zeros
     where it updates none: what a GradScaler inspects and unscales."""
-    for variable in content.variables:
+    for variable in bucket.variables:
         _show_rows(variable)
 
 
-def _show_rows(variable: Variable) -> None:
+def _show_rows(variable: VariableRecord) -> None:
     carrier, table = variable.carrier, variable.alias
     assert isinstance(carrier, TouchedRows)
     owned = [(part.start, part.sums) for part in carrier.ranges if part.sums is not None]
@@ -170,9 +168,9 @@ def _show_rows(variable: Variable) -> None:
     variable.parameter.grad = sparse_tensor(rows, tuple(table.shape)).coalesce()
 
 
-def take_rows_back(content: Content) -> None:
+def take_rows_back(bucket: Bucket) -> None:
     """What was done to shown rows is done to the sums."""
-    for part in content.ranges:
+    for part in bucket.ranges:
         gradient = part.variable.parameter.grad
         if part.sums is None or gradient is None or not part.sums._nnz():
             continue

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from autosync.errors import NotSupported
 from autosync.trials.contract import Workload
 from autosync.trials.gpus import refuse_without_gpu
-from autosync.trials.pool.fork_server import Preload
+from autosync.trials.pool.fork_server import ForkServer
 from autosync.trials.pool.machine_lock import machine_turns
 from autosync.trials.pool.process_pool import REPEATS, ProcessPool
 from autosync.trials.pool.worker_process import Placement
@@ -46,10 +46,10 @@ class LocalLauncher:
         )
 
 
-def preload_for(workload: Workload) -> Preload | None:
+def preload_for(workload: Workload) -> ForkServer | None:
     """What the workers are forked from; None where they are to use a GPU, as CUDA and forks go
     badly together."""
-    return None if workload.device == "cuda" else Preload()
+    return None if workload.device == "cuda" else ForkServer()
 
 
 def refuse_dedicated_servers(workload: Workload) -> None:

@@ -21,9 +21,9 @@ from autosync.trials.launchers.local_launcher import refuse_dedicated_servers
 from autosync.trials.pool.process_pool import REPEATS, ProcessPool
 from autosync.trials.pool.worker_process import (
     ENVIRONMENT,
-    Answer,
     Answers,
-    Ending,
+    WorkerAnswer,
+    WorkerExit,
     WorkerProcess,
     worker_arguments,
 )
@@ -167,7 +167,7 @@ class Relay:
         except queue.Empty:
             return []
 
-    def ending(self) -> Ending:
+    def ending(self) -> WorkerExit:
         return self._worker.ending()
 
     def stderr_tail(self) -> str:
@@ -203,9 +203,9 @@ class RayWorker:
     def stderr_tail(self) -> str:
         return str(self._asked("stderr_tail", ""))
 
-    def ending(self) -> Ending:
-        found = self._asked("ending", Ending(None, False))
-        assert isinstance(found, Ending)
+    def ending(self) -> WorkerExit:
+        found = self._asked("ending", WorkerExit(None, False))
+        assert isinstance(found, WorkerExit)
         return found
 
     def begin_kill(self) -> None:
@@ -244,7 +244,7 @@ class RayWorker:
                 heard = [None]
             for fields in heard:
                 if not self._stopped.is_set():
-                    answers.put(Answer(self.rank, fields))
+                    answers.put(WorkerAnswer(self.rank, fields))
             if None in heard:
                 return
 

@@ -14,7 +14,7 @@ from autosync.trials.pool.process_pool import REPEATS, ProcessPool
 from autosync.trials.pool.worker_process import Placement
 from autosync.trials.testbed import namespaces
 from autosync.trials.testbed.namespaces import Testbed
-from autosync.trials.testbed.self_check import SelfCheck, self_check
+from autosync.trials.testbed.self_check import SelfCheck, check_testbed
 
 CARRIED_GBPS = 8.0
 """Traffic of all nodes together that two cores carry (measured: 4 x 2 Gbit/s, 35 % busy)."""
@@ -54,7 +54,7 @@ class TestbedLauncher:
         testbed = namespaces.up(cluster, workload.byte_scale, workload.time_scale)
         try:
             with turns.taken(threading.Event()):
-                checked = self_check(testbed, cluster) if self.check else None
+                checked = check_testbed(testbed, cluster) if self.check else None
         except BaseException:  # an interrupt, too, leaves no testbed
             namespaces.down(testbed)
             raise

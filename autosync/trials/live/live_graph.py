@@ -54,7 +54,7 @@ class Tape:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedJob:
     """step_seconds: of a whole plain iteration on this rank."""
 
     graph: ModelGraph
@@ -63,7 +63,7 @@ class Recorded:
     step_seconds: float
 
 
-def record_job(job: LiveJob, batch_size: int | None, device_type: str) -> Recorded:
+def record_job(job: LiveJob, batch_size: int | None, device_type: str) -> RecordedJob:
     """Run plain local iterations of the job's step; its state is restored.
 
     batch_size: of one rank; by default the leading dimension of the model's first tensor.
@@ -84,7 +84,7 @@ def record_job(job: LiveJob, batch_size: int | None, device_type: str) -> Record
     size = batch_size or tapes[-1].batch_size or 1
     graph = _graph(job.model, named, tapes[-1], size)
     profile, step_seconds = _profile(graph, tapes[1:], device_type)
-    return Recorded(graph, profile, optimizer, step_seconds)
+    return RecordedJob(graph, profile, optimizer, step_seconds)
 
 
 def _record(job: LiveJob, named: dict[str, nn.Parameter]) -> Tape:

@@ -22,12 +22,12 @@ from autosync.bundle import Bundle
 from autosync.errors import NotSupported
 from autosync.plan.plan_document import DDP_BUCKET_BYTES
 from autosync.runtime import attachment as runtime
-from autosync.runtime.distribute import HOST_VARIABLE
-from autosync.runtime.execution_trace import Trace
+from autosync.runtime.distributed import HOST_VARIABLE
+from autosync.runtime.execution_trace import ExecutionTrace
 from autosync.runtime.failures import SynchronizationFailed
 from autosync.runtime.transport.process_groups import Groups
 from autosync.trials.device_clock import mark, seconds_since
-from autosync.trials.iteration_recording import Recording
+from autosync.trials.iteration_recording import RankRecording
 from autosync.trials.live.outside_load import usage
 from autosync.trials.live.snapshot import Snapshot
 from autosync.trials.live.step_recording import recorded_steps, watched
@@ -103,7 +103,7 @@ class LiveJob:
 
 
 @dataclass(slots=True)
-class Attached:
+class LiveAttachment:
     """abandon: after a failure, let go of everything without waiting."""
 
     model: nn.Module
@@ -150,9 +150,9 @@ class LiveTrial:
 def run_trial(job: LiveJob, trial: LiveTrial) -> dict[str, Any]:
     """What this rank measured in a trial, or `error`: (seconds until it, kind or `PARTED`,
     message). State is restored either way."""
-    attached: list[Attached] = []
+    attached: list[LiveAttachment] = []
     in_host_memory = job.device.type == "cpu"
-    recording = Recording() if trial.record and in_host_memory else None
+    recording = RankRecording() if trial.record and in_host_memory else None
     can_tell_peak = reset_peak_memory()
     begun = time.monotonic()
     try:
@@ -201,7 +201,7 @@ def _words(error: Exception) -> str:
 
 
 def _measure(
-    job: LiveJob, attached: Attached, trial: LiveTrial, recording: Recording | None
+    job: LiveJob, attached: LiveAttachment, trial: LiveTrial, recording: RankRecording | None
 ) -> dict[str, Any]:
     """starts: seconds of every step's start since the first, and one after the last."""
     dist.barrier(job.group)
@@ -227,7 +227,9 @@ def _measure(
     }
 
 
-def attach_live(job: LiveJob, bundle: Bundle, trace: Trace | None = None) -> Attached:
+def attach_live(
+    job: LiveJob, bundle: Bundle, trace: ExecutionTrace | None = None
+) -> LiveAttachment:
     """Synchronize the job's model as the bundle says, on the groups of its trials.
 
     trace: as for `autosync.trials.trial_attachment.attach`.
@@ -259,10 +261,10 @@ def attach_live(job: LiveJob, bundle: Bundle, trace: Trace | None = None) -> Att
             engine.condition.notify_all()
         attachment.detach()
 
-    return Attached(job.model, attachment.engine.flush, attachment.detach, abandon)
+    return LiveAttachment(job.model, attachment.engine.flush, attachment.detach, abandon)
 
 
-def _attach_ddp(job: LiveJob, bucket_bytes: int) -> Attached:
+def _attach_ddp(job: LiveJob, bucket_bytes: int) -> LiveAttachment:
     usual = bucket_bytes in (0, DDP_BUCKET_BYTES)
     replicas = [
         DistributedDataParallel(
@@ -273,7 +275,7 @@ def _attach_ddp(job: LiveJob, bucket_bytes: int) -> Attached:
         )
     ]
     alive = weakref.ref(replicas[0])
-    attached = Attached(replicas[0], lambda: None, lambda: None, lambda: None)
+    attached = LiveAttachment(replicas[0], lambda: None, lambda: None, lambda: None)
 
     def let_go() -> None:
         replicas.clear()

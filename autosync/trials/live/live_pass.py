@@ -31,7 +31,7 @@ class LivePass:
         return self.load / LOAD_LIMIT
 
 
-def live_pass(request: TrialRequest, answers: Sequence[dict[str, Any]]) -> LivePass:
+def measured_pass(request: TrialRequest, answers: Sequence[dict[str, Any]]) -> LivePass:
     """answers: of all ranks, in rank order; see `live_job.run_trial`."""
     starts = np.array([answer["starts"] for answer in answers]).max(axis=0)
     peaks = [answer["peak_memory_bytes"] for answer in answers]

@@ -13,7 +13,7 @@ from autosync.bundle import Bundle
 from autosync.documents import from_json, to_json
 from autosync.trials.contract import ErrorKind, TrialError, TrialRequest, TrialResult
 from autosync.trials.live.live_job import PARTED, LiveJob, LiveTrial, run_trial
-from autosync.trials.live.live_pass import LivePass, live_pass
+from autosync.trials.live.live_pass import LivePass, measured_pass
 from autosync.trials.measurement import refuse_drift, spread, until_clean
 from autosync.trials.pool.process_pool import PASS_TOLERANCE
 from autosync.trials.pool.worker_group import Failed
@@ -110,7 +110,7 @@ class JobPool:
         if errors:
             raise Failed(_first_cause(errors))
         refuse_drift(request.bundle, [answer["digest"] for answer in answers])
-        return live_pass(request, answers)
+        return measured_pass(request, answers)
 
 
 def _first_cause(errors: dict[int, Failure]) -> TrialError:

@@ -10,11 +10,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autosync.trials.device_clock import Mark
-from autosync.trials.iteration_recording import Recording
+from autosync.trials.iteration_recording import RankRecording
 
 
 @contextmanager
-def watched(optimizer: Optimizer, model: nn.Module, recording: Recording | None) -> Iterator[None]:
+def watched(
+    optimizer: Optimizer, model: nn.Module, recording: RankRecording | None
+) -> Iterator[None]:
     """Note when the model's forward passes end and the optimizer's steps begin."""
     if recording is None:
         yield
@@ -38,7 +40,7 @@ def watched(optimizer: Optimizer, model: nn.Module, recording: Recording | None)
 
 
 def recorded_steps(
-    recording: Recording, starts: Sequence[Mark], engine: str, warmup: int
+    recording: RankRecording, starts: Sequence[Mark], engine: str, warmup: int
 ) -> dict[str, Any] | None:
     """`starts`, on `time.monotonic()`, and the `recording`; None where a step does not consist of
     one forward pass, one backward pass and one update, in this order."""

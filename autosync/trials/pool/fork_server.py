@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autosync.errors import NotSupported
-from autosync.trials.pool.parent_death import Leash
+from autosync.trials.pool.parent_death import ParentDeath
 
 LOADING_SECONDS = 120.0
 FORKING_SECONDS = 60.0
@@ -52,7 +52,7 @@ class ForkedProcess:
 
 
 @dataclass
-class Preload:
+class ForkServer:
     """One for all crews of a pool. Starts with the first fork; safe to share between threads."""
 
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -64,7 +64,7 @@ class Preload:
         environment: Mapping[str, str],
         namespaces: Sequence[str],
         workloads: Sequence[str],
-        leash: Leash,
+        leash: ParentDeath,
     ) -> ForkedProcess:
         """A new worker. namespaces: files of those that it enters, in that order.
 

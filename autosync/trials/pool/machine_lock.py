@@ -32,7 +32,7 @@ class GivenUp(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class MachineLock:
     """folder: where the lock files lie; pools that name the same one take turns."""
 
     folder: Path
@@ -59,11 +59,11 @@ class Turns:
             os.close(turn)
 
 
-def machine_turns() -> Turns:
+def machine_turns() -> MachineLock:
     """Those of this machine, the same for all its users: TMPDIR may be each one's own."""
     shared = Path("/run/lock")
     everyone = shared.is_dir() and shared.stat().st_mode & stat.S_IWOTH
-    return Turns(shared if everyone else Path("/tmp"))
+    return MachineLock(shared if everyone else Path("/tmp"))
 
 
 def _locked(path: Path, given_up: threading.Event) -> int:

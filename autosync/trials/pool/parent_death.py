@@ -12,7 +12,7 @@ import os
 import signal
 
 
-class Leash:
+class ParentDeath:
     """worker_end: the descriptor that the worker inherits."""
 
     def __init__(self) -> None:

@@ -24,8 +24,8 @@ from autosync.trials.measurement import (
     spread,
     until_clean,
 )
-from autosync.trials.pool.machine_lock import GivenUp, Turns
-from autosync.trials.pool.worker_group import Crew, Failed
+from autosync.trials.pool.machine_lock import GivenUp, MachineLock
+from autosync.trials.pool.worker_group import Failed, WorkerGroup
 from autosync.trials.pool.worker_process import Place
 
 PASS_TOLERANCE = 0.05
@@ -61,10 +61,10 @@ class ProcessPool:
     links: Links
     workloads: tuple[str, ...] = ()
     repeats: int = REPEATS
-    turns: Turns | None = None
+    turns: MachineLock | None = None
     on_close: Callable[[], None] | None = None
     repeated: int = 0
-    _crew: Crew | None = None
+    _crew: WorkerGroup | None = None
     _known: dict[str, TrialResult] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _ids: "count[int]" = field(default_factory=lambda: count(1))
@@ -224,14 +224,14 @@ class ProcessPool:
             measured.append(self._clean_pass(request, crew))
         return measured, prepare_seconds
 
-    def _shipped(self, bundle: Bundle, crew: Crew) -> Bundle:
+    def _shipped(self, bundle: Bundle, crew: WorkerGroup) -> Bundle:
         """The bundle for the variables that the workers train."""
         if crew.scaled:
             return scaled_bundle(bundle, self.workload.domain, self.workload.byte_scale)
         refuse_other_graph(bundle, self.workload.domain)
         return bundle
 
-    def _clean_pass(self, request: TrialRequest, crew: Crew) -> Measurement:
+    def _clean_pass(self, request: TrialRequest, crew: WorkerGroup) -> Measurement:
         """One pass, repeated while it is contaminated; the least contaminated one."""
 
         def measure(before: Measurement | None) -> Measurement:
@@ -241,7 +241,9 @@ class ProcessPool:
         self.repeated += len(attempts) > 1
         return min(attempts, key=lambda one: one.contamination)
 
-    def _pass(self, request: TrialRequest, crew: Crew, after_load: bool = False) -> Measurement:
+    def _pass(
+        self, request: TrialRequest, crew: WorkerGroup, after_load: bool = False
+    ) -> Measurement:
         """after_load: what loaded this machine shall pass first, if it does so soon."""
         command = {
             "op": "trial",
@@ -276,9 +278,11 @@ class ProcessPool:
             error = TrialError("cancelled", "the trial was cancelled while it waited its turn.")
             raise Failed(error, warm=True) from None
 
-    def _warm_crew(self) -> Crew:
+    def _warm_crew(self) -> WorkerGroup:
         if self._crew is None:
-            crew = Crew(self.workload, self.placements, self.host, self.workloads, self._cancelled)
+            crew = WorkerGroup(
+                self.workload, self.placements, self.host, self.workloads, self._cancelled
+            )
             try:
                 crew.start()
             except BaseException:  # whatever it was, half a crew is none

@@ -12,7 +12,7 @@ from autosync.documents import to_data
 from autosync.trials.contract import ErrorKind, TrialError, Workload
 from autosync.trials.gpus import local_ranks, refuse_shared_gpus
 from autosync.trials.machine import speaks_of_memory
-from autosync.trials.pool.worker_process import Answer, Answers, Place, Worker
+from autosync.trials.pool.worker_process import Answers, Place, Worker, WorkerAnswer
 
 START_SECONDS = 120.0
 """Importing torch takes 2 s on a quiet machine, and many times as long on a crowded one."""
@@ -33,7 +33,7 @@ class Failed(Exception):
         self.warm = warm
 
 
-class Crew:
+class WorkerGroup:
     """The worker processes of one pool, one a rank.
 
     cancelled: makes the trial that waits for answers fail; any thread may set it. Nothing else
@@ -136,7 +136,7 @@ class Crew:
 
     def _collect(self, deadline: float) -> list[dict[str, Any]]:
         good: dict[int, dict[str, Any]] = {}
-        bad: list[Answer] = []
+        bad: list[WorkerAnswer] = []
         while len(good) + len({answer.rank for answer in bad}) < len(self._workers):
             answer = self._next(deadline)
             if answer is None:
@@ -156,7 +156,7 @@ class Crew:
             raise self._silence(silent)
         return [good[rank] for rank in sorted(good)]
 
-    def _next(self, deadline: float) -> Answer | None:
+    def _next(self, deadline: float) -> WorkerAnswer | None:
         """The next answer; None when there is none by the deadline.
 
         Raises:
@@ -185,7 +185,7 @@ class Crew:
         command = f" (started by `{worker.command}`)" if rank not in self._spoken else ""
         return f"rank {rank}{host}{command}"
 
-    def _failure(self, bad: list[Answer], silent: list[int]) -> Failed:
+    def _failure(self, bad: list[WorkerAnswer], silent: list[int]) -> Failed:
         """The first cause among what went wrong: a death, then lack of memory, then a refusal,
         which is a rank's own, then the rest: a crash may be what that did to its peers."""
         dead = [answer.rank for answer in bad if answer.fields is None]

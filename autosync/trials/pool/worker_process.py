@@ -21,8 +21,8 @@ from typing import IO, Any, Protocol
 
 from autosync.errors import NotSupported
 from autosync.trials.machine import killed_for_memory
-from autosync.trials.pool.fork_server import Preload
-from autosync.trials.pool.parent_death import Leash
+from autosync.trials.pool.fork_server import ForkServer
+from autosync.trials.pool.parent_death import ParentDeath
 
 STDERR_LINES = 60
 STDERR_CHARACTERS = 4000
@@ -42,18 +42,18 @@ ENVIRONMENT = {
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WorkerAnswer:
     """What a worker said; `fields` is None when its output ended (it has died)."""
 
     rank: int
     fields: dict[str, Any] | None
 
 
-Answers = queue.Queue[Answer]
+Answers = queue.Queue[WorkerAnswer]
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class WorkerExit:
     """How a worker ended. status: None where it is not known (its host is lost).
 
     for_memory: whether its kernel has killed a process for lack of memory since the worker's last
@@ -90,7 +90,7 @@ class Worker(Protocol):
 
     def stderr_tail(self) -> str: ...
 
-    def ending(self) -> Ending:
+    def ending(self) -> WorkerExit:
         """After its last answer."""
         ...
 
@@ -133,7 +133,7 @@ class Placement:
     interface: str
     node: int
     namespaces: tuple[str, ...] = ()
-    preload: Preload | None = None
+    preload: ForkServer | None = None
 
     def start(self, rank: int, workloads: tuple[str, ...], answers: Answers) -> "WorkerProcess":
         command = [*self.prefix, sys.executable, *worker_arguments(workloads)]
@@ -167,7 +167,7 @@ class Process(Protocol):
     def wait(self, timeout: float | None = None) -> int | None: ...
 
 
-Begin = Callable[[Leash], Process]
+Begin = Callable[[ParentDeath], Process]
 
 
 class WorkerProcess:
@@ -195,7 +195,7 @@ class WorkerProcess:
         self.where = where
         self.command = shown or shlex.join(command)
         self._kills_before = killed_for_memory()
-        self._leash = Leash()
+        self._leash = ParentDeath()
         self.process: Process = (
             begin(self._leash)
             if begin
@@ -228,9 +228,9 @@ class WorkerProcess:
                 if fields is None:  # a banner of what reaches the host
                     self._stderr.append(line[:STDERR_CHARACTERS])
                 else:
-                    answers.put(Answer(self.rank, fields))
+                    answers.put(WorkerAnswer(self.rank, fields))
         finally:
-            answers.put(Answer(self.rank, None))
+            answers.put(WorkerAnswer(self.rank, None))
 
     def _read_stderr(self) -> None:
         assert self.process.stderr is not None
@@ -249,14 +249,14 @@ class WorkerProcess:
     def pid(self) -> int:
         return self.process.pid
 
-    def ending(self) -> Ending:
+    def ending(self) -> WorkerExit:
         try:
             status: int | None = self.process.wait(timeout=GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             status = None  # it closed its output and lives on
         before, now = self._kills_before, killed_for_memory()
         counted = before is not None and now is not None and now > before
-        return Ending(status, for_memory=counted and not self.where)
+        return WorkerExit(status, for_memory=counted and not self.where)
 
     def begin_kill(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -285,7 +285,11 @@ def _fields(line: str) -> dict[str, Any] | None:
 
 
 def _started(
-    command: Sequence[str], environment: Mapping[str, str], where: str, shown: str, leash: Leash
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    where: str,
+    shown: str,
+    leash: ParentDeath,
 ) -> "subprocess.Popen[str]":
     try:
         process = subprocess.Popen(

@@ -21,7 +21,7 @@ REPEATS = 10
 TIMEOUT_SECONDS = 300.0
 
 
-def kernel_profile(pool: ProcessPool, repeats: int = REPEATS) -> Profile:
+def profile_kernels(pool: ProcessPool, repeats: int = REPEATS) -> Profile:
     """The profile of the pool's domain with the seconds that its kernels take on its workers.
 
     It is stated for the cluster's fastest type of device, and measured on those: one profile for

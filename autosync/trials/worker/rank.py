@@ -16,7 +16,7 @@ from autosync.errors import AutosyncError, InvalidInput
 from autosync.trials.contract import Workload
 from autosync.trials.device_clock import Mark, mark, on_clock, zero
 from autosync.trials.gpus import gpu_versions, take_gpu
-from autosync.trials.iteration_recording import Recording
+from autosync.trials.iteration_recording import RankRecording
 from autosync.trials.machine import (
     cpu_ticks,
     host_id,
@@ -27,10 +27,16 @@ from autosync.trials.machine import (
     software_versions,
 )
 from autosync.trials.probe.timed_messages import timed_messages
-from autosync.trials.trial_attachment import Attached, KeptGroups, attach, replica_digest
-from autosync.trials.worker.job import Job, ReplayJob, builders, current_device, find_builder
+from autosync.trials.trial_attachment import KeptGroups, TrialAttachment, attach, replica_digest
 from autosync.trials.worker.replay_compute import sharpen_timer
-from autosync.trials.worker.stretch_times import stretch_times
+from autosync.trials.worker.stretch_times import time_stretches
+from autosync.trials.worker.training_job import (
+    ReplayJob,
+    TrainingJob,
+    builders,
+    current_device,
+    find_builder,
+)
 
 GROUP_TIMEOUT = timedelta(minutes=30)
 """Longer than any trial: the launcher, which knows a trial's timeout, kills one that hangs."""
@@ -42,13 +48,13 @@ class Rank:
     def __init__(self, workloads: list[str]) -> None:
         self._workloads = workloads
         self._workload: Workload | None = None
-        self._job: Job | None = None
+        self._job: TrainingJob | None = None
         self._rank = 0
         self._device = torch.device("cpu")
         self._store: Store | None = None
         self._groups = KeptGroups()
         self._bundle: Bundle | None = None
-        self._attached: Attached | None = None
+        self._attached: TrialAttachment | None = None
 
     def obey(self, command: dict[str, Any]) -> dict[str, Any]:
         """The answer to one command.
@@ -122,7 +128,7 @@ class Rank:
         if workload is None or not isinstance(job, ReplayJob):
             raise InvalidInput("only a replay that was started has stretches.", thing="op")
         dist.barrier()
-        times = stretch_times(workload, self._rank, job.compute, command["repeats"])
+        times = time_stretches(workload, self._rank, job.compute, command["repeats"])
         return {"reply": "profile", "id": command["id"], **times}
 
     def trial(self, command: dict[str, Any]) -> dict[str, Any]:
@@ -136,7 +142,7 @@ class Rank:
         if bundle is None:
             raise InvalidInput("a trial came without a plan.", thing="bundle")
         job.begin(command["key"], bundle)
-        recording = Recording() if command["record"] else None
+        recording = RankRecording() if command["record"] else None
         warmup = command["warmup"]
         self._reset_peak_memory()
         try:
@@ -189,11 +195,11 @@ class Rank:
 
 
 def _measure(
-    job: Job,
-    attached: Attached,
+    job: TrainingJob,
+    attached: TrialAttachment,
     warmup: int,
     iterations: int,
-    recording: Recording | None,
+    recording: RankRecording | None,
     device: torch.device,
 ) -> dict[str, Any]:
     """Forward starts of all iterations on `time.monotonic()`, and one after the last; when the

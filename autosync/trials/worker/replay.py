@@ -16,7 +16,7 @@ from autosync.domain import Domain
 from autosync.graph import DType, ModelGraph, Variable
 from autosync.runtime.payloads.factors import Take
 from autosync.trials.byte_scale import scaled_graph
-from autosync.trials.worker.replay_compute import Compute, Stretch
+from autosync.trials.worker.replay_compute import ReplayCompute, Stretch
 
 DTYPES: dict[DType, torch.dtype] = {
     "float64": torch.float64,
@@ -63,7 +63,7 @@ class ReplayOperation(nn.Module):
     What gates the operation (a hook before its forward) is so reached when all before it is done.
     """
 
-    def __init__(self, stretch: Stretch, compute: Compute) -> None:
+    def __init__(self, stretch: Stretch, compute: ReplayCompute) -> None:
         super().__init__()
         self.stretch = stretch
         self._compute = compute
@@ -80,7 +80,7 @@ class ReplayOperation(nn.Module):
 class GradientStage:
     """A stretch of the backward pass that ends with the gradients of some parameters."""
 
-    def __init__(self, stretch: Stretch, compute: Compute, gradients: "list[GradientSource]"):
+    def __init__(self, stretch: Stretch, compute: ReplayCompute, gradients: "list[GradientSource]"):
         self.stretch = stretch
         self.compute = compute
         self.gradients = gradients
@@ -162,7 +162,7 @@ class Replay(nn.Module):
         forward: Sequence[tuple[int, Stretch]],
         stages: Sequence[tuple[Stretch, tuple[int, ...]]],
         rank: int,
-        compute: Compute,
+        compute: ReplayCompute,
         device: torch.device,
     ) -> None:
         super().__init__()
@@ -219,7 +219,7 @@ CPU = torch.device("cpu")
 
 
 def replay_module(
-    domain: Domain, byte_scale: float, rank: int, compute: Compute, device: torch.device = CPU
+    domain: Domain, byte_scale: float, rank: int, compute: ReplayCompute, device: torch.device = CPU
 ) -> Replay:
     """The replay of a domain's graph at a byte scale, for one rank, with its values on `device`."""
     graph = scaled_graph(domain.graph, byte_scale)

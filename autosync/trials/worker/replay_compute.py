@@ -30,7 +30,7 @@ class Stretch:
     backward: bool = False
 
 
-class Compute(Protocol):
+class ReplayCompute(Protocol):
     """Stands for one rank's device."""
 
     def carry(self, load: float) -> None:

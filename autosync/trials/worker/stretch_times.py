@@ -7,9 +7,9 @@ import torch
 
 from autosync.trials.contract import Workload
 from autosync.trials.device_clock import Mark, mark, on_clock, zero
-from autosync.trials.worker.job import current_device, make_optimizer
 from autosync.trials.worker.replay import CPU, Replay, replay_module
-from autosync.trials.worker.replay_compute import Compute, Stretch
+from autosync.trials.worker.replay_compute import ReplayCompute, Stretch
+from autosync.trials.worker.training_job import current_device, make_optimizer
 
 WARMUP = 3
 
@@ -17,7 +17,7 @@ WARMUP = 3
 class NotedCompute:
     """Marks when each stretch begins. It computes whatever `inner` does."""
 
-    def __init__(self, inner: Compute, device: torch.device) -> None:
+    def __init__(self, inner: ReplayCompute, device: torch.device) -> None:
         self._inner = inner
         self._device = device
         self.begun: list[Mark] = []
@@ -36,7 +36,9 @@ class NotedCompute:
         self._inner.run(stretch)
 
 
-def stretch_times(workload: Workload, rank: int, compute: Compute, repeats: int) -> dict[str, Any]:
+def time_stretches(
+    workload: Workload, rank: int, compute: ReplayCompute, repeats: int
+) -> dict[str, Any]:
     """Of one rank that trains by itself, without synchronization, as plain data.
 
     operations, backward: of each stretch, the operation that its seconds count for, and whether

@@ -26,7 +26,7 @@ from autosync.trials.machine import speaks_of_memory
 NICENESS = -10
 
 
-class Wire:
+class JsonLines:
     """JSON lines: commands in, answers out; stray prints of libraries go to stderr."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ def error_kind(error: BaseException) -> str:
     return "refused" if refused else "crashed"
 
 
-def serve(wire: Wire, workloads: list[str]) -> None:
+def serve(wire: JsonLines, workloads: list[str]) -> None:
     """Answer commands until stdin ends."""
     from autosync.trials.worker.rank import Rank  # imports torch: after the policy is set
 
@@ -93,7 +93,7 @@ def main() -> None:
 
 def work(workloads: list[str]) -> None:
     """Be a worker until stdin ends; with it the process does."""
-    wire = Wire()
+    wire = JsonLines()
     be_a_good_neighbour()
     serve(wire, workloads)
 

@@ -4,7 +4,7 @@ import pytest
 
 from autosync.cluster import Cluster, Device, Link, Node
 from autosync.errors import InvalidInput, NotSupported
-from autosync.interop.device_names import device_names
+from autosync.interop.device_names import names_of_devices
 from autosync.interop.resource_spec import Hardware, read_resource_spec, unsaid, write_resource_spec
 from tests.domains import grid_cluster
 
@@ -101,7 +101,7 @@ def test_clusters_come_back() -> None:
         spec = read_resource_spec(write_resource_spec(cluster), "spec", hardware)
         assert spec.cluster.nodes == cluster.nodes
         assert spec.cluster.backend == cluster.backend
-        assert spec.devices == device_names(cluster)
+        assert spec.devices == names_of_devices(cluster)
 
 
 def test_what_cannot_be_said_is_said_in_comments() -> None:

@@ -46,10 +46,10 @@ def compiled(strategy: Strategy, domain: Domain) -> Plan:
 
 
 def covered_elements(plan: Plan, domain: Domain) -> list[int]:
-    """How many elements of each variable the contents hold, each counted once."""
+    """How many elements of each variable the buckets hold, each counted once."""
     counts = [0] * len(domain.graph.variables)
-    for content in plan.contents:
-        for piece in content:
+    for bucket in plan.buckets:
+        for piece in bucket:
             counts[plan.shards[piece.shard].variable] += piece.stop - piece.start
     return counts
 
@@ -61,7 +61,7 @@ def test_a_group_waits_for_its_last_gradient_and_is_sent_in_ready_order() -> Non
     # Variables 3..5 are ready first (positions 0..2), then 2, 1, 0.
     assert [m.ready for m in plan.messages] == [2, 5]
     assert [m.operation for m in plan.messages] == [Op.ALL_REDUCE] * 2
-    assert [plan.shards[p.shard].variable for p in plan.contents[plan.messages[0].content]] == [
+    assert [plan.shards[p.shard].variable for p in plan.buckets[plan.messages[0].bucket]] == [
         5,
         4,
         3,
@@ -78,8 +78,8 @@ def test_slices_tile_the_group_and_carry_their_own_readiness() -> None:
     sizes = sorted(m.wire_bytes for m in plan.messages)
     assert sizes[1:] == [4096] * (len(sizes) - 1)
     assert sum(sizes) == domain.graph.size_bytes
-    ready = {m.content: m.ready for m in plan.messages}
-    assert ready[0] < ready[len(plan.contents) - 1] == 5
+    ready = {m.bucket: m.ready for m in plan.messages}
+    assert ready[0] < ready[len(plan.buckets) - 1] == 5
 
 
 def test_priority_sends_the_nearest_next_use_first_once_it_is_ready() -> None:
@@ -88,7 +88,7 @@ def test_priority_sends_the_nearest_next_use_first_once_it_is_ready() -> None:
     schedule = Schedule("priority", overlap_forward=True)
     shards = [AllReduce(i) for i in range(6)]
     plan = compiled(strategy_of(domain, *shards, schedule=schedule), domain)
-    variables = [plan.shards[plan.contents[m.content][0].shard].variable for m in plan.messages]
+    variables = [plan.shards[plan.buckets[m.bucket][0].shard].variable for m in plan.messages]
     # Variable 4 is next in ready order when the tiny 5 is through; then all the others wait.
     assert variables == [5, 4, 0, 1, 2, 3]
     assert [m.gate for m in plan.messages] == variables
@@ -221,7 +221,7 @@ def test_explicit_positions_are_executed_as_given() -> None:
     shards = [AllReduce(i) for i in range(6)]
     schedule = Schedule("explicit", positions=(1, 0, 5, 2, 4, 3))
     plan = compiled(strategy_of(domain, *shards, schedule=schedule), domain)
-    variables = [plan.shards[plan.contents[m.content][0].shard].variable for m in plan.messages]
+    variables = [plan.shards[plan.buckets[m.bucket][0].shard].variable for m in plan.messages]
     assert variables == [1, 0, 3, 5, 4, 2]
 
 

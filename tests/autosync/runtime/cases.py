@@ -11,7 +11,7 @@ from autosync.graph import ModelGraph, Operation, Variable
 from autosync.plan import Plan, compile_plans, plan_of
 from autosync.population import encode
 from autosync.runtime.attachment import Attachment, attach
-from autosync.runtime.execution_trace import Trace
+from autosync.runtime.execution_trace import ExecutionTrace
 from autosync.strategy import (
     AllReduce,
     ParameterServer,
@@ -255,7 +255,7 @@ def train_reference(case: Case, world: int) -> nn.Module:
 def attached(
     case: Case,
     world: int,
-    trace: Trace | None = None,
+    trace: ExecutionTrace | None = None,
     *,
     model: nn.Module | None = None,
     optimizer: torch.optim.Optimizer | None = None,

@@ -12,7 +12,7 @@ from autosync.domain import Domain
 from autosync.importing import import_module
 from autosync.plan import Plan
 from autosync.runtime.attachment import attach
-from autosync.runtime.execution_trace import Trace
+from autosync.runtime.execution_trace import ExecutionTrace
 from autosync.runtime.layout.issue_order import issue_order
 from tests.autosync.runtime.place import HERE, beside, here
 from tests.domains import domain_of, grid_cluster
@@ -159,7 +159,7 @@ def run_one(rank: int, case: Drawn) -> Trained:
     model = here(make_model(case.model))
     optimizer = make_optimizer(case.optimizer, model)
     names = tuple(name for name, _ in model.named_parameters())
-    trace = Trace()
+    trace = ExecutionTrace()
     attachment = attach(model, optimizer, case.plan, names, trace=trace, streams=HERE.streams)
     queues = [step.queue for step in attachment.engine.steps]
     for iteration in range(ITERATIONS):
@@ -201,7 +201,7 @@ def reference(name: str, optimizer_name: str, shares: tuple[float, ...]) -> Tens
     return flat(model)
 
 
-def disorder(trace: Trace, order: list[int], queues: list[str]) -> str:
+def disorder(trace: ExecutionTrace, order: list[int], queues: list[str]) -> str:
     """Every message of the plan ran once an iteration, each queue in the plan's order."""
     for iteration in range(ITERATIONS):
         issued = trace.issued(iteration)

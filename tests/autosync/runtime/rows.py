@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from autosync.bundle import Bundle, bundle
+from autosync.bundle import Bundle, make_bundle
 from autosync.domain import Domain
 from autosync.plan import Plan
 from autosync.runtime.attachment import Attachment, attach
@@ -81,7 +81,7 @@ def shipped(
         choices.append(VariableChoice(variable.name, cut, tuple(shards)))
     replicas = tuple(Replica(rank, share) for rank, share in enumerate(shares))
     replicas = replicas or even_replicas(world)
-    return bundle(Strategy(tuple(choices), replicas, schedule or Schedule()), where)
+    return make_bundle(Strategy(tuple(choices), replicas, schedule or Schedule()), where)
 
 
 def attached(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import autosync
-from autosync.bundle import bundle
+from autosync.bundle import make_bundle
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import (
     Case,
@@ -113,7 +113,7 @@ def told(rank: int, world: int, wrapped: bool) -> tuple[float, list[str]]:
     case = Case(method="ps")
     model = make_model(case.model)
     where = domain(model, world)
-    given = bundle(strategy(case, where.graph, world), where)
+    given = make_bundle(strategy(case, where.graph, world), where)
     optimizer = make_optimizer(case.optimizer, model)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

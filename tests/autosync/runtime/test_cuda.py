@@ -21,11 +21,11 @@ from torch.distributed.distributed_c10d import PrefixStore
 from autosync.codes import Op
 from autosync.errors import NotSupported
 from autosync.runtime.attachment import UNVERIFIED, attach, warn_unverified
-from autosync.runtime.execution_trace import Trace
+from autosync.runtime.execution_trace import ExecutionTrace
 from autosync.runtime.streams import ONE_ORDER, GpuStreams
 from autosync.runtime.transport.nccl import nccl_start, new_nccl_group
-from autosync.runtime.transport.team_role import Part
-from autosync.runtime.transport.watchdog import Overdue
+from autosync.runtime.transport.team_role import TeamRole
+from autosync.runtime.transport.watchdog import Watchdog
 from autosync.search.designs.design_table import hand_designed
 from autosync.search.space import Space
 from autosync.strategy import Schedule
@@ -447,7 +447,7 @@ def test_a_message_under_way_does_not_stop_the_computing_stream(gloo: Ranks) -> 
 
 
 def times(rank: int, world: int) -> list[tuple[float, float, float]]:
-    trace = Trace()
+    trace = ExecutionTrace()
     model, optimizer, attachment = attached(Case(method="zero", schedule=OVERLAP), world, trace)
     for iteration in range(3):
         optimizer.zero_grad()
@@ -473,7 +473,7 @@ def overdue(rank: int, world: int) -> tuple[bool, bool]:
     step = attachment.engine.steps[0]
     attachment.detach()
     streams = GpuStreams(HERE.device, ONE_ORDER)
-    watch = Overdue(streams, patience_seconds=0.0)
+    watch = Watchdog(streams, patience_seconds=0.0)
     torch.cuda._sleep(LONG_CYCLES)
     step.ended_mark = streams.mark()
     watch.add(step)
@@ -502,7 +502,7 @@ def nccl_operations(rank: int, world: int) -> dict[str, list[float]]:
     for operation in (Op.ALL_REDUCE, Op.REDUCE, Op.BROADCAST, Op.REDUCE_SCATTER, Op.ALL_GATHER,
                       Op.PUSH, Op.PULL):  # fmt: skip
         wire = torch.full((2 * world,), float(rank + 1), device=device)
-        part = Part(operation, rank, world - 1, world, 2 * world, 0)
+        part = TeamRole(operation, rank, world - 1, world, 2 * world, 0)
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):

@@ -11,7 +11,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import autosync
-from autosync.bundle import Bundle, bundle
+from autosync.bundle import Bundle, make_bundle
 from autosync.codes import Update
 from autosync.errors import InvalidInput, NotSupported
 from autosync.runtime.attachment import attach
@@ -34,7 +34,7 @@ from tests.autosync.runtime.ranks import Ranks
 
 def shipped(case: Case, world: int) -> Bundle:
     where = domain(make_model(case.model), world, case.ranks_per_node)
-    return bundle(strategy(case, where.graph, world), where)
+    return make_bundle(strategy(case, where.graph, world), where)
 
 
 def train(rank: int, world: int, case: Case, given: Bundle, host: str) -> tuple[str, list[str]]:

@@ -13,7 +13,7 @@ import autosync
 from autosync.codes import POWERSGD
 from autosync.errors import NotSupported
 from autosync.runtime.attachment import Attachment, attach
-from autosync.runtime.layout.records import Variable
+from autosync.runtime.layout.records import VariableRecord
 from autosync.runtime.payloads.encodings import check_lossless
 from autosync.runtime.payloads.powersgd import LowRank
 from autosync.runtime.payloads.powersgd_state import KEY
@@ -294,9 +294,9 @@ def test_low_rank_gradients_are_exact_and_warm_starts_help() -> None:
     assert losses[-1] <= losses[0]
 
 
-def a_variable() -> Variable:
+def a_variable() -> VariableRecord:
     parameter = nn.Parameter(torch.zeros(1))
-    return Variable(0, "weight", parameter, parameter.detach(), 0)
+    return VariableRecord(0, "weight", parameter, parameter.detach(), 0)
 
 
 def decode(one: LowRank, gradient: Tensor) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from autosync.runtime.execution_trace import Trace
+from autosync.runtime.execution_trace import ExecutionTrace
 from autosync.runtime.layout.issue_order import issue_order
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import (
@@ -32,7 +32,7 @@ PARTITIONS = ("whole", "even", "uneven", "pieces")
 
 
 def train(rank: int, world: int, case: Case) -> tuple[float, list[float]]:
-    trace = Trace()
+    trace = ExecutionTrace()
     model, optimizer, attachment = attached(case, world, trace)
     for iteration in range(case.iterations):
         optimizer.zero_grad()
@@ -51,7 +51,7 @@ def trained_alone(optimizer: str, iterations: int, world: int) -> nn.Module:
     return train_reference(Case(optimizer=optimizer, iterations=iterations), world)
 
 
-def check_trace(case: Case, trace: Trace, order: list[int], queues: list[str]) -> None:
+def check_trace(case: Case, trace: ExecutionTrace, order: list[int], queues: list[str]) -> None:
     """Every message ran once an iteration, each queue in the plan's order."""
     for iteration in range(case.iterations):
         issued = trace.issued(iteration)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from autosync.bundle import bundle, save_bundle
+from autosync.bundle import make_bundle, save_bundle
 from autosync.domain import Domain
 from autosync.search.designs.design_table import BUILDERS
 from autosync.strategy import Replica
@@ -23,7 +23,7 @@ def domain() -> Domain:
 def shipped(domain: Domain, name: str, path: Path, shares: tuple[float, float]) -> str:
     replicas = tuple(Replica(rank, share) for rank, share in enumerate(shares))
     strategy = replace(BUILDERS[name].build(domain), replicas=replicas)
-    save_bundle(bundle(strategy, domain), path)
+    save_bundle(make_bundle(strategy, domain), path)
     return str(path)
 
 

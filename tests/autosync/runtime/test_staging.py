@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from autosync.codes import Op
-from autosync.runtime.transport.team_role import Part
+from autosync.runtime.transport.team_role import TeamRole
 from autosync.strategy import Schedule
 from tests.autosync.runtime import test_encodings, test_factors, test_sparse
 from tests.autosync.runtime.cases import Case
@@ -75,7 +75,7 @@ def test_what_a_rank_gives_and_gets_covers_the_message(members: int, size: int) 
     """Every element is given by somebody; whoever is owed it gets it and nothing else."""
     for operation in (Op.ALL_REDUCE, Op.REDUCE, Op.BROADCAST, Op.REDUCE_SCATTER, Op.ALL_GATHER,
                       Op.PUSH, Op.PULL):  # fmt: skip
-        parts = [Part(operation, place, 1, members, size, 0) for place in range(members)]
+        parts = [TeamRole(operation, place, 1, members, size, 0) for place in range(members)]
         given = [touched(part.given(), parts[0].padded) for part in parts]
         gotten = [touched(part.gotten(), parts[0].padded) for part in parts]
         assert bool(torch.stack(given).any(0)[:size].all()), operation

@@ -7,7 +7,7 @@ from typing import Any
 
 from autosync.trials.contract import Workload
 from autosync.trials.pool.process_pool import ProcessPool
-from autosync.trials.pool.worker_process import Answer, Answers, Ending
+from autosync.trials.pool.worker_process import Answers, WorkerAnswer, WorkerExit
 from tests.autosync.trials.strategies import small_domain
 
 SENT_BYTES = 70
@@ -48,7 +48,7 @@ class StandIn:
     killed: bool = False
 
     def send(self, line: str) -> None:
-        self.answers.put(Answer(self.rank, self.obey(json.loads(line))))
+        self.answers.put(WorkerAnswer(self.rank, self.obey(json.loads(line))))
 
     def obey(self, command: dict[str, Any]) -> dict[str, Any]:
         match command["op"]:
@@ -77,8 +77,8 @@ class StandIn:
     def stderr_tail(self) -> str:
         return ""
 
-    def ending(self) -> Ending:
-        return Ending(None, False)
+    def ending(self) -> WorkerExit:
+        return WorkerExit(None, False)
 
     def begin_kill(self) -> None:
         self.killed = True

@@ -1,6 +1,6 @@
 """Small domains and bundles that trials run in milliseconds."""
 
-from autosync.bundle import Bundle, bundle
+from autosync.bundle import Bundle, make_bundle
 from autosync.domain import Domain
 from autosync.strategy import (
     AllReduce,
@@ -25,7 +25,7 @@ def ddp(domain: Domain) -> Bundle:
         VariableChoice(v.name, whole(v.shape), (AllReduce(0),)) for v in domain.graph.variables
     )
     schedule = Schedule("ddp", 25 * 2**20)
-    return bundle(Strategy(choices, even_replicas(domain.world_size), schedule), domain)
+    return make_bundle(Strategy(choices, even_replicas(domain.world_size), schedule), domain)
 
 
 def mixed(domain: Domain) -> Bundle:
@@ -42,4 +42,4 @@ def mixed(domain: Domain) -> Bundle:
         choices.append(VariableChoice(variable.name, partition, shards))
     schedule = Schedule("priority", overlap_forward=True)
     replicas = even_replicas(domain.world_size)
-    return bundle(Strategy(tuple(choices), replicas, schedule), domain)
+    return make_bundle(Strategy(tuple(choices), replicas, schedule), domain)

@@ -13,9 +13,9 @@ from autosync.trials.contract import TrialRequest, Workload
 from autosync.trials.launchers.local_launcher import LOOPBACK, LocalLauncher
 from autosync.trials.measurement import measurement
 from autosync.trials.pool.process_pool import ProcessPool
-from autosync.trials.pool.worker_group import Crew
+from autosync.trials.pool.worker_group import WorkerGroup
 from autosync.trials.pool.worker_process import Placement
-from autosync.trials.probe.kernel_profile import kernel_profile
+from autosync.trials.probe.kernel_profile import profile_kernels
 from tests.autosync.trials.strategies import ddp, mixed, small_domain
 
 FEW = LocalLauncher(repeats=0)
@@ -51,7 +51,7 @@ def digests(pool: ProcessPool, monkeypatch: pytest.MonkeyPatch) -> list[list[flo
 def test_replicas_end_as_those_that_waited(
     pool: ProcessPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    profile = kernel_profile(pool, repeats=2)  # leaves the replicas as they were
+    profile = profile_kernels(pool, repeats=2)  # leaves the replicas as they were
     assert profile.source == "measured"
     assert "2 ranks at once on CPU" in profile.note
     assert all(seconds > 0 for seconds in profile.forward_seconds + profile.backward_seconds)
@@ -77,7 +77,7 @@ def test_a_gpu_replica_ends_as_one_that_waited(
     with FEW.open(Workload(domain)) as waiting:
         waited = digests(waiting, monkeypatch)
     with FEW.open(Workload(domain, compute="kernels", device="cuda")) as computing:
-        profile = kernel_profile(computing)
+        profile = profile_kernels(computing)
         assert torch.cuda.get_device_name() in profile.note
         assert digests(computing, monkeypatch) == waited
         assert computing.description.endswith(f"CUDA kernels, {backend}")
@@ -100,7 +100,7 @@ def test_one_rank_starts_and_computes() -> None:
 
 def check_alone(workload: Workload) -> None:
     """A crew of one meets itself, and computes."""
-    crew = Crew(workload, (Placement((), "lo", 0),), LOOPBACK, (), threading.Event())
+    crew = WorkerGroup(workload, (Placement((), "lo", 0),), LOOPBACK, (), threading.Event())
     try:
         crew.start()
         (answer,) = crew.ask({"op": "profile", "id": 1, "repeats": 2}, 60.0)

@@ -9,13 +9,13 @@ import pytest
 
 from autosync.errors import NotSupported
 from autosync.trials.machine import process_start
-from autosync.trials.pool.fork_server import Preload
+from autosync.trials.pool.fork_server import ForkServer
 from autosync.trials.pool.worker_process import Answers, Placement, WorkerProcess
 
 
 @pytest.fixture(scope="module")
-def preload() -> Iterator[Preload]:
-    made = Preload()
+def preload() -> Iterator[ForkServer]:
+    made = ForkServer()
     yield made
     made.close()
 
@@ -25,11 +25,11 @@ def answers() -> Answers:
     return queue.Queue()
 
 
-def started(preload: Preload, answers: Answers) -> WorkerProcess:
+def started(preload: ForkServer, answers: Answers) -> WorkerProcess:
     return Placement((), "lo", 0, preload=preload).start(0, (), answers)
 
 
-def test_how_a_forked_worker_ends_is_known(preload: Preload, answers: Answers) -> None:
+def test_how_a_forked_worker_ends_is_known(preload: ForkServer, answers: Answers) -> None:
     worker = started(preload, answers)
     try:
         worker.send('{"op": "dance", "id": 7}')
@@ -45,7 +45,7 @@ def test_how_a_forked_worker_ends_is_known(preload: Preload, answers: Answers) -
 
 
 def test_where_the_preloaded_process_is_lost_the_next_worker_gets_another(
-    preload: Preload, answers: Answers
+    preload: ForkServer, answers: Answers
 ) -> None:
     first = started(preload, answers)
     try:
@@ -64,13 +64,13 @@ def test_where_the_preloaded_process_is_lost_the_next_worker_gets_another(
     assert first.ending().status is None
 
 
-def test_a_namespace_that_is_not_there_is_named(preload: Preload, answers: Answers) -> None:
+def test_a_namespace_that_is_not_there_is_named(preload: ForkServer, answers: Answers) -> None:
     with pytest.raises(NotSupported, match="/proc/self/ns/nowhere"):
         Placement((), "lo", 0, ("/proc/self/ns/nowhere",), preload).start(0, (), answers)
 
 
 def test_nothing_is_left_of_a_closed_one(answers: Answers) -> None:
-    preload = Preload()
+    preload = ForkServer()
     worker = started(preload, answers)
     worker.kill()
     process = preload._process

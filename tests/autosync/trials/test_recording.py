@@ -172,8 +172,8 @@ def test_messages_keep_their_place_in_the_plan_when_small_ones_vanish() -> None:
     assert len(kept) == len(shipped.messages) < len(plan.messages)
     for place, message in zip(kept, shipped.messages, strict=True):
         whole = plan.messages[place]
-        bare = replace(whole, after=-1, content=0, wire_bytes=0)
-        assert replace(message, after=-1, content=0, wire_bytes=0) == bare
+        bare = replace(whole, after=-1, bucket=0, wire_bytes=0)
+        assert replace(message, after=-1, bucket=0, wire_bytes=0) == bare
 
 
 def test_arrays_of_unequal_length_are_refused() -> None:

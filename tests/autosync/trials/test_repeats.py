@@ -11,7 +11,7 @@ from autosync.trials.live.live_pass import LivePass
 from autosync.trials.live.live_pool import JobPool
 from autosync.trials.measurement import Measurement
 from autosync.trials.pool import process_pool as module
-from autosync.trials.pool.machine_lock import Turns
+from autosync.trials.pool.machine_lock import MachineLock
 from autosync.trials.pool.process_pool import ProcessPool
 from tests.autosync.trials.stand_in import SENT_BYTES, StandIns
 from tests.autosync.trials.strategies import ddp, small_domain
@@ -67,9 +67,9 @@ def test_periods_that_spread_are_contaminated_too() -> None:
 def test_only_load_is_waited_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     waits: list[Any] = []
     monkeypatch.setattr(module, "wait_until_quiet", lambda *given: waits.append(given))
-    run(StandIns([(0.01, 0.5), (0.01, 0.0)]).pool(turns=Turns(tmp_path)))
+    run(StandIns([(0.01, 0.5), (0.01, 0.0)]).pool(turns=MachineLock(tmp_path)))
     assert len(waits) == 1
-    run(StandIns([(0.01, 0.0)]).pool(turns=Turns(tmp_path)))
+    run(StandIns([(0.01, 0.0)]).pool(turns=MachineLock(tmp_path)))
     assert len(waits) == 1
 
 

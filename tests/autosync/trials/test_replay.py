@@ -13,9 +13,9 @@ from autosync.trials.contract import TrialError
 from autosync.trials.measurement import refuse_drift
 from autosync.trials.pool.worker_group import Failed
 from autosync.trials.trial_attachment import bucket_limits_mebibytes
-from autosync.trials.worker.job import make_optimizer
 from autosync.trials.worker.replay import Replay, ReplayOperation, gradient_value, replay_module
 from autosync.trials.worker.replay_compute import WaitedCompute
+from autosync.trials.worker.training_job import make_optimizer
 from tests.autosync.trials.strategies import ddp, small_domain
 from tests.domains import chain_graph, domain_of
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from autosync.bundle import Bundle, bundle
+from autosync.bundle import Bundle, make_bundle
 from autosync.codes import Op
 from autosync.domain import Domain, Optimizer
 from autosync.errors import InvalidInput
@@ -24,9 +24,9 @@ from autosync.strategy import (
 from autosync.trials.contract import TrialRequest, Workload
 from autosync.trials.launchers.local_launcher import LocalLauncher
 from autosync.trials.pool.process_pool import ProcessPool
-from autosync.trials.worker.job import make_optimizer
 from autosync.trials.worker.replay import replay_module
 from autosync.trials.worker.replay_compute import WaitedCompute
+from autosync.trials.worker.training_job import make_optimizer
 from tests.autosync.trials.strategies import ddp
 from tests.domains import chain_graph, domain_of, grid_cluster
 
@@ -54,7 +54,7 @@ def by_rows(schedule: Schedule, owned: bool) -> Bundle:
         elif variable.factor_rows:
             shards = (Factors(8),)
         choices.append(VariableChoice(variable.name, partition, shards))
-    return bundle(Strategy(tuple(choices), even_replicas(2), schedule), where)
+    return make_bundle(Strategy(tuple(choices), even_replicas(2), schedule), where)
 
 
 @pytest.fixture(scope="module", params=[1.0, 0.25])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autosync.bundle import bundle
+from autosync.bundle import make_bundle
 from autosync.codes import Op
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotSupported
@@ -39,7 +39,7 @@ SCALES = (1.0, 0.5, 0.25, 0.125, 0.0625)
 
 
 def assert_covered(plan: Plan, graph: ModelGraph) -> None:
-    """Shards tile their variables; contents hold every element of every shard once."""
+    """Shards tile their variables; buckets hold every element of every shard once."""
     covered: dict[int, list[tuple[int, int]]] = {}
     for shard in plan.shards:
         unit = shard_elements(replace(shard, length=1), graph.variables[shard.variable])
@@ -51,7 +51,7 @@ def assert_covered(plan: Plan, graph: ModelGraph) -> None:
         assert ranges[-1][1] == variable.elements
         assert all(left[1] == right[0] for left, right in pairwise(ranges))
     held: dict[int, list[tuple[int, int]]] = {}
-    for pieces in plan.contents:
+    for pieces in plan.buckets:
         assert pieces
         for piece in pieces:
             held.setdefault(piece.shard, []).append((piece.start, piece.stop))
@@ -82,7 +82,7 @@ def test_cut_and_sliced_plans_cover_their_variables(
         choices.append(VariableChoice(variable.name, partition, shards))
     schedule = Schedule(slice_bytes=slice_bytes)
     strategy = Strategy(tuple(choices), even_replicas(2), schedule)
-    plan = bundle(strategy, domain).plan
+    plan = make_bundle(strategy, domain).plan
     assert_covered(plan, domain.graph)
     assert_covered(
         scale_plan(plan, domain.graph, byte_scale), scaled_graph(domain.graph, byte_scale)
@@ -109,7 +109,7 @@ def test_rows_of_sparse_variables_stay_whole() -> None:
         VariableChoice("v0", split(table.shape, 0, 3), (ParameterServer(0, 0),) * 3),
         VariableChoice("v1", whole((50, 8)), (AllGather(1),)),
     )
-    plan = bundle(Strategy(choices, even_replicas(2)), domain).plan
+    plan = make_bundle(Strategy(choices, even_replicas(2)), domain).plan
     small = scaled_graph(domain.graph, 0.25)
     after = scale_plan(plan, domain.graph, 0.25)
     assert [variable.shape for variable in small.variables] == [(25, 16), (13, 8)]
@@ -117,7 +117,7 @@ def test_rows_of_sparse_variables_stay_whole() -> None:
     assert [shard.axis for shard in after.shards[:3]] == [0, 0, 0]
     assert all(
         piece.start % 16 == piece.stop % 16 == 0
-        for pieces in after.contents
+        for pieces in after.buckets
         for piece in pieces
         if after.shards[piece.shard].variable == 0
     )
@@ -138,13 +138,13 @@ def test_messages_too_small_for_an_element_vanish_with_their_chain() -> None:
         ),
         VariableChoice("v1", whole((64, 64)), (ParameterServer(1, 4),)),
     )
-    plan = bundle(Strategy(choices, even_replicas(2)), domain).plan
+    plan = make_bundle(Strategy(choices, even_replicas(2)), domain).plan
     after = scale_plan(plan, domain.graph, 1 / 16)
     assert_covered(after, scaled_graph(domain.graph, 1 / 16))
     assert len(after.messages) == 4 < len(plan.messages)
     for message in after.messages:
         if message.after >= 0:
-            assert after.messages[message.after].content == message.content
+            assert after.messages[message.after].bucket == message.bucket
 
 
 def test_what_cannot_be_scaled_is_refused() -> None:
@@ -163,7 +163,7 @@ def test_powersgd_is_measured_unscaled_or_not_at_all() -> None:
         VariableChoice("v0", whole((64, 48)), (AllReduce(0, encoding=packed),)),
         VariableChoice("v1", whole((64,)), (AllReduce(1),)),
     )
-    shipped = bundle(Strategy(choices, even_replicas(2)), domain)
+    shipped = make_bundle(Strategy(choices, even_replicas(2)), domain)
     with pytest.raises(NotSupported, match=r"message \d is packed by PowerSGD of rank 2.*Measure"):
         scaled_bundle(shipped, domain, 0.5)
     whole_size = scaled_bundle(shipped, domain, 1.0)

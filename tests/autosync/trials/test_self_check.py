@@ -13,7 +13,7 @@ from autosync.trials.testbed.all_reduce_rates import AllReduceTime, refuse_inacc
 from autosync.trials.testbed.link_rates import LinkRate, measured_links, refuse_inaccurate_links
 from autosync.trials.testbed.namespaces import Testbed
 from autosync.trials.testbed.rate_probes import InaccurateLink, RateProbes
-from autosync.trials.testbed.self_check import SelfCheck, self_check
+from autosync.trials.testbed.self_check import SelfCheck, check_testbed
 from tests.domains import domain_of, grid_cluster
 
 pytestmark = [pytest.mark.testbed, pytest.mark.usefixtures("testbed_possible")]
@@ -29,7 +29,7 @@ def test_links_carry_what_the_file_says_exceptions_and_loopbacks_too() -> None:
     cluster = replace(cluster, nodes=(*cluster.nodes[:2], two_ranks))
     testbed = namespaces.up(cluster)
     try:
-        checked = self_check(testbed, cluster)
+        checked = check_testbed(testbed, cluster)
     finally:
         namespaces.down(testbed)
     rates = {(link.sender, link.to): link.bytes_per_second * 8e-6 for link in checked.links}

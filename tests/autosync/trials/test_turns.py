@@ -14,7 +14,7 @@ from autosync.errors import NotSupported
 from autosync.trials.contract import TrialRequest, TrialResult, Workload
 from autosync.trials.launchers.local_launcher import LocalLauncher
 from autosync.trials.machine import CpuTicks, wait_until_quiet
-from autosync.trials.pool.machine_lock import MEASURING, NEXT, GivenUp, Turns, machine_turns
+from autosync.trials.pool.machine_lock import MEASURING, NEXT, GivenUp, MachineLock, machine_turns
 from autosync.trials.pool.process_pool import ProcessPool
 from tests.autosync.trials.strategies import ddp, small_domain
 
@@ -30,8 +30,8 @@ with Turns(Path(sys.argv[1])).taken(threading.Event()):
 
 
 @pytest.fixture
-def turns(tmp_path: Path) -> Turns:
-    return Turns(tmp_path)
+def turns(tmp_path: Path) -> MachineLock:
+    return MachineLock(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def held(file: Path) -> bool:
     )
 
 
-def test_another_process_waits_until_the_holder_is_gone_killed_or_not(turns: Turns) -> None:
+def test_another_process_waits_until_the_holder_is_gone_killed_or_not(turns: MachineLock) -> None:
     for end in (signal.SIGKILL, None):
         holder = subprocess.Popen(
             [sys.executable, "-c", HOLDER, str(turns.folder)],
@@ -85,7 +85,7 @@ def test_another_process_waits_until_the_holder_is_gone_killed_or_not(turns: Tur
             assert entered.is_set()
 
 
-def test_who_has_measured_lets_the_next_go_first(turns: Turns) -> None:
+def test_who_has_measured_lets_the_next_go_first(turns: MachineLock) -> None:
     order = []
 
     def second() -> None:
@@ -103,7 +103,7 @@ def test_who_has_measured_lets_the_next_go_first(turns: Turns) -> None:
     assert order == ["a", "b", "a"]
 
 
-def test_a_removed_lock_file_is_locked_anew(turns: Turns) -> None:
+def test_a_removed_lock_file_is_locked_anew(turns: MachineLock) -> None:
     """Cleaners of temporary folders: who waits on the old file must not share the turn."""
     entered = threading.Event()
 
@@ -125,7 +125,7 @@ def test_a_removed_lock_file_is_locked_anew(turns: Turns) -> None:
     assert (turns.folder / MEASURING).exists()
 
 
-def test_a_lock_file_that_cannot_be_opened_is_named(turns: Turns) -> None:
+def test_a_lock_file_that_cannot_be_opened_is_named(turns: MachineLock) -> None:
     (turns.folder / NEXT).symlink_to(turns.folder / "elsewhere")
     with pytest.raises(NotSupported, match=NEXT), turns.taken(NEVER):
         pass
@@ -147,7 +147,7 @@ def run(pool: ProcessPool, key: str, into: list[TrialResult], timeout_seconds: f
     )
 
 
-def test_waiting_for_a_turn_is_no_part_of_a_trial(pool: ProcessPool, turns: Turns) -> None:
+def test_waiting_for_a_turn_is_no_part_of_a_trial(pool: ProcessPool, turns: MachineLock) -> None:
     pool.turns = turns
     results: list[TrialResult] = []
     run(pool, "the first one takes its time", results, 60.0)
@@ -161,7 +161,7 @@ def test_waiting_for_a_turn_is_no_part_of_a_trial(pool: ProcessPool, turns: Turn
     assert results[1].overhead_seconds < 3.0
 
 
-def test_cancelled_while_it_waits_it_costs_no_worker(pool: ProcessPool, turns: Turns) -> None:
+def test_cancelled_while_it_waits_it_costs_no_worker(pool: ProcessPool, turns: MachineLock) -> None:
     pool.turns = turns
     before = pool.worker_pids()
     results: list[TrialResult] = []

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from autosync.bundled_data import data_folder
-from autosync.search.collect.collection_plan import Target, load_plan
+from autosync.search.collect.collection_plan import CollectionTarget, load_plan
 from autosync.simulator.evaluation.dataset import MeasuredDomain, load_dataset, read_trials
 
 FOLDER = data_folder("runtimes")
@@ -23,7 +23,7 @@ def trials() -> pd.DataFrame:
     return read_trials(FOLDER)
 
 
-def target_of(measured: MeasuredDomain) -> Target:
+def target_of(measured: MeasuredDomain) -> CollectionTarget:
     domain = measured.domain
     return TARGETS[f"{domain.graph.name}/{domain.cluster.name}"]
 

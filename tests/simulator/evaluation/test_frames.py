@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from autosync.simulator.evaluation.dataset_frames import KINDS, summaries, trials_table
-from autosync.simulator.evaluation.datasheet import datasheet
+from autosync.simulator.evaluation.datasheet import datasheet_text
 from tests.simulator.evaluation.measurements import (
     DESIGNED,
     SAMPLED,
@@ -48,7 +48,7 @@ def test_a_domain_in_figures(folder: Path) -> None:
 
 
 def test_the_datasheet_holds_the_figures(folder: Path) -> None:
-    text = datasheet(folder)
+    text = datasheet_text(folder)
     assert f"2 domains, {2 * STRATEGIES - 1} strategies measured soundly" in text
     assert "| chain | row | 3.0% | 2.0% | - | 2.9% |" in text
     assert "- launcher: invented" in text

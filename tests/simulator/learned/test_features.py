@@ -42,14 +42,14 @@ def same(features: Features, i: int, j: int) -> bool:
     """Whether two strategies look alike, portions in any order within a variable."""
     return bool(
         np.allclose(features.summary[i], features.summary[j], rtol=1e-6, atol=1e-9)
-        and _portions(features, i).shape == _portions(features, j).shape
-        and np.allclose(_portions(features, i), _portions(features, j), rtol=1e-4, atol=1e-6)
+        and _shards(features, i).shape == _shards(features, j).shape
+        and np.allclose(_shards(features, i), _shards(features, j), rtol=1e-4, atol=1e-6)
     )
 
 
-def _portions(features: Features, index: int) -> np.ndarray:
-    assert features.portions is not None
-    part = features.portions
+def _shards(features: Features, index: int) -> np.ndarray:
+    assert features.shards is not None
+    part = features.shards
     rows = slice(int(part.first[index]), int(part.first[index + 1]))
     table = np.column_stack([part.variable[rows], part.values[rows].round(5)])
     return table[np.lexsort(table.T[::-1])]
@@ -209,7 +209,7 @@ def test_shape_dtype_and_sparsity_are_in(fields: dict[str, object]) -> None:
     other = replace(where, graph=_variable(where.graph, **fields))
     assert where.variables.elements[2] == other.variables.elements[2]
     ours, theirs = features_for(where, reduced(where)), features_for(other, reduced(other))
-    assert not np.allclose(_portions(ours, 0), _portions(theirs, 0), atol=1e-6)
+    assert not np.allclose(_shards(ours, 0), _shards(theirs, 0), atol=1e-6)
 
 
 def test_half_precision_dtypes_differ() -> None:
@@ -217,7 +217,7 @@ def test_half_precision_dtypes_differ() -> None:
     one = replace(where, graph=_variable(where.graph, dtype="bfloat16"))
     two = replace(where, graph=_variable(where.graph, dtype="float16"))
     ours, theirs = features_for(one, reduced(one)), features_for(two, reduced(two))
-    assert not np.allclose(_portions(ours, 0), _portions(theirs, 0), atol=1e-6)
+    assert not np.allclose(_shards(ours, 0), _shards(theirs, 0), atol=1e-6)
 
 
 def test_a_link_slower_than_its_ends_shows() -> None:
@@ -232,11 +232,11 @@ def test_every_column_has_one_name_and_is_finite() -> None:
     where = domain(nodes=2, ranks=2)
     rng = np.random.default_rng(5)
     features = features_for(where, *(random_strategy(where, rng) for _ in range(40)))
-    assert features.portions is not None
-    assert features.portions.values.shape[1] == len(PORTION) == len(set(PORTION))
+    assert features.shards is not None
+    assert features.shards.values.shape[1] == len(PORTION) == len(set(PORTION))
     assert features.summary.shape == (40, len(SUMMARY))
     assert len(set(SUMMARY)) == len(SUMMARY)
-    assert np.isfinite(features.portions.values).all()
+    assert np.isfinite(features.shards.values).all()
     assert np.isfinite(features.summary).all()
 
 
@@ -247,18 +247,18 @@ def test_taking_some_equals_looking_at_them_alone() -> None:
     taken = features_for(where, *strategies).take(np.array([5, 1]))
     alone = features_for(where, strategies[5], strategies[1])
     np.testing.assert_array_equal(taken.summary, alone.summary)
-    assert taken.portions is not None
-    assert alone.portions is not None
-    np.testing.assert_array_equal(taken.portions.values, alone.portions.values)
-    np.testing.assert_array_equal(taken.portions.first, alone.portions.first)
+    assert taken.shards is not None
+    assert alone.shards is not None
+    np.testing.assert_array_equal(taken.shards.values, alone.shards.values)
+    np.testing.assert_array_equal(taken.shards.first, alone.shards.first)
 
 
 def test_the_portions_of_a_variable_hold_all_its_bytes() -> None:
     where = domain()
     rng = np.random.default_rng(7)
     features = features_for(where, *(random_strategy(where, rng) for _ in range(10)))
-    assert features.portions is not None
+    assert features.shards is not None
     column = PORTION.index("portion_fraction")
-    strategy = np.repeat(np.arange(10), np.diff(features.portions.first))
-    sums = np.bincount(strategy, weights=features.portions.values[:, column])
+    strategy = np.repeat(np.arange(10), np.diff(features.shards.first))
+    sums = np.bincount(strategy, weights=features.shards.values[:, column])
     np.testing.assert_allclose(sums, 1.0, rtol=1e-5)

@@ -5,7 +5,7 @@ import torch
 
 from autosync.graph import ModelGraph, Operation, Variable
 from autosync.simulator.learned.data import batch_of, features_of, scaling_of
-from autosync.simulator.learned.features import PARTS, portion_columns, summary_columns
+from autosync.simulator.learned.features import PARTS, shard_columns, summary_columns
 from autosync.simulator.learned.network_model import NetworkModel
 from autosync.simulator.learned.training import subset
 from autosync.simulator.learned.variable_graph import (
@@ -66,9 +66,9 @@ def test_a_subset_of_a_batch_says_what_the_whole_says() -> None:
     """Each strategy's graph is its own: the others in a batch do not matter."""
     domain = small_domain(layers=2)
     features = features_of(domain, some_strategies(domain, 5))
-    assert features.portions is not None
-    columns = portion_columns(PARTS), summary_columns(PARTS)
-    scalings = scaling_of([features.portions.values]), scaling_of([features.summary])
+    assert features.shards is not None
+    columns = shard_columns(PARTS), summary_columns(PARTS)
+    scalings = scaling_of([features.shards.values]), scaling_of([features.summary])
     batch = batch_of(features, domain, *scalings, columns)
     for kind in ("lstm", "gat"):
         network = NetworkModel(kind).build()  # type: ignore[arg-type]

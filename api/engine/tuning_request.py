@@ -15,7 +15,7 @@ from autosync.api.engine.database_store import DatabaseStore
 from autosync.api.engine.registry import REAL_CLUSTERS, check_launcher, launcher_named
 from autosync.api.engine.simulator_store import hold_simulator, simulator_of
 from autosync.api.views.exports import measured_on
-from autosync.bundle import Bundle, Evidence, bundle
+from autosync.bundle import Bundle, Evidence, make_bundle
 from autosync.documents import content_hash, from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
@@ -29,7 +29,7 @@ from autosync.verification import check_executed
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TuningRequest:
     """All that a tuning is asked to do. The last four: see `Workload`."""
 
     domain: Domain
@@ -54,7 +54,7 @@ class Job:
         )
 
 
-def enqueue(database: Database, job: Job) -> str:
+def enqueue(database: Database, job: TuningRequest) -> str:
     """Store the job and put it into the queue; the tuning's id.
 
     Raises:
@@ -86,9 +86,9 @@ def enqueue(database: Database, job: Job) -> str:
     return tuning_id
 
 
-def load_job(session: Session, tuning_id: str) -> Job:
+def load_job(session: Session, tuning_id: str) -> TuningRequest:
     row = session.get_one(TuningRow, tuning_id)
-    return Job(
+    return TuningRequest(
         domain=load_domain(session, row.domain_id),
         settings=from_json(Settings, row.settings),
         space=from_json(Space, row.space),
@@ -102,7 +102,9 @@ def load_job(session: Session, tuning_id: str) -> Job:
 
 
 def run_job(
-    job: Job, store: DatabaseStore, launcher_of: Callable[[str], Launcher] = launcher_named
+    job: TuningRequest,
+    store: DatabaseStore,
+    launcher_of: Callable[[str], Launcher] = launcher_named,
 ) -> Outcome:
     """Tune; progress goes to the store as it happens."""
     workload = job.workload
@@ -120,7 +122,9 @@ def run_job(
     )
 
 
-def outcome_row(tuning_id: str, job: Job, outcome: Outcome, ran_on: str = "") -> OutcomeRow:
+def outcome_row(
+    tuning_id: str, job: TuningRequest, outcome: Outcome, ran_on: str = ""
+) -> OutcomeRow:
     """The answer as a row, with the bundle that is shipped. Its strategy was proposed, so the
     database has it. ran_on: where trials really ran (`auto` names no place)."""
     return OutcomeRow(
@@ -137,14 +141,14 @@ def outcome_row(tuning_id: str, job: Job, outcome: Outcome, ran_on: str = "") ->
     )
 
 
-def best_bundle(job: Job, outcome: Outcome, ran_on: str) -> Bundle:
+def best_bundle(job: TuningRequest, outcome: Outcome, ran_on: str) -> Bundle:
     evidence = Evidence(
         predicted_seconds=outcome.best.predicted_seconds,
         step_seconds=outcome.best_seconds,
         ddp_step_seconds=outcome.ddp_seconds,
         measured_on=measured_on(ran_on, job.byte_scale, job.time_scale),
     )
-    return bundle(outcome.best.strategy, job.domain, evidence)
+    return make_bundle(outcome.best.strategy, job.domain, evidence)
 
 
 def usual_scales(

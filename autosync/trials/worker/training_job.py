@@ -15,10 +15,10 @@ from autosync.plan import Plan
 from autosync.trials.contract import Workload
 from autosync.trials.worker.kernel_compute import KernelCompute
 from autosync.trials.worker.replay import Replay, replay_module
-from autosync.trials.worker.replay_compute import Compute, WaitedCompute
+from autosync.trials.worker.replay_compute import ReplayCompute, WaitedCompute
 
 
-class Job(Protocol):
+class TrainingJob(Protocol):
     """A training step without its synchronization."""
 
     @property
@@ -41,7 +41,7 @@ class Job(Protocol):
         ...
 
 
-Build = Callable[[Workload, int], Job]
+Build = Callable[[Workload, int], TrainingJob]
 """Makes the job of a workload on one rank; where `workload.device` is cuda, on the current GPU."""
 
 
@@ -51,7 +51,7 @@ class ReplayJob:
 
     model: Replay
     optimizer: torch.optim.Optimizer
-    compute: Compute
+    compute: ReplayCompute
     signal: Tensor
     world_size: int
     rank: int
@@ -75,7 +75,7 @@ def sparse_variables(plan: Plan) -> Container[int]:
         plan.shards[piece.shard].variable
         for message in plan.messages
         if message.operation in (Op.SPARSE_ALL_GATHER, Op.SPARSE_PUSH)
-        for piece in plan.contents[message.content]
+        for piece in plan.buckets[message.bucket]
     }
 
 
@@ -90,7 +90,7 @@ def build_replay(workload: Workload, rank: int) -> ReplayJob:
     return ReplayJob(model, optimizer, compute, signal, domain.world_size, rank)
 
 
-def compute_of(workload: Workload, rank: int) -> Compute:
+def compute_of(workload: Workload, rank: int) -> ReplayCompute:
     """How a replay computes on a rank."""
     domain = workload.domain
     if workload.compute == "kernels":

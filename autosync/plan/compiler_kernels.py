@@ -1,7 +1,7 @@
 """The compiler's loops, in the subset of Python that numba compiles: one source for both.
 
-Training processes run them as they are on a single strategy; `simulator/numba_compiler.py` compiles the
-very same functions for populations.
+Training processes run them as they are on a single strategy; `simulator/numba_compiler.py` compiles
+the very same functions for populations.
 """
 
 import numpy as np
@@ -62,7 +62,7 @@ def first_dimension(domain: DomainArrays, variable: int, axis: int, length: int)
     return domain.dims[variable, 0]
 
 
-def content_bytes(
+def shard_bytes(
     domain: DomainArrays, method: int, variable: int, axis: int, length: int, encoding: int
 ) -> int:
     """What one replica contributes to synchronize a whole shard once."""
@@ -87,29 +87,34 @@ def pulled_bytes(domain: DomainArrays, variable: int, pushed: int) -> int:
 
 
 def sort_rows(
-    domain: DomainArrays, people: PopulationArrays, index: int, starts: I64, place: I64, rows: I64
+    domain: DomainArrays,
+    population: PopulationArrays,
+    index: int,
+    starts: I64,
+    place: I64,
+    rows: I64,
 ) -> int:
     """Rows of strategy `index` by group, in gradient-ready order within each; returns the groups.
 
     starts i64[groups + 1]: where each group begins in rows i64[R]. place i64[V]: scratch.
     """
-    begin, end = people.first[index], people.first[index + 1]
+    begin, end = population.first[index], population.first[index + 1]
     groups = 0
     for row in range(begin, end):
-        groups = max(groups, people.group[row] + 1)
+        groups = max(groups, population.group[row] + 1)
     starts[: groups + 1] = 0
     for row in range(begin, end):
-        starts[people.group[row] + 1] += 1
+        starts[population.group[row] + 1] += 1
     for group in range(groups):
         starts[group + 1] += starts[group]
     row = 0
-    for variable in range(people.parts.shape[1]):
+    for variable in range(population.parts.shape[1]):
         place[variable] = row
-        row += people.parts[index, variable]
+        row += population.parts[index, variable]
     for variable in domain.by_ready:
         row = place[variable]
-        for local in range(row, row + people.parts[index, variable]):
-            group = people.group[begin + local]
+        for local in range(row, row + population.parts[index, variable]):
+            group = population.group[begin + local]
             rows[starts[group]] = local
             starts[group] += 1
     for group in range(groups, 0, -1):
@@ -151,7 +156,7 @@ def pop_heap(heap: I64, size: int) -> int:
 
 
 def sort_keys(keys: I64, order: I64, count: int) -> None:
-    """The contents of `keys` (each some rank * count + content), smallest key first.
+    """The buckets of `keys` (each some rank * count + bucket), smallest key first.
 
     Sorts in place: where nothing is allocated, the compiled loop needs no reference counts, which
     took nearly half of its time.
@@ -163,7 +168,7 @@ def sort_keys(keys: I64, order: I64, count: int) -> None:
 
 
 def first_half_load(domain: DomainArrays, method: int) -> float:
-    """Bytes that a NIC carries in one direction for each byte of a content's first half: half a
+    """Bytes that a NIC carries in one direction for each byte of a bucket's first half: half a
     ring to reduce or to reach balanced owners, a whole one to all-reduce, and P - 1 of everybody's.
     """
     others = float(domain.world - 1)
@@ -175,9 +180,9 @@ def first_half_load(domain: DomainArrays, method: int) -> float:
 
 
 def list_schedule(coming: I64, at: F64, gate: I64, load: F64, heap: I64, order: I64) -> None:
-    """List schedule on one wire: of the contents that exist, the nearest use first.
+    """List schedule on one wire: of the buckets that exist, the nearest use first.
 
-    coming i64[C]: contents in the order in which they come to exist, at seconds f64[C]; load
+    coming i64[C]: buckets in the order in which they come to exist, at seconds f64[C]; load
     f64[C]: seconds on the wire; order i64[C]: the result. Estimated from the profile, so that
     every rank computes the same total order.
 
@@ -194,13 +199,13 @@ def list_schedule(coming: I64, at: F64, gate: I64, load: F64, heap: I64, order: 
         if size == 0 and next_one < count:
             now = max(now, at[coming[next_one]])
         while next_one < count and at[coming[next_one]] <= now:
-            content = coming[next_one]
-            size = push_heap(heap, size, gate[content] * count + content)
+            bucket = coming[next_one]
+            size = push_heap(heap, size, gate[bucket] * count + bucket)
             next_one += 1
-        content = pop_heap(heap, size) % count
+        bucket = pop_heap(heap, size) % count
         size -= 1
-        order[step] = content
-        now += load[content]
+        order[step] = bucket
+        now += load[bucket]
 
 
 def put(
@@ -234,7 +239,7 @@ def chain(
     low_rank: bool,
     stages: NDArray[np.int32],
 ) -> int:
-    """The messages that synchronize one content; returns how many.
+    """The messages that synchronize one bucket; returns how many.
 
     stages i32[STAGES, 6]: operation, channel, root, teams, update, whether it starts a second
     half (which an overlapped schedule sends in order of next use). low_rank: an all-reduce of P,

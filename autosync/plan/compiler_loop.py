@@ -1,4 +1,4 @@
-"""The compiler's main loop: strategy by strategy, contents, their order, their messages.
+"""The compiler's main loop: strategy by strategy, buckets, their order, their messages.
 
 Like `kernels`, in the subset of Python that numba compiles.
 """
@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.plan.compile_kernels import (
+from autosync.plan.compiler_arrays import DomainArrays, PopulationArrays
+from autosync.plan.compiler_kernels import (
     M_AG,
     M_AR,
     M_PS,
@@ -23,7 +24,6 @@ from autosync.plan.compile_kernels import (
     U_OWNER,
     U_SHARD,
     chain,
-    content_bytes,
     encoded_bytes,
     first_dimension,
     first_half_load,
@@ -31,10 +31,10 @@ from autosync.plan.compile_kernels import (
     pulled_bytes,
     row_elements,
     second_factor_bytes,
+    shard_bytes,
     sort_keys,
     sort_rows,
 )
-from autosync.plan.compiler_arrays import DomainArrays, PopulationArrays
 
 I64 = NDArray[np.int64]
 
@@ -53,17 +53,17 @@ class PlanArrays(NamedTuple):
     after: I64
     gate: NDArray[np.int32]
     update: NDArray[np.uint8]
-    content: I64
-    content_first: I64
+    bucket: I64
+    bucket_first: I64
     piece_row: I64
     piece_start: I64
     piece_stop: I64
 
 
 class Scratch(NamedTuple):
-    """Per-strategy working arrays: R rows, V variables, C contents at most.
+    """Per-strategy working arrays: R rows, V variables, C buckets at most.
 
-    row, value: a content's first row (population index) and its payload were it not encoded.
+    row, value: a bucket's first row (population index) and its payload were it not encoded.
     second: of its payload, what PowerSGD's second all-reduce carries; else 0. load: seconds on the
     wire of its first half. at: seconds from the start of backward, of its gradients and then of
     its first half's arrival.
@@ -88,74 +88,74 @@ class Scratch(NamedTuple):
     stages: NDArray[np.int32]
 
 
-def cut_contents(
+def cut_buckets(
     domain: DomainArrays,
-    people: PopulationArrays,
+    population: PopulationArrays,
     index: int,
     out: PlanArrays,
     work: Scratch,
     base: int,
     piece: int,
 ) -> int:
-    """Groups, cut into slices where the schedule asks for it, as contents `base` and on.
+    """Groups, cut into slices where the schedule asks for it, as buckets `base` and on.
 
-    Fills the pieces from `piece` on, and per content row, wire, value, ready, gate and (for the
-    explicit order) key. Returns the number of contents; content_first holds the rest.
+    Fills the pieces from `piece` on, and per bucket row, wire, value, ready, gate and (for the
+    explicit order) key. Returns the number of buckets; content_first holds the rest.
     """
-    groups = sort_rows(domain, people, index, work.starts, work.place, work.rows)
-    begin = people.first[index]
-    contents = 0
+    groups = sort_rows(domain, population, index, work.starts, work.place, work.rows)
+    begin = population.first[index]
+    buckets = 0
     for group in range(groups):
         lead = begin + work.rows[work.starts[group]]
-        variable = people.variable[lead]
-        method = int(people.method[lead])
-        encoding = people.encoding[people.option[lead]]
-        if people.order[index] == O_DDP and domain.sparse[variable]:
+        variable = population.variable[lead]
+        method = int(population.method[lead])
+        encoding = population.encoding[population.option[lead]]
+        if population.order[index] == O_DDP and domain.sparse[variable]:
             method = M_AG
         dense = method in (M_AR, M_RS) or (method == M_PS and not domain.sparse[variable])
         limit = 0
-        if dense and people.order[index] != O_DDP and encoding < POWERSGD_CODE:
-            limit = people.slice_bytes[index] // domain.item_bytes[variable]
+        if dense and population.order[index] != O_DDP and encoding < POWERSGD_CODE:
+            limit = population.slice_bytes[index] // domain.item_bytes[variable]
         filled = 0
         for at in range(work.starts[group], work.starts[group + 1]):
             local = work.rows[at]
             row = begin + local
-            variable = people.variable[row]
-            axis = people.axis[index, variable]
-            length = people.length[row]
+            variable = population.variable[row]
+            axis = population.axis[index, variable]
+            length = population.length[row]
             elements = row_elements(domain, variable, axis, length)
             start = 0
             while start < elements:
                 if (at == work.starts[group] and start == 0) or filled == 0:
-                    work.row[contents] = row
-                    work.wire[contents] = 0
-                    work.value[contents] = 0
-                    work.second[contents] = 0
-                    work.ready[contents] = 0
-                    work.gate[contents] = domain.first_use[variable]
-                    work.key[contents] = people.position[row]
-                    out.content_first[base + contents] = piece
-                    contents += 1
-                content = contents - 1
+                    work.row[buckets] = row
+                    work.wire[buckets] = 0
+                    work.value[buckets] = 0
+                    work.second[buckets] = 0
+                    work.ready[buckets] = 0
+                    work.gate[buckets] = domain.first_use[variable]
+                    work.key[buckets] = population.position[row]
+                    out.bucket_first[base + buckets] = piece
+                    buckets += 1
+                bucket = buckets - 1
                 stop = elements
                 if limit > 0:
                     stop = min(elements, start + limit - filled)
                 if start == 0 and stop == elements:
-                    work.wire[content] += content_bytes(
+                    work.wire[bucket] += shard_bytes(
                         domain, method, variable, axis, length, encoding
                     )
                     if method == M_AR:
-                        work.second[content] += second_factor_bytes(
+                        work.second[bucket] += second_factor_bytes(
                             elements, first_dimension(domain, variable, axis, length), encoding
                         )
                 else:
-                    work.wire[content] += encoded_bytes(
+                    work.wire[bucket] += encoded_bytes(
                         stop - start, domain.item_bytes[variable], 1, encoding
                     )
-                work.value[content] += (stop - start) * domain.item_bytes[variable]
-                work.ready[content] = max(work.ready[content], domain.ready[variable])
-                work.gate[content] = min(work.gate[content], domain.first_use[variable])
-                work.key[content] = min(work.key[content], people.position[row])
+                work.value[bucket] += (stop - start) * domain.item_bytes[variable]
+                work.ready[bucket] = max(work.ready[bucket], domain.ready[variable])
+                work.gate[bucket] = min(work.gate[bucket], domain.first_use[variable])
+                work.key[bucket] = min(work.key[bucket], population.position[row])
                 out.piece_row[piece] = local
                 out.piece_start[piece] = start
                 out.piece_stop[piece] = stop
@@ -164,100 +164,100 @@ def cut_contents(
                 start = stop
                 if filled == limit:
                     filled = 0
-    out.content_first[base + contents] = piece
-    return contents
+    out.bucket_first[base + buckets] = piece
+    return buckets
 
 
 def first_half_order(
-    domain: DomainArrays, people: PopulationArrays, index: int, work: Scratch, contents: int
+    domain: DomainArrays, population: PopulationArrays, index: int, work: Scratch, buckets: int
 ) -> None:
-    """The order in which contents are first sent, into work.order; work.load and work.at become
+    """The order in which buckets are first sent, into work.order; work.load and work.at become
     what their first half puts on the wire, and when it has arrived."""
-    for content in range(contents):
-        work.heap[content] = work.ready[content] * contents + content
-        method = int(people.method[work.row[content]])
-        owner = int(people.server[work.row[content]]) if method == M_PS else -1
-        load_bytes = work.wire[content] * first_half_load(domain, method)
-        work.load[content] = load_bytes / domain.bytes_per_second[owner + 1]
-        work.at[content] = domain.ready_seconds[work.ready[content]]
-    if people.order[index] == O_PRIORITY:
-        sort_keys(work.heap, work.sorted, contents)
-        coming = work.sorted[:contents]
+    for bucket in range(buckets):
+        work.heap[bucket] = work.ready[bucket] * buckets + bucket
+        method = int(population.method[work.row[bucket]])
+        owner = int(population.server[work.row[bucket]]) if method == M_PS else -1
+        load_bytes = work.wire[bucket] * first_half_load(domain, method)
+        work.load[bucket] = load_bytes / domain.bytes_per_second[owner + 1]
+        work.at[bucket] = domain.ready_seconds[work.ready[bucket]]
+    if population.order[index] == O_PRIORITY:
+        sort_keys(work.heap, work.sorted, buckets)
+        coming = work.sorted[:buckets]
         list_schedule(coming, work.at, work.gate, work.load, work.heap, work.order)
     else:
-        if people.order[index] == O_EXPLICIT:
-            for content in range(contents):
-                work.heap[content] = work.key[content] * contents + content
-        sort_keys(work.heap, work.order, contents)
+        if population.order[index] == O_EXPLICIT:
+            for bucket in range(buckets):
+                work.heap[bucket] = work.key[bucket] * buckets + bucket
+        sort_keys(work.heap, work.order, buckets)
     now = 0.0
-    for position in range(contents):
-        content = work.order[position]
-        now = max(now, work.at[content]) + work.load[content]
-        work.at[content] = now
+    for position in range(buckets):
+        bucket = work.order[position]
+        now = max(now, work.at[bucket]) + work.load[bucket]
+        work.at[bucket] = now
 
 
 def second_half_order(
-    domain: DomainArrays, people: PopulationArrays, index: int, work: Scratch, contents: int
+    domain: DomainArrays, population: PopulationArrays, index: int, work: Scratch, buckets: int
 ) -> None:
     """Deferred second halves. Where they overlap the forward pass: from the end of backward, of
     those whose first half has arrived the nearest use first, so that the one used first does not
     hold up the wire until its own first half, the last one, is through; else as they were sent.
     """
-    if not people.overlap[index] or people.order[index] == O_EXPLICIT:
+    if not population.overlap[index] or population.order[index] == O_EXPLICIT:
         return
     stepped = domain.ready_seconds[-1]
-    for position in range(contents):
-        content = work.order[position]
-        work.sorted[position] = content
-        work.at[content] = max(work.at[content], stepped)
-        if people.method[work.row[content]] not in (M_PS, M_RS):
-            work.load[content] = 0.0
-    coming = work.sorted[:contents]
+    for position in range(buckets):
+        bucket = work.order[position]
+        work.sorted[position] = bucket
+        work.at[bucket] = max(work.at[bucket], stepped)
+        if population.method[work.row[bucket]] not in (M_PS, M_RS):
+            work.load[bucket] = 0.0
+    coming = work.sorted[:buckets]
     list_schedule(coming, work.at, work.gate, work.load, work.heap, work.order)
 
 
 def emit(
     domain: DomainArrays,
-    people: PopulationArrays,
+    population: PopulationArrays,
     index: int,
     out: PlanArrays,
     work: Scratch,
     base: int,
     message: int,
-    content: int,
+    bucket: int,
     second_half: bool,
     ring_base: int,
 ) -> int:
-    """Append the messages of one content from `message` on; returns the next free message.
+    """Append the messages of one bucket from `message` on; returns the next free message.
 
     The first half of a chain ends where its second half must wait: for `step()` when an owner or
     a shard updates, or for the next forward pass when a reduce-scatter overlaps it.
     """
-    row = work.row[content]
-    option = people.option[row]
-    variable = people.variable[row]
-    method = people.method[row]
-    encoding = people.encoding[option]
-    ring = people.ring[option]
-    server = people.server[row]
+    row = work.row[bucket]
+    option = population.option[row]
+    variable = population.variable[row]
+    method = population.method[row]
+    encoding = population.encoding[option]
+    ring = population.ring[option]
+    server = population.server[row]
     stages = work.stages
     count = chain(
         domain,
         method,
         domain.sparse[variable],
-        people.order[index] == O_DDP,
-        people.algorithm[option],
+        population.order[index] == O_DDP,
+        population.algorithm[option],
         ring_base + ring if ring >= 0 else T_ALL,
-        people.hierarchical[option],
-        people.sharded[option],
+        population.hierarchical[option],
+        population.sharded[option],
         server,
-        work.second[content] > 0,
+        work.second[bucket] > 0,
         stages,
     )
     split = count
     for stage in range(1, count):
         waits = stages[stage - 1, 4] == U_OWNER or stages[stage - 1, 4] == U_SHARD
-        if stages[stage, 5] == 1 and (waits or people.overlap[index]):
+        if stages[stage, 5] == 1 and (waits or population.overlap[index]):
             split = min(split, stage)
     values = False
     for stage in range(count):
@@ -271,25 +271,25 @@ def emit(
             out.ranks[message] = stages[stage, 3]
             out.update[message] = stages[stage, 4]
             out.encoding[message] = 0 if values else encoding
-            out.wire_bytes[message] = work.value[content] if values else work.wire[content]
-            if work.second[content] > 0:
-                out.wire_bytes[message] = work.second[content]
+            out.wire_bytes[message] = work.value[bucket] if values else work.wire[bucket]
+            if work.second[bucket] > 0:
+                out.wire_bytes[message] = work.second[bucket]
                 if stage == 0:
-                    out.wire_bytes[message] = work.wire[content] - work.second[content]
+                    out.wire_bytes[message] = work.wire[bucket] - work.second[bucket]
             if operation == SPARSE_PULL:
-                out.wire_bytes[message] = pulled_bytes(domain, variable, work.wire[content])
-            out.ready[message] = work.ready[content] if stage == 0 else -1
-            out.after[message] = work.last[content] if stage > 0 else -1
-            out.gate[message] = work.gate[content] if people.overlap[index] else -1
-            out.content[message] = base + content
-            work.last[content] = message - out.first[index]
+                out.wire_bytes[message] = pulled_bytes(domain, variable, work.wire[bucket])
+            out.ready[message] = work.ready[bucket] if stage == 0 else -1
+            out.after[message] = work.last[bucket] if stage > 0 else -1
+            out.gate[message] = work.gate[bucket] if population.overlap[index] else -1
+            out.bucket[message] = base + bucket
+            work.last[bucket] = message - out.first[index]
             message += 1
     return message
 
 
 def compile_loop(
     domain: DomainArrays,
-    people: PopulationArrays,
+    population: PopulationArrays,
     ring_base: int,
     out: PlanArrays,
     work: Scratch,
@@ -298,14 +298,14 @@ def compile_loop(
     base = 0
     message = 0
     out.first[0] = 0
-    out.content_first[0] = 0
-    for index in range(len(people.order)):
-        contents = cut_contents(domain, people, index, out, work, base, out.content_first[base])
-        first_half_order(domain, people, index, work, contents)
-        for position in range(contents):
+    out.bucket_first[0] = 0
+    for index in range(len(population.order)):
+        buckets = cut_buckets(domain, population, index, out, work, base, out.bucket_first[base])
+        first_half_order(domain, population, index, work, buckets)
+        for position in range(buckets):
             message = emit(
                 domain,
-                people,
+                population,
                 index,
                 out,
                 work,
@@ -315,11 +315,11 @@ def compile_loop(
                 False,
                 ring_base,
             )
-        second_half_order(domain, people, index, work, contents)
-        for position in range(contents):
+        second_half_order(domain, population, index, work, buckets)
+        for position in range(buckets):
             message = emit(
                 domain,
-                people,
+                population,
                 index,
                 out,
                 work,
@@ -330,5 +330,5 @@ def compile_loop(
                 ring_base,
             )
         out.first[index + 1] = message
-        base += contents
-    out.first[len(people.order)] = message
+        base += buckets
+    out.first[len(population.order)] = message
