@@ -1,5 +1,7 @@
 """A bundle: what is shipped to a training script."""
 
+import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -7,11 +9,12 @@ from typing import ClassVar, Literal
 from pydantic import ConfigDict
 
 from autosync.atomic_write import written_whole
-from autosync.documents import STRICT, from_json, to_json
+from autosync.documents import STRICT, from_data, from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.graph import DType
 from autosync.plan import Plan, compile_plans, plan_of
+from autosync.plan.plan_document import upgraded
 from autosync.population import encode
 from autosync.strategy import Strategy
 from autosync.verification import check_executed
@@ -98,4 +101,17 @@ def load_bundle(path: str | Path) -> Bundle:
             value=str(path),
             remedy="Write one with `autosync tune` or `autosync export`.",
         ) from None
-    return from_json(Bundle, text, source=str(path))
+    return read_bundle(text, source=str(path))
+
+
+def read_bundle(text: str | bytes, source: str = "bundle") -> Bundle:
+    """A bundle of this version or, by its plan, of an earlier one.
+
+    Raises:
+        InvalidInput: names the field that is wrong, its value and what was expected.
+    """
+    with suppress(ValueError, KeyError, TypeError, IndexError, AttributeError):
+        data = json.loads(text)
+        if data["plan"]["version"] == 1:
+            return from_data(Bundle, data | {"plan": upgraded(data["plan"])}, source)
+    return from_json(Bundle, text, source)

@@ -41,6 +41,26 @@ class Op(IntEnum):
     SPARSE_PUSH = 9
     SPARSE_PULL = 10
 
+    @property
+    def to_owner(self) -> bool:
+        """Brings gradients to the root, which sums and updates."""
+        return self in (Op.PUSH, Op.SPARSE_PUSH)
+
+    @property
+    def from_owner(self) -> bool:
+        """Brings the root's new values to the ranks."""
+        return self in (Op.PULL, Op.SPARSE_PULL)
+
+    @property
+    def sparse(self) -> bool:
+        """Touched rows and their indices."""
+        return self in (Op.SPARSE_ALL_GATHER, Op.SPARSE_PUSH, Op.SPARSE_PULL)
+
+    @property
+    def ragged(self) -> bool:
+        """Only the sender knows the length."""
+        return self.sparse or self is Op.FACTOR_ALL_GATHER
+
 
 class Channel(IntEnum):
     """Messages of a channel are issued one after another, in the plan's order, on every rank."""
@@ -65,6 +85,11 @@ class Update(IntEnum):
     REPLICATED = 1
     OWNER = 2
     SHARD = 3
+
+    @property
+    def leaves_values(self) -> bool:
+        """Whether the next message of the bucket carries what this update makes."""
+        return self in (Update.OWNER, Update.SHARD)
 
 
 POWERSGD = 16

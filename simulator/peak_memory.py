@@ -76,7 +76,7 @@ def buffer_bytes(plans: PlanTable, domain: Domain, index: int) -> NDArray[np.flo
         held += wire[operation == Op.REDUCE_SCATTER].sum()
     gathered = np.isin(operation, (Op.SPARSE_ALL_GATHER, Op.FACTOR_ALL_GATHER))
     held += wire[gathered].sum() * (world - 1)
-    for push in np.flatnonzero(np.isin(operation, (Op.PUSH, Op.SPARSE_PUSH))):
+    for push in np.flatnonzero(np.isin(operation, [op for op in Op if op.to_owner])):
         root = int(plans.root[rows[push]])
         if root < world:
             senders = sum(len(team) for team in plans.teams[plans.ranks[rows[push]]]) - 1

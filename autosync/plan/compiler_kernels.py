@@ -7,20 +7,27 @@ the very same functions for populations.
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.plan.compiler_arrays import DomainArrays, PopulationArrays
+from autosync.codes import POWERSGD, Channel, Method, Op, Order, Update
+from autosync.plan.compiler_arrays import (
+    ALL_RANKS,
+    FIRST_SERVER,
+    LEADERS,
+    NODE_TEAMS,
+    DomainArrays,
+    PopulationArrays,
+)
 
 I64 = NDArray[np.int64]
 F64 = NDArray[np.float64]
 
-# Codes of autosync.codes, as plain integers that a compiled loop can hold.
-M_PS, M_AR, M_RS, M_AG, M_FACTORS = 0, 1, 2, 3, 4
-O_FIFO, O_PRIORITY, O_EXPLICIT, O_DDP = 0, 1, 2, 3
-(ALL_REDUCE, REDUCE, BROADCAST, REDUCE_SCATTER, ALL_GATHER, PUSH, PULL) = range(7)
-SPARSE_ALL_GATHER, FACTOR_ALL_GATHER, SPARSE_PUSH, SPARSE_PULL = 7, 8, 9, 10
-CH_GRADIENT, CH_VALUE, CH_PUSH, CH_PULL, CH_REDUCE, CH_BROADCAST = 0, 1, 2, 3, 4, 5
-U_NONE, U_REPLICATED, U_OWNER, U_SHARD = 0, 1, 2, 3
-T_ALL, T_NODES, T_LEADERS, T_SERVER = 0, 1, 2, 3
-POWERSGD_CODE = 16
+# The enumerations of autosync.codes, as plain integers that a compiled loop can hold.
+M_PS, M_AR, M_RS, M_AG, M_FACTORS = map(int, Method)
+O_FIFO, O_PRIORITY, O_EXPLICIT, O_DDP = map(int, Order)
+(ALL_REDUCE, REDUCE, BROADCAST, REDUCE_SCATTER, ALL_GATHER, PUSH, PULL, SPARSE_ALL_GATHER,
+ FACTOR_ALL_GATHER, SPARSE_PUSH, SPARSE_PULL) = map(int, Op)  # fmt: skip
+CH_GRADIENT, CH_VALUE, CH_PUSH, CH_PULL, CH_REDUCE, CH_BROADCAST = map(int, Channel)
+U_NONE, U_REPLICATED, U_OWNER, U_SHARD = map(int, Update)
+T_ALL, T_NODES, T_LEADERS, T_SERVER = ALL_RANKS, NODE_TEAMS, LEADERS, FIRST_SERVER
 FACTOR_BYTES = 4  # PowerSGD's algebra is in float32, whatever the gradient's type
 STAGES = 4  # the longest chain: reduce, push, pull, broadcast
 INDEX_BYTES = 8  # a touched row travels with its int64 index
@@ -37,19 +44,19 @@ def encoded_bytes(elements: int, item_bytes: int, rows: int, encoding: int) -> i
     """Payload of `elements` values; `rows` is the first dimension, for PowerSGD's factors."""
     if encoding == 0:
         return elements * item_bytes
-    if encoding < POWERSGD_CODE:
+    if encoding < POWERSGD:
         return elements * min(item_bytes, 2)
-    factors = (encoding - POWERSGD_CODE) * (rows + elements // max(rows, 1))
+    factors = (encoding - POWERSGD) * (rows + elements // max(rows, 1))
     return min(elements, factors) * FACTOR_BYTES
 
 
 def second_factor_bytes(elements: int, rows: int, encoding: int) -> int:
     """Of `encoded_bytes`, what PowerSGD sends in its second all-reduce: Q, of r columns. A matrix
     that gains nothing travels as it is, in the first."""
-    if encoding < POWERSGD_CODE:
+    if encoding < POWERSGD:
         return 0
     columns = elements // max(rows, 1)
-    rank = encoding - POWERSGD_CODE
+    rank = encoding - POWERSGD
     return rank * columns * FACTOR_BYTES if rank * (rows + columns) < elements else 0
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autosync.codes import POWERSGD
 from autosync.plan.compiler_arrays import DomainArrays, PopulationArrays
 from autosync.plan.compiler_kernels import (
     M_AG,
@@ -17,7 +18,6 @@ from autosync.plan.compiler_kernels import (
     O_DDP,
     O_EXPLICIT,
     O_PRIORITY,
-    POWERSGD_CODE,
     PULL,
     SPARSE_PULL,
     T_ALL,
@@ -48,6 +48,7 @@ class PlanArrays(NamedTuple):
     root: NDArray[np.int16]
     ranks: NDArray[np.uint16]
     encoding: NDArray[np.uint8]
+    carries_values: NDArray[np.bool_]
     wire_bytes: I64
     ready: NDArray[np.int32]
     after: I64
@@ -114,7 +115,7 @@ def cut_buckets(
             method = M_AG
         dense = method in (M_AR, M_RS) or (method == M_PS and not domain.sparse[variable])
         limit = 0
-        if dense and population.order[index] != O_DDP and encoding < POWERSGD_CODE:
+        if dense and population.order[index] != O_DDP and encoding < POWERSGD:
             limit = population.slice_bytes[index] // domain.item_bytes[variable]
         filled = 0
         for at in range(work.starts[group], work.starts[group + 1]):
@@ -271,6 +272,7 @@ def emit(
             out.ranks[message] = stages[stage, 3]
             out.update[message] = stages[stage, 4]
             out.encoding[message] = 0 if values else encoding
+            out.carries_values[message] = values
             out.wire_bytes[message] = work.value[bucket] if values else work.wire[bucket]
             if work.second[bucket] > 0:
                 out.wire_bytes[message] = work.second[bucket]

@@ -2,7 +2,7 @@
 it, the dashboard draws it."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict
 
@@ -43,6 +43,7 @@ class Message:
     root: int
     teams: int
     encoding: int
+    carries_values: bool
     wire_bytes: int
     ready: int
     after: int
@@ -69,7 +70,7 @@ class Plan:
     buckets: tuple[tuple[Piece, ...], ...]
     messages: tuple[Message, ...]
     staleness: int = 0
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     @property
@@ -79,6 +80,21 @@ class Plan:
     @property
     def world_size(self) -> int:
         return len(self.shares)
+
+
+def upgraded(data: dict[str, Any]) -> dict[str, Any]:
+    """A plan document of version 1 as one of version 2: buckets were called contents, and what
+    carries values was left to the reader."""
+    values: list[bool] = []
+    messages = []
+    for message in data["messages"]:
+        before = data["messages"][message["after"]] if message["after"] >= 0 else None
+        follows = before is not None and Update(before["update"]).leaves_values
+        values.append(follows or (before is not None and values[message["after"]]))
+        rest = {key: value for key, value in message.items() if key != "content"}
+        messages.append(rest | {"bucket": message["content"], "carries_values": values[-1]})
+    rest = {key: value for key, value in data.items() if key != "contents"}
+    return rest | {"buckets": data["contents"], "messages": messages, "version": 2}
 
 
 DDP_BUCKET_BYTES = 25 * 1024 * 1024
@@ -115,6 +131,7 @@ def plan_of(plans: PlanTable, population: Population, index: int, domain: Domain
                 root=int(plans.root[row]),
                 teams=team[int(plans.ranks[row])],
                 encoding=int(plans.encoding[row]),
+                carries_values=bool(plans.carries_values[row]),
                 wire_bytes=int(plans.wire_bytes[row]),
                 ready=int(plans.ready[row]),
                 after=int(plans.after[row]),

@@ -21,6 +21,8 @@ class PlanTable:
     operation u8[M]: `codes.Op`. channel u8[M]: `codes.Channel`. root i16[M]: the server, reducing
         or sending rank; -1: the first of each team. ranks u16[M]: index into teams.
     encoding u8[M]: `codes.ENCODINGS`, or POWERSGD + rank.
+    carries_values bool[M]: new values rather than gradients or sums. The first such message of a
+        bucket waits for the update before it, and so for `step()`; the others follow it.
     wire_bytes i64[M]: the encoded payload that one replica contributes (per-rank bytes on the
         links follow from the operation).
     ready i32[M]: position in the gradient-ready order of the last gradient it waits for; -1 for
@@ -41,6 +43,7 @@ class PlanTable:
     root: NDArray[np.int16]
     ranks: NDArray[np.uint16]
     encoding: NDArray[np.uint8]
+    carries_values: NDArray[np.bool_]
     wire_bytes: NDArray[np.int64]
     ready: NDArray[np.int32]
     after: NDArray[np.int64]

@@ -11,19 +11,11 @@ from dataclasses import replace
 
 from autosync.bundle import Bundle, VariableSpec
 from autosync.cluster import Cluster
-from autosync.codes import POWERSGD, Op
+from autosync.codes import POWERSGD
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotSupported
 from autosync.graph import ITEM_BYTES, ModelGraph, Variable
 from autosync.plan import Message, Piece, Plan, ShardSpec
-
-ROW_OPERATIONS = (
-    Op.SPARSE_ALL_GATHER,
-    Op.SPARSE_PUSH,
-    Op.SPARSE_PULL,
-    Op.FACTOR_ALL_GATHER,
-)
-"""Messages whose payload is rows or factors: their bytes scale as a whole."""
 
 
 def scaled_graph(graph: ModelGraph, byte_scale: float) -> ModelGraph:
@@ -181,7 +173,7 @@ def _wire_bytes(
     byte_scale: float,
 ) -> int:
     before = _bucket_bytes(plan.buckets[message.bucket], plan, graph)
-    if message.operation in ROW_OPERATIONS or before == 0:
+    if message.operation.ragged or before == 0:  # rows and factors scale as a whole
         return max(1, round(message.wire_bytes * byte_scale))
     after = _bucket_bytes(buckets[message.bucket], plan, graph)
     return max(1, round(message.wire_bytes * after / before))

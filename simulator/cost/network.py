@@ -38,7 +38,7 @@ COST_KIND: dict[Op, MessageKind] = {
 }
 """Whose fitted cost a message pays. The runtime's reduce-scatter on gloo is an all-to-all."""
 
-SERVER_OPERATIONS = (Op.PUSH, Op.PULL, Op.SPARSE_PUSH, Op.SPARSE_PULL)
+SERVER_OPERATIONS = tuple(op for op in Op if op.to_owner or op.from_owner)
 
 
 @dataclass(frozen=True, slots=True)

@@ -262,7 +262,7 @@ def _time_columns(
 
 def _server_imbalance(plans: PlanTable, owner: I64, wire: F64, n: int, servers: int) -> F64:
     """The busiest owner's wire seconds beyond the mean, per strategy."""
-    pushes = np.isin(plans.operation, (Op.PUSH, Op.SPARSE_PUSH))
+    pushes = np.isin(plans.operation, [op for op in Op if op.to_owner])
     cell = owner[pushes] * servers + plans.root[pushes].astype(np.int64)
     load = np.bincount(cell, weights=wire[pushes], minlength=n * servers).reshape(n, servers)
     result: F64 = load.max(axis=1) - load.mean(axis=1)

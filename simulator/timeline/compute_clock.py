@@ -11,7 +11,9 @@ at full rate. `step()` and updates keep their seconds.
 
 from numba import njit
 
-REPLICATED = 1  # codes.Update
+from autosync.codes import Update
+
+REPLICATED = int(Update.REPLICATED)
 
 SINCE, DONE, SLOW, END = 0, 1, 2, 3
 """Of a pace: from when on it holds, the work of backward done by then, how many times its seconds

@@ -6,11 +6,12 @@ without the interpreter lock; see `timeline_kernel`."""
 
 from numba import njit
 
+from autosync.codes import Channel, Update
 from autosync.simulator.timeline.compute_clock import END, ISSUED, moment_of, update_seconds
 from autosync.simulator.timeline.message_transfer import HANDED
 
-OWNER, SHARD = 2, 3  # codes.Update
-CHANNELS = 6
+OWNER, SHARD = int(Update.OWNER), int(Update.SHARD)
+CHANNELS = len(Channel)
 
 
 @njit(nogil=True, _nrt=False, inline="always")

@@ -11,7 +11,7 @@ from autosync.errors import InvalidStrategy
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.compute_time import slowest_factors
-from autosync.simulator.cost.network import Network, network_of
+from autosync.simulator.cost.network import SERVER_OPERATIONS, Network, network_of
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.event_loop import (
     ComputeArrays,
@@ -22,7 +22,7 @@ from autosync.simulator.timeline.event_loop import (
 )
 from autosync.simulator.timeline.message_issue import CHANNELS
 
-STREAMED = (Op.ALL_GATHER, Op.PUSH, Op.PULL, Op.SPARSE_PUSH, Op.SPARSE_PULL)
+STREAMED = (Op.ALL_GATHER, *SERVER_OPERATIONS)
 """On gloo the runtime sends and receives these by itself: any number is in flight, and those
 between the same ranks follow each other on their connection. So do messages of any backend to and
 from a dedicated server host, which takes no part in collectives."""

@@ -84,12 +84,11 @@ def _answer(tuning: str, db: str) -> "tuple[Bundle, RecordedTimelines]":
     from autosync.api.cli.open_database import opened
     from autosync.api.cli.tuning_lookup import bundle_text, find_tuning
     from autosync.api.views.timeline_views import recorded
-    from autosync.bundle import Bundle
-    from autosync.documents import from_json
+    from autosync.bundle import read_bundle
 
     with opened(db) as database:
         found = find_tuning(database, tuning)
-        shipped = from_json(Bundle, bundle_text(database, found.id))
+        shipped = read_bundle(bundle_text(database, found.id))
         with database.reading() as session:
             return shipped, recorded(session, found.id)
 

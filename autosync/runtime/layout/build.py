@@ -17,7 +17,6 @@ from autosync.runtime.payloads.encodings import encoded, fixed_payload_bytes
 from autosync.runtime.payloads.factors import FactorCapture, all_gather_factors, owner_of
 from autosync.runtime.payloads.powersgd import LowRank, LowRankBucket, low_rank_buckets
 from autosync.runtime.payloads.sparse_rows import (
-    SPARSE_OPERATIONS,
     TouchedRows,
     check_dense,
     row_ranges,
@@ -31,7 +30,7 @@ from autosync.runtime.updates.row_update import RowUpdate, check_sparse
 
 MESSAGES = {
     Op.FACTOR_ALL_GATHER: all_gather_factors,
-    **dict.fromkeys(SPARSE_OPERATIONS, rows_message),
+    **{operation: rows_message for operation in Op if operation.sparse},
 }
 """What issues messages that no tensor of fixed size carries."""
 
@@ -64,7 +63,7 @@ def build_records(
     carried = {message.bucket: message.operation for message in plan.messages}
     buckets = [
         _row_bucket(plan, index, variables)
-        if carried[index] in SPARSE_OPERATIONS
+        if carried[index].sparse
         else _dense_bucket(plan, index, variables)
         for index in range(len(plan.buckets))
     ]
@@ -193,7 +192,7 @@ def _mark_flat(plan: Plan, buckets: list[Bucket]) -> None:
     """Whole variables are those that every replica updates in all their buckets; buckets of
     anything else update flat, and so do all that share a variable with them."""
     for message in plan.messages:
-        if message.update in (Update.OWNER, Update.SHARD):
+        if message.update.leaves_values:
             buckets[message.bucket].travels = True
             buckets[message.bucket].whole = False
     grown = [bucket for bucket in buckets if not bucket.whole]

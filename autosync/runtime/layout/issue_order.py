@@ -7,29 +7,12 @@ start two of them in different orders may wait for each other for ever, whatever
 two are on. So there all messages of fixed size share one queue.
 """
 
-from autosync.codes import Op, Update
 from autosync.plan import Plan
 
 VALUES = "-values"
 """End of the names of queues whose messages wait for `step()`."""
 
 ONE_QUEUE = "all"
-
-RAGGED = frozenset(
-    {Op.SPARSE_ALL_GATHER, Op.SPARSE_PUSH, Op.SPARSE_PULL, Op.FACTOR_ALL_GATHER},
-)
-"""Messages whose length only their sender knows: they travel by gloo everywhere."""
-
-
-def carry_values(plan: Plan) -> list[bool]:
-    """Of each message, whether it carries new values, and hence waits for `step()`: the message
-    before it left an update to its owner or shards, or carries values itself."""
-    found: list[bool] = []
-    for message in plan.messages:
-        before = plan.messages[message.after] if message.after >= 0 else None
-        updated = before is not None and before.update in (Update.OWNER, Update.SHARD)
-        found.append(updated or (before is not None and found[message.after]))
-    return found
 
 
 def queue_names(plan: Plan, one_order: bool = False) -> list[str]:
@@ -40,11 +23,11 @@ def queue_names(plan: Plan, one_order: bool = False) -> list[str]:
     for `step()`. In the one queue they stand behind all reductions instead.
     """
     names = []
-    for message, values in zip(plan.messages, carry_values(plan), strict=True):
-        if one_order and message.operation not in RAGGED:
+    for message in plan.messages:
+        if one_order and not message.operation.ragged:
             names.append(ONE_QUEUE)
         else:
-            names.append(message.channel.name + (VALUES if values else ""))
+            names.append(message.channel.name + (VALUES if message.carries_values else ""))
     return names
 
 
@@ -55,5 +38,5 @@ def issue_order(plan: Plan) -> list[int]:
     waits for one behind it: a message's predecessor in its chain has a smaller index, and waits
     for `step()` only if it does.
     """
-    values = carry_values(plan)
-    return sorted(range(len(plan.messages)), key=lambda index: (values[index], index))
+    messages = plan.messages
+    return sorted(range(len(messages)), key=lambda index: (messages[index].carries_values, index))

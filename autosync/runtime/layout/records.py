@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from autosync.codes import Update
 from autosync.plan import Message
 from autosync.runtime.layout.segments import Segment
 from autosync.runtime.streams import Mark, Streams
@@ -155,14 +154,14 @@ class MessageRecord:
         """Gradients are packed, the message before is done and its update applied."""
         if self.after is None:
             return self.bucket.waiting == 0
-        return self.after.done and (self.bucket.updated or not self._carries_values())
+        return self.after.done and (self.bucket.updated or not self._waits_for_step())
 
     def queued_seconds(self) -> float:
         """When a message that was issued had become `ready`; from there on it waited for those
         before it in its queue."""
         if self.after is None:
             return self.bucket.packed_seconds
-        return self.bucket.updated_seconds if self._carries_values() else self.after.ended_seconds
+        return self.bucket.updated_seconds if self._waits_for_step() else self.after.ended_seconds
 
     def payload_bytes(self) -> int:
         """Of this rank, encoded, when it was last issued; 0 where it has no part."""
@@ -174,7 +173,7 @@ class MessageRecord:
         """On a GPU, what a message that is `ready` must stay behind."""
         if self.after is None:
             return self.bucket.packed_mark
-        return self.bucket.updated_mark if self._carries_values() else self.after.ended_mark
+        return self.bucket.updated_mark if self._waits_for_step() else self.after.ended_mark
 
     def read_clock(self, streams: Streams) -> None:
         """On a GPU: when it happened, in place of when it was asked for."""
@@ -183,9 +182,11 @@ class MessageRecord:
         self.ended_seconds = streams.seconds(self.ended_mark, self.ended_seconds)
         if self.after is None:
             bucket.packed_seconds = streams.seconds(bucket.packed_mark, bucket.packed_seconds)
-        elif self._carries_values():
+        elif self._waits_for_step():
             bucket.updated_seconds = streams.seconds(bucket.updated_mark, bucket.updated_seconds)
 
-    def _carries_values(self) -> bool:
-        """The message before left an update to its owner or shards."""
-        return self.after is not None and self.after.message.update in (Update.OWNER, Update.SHARD)
+    def _waits_for_step(self) -> bool:
+        """It is the first of its bucket to carry new values: the update must have run."""
+        return self.message.carries_values and not (
+            self.after is not None and self.after.message.carries_values
+        )

@@ -14,7 +14,6 @@ from torch import Tensor
 from autosync.codes import ENCODINGS, POWERSGD
 from autosync.errors import NotSupported
 from autosync.plan import Message, Plan
-from autosync.runtime.layout.issue_order import RAGGED
 from autosync.runtime.layout.records import Bucket, Finish, Start
 from autosync.runtime.transport.process_groups import Groups, adds_up_itself, operation
 
@@ -42,7 +41,7 @@ def check_lossless(plan: Plan) -> None:
 
 def fixed_payload_bytes(message: Message, bucket: Bucket) -> int | None:
     """What a rank's part in a message takes on the wire; None where only its issuing says."""
-    if message.operation in RAGGED or message.encoding > POWERSGD:
+    if message.operation.ragged or message.encoding > POWERSGD:
         return None
     item = bucket.buffer.element_size()
     return bucket.size * (min(item, 2) if message.encoding in HALF else item)

@@ -26,8 +26,6 @@ from autosync.runtime.transport.ragged import (
     ragged_group,
 )
 
-SPARSE_OPERATIONS = (Op.SPARSE_ALL_GATHER, Op.SPARSE_PUSH, Op.SPARSE_PULL)
-
 Rows = tuple[Tensor, Tensor]
 """Indices i64[n] and values (n, ...) of touched rows."""
 

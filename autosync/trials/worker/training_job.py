@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from autosync.bundle import Bundle
-from autosync.codes import Op
 from autosync.errors import InvalidInput, NotFound
 from autosync.plan import Plan
 from autosync.trials.contract import Workload
@@ -74,7 +73,7 @@ def sparse_variables(plan: Plan) -> Container[int]:
     return {
         plan.shards[piece.shard].variable
         for message in plan.messages
-        if message.operation in (Op.SPARSE_ALL_GATHER, Op.SPARSE_PUSH)
+        if message.operation.sparse and not message.operation.from_owner
         for piece in plan.buckets[message.bucket]
     }
 

@@ -5,15 +5,12 @@ from functools import cache
 
 import pytest
 
-from autosync.codes import Update
 from autosync.domain import Domain
 from autosync.plan import Plan, compile_plans, plan_of
 from autosync.population import encode
 from autosync.runtime.layout.issue_order import (
     ONE_QUEUE,
-    RAGGED,
     VALUES,
-    carry_values,
     issue_order,
     queue_names,
 )
@@ -52,7 +49,7 @@ def test_no_message_waits_for_one_behind_it() -> None:
     comes to its end."""
     waiting = 0
     for made in plans():
-        order, values = issue_order(made), carry_values(made)
+        order, values = issue_order(made), [m.carries_values for m in made.messages]
         assert sorted(order) == list(range(len(made.messages)))
         place = {index: number for number, index in enumerate(order)}
         reductions = [place[index] for index in order if not values[index]]
@@ -61,7 +58,11 @@ def test_no_message_waits_for_one_behind_it() -> None:
             if message.after >= 0:
                 assert place[message.after] < place[index]
                 assert values[index] >= values[message.after]
-                waiting += made.messages[message.after].update in (Update.OWNER, Update.SHARD)
+                before = made.messages[message.after]
+                assert message.carries_values == (
+                    before.update.leaves_values or before.carries_values
+                )
+                waiting += before.update.leaves_values
     assert waiting > DRAWN, "plans in which messages wait for step()"
 
 
@@ -70,8 +71,8 @@ def test_one_queue_for_all_that_the_backend_carries() -> None:
     for made in plans():
         one, many = queue_names(made, one_order=True), queue_names(made)
         for message, name, usual in zip(made.messages, one, many, strict=True):
-            ragged += message.operation in RAGGED
-            assert name == (usual if message.operation in RAGGED else ONE_QUEUE)
+            ragged += message.operation.ragged
+            assert name == (usual if message.operation.ragged else ONE_QUEUE)
     assert ragged > DRAWN
 
 
@@ -79,7 +80,7 @@ def test_one_queue_for_all_that_the_backend_carries() -> None:
 def test_what_waits_for_step_queues_by_itself(method: str) -> None:
     """In host memory: else a reduction could stand behind it."""
     made = plan(Case(method=method, groups=3, ranks_per_node=2), make_model("mlp"), 4)
-    values = carry_values(made)
+    values = [message.carries_values for message in made.messages]
     assert any(values)
     for name, late in zip(queue_names(made), values, strict=True):
         assert name.endswith(VALUES) == late
