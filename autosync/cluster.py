@@ -55,7 +55,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """An exception to the NIC rule for one pair of nodes, both ways."""
+    """A bandwidth and latency of its own for one pair of nodes, in both directions."""
 
     nodes: tuple[str, str]
     bandwidth_gbps: float
@@ -69,9 +69,9 @@ class MessageCost:
 
     seconds = startup_seconds + startup_seconds_per_worker * workers
               + seconds_per_byte * wire bytes (an engine's own copies).
-    host_seconds, host_seconds_per_byte: how long a message keeps the hosts' processors busy, when
-        they can work on no other message of any kind. Where ranks share few cores, or an
-        interpreter lock, it is this that many small messages add up to.
+    host_seconds, host_seconds_per_byte: how long a message occupies the hosts' processors, during
+        which they process no other message of any kind. Where ranks share few cores, or an
+        interpreter lock, this dominates the cost of many small messages.
     residual: relative error of the fit (0.05 is 5 %); None where the cost is assumed.
     """
 
@@ -93,8 +93,8 @@ class Cluster:
         measures them).
     overlap_slowdown: share by which compute takes longer while messages are on the wire (0.05: a
         second becomes 1.05). NCCL's kernels take multiprocessors and memory bandwidth from it,
-        gloo's threads take cores. 0: nothing, or not known; a replay that waits its compute
-        out has none.
+        gloo's threads take cores. 0: nothing, or not known; a replay that
+        sleeps for its compute seconds has none.
     """
 
     name: str

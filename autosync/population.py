@@ -150,7 +150,7 @@ def encode(strategies: "list[Strategy] | tuple[Strategy, ...]", domain: Domain) 
     names = [variable.name for variable in domain.graph.variables]
     for strategy in strategies:
         if [choice.variable for choice in strategy.choices] != names:
-            raise _other_variables(strategy, names)
+            raise _different_variables(strategy, names)
         groups: dict[int, int] = {}
         schedule = strategy.schedule
         heads.append(
@@ -259,7 +259,7 @@ def _synchronizer(population: Population, row: int) -> Synchronizer:
             return Factors(group)
 
 
-def _other_variables(strategy: Strategy, names: list[str]) -> InvalidStrategy:
+def _different_variables(strategy: Strategy, names: list[str]) -> InvalidStrategy:
     given = [choice.variable for choice in strategy.choices]
     missing = [name for name in names if name not in set(given)]
     unknown = [name for name in given if name not in set(names)]

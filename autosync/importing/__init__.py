@@ -1,6 +1,6 @@
 """From a PyTorch module to its dataflow graph, without allocating a weight."""
 
 from autosync.importing.importer import import_module
-from autosync.importing.target import ModelTarget, load_target
+from autosync.importing.model_target import ModelTarget, load_target
 
 __all__ = ["ModelTarget", "import_module", "load_target"]

@@ -70,8 +70,7 @@ def _run(command: list[str], folder: Path) -> str:
         cwd=folder,
         env=environment,
         text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         timeout=280,
         check=False,
     )

@@ -8,7 +8,7 @@ import autosync.bundled_data
 from autosync.documents import to_json
 from autosync.errors import InvalidInput, NotFound
 from autosync.models import BUNDLED, bundled, graph_file, spec_of
-from autosync.models.bert import Pretraining
+from autosync.models.bert import BertPretraining
 from autosync.models.model_specs import import_bundled
 
 # Published: torchvision's model pages, the BERT and GPT-2 releases; DeAR table I counts 161, 206
@@ -41,7 +41,7 @@ def test_sizes_the_supplement_states(name: str, millions: int) -> None:
 
 def test_bert_without_its_heads_has_the_usual_count() -> None:
     with torch.device("meta"):
-        encoder = Pretraining(12, 768, 12).encoder
+        encoder = BertPretraining(12, 768, 12).encoder
     assert sum(parameter.numel() for parameter in encoder.parameters()) == 109_482_240
 
 
