@@ -47,7 +47,7 @@ def test_bert_without_its_heads_has_the_usual_count() -> None:
 
 @pytest.mark.parametrize("name", BUNDLED)
 def test_stored_graphs_are_what_an_import_gives(name: str) -> None:
-    """Run scripts/import_models after changing the importer or a model."""
+    """Run scripts/write_model_graphs.py after changing the importer or a model."""
     again = to_json(import_bundled(BUNDLED[name], BUNDLED[name].batch_size)) + "\n"
     assert graph_file(name).read_text() == again
 
