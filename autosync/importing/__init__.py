@@ -1,4 +1,7 @@
-"""From a PyTorch module to its dataflow graph, without allocating a weight."""
+"""From a PyTorch module to its dataflow graph, without allocating a weight.
+
+Imports the graph document and torch; nothing of plans, the runtime or trials.
+"""
 
 from autosync.importing.importer import import_module
 from autosync.importing.model_target import ModelTarget, load_target
