@@ -40,7 +40,7 @@ def test_a_strategy_out_and_back(tmp_path: Path) -> None:
     assert from_json(Strategy, (tmp_path / "again.json").read_text()).id == strategy.id
 
 
-def test_what_cannot_be_said_is_refused_by_name(tmp_path: Path) -> None:
+def test_what_the_format_cannot_express_is_refused_by_name(tmp_path: Path) -> None:
     model, cluster = small_inputs(tmp_path)
     strategy = zero1(domain_of(chain_graph(), grid_cluster(2)))
     (tmp_path / "ours.json").write_text(to_json(strategy))

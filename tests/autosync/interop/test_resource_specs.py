@@ -109,7 +109,7 @@ def test_clusters_come_back() -> None:
         assert spec.devices == names_of_devices(cluster)
 
 
-def test_what_cannot_be_said_is_said_in_comments() -> None:
+def test_what_the_format_cannot_express_is_in_comments() -> None:
     slow = Node("a", (Device("cpu", slowdown=2.0),), 0.956)
     cluster = Cluster("mixed", (slow, Node("b", (Device("cpu"),), 0.956)))
     assert any("2 times slower" in sentence for sentence in left_out_of_spec(cluster))
