@@ -117,21 +117,7 @@ class Cluster:
                 raise self._refusal(node, "address", node.address, "is used by two nodes")
             seen.add(node.address)
         for link in self.links:
-            for address in link.nodes:
-                if address not in seen:
-                    raise InvalidInput(
-                        f"cluster {self.name!r}: a link names {address!r}, which is no node.",
-                        thing="links",
-                        value=address,
-                        remedy=f"Known nodes: {', '.join(sorted(seen))}.",
-                    )
-            if not link.bandwidth_gbps > 0:
-                raise InvalidInput(
-                    f"cluster {self.name!r}: link {link.nodes} has bandwidth_gbps "
-                    f"{link.bandwidth_gbps}; it must be positive.",
-                    thing="links",
-                    value=link.bandwidth_gbps,
-                )
+            self._check_link(link, seen)
         if not 0 <= self.overlap_slowdown < np.inf:
             raise InvalidInput(
                 f"cluster {self.name!r}: overlap_slowdown must be 0 or more and finite, got "
@@ -148,6 +134,23 @@ class Cluster:
                 thing="nodes",
                 value=self.world_size,
                 remedy="Name at least two devices.",
+            )
+
+    def _check_link(self, link: Link, known: set[str]) -> None:
+        for address in link.nodes:
+            if address not in known:
+                raise InvalidInput(
+                    f"cluster {self.name!r}: a link names {address!r}, which is no node.",
+                    thing="links",
+                    value=address,
+                    remedy=f"Known nodes: {', '.join(sorted(known))}.",
+                )
+        if not link.bandwidth_gbps > 0:
+            raise InvalidInput(
+                f"cluster {self.name!r}: link {link.nodes} has bandwidth_gbps "
+                f"{link.bandwidth_gbps}; it must be positive.",
+                thing="links",
+                value=link.bandwidth_gbps,
             )
 
     def _check_node(self, node: Node) -> None:
