@@ -1,4 +1,9 @@
-"""AutoSync: the fastest exact gradient synchronization for a data-parallel PyTorch job."""
+"""AutoSync: the fastest exact gradient synchronization for a data-parallel PyTorch job.
+
+The files of this folder are the documents (graph, cluster, domain, strategy, population, bundle),
+with what reads, checks and profiles them. They import no room but `plan` and `importing`, and load
+no torch unless it is used.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Files that others may read at any moment."""
+"""Files that other processes may read at any moment: replaced whole or not at all."""
 
 import os
 from collections.abc import Iterator
@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 @contextmanager
-def written_whole(path: str | Path) -> Iterator[Path]:
-    """A draft beside `path` to write to, which takes its place at the end of the block, on the disk
-    before anything else is. Where the block fails, `path` stays what it was and the draft goes."""
+def replaced_atomically(path: str | Path) -> Iterator[Path]:
+    """A draft beside `path` to write to. At the end of the block it is flushed to disk and renamed
+    to `path`; if the block fails, `path` stays unchanged and the draft is removed."""
     path = Path(path)
     draft = path.with_name(path.name + ".part")
     try:

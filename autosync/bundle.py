@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from pydantic import ConfigDict
 
-from autosync.atomic_write import written_whole
+from autosync.atomic_write import replaced_atomically
 from autosync.documents import STRICT, from_data, from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
@@ -17,7 +17,7 @@ from autosync.plan import Plan, compile_plans, plan_of
 from autosync.plan.plan_document import upgraded
 from autosync.population import encode
 from autosync.strategy import Strategy
-from autosync.verification import check_executed
+from autosync.verification import check_runnable
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +57,14 @@ class Bundle:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     def __post_init__(self) -> None:
-        check_executed(self.strategy.choices, self.plan.world_size)
+        check_runnable(self.strategy.choices, self.plan.world_size)
 
 
 def make_bundle(strategy: Strategy, domain: Domain, evidence: Evidence | None = None) -> Bundle:
     """Compile a verified strategy into what a training script needs.
 
     Raises:
-        NotSupported: it can be predicted, but not run; see `check_executed`.
+        NotSupported: it can be predicted, but not run; see `check_runnable`.
     """
     population = encode([strategy], domain)
     plan = plan_of(compile_plans(population, domain), population, 0, domain)
@@ -85,7 +85,7 @@ def make_bundle(strategy: Strategy, domain: Domain, evidence: Evidence | None = 
 
 def save_bundle(shipped: Bundle, path: str | Path) -> None:
     """Write the bundle whole or not at all."""
-    with written_whole(path) as draft:
+    with replaced_atomically(path) as draft:
         draft.write_text(to_json(shipped))
 
 

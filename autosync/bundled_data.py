@@ -1,17 +1,17 @@
-"""Where the bundled data (datasets/) lies: in the package, by a link in a clone."""
+"""The bundled data: autosync/datasets, a folder when installed and a link in a clone."""
 
 from pathlib import Path
 
 from autosync.errors import NotFound
 
 
-def data_folder(kind: str) -> Path:
-    """The folder datasets/<kind>.
+def data_folder(name: str) -> Path:
+    """The folder datasets/<name>.
 
     Raises:
         NotFound: names the folder that is missing.
     """
-    folder = Path(__file__).parent / "datasets" / kind
+    folder = Path(__file__).parent / "datasets" / name
     if not folder.is_dir():
         raise NotFound(
             f"the bundled data folder {str(folder)!r} is missing.",
@@ -22,19 +22,19 @@ def data_folder(kind: str) -> Path:
     return folder
 
 
-def data_file(kind: str, name: str) -> Path:
-    """The file datasets/<kind>/<name>.
+def data_file(folder_name: str, name: str) -> Path:
+    """The file datasets/<folder_name>/<name>.
 
     Raises:
         NotFound: no such file; lists those there are.
     """
-    folder = data_folder(kind)
+    folder = data_folder(folder_name)
     path = folder / name
     if path.parent != folder or not path.is_file():
         known = sorted(other.stem for other in folder.glob(f"*{path.suffix}"))
         raise NotFound(
-            f"there is no {name!r} among the bundled {kind}.",
-            thing=kind,
+            f"there is no {name!r} among the bundled {folder_name}.",
+            thing=folder_name,
             value=name,
             remedy=f"There are: {', '.join(known) or 'none'}.",
         )

@@ -55,7 +55,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """An exception to the NIC rule for one pair of nodes, both ways."""
+    """A bandwidth and latency of its own for one pair of nodes, in both directions."""
 
     nodes: tuple[str, str]
     bandwidth_gbps: float
@@ -69,9 +69,9 @@ class MessageCost:
 
     seconds = startup_seconds + startup_seconds_per_worker * workers
               + seconds_per_byte * wire bytes (an engine's own copies).
-    host_seconds, host_seconds_per_byte: how long a message keeps the hosts' processors busy, when
-        they can work on no other message of any kind. Where ranks share few cores, or an
-        interpreter lock, it is this that many small messages add up to.
+    host_seconds, host_seconds_per_byte: how long a message occupies the hosts' processors, during
+        which they process no other message of any kind. Where ranks share few cores, or an
+        interpreter lock, this dominates the cost of many small messages.
     residual: relative error of the fit (0.05 is 5 %); None where the cost is assumed.
     """
 
@@ -93,8 +93,8 @@ class Cluster:
         measures them).
     overlap_slowdown: share by which compute takes longer while messages are on the wire (0.05: a
         second becomes 1.05). NCCL's kernels take multiprocessors and memory bandwidth from it,
-        gloo's threads take cores. 0: nothing, or not known; a replay that waits its compute
-        out has none.
+        gloo's threads take cores. 0: nothing, or not known; a replay that
+        sleeps for its compute seconds has none.
     """
 
     name: str
@@ -117,21 +117,7 @@ class Cluster:
                 raise self._refusal(node, "address", node.address, "is used by two nodes")
             seen.add(node.address)
         for link in self.links:
-            for address in link.nodes:
-                if address not in seen:
-                    raise InvalidInput(
-                        f"cluster {self.name!r}: a link names {address!r}, which is no node.",
-                        thing="links",
-                        value=address,
-                        remedy=f"Known nodes: {', '.join(sorted(seen))}.",
-                    )
-            if not link.bandwidth_gbps > 0:
-                raise InvalidInput(
-                    f"cluster {self.name!r}: link {link.nodes} has bandwidth_gbps "
-                    f"{link.bandwidth_gbps}; it must be positive.",
-                    thing="links",
-                    value=link.bandwidth_gbps,
-                )
+            self._check_link(link, seen)
         if not 0 <= self.overlap_slowdown < np.inf:
             raise InvalidInput(
                 f"cluster {self.name!r}: overlap_slowdown must be 0 or more and finite, got "
@@ -148,6 +134,23 @@ class Cluster:
                 thing="nodes",
                 value=self.world_size,
                 remedy="Name at least two devices.",
+            )
+
+    def _check_link(self, link: Link, known: set[str]) -> None:
+        for address in link.nodes:
+            if address not in known:
+                raise InvalidInput(
+                    f"cluster {self.name!r}: a link names {address!r}, which is no node.",
+                    thing="links",
+                    value=address,
+                    remedy=f"Known nodes: {', '.join(sorted(known))}.",
+                )
+        if not link.bandwidth_gbps > 0:
+            raise InvalidInput(
+                f"cluster {self.name!r}: link {link.nodes} has bandwidth_gbps "
+                f"{link.bandwidth_gbps}; it must be positive.",
+                thing="links",
+                value=link.bandwidth_gbps,
             )
 
     def _check_node(self, node: Node) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from autosync.atomic_write import written_whole
+from autosync.atomic_write import replaced_atomically
 from autosync.bundled_data import data_file, data_folder
 from autosync.cluster import Cluster
 from autosync.documents import from_data, to_data
@@ -93,7 +93,7 @@ def strict_yaml(yaml_text: str, source: str) -> Any:
 def save_cluster(cluster: Cluster, path: str | Path) -> None:
     """Write the cluster whole or not at all."""
     text = yaml.safe_dump(to_data(cluster), sort_keys=False, allow_unicode=True)
-    with written_whole(path) as draft:
+    with replaced_atomically(path) as draft:
         draft.write_text(text, encoding="utf-8")
 
 

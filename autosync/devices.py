@@ -6,6 +6,8 @@ has it). A profile estimated from them is marked as an estimate.
 
 from dataclasses import dataclass
 
+from autosync.errors import InvalidInput, NotSupported
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceType:
@@ -32,3 +34,35 @@ DEVICE_TYPES: dict[str, DeviceType] = {
     "h100": DeviceType(4.94e14, 3.35e12, 80.0),
     "h200": DeviceType(4.94e14, 4.8e12, 141.0),
 }
+
+
+def device_type_of_gpu(name: str, stated: str | None = None) -> str:
+    """The device type of a GPU that calls itself `name` ("NVIDIA GeForce RTX 2080 Ti").
+
+    stated: what the user says it is; then the name does not count.
+
+    Raises:
+        InvalidInput: `stated` is the type of no GPU.
+        NotSupported: the name holds no known type, and none is stated.
+    """
+    gpus = [kind for kind, device in DEVICE_TYPES.items() if device.is_gpu]
+    if stated is not None:
+        if stated not in gpus:
+            raise InvalidInput(
+                f"device_type {stated!r} is the type of no GPU.",
+                thing="device_type",
+                value=stated,
+                remedy=f"Known: {', '.join(gpus)}.",
+            )
+        return stated
+    words = f" {name.lower().replace('-', ' ')} "  # whole words: an L40S is no L4
+    found = [kind for kind in gpus if f" {kind.replace('-', ' ')} " in words]
+    if not found:
+        raise NotSupported(
+            f"GPU {name!r} is of no known device type.",
+            thing="device_type",
+            value=name,
+            remedy="State the known type that computes most like it, as device_type; it counts "
+            f"where a cluster mixes types, and names the profile. Known: {', '.join(gpus)}.",
+        )
+    return max(found, key=len)

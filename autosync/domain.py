@@ -1,4 +1,4 @@
-"""A domain: all that a prediction needs. Its identity is the hash of its content."""
+"""A domain: all that a prediction needs. Its identity is the hash of its canonical JSON."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,8 +39,8 @@ class Profile:
         return sum(self.forward_seconds) + sum(self.backward_seconds)
 
     def factor_on(self, device: Device) -> float:
-        """How many times these seconds `device` takes: its slowdown, and how far the published
-        peak of its type lies below this profile's.
+        """The factor from this profile's seconds to those on `device`: its slowdown times the ratio
+        of the published peaks of the two device types.
 
         Raises:
             InvalidInput: the profile's device is of no known type, so the two do not compare.
@@ -116,8 +116,8 @@ class Domain:
 
     @property
     def compute_source(self) -> Literal["measured", "estimated"]:
-        """`measured` where the profile was, on the type of device that all ranks have: seconds that
-        data sheets carry over to another type are an estimate."""
+        """`measured` if the profile was measured on the device type of all ranks; seconds that are
+        converted to another type by its published peak are an estimate."""
         same = all(d.type == self.profile.device for d in self.cluster.device_of_rank())
         return self.profile.source if same else "estimated"
 

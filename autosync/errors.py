@@ -5,7 +5,7 @@ class AutosyncError(Exception):
     """Root of all errors: says what is wrong with which value, and the way out.
 
     `thing` names what was refused (a field, file or resource), `value` is what was given,
-    `remedy` is what the user can do. The faces (command line, REST) print all three.
+    `remedy` is what the user can do. The command line and the REST service print all three.
     """
 
     def __init__(self, message: str, *, thing: str = "", value: object = None, remedy: str = ""):
@@ -45,4 +45,4 @@ class NotTraceable(AutosyncError):
 
 
 class NotFound(AutosyncError):
-    """A name or identifier that nothing here goes by."""
+    """A name or identifier that nothing has."""

@@ -1,6 +1,6 @@
 """Many strategies as ragged arrays (CSR): what sampler, compiler and simulators work on."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -143,57 +143,67 @@ def encode(strategies: "list[Strategy] | tuple[Strategy, ...]", domain: Domain) 
     """
     layouts: dict[tuple[Replica, ...], int] = {}
     options: dict[Option, int] = {}
-    rows: list[tuple[int, int, int, int, int, int]] = []
-    positions: list[int] = []
-    heads: list[tuple[int, int, int, bool, int]] = []
-    axes, parts, counts = [], [], []
     names = [variable.name for variable in domain.graph.variables]
     for strategy in strategies:
         if [choice.variable for choice in strategy.choices] != names:
-            raise _other_variables(strategy, names)
-        groups: dict[int, int] = {}
-        schedule = strategy.schedule
-        heads.append(
-            (
-                layouts.setdefault(strategy.replicas, len(layouts)),
-                ORDER_CODES[schedule.order],
-                schedule.slice_bytes,
-                schedule.overlap_forward,
-                strategy.staleness,
-            )
-        )
-        axes.append([choice.partition.axis for choice in strategy.choices])
-        parts.append([len(choice.shards) for choice in strategy.choices])
-        counts.append(strategy.shards)
-        for variable, choice in enumerate(strategy.choices):
-            for length, shard in zip(choice.partition.lengths, choice.shards, strict=True):
-                method, server, option = synchronizer_row(shard)
-                group = groups.setdefault(shard.group, len(groups))
-                code = options.setdefault(option, len(options))
-                rows.append((variable, length, method, server, group, code))
-        positions.extend(schedule.positions or (0,) * strategy.shards)
-    head = np.array(heads, dtype=np.int64).reshape(len(strategies), 5)
-    row = np.array(rows, dtype=np.int64).reshape(len(rows), 6)
+            raise _different_variables(strategy, names)
+    choices = [strategy.choices for strategy in strategies]
+    head = _columns([_strategy_row(strategy, layouts) for strategy in strategies], 5)
+    row = _columns([row for s in strategies for row in _shard_rows(s, options)], 6)
+    positions = [p for s in strategies for p in s.schedule.positions or (0,) * s.shards]
     shape = (len(strategies), len(names))
+    axes = [choice.partition.axis for of_one in choices for choice in of_one]
+    parts = [len(choice.shards) for of_one in choices for choice in of_one]
     return Population(
         layouts=tuple(layouts),
         options=tuple(options),
-        layout=head[:, 0].astype(np.uint8),
-        order=head[:, 1].astype(np.uint8),
-        slice_bytes=head[:, 2].copy(),
-        overlap=head[:, 3].astype(np.bool_),
-        staleness=head[:, 4].astype(np.uint8),
+        layout=head[0].astype(np.uint8),
+        order=head[1].astype(np.uint8),
+        slice_bytes=head[2].copy(),
+        overlap=head[3].astype(np.bool_),
+        staleness=head[4].astype(np.uint8),
         axis=np.array(axes, dtype=np.int8).reshape(shape),
         parts=np.array(parts, dtype=np.int32).reshape(shape),
-        first=np.array([0, *accumulate(counts)], dtype=np.int64),
-        variable=row[:, 0].astype(np.uint16),
-        length=row[:, 1].copy(),
-        method=row[:, 2].astype(np.uint8),
-        server=row[:, 3].astype(np.int16),
-        group=row[:, 4].astype(np.int32),
-        option=row[:, 5].astype(np.uint16),
+        first=np.array([0, *accumulate(s.shards for s in strategies)], dtype=np.int64),
+        variable=row[0].astype(np.uint16),
+        length=row[1].copy(),
+        method=row[2].astype(np.uint8),
+        server=row[3].astype(np.int16),
+        group=row[4].astype(np.int32),
+        option=row[5].astype(np.uint16),
         position=np.array(positions, dtype=np.int32),
     )
+
+
+def _columns(rows: list[tuple[int, ...]], width: int) -> NDArray[np.int64]:
+    """A `(width, rows)` array."""
+    return np.array(rows, dtype=np.int64).reshape(len(rows), width).T
+
+
+def _strategy_row(
+    strategy: Strategy, layouts: dict[tuple[Replica, ...], int]
+) -> tuple[int, int, int, bool, int]:
+    """Layout, order, slice bytes, overlap and staleness; a new layout is added to the table."""
+    schedule = strategy.schedule
+    return (
+        layouts.setdefault(strategy.replicas, len(layouts)),
+        ORDER_CODES[schedule.order],
+        schedule.slice_bytes,
+        schedule.overlap_forward,
+        strategy.staleness,
+    )
+
+
+def _shard_rows(strategy: Strategy, options: dict[Option, int]) -> Iterator[tuple[int, ...]]:
+    """Variable, length, method, server, group and option of each shard; new options are added to
+    the table."""
+    groups: dict[int, int] = {}
+    for variable, choice in enumerate(strategy.choices):
+        for length, shard in zip(choice.partition.lengths, choice.shards, strict=True):
+            method, server, option = synchronizer_row(shard)
+            group = groups.setdefault(shard.group, len(groups))
+            code = options.setdefault(option, len(options))
+            yield variable, length, method, server, group, code
 
 
 def synchronizer_row(shard: Synchronizer) -> tuple[int, int, Option]:
@@ -259,7 +269,7 @@ def _synchronizer(population: Population, row: int) -> Synchronizer:
             return Factors(group)
 
 
-def _other_variables(strategy: Strategy, names: list[str]) -> InvalidStrategy:
+def _different_variables(strategy: Strategy, names: list[str]) -> InvalidStrategy:
     given = [choice.variable for choice in strategy.choices]
     missing = [name for name in names if name not in set(given)]
     unknown = [name for name in given if name not in set(names)]

@@ -12,7 +12,7 @@ from autosync.graph import ModelGraph, Operation
 if TYPE_CHECKING:
     from torch import nn
 
-    from autosync.importing.copies import Inputs, Loss
+    from autosync.importing.meta_copies import Inputs, Loss
 
 EFFICIENCY = 0.65
 """Share of its peak that a device reaches in matrix products and convolutions. With it an
@@ -57,7 +57,7 @@ def estimate_profile(
     )
 
 
-def profile_at(graph: ModelGraph, step_seconds: float, device_type: str = "v100") -> Profile:
+def profile_from_step_seconds(graph: ModelGraph, step_seconds: float, device_type: str) -> Profile:
     """The estimate for `device_type`, scaled so that forward and backward take `step_seconds`.
 
     For users who know how long a step takes on one device. That time holds the optimizer's

@@ -10,7 +10,7 @@ from autosync.errors import InvalidStrategy
 
 EncodingName = Literal["none", "fp16", "bf16", "powersgd"]
 Algorithm = Literal["ring", "tree", "hierarchical"]
-Order = Literal["fifo", "priority", "explicit", "ddp"]
+OrderName = Literal["fifo", "priority", "explicit", "ddp"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class Schedule:
         the order of the strategy; shards of one group travel with their first.
     """
 
-    order: Order = "fifo"
+    order: OrderName = "fifo"
     slice_bytes: int = 0
     overlap_forward: bool = False
     positions: tuple[int, ...] = ()
@@ -213,7 +213,7 @@ class Schedule:
 class Strategy:
     """S = one choice per variable (in the graph's order), the replicas and the schedule.
 
-    name: what people call it; not part of its identity.
+    name: for display; not part of its identity.
     staleness: iterations a replica may lag; 0 is synchronous.
     """
 

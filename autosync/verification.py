@@ -27,7 +27,7 @@ def verify(
 ) -> None:
     """Refuse what cannot be on the domain or does not synchronize it.
 
-    Owners may be dedicated server hosts, which can be predicted; see `check_executed`.
+    Owners may be dedicated server hosts, which can be predicted; see `check_runnable`.
 
     Raises:
         InvalidStrategy: names the variable (or the field) and the reason.
@@ -51,7 +51,7 @@ def verify(
         )
 
 
-def check_executed(choices: Iterable[VariableChoice], world_size: int) -> None:
+def check_runnable(choices: Iterable[VariableChoice], world_size: int) -> None:
     """Refuse what is sound and can be predicted, but not run: ranks alone take part in training.
 
     Raises:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from autosync.cluster import Cluster, Device, Node
 from autosync.domain import Domain, Optimizer
 from autosync.models import bundled
-from autosync.profiling import profile_at
+from autosync.profiling import profile_from_step_seconds
 from autosync.simulator.cost.synchronizer_costs import Allowed
 from autosync.simulator.limit import iteration_limit
 from autosync.trials.contract import Workload
@@ -61,7 +61,9 @@ def domain_at(model: str, rho: float, on: Cluster | None = None) -> Domain:
     graph = bundled(model)
     on = on or cluster()
     compute = ring_seconds(graph.size_bytes, on.world_size) / rho
-    return Domain(graph, on, profile_at(graph, compute), Optimizer("momentum"))
+    return Domain(
+        graph, on, profile_from_step_seconds(graph, compute, "v100"), Optimizer("momentum")
+    )
 
 
 def ring_bound(domain: Domain) -> float:
@@ -84,4 +86,4 @@ def open_testbed(domain: Domain, scales: Scales, workload: str = "baselines") ->
 
 
 def with_compute(domain: Domain, seconds: float) -> Domain:
-    return replace(domain, profile=profile_at(domain.graph, seconds))
+    return replace(domain, profile=profile_from_step_seconds(domain.graph, seconds, "v100"))

@@ -21,7 +21,7 @@ from autosync.domain import Domain, Profile
 from autosync.graph import ModelGraph
 from autosync.models import bundled
 from autosync.population import encode
-from autosync.profiling import profile_at
+from autosync.profiling import profile_from_step_seconds
 from autosync.search.designs.published_methods import METHODS, method_named
 from autosync.simulator.cost.fitted_constants import (
     Constants,
@@ -97,7 +97,7 @@ def _row(record: dict[str, str]) -> Row:
 @lru_cache
 def profiled(model: str, batch_size: int, seconds_alone: float) -> tuple[ModelGraph, Profile]:
     graph = bundled(MODELS[model], batch_size)
-    return graph, profile_at(graph, seconds_alone, DEVICE)
+    return graph, profile_from_step_seconds(graph, seconds_alone, DEVICE)
 
 
 named_cluster = lru_cache(load_cluster)

@@ -14,7 +14,7 @@ import numpy as np
 from autosync.cluster import Cluster, Device, Node
 from autosync.domain import Domain
 from autosync.models import bundled
-from autosync.profiling import profile_at
+from autosync.profiling import profile_from_step_seconds
 from autosync.search.loop.ranking import CHUNK
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
@@ -27,7 +27,9 @@ def domain_of(model: str, nodes: int, step_seconds: float) -> Domain:
     """Nodes of one V100 each on 25 Gbit Ethernet."""
     hosts = tuple(Node(f"10.0.0.{i + 1}", (Device("v100"),), 23.9) for i in range(nodes))
     graph = bundled(model)
-    return Domain(graph, Cluster("benchmark", hosts), profile_at(graph, step_seconds))
+    return Domain(
+        graph, Cluster("benchmark", hosts), profile_from_step_seconds(graph, step_seconds, "v100")
+    )
 
 
 def rank_chunk(domain: Domain, start: int, count: int, spent: Counter[str]) -> Counter[str]:

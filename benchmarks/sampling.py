@@ -15,7 +15,7 @@ from autosync.cluster import Cluster, Device, Node
 from autosync.codes import Method
 from autosync.domain import Domain
 from autosync.models import bundled
-from autosync.profiling import profile_at
+from autosync.profiling import profile_from_step_seconds
 from autosync.search.loop.ranking import CHUNK
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
@@ -27,7 +27,7 @@ def domain_of(model: str, nodes: int, ranks: int) -> Domain:
         Node(f"10.0.0.{i + 1}", (Device("v100", ranks),), 23.9, 100.0) for i in range(nodes)
     )
     graph = bundled(model)
-    return Domain(graph, Cluster("benchmark", hosts), profile_at(graph, 0.2))
+    return Domain(graph, Cluster("benchmark", hosts), profile_from_step_seconds(graph, 0.2, "v100"))
 
 
 def draw_chunk(domain: Domain, start: int, count: int) -> Counter[str]:

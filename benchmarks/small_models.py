@@ -10,7 +10,7 @@ from autosync.bundle import Bundle
 from autosync.cluster import Cluster
 from autosync.domain import Domain, Optimizer
 from autosync.importing import import_module
-from autosync.profiling import profile_at
+from autosync.profiling import profile_from_step_seconds
 from autosync.trials.contract import Workload
 from autosync.trials.worker.training_job import make_optimizer
 from benchmarks.workers import BaselineJob, fully_sharded
@@ -75,7 +75,12 @@ def domain_of(name: str, cluster: Cluster, step_seconds: float) -> Domain:
     """step_seconds: about; only the order of priorities depends on it."""
     build, inputs = MODELS[name]
     graph = import_module(build(), (inputs(0),), mean_square, name=name, batch_size=BATCH)
-    return Domain(graph, cluster, profile_at(graph, step_seconds), Optimizer("momentum"))
+    return Domain(
+        graph,
+        cluster,
+        profile_from_step_seconds(graph, step_seconds, "v100"),
+        Optimizer("momentum"),
+    )
 
 
 @dataclass

@@ -30,7 +30,7 @@ from autosync.bundle import make_bundle  # noqa: E402
 from autosync.cluster import Cluster  # noqa: E402
 from autosync.domain import Domain  # noqa: E402
 from autosync.search.designs import known_designs  # noqa: E402
-from autosync.strategy import Encoding, Strategy  # noqa: E402
+from autosync.strategy import AllReduce, Encoding, Strategy, VariableChoice  # noqa: E402
 from autosync.trials.contract import TrialRequest  # noqa: E402
 from autosync.trials.measured_timeline import MeasuredTimeline  # noqa: E402
 from benchmarks.ddp_buckets import BUCKETS  # noqa: E402
@@ -74,14 +74,16 @@ class Picture:
 
 def in_bf16(domain: Domain) -> Strategy:
     plain = known_designs.all_reduce_25mb(domain)
-    choices = tuple(
-        replace(
-            choice,
-            shards=tuple(replace(shard, encoding=Encoding("bf16")) for shard in choice.shards),
-        )
-        for choice in plain.choices
+    return replace(plain, choices=tuple(map(_choice_in_bf16, plain.choices)))
+
+
+def _choice_in_bf16(choice: VariableChoice) -> VariableChoice:
+    packed = Encoding("bf16")
+    shards = (
+        replace(shard, encoding=packed) if isinstance(shard, AllReduce) else shard
+        for shard in choice.shards
     )
-    return replace(plain, choices=choices)
+    return replace(choice, shards=tuple(shards))
 
 
 PICTURES = (

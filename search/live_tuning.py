@@ -93,6 +93,7 @@ def tune(
     others: Sequence[Stateful] = (),
     batch_size: int | None = None,
     max_grad_norm: float | None = None,
+    device_type: str | None = None,
     settings: Settings | None = None,
     space: Space | None = None,
     save: str | Path | None = None,
@@ -113,11 +114,13 @@ def tune(
     others: schedulers, scalers and the like whose state a step changes.
     batch_size: of one rank, by default the leading dimension of the model's first tensor.
     max_grad_norm: as for `distribute`.
+    device_type: of this rank's GPU, where its own name is none of `autosync.devices`.
     save: rank 0 writes the bundle there, for `autosync.distribute` in the next run.
     on_event: progress, on rank 0.
 
     Raises:
         InvalidInput: torch.distributed is not initialized; step does not do what it must.
+        NotSupported: the GPU is of no known device type, and none is stated.
     """
     group = working_group(None)
     if isinstance(model, DistributedDataParallel):
@@ -132,7 +135,9 @@ def tune(
     begun = time.monotonic()
     until = begun + 60 * minutes
     with _live_job(step, model, optimizer, others, max_grad_norm, minutes) as job:
-        recorded = _agreed(job, lambda: record_job(job, batch_size, device_type_of(job.device)[0]))
+        job.stated_device_type = device_type
+        own_type = _agreed(job, lambda: device_type_of(job.device, device_type))
+        recorded = _agreed(job, lambda: record_job(job, batch_size, own_type))
         slowest = max(_gathered(job, recorded.step_seconds))
         job.timeout = timedelta(seconds=max(LEAST_TIMEOUT_SECONDS, 60 * slowest))
         job.renew_groups()

@@ -9,7 +9,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.table import Table
 
-from autosync.atomic_write import written_whole
+from autosync.atomic_write import replaced_atomically
 from autosync.errors import InvalidInput
 
 PIPED_WIDTH = 200
@@ -71,7 +71,7 @@ def write_bytes(path: Path, data: bytes) -> None:
         InvalidInput: the system does not let it be written; names the file and the reason.
     """
     try:
-        with written_whole(path.absolute()) as draft:
+        with replaced_atomically(path.absolute()) as draft:
             draft.write_bytes(data)
     except OSError as error:
         raise _unwritable(path, error.strerror or str(error)) from None

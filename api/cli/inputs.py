@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from autosync.cluster import Cluster
     from autosync.domain import Domain, Profile
     from autosync.graph import ModelGraph
-    from autosync.importing.copies import Inputs, Loss
+    from autosync.importing.meta_copies import Inputs, Loss
     from autosync.simulator.contract import Simulator
     from autosync.strategy import Strategy
 
@@ -120,7 +120,7 @@ def load_profile(graph: "ModelGraph", cluster: "Cluster", choice: ProfileChoice)
 
 def estimated_profile(graph: "ModelGraph", device: str, choice: ProfileChoice) -> "Profile":
     """A roofline of the device, or one scaled to the step's known seconds."""
-    from autosync.profiling import EFFICIENCY, estimate_profile, profile_at
+    from autosync.profiling import EFFICIENCY, estimate_profile, profile_from_step_seconds
 
     if choice.step_seconds is not None:
         if choice.efficiency is not None:
@@ -131,7 +131,7 @@ def estimated_profile(graph: "ModelGraph", device: str, choice: ProfileChoice) -
                 value=choice.efficiency,
                 remedy="Leave --efficiency out.",
             )
-        return profile_at(graph, choice.step_seconds, device)
+        return profile_from_step_seconds(graph, choice.step_seconds, device)
     given = choice.efficiency
     return estimate_profile(graph, device, efficiency=EFFICIENCY if given is None else given)
 

@@ -1,3 +1,5 @@
+"""The database: its tables, connections, migrations and documents."""
+
 from autosync.api.db.database import Database, connect
 from autosync.api.db.migrate import migrate
 

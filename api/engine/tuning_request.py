@@ -25,7 +25,7 @@ from autosync.search.loop.tuning_loop import tune
 from autosync.search.space import Space
 from autosync.trials.byte_scale import automatic_scales
 from autosync.trials.contract import ComputeDevice, ComputeKind, Launcher, Workload
-from autosync.verification import check_executed
+from autosync.verification import check_runnable
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ def check_pins(space: Space, domain: Domain) -> None:
         InvalidInput: a pin does not fit the graph.
         NotSupported: a pinned owner is a dedicated server host.
     """
-    check_executed(space.pins, domain.world_size)
+    check_runnable(space.pins, domain.world_size)
     shapes = {variable.name: variable.shape for variable in domain.graph.variables}
     for pin in space.pins:
         if pin.variable not in shapes:

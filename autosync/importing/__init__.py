@@ -1,6 +1,9 @@
-"""From a PyTorch module to its dataflow graph, without allocating a weight."""
+"""From a PyTorch module to its dataflow graph, without allocating a weight.
+
+Imports the graph document and torch; nothing of plans, the runtime or trials.
+"""
 
 from autosync.importing.importer import import_module
-from autosync.importing.target import ModelTarget, load_target
+from autosync.importing.model_target import ModelTarget, load_target
 
 __all__ = ["ModelTarget", "import_module", "load_target"]

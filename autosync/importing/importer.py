@@ -9,8 +9,8 @@ from torch import nn
 from autosync.errors import InvalidInput
 from autosync.graph import ModelGraph
 from autosync.importing import refusals
-from autosync.importing.assemble import DTYPES, StepRecording, assemble_graph
-from autosync.importing.copies import (
+from autosync.importing.graph_assembly import DTYPES, StepRecording, assemble_graph
+from autosync.importing.meta_copies import (
     Inputs,
     Loss,
     check_arguments,

@@ -12,7 +12,7 @@ from torch import nn
 
 from autosync.errors import InvalidInput, NotSupported
 from autosync.graph import ModelGraph
-from autosync.importing.copies import Inputs, Loss, check_inputs, compute_loss, first_line
+from autosync.importing.meta_copies import Inputs, Loss, check_inputs, compute_loss, first_line
 from autosync.importing.tracker import LOSS_PATH, Tracker, module_paths
 
 Seconds = tuple[float, ...]
@@ -68,9 +68,9 @@ def measure_operations(
         _step(module, inputs, loss, graph.name)
         whole = [_step(module, inputs, loss, graph.name) for _ in range(iterations)]
         timers = [_timed(module, inputs, loss) for _ in range(iterations)]
-    parts = [_attribute(timer, graph) for timer in timers]
-    forward = [median(column) for column in zip(*(part[0] for part in parts), strict=True)]
-    backward = [median(column) for column in zip(*(part[1] for part in parts), strict=True)]
+    samples = [_attribute(timer, graph) for timer in timers]
+    forward = [median(column) for column in zip(*(sample[0] for sample in samples), strict=True)]
+    backward = [median(column) for column in zip(*(sample[1] for sample in samples), strict=True)]
     return (
         _scaled(forward, median(seconds for seconds, _ in whole)),
         _scaled(backward, median(seconds for _, seconds in whole)),

@@ -40,7 +40,7 @@ class Recorder(Tracker):
         self.records: list[Record] = []
         self.variable_of = {storage_of(value): i for i, value in enumerate(variables)}
         self._writer: dict[int, int] = {}
-        # Storages are told apart by address; all stay alive so that none is used again.
+        # Storages are identified by address; all stay alive so that no address is reused.
         self._alive: list[Any] = []
         self._flops = 0
         self._nested = False
@@ -131,7 +131,7 @@ class Recorder(Tracker):
 
 
 def _without_values(value: Any) -> Any:
-    """A tensor that escaped the meta device (a constant kept outside the module's buffers)."""
+    """A tensor that escaped the meta device (a constant that is no buffer of the module)."""
     if isinstance(value, torch.Tensor) and value.device.type != "meta" and value.dim() > 0:
         return value.to("meta")
     return value

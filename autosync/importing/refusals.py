@@ -1,7 +1,7 @@
 """Why a module could not be recorded, in words that say what to change."""
 
 from autosync.errors import NotTraceable
-from autosync.importing.copies import first_line
+from autosync.importing.meta_copies import first_line
 from autosync.importing.tracker import LOSS_PATH
 
 READS_VALUES = (

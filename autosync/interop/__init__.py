@@ -1,5 +1,5 @@
 """Files of other systems: AutoDist's strategies, resource specifications and graphs.
 
 Everything here reads untrusted bytes: nothing in them is executed, and sizes, depths and counts
-are bounded.
+are bounded. Imports documents only.
 """

@@ -45,14 +45,14 @@ class AllReduceSynchronizer:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NodeConfig:
     """A variable, or one part of it: at most one of the two synchronizers is set."""
 
     var_name: Annotated[str, 1] = ""
     ps: Annotated[PSSynchronizer | None, 2] = None
     all_reduce: Annotated[AllReduceSynchronizer | None, 3] = None
     partitioner: Annotated[str, 4] = ""
-    part_config: Annotated[tuple["Node", ...], 5] = ()
+    part_config: Annotated[tuple["NodeConfig", ...], 5] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class GraphConfig:
 class StrategyMessage:
     id: Annotated[str, 1] = ""
     path: Annotated[str, 2] = ""
-    node_config: Annotated[tuple[Node, ...], 3] = ()
+    node_config: Annotated[tuple[NodeConfig, ...], 3] = ()
     graph_config: Annotated[GraphConfig | None, 4] = None
 
 

@@ -87,7 +87,7 @@ def read_graph_item(
 
 
 @dataclass(frozen=True, slots=True)
-class _Gradient:
+class _GradientTensor:
     tensor: str
     sparse: bool
 
@@ -122,27 +122,27 @@ def _unwrapped(wrapped: AnyMessage | None, cls: type[M], source: str) -> M:
     return decode(cls, wrapped.value, MAX_GRAPH_VALUES)
 
 
-def _gradients(item: GraphItem, graph_def: GraphDef, source: str) -> dict[str, _Gradient]:
+def _gradients(item: GraphItem, graph_def: GraphDef, source: str) -> dict[str, _GradientTensor]:
     """By variable. IndexedSlices are three tensors in one key; their values come second."""
     by_rows = {
         variable_name(node.input[0])
         for node in graph_def.node
         if node.input and node.op.startswith(SPARSE_UPDATES)
     }
-    found: dict[str, _Gradient] = {}
+    found: dict[str, _GradientTensor] = {}
     for key, target in item.grad_target_pairs.items():
         tensors = key.split(";")
         name = variable_name(target)
         if name in found:
             raise _refused(source, f"gives variable {name!r} two gradients")
         slices = len(tensors) > 1
-        found[name] = _Gradient(tensors[1 if slices else 0], slices or name in by_rows)
+        found[name] = _GradientTensor(tensors[1 if slices else 0], slices or name in by_rows)
     if not found:
         raise _refused(source, "maps no gradient to a variable")
     return found
 
 
-def _defined(item: GraphItem, gradients: Mapping[str, _Gradient], source: str) -> list[str]:
+def _defined(item: GraphItem, gradients: Mapping[str, _GradientTensor], source: str) -> list[str]:
     """Names of the variables, in the order of their definitions."""
     wrapped = item.info.variables if item.info else ()
     names = [variable_name(_unwrapped(w, VariableDef, source).variable_name) for w in wrapped]
@@ -153,7 +153,11 @@ def _defined(item: GraphItem, gradients: Mapping[str, _Gradient], source: str) -
 
 
 def _variable(
-    name: str, gradient: _Gradient, nodes: Mapping[str, NodeDef], rows: _TouchedRows, source: str
+    name: str,
+    gradient: _GradientTensor,
+    nodes: Mapping[str, NodeDef],
+    rows: _TouchedRows,
+    source: str,
 ) -> Variable:
     node = nodes.get(name)
     if node is None:

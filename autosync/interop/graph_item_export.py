@@ -27,7 +27,7 @@ BATCH = "batch"
 def write_graph_item(graph: ModelGraph) -> bytes:
     """The graph with its variables, uses and the order in which gradients get ready.
 
-    What a graph item cannot say is left out: batch size, FLOPs, output bytes, touched rows and
+    What a graph item cannot hold is left out: batch size, FLOPs, output bytes, touched rows and
     factor rows. A tied variable's uses are all there. Gradients form a chain after the forward
     pass, since only their order is known.
 

@@ -1,6 +1,14 @@
 """The protobuf wire format: fields of a message, read from untrusted bytes and written.
 
 https://protobuf.dev/programming-guides/encoding
+
+Why not google's `protobuf` library, which the tests compare this with: its parser builds a whole
+message before anything can be counted. 16 MB of empty nodes take it 674 MB and 64 MB take it
+2.7 GB, so the 512 MB that an honest graph item with constants may have cannot be let in; here a
+budget of values ends both after 84 MB and 1.2 GB. It also accepts a field given twice and a field
+of another wire type, either of which can change what a strategy means, and its errors name
+neither field nor byte. It is 20 times faster (a graph of 100,000 nodes in 0.2 s, here 4.3 s).
+(protobuf 7.36 with upb.)
 """
 
 from collections.abc import Iterator

@@ -73,7 +73,8 @@ def read_resource_spec(
 
 
 def write_resource_spec(cluster: Cluster) -> str:
-    """The cluster as a resource specification. What that cannot say is said in its comments.
+    """The cluster as a resource specification. What the format cannot express is
+    written into its comments.
 
     Raises:
         NotSupported: a node could not be told apart from one of another kind.
@@ -98,30 +99,30 @@ def write_resource_spec(cluster: Cluster) -> str:
         stated["cpus"] = list(range(1 if gpus or node.server_only else node.ranks))
         stated["network_bandwidth"] = round(node.bandwidth_gbps / PAYLOAD_SHARE, 9)
         nodes.append(stated)
-    comments = "".join(f"# {sentence}\n" for sentence in unsaid(cluster))
+    comments = "".join(f"# {sentence}\n" for sentence in left_out_of_spec(cluster))
     return comments + yaml.safe_dump({"nodes": nodes}, sort_keys=False, allow_unicode=True)
 
 
-def unsaid(cluster: Cluster) -> tuple[str, ...]:
-    """What a resource specification cannot say of this cluster, a sentence each."""
-    said = []
+def left_out_of_spec(cluster: Cluster) -> tuple[str, ...]:
+    """What a resource specification cannot express of this cluster, a sentence each."""
+    sentences = []
     for node in cluster.nodes:
         for device in node.devices:
             memory = "" if device.memory_gb is None else f", {device.memory_gb:g} GB"
             slow = "" if device.slowdown == 1 else f", {device.slowdown:g} times slower"
-            said.append(f"{node.address}: {device.count} x {device.type}{memory}{slow}")
+            sentences.append(f"{node.address}: {device.count} x {device.type}{memory}{slow}")
         inside = node.intra_bandwidth_gbps
         within = "" if inside is None else f", {inside:g} Gbit/s inside the node"
-        said.append(f"{node.address}: latency {node.latency_us:g} us{within}")
-    said += [
+        sentences.append(f"{node.address}: latency {node.latency_us:g} us{within}")
+    sentences += [
         f"{link.nodes[0]} to {link.nodes[1]}: {link.bandwidth_gbps:g} Gbit/s of payload"
         for link in cluster.links
     ]
     if cluster.costs:
-        said.append(f"{len(cluster.costs)} fitted message costs, backend {cluster.backend}")
+        sentences.append(f"{len(cluster.costs)} fitted message costs, backend {cluster.backend}")
     if cluster.overlap_slowdown:
-        said.append(f"compute takes {cluster.overlap_slowdown:.1%} longer beside messages")
-    return tuple(said)
+        sentences.append(f"compute takes {cluster.overlap_slowdown:.1%} longer beside messages")
+    return tuple(sentences)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Our strategies as AutoDist's strategy files, as far as AutoDist can say them."""
+"""Our strategies as AutoDist's strategy files, as far as that format can express them."""
 
 from collections.abc import Iterator
 from typing import NoReturn
@@ -10,7 +10,7 @@ from autosync.interop.autodist_messages import (
     AllReduceSynchronizer,
     Compressor,
     GraphConfig,
-    Node,
+    NodeConfig,
     PSSynchronizer,
     StrategyMessage,
 )
@@ -50,11 +50,11 @@ def export_strategy(
 
     Raises:
         InvalidStrategy: it is none for this domain.
-        NotSupported: AutoDist cannot say it; names the variable (or the field) and the reason,
-            and its `value` is that reason alone.
+        NotSupported: the format cannot express it; names the variable (or the field) and the
+            reason, and its `value` is that reason alone.
     """
     verify(strategy, domain, allow_lossy=allow_lossy, allow_staleness=True)
-    _check_whole(strategy)
+    _check_schedule_and_shares(strategy)
     names = devices or names_of_devices(domain.cluster)
     writing = _Writing(strategy, names)
     nodes = tuple(
@@ -70,8 +70,8 @@ def export_strategy(
     )
 
 
-def _check_whole(strategy: Strategy) -> None:
-    """What a strategy says of all variables together; AutoDist sends as gradients get ready."""
+def _check_schedule_and_shares(strategy: Strategy) -> None:
+    """Refuse choices for all variables together; AutoDist sends messages as gradients get ready."""
     schedule = strategy.schedule
     if schedule.order != "fifo":
         _refuse("schedule", f"has the sending order {schedule.order}")
@@ -94,7 +94,7 @@ class _Writing:
             for shard in choice.shards:
                 self.members[shard.group] = self.members.get(shard.group, 0) + 1
 
-    def node(self, variable: Variable, choice: VariableChoice) -> Node:
+    def node(self, variable: Variable, choice: VariableChoice) -> NodeConfig:
         axis, parts = choice.partition.axis, len(choice.shards)
         tensor = f"{variable.name}:0"
         if parts == 1:
@@ -107,19 +107,19 @@ class _Writing:
         counts[axis] = str(parts)
         tensors = [f"{variable.name}/part_{index}:0" for index in range(parts)]
         configured = tuple(self.synchronizers(variable, choice.shards, tensors))
-        return Node(tensor, partitioner=",".join(counts), part_config=configured)
+        return NodeConfig(tensor, partitioner=",".join(counts), part_config=configured)
 
     def synchronizers(
         self, variable: Variable, shards: tuple[Synchronizer, ...], tensors: list[str]
-    ) -> Iterator[Node]:
+    ) -> Iterator[NodeConfig]:
         for tensor, shard in zip(tensors, shards, strict=True):
-            said = self.said(variable, shard)
-            if isinstance(said, PSSynchronizer):
-                yield Node(tensor, ps=said)
+            synchronizer = self.synchronizer(variable, shard)
+            if isinstance(synchronizer, PSSynchronizer):
+                yield NodeConfig(tensor, ps=synchronizer)
             else:
-                yield Node(tensor, all_reduce=said)
+                yield NodeConfig(tensor, all_reduce=synchronizer)
 
-    def said(
+    def synchronizer(
         self, variable: Variable, shard: Synchronizer
     ) -> PSSynchronizer | AllReduceSynchronizer:
         name = f"variable {variable.name}"

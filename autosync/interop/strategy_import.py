@@ -22,7 +22,7 @@ from autosync.graph import Variable
 from autosync.interop.autodist_messages import (
     AllReduceSynchronizer,
     Compressor,
-    Node,
+    NodeConfig,
     PSSynchronizer,
     Spec,
     StrategyMessage,
@@ -71,7 +71,7 @@ def import_strategy(
     Raises:
         InvalidInput: the bytes are no strategy; names the offset and the field.
         InvalidStrategy: it is none for this domain; names the variable and the reason.
-        NotSupported: it asks for what cannot be said here; names the variable and the reason,
+        NotSupported: our strategies have no such choice; names the variable and the reason,
             and its `value` is that reason alone.
     """
     if len(data) > MAX_STRATEGY_BYTES:
@@ -80,31 +80,33 @@ def import_strategy(
             thing=source,
             value=len(data),
         )
-    said = decode(StrategyMessage, Window.of(data, source), MAX_STRATEGY_VALUES)
+    message = decode(StrategyMessage, Window.of(data, source), MAX_STRATEGY_VALUES)
     names = devices or names_of_devices(domain.cluster)
-    _check_replicas(said, domain, names, source)
-    nodes = _by_variable(said, domain, without_gradient, source)
-    reading = _Reading(domain, names)
+    _check_replicas(message, domain, names, source)
+    nodes = _by_variable(message, domain, without_gradient, source)
+    reader = _StrategyReader(domain, names)
     choices = tuple(
-        reading.choice(variable, nodes[variable.name]) for variable in domain.graph.variables
+        reader.choice(variable, nodes[variable.name]) for variable in domain.graph.variables
     )
     strategy = Strategy(
         choices,
         even_replicas(domain.world_size),
-        staleness=reading.staleness(),
-        name=said.id,
+        staleness=reader.staleness(),
+        name=message.id,
     )
     verify(strategy, domain, allow_lossy=allow_lossy, allow_staleness=allow_staleness)
     return strategy
 
 
-def variable_name(said: str) -> str:
+def variable_name(tensor: str) -> str:
     """AutoDist names a variable by its tensor, "layer/kernel:0"."""
-    return said.removesuffix(":0")
+    return tensor.removesuffix(":0")
 
 
-def _check_replicas(said: StrategyMessage, domain: Domain, names: DeviceNames, source: str) -> None:
-    stated = said.graph_config.replicas if said.graph_config else ()
+def _check_replicas(
+    message: StrategyMessage, domain: Domain, names: DeviceNames, source: str
+) -> None:
+    stated = message.graph_config.replicas if message.graph_config else ()
     ranks = [names.rank(name) for name in stated]
     missing = sorted(set(range(domain.world_size)) - set(ranks))
     if missing or len(ranks) != domain.world_size:
@@ -121,11 +123,11 @@ def _check_replicas(said: StrategyMessage, domain: Domain, names: DeviceNames, s
 
 
 def _by_variable(
-    said: StrategyMessage, domain: Domain, ignored: Collection[str], source: str
-) -> Mapping[str, Node]:
+    message: StrategyMessage, domain: Domain, ignored: Collection[str], source: str
+) -> Mapping[str, NodeConfig]:
     known = {variable.name for variable in domain.graph.variables}
-    found: dict[str, Node] = {}
-    for node in said.node_config:
+    found: dict[str, NodeConfig] = {}
+    for node in message.node_config:
         name = variable_name(node.var_name)
         if name in ignored:
             continue
@@ -150,7 +152,7 @@ def _other_graph(name: str, why: str, domain: Domain, source: str) -> InvalidStr
 
 
 @dataclass(slots=True)
-class _Reading:
+class _StrategyReader:
     """One strategy being read: numbers groups as they appear, collects the servers' staleness."""
 
     domain: Domain
@@ -158,7 +160,7 @@ class _Reading:
     groups: dict[tuple[object, ...], int] = field(default_factory=dict)
     stale: dict[int, str] = field(default_factory=dict)
 
-    def choice(self, variable: Variable, node: Node) -> VariableChoice:
+    def choice(self, variable: Variable, node: NodeConfig) -> VariableChoice:
         partition = _partition(variable, node.partitioner)
         parts = len(partition.lengths)
         if parts == 1 and not node.part_config:
@@ -174,7 +176,7 @@ class _Reading:
         shards = tuple(self.shard(variable, part) for part in node.part_config)
         return VariableChoice(variable.name, partition, shards)
 
-    def shard(self, variable: Variable, node: Node) -> Synchronizer:
+    def shard(self, variable: Variable, node: NodeConfig) -> Synchronizer:
         match node.ps, node.all_reduce:
             case PSSynchronizer() as ps, None:
                 return self.owned(variable, ps)
@@ -198,14 +200,16 @@ class _Reading:
             hierarchical=ps.local_replication and several,
         )
 
-    def collective(self, variable: Variable, said: AllReduceSynchronizer) -> AllReduce | AllGather:
-        if said.spec not in set(Spec) or said.compressor not in set(Compressor):
-            _cannot(variable, f"has spec {said.spec} and compressor {said.compressor}")
+    def collective(
+        self, variable: Variable, message: AllReduceSynchronizer
+    ) -> AllReduce | AllGather:
+        if message.spec not in set(Spec) or message.compressor not in set(Compressor):
+            _cannot(variable, f"has spec {message.spec} and compressor {message.compressor}")
         self.stale.setdefault(0, variable.name)
-        encoding = _encoding(variable, Compressor(said.compressor))
+        encoding = _encoding(variable, Compressor(message.compressor))
         if variable.sparse:
             return AllGather(self.group(None))
-        alike = (said.group, variable.dtype, encoding)
+        alike = (message.group, variable.dtype, encoding)
         return AllReduce(self.group(alike), encoding=encoding)
 
     def group(self, alike: tuple[object, ...] | None) -> int:
@@ -244,7 +248,7 @@ def _is_count(part: str) -> bool:
     return digits.isascii() and digits.isdecimal() and len(digits) < 10
 
 
-def _check_part(variable: Variable, part: Node, index: int) -> None:
+def _check_part(variable: Variable, part: NodeConfig, index: int) -> None:
     if part.partitioner or part.part_config:
         _cannot(variable, "has parts that are cut again")
     expected, _, number = variable_name(part.var_name).rpartition("/part_")

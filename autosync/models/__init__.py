@@ -1,4 +1,7 @@
-"""Well-known models in plain torch, and their imported graphs. Importing this loads no torch."""
+"""Well-known models in plain torch, and their imported graphs.
+
+Imports the graph document and `importing`. Importing this loads no torch.
+"""
 
 from autosync.models.model_specs import BUNDLED, ModelSpec, bundled, graph_file, spec_of
 

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from autosync.models.attention import Attention
-from autosync.models.examples import Built, tokens
+from autosync.models.example_batches import TrainingExample, tokens
 
 VOCABULARY = 30_522
 POSITIONS = 512
 LAYER_NORM_EPS = 1e-12
 
 
-class Embeddings(nn.Module):
+class BertEmbeddings(nn.Module):
     def __init__(self, hidden: int, dropout: float):
         super().__init__()
         self.word = nn.Embedding(VOCABULARY, hidden)
@@ -32,7 +32,7 @@ class Embeddings(nn.Module):
         return embedded
 
 
-class Layer(nn.Module):
+class BertLayer(nn.Module):
     def __init__(self, hidden: int, heads: int, dropout: float):
         super().__init__()
         self.attention = Attention(hidden, heads, dropout)
@@ -49,13 +49,13 @@ class Layer(nn.Module):
         return y
 
 
-class Encoder(nn.Module):
+class BertEncoder(nn.Module):
     """Returns token states (batch, tokens, hidden) and the pooled first state (batch, hidden)."""
 
     def __init__(self, layers: int, hidden: int, heads: int, dropout: float):
         super().__init__()
-        self.embeddings = Embeddings(hidden, dropout)
-        self.layers = nn.Sequential(*(Layer(hidden, heads, dropout) for _ in range(layers)))
+        self.embeddings = BertEmbeddings(hidden, dropout)
+        self.layers = nn.Sequential(*(BertLayer(hidden, heads, dropout) for _ in range(layers)))
         self.pooler = nn.Linear(hidden, hidden)
 
     def forward(
@@ -65,12 +65,12 @@ class Encoder(nn.Module):
         return states, torch.tanh(self.pooler(states[:, 0]))
 
 
-class Pretraining(nn.Module):
+class BertPretraining(nn.Module):
     """Token scores (batch, tokens, vocabulary) and next-sentence scores (batch, 2)."""
 
     def __init__(self, layers: int, hidden: int, heads: int, dropout: float = 0.1):
         super().__init__()
-        self.encoder = Encoder(layers, hidden, heads, dropout)
+        self.encoder = BertEncoder(layers, hidden, heads, dropout)
         self.transform = nn.Sequential(
             nn.Linear(hidden, hidden), nn.GELU(), nn.LayerNorm(hidden, LAYER_NORM_EPS)
         )
@@ -98,9 +98,9 @@ def pretraining_loss(
     return token_loss + nn.functional.cross_entropy(next_scores, follows)
 
 
-def bert(
+def bert_pretraining(
     layers: int, hidden: int, heads: int | None = None, *, batch_size: int, length: int = 64
-) -> Built:
+) -> TrainingExample:
     """length: tokens in a sentence; 64 is what the published measurements use."""
     inputs = (
         tokens(batch_size, length, VOCABULARY),
@@ -108,20 +108,20 @@ def bert(
         tokens(batch_size, length, VOCABULARY),
         torch.randint(0, 2, (batch_size,)),
     )
-    return Pretraining(layers, hidden, heads or hidden // 64), inputs, pretraining_loss
+    return BertPretraining(layers, hidden, heads or hidden // 64), inputs, pretraining_loss
 
 
-def bert_3l(batch_size: int) -> Built:
-    return bert(3, 256, batch_size=batch_size)
+def bert_3l(batch_size: int) -> TrainingExample:
+    return bert_pretraining(3, 256, batch_size=batch_size)
 
 
-def bert_6l(batch_size: int) -> Built:
-    return bert(6, 512, batch_size=batch_size)
+def bert_6l(batch_size: int) -> TrainingExample:
+    return bert_pretraining(6, 512, batch_size=batch_size)
 
 
-def bert_base(batch_size: int) -> Built:
-    return bert(12, 768, batch_size=batch_size)
+def bert_base(batch_size: int) -> TrainingExample:
+    return bert_pretraining(12, 768, batch_size=batch_size)
 
 
-def bert_large(batch_size: int) -> Built:
-    return bert(24, 1024, batch_size=batch_size)
+def bert_large(batch_size: int) -> TrainingExample:
+    return bert_pretraining(24, 1024, batch_size=batch_size)

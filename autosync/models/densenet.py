@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from autosync.models.examples import Built, classification_loss, images
+from autosync.models.example_batches import TrainingExample, classification_loss, images
 
 
 class DenseLayer(nn.Module):
@@ -64,5 +64,5 @@ class DenseNet(nn.Module):
         return scores
 
 
-def densenet121(batch_size: int) -> Built:
+def densenet121(batch_size: int) -> TrainingExample:
     return DenseNet((6, 12, 24, 16)), images(batch_size), classification_loss

@@ -4,13 +4,13 @@ import torch
 from torch import nn
 
 from autosync.models.attention import attention_weights, join_heads, split_heads
-from autosync.models.examples import Built, tokens
+from autosync.models.example_batches import TrainingExample, tokens
 
 VOCABULARY = 50_257
 POSITIONS = 1024
 
 
-class Block(nn.Module):
+class GPT2Block(nn.Module):
     """One fused projection makes queries, keys and values."""
 
     def __init__(self, hidden: int, heads: int, dropout: float):
@@ -42,7 +42,7 @@ class GPT2(nn.Module):
         self.token = nn.Embedding(VOCABULARY, hidden)
         self.position = nn.Embedding(POSITIONS, hidden)
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.Sequential(*(Block(hidden, heads, dropout) for _ in range(layers)))
+        self.blocks = nn.Sequential(*(GPT2Block(hidden, heads, dropout) for _ in range(layers)))
         self.norm = nn.LayerNorm(hidden)
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
@@ -57,6 +57,6 @@ def next_token_loss(
     return nn.functional.cross_entropy(scores.flatten(0, 1), following.flatten())
 
 
-def gpt2(batch_size: int, length: int = POSITIONS) -> Built:
+def gpt2_small(batch_size: int, length: int = POSITIONS) -> TrainingExample:
     inputs = tuple(tokens(batch_size, length, VOCABULARY) for _ in range(2))
     return GPT2(12, 768, 12), inputs, next_token_loss

@@ -14,7 +14,7 @@ from autosync.graph import ModelGraph
 if TYPE_CHECKING:
     from torch import nn
 
-    from autosync.importing.copies import Inputs, Loss
+    from autosync.importing.meta_copies import Inputs, Loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ BUNDLED: dict[str, ModelSpec] = _specs(
         "GPT-2 small (tied embedding), sentences of 1024 tokens",
         4,
         124_439_808,
-        "autosync.models.gpt2:gpt2",
+        "autosync.models.gpt2:gpt2_small",
     ),
 )
 

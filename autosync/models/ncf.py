@@ -4,7 +4,7 @@ times the users and 32 times the movies; 8 factors and an MLP of 64-32-16-8."""
 import torch
 from torch import nn
 
-from autosync.models.examples import Built
+from autosync.models.example_batches import TrainingExample
 
 USERS = 138_493 * 16
 ITEMS = 26_744 * 32
@@ -41,7 +41,7 @@ def rating_loss(
     return nn.functional.binary_cross_entropy_with_logits(scores, liked)
 
 
-def ncf(batch_size: int, sparse: bool) -> Built:
+def ncf_movielens(batch_size: int, sparse: bool) -> TrainingExample:
     inputs = (
         torch.randint(0, USERS, (batch_size,)),
         torch.randint(0, ITEMS, (batch_size,)),
@@ -50,9 +50,9 @@ def ncf(batch_size: int, sparse: bool) -> Built:
     return NCF(sparse), inputs, rating_loss
 
 
-def ncf_dense(batch_size: int) -> Built:
-    return ncf(batch_size, sparse=False)
+def ncf_dense(batch_size: int) -> TrainingExample:
+    return ncf_movielens(batch_size, sparse=False)
 
 
-def ncf_sparse(batch_size: int) -> Built:
-    return ncf(batch_size, sparse=True)
+def ncf_sparse(batch_size: int) -> TrainingExample:
+    return ncf_movielens(batch_size, sparse=True)

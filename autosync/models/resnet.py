@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from autosync.models.examples import Built, classification_loss, images
+from autosync.models.example_batches import TrainingExample, classification_loss, images
 
 EXPANSION = 4
 
@@ -65,9 +65,9 @@ class ResNet(nn.Module):
         return scores
 
 
-def resnet50(batch_size: int) -> Built:
+def resnet50(batch_size: int) -> TrainingExample:
     return ResNet((3, 4, 6, 3)), images(batch_size), classification_loss
 
 
-def resnet101(batch_size: int) -> Built:
+def resnet101(batch_size: int) -> TrainingExample:
     return ResNet((3, 4, 23, 3)), images(batch_size), classification_loss

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from autosync.models.attention import Attention
-from autosync.models.examples import Built, tokens
+from autosync.models.example_batches import TrainingExample, tokens
 
 VOCABULARY = 33_708
 
@@ -109,6 +109,6 @@ def translation_loss(
     )
 
 
-def transformer_base(batch_size: int, length: int = 64) -> Built:
+def transformer_base(batch_size: int, length: int = 64) -> TrainingExample:
     inputs = tuple(tokens(batch_size, length, VOCABULARY) for _ in range(3))
     return Transformer(6, 512, 8), inputs, translation_loss

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from autosync.models.examples import Built, classification_loss, images
+from autosync.models.example_batches import TrainingExample, classification_loss, images
 
 STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 
@@ -34,5 +34,5 @@ class VGG(nn.Module):
         return scores
 
 
-def vgg16(batch_size: int) -> Built:
+def vgg16(batch_size: int) -> TrainingExample:
     return VGG(), images(batch_size), classification_loss

@@ -6,7 +6,7 @@ it another domain; until the new passes are whole, NAME.json.replaced says whose
 
 from pathlib import Path
 
-from autosync.atomic_write import written_whole
+from autosync.atomic_write import replaced_atomically
 from autosync.documents import from_json, to_json
 from autosync.domain import Domain
 
@@ -21,7 +21,7 @@ def kept_domain(folder: Path, name: str) -> Domain | None:
 def keep_domain(folder: Path, name: str, domain: Domain) -> None:
     file = _file(folder, name)
     file.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(file) as draft:
+    with replaced_atomically(file) as draft:
         draft.write_text(to_json(domain) + "\n")
 
 

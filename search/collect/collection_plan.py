@@ -15,7 +15,7 @@ from autosync.domain import Domain, Optimizer
 from autosync.errors import InvalidInput, NotFound
 from autosync.graph import ModelGraph
 from autosync.models import bundled
-from autosync.profiling import profile_at
+from autosync.profiling import profile_from_step_seconds
 
 STATE_TENSORS = {"sgd": 0, "momentum": 1, "adagrad": 1, "adam": 2, "adamw": 2}
 
@@ -114,7 +114,10 @@ def domain_of(target: CollectionTarget) -> Domain:
     compute = ring_seconds(graph, cluster) / target.ring_over_compute
     optimizer = Optimizer(target.optimizer, state_tensors=STATE_TENSORS[target.optimizer])
     return Domain(
-        graph, cluster, profile_at(graph, compute, cluster.fastest_device_type), optimizer
+        graph,
+        cluster,
+        profile_from_step_seconds(graph, compute, cluster.fastest_device_type),
+        optimizer,
     )
 
 

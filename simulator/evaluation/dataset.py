@@ -35,7 +35,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from autosync.atomic_write import written_whole
+from autosync.atomic_write import replaced_atomically
 from autosync.documents import from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotFound
@@ -157,7 +157,7 @@ def write_dataset(folder: Path, domains: Sequence[Domain], trials: pd.DataFrame)
         )
     (folder / "domains").mkdir(parents=True, exist_ok=True)
     for domain in domains:
-        with written_whole(folder / "domains" / f"{domain.id}.json") as draft:
+        with replaced_atomically(folder / "domains" / f"{domain.id}.json") as draft:
             draft.write_text(to_json(domain) + "\n")
     identity = ["domain", "strategy_id"]
     strategies = trials[[*identity, "strategy"]].drop_duplicates(identity)
@@ -171,7 +171,7 @@ def write_dataset(folder: Path, domains: Sequence[Domain], trials: pd.DataFrame)
 
 
 def _write_parquet(table: pd.DataFrame, file: Path) -> None:
-    with written_whole(file) as draft:
+    with replaced_atomically(file) as draft:
         table.to_parquet(draft, index=False, compression="zstd")
 
 

@@ -28,7 +28,7 @@ from autosync.graph import ModelGraph
 from autosync.interop.graph_item import MAX_GRAPH_BYTES, ImportedGraph, read_graph_item
 from autosync.interop.resource_spec import Hardware, ResourceSpec, read_resource_spec
 from autosync.interop.strategy_import import MAX_STRATEGY_BYTES, import_strategy
-from autosync.profiling import profile_at
+from autosync.profiling import profile_from_step_seconds
 from autosync.simulator.evaluation.dataset import write_dataset
 
 MAX_TEXT_BYTES = 1_000_000
@@ -92,7 +92,7 @@ def import_dataset(folder: Path, out: Path, facts: Facts, *, allow_lossy: bool =
         NotFound: a model's folder is missing. InvalidInput: a graph item is damaged, a fact is
             missing, or nothing at all could be read.
     """
-    reading = _Reading(facts, allow_lossy)
+    reading = _PublishedReader(facts, allow_lossy)
     for model in sorted(facts.models):
         if not (folder / model).is_dir():
             raise NotFound(
@@ -120,7 +120,7 @@ def import_dataset(folder: Path, out: Path, facts: Facts, *, allow_lossy: bool =
 
 
 @dataclass(slots=True)
-class _Reading:
+class _PublishedReader:
     facts: Facts
     allow_lossy: bool
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -209,7 +209,7 @@ def _profile(graph: ModelGraph, facts: ModelFacts, folder: Path, hardware: Hardw
             value=folder.name,
             remedy="State step_seconds (of one device, without synchronization) or a profile.",
         )
-    return profile_at(graph, seconds, hardware.gpu_type or "cpu")
+    return profile_from_step_seconds(graph, seconds, hardware.gpu_type or "cpu")
 
 
 def _runtime(text: str, source: str) -> tuple[float, float | None]:

@@ -20,7 +20,7 @@ from autosync.documents import from_json
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotSupported
 from autosync.interop.graph_item_export import write_graph_item
-from autosync.interop.resource_spec import unsaid, write_resource_spec
+from autosync.interop.resource_spec import left_out_of_spec, write_resource_spec
 from autosync.interop.strategy_export import export_strategy
 from autosync.simulator.evaluation.dataset import load_dataset, read_trials
 from autosync.strategy import Strategy
@@ -29,12 +29,12 @@ from autosync.strategy import Strategy
 @dataclass(frozen=True, slots=True)
 class Exported:
     """places: by the folder made, the domain it holds. left_out: strategies by reason.
-    unsaid: what the clusters' files cannot say (it stands in their comments)."""
+    left_out_of_specs: what the clusters' files can only hold as comments, a sentence each."""
 
     written: int
     places: dict[str, str]
     left_out: Counter[str]
-    unsaid: tuple[str, ...]
+    left_out_of_specs: tuple[str, ...]
 
 
 def export_dataset(folder: Path, out: Path) -> Exported:
@@ -69,7 +69,9 @@ def export_dataset(folder: Path, out: Path) -> Exported:
         reasons = [_export_one(domain, passes, place) for _, passes in rows.groupby("strategy_id")]
         left_out.update(reason for reason in reasons if reason)
         written += sum(not reason for reason in reasons)
-    lost = dict.fromkeys(sentence for domain in domains for sentence in unsaid(domain.cluster))
+    lost = dict.fromkeys(
+        sentence for domain in domains for sentence in left_out_of_spec(domain.cluster)
+    )
     named = {domain.id: f"{domain.graph.name}, {domain.cluster.name}" for domain in domains}
     return Exported(written, {p: named[i] for i, p in places.items()}, left_out, tuple(lost))
 

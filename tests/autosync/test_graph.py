@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,7 @@ def test_consumers_name_an_operation_once() -> None:
         ({"gradient_after": (0, 7)}, "gradient_after of v1"),
     ],
 )
-def test_a_graph_that_cannot_be_is_refused(change: dict[str, object], words: str) -> None:
+def test_a_graph_that_cannot_be_is_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
         replace(chain_graph(((4, 3), (5,))), **change)
 

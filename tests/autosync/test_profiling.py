@@ -15,7 +15,7 @@ from autosync.profiling import (
     EFFICIENCY,
     estimate_profile,
     measure_profile,
-    profile_at,
+    profile_from_step_seconds,
     update_seconds,
 )
 from tests.domains import chain_graph, domain_of
@@ -133,7 +133,7 @@ class TestEstimate:
 
 class TestStatedStep:
     def test_forward_and_backward_take_the_stated_time(self) -> None:
-        profile = profile_at(bundled("resnet50"), 64 / 253.1)
+        profile = profile_from_step_seconds(bundled("resnet50"), 64 / 253.1, "rtx-2080-ti")
         assert profile.compute_seconds == pytest.approx(64 / 253.1)
         assert profile.update_seconds == 0
         assert profile.source == "estimated"
@@ -141,7 +141,7 @@ class TestStatedStep:
 
     def test_the_shape_is_the_estimates(self) -> None:
         graph = bundled("resnet50")
-        scaled = profile_at(graph, 0.5, "t4")
+        scaled = profile_from_step_seconds(graph, 0.5, "t4")
         estimate = estimate_profile(graph, "t4")
         factor = 0.5 / estimate.compute_seconds
         assert scaled.forward_seconds == pytest.approx(
@@ -151,7 +151,7 @@ class TestStatedStep:
     @pytest.mark.parametrize("step_seconds", [0, -1, float("inf"), float("nan")])
     def test_absurd_times_are_refused(self, step_seconds: float) -> None:
         with pytest.raises(InvalidInput, match="step_seconds"):
-            profile_at(chain_graph(), step_seconds)
+            profile_from_step_seconds(chain_graph(), step_seconds, "t4")
 
 
 class TestMeasurement:

@@ -98,7 +98,7 @@ def export_folder(
         out.print(f"{place}: {domain}")
     out.print(f"[bold]{done.written}[/] strategies written to {target}")
     _print_left_out(done.left_out)
-    if done.unsaid:
+    if done.left_out_of_specs:
         say("[dim]What its cluster files cannot say stands in their comments.[/]")
 
 

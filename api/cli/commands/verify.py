@@ -28,7 +28,7 @@ def verify(
     from autosync.api.cli.inputs import ProfileChoice, load_domain, load_strategy
     from autosync.errors import NotSupported
     from autosync.search.description import describe
-    from autosync.verification import check_executed
+    from autosync.verification import check_runnable
     from autosync.verification import verify as check
 
     loaded = load_strategy(strategy)
@@ -36,6 +36,6 @@ def verify(
     check(loaded, domain, allow_lossy=allow_lossy)
     out.print(f"[green]Sound:[/] {describe(loaded, domain)}")
     try:
-        check_executed(loaded.choices, domain.world_size)
+        check_runnable(loaded.choices, domain.world_size)
     except NotSupported as reason:
         warn(reason.message)

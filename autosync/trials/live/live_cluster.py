@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from autosync.cluster import Backend, Cluster, Device, Node
-from autosync.devices import DEVICE_TYPES
+from autosync.devices import device_type_of_gpu
 from autosync.errors import InvalidInput
 from autosync.trials.live.live_job import LiveJob, node_name
 
@@ -36,16 +36,18 @@ class Seat:
     step_seconds: float
 
 
-def device_type_of(device: torch.device) -> tuple[str, float | None]:
-    """The device type whose name the GPU's holds (`v100` where none does: nothing is estimated
-    from it, since profile and memory are measured), and its memory."""
+def device_type_of(device: torch.device, stated: str | None = None) -> str:
+    """Raises InvalidInput or NotSupported as `device_type_of_gpu` does."""
     if device.type != "cuda":
-        return "cpu", None
-    properties = torch.cuda.get_device_properties(device)
-    name = properties.name.lower().replace("-", " ")
-    words = {kind: kind.replace("-", " ") for kind in DEVICE_TYPES if kind != "cpu"}
-    known = [kind for kind, text in words.items() if text in name]
-    return max(known, key=len, default="v100"), properties.total_memory / 1e9
+        return "cpu"
+    return device_type_of_gpu(torch.cuda.get_device_properties(device).name, stated)
+
+
+def device_memory_gb(device: torch.device) -> float | None:
+    """Of a GPU; None of the CPU."""
+    if device.type != "cuda":
+        return None
+    return torch.cuda.get_device_properties(device).total_memory / 1e9
 
 
 def measure_cluster(job: LiveJob, step_seconds: float) -> Cluster:
@@ -53,9 +55,10 @@ def measure_cluster(job: LiveJob, step_seconds: float) -> Cluster:
 
     Raises:
         InvalidInput: the ranks of a host are not numbered one after another.
+        NotSupported: a GPU is of no known type, and none is stated.
     """
-    kind, memory = device_type_of(job.device)
-    mine = Seat(node_name(), kind, memory, step_seconds)
+    device_type = device_type_of(job.device, job.stated_device_type)
+    mine = Seat(node_name(), device_type, device_memory_gb(job.device), step_seconds)
     seats: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(seats, mine, group=job.control)
     hosts = refuse_mixed([seat.host for seat in seats])

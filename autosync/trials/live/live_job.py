@@ -54,6 +54,7 @@ class LiveJob:
 
     before: its state, restored after every trial. control: a gloo group that no trial uses, so
     that ranks agree even after a trial has failed. timeout: of a collective within a trial.
+    stated_device_type: what the user calls this rank's GPU; None to go by its name.
     """
 
     step: Step
@@ -63,6 +64,7 @@ class LiveJob:
     control: dist.ProcessGroup
     timeout: timedelta
     max_grad_norm: float | None = None
+    stated_device_type: str | None = None
     group: Any = None
     groups: Groups | None = None
 

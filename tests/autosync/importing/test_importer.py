@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from autosync.graph import ModelGraph
 from autosync.importing import import_module
-from autosync.importing.copies import compute_loss, meta_inputs, meta_module
+from autosync.importing.meta_copies import compute_loss, meta_inputs, meta_module
 from autosync.models import BUNDLED
 from autosync.models.model_specs import import_bundled
 from tests.autosync.importing import modules

@@ -5,7 +5,12 @@ import pytest
 from autosync.cluster import Cluster, Device, Link, Node
 from autosync.errors import InvalidInput, NotSupported
 from autosync.interop.device_names import names_of_devices
-from autosync.interop.resource_spec import Hardware, read_resource_spec, unsaid, write_resource_spec
+from autosync.interop.resource_spec import (
+    Hardware,
+    left_out_of_spec,
+    read_resource_spec,
+    write_resource_spec,
+)
 from tests.domains import grid_cluster
 
 T4 = Hardware("t4", 48.0)
@@ -104,13 +109,13 @@ def test_clusters_come_back() -> None:
         assert spec.devices == names_of_devices(cluster)
 
 
-def test_what_cannot_be_said_is_said_in_comments() -> None:
+def test_what_the_format_cannot_express_is_in_comments() -> None:
     slow = Node("a", (Device("cpu", slowdown=2.0),), 0.956)
     cluster = Cluster("mixed", (slow, Node("b", (Device("cpu"),), 0.956)))
-    assert any("2 times slower" in sentence for sentence in unsaid(cluster))
+    assert any("2 times slower" in sentence for sentence in left_out_of_spec(cluster))
     assert write_resource_spec(cluster).startswith("# a: 1 x cpu, 2 times slower\n")
     linked = Cluster("linked", cluster.nodes, links=(Link(("a", "b"), 0.5),))
-    assert "a to b: 0.5 Gbit/s of payload" in "".join(unsaid(linked))
+    assert "a to b: 0.5 Gbit/s of payload" in "".join(left_out_of_spec(linked))
 
 
 def test_devices_of_two_kinds_are_refused() -> None:

@@ -39,9 +39,9 @@ def small(ranks_per_node: int = 1, sparse: tuple[int, ...] = ()) -> Domain:
     return domain_of(chain_graph(SHAPES, sparse), grid_cluster(2, ranks_per_node))
 
 
-def said(domain: Domain) -> Any:
+def all_reduced(domain: Domain) -> Any:
     """Everything all-reduced, whole, in one group."""
-    message = P["Strategy"](id="said")
+    message = P["Strategy"](id="stated")
     for node in domain.cluster.nodes:
         for number in range(node.ranks):
             message.graph_config.replicas.append(f"{node.address}:CPU:{number}")
@@ -54,10 +54,10 @@ def said(domain: Domain) -> Any:
 
 def test_all_reduce_by_group() -> None:
     domain = small()
-    message = said(domain)
+    message = all_reduced(domain)
     message.node_config[1].AllReduceSynchronizer.group = 5
     strategy = import_strategy(message.SerializeToString(), domain)
-    assert strategy.name == "said"
+    assert strategy.name == "stated"
     assert strategy.replicas == even_replicas(2)
     assert strategy.schedule == Schedule()
     assert [choice.shards for choice in strategy.choices] == [
@@ -69,7 +69,7 @@ def test_all_reduce_by_group() -> None:
 
 def test_servers_and_hierarchy() -> None:
     domain = small(ranks_per_node=2)
-    message = said(domain)
+    message = all_reduced(domain)
     servers = [("10.77.0.1:CPU:0", True), ("10.77.0.2:CPU:1", False), ("10.77.0.2:CPU:0", False)]
     for node, (device, local) in zip(message.node_config, servers, strict=True):
         node.PSSynchronizer.reduction_destination = device
@@ -86,7 +86,7 @@ def test_servers_and_hierarchy() -> None:
 
 def test_a_remainder_goes_to_the_first_parts() -> None:
     domain = small()
-    message = said(domain)
+    message = all_reduced(domain)
     node = message.node_config[1]
     node.ClearField("AllReduceSynchronizer")
     node.partitioner = "4,1"
@@ -100,7 +100,7 @@ def test_a_remainder_goes_to_the_first_parts() -> None:
 
 def test_a_sparse_gradient_is_gathered_alone() -> None:
     domain = small(sparse=(0, 1))
-    strategy = import_strategy(said(domain).SerializeToString(), domain)
+    strategy = import_strategy(all_reduced(domain).SerializeToString(), domain)
     assert [choice.shards[0] for choice in strategy.choices] == [
         AllGather(0),
         AllGather(1),
@@ -110,7 +110,7 @@ def test_a_sparse_gradient_is_gathered_alone() -> None:
 
 def test_lossy_compressors_only_where_they_are_allowed() -> None:
     domain = small()
-    message = said(domain)
+    message = all_reduced(domain)
     for node, compressor in zip(message.node_config, (1, 3, 3), strict=True):
         node.AllReduceSynchronizer.compressor = compressor
     data = message.SerializeToString()
@@ -182,7 +182,7 @@ def no_synchronizer(message: Any) -> None:
 )
 def test_what_has_no_counterpart_is_refused_by_name(change: Any, why: str) -> None:
     domain = small()
-    message = said(domain)
+    message = all_reduced(domain)
     change(message)
     with pytest.raises(NotSupported, match=f"'v1'.*{why}"):
         import_strategy(message.SerializeToString(), domain)
@@ -190,7 +190,7 @@ def test_what_has_no_counterpart_is_refused_by_name(change: Any, why: str) -> No
 
 def test_mixed_staleness_is_refused() -> None:
     domain = small()
-    message = said(domain)
+    message = all_reduced(domain)
     asynchronous(message)
     message.node_config[1].PSSynchronizer.sync = True
     message.node_config[1].PSSynchronizer.staleness = 2
@@ -200,7 +200,7 @@ def test_mixed_staleness_is_refused() -> None:
 
 def test_other_variables_are_refused_by_name() -> None:
     domain = small()
-    message = said(domain)
+    message = all_reduced(domain)
     message.node_config[2].var_name = "elsewhere:0"
     with pytest.raises(InvalidStrategy, match="'elsewhere:0' is unknown"):
         import_strategy(message.SerializeToString(), domain)
@@ -211,7 +211,7 @@ def test_other_variables_are_refused_by_name() -> None:
 
 def test_variables_without_a_gradient_may_be_named() -> None:
     domain = small()
-    message = said(domain)
+    message = all_reduced(domain)
     message.node_config.add(var_name="unused:0").AllReduceSynchronizer.group = 1
     with pytest.raises(InvalidStrategy, match="'unused:0' is unknown"):
         import_strategy(message.SerializeToString(), domain)
@@ -221,7 +221,7 @@ def test_variables_without_a_gradient_may_be_named() -> None:
 
 def test_every_device_holds_one_replica() -> None:
     domain = small()
-    message = said(domain)
+    message = all_reduced(domain)
     message.graph_config.replicas[1] = "10.77.0.9:CPU:0"
     with pytest.raises(InvalidInput, match=r"'10\.77\.0\.9:CPU:0' is no device"):
         import_strategy(message.SerializeToString(), domain)
@@ -307,7 +307,7 @@ def within_reach(draw: st.DrawFn, domain: Domain) -> Strategy:
 
 def test_beyond_reach_is_refused_by_name_and_reason() -> None:
     domain = domain_of(chain_graph(SHAPES, factor_rows=4), grid_cluster(2, 2))
-    plain = import_strategy(said(domain).SerializeToString(), domain)
+    plain = import_strategy(all_reduced(domain).SerializeToString(), domain)
 
     def with_shard(shard: Any) -> Strategy:
         first = replace(plain.choices[0], shards=(shard,))
@@ -332,7 +332,7 @@ def test_beyond_reach_is_refused_by_name_and_reason() -> None:
 
 def test_pieces_and_unequal_parts_are_refused() -> None:
     domain = small()
-    plain = import_strategy(said(domain).SerializeToString(), domain)
+    plain = import_strategy(all_reduced(domain).SerializeToString(), domain)
     for partition, why in (
         (Partition(-1, (30, 30)), "flat pieces"),
         (Partition(0, (2, 8)), "unequal parts"),
@@ -372,7 +372,7 @@ def test_random_bytes_are_refused(data: bytes) -> None:
 @settings(deadline=None, max_examples=300)
 @given(st.data())
 def test_damaged_files_are_refused_or_read(data: st.DataObject) -> None:
-    written = bytearray(said(small()).SerializeToString())
+    written = bytearray(all_reduced(small()).SerializeToString())
     for _ in range(data.draw(st.integers(1, 4))):
         written[data.draw(st.integers(0, len(written) - 1))] = data.draw(st.integers(0, 255))
     del written[data.draw(st.integers(0, len(written))) :]

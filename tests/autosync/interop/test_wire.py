@@ -10,7 +10,7 @@ from autosync.errors import InvalidInput
 from autosync.interop.autodist_messages import (
     AttrValue,
     GraphDef,
-    Node,
+    NodeConfig,
     PSSynchronizer,
     StrategyMessage,
 )
@@ -75,7 +75,7 @@ def test_depth_is_bounded() -> None:
     for _ in range(20):
         data = tagged(5, Wire.LENGTH, data)
     with pytest.raises(InvalidInput, match="nested more than 12 levels"):
-        decode(Node, Window.of(data), 1000)
+        decode(NodeConfig, Window.of(data), 1000)
 
 
 def test_the_number_of_values_is_bounded() -> None:

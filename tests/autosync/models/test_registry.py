@@ -8,7 +8,7 @@ import autosync.bundled_data
 from autosync.documents import to_json
 from autosync.errors import InvalidInput, NotFound
 from autosync.models import BUNDLED, bundled, graph_file, spec_of
-from autosync.models.bert import Pretraining
+from autosync.models.bert import BertPretraining
 from autosync.models.model_specs import import_bundled
 
 # Published: torchvision's model pages, the BERT and GPT-2 releases; DeAR table I counts 161, 206
@@ -41,13 +41,13 @@ def test_sizes_the_supplement_states(name: str, millions: int) -> None:
 
 def test_bert_without_its_heads_has_the_usual_count() -> None:
     with torch.device("meta"):
-        encoder = Pretraining(12, 768, 12).encoder
+        encoder = BertPretraining(12, 768, 12).encoder
     assert sum(parameter.numel() for parameter in encoder.parameters()) == 109_482_240
 
 
 @pytest.mark.parametrize("name", BUNDLED)
 def test_stored_graphs_are_what_an_import_gives(name: str) -> None:
-    """Run scripts/import_models after changing the importer or a model."""
+    """Run scripts/write_model_graphs.py after changing the importer or a model."""
     again = to_json(import_bundled(BUNDLED[name], BUNDLED[name].batch_size)) + "\n"
     assert graph_file(name).read_text() == again
 

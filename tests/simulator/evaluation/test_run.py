@@ -237,7 +237,7 @@ def test_the_command_writes_tables_and_pictures(
     domains: list[MeasuredDomain], tmp_path: Path
 ) -> None:
     write(tmp_path / "data", domains[:1])
-    command = [sys.executable, str(ROOT / "scripts" / "evaluate_simulators")]
+    command = [sys.executable, str(ROOT / "scripts" / "evaluate_simulators.py")]
     out = tmp_path / "out"
     done = subprocess.run(
         [*command, str(tmp_path / "data"), "-o", str(out), "--tables", "search", "--seeds", "0"],

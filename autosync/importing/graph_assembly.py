@@ -80,15 +80,15 @@ def assemble_graph(
     batch size.
     """
     recorder, position = recording.recorder, recording.backward_position()
-    kept = _kept(recording, position)
-    index = {operation: i for i, operation in enumerate(kept)}
+    relevant = _relevant_operations(recording, position)
+    index = {operation: i for i, operation in enumerate(relevant)}
     operations = tuple(
         _operation(recorder, operation, index, _batched(recorder, operation, doubled, batch_size))
-        for operation in kept
+        for operation in relevant
     )
     # Operations without backward (masks, constants) take no time there: they close the list.
-    with_backward = sorted((op for op in kept if op in position), key=position.__getitem__)
-    without = [op for op in reversed(kept) if op not in position]
+    with_backward = sorted((op for op in relevant if op in position), key=position.__getitem__)
+    without = [op for op in reversed(relevant) if op not in position]
     variables = list(recording.parameters)
     after = {key: _completed_by(recording, i, position) for i, key in enumerate(variables)}
     return ModelGraph(
@@ -105,8 +105,9 @@ def assemble_graph(
     )
 
 
-def _kept(recording: StepRecording, position: dict[int, int]) -> list[int]:
-    """Operations that lead to the loss, run in backward or have FLOPs: not a counter's update."""
+def _relevant_operations(recording: StepRecording, position: dict[int, int]) -> list[int]:
+    """Operations that lead to the loss, run in backward or have FLOPs; an update of a buffer that
+    only counts batches is none of these."""
     records = recording.recorder.records
     needed = set(position)
     needed.update(i for i, r in enumerate(records) if r.forward_flops or r.backward_flops)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Import the bundled models anew and write their graphs to datasets/models/.
 
-Run with the project's environment: `.venv/bin/python scripts/import_models [NAME ...]`.
+Run with the project's environment: `.venv/bin/python scripts/write_model_graphs.py [NAME ...]`.
 """
 
 import sys

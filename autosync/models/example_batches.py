@@ -1,11 +1,12 @@
-"""Example inputs and losses that the bundled models share."""
+"""Example batches and losses that the bundled models share."""
 
 from typing import Any
 
 import torch
 from torch import nn
 
-Built = tuple[nn.Module, tuple[torch.Tensor, ...], Any]
+TrainingExample = tuple[nn.Module, tuple[torch.Tensor, ...], Any]
+"""A module, its example inputs, and its loss function (outputs, *inputs) -> scalar."""
 
 
 def classification_loss(

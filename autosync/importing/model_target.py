@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from autosync.errors import InvalidInput, NotFound
-from autosync.importing.copies import Inputs, Loss, check_inputs, first_line
+from autosync.importing.meta_copies import Inputs, Loss, check_inputs, first_line
 from autosync.importing.tracker import on_meta
 
 FORM = "Give it as package.module:function, e.g. train:example."
@@ -114,7 +114,7 @@ def _call(function: Callable[[], Any], target: str, allocate: bool) -> Any:
         try:
             with on_meta():
                 return function()
-        except Exception:  # it may load or read weights; called plainly below, and then heard
+        except Exception:  # it may load or read weights: called again below, on the CPU
             pass
     try:
         with torch.device("cpu"):

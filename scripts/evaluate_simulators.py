@@ -2,7 +2,7 @@
 """Evaluate every simulator on a folder of measured strategies; write tables and pictures.
 
 Run with the project's environment:
-    .venv/bin/python scripts/evaluate_simulators datasets/runtimes -o docs/evaluation --jobs 2
+    .venv/bin/python scripts/evaluate_simulators.py datasets/runtimes -o docs/evaluation --jobs 2
 
 Interrupted, it goes on with `--tables` and the names of the tables that are missing.
 """

@@ -1,0 +1,24 @@
+"""The device type of a rank in a running job."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from autosync.errors import NotSupported
+from autosync.trials.live.live_cluster import device_memory_gb, device_type_of
+
+
+def test_an_unknown_gpu_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = SimpleNamespace(name="NVIDIA L40S", total_memory=48_000_000_000)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
+    gpu = torch.device("cuda", 0)
+    with pytest.raises(NotSupported, match="'NVIDIA L40S' is of no known device type"):
+        device_type_of(gpu)
+    assert device_type_of(gpu, "rtx-3090") == "rtx-3090"
+    assert device_memory_gb(gpu) == 48.0
+
+
+def test_a_cpu_is_a_cpu() -> None:
+    assert device_type_of(torch.device("cpu")) == "cpu"
+    assert device_memory_gb(torch.device("cpu")) is None

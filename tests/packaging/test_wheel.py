@@ -1,0 +1,122 @@
+"""What is installed: one package, whole, that hides nobody's modules."""
+
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.builds import (
+    LINKED,
+    build,
+    copy_tree,
+    install,
+    packaged_files,
+    run_installed,
+)
+
+USERS_OWN = {
+    "search.py": "MINE = 'search'",
+    "api.py": "MINE = 'api'",
+    "simulator.py": "MINE = 'simulator'",
+    "datasets/__init__.py": "MINE = 'datasets'",
+    "migrations/__init__.py": "MINE = 'migrations'",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("packaging")
+
+
+@pytest.fixture(scope="module")
+def tree(folder: Path) -> Path:
+    return copy_tree(folder / "tree")
+
+
+@pytest.fixture(scope="module")
+def wheel(tree: Path, folder: Path) -> Path:
+    return build(tree, "wheel", folder / "from_tree")
+
+
+@pytest.fixture(scope="module")
+def elsewhere(folder: Path) -> Path:
+    """A folder with a user's own modules, named as the project's folders are."""
+    for name, text in USERS_OWN.items():
+        file = folder / "elsewhere" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return folder / "elsewhere"
+
+
+def contents(wheel: Path) -> dict[str, int]:
+    """Checksum by name."""
+    with zipfile.ZipFile(wheel) as opened:
+        return {entry.filename: entry.CRC for entry in opened.infolist()}
+
+
+def test_the_wheel_holds_autosync_alone_and_every_file_of_it(wheel: Path, tree: Path) -> None:
+    names = contents(wheel).keys()
+    top = {name.split("/")[0] for name in names}
+    assert top == {"autosync", "-".join(wheel.name.split("-")[:2]) + ".dist-info"}
+    assert {name for name in names if name.startswith("autosync/")} == packaged_files(tree)
+    assert "autosync/py.typed" in names
+
+
+def test_the_sdist_makes_the_same_wheel(wheel: Path, tree: Path, folder: Path) -> None:
+    sdist = build(tree, "sdist", folder / "sdist")
+    with tarfile.open(sdist) as opened:
+        opened.extractall(folder / "unpacked", filter="data")
+    (unpacked,) = (folder / "unpacked").iterdir()
+    again = contents(build(unpacked, "wheel", folder / "from_sdist"))
+    assert again.keys() == contents(wheel).keys()
+    changed = {name for name, checksum in contents(wheel).items() if again[name] != checksum}
+    assert not changed
+
+
+def test_the_installed_package_works_beside_a_users_own_modules(
+    wheel: Path, folder: Path, elsewhere: Path
+) -> None:
+    target = install(wheel, folder / "installed")
+    code = f"""
+import sqlite3
+import search, api, simulator, datasets, migrations
+for module in (search, api, simulator, datasets, migrations):
+    assert module.MINE == module.__name__
+import autosync
+assert autosync.__file__.startswith({str(target)!r}), autosync.__file__
+import autosync.api, autosync.search, autosync.simulator
+from autosync.api.cli.main import run
+from autosync.api.db.migrate import head_revision, migrate
+from autosync.cluster_file import bundled_clusters, load_cluster
+from autosync.models import BUNDLED, bundled
+assert load_cluster(bundled_clusters()[0]).world_size > 1
+assert all(bundled(name).name == name for name in BUNDLED)
+migrate("sqlite:///installed.db")
+rows = sqlite3.connect("installed.db").execute("select version_num from alembic_version")
+assert [row[0] for row in rows] == [head_revision()]
+assert autosync.tune.__module__.startswith("autosync.search.")
+print("works")
+"""
+    assert run_installed(target, code, elsewhere) == "works\n"
+
+
+def test_an_editable_install_exposes_autosync_alone(
+    tree: Path, folder: Path, elsewhere: Path
+) -> None:
+    target = install(build(tree, "editable", folder / "editable"), folder / "linked")
+    code = f"""
+import sys
+from importlib.util import find_spec
+sys.path.remove("")
+def origin(name):
+    spec = find_spec(name)
+    return [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
+for name in {(*LINKED, "tests", "benchmarks")!r}:
+    assert not any(str(place).startswith({str(tree)!r}) for place in origin(name)), name
+import autosync, autosync.search, autosync.simulator, autosync.api
+assert autosync.__file__.startswith({str(tree)!r}), autosync.__file__
+from autosync.models import bundled
+print(bundled("resnet50").name)
+"""
+    assert run_installed(target, code, elsewhere) == "resnet50\n"
