@@ -26,7 +26,7 @@ VARIANTS = (
     (Method.ALL_GATHER, Option()),
     (Method.FACTORS, Option()),
 )
-"""The ways to synchronize a shard, numbered as the constants below."""
+"""How a shard may be synchronized, numbered as the constants below."""
 
 OWNER, OWNER_HIERARCHICAL, RING, TREE, HIERARCHICAL, SCATTER, SCATTER_SHARDED, GATHER, FACTORS = (
     range(len(VARIANTS))
@@ -40,7 +40,7 @@ VARIABLE = np.dtype(
     [
         ("elements", np.int64),
         ("item_bytes", np.int64),
-        ("load_bytes", np.float64),
+        ("sent_bytes", np.float64),
         ("dims", np.int64, (MAX_DIMS,)),
         ("rank", np.int64),
         ("dtype", np.int64),
@@ -59,7 +59,7 @@ VARIABLE = np.dtype(
 )
 """A variable as the kernels read it.
 
-load_bytes: what one replica sends for it (touched rows only when sparse). dtype: number of its
+sent_bytes: what one replica sends for it (touched rows only when sparse). dtype: number of its
 type and sparsity, of which a message holds one. by_rows: cut along axis 0 only. cheap_factors:
 factors are fewer bytes than a ring's. matrix: PowerSGD can pack it. wide: a 16-bit encoding
 shortens it. pin: its first pinned row, or -1.
@@ -85,7 +85,7 @@ RULES = np.dtype(
 )
 """What may be drawn. owners: parameter servers; reduces, scatters: the two collectives."""
 
-KIND = np.dtype([("method", np.uint8), ("option", np.uint16)], align=True)
+SYNCHRONIZER = np.dtype([("method", np.uint8), ("option", np.uint16)], align=True)
 PIN = np.dtype(
     [
         ("length", np.int64),
@@ -101,7 +101,8 @@ PIN = np.dtype(
 class Tables(NamedTuple):
     """V variables, S servers, E encodings; records, since numba passes those as pointers.
 
-    variables VARIABLE[V]. rules RULES[1]. kinds KIND[]: of `variant * E + encoding`. pins PIN[].
+    variables VARIABLE[V]. rules RULES[1]. synchronizers SYNCHRONIZER[]: of
+    `variant * E + encoding`. pins PIN[].
     ready_order i64[V]: variables in the order in which their gradients become ready.
     weight, log_weight f64[S]: each server's part of the cluster's NIC bandwidth.
     slice_bytes, encodings i64[]: what to draw from. low_rank bool[E]: which encodings are PowerSGD.
@@ -109,7 +110,7 @@ class Tables(NamedTuple):
 
     variables: NDArray[np.void]
     rules: NDArray[np.void]
-    kinds: NDArray[np.void]
+    synchronizers: NDArray[np.void]
     pins: NDArray[np.void]
     ready_order: NDArray[np.int64]
     weight: NDArray[np.float64]
@@ -136,7 +137,7 @@ def drawing(domain: Domain, space: Space) -> Drawing:
     """
     encodings = (EXACT, *(e for e in dict.fromkeys(space.encodings) if e != EXACT))
     options: dict[Option, int] = {}
-    kinds = [
+    synchronizers = [
         (method, options.setdefault(_encoded(option, encoding), len(options)))
         for method, option in VARIANTS
         for encoding in encodings
@@ -149,7 +150,7 @@ def drawing(domain: Domain, space: Space) -> Drawing:
     tables = Tables(
         variables=variables,
         rules=_rules(domain, space, len(layouts), len(options), pins),
-        kinds=np.array(kinds, dtype=KIND),
+        synchronizers=np.array(synchronizers, dtype=SYNCHRONIZER),
         pins=pins,
         ready_order=np.array(domain.graph.gradient_order, dtype=np.int64),
         weight=weight,
@@ -215,7 +216,7 @@ def _variables(domain: Domain, space: Space) -> NDArray[np.void]:
     names = sorted({(v.dtype, v.sparse) for v in graph.variables})
     factors, ring = factor_costs(domain)
     found["elements"], found["item_bytes"] = table.elements, table.item_bytes
-    found["load_bytes"] = table.size_bytes * np.where(table.sparse, touched, 1.0)
+    found["sent_bytes"] = table.size_bytes * np.where(table.sparse, touched, 1.0)
     found["dims"], found["rank"] = table.dims, table.rank
     found["dtype"] = [names.index((v.dtype, v.sparse)) for v in graph.variables]
     found["sparse"] = found["by_rows"] = table.sparse
