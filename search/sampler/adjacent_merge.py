@@ -158,7 +158,8 @@ def _assign(
 ) -> int:
     """Deal the shards out in gradient-ready order; returns the number of groups, pinned too."""
     variables, rules = tables.variables, tables.rules[0]
-    families, groups = len(merge.shards), rules.pin_groups
+    families = len(merge.shards)
+    groups: int = rules.pin_groups
     for v in tables.ready_order:
         if variables[v].pin >= 0:
             continue

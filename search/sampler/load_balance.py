@@ -31,11 +31,11 @@ _SERVER_METHOD = np.uint8(0)
 class Runs(NamedTuple):
     """Shards without an owner, equal neighbours as one run; room for all shards of a proposal.
 
-    first i64[]: its first shard. count i64[]: its shards. bytes f64[]: of each of them.
+    first i64[]: its first shard. length i64[]: its number of shards. bytes f64[]: of each.
     """
 
     first: NDArray[np.int64]
-    count: NDArray[np.int64]
+    length: NDArray[np.int64]
     bytes: NDArray[np.float64]
 
 
@@ -110,7 +110,7 @@ def _gather_runs(
             same = False
         if same and server[row] < 0:
             size = runs.bytes[used - 1]
-            runs.count[used - 1] += 1
+            runs.length[used - 1] += 1
             last_row = row
         else:
             v = np.int64(variable[row])
@@ -118,7 +118,7 @@ def _gather_runs(
             if server[row] >= 0:
                 load[server[row]] += size
             else:
-                runs.first[used], runs.count[used], runs.bytes[used] = row, 1, size
+                runs.first[used], runs.length[used], runs.bytes[used] = row, 1, size
                 used += 1
                 last_row, last_length = row, length[row]
         total += size
@@ -153,7 +153,7 @@ def _place_runs(
     number = 0
     for run in descending:
         size = runs.bytes[run]
-        for row in range(runs.first[run], runs.first[run] + runs.count[run]):
+        for row in range(runs.first[run], runs.first[run] + runs.length[run]):
             noise = word(name, number)
             chosen = _draw_owner(servers, noise, size, largest - surplus, placed)
             surplus += max(0.0, size - max(deficit[chosen], 0.0))
