@@ -5,12 +5,16 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Discriminator
 
+from autosync.codes import MAX_POWERSGD_RANK
 from autosync.documents import STRICT, content_hash
 from autosync.errors import InvalidStrategy
 
 EncodingName = Literal["none", "fp16", "bf16", "powersgd"]
 Algorithm = Literal["ring", "tree", "hierarchical"]
 Order = Literal["fifo", "priority", "explicit", "ddp"]
+
+MAX_STALENESS = 255
+"""A population holds it in a byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,17 @@ class Encoding:
     name: EncodingName = "none"
     rank: int = 0
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def __post_init__(self) -> None:
+        if self.name == "powersgd" and not 1 <= self.rank <= MAX_POWERSGD_RANK:
+            why, remedy = f"PowerSGD has rank {self.rank}", f"Use 1 to {MAX_POWERSGD_RANK}."
+        elif self.name != "powersgd" and self.rank:
+            why, remedy = f"{self.name!r} has rank {self.rank}", "Only PowerSGD has a rank."
+        else:
+            return
+        raise InvalidStrategy(
+            f"encoding {why}.", thing="encoding.rank", value=self.rank, remedy=remedy
+        )
 
 
 EXACT = Encoding()
@@ -224,6 +239,15 @@ class Strategy:
     name: str = ""
     version: Literal[1] = 1
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.staleness <= MAX_STALENESS:
+            raise InvalidStrategy(
+                f"staleness is {self.staleness} iterations.",
+                thing="staleness",
+                value=self.staleness,
+                remedy=f"Use 0 to {MAX_STALENESS}; 0 is synchronous.",
+            )
 
     def canonical(self) -> "Strategy":
         """The same strategy unnamed, its groups numbered in order of first appearance."""
