@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from autosync.domain import Domain
 from autosync.graph import ITEM_BYTES, Variable
-from autosync.search.sampler.sampling_tables import server_weights
+from autosync.search.domain_facts import server_weights
 from autosync.strategy import (
     AllGather,
     Factors,

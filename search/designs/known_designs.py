@@ -21,7 +21,7 @@ from autosync.search.designs.building_blocks import (
     owned,
     uncut,
 )
-from autosync.search.sampler.sampling_tables import factor_costs
+from autosync.search.domain_facts import factor_costs
 from autosync.strategy import (
     AllReduce,
     ParameterServer,

@@ -13,8 +13,8 @@ from autosync.search.loop.outcome import DDP, TuningEvent, strategy_id
 from autosync.search.loop.ranking import materialize, rank
 from autosync.search.loop.selection import select
 from autosync.search.loop.settings import Settings
-from autosync.search.loop.tuning_store import Proposal, Store
-from autosync.search.space import Candidate, Space
+from autosync.search.loop.tuning_store import Candidate, Proposal, Store
+from autosync.search.space import Space
 from autosync.simulator.contract import Learner, Simulator
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 

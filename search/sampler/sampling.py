@@ -10,7 +10,7 @@ from autosync.search.sampler.adjacent_merge import merge_adjacent
 from autosync.search.sampler.draw_kernels import draw_choices, fill_shards
 from autosync.search.sampler.drawn_columns import empty_choices, empty_shards
 from autosync.search.sampler.load_balance import balance_load
-from autosync.search.sampler.sampling_tables import drawing
+from autosync.search.sampler.sampling_tables import sampler_inputs
 from autosync.search.space import Space
 
 
@@ -33,7 +33,7 @@ def sample_at(domain: Domain, space: Space, indices: NDArray[np.uint64], seed: i
         raise InvalidInput(
             f"the seed is {seed}.", thing="seed", value=seed, remedy="Use 0 to 2**64 - 1."
         )
-    tables, options, layouts = drawing(domain, space)
+    tables, options, layouts = sampler_inputs(domain, space)
     key, n = np.uint64(seed), len(indices)
     choices = empty_choices(n, len(tables.variables))
     draw_choices(tables, key, indices, choices)

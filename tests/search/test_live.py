@@ -14,8 +14,7 @@ from autosync.bundle import load_bundle
 from autosync.documents import from_json
 from autosync.errors import InvalidInput, NotSupported
 from autosync.search.live_tuning import LiveStore
-from autosync.search.loop.tuning_store import Proposal
-from autosync.search.space import Candidate
+from autosync.search.loop.tuning_store import Candidate, Proposal
 from autosync.trials.contract import TrialResult
 from autosync.trials.live.live_cluster import Seat, refuse_mixed, seated_device
 from autosync.trials.live.live_graph import Call, Tape, _adopt_orphans, _finish_order

@@ -268,10 +268,10 @@ def test_an_optimizer_that_is_not_elementwise_gets_no_owners_or_sharded_updates(
     assert not any(drawn.options[code].sharded_update for code in set(drawn.option.tolist()))
 
 
-def test_an_empty_space_is_refused() -> None:
-    nothing = Space(parameter_server=False, all_reduce=False, reduce_scatter=False)
+def test_owners_alone_are_refused_where_the_optimizer_takes_none() -> None:
+    domain = domain_of(optimizer=Optimizer("lbfgs", elementwise=False))
     with pytest.raises(InvalidInput, match="neither collectives nor a parameter server"):
-        sample(domain_of(), nothing, 0, 1, 0)
+        sample(domain, OWNERS_ONLY, 0, 1, 0)
 
 
 @pytest.mark.parametrize(
