@@ -119,6 +119,7 @@ def run_job(
         simulator,
         job.settings,
         store.report,
+        stop=lambda phase: store.cancelled(),
     )
 
 

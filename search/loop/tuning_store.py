@@ -1,4 +1,4 @@
-"""What the tuning loop needs kept, so that it can stop anywhere and go on."""
+"""What the tuning loop needs stored, so that it can stop anywhere and go on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,8 +61,4 @@ class Store(Protocol):
 
     def record(self, result: TrialResult) -> None:
         """Store a finished trial once; recording its key again is an error."""
-        ...
-
-    def cancelled(self) -> bool:
-        """Whether the user asked this tuning to stop."""
         ...
