@@ -18,7 +18,12 @@ from numpy.typing import NDArray
 
 from autosync.bundle import Bundle, make_bundle
 from autosync.bundled_data import data_file
-from autosync.search.collect.collection_plan import CollectionTarget, domain_of, load_plan, only
+from autosync.search.collect.collection_plan import (
+    CollectionTarget,
+    domain_of,
+    load_plan,
+    select_targets,
+)
 from autosync.search.collect.pass_runner import TIMEOUT_SECONDS
 from autosync.search.collect.remaining_passes import strategies_of
 from autosync.trials.contract import Pool, TrialRequest, Workload
@@ -93,7 +98,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=5)
     given = parser.parse_args()
     names = tuple(given.domain or ("transformer-2x2",))
-    plan = only(load_plan(data_file("runtimes", "plan.yaml")), names)
+    plan = select_targets(load_plan(data_file("runtimes", "plan.yaml")), names)
     print("| domain | pass | ran twice | median difference | third quartile | above 5 % | takes |")
     print("|---|---|---|---|---|---|---|")
     for target in plan.domains:

@@ -25,20 +25,20 @@ def select(
     """
     choices = choice_features(population)
     cost = normalised(scores)
-    likeness = np.zeros(len(population), dtype=np.float64)
+    alike = np.zeros(len(population), dtype=np.float64)
     open_ = np.ones(len(population), dtype=np.bool_)
     picked = 0
     for index in tried:
-        likeness += similarity(choices, index)
+        alike += similarity(choices, index)
         open_[index] = False
         picked += 1
     picks: list[int] = []
     while len(picks) < k and open_.any():
-        total = cost + alpha * likeness / max(picked, 1)
+        total = cost + alpha * alike / max(picked, 1)
         best = int(np.argmin(np.where(open_, total, np.inf)))
         picks.append(best)
         open_[best] = False
-        likeness += similarity(choices, best)
+        alike += similarity(choices, best)
         picked += 1
     return np.array(picks, dtype=np.int64)
 

@@ -26,8 +26,8 @@ def test_every_pick_is_the_greedy_minimum_of_equation_11() -> None:
     for pick in select(scores, DRAWN, 10, alpha):
         totals = {}
         for i in set(range(40)) - set(picks):
-            likeness = [(choices[i] == choices[j]).mean() for j in picks]
-            totals[i] = cost[i] + alpha * (np.mean(likeness) if likeness else 0.0)
+            alike = [(choices[i] == choices[j]).mean() for j in picks]
+            totals[i] = cost[i] + alpha * (np.mean(alike) if alike else 0.0)
         assert np.isclose(totals[pick], min(totals.values()))
         picks.append(int(pick))
 
@@ -51,9 +51,9 @@ def test_tried_strategies_count_but_are_not_picked_again() -> None:
 def test_similarity_is_the_share_of_equal_choices() -> None:
     one = known_designs.all_reduce_one_bucket(DOMAIN)
     population = encode([one, known_designs.reduce_scatter_25mb(DOMAIN), one], DOMAIN)
-    likeness = similarity(choice_features(population), 0)
-    assert likeness[[0, 2]].tolist() == [1.0, 1.0]
-    assert likeness[1] == 8 / 9  # the method alone differs, of nine choices
+    alike = similarity(choice_features(population), 0)
+    assert alike[[0, 2]].tolist() == [1.0, 1.0]
+    assert alike[1] == 8 / 9  # the method alone differs, of nine choices
 
 
 def test_names_of_groups_do_not_count() -> None:

@@ -12,7 +12,7 @@ from autosync.errors import AutosyncError, InvalidInput
 from autosync.population import Population, decode, encode
 from autosync.search.loop.memory_store import MemoryStore
 from autosync.search.loop.outcome import Outcome, TuningEvent
-from autosync.search.loop.proposing import KEPT, shortlist
+from autosync.search.loop.proposing import SHORTLIST_SIZE, shortlist
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_loop import StopRule, never, tune
 from autosync.search.sampler.sampling import sample
@@ -211,7 +211,7 @@ def test_what_learns_judges_what_the_timeline_leaves() -> None:
     plain = shortlist(DOMAIN, Space(), TimelineSimulator(), 600, 5, ignore)
     learned = shortlist(DOMAIN, Space(), Contrary(), 600, 5, ignore, optimism=0.0)
     for kept in (plain, learned):
-        assert len(kept.population) == len(kept.index) == len(kept.seconds) == KEPT
+        assert len(kept.population) == len(kept.index) == len(kept.seconds) == SHORTLIST_SIZE
         assert (np.diff(kept.seconds) >= 0).all()
     # All 600 pass the timeline's shortlist, so opposite judges keep opposite ends of them.
     assert plain.index[0] not in learned.index
@@ -226,7 +226,7 @@ def test_what_may_be_faster_than_predicted_goes_first() -> None:
     kept = shortlist(DOMAIN, Space(), Contrary(), 600, 5, ignore, optimism=1.0)
     unsure = kept.population.slice_bytes == 0
     count = int(unsure.sum())
-    assert 0 < count < KEPT
+    assert 0 < count < SHORTLIST_SIZE
     assert unsure[:count].all()
     assert (kept.promise[~unsure] == kept.seconds[~unsure]).all()
     assert (kept.promise[unsure] < kept.seconds[unsure]).all()
