@@ -170,7 +170,7 @@ def test_no_more_groups_than_the_space_allows(domain: Domain, space: Space, seed
         rows = slice(drawn.first[index], drawn.first[index + 1])
         method, server = drawn.method[rows], drawn.server[rows]
         sparse = domain.variables.sparse[drawn.variable[rows]]  # never shares with a dense one
-        kinds = {}
+        kinds: dict[int, dict[tuple[int, int, bool], set[int]]] = {}
         options, groups = drawn.option[rows], drawn.group[rows]
         for m, o, z, s, g in zip(method, options, sparse, server, groups, strict=True):
             kinds.setdefault(int(s), {}).setdefault((int(m), int(o), bool(z)), set()).add(int(g))

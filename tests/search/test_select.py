@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autosync.population import concatenate, encode
+from autosync.population import encode
 from autosync.search.designs import known_designs
 from autosync.search.loop.selection import choice_features, normalised, select, similarity
 from autosync.search.sampler.sampling import sample
@@ -20,7 +20,8 @@ def test_without_similarity_the_fastest_are_picked_in_order() -> None:
 
 def test_every_pick_is_the_greedy_minimum_of_equation_11() -> None:
     scores = np.random.default_rng(1).uniform(1, 2, 40)
-    alpha, picks = 0.7, []
+    alpha = 0.7
+    picks: list[int] = []
     cost = (scores - scores.min()) / np.median(scores - scores.min())
     choices = choice_features(DRAWN)
     for pick in select(scores, DRAWN, 10, alpha):
@@ -39,13 +40,6 @@ def test_a_copy_waits_for_something_new() -> None:
     scores = np.array([1.0, 1.01, 1.01])
     assert select(scores, population, 3, 0.0).tolist() == [0, 1, 2]
     assert select(scores, population, 3, 0.5).tolist() == [0, 2, 1]
-
-
-def test_tried_strategies_count_but_are_not_picked_again() -> None:
-    population = concatenate([encode([known_designs.all_reduce_5mb(DOMAIN)], DOMAIN)] * 2 + [DRAWN])
-    picks = select(np.ones(42), population, 5, 1.0, tried=[0])
-    assert 0 not in picks
-    assert picks[0] != 1
 
 
 def test_similarity_is_the_share_of_equal_choices() -> None:

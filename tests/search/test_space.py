@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ def test_what_nothing_can_be_drawn_from_is_refused_by_name(
 ) -> None:
     given = tuple(value) if isinstance(value, list) else value
     with pytest.raises(InvalidInput, match=words) as refused:
-        Space(**{field: given})
+        replace(Space(), **{field: given})
     assert refused.value.thing.removeprefix("space.") == field
     assert refused.value.value in (given, *(value if isinstance(value, list) else ()))
     assert refused.value.remedy
@@ -54,9 +55,7 @@ def test_what_nothing_can_be_drawn_from_is_refused_by_name(
 def test_every_synchronizer_off_is_refused(cls: type[Allowed]) -> None:
     with pytest.raises(InvalidInput, match=r"reduce_scatter are all off.*Allow one of them"):
         cls(parameter_server=False, all_reduce=False, reduce_scatter=False)
-    for name in ("parameter_server", "all_reduce", "reduce_scatter"):
-        off = dict.fromkeys(("parameter_server", "all_reduce", "reduce_scatter"), False)
-        assert getattr(cls(**{**off, name: True}), name)
+    assert cls(parameter_server=False, all_reduce=False).reduce_scatter
 
 
 def test_two_pins_of_one_variable_are_refused() -> None:
