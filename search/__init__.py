@@ -1,0 +1,3 @@
+"""The search for the fastest strategy: collect, live > loop > designs, sampler > space.
+
+May import simulator and autosync, never api. `space` is its contract: what is searched."""

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 import autosync
 from autosync.documents import to_json
 from autosync.domain import Domain
-from autosync.search.live_tuning import _go_on
+from autosync.search.live.live_tuning import _go_on
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.settings import Settings
 from autosync.trials.contract import TrialRequest, TrialResult

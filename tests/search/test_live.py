@@ -13,7 +13,7 @@ import autosync
 from autosync.bundle import load_bundle
 from autosync.documents import from_json
 from autosync.errors import InvalidInput, NotSupported
-from autosync.search.live_tuning import TimeBudget
+from autosync.search.live.live_tuning import TimeBudget
 from autosync.trials.contract import TrialResult
 from autosync.trials.live.live_cluster import Seat, refuse_mixed, seated_device
 from autosync.trials.live.live_graph import Call, Tape, _adopt_orphans, _finish_order
@@ -210,6 +210,6 @@ def test_the_confirmation_has_its_own_time(now: float, search: bool, confirm: bo
 
 
 def test_without_the_search_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "autosync.search.live_tuning", None)
+    monkeypatch.setitem(sys.modules, "autosync.search.live.live_tuning", None)
     with pytest.raises(NotSupported, match="not installed"):
         autosync.tune  # noqa: B018

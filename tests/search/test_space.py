@@ -1,5 +1,4 @@
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,6 +25,11 @@ def test_the_document_is_what_it_was() -> None:
     assert set(json_schema(Space)["properties"]) == set(json.loads(BEFORE))
 
 
+def made(field: str, value: Any) -> Space:
+    given: dict[str, Any] = {field: value}
+    return Space(**given)
+
+
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
@@ -43,7 +47,7 @@ def test_what_nothing_can_be_drawn_from_is_refused_by_name(
 ) -> None:
     given = tuple(value) if isinstance(value, list) else value
     with pytest.raises(InvalidInput, match=words) as refused:
-        replace(Space(), **{field: given})
+        made(field, given)
     assert refused.value.thing.removeprefix("space.") == field
     assert refused.value.value in (given, *(value if isinstance(value, list) else ()))
     assert refused.value.remedy

@@ -123,7 +123,7 @@ def _write_trace(recorded: "RecordedTimelines | None", trace: Path, document: st
 
 
 def _print_strategy(strategy: "Strategy", every: bool) -> None:
-    from autosync.search.description import describe
+    from autosync.strategy_description import describe
 
     out.print(f"[bold]{strategy.name or 'Strategy'}[/]: {describe(strategy)}")
     shown = strategy.choices if every else strategy.choices[:SHOWN]
