@@ -1,5 +1,6 @@
 """A strategy S: a complete, executable choice of how a domain's gradients are synchronized."""
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal
 
@@ -137,7 +138,7 @@ class Partition:
 
 
 def whole(shape: tuple[int, ...]) -> Partition:
-    return Partition(-1, (_product(shape),))
+    return Partition(-1, (math.prod(shape),))
 
 
 def split(shape: tuple[int, ...], axis: int, parts: int) -> Partition:
@@ -156,7 +157,7 @@ def split(shape: tuple[int, ...], axis: int, parts: int) -> Partition:
 
 def pieces(shape: tuple[int, ...], piece_elements: int) -> Partition:
     """Flat pieces of a fixed size, the last one shorter (BytePS, Poseidon's key-value pairs)."""
-    count = _product(shape)
+    count = math.prod(shape)
     full, rest = divmod(count, min(piece_elements, count))
     return Partition(-1, (min(piece_elements, count),) * full + ((rest,) if rest else ()))
 
@@ -276,10 +277,3 @@ class Strategy:
 
 def even_replicas(world_size: int) -> tuple[Replica, ...]:
     return tuple(Replica(rank, 1.0 / world_size) for rank in range(world_size))
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

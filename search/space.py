@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from autosync.allowed import Allowed
 from autosync.errors import InvalidInput
 from autosync.strategy import VariableChoice
+from autosync.units import MIB
 
 MAX_SLICE_BYTES = 2**63 - 1
 
@@ -29,7 +30,7 @@ class Space(Allowed):
     whole_below_bytes: int = 100_000
     max_parts: int = 40
     max_groups: int = 20
-    slice_bytes: tuple[int, ...] = (0, 1 << 20, 4 << 20, 16 << 20)
+    slice_bytes: tuple[int, ...] = (0, MIB, 4 * MIB, 16 * MIB)
     pins: tuple[VariableChoice, ...] = ()
 
     def __post_init__(self) -> None:

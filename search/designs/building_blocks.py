@@ -21,7 +21,6 @@ from autosync.strategy import (
     whole,
 )
 
-MIB = 1 << 20
 TAIL_PART = 8
 """A last group below this part of the limit joins the one before where tails are folded: a message
 in two halves pays its startup twice, however few bytes it holds."""

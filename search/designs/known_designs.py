@@ -7,7 +7,6 @@ from autosync.errors import NotSupported
 from autosync.graph import Variable
 from autosync.plan.plan_document import DDP_BUCKET_BYTES
 from autosync.search.designs.building_blocks import (
-    MIB,
     Choices,
     assemble,
     by_divisor,
@@ -34,6 +33,7 @@ from autosync.strategy import (
     split,
     whole,
 )
+from autosync.units import MIB
 
 DDP_FIRST_BUCKET_BYTES = MIB
 """torch's `_DEFAULT_FIRST_BUCKET_BYTES`."""

@@ -29,6 +29,7 @@ from autosync.search.sampler.sampling_tables import (
     Record,
     Tables,
 )
+from autosync.units import MIB
 
 CHOICES = 1
 """Purpose of the random stream of a proposal's choices."""
@@ -42,7 +43,7 @@ NEVER, HALF, ALWAYS = 0, 128, 256
 WHOLE, AXES, PIECES = 0, 1, 2
 """Ways a strategy cuts: not at all, along axes as published, into fixed-size pieces."""
 
-PIECE_BYTES = np.array([1 << 20, 2 << 20, 4 << 20, 8 << 20], dtype=np.int64)
+PIECE_BYTES = np.array([MIB, 2 * MIB, 4 * MIB, 8 * MIB], dtype=np.int64)
 """Fixed-size pieces to draw from: Poseidon's pairs are 2 MB, BytePS' pieces 4 MB."""
 
 _STYLE_WORDS = 16
