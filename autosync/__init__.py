@@ -22,7 +22,7 @@ _HOMES = {
     "ShareSampler": "autosync.runtime.share_sampler",
     "distribute": "autosync.runtime.distributed",
     "local_batch_size": "autosync.runtime.share_sampler",
-    "tune": "autosync.search.live_tuning",  # by name only: a job may lack the search
+    "tune": "autosync.search.live.live_tuning",  # by name only: a job may lack the search
 }
 
 

@@ -95,5 +95,8 @@ class Update(IntEnum):
 POWERSGD = 16
 """Encoding code of PowerSGD with rank r is POWERSGD + r."""
 
+MAX_POWERSGD_RANK = 255 - POWERSGD
+"""The code is a byte."""
+
 ENCODINGS = ("none", "fp16", "bf16")
 """Encoding codes 0, 1, 2."""

@@ -1,5 +1,6 @@
 """The model's dataflow graph G: operations, variables and the edges between them."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -66,10 +67,7 @@ class Variable:
 
     @property
     def elements(self) -> int:
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
     @property
     def size_bytes(self) -> int:

@@ -1,16 +1,21 @@
 """A strategy S: a complete, executable choice of how a domain's gradients are synchronized."""
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Discriminator
 
+from autosync.codes import MAX_POWERSGD_RANK
 from autosync.documents import STRICT, content_hash
 from autosync.errors import InvalidStrategy
 
 EncodingName = Literal["none", "fp16", "bf16", "powersgd"]
 Algorithm = Literal["ring", "tree", "hierarchical"]
 OrderName = Literal["fifo", "priority", "explicit", "ddp"]
+
+MAX_STALENESS = 255
+"""A population holds it in a byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +28,17 @@ class Encoding:
     name: EncodingName = "none"
     rank: int = 0
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def __post_init__(self) -> None:
+        if self.name == "powersgd" and not 1 <= self.rank <= MAX_POWERSGD_RANK:
+            why, remedy = f"PowerSGD has rank {self.rank}", f"Use 1 to {MAX_POWERSGD_RANK}."
+        elif self.name != "powersgd" and self.rank:
+            why, remedy = f"{self.name!r} has rank {self.rank}", "Only PowerSGD has a rank."
+        else:
+            return
+        raise InvalidStrategy(
+            f"encoding {why}.", thing="encoding.rank", value=self.rank, remedy=remedy
+        )
 
 
 EXACT = Encoding()
@@ -122,7 +138,7 @@ class Partition:
 
 
 def whole(shape: tuple[int, ...]) -> Partition:
-    return Partition(-1, (_product(shape),))
+    return Partition(-1, (math.prod(shape),))
 
 
 def split(shape: tuple[int, ...], axis: int, parts: int) -> Partition:
@@ -141,7 +157,7 @@ def split(shape: tuple[int, ...], axis: int, parts: int) -> Partition:
 
 def pieces(shape: tuple[int, ...], piece_elements: int) -> Partition:
     """Flat pieces of a fixed size, the last one shorter (BytePS, Poseidon's key-value pairs)."""
-    count = _product(shape)
+    count = math.prod(shape)
     full, rest = divmod(count, min(piece_elements, count))
     return Partition(-1, (min(piece_elements, count),) * full + ((rest,) if rest else ()))
 
@@ -225,6 +241,15 @@ class Strategy:
     version: Literal[1] = 1
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.staleness <= MAX_STALENESS:
+            raise InvalidStrategy(
+                f"staleness is {self.staleness} iterations.",
+                thing="staleness",
+                value=self.staleness,
+                remedy=f"Use 0 to {MAX_STALENESS}; 0 is synchronous.",
+            )
+
     def canonical(self) -> "Strategy":
         """The same strategy unnamed, its groups numbered in order of first appearance."""
         numbers: dict[int, int] = {}
@@ -252,10 +277,3 @@ class Strategy:
 
 def even_replicas(world_size: int) -> tuple[Replica, ...]:
     return tuple(Replica(rank, 1.0 / world_size) for rank in range(world_size))
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

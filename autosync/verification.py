@@ -247,16 +247,14 @@ def _check_encoding(
     variable: Variable, shard: Synchronizer, encoding: Encoding, whole: bool
 ) -> None:
     if encoding.name != "powersgd":
-        if encoding.rank:
-            raise _refusal(variable, "encoding", encoding.rank, "has a rank without PowerSGD")
         return
-    if encoding.rank < 1 or not isinstance(shard, AllReduce) or shard.algorithm != "ring":
+    if not isinstance(shard, AllReduce) or shard.algorithm != "ring":
         raise _refusal(
             variable,
             "encoding",
             encoding.rank,
-            f"is packed by PowerSGD of rank {encoding.rank} under {shard.kind}: it takes a rank "
-            "of at least 1 and a ring all_reduce",
+            f"is packed by PowerSGD of rank {encoding.rank} under {shard.kind}: it takes a ring "
+            "all_reduce",
         )
     if not whole or len(variable.shape) < 2:
         raise _refusal(

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, replace
 
+from autosync.allowed import Allowed
 from autosync.cluster import Cluster, Device, Node
 from autosync.domain import Domain, Optimizer
 from autosync.models import bundled
 from autosync.profiling import profile_from_step_seconds
-from autosync.simulator.cost.synchronizer_costs import Allowed
 from autosync.simulator.limit import iteration_limit
 from autosync.trials.contract import Workload
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher

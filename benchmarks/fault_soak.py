@@ -32,8 +32,7 @@ from autosync.api.engine.database_store import DatabaseStore
 from autosync.api.engine.tuning_request import TuningRequest, enqueue
 from autosync.search.designs import known_designs
 from autosync.search.loop.settings import Settings
-from autosync.search.loop.tuning_store import Proposal
-from autosync.search.space import Candidate
+from autosync.search.loop.tuning_store import Candidate, Proposal
 from autosync.trials.testbed import namespaces
 from benchmarks.soak_launcher import CANCEL, LAUNCHER, LINK, PLAIN, REFUSED, claim_anew
 from benchmarks.trial_overhead import made_up_domain

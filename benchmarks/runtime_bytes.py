@@ -9,12 +9,13 @@ The bound here is compute alone (for the hierarchy: the limit over all-reduces o
 
 from dataclasses import replace
 
+from autosync.allowed import Allowed
 from autosync.graph import ModelGraph
 from autosync.search.designs import known_designs
-from autosync.search.designs.building_blocks import MIB, assemble, collective
-from autosync.simulator.cost.synchronizer_costs import Allowed
+from autosync.search.designs.building_blocks import assemble, collective
 from autosync.simulator.limit import iteration_limit
 from autosync.strategy import AllReduce, Schedule
+from autosync.units import MIB
 from benchmarks.emulated import SCALES, Scales, cluster, domain_at, open_testbed
 from benchmarks.measure import Report, Way, arguments, ddp_way, paired
 

@@ -9,8 +9,9 @@ gradient's readiness and its next use. The goal is 95 % of it.
 
 from autosync.domain import Domain
 from autosync.search.designs import known_designs
-from autosync.search.designs.building_blocks import MIB, assemble, collective
+from autosync.search.designs.building_blocks import assemble, collective
 from autosync.strategy import AllReduce, ReduceScatter, Schedule, Strategy
+from autosync.units import MIB
 from benchmarks.emulated import SCALES, domain_at, open_testbed, ring_bound, ring_seconds
 from benchmarks.measure import Report, Way, arguments, ddp_way, paired
 

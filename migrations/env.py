@@ -7,6 +7,7 @@ from sqlalchemy import Connection
 
 from autosync.api.db.database import WRITES, connect
 from autosync.api.db.tables import Base
+from autosync.environment import DATABASE_URL_VARIABLE
 
 
 def run(connection: Connection) -> None:
@@ -22,7 +23,7 @@ def run(connection: Connection) -> None:
 
 def run_from_shell() -> None:
     """The `alembic` command, for writing a new revision."""
-    database = connect(os.environ.get("AUTOSYNC_DATABASE_URL", "sqlite:///autosync.db"))
+    database = connect(os.environ.get(DATABASE_URL_VARIABLE, "sqlite:///autosync.db"))
     with database.engine.connect().execution_options(**{WRITES: True}) as connection:
         run(connection)
 

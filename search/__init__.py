@@ -1,4 +1,3 @@
-"""The search for a domain's best strategy: what is tried, in which order, and what wins.
+"""The search for the fastest strategy: collect, live > loop > designs, sampler > space.
 
-Imports `simulator`, `trials` and all below them, never `api`.
-"""
+May import simulator and autosync, never api. `space` is its contract: what is searched."""

@@ -1,57 +1,55 @@
 """The space that a search draws from, and the choices a user pins."""
 
+from collections import Counter
 from dataclasses import dataclass
-from typing import ClassVar
 
-from pydantic import ConfigDict
+from autosync.allowed import Allowed
+from autosync.errors import InvalidInput
+from autosync.strategy import VariableChoice
+from autosync.units import MIB
 
-from autosync.documents import STRICT
-from autosync.strategy import Encoding, Strategy, VariableChoice
+MAX_SLICE_BYTES = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
-    """Which choices the sampler may take. The defaults are everything exact that the runtime runs.
+class Space(Allowed):
+    """What is allowed, how the sampler draws from it, and what is pinned (allowed or not).
 
+    priority: messages may be ordered by their next use.
     whole_below_bytes, max_parts, max_groups: AutoSync's published sampler keeps variables under
         100 KB whole, cuts into at most 40 parts and merges into at most 20 groups.
     slice_bytes: slice sizes to draw from; 0 does not slice.
-    encodings: lossless only, unless the user allows more.
-    uneven_shares: also draw batch shares proportional to the devices' speed; off by default,
-        since the training script must deal its data accordingly.
     pins: choices the search must keep, by variable. Pinned shards share a message only among
         themselves, as their group numbers say.
+
+    Raises:
+        InvalidInput: nothing could be drawn, or a number is out of range; names the field.
     """
 
-    parameter_server: bool = True
-    all_reduce: bool = True
-    reduce_scatter: bool = True
-    hierarchical: bool = True
-    factors: bool = True
     priority: bool = True
-    overlap_forward: bool = True
     whole_below_bytes: int = 100_000
     max_parts: int = 40
     max_groups: int = 20
-    slice_bytes: tuple[int, ...] = (0, 1 << 20, 4 << 20, 16 << 20)
-    encodings: tuple[Encoding, ...] = (Encoding(),)
-    uneven_shares: bool = False
+    slice_bytes: tuple[int, ...] = (0, MIB, 4 * MIB, 16 * MIB)
     pins: tuple[VariableChoice, ...] = ()
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def __post_init__(self) -> None:
+        Allowed.__post_init__(self)  # a slotted class is made anew, so super() does not find it
+        for name, least in (("whole_below_bytes", 0), ("max_parts", 1), ("max_groups", 1)):
+            value = getattr(self, name)
+            if value < least:
+                raise _refused(name, value, f"is {value}", f"Give {least} or more.")
+        if not self.slice_bytes:
+            raise _refused("slice_bytes", (), "is empty", "Give [0] to leave messages whole.")
+        for size in self.slice_bytes:
+            if not 0 <= size <= MAX_SLICE_BYTES:
+                why, remedy = f"has a slice of {size} bytes", "Give sizes above 0, or 0: no slices."
+                raise _refused("slice_bytes", size, why, remedy)
+        for variable, count in Counter(pin.variable for pin in self.pins).items():
+            if count > 1:
+                raise _refused("pins", variable, f"has {count} for {variable!r}", "Give one.")
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A strategy worth a trial.
-
-    origin: `sampled` (then `seed` and `index` identify it in the population) or the name of the
-        hand-designed builder that made it.
-    """
-
-    strategy: Strategy
-    predicted_seconds: float
-    simulator: str
-    origin: str
-    seed: int = 0
-    index: int = -1
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+def _refused(field: str, value: object, why: str, remedy: str) -> InvalidInput:
+    message = f"space: {field} {why}."
+    return InvalidInput(message, thing=f"space.{field}", value=value, remedy=remedy)

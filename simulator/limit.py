@@ -7,13 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
+from autosync.allowed import Allowed
 from autosync.cluster import Cluster
 from autosync.codes import Op
 from autosync.domain import Domain
 from autosync.plan.compiler_arrays import ALL_RANKS, team_table
 from autosync.simulator.compute_time import compute_factors
 from autosync.simulator.cost.network import network_of
-from autosync.simulator.cost.synchronizer_costs import Allowed, ways_of
+from autosync.simulator.cost.synchronizer_costs import ways_of
 from autosync.strategy import even_replicas
 
 F64 = NDArray[np.float64]
@@ -60,7 +61,7 @@ def iteration_limit(domain: Domain, allowed: Allowed | None = None) -> Limit:
     compute = slowest * (domain.timing.forward_seconds + domain.timing.backward_seconds)
     needs = least_transfer(domain, allowed)
     schedule = 0.0
-    if not allowed.staleness and not (allowed.uneven_shares and np.ptp(factors) > 0):
+    if not (allowed.uneven_shares and np.ptp(factors) > 0):
         ready, tails = _windows(domain, allowed, float(factors.min()), slowest)
         schedule = longest_tail_first(ready, needs, tails)
     transfer = float(needs.sum())

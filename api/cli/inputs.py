@@ -78,9 +78,9 @@ def _import_target(target: str, batch_size: int | None) -> "ModelGraph":
 
 
 def _bundled_graph(name: str, batch_size: int | None) -> "ModelGraph":
-    from autosync.models import BUNDLED, bundled
+    from autosync.models import BUNDLED, bundled, is_bundled
 
-    if name.lower().replace("-", "_") not in BUNDLED:
+    if not is_bundled(name):
         remedy = "A graph JSON or package.module:function will do as well."
         raise unknown_name("model", name, list(BUNDLED), remedy)
     return bundled(name, batch_size)
@@ -89,12 +89,12 @@ def _bundled_graph(name: str, batch_size: int | None) -> "ModelGraph":
 def load_module(model: str, batch_size: int | None) -> "tuple[nn.Module, Inputs, Loss | None, int]":
     """The module itself with real weights, its inputs, loss and batch size, for measuring."""
     from autosync.importing import load_target
-    from autosync.models import BUNDLED, spec_of
+    from autosync.models import BUNDLED, is_bundled, spec_of
 
     if ":" in model:
         found = load_target(model, allocate=True)
         return found.module, found.example_inputs, found.loss, found.batch_size
-    if model.lower().replace("-", "_") in BUNDLED:
+    if is_bundled(model):
         spec = spec_of(model)
         size = batch_size or spec.batch_size
         return *spec.build(size), size

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from autosync.environment import PREFIX_VARIABLE, PYTHON_VARIABLE, RAY_ADDRESS_VARIABLE
+
 Model = Annotated[
     str,
     typer.Argument(
@@ -70,7 +72,6 @@ SIMULATOR_HELP = (
     "What ranks: learned (the timeline corrected by trials), timeline, analytic, a trained one by "
     "its name (see `autosync simulator`), or nearest (the one trained on the most similar domain)."
 )
-LauncherName = Literal["auto", "testbed", "local", "command", "ray"]
 Compute = Annotated[
     Literal["waited", "kernels"],
     typer.Option(
@@ -85,7 +86,7 @@ ComputeDevice = Annotated[
 Prefix = Annotated[
     str | None,
     typer.Option(
-        envvar="AUTOSYNC_PREFIX",
+        envvar=PREFIX_VARIABLE,
         help="How launcher command reaches a host: 'ssh {host}', 'srun -w {host} -N1 -n1 "
         "--overlap', 'kubectl exec -i pod-{host} --'.",
         show_default=False,
@@ -95,7 +96,7 @@ WorkerPython = Annotated[
     str | None,
     typer.Option(
         "--python",
-        envvar="AUTOSYNC_PYTHON",
+        envvar=PYTHON_VARIABLE,
         help="Interpreter on the hosts of launcher command.",
         show_default="this one's path",
     ),
@@ -103,7 +104,7 @@ WorkerPython = Annotated[
 RayAddress = Annotated[
     str | None,
     typer.Option(
-        envvar="AUTOSYNC_RAY_ADDRESS",
+        envvar=RAY_ADDRESS_VARIABLE,
         help="Head of the Ray cluster of launcher ray, HOST:PORT (RAY_AUTH_MODE=token).",
         show_default=False,
     ),
@@ -113,9 +114,9 @@ RayAddress = Annotated[
 def reach_hosts(prefix: str | None, python: str | None, ray_address: str | None) -> None:
     """Where the registry looks, in this process and in the workers that it starts."""
     given = {
-        "AUTOSYNC_PREFIX": prefix,
-        "AUTOSYNC_PYTHON": python,
-        "AUTOSYNC_RAY_ADDRESS": ray_address,
+        PREFIX_VARIABLE: prefix,
+        PYTHON_VARIABLE: python,
+        RAY_ADDRESS_VARIABLE: ray_address,
     }
     os.environ.update({name: value for name, value in given.items() if value is not None})
 

@@ -13,8 +13,8 @@ from autosync.documents import from_json, to_json
 from autosync.domain import Domain, Optimizer, Profile
 from autosync.errors import InvalidInput, NotFound
 from autosync.graph import ModelGraph
-from autosync.search.description import describe
 from autosync.strategy import Strategy
+from autosync.strategy_description import describe
 
 Row = TypeVar("Row", bound=Base)
 

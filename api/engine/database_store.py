@@ -20,8 +20,7 @@ from autosync.documents import from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.search.loop.outcome import TuningEvent
-from autosync.search.loop.tuning_store import Phase, Proposal
-from autosync.search.space import Candidate
+from autosync.search.loop.tuning_store import Candidate, Phase, Proposal
 from autosync.strategy import Strategy
 from autosync.trials.contract import TrialError, TrialResult
 from autosync.trials.measured_timeline import MeasuredTimeline

@@ -6,19 +6,13 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
+from autosync.environment import PREFIX_VARIABLE, PYTHON_VARIABLE, RAY_ADDRESS_VARIABLE
 from autosync.errors import NotFound, NotSupported
 from autosync.simulator.contract import Simulator
 from autosync.trials.contract import Launcher, Pool, Workload
-
-LauncherName = Literal["auto", "testbed", "local", "command", "ray"]
-REAL_CLUSTERS = frozenset({"command", "ray"})
-"""Launchers whose links are the cluster's own: nothing is scaled unless it is asked for."""
-
-PREFIX, PYTHON, RAY_ADDRESS = "AUTOSYNC_PREFIX", "AUTOSYNC_PYTHON", "AUTOSYNC_RAY_ADDRESS"
-"""Environment variables by which the operator of a worker says how hosts are reached. A request
-only names the launcher: it never carries a command or an address to connect to."""
+from autosync.trials.launcher_names import LauncherName
 
 SIMULATORS = {
     "learned": ("autosync.simulator.learned.learned_simulators", "gaussian_simulator"),
@@ -61,9 +55,9 @@ def launcher_named(name: str) -> Launcher:
         "testbed": TestbedLauncher,
         "local": LocalLauncher,
         "command": lambda: CommandLauncher(
-            os.environ[PREFIX], os.environ.get(PYTHON) or sys.executable
+            os.environ[PREFIX_VARIABLE], os.environ.get(PYTHON_VARIABLE) or sys.executable
         ),
-        "ray": lambda: RayLauncher(os.environ[RAY_ADDRESS]),
+        "ray": lambda: RayLauncher(os.environ[RAY_ADDRESS_VARIABLE]),
     }
     return known[name]()
 
@@ -73,7 +67,10 @@ def check_launcher(name: str) -> None:
     said how the launcher reaches its hosts."""
     if name not in get_args(LauncherName):
         raise _unknown("launcher", name, get_args(LauncherName))
-    needed = {"command": (PREFIX, "--prefix"), "ray": (RAY_ADDRESS, "--ray-address")}
+    needed = {
+        "command": (PREFIX_VARIABLE, "--prefix"),
+        "ray": (RAY_ADDRESS_VARIABLE, "--ray-address"),
+    }
     if name in needed and not os.environ.get(needed[name][0]):
         variable, option = needed[name]
         raise NotSupported(

@@ -19,13 +19,14 @@ from autosync.documents import from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotFound, NotSupported
 from autosync.simulator.contract import Simulator
+from autosync.units import MIB
 
 # Checkpoints load torch, so they are imported where one is read: a service without any needs none.
 
 NEAREST = "nearest"
 """Stands for the trained simulator that has learned from a domain most like the one at hand."""
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}", re.ASCII)
-LARGEST_CARD_BYTES = 2**20
+LARGEST_CARD_BYTES = MIB
 """A card with a hundred source domains has a hundredth of it."""
 
 

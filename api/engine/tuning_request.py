@@ -12,7 +12,7 @@ from autosync.api.db.document_store import keep_domain, load_domain
 from autosync.api.db.tables import OutcomeRow, TuningRow
 from autosync.api.engine import job_queue
 from autosync.api.engine.database_store import DatabaseStore
-from autosync.api.engine.registry import REAL_CLUSTERS, check_launcher, launcher_named
+from autosync.api.engine.registry import check_launcher, launcher_named
 from autosync.api.engine.simulator_store import hold_simulator, simulator_of
 from autosync.api.views.exports import measured_on
 from autosync.bundle import Bundle, Evidence, make_bundle
@@ -25,6 +25,7 @@ from autosync.search.loop.tuning_loop import tune
 from autosync.search.space import Space
 from autosync.trials.byte_scale import automatic_scales
 from autosync.trials.contract import ComputeDevice, ComputeKind, Launcher, Workload
+from autosync.trials.launcher_names import REAL_CLUSTERS
 from autosync.verification import check_runnable
 
 
@@ -119,6 +120,7 @@ def run_job(
         simulator,
         job.settings,
         store.report,
+        stop=lambda phase: store.cancelled(),
     )
 
 

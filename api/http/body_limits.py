@@ -5,9 +5,11 @@ import time
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-MAX_BODY_BYTES = 32 * 2**20
+from autosync.units import MIB
+
+MAX_BODY_BYTES = 32 * MIB
 """The largest bundled graph is a twentieth of this."""
-DRAINED_BYTES, DRAINED_SECONDS = 2**30, 20.0
+DRAINED_BYTES, DRAINED_SECONDS = 1024 * MIB, 20.0
 """How much of a refused upload is read and dropped: a client that is cut off while it sends
 often never reads the answer."""
 
@@ -42,7 +44,7 @@ class BodyLimit:
 
     def _too_large(self, size: int) -> HTTPException:
         # an HTTPException, because the framework passes only those on from the reading of a body
-        limit = self.max_body_bytes // 2**20
+        limit = self.max_body_bytes // MIB
         return HTTPException(413, f"the body has {size} bytes or more; the limit is {limit} MiB.")
 
 

@@ -5,12 +5,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from autosync.api.engine.registry import LauncherName
 from autosync.domain import Optimizer, Profile
 from autosync.search.space import Space
 from autosync.simulator.timeline.iteration_trace import ComputeInterval
 from autosync.simulator.timeline.measured_iteration import Difference
 from autosync.trials.contract import ComputeDevice, ComputeKind
+from autosync.trials.launcher_names import LauncherName
 
 State = Literal["queued", "running", "cancelling", "finished", "failed", "cancelled"]
 

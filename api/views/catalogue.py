@@ -11,7 +11,7 @@ from autosync.cluster_file import load_cluster as load_cluster_file
 from autosync.domain import Profile
 from autosync.errors import InvalidInput, NotFound
 from autosync.graph import ModelGraph
-from autosync.models import BUNDLED, bundled
+from autosync.models import BUNDLED, bundled, is_bundled
 from autosync.profiling import estimate_profile
 
 
@@ -22,7 +22,7 @@ def graph_named(session: Session, name: str, batch_size: int | None) -> ModelGra
         NotFound: neither. InvalidInput: a posted graph is for another batch size.
     """
     if not name.isalnum() or session.get(GraphRow, name) is None:
-        if name.lower().replace("-", "_") not in BUNDLED:
+        if not is_bundled(name):
             raise _unknown("graph", name, list(BUNDLED))
         return bundled(name, batch_size)
     graph = load_graph(session, name)

@@ -6,15 +6,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from autosync.graph import DType, ModelGraph, Operation, Variable
+from autosync.graph import ModelGraph, Operation, Variable
 from autosync.importing.recorder import Record, Recorder
-
-DTYPES: dict[torch.dtype, DType] = {
-    torch.float64: "float64",
-    torch.float32: "float32",
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float16",
-}
+from autosync.torch_dtypes import DTYPE_NAMES
 
 
 @dataclass(slots=True)
@@ -172,7 +166,7 @@ def _variable(name: str, parameter: nn.Parameter, variable: int, records: list[R
     return Variable(
         name=name,
         shape=tuple(parameter.shape),
-        dtype=DTYPES[parameter.dtype],
+        dtype=DTYPE_NAMES[parameter.dtype],
         sparse=sparse,
         touched_rows=touched,
         factor_rows=_factor_rows(variable, records),

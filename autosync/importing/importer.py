@@ -9,7 +9,7 @@ from torch import nn
 from autosync.errors import InvalidInput
 from autosync.graph import ModelGraph
 from autosync.importing import refusals
-from autosync.importing.graph_assembly import DTYPES, StepRecording, assemble_graph
+from autosync.importing.graph_assembly import StepRecording, assemble_graph
 from autosync.importing.meta_copies import (
     Inputs,
     Loss,
@@ -21,6 +21,7 @@ from autosync.importing.meta_copies import (
 )
 from autosync.importing.recorder import Recorder
 from autosync.importing.tracker import LOSS_PATH, module_paths, on_meta, storage_of
+from autosync.torch_dtypes import DTYPE_NAMES
 
 
 def import_module(
@@ -52,8 +53,8 @@ def import_module(
     if not trainable:
         raise refusals.no_parameters(name)
     for key, value in trainable.items():
-        if value.dtype not in DTYPES:
-            raise refusals.other_dtype(name, key, value.dtype, tuple(DTYPES.values()))
+        if value.dtype not in DTYPE_NAMES:
+            raise refusals.other_dtype(name, key, value.dtype, tuple(DTYPE_NAMES.values()))
     recording = _record(module, meta_inputs(inputs, batch_size), loss, name, trainable)
     doubled = _shapes(module, meta_inputs(inputs, batch_size, factor=2), loss, recording.recorder)
     return assemble_graph(recording, doubled, name, batch_size)

@@ -32,6 +32,7 @@ from autosync.interop.protobuf_records import decode
 from autosync.interop.protobuf_wire import Window
 from autosync.strategy import (
     EXACT,
+    MAX_STALENESS,
     AllGather,
     AllReduce,
     Encoding,
@@ -48,7 +49,6 @@ from autosync.verification import verify
 
 MAX_STRATEGY_BYTES = 16_000_000
 MAX_STRATEGY_VALUES = 1_000_000
-MAX_STALENESS = 255
 POWER_SGD_RANK = 1
 """AutoDist's PowerSGDCompressor has no other unless its code is changed; files do not say it."""
 

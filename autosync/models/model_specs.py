@@ -133,13 +133,22 @@ BUNDLED: dict[str, ModelSpec] = _specs(
 )
 
 
+def is_bundled(name: str) -> bool:
+    return _spelled(name) in BUNDLED
+
+
+def _spelled(name: str) -> str:
+    """`bert_base` may be written `BERT-base`."""
+    return name.lower().replace("-", "_")
+
+
 def spec_of(name: str) -> ModelSpec:
-    """Accepts `bert-base` for `bert_base`.
+    """The bundled model of this name, in capitals and with hyphens too.
 
     Raises:
         NotFound: lists the names there are.
     """
-    spec = BUNDLED.get(name.lower().replace("-", "_"))
+    spec = BUNDLED.get(_spelled(name))
     if spec is None:
         raise NotFound(
             f"there is no bundled model {name!r}.",

@@ -11,6 +11,7 @@ from autosync.documents import STRICT, content_hash
 from autosync.domain import Domain
 from autosync.plan.plan_table import PlanTable
 from autosync.population import Population
+from autosync.units import MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ def upgraded(data: dict[str, Any]) -> dict[str, Any]:
     return rest | {"buckets": data["contents"], "messages": messages, "version": 2}
 
 
-DDP_BUCKET_BYTES = 25 * 1024 * 1024
+DDP_BUCKET_BYTES = 25 * MIB
 """torch's DistributedDataParallel default, `bucket_cap_mb=25`."""
 
 

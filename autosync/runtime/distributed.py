@@ -1,8 +1,6 @@
 """`autosync.distribute`: the two lines in the training script."""
 
 import logging
-import os
-import socket
 import warnings
 from pathlib import Path
 
@@ -13,19 +11,17 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from autosync.bundle import Bundle, load_bundle
+from autosync.environment import host_name
 from autosync.plan.plan_document import DDP_BUCKET_BYTES
 from autosync.runtime.attachment import attach, working_group
 from autosync.runtime.payloads.encodings import check_lossless
 from autosync.runtime.streams import on_device
 from autosync.runtime.torch_compile import compiled_from, warn_if_compiled
 from autosync.runtime.updates.clipping import clip_before_step
+from autosync.torch_dtypes import TORCH_DTYPES
+from autosync.units import MIB
 
 log = logging.getLogger("autosync")
-
-HOST_VARIABLE = "AUTOSYNC_HOST"
-"""Environment variable that names this rank's host where the host name does not."""
-
-MEBIBYTE = 1024 * 1024
 
 
 def distribute(
@@ -61,7 +57,7 @@ def distribute(
     if shipped.plan.engine == "ddp":
         # At its default, and only then, torch keeps the first bucket small: name no size then.
         planned = shipped.plan.bucket_bytes or DDP_BUCKET_BYTES
-        cap = None if planned == DDP_BUCKET_BYTES else planned / MEBIBYTE
+        cap = None if planned == DDP_BUCKET_BYTES else planned / MIB
         if max_grad_norm:
             clip_before_step(model, optimizer, max_grad_norm)
         wrapped = DistributedDataParallel(model, process_group=group, bucket_cap_mb=cap)
@@ -76,7 +72,7 @@ def distribute(
 
 def _changes_anywhere(shipped: Bundle, model: nn.Module, group: dist.ProcessGroup) -> str:
     """What no longer matches on any rank; the same words on every rank."""
-    mine = (os.environ.get(HOST_VARIABLE) or socket.gethostname(), variable_changes(shipped, model))
+    mine = (host_name(), variable_changes(shipped, model))
     reports: list[tuple[str, str]] = [("", "")] * group.size()
     parameter = next(model.parameters(), None)
     with on_device(torch.device("cpu") if parameter is None else parameter.device):
@@ -97,7 +93,7 @@ def variable_changes(shipped: Bundle, model: nn.Module) -> str:
             return f"variable {spec.name!r} is missing or frozen"
         if tuple(parameter.shape) != spec.shape:
             return f"variable {spec.name!r} has shape {tuple(parameter.shape)}, not {spec.shape}"
-        if parameter.dtype != getattr(torch, spec.dtype):
+        if parameter.dtype != TORCH_DTYPES[spec.dtype]:
             return f"variable {spec.name!r} is {parameter.dtype}, not {spec.dtype}"
     return f"variable {next(iter(found))!r} is not in the bundle" if found else ""
 

@@ -15,10 +15,9 @@ from autosync.plan.plan_document import DDP_BUCKET_BYTES
 from autosync.runtime import attachment as runtime
 from autosync.runtime.execution_trace import ExecutionTrace
 from autosync.runtime.transport.process_groups import Groups
+from autosync.units import MIB
 
-MEBIBYTE = 1024 * 1024
-
-DDP_FIRST_BUCKET_BYTES = MEBIBYTE
+DDP_FIRST_BUCKET_BYTES = MIB
 """torch's `dist._DEFAULT_FIRST_BUCKET_BYTES`: DDP at its defaults keeps its first bucket small."""
 
 
@@ -115,7 +114,7 @@ def bucket_limits_mebibytes(bucket_bytes: int, byte_scale: float) -> list[float]
     limit = bucket_bytes or default
     first = DDP_FIRST_BUCKET_BYTES * byte_scale
     limits = [first, limit] if limit == default else [limit]
-    return [max(bytes_, 1) / MEBIBYTE for bytes_ in limits]
+    return [max(bytes_, 1) / MIB for bytes_ in limits]
 
 
 def replica_digest(model: nn.Module) -> float:

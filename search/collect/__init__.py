@@ -1,1 +1,2 @@
-"""Measures datasets: many strategies of several domains, over days."""
+"""Measures datasets: many strategies of several domains, over days. Imports designs and sampler;
+it is no tuning."""

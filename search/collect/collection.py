@@ -3,7 +3,7 @@
 Of every domain the hand-designed strategies and random ones; each in two passes, every pass over
 all strategies in an order of its own, so that a slow hour does not fall on one strategy alone;
 a third where the two differ by more than 5 %. After every 20 trials one known strategy runs, the
-canary: where it is off the median of all that the domain's canaries took before, and off it again
+control: where it is off the median of all that the domain's controls took before, and off it again
 at once, those trials are repeated; where it fails twice, the collection ends, as all else would
 fail. At the end, what failed or ran beside other load is measured once more.
 
@@ -22,17 +22,17 @@ from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.search.cluster_probe import probe_costs
 from autosync.search.collect.collected_domains import (
-    begin_anew,
-    end_replaced,
-    keep_domain,
-    kept_domain,
-    kept_domains,
+    mark_replaced,
+    remove_replaced,
     replaced_domain,
+    store_domain,
+    stored_domain,
+    stored_domains,
 )
 from autosync.search.collect.collection_log import CollectionLog
 from autosync.search.collect.collection_plan import CollectionPlan, CollectionTarget, domain_of
-from autosync.search.collect.pass_runner import Measuring, Say
-from autosync.search.collect.remaining_passes import Work, strategies_of
+from autosync.search.collect.pass_runner import PassRunner, ReportLine
+from autosync.search.collect.remaining_passes import OccasionPasses, strategies_of
 from autosync.trials.contract import Launcher, Workload
 from autosync.trials.testbed.rate_probes import InaccurateLink
 
@@ -46,11 +46,11 @@ def collect(
     plan: CollectionPlan,
     folder: Path,
     launcher: Launcher,
-    say: Say,
+    report: ReportLine,
     stopped: Callable[[], bool] = lambda: False,
     again: Collection[str] = (),
 ) -> None:
-    """Measure what the folder's journal lacks, and write the dataset after every domain.
+    """Measure what the folder's log lacks, and write the dataset after every domain.
 
     All first occasions come before any second one. `stopped` is asked before every trial.
     again: names of the plan's targets to measure anew. Called with the same names after a stop, it
@@ -58,19 +58,19 @@ def collect(
 
     Raises:
         NotSupported, InaccurateLink: as `launcher.open`. InvalidInput: the folder holds passes of a
-            target at other scales than the plan's. AutosyncError: the canary fails.
+            target at other scales than the plan's. AutosyncError: the control fails.
     """
-    run = _Run(plan, folder, CollectionLog(folder), launcher, say, stopped)
+    run = _Run(plan, folder, CollectionLog(folder), launcher, report, stopped)
     for target in plan.domains:
         if target.name in again:
-            begin_anew(folder, target.name)
-    rounds = max(target.occasions for target in plan.domains)
-    for occasion in range(1, rounds + 1):
+            mark_replaced(folder, target.name)
+    occasions = max(target.occasions for target in plan.domains)
+    for occasion in range(1, occasions + 1):
         for target in plan.domains:
             if occasion > target.occasions or stopped():
                 continue
             _measure_target(run, target, occasion)
-            run.journal.checkpoint(kept_domains(folder))
+            run.log.checkpoint(stored_domains(folder))
     for target in plan.domains:
         _drop_replaced(run, target)
 
@@ -81,36 +81,36 @@ class _Run:
 
     plan: CollectionPlan
     folder: Path
-    journal: CollectionLog
+    log: CollectionLog
     launcher: Launcher
-    say: Say
+    report: ReportLine
     stopped: Callable[[], bool]
 
 
 def _measure_target(run: _Run, target: CollectionTarget, occasion: int) -> None:
     """All that is still to measure of one domain on one occasion, on one pool."""
     domain = _probed_domain(run, target)
-    work = _work(run, domain, occasion)
-    if not work.pending(run.journal):
+    passes = _passes(run, domain, occasion)
+    if not passes.pending(run.log):
         return
     byte_scale, time_scale = target.scales
-    _require_scales(run.journal, domain, target)
-    run.say(f"{target.name}, occasion {occasion}: {len(work.chosen)} strategies")
+    _require_scales(run.log, domain, target)
+    run.report(f"{target.name}, occasion {occasion}: {len(passes.strategies)} strategies")
     workload = Workload(domain, byte_scale=byte_scale, time_scale=time_scale)
     pool = _patiently(run, lambda: run.launcher.open(workload))
     try:
-        Measuring(target, domain, work, pool, run.journal, run.say, run.stopped).everything()
+        PassRunner(target, domain, passes, pool, run.log, run.report, run.stopped).run_all()
     finally:
         pool.close()
 
 
-def _require_scales(journal: CollectionLog, domain: Domain, target: CollectionTarget) -> None:
+def _require_scales(log: CollectionLog, domain: Domain, target: CollectionTarget) -> None:
     """Passes at other scales are not repeats of these.
 
     Raises:
         InvalidInput: there are some.
     """
-    for byte_scale, time_scale in journal.scales(domain.id):
+    for byte_scale, time_scale in log.scales(domain.id):
         if not np.allclose((byte_scale, time_scale), target.scales):
             raise InvalidInput(
                 f"{target.name} was measured at s = {byte_scale:g}, k = {time_scale:g}; the plan "
@@ -130,7 +130,7 @@ def _patiently(run: _Run, attempt: Callable[[], T]) -> T:
         except InaccurateLink as error:
             if not again or run.stopped():
                 raise
-            run.say(f"  {error.message} Again in {PAUSE_SECONDS:.0f} s, {again} times at most.")
+            run.report(f"  {error.message} Again in {PAUSE_SECONDS:.0f} s, {again} times at most.")
             until = time.monotonic() + PAUSE_SECONDS
             while time.monotonic() < until and not run.stopped():
                 time.sleep(0.1)
@@ -138,32 +138,34 @@ def _patiently(run: _Run, attempt: Callable[[], T]) -> T:
 
 
 def _probed_domain(run: _Run, target: CollectionTarget) -> Domain:
-    """The target's domain with probed costs, probed once and kept."""
-    if domain := kept_domain(run.folder, target.name):
+    """The target's domain with probed costs, probed once and stored."""
+    if domain := stored_domain(run.folder, target.name):
         return domain
     domain = domain_of(target)
-    run.say(f"{target.name}: measuring what messages cost")
+    run.report(f"{target.name}: measuring what messages cost")
     stated = domain.cluster
-    found = _patiently(run, lambda: probe_costs(run.launcher, stated, *target.scales, say=run.say))
+    found = _patiently(
+        run, lambda: probe_costs(run.launcher, stated, *target.scales, say=run.report)
+    )
     domain = replace(domain, cluster=found.cluster)
-    keep_domain(run.folder, target.name, domain)
+    store_domain(run.folder, target.name, domain)
     return domain
 
 
 def _drop_replaced(run: _Run, target: CollectionTarget) -> None:
     """Drop what the target's passes replace, once they are whole."""
-    domain = kept_domain(run.folder, target.name)
+    domain = stored_domain(run.folder, target.name)
     old = replaced_domain(run.folder, target.name)
     if domain is None or old is None or domain == old:
         return
-    if any(_work(run, domain, n + 1).pending(run.journal) for n in range(target.occasions)):
+    if any(_passes(run, domain, n + 1).pending(run.log) for n in range(target.occasions)):
         return
-    run.journal.forget(old.id)
-    run.journal.checkpoint(kept_domains(run.folder))
-    end_replaced(run.folder, target.name)
-    run.say(f"{target.name}: what was measured before is replaced")
+    run.log.forget(old.id)
+    run.log.checkpoint(stored_domains(run.folder))
+    remove_replaced(run.folder, target.name)
+    run.report(f"{target.name}: what was measured before is replaced")
 
 
-def _work(run: _Run, domain: Domain, occasion: int) -> Work:
-    chosen = strategies_of(domain, run.plan.strategies, run.plan.seed)
-    return Work(domain.id, occasion, tuple(chosen), run.plan.seed)
+def _passes(run: _Run, domain: Domain, occasion: int) -> OccasionPasses:
+    strategies = strategies_of(domain, run.plan.strategies, run.plan.seed)
+    return OccasionPasses(domain.id, occasion, tuple(strategies), run.plan.seed)

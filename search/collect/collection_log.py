@@ -5,7 +5,7 @@ synced, so that a collection stops anywhere and goes on. A line of the log is a 
 (`autosync.simulator.evaluation.dataset`), or
 
     {"strategy": document, "id": ...}    before the first pass of a strategy
-    {"void": [passes]}                   that a drifted canary casts doubt on; measured again
+    {"void": [passes]}                   beside which the control drifted; measured again
     {"forget": domain}                   all of which was measured anew, as another domain
 """
 
@@ -25,8 +25,11 @@ from autosync.simulator.evaluation.dataset import read_trials, write_dataset
 from autosync.strategy import Strategy
 from autosync.trials.contract import TrialResult
 
-CANARY = 0
-"""The pass number of canaries."""
+CONTROL = 0
+"""The pass number of controls."""
+
+CONTROL_ORIGIN = "canary"
+"""The origin of controls; the name is that of the datasets."""
 
 
 class PassKey(NamedTuple):
@@ -48,7 +51,7 @@ class CollectionLog:
 
     folder: Path
     _rows: dict[PassKey, dict[str, Any]] = field(default_factory=dict)
-    _canaries: dict[tuple[str, int, float], dict[str, Any]] = field(default_factory=dict)
+    _controls: dict[tuple[str, int, float], dict[str, Any]] = field(default_factory=dict)
     _voided: set[PassKey] = field(default_factory=set)
     _strategies: dict[str, str] = field(default_factory=dict)
 
@@ -93,11 +96,11 @@ class CollectionLog:
         """How many strategies have had this pass."""
         return sum(key[:3] == (domain, occasion, number) for key in self._rows)
 
-    def canary_seconds(self, domain: str) -> list[float]:
-        """Of the canaries that ran, oldest first."""
+    def control_seconds(self, domain: str) -> list[float]:
+        """Of the controls that ran, oldest first."""
         return [
             row["step_seconds"]
-            for row in self._canaries.values()
+            for row in self._controls.values()
             if row["domain"] == domain and row["step_seconds"]
         ]
 
@@ -109,7 +112,7 @@ class CollectionLog:
         measured_at: float,
         result: TrialResult,
     ) -> None:
-        """Append one pass; a canary (pass 0) is kept beside the others."""
+        """Append one pass; controls (pass 0) are stored beside the others."""
         if key.strategy_id not in self._strategies:
             line = {"strategy": to_json(strategy), "id": key.strategy_id}
             self._append(line)
@@ -118,21 +121,21 @@ class CollectionLog:
         self._append(row)
         self._take(row)
 
-    def load(self, key: PassKey) -> float:
+    def other_load(self, key: PassKey) -> float:
         """What else used the machine's cores during a pass, 0 to 1; 0 where none was measured."""
         return float(self._rows[key]["load"] or 0.0)
 
     def void(self, keys: Sequence[PassKey]) -> None:
-        """Forget these passes, which are in doubt."""
+        """Forget these passes, which are measured again."""
         if keys:
             self._append({"void": keys})
             self._take({"void": keys})
 
     def void_once(self, keys: Sequence[PassKey]) -> list[PassKey]:
         """Forget these passes but for those that were voided before. Returns the forgotten."""
-        doubted = [key for key in keys if key not in self._voided]
-        self.void(doubted)
-        return doubted
+        voided = [key for key in keys if key not in self._voided]
+        self.void(voided)
+        return voided
 
     def scales(self, domain: str) -> set[tuple[float, float]]:
         """Each `(byte_scale, time_scale)` at which a pass of the domain was measured."""
@@ -146,7 +149,7 @@ class CollectionLog:
 
     def checkpoint(self, domains: Sequence[Domain]) -> None:
         """Write the dataset of everything so far, and begin a new log."""
-        rows = [*self._rows.values(), *self._canaries.values()]
+        rows = [*self._rows.values(), *self._controls.values()]
         if not rows:
             return
         table = pd.DataFrame(rows)
@@ -167,13 +170,13 @@ class CollectionLog:
             return
         if "forget" in row:
             gone = row["forget"]
-            self._rows = {key: kept for key, kept in self._rows.items() if key.domain != gone}
-            self._canaries = {key: kept for key, kept in self._canaries.items() if key[0] != gone}
+            self._rows = {key: row for key, row in self._rows.items() if key.domain != gone}
+            self._controls = {key: row for key, row in self._controls.items() if key[0] != gone}
             return
         if row["step_seconds"] is not None and not row["step_seconds"] > 0:
             row["step_seconds"] = None  # NaN, as Parquet keeps what is missing
-        if row["pass"] == CANARY:
-            self._canaries[row["domain"], row["occasion"], row["measured_at"]] = row
+        if row["pass"] == CONTROL:
+            self._controls[row["domain"], row["occasion"], row["measured_at"]] = row
         else:
             key = PassKey(row["domain"], row["occasion"], row["pass"], row["strategy_id"])
             self._rows[key] = row

@@ -128,7 +128,7 @@ def ring_seconds(graph: ModelGraph, cluster: Cluster) -> float:
     return 2 * (ranks - 1) / ranks * graph.size_bytes / slowest
 
 
-def only(plan: CollectionPlan, names: tuple[str, ...]) -> CollectionPlan:
+def select_targets(plan: CollectionPlan, names: tuple[str, ...]) -> CollectionPlan:
     """The plan with the named domains alone; all of them without names.
 
     Raises:
@@ -138,8 +138,8 @@ def only(plan: CollectionPlan, names: tuple[str, ...]) -> CollectionPlan:
     for name in names:
         if name not in known:
             raise _refused("domains", name, "is not in the plan", f"It has {', '.join(known)}.")
-    kept = tuple(t for t in plan.domains if not names or t.name in names)
-    return replace(plan, domains=kept)
+    targets = tuple(t for t in plan.domains if not names or t.name in names)
+    return replace(plan, domains=targets)
 
 
 def _fraction(target: CollectionTarget, field: str) -> float:

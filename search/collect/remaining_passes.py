@@ -15,64 +15,66 @@ from autosync.trials.pool.process_pool import PASS_TOLERANCE
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class CollectedStrategy:
+    """origin: `sampled`, or the name of the builder that made it."""
+
     origin: str
     strategy: Strategy
 
 
-def strategies_of(domain: Domain, count: int, seed: int) -> list[Chosen]:
+def strategies_of(domain: Domain, count: int, seed: int) -> list[CollectedStrategy]:
     """Hand-designed strategies, then sampled ones up to `count`, no two alike."""
-    named = [Chosen(name, strategy) for name, strategy in hand_designed(domain, Space())]
-    found = {chosen.strategy.id: chosen for chosen in reversed(named)}
+    named = [CollectedStrategy(name, strategy) for name, strategy in hand_designed(domain, Space())]
+    found = {one.strategy.id: one for one in reversed(named)}
     found = dict(reversed(found.items()))
     population = sample(domain, Space(), 0, 2 * count, seed)
     for index in range(len(population)):
         if len(found) >= count:
             break
         strategy = decode(population, index, domain)
-        found.setdefault(strategy.id, Chosen("sampled", strategy))
+        found.setdefault(strategy.id, CollectedStrategy("sampled", strategy))
     return list(found.values())[:count]
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class OccasionPasses:
     """What there is to measure on one occasion of a domain."""
 
     domain_id: str
     occasion: int
-    chosen: tuple[Chosen, ...]
+    strategies: tuple[CollectedStrategy, ...]
     seed: int
 
-    def pending(self, journal: CollectionLog) -> list[tuple[PassKey, Chosen]]:
+    def pending(self, log: CollectionLog) -> list[tuple[PassKey, CollectedStrategy]]:
         """What is missing of the first pass that is not complete, in that pass's order."""
         for number in (1, 2, 3):
-            order = list(self.chosen)
+            order = list(self.strategies)
             random.Random(f"{self.seed}/{self.domain_id}/{self.occasion}/{number}").shuffle(order)
             keys = [PassKey(self.domain_id, self.occasion, number, c.strategy.id) for c in order]
             todo = [
-                (key, chosen)
-                for key, chosen in zip(keys, order, strict=True)
-                if key not in journal and (number < 3 or _differ(journal, key))
+                (key, one)
+                for key, one in zip(keys, order, strict=True)
+                if key not in log and (number < 3 or _differ(log, key))
             ]
             if todo:
                 return todo
         return []
 
-    def unsound(self, journal: CollectionLog) -> list[PassKey]:
+    def unreliable(self, log: CollectionLog) -> list[PassKey]:
         """Passes that failed, or ran beside other load."""
         keys = [
-            PassKey(self.domain_id, self.occasion, number, chosen.strategy.id)
+            PassKey(self.domain_id, self.occasion, number, one.strategy.id)
             for number in (1, 2, 3)
-            for chosen in self.chosen
+            for one in self.strategies
         ]
         return [
             key
             for key in keys
-            if key in journal and (journal.seconds(key) is None or journal.load(key) > LOAD_LIMIT)
+            if key in log and (log.seconds(key) is None or log.other_load(key) > LOAD_LIMIT)
         ]
 
 
-def _differ(journal: CollectionLog, key: PassKey) -> bool:
+def _differ(log: CollectionLog, key: PassKey) -> bool:
     """Whether the first two passes ran and disagree."""
-    one, two = (journal.seconds(key._replace(number=number)) for number in (1, 2))
+    one, two = (log.seconds(key._replace(number=number)) for number in (1, 2))
     return one is not None and two is not None and abs(one / two - 1) > PASS_TOLERANCE

@@ -1,11 +1,12 @@
 """What hand-designed strategies are built of: choices per variable, cuts, owners and groups."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import count
 
 from autosync.domain import Domain
 from autosync.graph import ITEM_BYTES, Variable
-from autosync.search.sampler.sampling_tables import server_weights
+from autosync.search.domain_facts import server_weights
 from autosync.strategy import (
     AllGather,
     Factors,
@@ -21,7 +22,6 @@ from autosync.strategy import (
     whole,
 )
 
-MIB = 1 << 20
 TAIL_PART = 8
 """A last group below this part of the limit joins the one before where tails are folded: a message
 in two halves pays its startup twice, however few bytes it holds."""
@@ -103,7 +103,7 @@ def owned(
     loads = [0.0] * domain.world_size
     partitions = {index: cut(domain.graph.variables[index]) for index in variables}
     shards = [
-        (_load_bytes(domain, index, length, partition), index, part)
+        (_sent_bytes(domain, index, length, partition), index, part)
         for index, partition in partitions.items()
         for part, length in enumerate(partition.lengths)
     ]
@@ -133,7 +133,7 @@ def factored(domain: Domain, variables: list[int]) -> Choices:
     }
 
 
-def _load_bytes(domain: Domain, index: int, length: int, partition: Partition) -> float:
+def _sent_bytes(domain: Domain, index: int, length: int, partition: Partition) -> float:
     """What a replica sends for a shard: touched rows only when sparse."""
     variable = domain.graph.variables[index]
     share = length / sum(partition.lengths)
@@ -158,25 +158,24 @@ def assemble(
     """
     joined = {index: choice for part in choices for index, choice in part.items()}
     shards = {index: list(choice.shards) for index, choice in joined.items()}
-    filled: dict[tuple[Synchronizer, str, bool], tuple[int, float, int]] = {}
-    groups = 0
-    before: dict[int, int] = {}
+    open_groups: dict[tuple[Synchronizer, str, bool], _OpenGroup] = {}
+    groups = count()
     for index in domain.graph.gradient_order:
         variable = domain.graph.variables[index]
         partition = joined[index].partition
         for part, length in enumerate(partition.lengths):
-            kind = (shards[index][part], variable.dtype, variable.sparse)
-            group, load, count = filled.get(kind, (-1, 0.0, 0))
-            if group < 0 or _full(load, limit_bytes, count, limit_shards):
-                before[groups] = group
-                group, load, count, groups = groups, 0.0, 0, groups + 1
-            load += _load_bytes(domain, index, length, partition)
-            filled[kind] = (group, load, count + 1)
-            shards[index][part] = replace(shards[index][part], group=group)
+            alike = (shards[index][part], variable.dtype, variable.sparse)
+            group = open_groups.get(alike)
+            if group is None or group.is_full(limit_bytes, limit_shards):
+                group = _OpenGroup(next(groups), before=group.number if group else None)
+                open_groups[alike] = group
+            group.size_bytes += _sent_bytes(domain, index, length, partition)
+            group.shards += 1
+            shards[index][part] = replace(shards[index][part], group=group.number)
     tails = {
-        group: before[group]
-        for group, load, _ in filled.values()
-        if fold_tails and before[group] >= 0 and load * TAIL_PART < limit_bytes
+        group.number: group.before
+        for group in open_groups.values()
+        if fold_tails and group.before is not None and group.size_bytes * TAIL_PART < limit_bytes
     }
     for index, own in shards.items():
         shards[index] = [replace(s, group=tails.get(s.group, s.group)) for s in own]
@@ -187,10 +186,21 @@ def assemble(
     ).canonical()
 
 
-def _full(load: float, limit_bytes: int, count: int, limit_shards: int) -> bool:
-    if not (limit_bytes or limit_shards):
-        return True
-    return bool(limit_bytes and load >= limit_bytes) or bool(limit_shards and count >= limit_shards)
+@dataclass(slots=True)
+class _OpenGroup:
+    """The last group of shards that are synchronized alike; `before`: the one it followed."""
+
+    number: int
+    before: int | None
+    size_bytes: float = 0.0
+    shards: int = 0
+
+    def is_full(self, limit_bytes: int, limit_shards: int) -> bool:
+        """Without any limit every group holds one shard."""
+        if not (limit_bytes or limit_shards):
+            return True
+        full_bytes = limit_bytes > 0 and self.size_bytes >= limit_bytes
+        return full_bytes or (limit_shards > 0 and self.shards >= limit_shards)
 
 
 def ddp_buckets(domain: Domain, first_bytes: int, bucket_bytes: int) -> tuple[tuple[int, ...], ...]:

@@ -8,7 +8,7 @@ from autosync.domain import Domain
 from autosync.errors import InvalidStrategy, NotSupported
 from autosync.search.designs import known_designs
 from autosync.search.designs.mg_wfbp import mg_wfbp_strategy
-from autosync.search.sampler.sampling_tables import replica_layouts
+from autosync.search.domain_facts import replica_layouts
 from autosync.search.space import Space
 from autosync.strategy import Strategy
 from autosync.verification import verify

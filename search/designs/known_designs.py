@@ -7,7 +7,6 @@ from autosync.errors import NotSupported
 from autosync.graph import Variable
 from autosync.plan.plan_document import DDP_BUCKET_BYTES
 from autosync.search.designs.building_blocks import (
-    MIB,
     Choices,
     assemble,
     by_divisor,
@@ -21,7 +20,7 @@ from autosync.search.designs.building_blocks import (
     owned,
     uncut,
 )
-from autosync.search.sampler.sampling_tables import factor_costs
+from autosync.search.domain_facts import factor_costs
 from autosync.strategy import (
     AllReduce,
     ParameterServer,
@@ -34,6 +33,7 @@ from autosync.strategy import (
     split,
     whole,
 )
+from autosync.units import MIB
 
 DDP_FIRST_BUCKET_BYTES = MIB
 """torch's `_DEFAULT_FIRST_BUCKET_BYTES`."""

@@ -13,7 +13,6 @@ class MemoryStore:
     def __init__(self) -> None:
         self._proposals: dict[str, Proposal] = {}
         self._trials: dict[str, TrialResult] = {}
-        self._cancelled = False
 
     def proposals(self) -> Sequence[Proposal]:
         return tuple(self._proposals.values())
@@ -31,9 +30,3 @@ class MemoryStore:
                 f"trial {result.key!r} was recorded before.", thing="trial", value=result.key
             )
         self._trials[result.key] = result
-
-    def cancel(self) -> None:
-        self._cancelled = True
-
-    def cancelled(self) -> bool:
-        return self._cancelled

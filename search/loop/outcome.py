@@ -8,8 +8,7 @@ import numpy as np
 from pydantic import ConfigDict
 
 from autosync.documents import STRICT
-from autosync.search.loop.tuning_store import Proposal
-from autosync.search.space import Candidate
+from autosync.search.loop.tuning_store import Candidate, Proposal
 from autosync.strategy import Strategy
 from autosync.trials.contract import TrialResult
 

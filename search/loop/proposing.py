@@ -13,8 +13,8 @@ from autosync.search.loop.outcome import DDP, TuningEvent, strategy_id
 from autosync.search.loop.ranking import materialize, rank
 from autosync.search.loop.selection import select
 from autosync.search.loop.settings import Settings
-from autosync.search.loop.tuning_store import Proposal, Store
-from autosync.search.space import Candidate, Space
+from autosync.search.loop.tuning_store import Candidate, Proposal, Store
+from autosync.search.space import Space
 from autosync.simulator.contract import Learner, Simulator
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 
@@ -22,9 +22,9 @@ OnEvent = Callable[[TuningEvent], None]
 
 ROUND_TRIALS = 8
 """Trials between two refits."""
-KEPT = 256
+SHORTLIST_SIZE = 256
 """Proposals that survive the simulator's ranking, before the selection."""
-SHORTLIST = 2048
+COARSE_SIZE = 2048
 """Proposals that the timeline leaves for a simulator that learns, which costs far more each."""
 OPTIMISM = 1.0
 """Standard deviations by which a proposal may be faster than predicted when it is judged: what is
@@ -106,19 +106,19 @@ def sampled(
         on_event(TuningEvent("ranking", f"ranking proposals, round {number + 1}", done, total))
 
     seed = settings.seed + number
-    kept = shortlist(domain, space, simulator, total, seed, progress, optimism)
-    every = range(len(kept.index))
-    fresh = [i for i in every if decode(kept.population, i, domain).id not in seen]
-    kept = kept.take(np.array(fresh, dtype=np.int64))
-    picks = select(kept.promise, kept.population, min(count, len(fresh)), settings.alpha)
+    best = shortlist(domain, space, simulator, total, seed, progress, optimism)
+    every = range(len(best.index))
+    fresh = [i for i in every if decode(best.population, i, domain).id not in seen]
+    best = best.take(np.array(fresh, dtype=np.int64))
+    picks = select(best.promise, best.population, min(count, len(fresh)), settings.alpha)
     return [
         Candidate(
-            decode(kept.population, int(pick), domain),
-            float(kept.seconds[pick]),
+            decode(best.population, int(pick), domain),
+            float(best.seconds[pick]),
             simulator.name,
             "sampled",
             seed,
-            int(kept.index[pick]),
+            int(best.index[pick]),
         )
         for pick in picks
     ]
@@ -133,18 +133,19 @@ def shortlist(
     progress: Callable[[int], None],
     optimism: float = OPTIMISM,
 ) -> Shortlist:
-    """The most promising `KEPT` of `total` proposals.
+    """The most promising `SHORTLIST_SIZE` of `total` proposals.
 
     A simulator that learns judges only what the timeline leaves, each proposal `optimism`
     standard deviations below its prediction; any other ranks everything as it predicts.
     """
     if not isinstance(simulator, Learner):
-        ranked = rank(domain, space, simulator, total, seed, KEPT, on_progress=progress)
+        ranked = rank(domain, space, simulator, total, seed, SHORTLIST_SIZE, on_progress=progress)
         population = materialize(ranked, domain, space)
         return Shortlist(population, ranked.index, ranked.seconds, ranked.seconds)
-    coarse = rank(domain, space, TimelineSimulator(), total, seed, SHORTLIST, on_progress=progress)
+    timeline = TimelineSimulator()
+    coarse = rank(domain, space, timeline, total, seed, COARSE_SIZE, on_progress=progress)
     judged = materialize(coarse, domain, space)
-    seconds, spread = simulator.predict_spread(domain, judged)
-    promise = seconds * np.exp(-optimism * spread)
-    best = np.argsort(promise, kind="stable")[:KEPT]
+    seconds, std = simulator.predict_spread(domain, judged)
+    promise = seconds * np.exp(-optimism * std)
+    best = np.argsort(promise, kind="stable")[:SHORTLIST_SIZE]
     return Shortlist(judged, coarse.index, seconds, promise).take(best)

@@ -1,7 +1,5 @@
 """Which of the best proposals to try: fast by prediction and unlike each other."""
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,33 +11,25 @@ def select(
     population: Population,
     k: int,
     alpha: float,
-    tried: Sequence[int] = (),
 ) -> NDArray[np.int64]:
     """Indices of `k` candidates in the order they were picked (AutoSync, equation 11, greedy).
 
     scores: `(strategies,)`, lower is better. alpha: weight of similarity.
-    tried: candidates that count as picked before, and are not picked again.
     Both terms are normalised: a score counts 0 at the best and 1 at the median candidate,
     similarity is the mean share of equal choices with those picked before, so alpha means the same
     for any simulator, model and k. Ties go to the lower index.
     """
     choices = choice_features(population)
     cost = normalised(scores)
-    likeness = np.zeros(len(population), dtype=np.float64)
-    open_ = np.ones(len(population), dtype=np.bool_)
-    picked = 0
-    for index in tried:
-        likeness += similarity(choices, index)
-        open_[index] = False
-        picked += 1
+    alike = np.zeros(len(population), dtype=np.float64)
+    untried = np.ones(len(population), dtype=np.bool_)
     picks: list[int] = []
-    while len(picks) < k and open_.any():
-        total = cost + alpha * likeness / max(picked, 1)
-        best = int(np.argmin(np.where(open_, total, np.inf)))
+    while len(picks) < k and untried.any():
+        total = cost + alpha * alike / max(len(picks), 1)
+        best = int(np.argmin(np.where(untried, total, np.inf)))
         picks.append(best)
-        open_[best] = False
-        likeness += similarity(choices, best)
-        picked += 1
+        untried[best] = False
+        alike += similarity(choices, best)
     return np.array(picks, dtype=np.int64)
 
 

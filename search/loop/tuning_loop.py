@@ -11,10 +11,18 @@ from autosync.search.loop.confirm import conclude, confirmation
 from autosync.search.loop.outcome import Outcome, TuningEvent
 from autosync.search.loop.proposing import OnEvent, propose
 from autosync.search.loop.settings import Settings
-from autosync.search.loop.tuning_store import Proposal, Store
+from autosync.search.loop.tuning_store import Phase, Proposal, Store
 from autosync.search.space import Space
 from autosync.simulator.contract import Learner, Simulator
 from autosync.trials.contract import Pool, TrialRequest, TrialResult
+
+StopRule = Callable[[Phase], bool]
+"""Whether a phase of a tuning shall end now; asked before each of its rounds and trials."""
+
+
+def never(phase: Phase) -> bool:
+    """The rule of a tuning that ends with its budget and its repeats."""
+    return False
 
 
 def tune(
@@ -25,10 +33,12 @@ def tune(
     simulator: Simulator,
     settings: Settings,
     on_event: OnEvent,
+    stop: StopRule = never,
 ) -> Outcome:
     """Find, measure and confirm the fastest strategy of the domain; DDP is always measured.
 
-    Stops and goes on anywhere: what the store holds is never run again.
+    Stops and goes on anywhere: what the store holds is never run again. stop: may end the search
+    before its budget, and the confirmation before its last repeat; what was measured counts.
 
     Raises:
         AutosyncError: torch's DDP itself could not be measured, so nothing can be compared.
@@ -36,17 +46,17 @@ def tune(
     on_event(TuningEvent("opening", "starting the workers"))
     pool = open_pool()
     try:
-        run_pending(domain, pool, store, settings, on_event)
-        while (left := settings.budget - _tried(store)) > 0 and not store.cancelled():
+        run_pending(domain, pool, store, settings, on_event, stop)
+        while (left := settings.budget - _tried(store)) > 0 and not stop("search"):
             refit(domain, simulator, store)
             chosen = propose(domain, space, simulator, store, settings, left, on_event)
             if not chosen:
                 break
             store.propose(chosen)
-            run_pending(domain, pool, store, settings, on_event)
-        if not store.cancelled():
+            run_pending(domain, pool, store, settings, on_event, stop)
+        if not stop("confirm"):
             store.propose(confirmation(store, settings))
-            run_pending(domain, pool, store, settings, on_event)
+            run_pending(domain, pool, store, settings, on_event, stop)
     finally:
         pool.close()
     outcome = conclude(store)
@@ -55,9 +65,15 @@ def tune(
 
 
 def run_pending(
-    domain: Domain, pool: Pool, store: Store, settings: Settings, on_event: OnEvent
+    domain: Domain,
+    pool: Pool,
+    store: Store,
+    settings: Settings,
+    on_event: OnEvent,
+    stop: StopRule = never,
 ) -> None:
-    """Run every stored proposal that has no trial yet, in the order they were stored."""
+    """Run every stored proposal that has no trial yet and whose phase goes on, in the order they
+    were stored."""
     trials = {trial.key: trial for trial in store.trials()}
     proposals = store.proposals()
     best = min((t.step_seconds for t in trials.values() if t.step_seconds), default=None)
@@ -66,10 +82,8 @@ def run_pending(
     done = dict.fromkeys(totals, 0)
     for proposal in proposals:
         done[proposal.phase] += 1
-        if proposal.key in trials:
+        if proposal.key in trials or stop(proposal.phase):
             continue
-        if store.cancelled():
-            return
         result = pool.run(_request(proposal, domain, settings))
         store.record(result)
         if result.step_seconds and (best is None or result.step_seconds < best):

@@ -1,4 +1,4 @@
-"""What the tuning loop needs kept, so that it can stop anywhere and go on."""
+"""What the tuning loop needs stored, so that it can stop anywhere and go on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,10 +7,27 @@ from typing import ClassVar, Literal, Protocol
 from pydantic import ConfigDict
 
 from autosync.documents import STRICT
-from autosync.search.space import Candidate
+from autosync.strategy import Strategy
 from autosync.trials.contract import TrialResult
 
 Phase = Literal["search", "confirm"]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A strategy worth a trial.
+
+    origin: `sampled` (then `seed` and `index` identify it among all samples) or the name of the
+        hand-designed builder that made it.
+    """
+
+    strategy: Strategy
+    predicted_seconds: float
+    simulator: str
+    origin: str
+    seed: int = 0
+    index: int = -1
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +61,4 @@ class Store(Protocol):
 
     def record(self, result: TrialResult) -> None:
         """Store a finished trial once; recording its key again is an error."""
-        ...
-
-    def cancelled(self) -> bool:
-        """Whether the user asked this tuning to stop."""
         ...

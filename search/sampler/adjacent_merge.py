@@ -4,13 +4,14 @@ As printed it can leave groups empty and walk past the last one. Here each group
 left over the groups left, and always leaves the others enough shards.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 from autosync.search.sampler.counter_random import draw, stream
+from autosync.search.sampler.drawn_columns import ChoiceColumns, ShardColumns
 from autosync.search.sampler.load_balance import unit_bytes
 from autosync.search.sampler.sampling_tables import Record, Tables
 
@@ -19,21 +20,36 @@ MERGING = 3
 
 METHODS = 5
 
-BUCKET = np.dtype(
+MERGE_CLASS = np.dtype(
     [
         ("shards", np.int64),
         ("bytes", np.float64),
         ("groups", np.int64),
-        ("load", np.float64),
-        ("target", np.float64),
+        ("open_bytes", np.float64),
+        ("target_bytes", np.float64),
         ("current", np.int64),
     ],
     align=True,
 )
 """Shards that may travel together: equal method, option, type and server.
 
-shards, bytes, groups: left to assign. load, target: bytes of the open group; current: its number.
+shards, bytes, groups: left to assign. open_bytes, target_bytes: of the open group; current: its
+number.
 """
+
+
+class MergeTables(NamedTuple):
+    """What merging counts; a family is a server's classes, or those of all collectives (family 0).
+
+    classes MERGE_CLASS[]: a class is number `its synchronizer and type * families + family`.
+    touched i64[]: numbers of the classes that have shards.
+    shards i64[families], bytes f64[families]: of each family.
+    """
+
+    classes: NDArray[np.void]
+    touched: NDArray[np.int64]
+    shards: NDArray[np.int64]
+    bytes: NDArray[np.float64]
 
 
 @njit(nogil=True, cache=True)
@@ -41,42 +57,28 @@ def merge_adjacent(
     tables: Tables,
     seed: np.uint64,
     indices: NDArray[np.uint64],
-    first: NDArray[np.int64],
-    axis: NDArray[np.int8],
-    parts: NDArray[np.int32],
-    length: NDArray[np.int64],
-    method: NDArray[np.uint8],
-    server: NDArray[np.int16],
-    option: NDArray[np.uint16],
-    group: NDArray[np.int32],
+    choices: ChoiceColumns,
+    shards: ShardColumns,
 ) -> None:
     """Number the groups of all unpinned shards (`group` -1), contiguous in gradient-ready order.
 
-    A family is a server's buckets, or those of all collectives: it gets a drawn number of groups,
-    shared among its buckets by bytes. Groups end numbered by first appearance, as in `encode`.
+    Each family gets a drawn number of groups, shared among its classes by bytes. Groups end
+    numbered by first appearance, as in `encode`.
     """
-    rules = tables.rules[0]
+    rules, first = tables.rules[0], shards.first
     families = len(tables.weight) + 1
-    buckets = np.zeros(METHODS * rules.options * rules.dtypes * families, dtype=BUCKET)
-    touched = np.empty(len(buckets), dtype=np.int64)
-    family_shards = np.empty(families, dtype=np.int64)
-    family_bytes = np.empty(families, dtype=np.float64)
+    classes = np.zeros(METHODS * rules.options * rules.dtypes * families, dtype=MERGE_CLASS)
+    merge = MergeTables(
+        classes, np.empty(len(classes), np.int64), np.empty(families, np.int64), np.empty(families)
+    )
     start = np.empty(len(tables.variables) + 1, dtype=np.int64)
     for i in range(len(indices)):
-        _starts(first[i], parts[i], start)
-        family_shards[:] = 0
-        family_bytes[:] = 0.0
-        used = _tally(
-            tables.variables, rules, axis[i], start, length, method, server, option,
-            buckets, touched, family_shards, family_bytes,
-        )  # fmt: skip
+        _starts(first[i], choices.parts[i], start)
+        used = _tally(tables, choices.axis[i], start, shards, merge)
         name = stream(seed, indices[i], MERGING)
-        _share_groups(rules.max_groups, name, buckets, touched[:used], family_shards, family_bytes)
-        groups = _assign(
-            tables.variables, rules, tables.ready_order, families, axis[i], start, length,
-            method, server, option, group, buckets,
-        )  # fmt: skip
-        _renumber(group[first[i] : first[i + 1]], groups)
+        _share_groups(rules.max_groups, name, merge, merge.touched[:used])
+        groups = _assign(tables, choices.axis[i], start, shards, merge)
+        _renumber(shards.group[first[i] : first[i + 1]], groups)
 
 
 @njit(nogil=True, cache=True)
@@ -89,118 +91,104 @@ def _starts(row: int, parts: NDArray[np.int32], start: NDArray[np.int64]) -> Non
 
 
 @njit(nogil=True, cache=True)
-def _kind(rules: Record, variable: Record, method: int, option: int) -> Any:
-    """Shards of equal kind and server may travel in one message."""
-    return (method * rules.options + option) * rules.dtypes + variable.dtype
+def _first_class(rules: Record, variable: Record, method: int, option: int, families: int) -> Any:
+    """The class of family 0 of shards that are synchronized alike and of equal type."""
+    return ((method * rules.options + option) * rules.dtypes + variable.dtype) * families
 
 
 @njit(nogil=True, cache=True)
 def _tally(
-    variables: NDArray[np.void],
-    rules: Record,
+    tables: Tables,
     axis: NDArray[np.int8],
     start: NDArray[np.int64],
-    length: NDArray[np.int64],
-    method: NDArray[np.uint8],
-    server: NDArray[np.int16],
-    option: NDArray[np.uint16],
-    buckets: NDArray[np.void],
-    touched: NDArray[np.int64],
-    family_shards: NDArray[np.int64],
-    family_bytes: NDArray[np.float64],
+    shards: ShardColumns,
+    merge: MergeTables,
 ) -> int:
-    """Count the shards and bytes of buckets and families; returns how many buckets are touched."""
-    used = 0
-    families = len(family_shards)
+    """Count the shards and bytes of classes and families; returns how many classes are touched."""
+    variables, rules = tables.variables, tables.rules[0]
+    families, used = len(merge.shards), 0
+    merge.shards[:] = 0
+    merge.bytes[:] = 0.0
     for v in range(len(variables)):
         if variables[v].pin >= 0:
             continue
-        unit = unit_bytes(variables[v], axis[v])
-        kind = _kind(rules, variables[v], method[start[v]], option[start[v]]) * families
+        unit, row = unit_bytes(variables[v], axis[v]), start[v]
+        base = _first_class(rules, variables[v], shards.method[row], shards.option[row], families)
         for row in range(start[v], start[v + 1]):
-            family = server[row] + 1
-            bucket = buckets[kind + family]
-            if bucket.shards == 0:
-                bucket.bytes = 0.0
-                touched[used] = kind + family
+            family = shards.server[row] + 1
+            merged = merge.classes[base + family]
+            if merged.shards == 0:
+                merged.bytes = 0.0
+                merge.touched[used] = base + family
                 used += 1
-            bucket.shards += 1
-            bucket.bytes += unit * length[row]
-            family_shards[family] += 1
-            family_bytes[family] += unit * length[row]
+            size = unit * shards.length[row]
+            merged.shards += 1
+            merged.bytes += size
+            merge.shards[family] += 1
+            merge.bytes[family] += size
     return used
 
 
 @njit(nogil=True, cache=True)
 def _share_groups(
-    max_groups: int,
-    name: np.uint64,
-    buckets: NDArray[np.void],
-    touched: NDArray[np.int64],
-    family_shards: NDArray[np.int64],
-    family_bytes: NDArray[np.float64],
+    max_groups: int, name: np.uint64, merge: MergeTables, touched: NDArray[np.int64]
 ) -> None:
-    """Draw the collectives' number of groups and the servers', and share them among buckets."""
-    families = len(family_shards)
-    collective = 1 + draw(name, 0, max(1, min(family_shards[0], max_groups)))
+    """Draw the collectives' number of groups and the servers', and share them among classes."""
+    families = len(merge.shards)
+    collective = 1 + draw(name, 0, max(1, min(merge.shards[0], max_groups)))
     fullest = 1
     for family in range(1, families):
-        fullest = max(fullest, family_shards[family])
+        fullest = max(fullest, merge.shards[family])
     per_server = 1 + draw(name, 1, min(fullest, max_groups))
-    for b in touched:
-        family, bucket = b % families, buckets[b]
-        drawn = collective if family == 0 else min(per_server, family_shards[family])
-        share = np.int64(round(drawn * bucket.bytes / family_bytes[family]))
-        bucket.groups = min(max(share, 1), bucket.shards)
-        bucket.current = -1
+    for number in touched:
+        family, merged = number % families, merge.classes[number]
+        drawn = collective if family == 0 else min(per_server, merge.shards[family])
+        share = np.int64(round(drawn * merged.bytes / merge.bytes[family]))
+        merged.groups = min(max(share, 1), merged.shards)
+        merged.current = -1
 
 
 @njit(nogil=True, cache=True)
 def _assign(
-    variables: NDArray[np.void],
-    rules: Record,
-    ready_order: NDArray[np.int64],
-    families: int,
+    tables: Tables,
     axis: NDArray[np.int8],
     start: NDArray[np.int64],
-    length: NDArray[np.int64],
-    method: NDArray[np.uint8],
-    server: NDArray[np.int16],
-    option: NDArray[np.uint16],
-    group: NDArray[np.int32],
-    buckets: NDArray[np.void],
+    shards: ShardColumns,
+    merge: MergeTables,
 ) -> int:
     """Deal the shards out in gradient-ready order; returns the number of groups, pinned too."""
+    variables, rules = tables.variables, tables.rules[0]
+    families = len(merge.shards)
     groups: int = rules.pin_groups
-    for v in ready_order:
+    for v in tables.ready_order:
         if variables[v].pin >= 0:
             continue
-        unit = unit_bytes(variables[v], axis[v])
-        kind = _kind(rules, variables[v], method[start[v]], option[start[v]]) * families
+        unit, row = unit_bytes(variables[v], axis[v]), start[v]
+        base = _first_class(rules, variables[v], shards.method[row], shards.option[row], families)
         for row in range(start[v], start[v + 1]):
-            bucket = buckets[kind + server[row] + 1]
-            size = unit * length[row]
-            if _opens(bucket, size):
-                bucket.target = bucket.bytes / bucket.groups
-                bucket.groups -= 1
-                bucket.load = 0.0
-                bucket.current = groups
+            merged = merge.classes[base + shards.server[row] + 1]
+            size = unit * shards.length[row]
+            if _opens(merged, size):
+                merged.target_bytes = merged.bytes / merged.groups
+                merged.groups -= 1
+                merged.open_bytes = 0.0
+                merged.current = groups
                 groups += 1
-            bucket.load += size
-            bucket.bytes -= size
-            bucket.shards -= 1
-            group[row] = bucket.current
+            merged.open_bytes += size
+            merged.bytes -= size
+            merged.shards -= 1
+            shards.group[row] = merged.current
     return groups
 
 
 @njit(nogil=True, cache=True)
-def _opens(bucket: Record, size: float) -> Any:
+def _opens(merged: Record, size: float) -> Any:
     """Whether the next shard begins a group: the open one is nearest its target without it, or
     the shards left are needed to fill the groups left."""
-    if bucket.current < 0:
+    if merged.current < 0:
         return True
-    full = bucket.load + 0.5 * size > bucket.target
-    return bucket.groups > 0 and (full or bucket.shards <= bucket.groups)
+    full = merged.open_bytes + 0.5 * size > merged.target_bytes
+    return merged.groups > 0 and (full or merged.shards <= merged.groups)
 
 
 @njit(nogil=True, cache=True)

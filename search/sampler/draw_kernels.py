@@ -15,6 +15,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from autosync.search.sampler.counter_random import draw, stream, word
+from autosync.search.sampler.drawn_columns import ChoiceColumns, ShardColumns
 from autosync.search.sampler.sampling_tables import (
     FACTORS,
     GATHER,
@@ -28,12 +29,13 @@ from autosync.search.sampler.sampling_tables import (
     Record,
     Tables,
 )
+from autosync.units import MIB
 
 CHOICES = 1
 """Purpose of the random stream of a proposal's choices."""
 
 PINNED = -1
-"""Kind of a variable whose choice the user pinned."""
+"""Synchronizer of a variable whose choice the user pinned."""
 
 NEVER, HALF, ALWAYS = 0, 128, 256
 """Chances of a per-variable coin, in 256ths."""
@@ -41,7 +43,7 @@ NEVER, HALF, ALWAYS = 0, 128, 256
 WHOLE, AXES, PIECES = 0, 1, 2
 """Ways a strategy cuts: not at all, along axes as published, into fixed-size pieces."""
 
-PIECE_BYTES = np.array([1 << 20, 2 << 20, 4 << 20, 8 << 20], dtype=np.int64)
+PIECE_BYTES = np.array([MIB, 2 * MIB, 4 * MIB, 8 * MIB], dtype=np.int64)
 """Fixed-size pieces to draw from: Poseidon's pairs are 2 MB, BytePS' pieces 4 MB."""
 
 _STYLE_WORDS = 16
@@ -168,39 +170,29 @@ def choose_cut(
 
 @njit(nogil=True, cache=True)
 def draw_choices(
-    tables: Tables,
-    seed: np.uint64,
-    indices: NDArray[np.uint64],
-    layout: NDArray[np.uint8],
-    order: NDArray[np.uint8],
-    slice_bytes: NDArray[np.int64],
-    overlap: NDArray[np.bool_],
-    axis: NDArray[np.int8],
-    parts: NDArray[np.int32],
-    kind: NDArray[np.int16],
-    piece: NDArray[np.int64],
+    tables: Tables, seed: np.uint64, indices: NDArray[np.uint64], choices: ChoiceColumns
 ) -> None:
-    """Fill the proposals' heads, and each variable's partition and kind (`(n, V)` arrays)."""
+    """Fill all columns of the proposals' choices."""
     variables, rules, low_rank = tables.variables, tables.rules[0], tables.low_rank
-    slices, encodings = tables.slice_bytes, tables.encodings
+    slices, axis, parts = tables.slice_bytes, choices.axis, choices.parts
     for i in range(len(indices)):
         name = stream(seed, indices[i], CHOICES)
-        style = draw_style(rules, encodings, name)
-        order[i] = 1 if rules.priority and draw(name, 9, 2) == 0 else 0
-        slice_bytes[i] = slices[draw(name, 10, len(slices))]
-        overlap[i] = rules.overlap and draw(name, 11, 3) > 0
-        layout[i] = draw(name, 12, rules.layouts)
+        style = draw_style(rules, tables.encodings, name)
+        choices.order[i] = 1 if rules.priority and draw(name, 9, 2) == 0 else 0
+        choices.slice_bytes[i] = slices[draw(name, 10, len(slices))]
+        choices.overlap[i] = rules.overlap and draw(name, 11, 3) > 0
+        choices.layout[i] = draw(name, 12, rules.layouts)
         for v in range(len(variables)):
             variable = variables[v]
             number = _STYLE_WORDS + _WORDS_PER_VARIABLE * v
             if variable.pin >= 0:
-                kind[i, v] = PINNED
+                choices.synchronizer[i, v] = PINNED
                 axis[i, v], parts[i, v] = variable.pin_axis, variable.pin_parts
                 continue
             variant = choose_variant(variable, style, word(name, number))
             encoding = choose_encoding(variable, style, low_rank, variant)
-            kind[i, v] = variant * len(low_rank) + encoding
-            axis[i, v], parts[i, v], piece[i, v] = -1, 1, variable.elements
+            choices.synchronizer[i, v] = variant * len(low_rank) + encoding
+            axis[i, v], parts[i, v], choices.flat_length[i, v] = -1, 1, variable.elements
             indivisible = variant in (GATHER, FACTORS) or low_rank[encoding]
             if (
                 style.cutting != WHOLE
@@ -208,50 +200,42 @@ def draw_choices(
                 and rules.max_parts > 1
                 and not indivisible
             ):
-                axis[i, v], parts[i, v], piece[i, v] = choose_cut(
+                axis[i, v], parts[i, v], choices.flat_length[i, v] = choose_cut(
                     variable, style, rules.max_parts, name, number
                 )
 
 
 @njit(nogil=True, cache=True)
-def fill_rows(
-    tables: Tables,
-    first: NDArray[np.int64],
-    axis: NDArray[np.int8],
-    parts: NDArray[np.int32],
-    kind: NDArray[np.int16],
-    piece: NDArray[np.int64],
-    variable: NDArray[np.uint16],
-    length: NDArray[np.int64],
-    method: NDArray[np.uint8],
-    server: NDArray[np.int16],
-    option: NDArray[np.uint16],
-    group: NDArray[np.int32],
-) -> None:
-    """Fill the rows. Owners (server -1) and groups (-1) of unpinned shards stay open."""
-    variables, kinds, pins = tables.variables, tables.kinds, tables.pins
+def fill_shards(tables: Tables, choices: ChoiceColumns, shards: ShardColumns) -> None:
+    """Fill the shards' rows. Owners (server -1) and groups (-1) of unpinned shards stay open."""
+    variables, pins, first = tables.variables, tables.pins, shards.first
     for i in range(len(first) - 1):
         stop = first[i]
         for v in range(len(variables)):
-            start, count = stop, parts[i, v]
+            start, count = stop, choices.parts[i, v]
             stop = start + count
             pin = variables[v].pin
             if pin >= 0:
                 for part in range(count):
-                    row, pinned = start + part, pins[pin + part]
-                    variable[row], length[row], method[row] = v, pinned.length, pinned.method
-                    server[row], option[row] = pinned.server, pinned.option
-                    group[row] = pinned.group
+                    _fill_pinned(shards, start + part, v, pins[pin + part])
                 continue
-            chosen = kinds[kind[i, v]]
-            cut = axis[i, v]
-            full, longer = piece[i, v], 0
+            chosen = tables.synchronizers[choices.synchronizer[i, v]]
+            cut = choices.axis[i, v]
+            full, longer = choices.flat_length[i, v], 0
             if cut >= 0:
                 full = variables[v].dims[cut] // count
                 longer = variables[v].dims[cut] - full * count
             for row in range(start, stop):
-                variable[row], method[row], option[row] = v, chosen.method, chosen.option
-                server[row], group[row] = -1, -1
-                length[row] = full + (row - start < longer)
+                shards.variable[row] = v
+                shards.method[row], shards.option[row] = chosen.method, chosen.option
+                shards.server[row], shards.group[row] = -1, -1
+                shards.length[row] = full + (row - start < longer)
             if cut < 0:
-                length[stop - 1] = variables[v].elements - full * (count - 1)
+                shards.length[stop - 1] = variables[v].elements - full * (count - 1)
+
+
+@njit(nogil=True, cache=True)
+def _fill_pinned(shards: ShardColumns, row: int, v: int, pinned: Record) -> None:
+    shards.variable[row], shards.length[row] = v, pinned.length
+    shards.method[row], shards.option[row] = pinned.method, pinned.option
+    shards.server[row], shards.group[row] = pinned.server, pinned.group

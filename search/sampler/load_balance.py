@@ -5,13 +5,14 @@ ignores bandwidth. Here a shard's chances start from bandwidth and change with t
 in units of the shard's own size, and a guard bounds the final imbalance.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 from autosync.search.sampler.counter_random import mix, stream, word
+from autosync.search.sampler.drawn_columns import ShardColumns
 from autosync.search.sampler.sampling_tables import Record, Tables
 
 PLACEMENT = 2
@@ -27,47 +28,60 @@ _BYTE, _8 = np.uint64(255), np.uint64(8)
 _SERVER_METHOD = np.uint8(0)
 
 
+class Runs(NamedTuple):
+    """Shards without an owner, equal neighbours as one run; room for all shards of a proposal.
+
+    first i64[]: its first shard. length i64[]: its number of shards. bytes f64[]: of each.
+    """
+
+    first: NDArray[np.int64]
+    length: NDArray[np.int64]
+    bytes: NDArray[np.float64]
+
+
+class Servers(NamedTuple):
+    """The S servers while their shards are placed.
+
+    weight, log_weight f64[S]: each one's part of the cluster's bandwidth.
+    load f64[S]: bytes each holds. deficit f64[S]: bytes it lacks of its part of the total.
+    """
+
+    weight: NDArray[np.float64]
+    log_weight: NDArray[np.float64]
+    load: NDArray[np.float64]
+    deficit: NDArray[np.float64]
+
+
 @njit(nogil=True, cache=True)
 def balance_load(
     tables: Tables,
     seed: np.uint64,
     indices: NDArray[np.uint64],
-    first: NDArray[np.int64],
     axis: NDArray[np.int8],
-    variable: NDArray[np.uint16],
-    length: NDArray[np.int64],
-    method: NDArray[np.uint8],
-    server: NDArray[np.int16],
+    shards: ShardColumns,
 ) -> None:
     """Give every parameter-server shard without an owner one, largest shards first.
 
     The load of a server ends within the largest shard of its part of the bandwidth, unless pins
     prevent it. Equal neighbours (shards of one variable) are sorted as one run.
     """
-    variables, weight, log_weight = tables.variables, tables.weight, tables.log_weight
-    most = 1
+    first, most = shards.first, 1
     for i in range(len(indices)):
         most = max(most, first[i + 1] - first[i])
-    run_row = np.empty(most, dtype=np.int64)
-    run_count = np.empty(most, dtype=np.int64)
-    run_bytes = np.empty(most, dtype=np.float64)
-    deficit = np.empty(len(weight), dtype=np.float64)
-    running = np.empty(len(weight), dtype=np.float64)
+    runs = Runs(np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.float64))
+    weight = tables.weight
+    servers = Servers(weight, tables.log_weight, np.empty(len(weight)), np.empty(len(weight)))
     for i in range(len(indices)):
-        running[:] = 0.0
-        runs, total, largest = _gather_runs(
-            variables, axis[i], first[i], first[i + 1], variable, length, method, server,
-            run_row, run_count, run_bytes, running,
-        )  # fmt: skip
-        if runs == 0:
+        servers.load[:] = 0.0
+        used, total, largest = _gather_runs(
+            tables.variables, axis[i], first[i], first[i + 1], shards, runs, servers.load
+        )
+        if used == 0:
             continue
-        deficit[:] = total * weight - running
+        servers.deficit[:] = total * weight - servers.load
         name = stream(seed, indices[i], PLACEMENT)
-        descending = np.argsort(-run_bytes[:runs])
-        _place_runs(
-            weight, log_weight, name, largest, descending, run_row, run_count,
-            run_bytes, running, deficit, server,
-        )  # fmt: skip
+        descending = np.argsort(-runs.bytes[:used])
+        _place_runs(name, largest, descending, runs, servers, shards.server)
 
 
 @njit(nogil=True, cache=True)
@@ -76,85 +90,74 @@ def _gather_runs(
     axis: NDArray[np.int8],
     start: int,
     stop: int,
-    variable: NDArray[np.uint16],
-    length: NDArray[np.int64],
-    method: NDArray[np.uint8],
-    server: NDArray[np.int16],
-    run_row: NDArray[np.int64],
-    run_count: NDArray[np.int64],
-    run_bytes: NDArray[np.float64],
-    loads: NDArray[np.float64],
+    shards: ShardColumns,
+    runs: Runs,
+    load: NDArray[np.float64],
 ) -> tuple[int, float, float]:
-    """Collect ownerless shards as runs of equal neighbours; add pinned ones to `loads`.
+    """Collect ownerless shards as runs of equal neighbours; add pinned ones to `load`.
 
     Returns the number of runs, the bytes of all parameter-server shards, the largest shard's.
     """
-    runs, total, largest = 0, 0.0, 0.0
+    variable, length, server = shards.variable, shards.length, shards.server
+    used, total, largest = 0, 0.0, 0.0
     last_row, last_length = -2, -1
     for row in range(start, stop):
-        if method[row] != _SERVER_METHOD:
+        if shards.method[row] != _SERVER_METHOD:
             continue
         if last_row == row - 1 and last_length == length[row]:
             same = variable[row] == variable[row - 1]
         else:
             same = False
         if same and server[row] < 0:
-            size = run_bytes[runs - 1]
-            run_count[runs - 1] += 1
+            size = runs.bytes[used - 1]
+            runs.length[used - 1] += 1
             last_row = row
         else:
             v = np.int64(variable[row])
             size = unit_bytes(variables[v], axis[v]) * length[row]
             if server[row] >= 0:
-                loads[server[row]] += size
+                load[server[row]] += size
             else:
-                run_row[runs], run_count[runs], run_bytes[runs] = row, 1, size
-                runs += 1
+                runs.first[used], runs.length[used], runs.bytes[used] = row, 1, size
+                used += 1
                 last_row, last_length = row, length[row]
         total += size
         largest = max(largest, size)
-    return runs, total, largest
+    return used, total, largest
 
 
 @njit(nogil=True, cache=True)
 def unit_bytes(variable: Record, axis: int) -> Any:
     """What one replica sends for a shard of length 1 of a variable cut along `axis`."""
-    return variable.load_bytes / (variable.elements if axis < 0 else variable.dims[axis])
+    return variable.sent_bytes / (variable.elements if axis < 0 else variable.dims[axis])
 
 
 @njit(nogil=True, cache=True)
 def _place_runs(
-    weight: NDArray[np.float64],
-    log_weight: NDArray[np.float64],
     name: np.uint64,
     largest: float,
     descending: NDArray[np.int64],
-    run_row: NDArray[np.int64],
-    run_count: NDArray[np.int64],
-    run_bytes: NDArray[np.float64],
-    running: NDArray[np.float64],
-    deficit: NDArray[np.float64],
+    runs: Runs,
+    servers: Servers,
     server: NDArray[np.int16],
 ) -> None:
     """Draw an owner for every shard of every run.
 
-    running: what each server holds, `(S,)`; deficit: what it lacks of its part of the total.
     Surplus is the sum of all overdrawn deficits. While it stays within the largest shard, the
     greedy choice (largest deficit first) from then on cannot leave a server more than the largest
     shard short: it would have to overdraw nobody, and deficits add up to zero in the end.
     """
-    placed = running.sum()
+    load, deficit = servers.load, servers.deficit
+    placed = load.sum()
     surplus = -np.minimum(deficit, 0.0).sum()
     number = 0
     for run in descending:
-        size = run_bytes[run]
-        for row in range(run_row[run], run_row[run] + run_count[run]):
-            chosen = _draw_owner(
-                weight, log_weight, word(name, number), size, largest - surplus, placed,
-                running, deficit,
-            )  # fmt: skip
+        size = runs.bytes[run]
+        for row in range(runs.first[run], runs.first[run] + runs.length[run]):
+            noise = word(name, number)
+            chosen = _draw_owner(servers, noise, size, largest - surplus, placed)
             surplus += max(0.0, size - max(deficit[chosen], 0.0))
-            running[chosen] += size
+            load[chosen] += size
             deficit[chosen] -= size
             placed += size
             server[row] = chosen
@@ -163,16 +166,10 @@ def _place_runs(
 
 @njit(nogil=True, cache=True)
 def _draw_owner(
-    weight: NDArray[np.float64],
-    log_weight: NDArray[np.float64],
-    noise: np.uint64,
-    size: float,
-    margin: float,
-    placed: float,
-    running: NDArray[np.float64],
-    deficit: NDArray[np.float64],
+    servers: Servers, noise: np.uint64, size: float, margin: float, placed: float
 ) -> int:
     """A softmax draw among servers that overdraw by at most `margin`; else the neediest."""
+    deficit = servers.deficit
     best, best_score, neediest = -1, -np.inf, 0
     scale = 1.0 / (TEMPERATURE * size)
     bits = noise
@@ -181,8 +178,8 @@ def _draw_owner(
             noise = mix(noise)
             bits = noise
         score = (
-            log_weight[j]
-            + (placed * weight[j] - running[j]) * scale
+            servers.log_weight[j]
+            + (placed * servers.weight[j] - servers.load[j]) * scale
             + GUMBEL[np.int64(bits & _BYTE)]
         )
         bits = bits >> _8

@@ -7,9 +7,10 @@ from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.population import Population
 from autosync.search.sampler.adjacent_merge import merge_adjacent
-from autosync.search.sampler.draw_kernels import draw_choices, fill_rows
+from autosync.search.sampler.draw_kernels import draw_choices, fill_shards
+from autosync.search.sampler.drawn_columns import empty_choices, empty_shards
 from autosync.search.sampler.load_balance import balance_load
-from autosync.search.sampler.sampling_tables import drawing
+from autosync.search.sampler.sampling_tables import sampler_inputs
 from autosync.search.space import Space
 
 
@@ -32,44 +33,24 @@ def sample_at(domain: Domain, space: Space, indices: NDArray[np.uint64], seed: i
         raise InvalidInput(
             f"the seed is {seed}.", thing="seed", value=seed, remedy="Use 0 to 2**64 - 1."
         )
-    tables, options, layouts = drawing(domain, space)
-    key, n, variables = np.uint64(seed), len(indices), len(tables.variables)
-    layout, order = np.empty(n, dtype=np.uint8), np.empty(n, dtype=np.uint8)
-    slice_bytes, overlap = np.empty(n, dtype=np.int64), np.empty(n, dtype=np.bool_)
-    axis = np.empty((n, variables), dtype=np.int8)
-    parts = np.empty((n, variables), dtype=np.int32)
-    kind = np.empty((n, variables), dtype=np.int16)
-    piece = np.empty((n, variables), dtype=np.int64)
-    draw_choices(
-        tables, key, indices, layout, order, slice_bytes, overlap, axis, parts, kind, piece
-    )
-    first = np.zeros(n + 1, dtype=np.int64)
-    np.cumsum(parts.sum(axis=1, dtype=np.int64), out=first[1:])
-    rows = int(first[-1])
-    variable, length = np.empty(rows, dtype=np.uint16), np.empty(rows, dtype=np.int64)
-    method, server = np.empty(rows, dtype=np.uint8), np.empty(rows, dtype=np.int16)
-    option, group = np.empty(rows, dtype=np.uint16), np.empty(rows, dtype=np.int32)
-    fill_rows(
-        tables, first, axis, parts, kind, piece, variable, length, method, server, option, group
-    )
-    balance_load(tables, key, indices, first, axis, variable, length, method, server)
-    merge_adjacent(tables, key, indices, first, axis, parts, length, method, server, option, group)
+    tables, options, layouts = sampler_inputs(domain, space)
+    key, n = np.uint64(seed), len(indices)
+    choices = empty_choices(n, len(tables.variables))
+    draw_choices(tables, key, indices, choices)
+    shards = empty_shards(choices.parts)
+    fill_shards(tables, choices, shards)
+    balance_load(tables, key, indices, choices.axis, shards)
+    merge_adjacent(tables, key, indices, choices, shards)
     return Population(
         layouts=layouts,
         options=options,
-        layout=layout,
-        order=order,
-        slice_bytes=slice_bytes,
-        overlap=overlap,
+        layout=choices.layout,
+        order=choices.order,
+        slice_bytes=choices.slice_bytes,
+        overlap=choices.overlap,
         staleness=np.zeros(n, dtype=np.uint8),
-        axis=axis,
-        parts=parts,
-        first=first,
-        variable=variable,
-        length=length,
-        method=method,
-        server=server,
-        group=group,
-        option=option,
-        position=np.zeros(rows, dtype=np.int32),
+        axis=choices.axis,
+        parts=choices.parts,
+        position=np.zeros(len(shards.variable), dtype=np.int32),
+        **shards._asdict(),
     )

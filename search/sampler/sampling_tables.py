@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.codes import Method
-from autosync.devices import DEVICE_TYPES
 from autosync.domain import MAX_DIMS, Domain
 from autosync.errors import InvalidInput, InvalidStrategy
 from autosync.population import Option, synchronizer_row
+from autosync.search.domain_facts import factor_costs, replica_layouts, server_weights
 from autosync.search.space import Space
-from autosync.strategy import EXACT, Encoding, Replica, VariableChoice, even_replicas
+from autosync.strategy import EXACT, Replica, VariableChoice
 
 VARIANTS = (
     (Method.PARAMETER_SERVER, Option()),
@@ -26,7 +26,7 @@ VARIANTS = (
     (Method.ALL_GATHER, Option()),
     (Method.FACTORS, Option()),
 )
-"""The ways to synchronize a shard, numbered as the constants below."""
+"""How a shard may be synchronized, numbered as the constants below."""
 
 OWNER, OWNER_HIERARCHICAL, RING, TREE, HIERARCHICAL, SCATTER, SCATTER_SHARDED, GATHER, FACTORS = (
     range(len(VARIANTS))
@@ -40,7 +40,7 @@ VARIABLE = np.dtype(
     [
         ("elements", np.int64),
         ("item_bytes", np.int64),
-        ("load_bytes", np.float64),
+        ("sent_bytes", np.float64),
         ("dims", np.int64, (MAX_DIMS,)),
         ("rank", np.int64),
         ("dtype", np.int64),
@@ -59,7 +59,7 @@ VARIABLE = np.dtype(
 )
 """A variable as the kernels read it.
 
-load_bytes: what one replica sends for it (touched rows only when sparse). dtype: number of its
+sent_bytes: what one replica sends for it (touched rows only when sparse). dtype: number of its
 type and sparsity, of which a message holds one. by_rows: cut along axis 0 only. cheap_factors:
 factors are fewer bytes than a ring's. matrix: PowerSGD can pack it. wide: a 16-bit encoding
 shortens it. pin: its first pinned row, or -1.
@@ -85,7 +85,7 @@ RULES = np.dtype(
 )
 """What may be drawn. owners: parameter servers; reduces, scatters: the two collectives."""
 
-KIND = np.dtype([("method", np.uint8), ("option", np.uint16)], align=True)
+SYNCHRONIZER = np.dtype([("method", np.uint8), ("option", np.uint16)], align=True)
 PIN = np.dtype(
     [
         ("length", np.int64),
@@ -101,7 +101,8 @@ PIN = np.dtype(
 class Tables(NamedTuple):
     """V variables, S servers, E encodings; records, since numba passes those as pointers.
 
-    variables VARIABLE[V]. rules RULES[1]. kinds KIND[]: of `variant * E + encoding`. pins PIN[].
+    variables VARIABLE[V]. rules RULES[1]. synchronizers SYNCHRONIZER[]: of
+    `variant * E + encoding`. pins PIN[].
     ready_order i64[V]: variables in the order in which their gradients become ready.
     weight, log_weight f64[S]: each server's part of the cluster's NIC bandwidth.
     slice_bytes, encodings i64[]: what to draw from. low_rank bool[E]: which encodings are PowerSGD.
@@ -109,7 +110,7 @@ class Tables(NamedTuple):
 
     variables: NDArray[np.void]
     rules: NDArray[np.void]
-    kinds: NDArray[np.void]
+    synchronizers: NDArray[np.void]
     pins: NDArray[np.void]
     ready_order: NDArray[np.int64]
     weight: NDArray[np.float64]
@@ -119,7 +120,7 @@ class Tables(NamedTuple):
     low_rank: NDArray[np.bool_]
 
 
-class Drawing(NamedTuple):
+class SamplerInputs(NamedTuple):
     """The kernels' tables, with the documents that the population's numbers point to."""
 
     tables: Tables
@@ -128,7 +129,7 @@ class Drawing(NamedTuple):
 
 
 @lru_cache(maxsize=8)
-def drawing(domain: Domain, space: Space) -> Drawing:
+def sampler_inputs(domain: Domain, space: Space) -> SamplerInputs:
     """Everything the sampler needs to know of a domain and a space.
 
     Raises:
@@ -136,76 +137,29 @@ def drawing(domain: Domain, space: Space) -> Drawing:
     """
     encodings = (EXACT, *(e for e in dict.fromkeys(space.encodings) if e != EXACT))
     options: dict[Option, int] = {}
-    kinds = [
-        (method, options.setdefault(_encoded(option, encoding), len(options)))
+    synchronizers = [
+        (method, options.setdefault(replace(option, encoding=encoding), len(options)))
         for method, option in VARIANTS
         for encoding in encodings
     ]
     variables = _variables(domain, space)
     pins = _pins(domain, space.pins, variables, options)
     layouts = replica_layouts(domain, space)
-    drawn = [encodings.index(encoding) for encoding in dict.fromkeys(space.encodings)] or [0]
+    drawn = [encodings.index(encoding) for encoding in dict.fromkeys(space.encodings)]
     weight = server_weights(domain)
     tables = Tables(
         variables=variables,
         rules=_rules(domain, space, len(layouts), len(options), pins),
-        kinds=np.array(kinds, dtype=KIND),
+        synchronizers=np.array(synchronizers, dtype=SYNCHRONIZER),
         pins=pins,
         ready_order=np.array(domain.graph.gradient_order, dtype=np.int64),
         weight=weight,
         log_weight=np.log(weight),
-        slice_bytes=np.array(space.slice_bytes or (0,), dtype=np.int64),
+        slice_bytes=np.array(space.slice_bytes, dtype=np.int64),
         encodings=np.array(drawn, dtype=np.int64),
         low_rank=np.array([encoding.name == "powersgd" for encoding in encodings]),
     )
-    return Drawing(tables, tuple(options), layouts)
-
-
-def server_weights(domain: Domain) -> NDArray[np.float64]:
-    """A `(ranks,)` array adding up to 1: a node's NIC bandwidth, shared by its ranks."""
-    cluster = domain.cluster
-    node = cluster.node_of_server()[: domain.world_size]
-    ranks = np.array([max(1, n.ranks) for n in cluster.nodes])
-    share = (cluster.nic_bytes_per_second() / ranks)[node]
-    weights: NDArray[np.float64] = share / share.sum()
-    return weights
-
-
-def replica_layouts(domain: Domain, space: Space) -> tuple[tuple[Replica, ...], ...]:
-    """Even shares; with `space.uneven_shares` also shares proportional to the devices' speed.
-
-    Shares are whole samples of the global batch (HeteroG's proportional allocation).
-    """
-    even = even_replicas(domain.world_size)
-    if not space.uneven_shares:
-        return (even,)
-    devices = domain.cluster.device_of_rank()
-    speed = np.array([DEVICE_TYPES[d.type].peak_flops_per_second / d.slowdown for d in devices])
-    batch = domain.batch_size * domain.world_size
-    exact = speed / speed.sum() * batch
-    samples = np.maximum(np.floor(exact), 1).astype(np.int64)
-    behind = np.argsort(samples - exact, kind="stable")
-    samples[behind[: max(0, batch - int(samples.sum()))]] += 1
-    if samples.sum() != batch or len(set(samples.tolist())) == 1:
-        return (even,)
-    return even, tuple(Replica(rank, int(n) / batch) for rank, n in enumerate(samples))
-
-
-def factor_costs(domain: Domain) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Two `(variables,)` arrays: bytes one rank sends for a variable by factors, and by a ring.
-
-    Factors: K(M+N) elements to each of P-1 others; a ring: 2(P-1)/P MN (Poseidon, table 3.4).
-    """
-    table, world = domain.variables, domain.world_size
-    rows = table.dims[:, 0]
-    columns = table.elements // rows
-    factors = table.factor_rows * (rows + columns) * table.item_bytes * (world - 1.0)
-    ring = 2.0 * (world - 1) / world * table.size_bytes
-    return factors.astype(np.float64), ring.astype(np.float64)
-
-
-def _encoded(option: Option, encoding: Encoding) -> Option:
-    return replace(option, encoding=encoding)
+    return SamplerInputs(tables, tuple(options), layouts)
 
 
 def _variables(domain: Domain, space: Space) -> NDArray[np.void]:
@@ -215,7 +169,7 @@ def _variables(domain: Domain, space: Space) -> NDArray[np.void]:
     names = sorted({(v.dtype, v.sparse) for v in graph.variables})
     factors, ring = factor_costs(domain)
     found["elements"], found["item_bytes"] = table.elements, table.item_bytes
-    found["load_bytes"] = table.size_bytes * np.where(table.sparse, touched, 1.0)
+    found["sent_bytes"] = table.size_bytes * np.where(table.sparse, touched, 1.0)
     found["dims"], found["rank"] = table.dims, table.rank
     found["dtype"] = [names.index((v.dtype, v.sparse)) for v in graph.variables]
     found["sparse"] = found["by_rows"] = table.sparse
@@ -236,7 +190,7 @@ def _rules(
 ) -> NDArray[np.void]:
     rules = np.zeros(1, dtype=RULES)
     rules["layouts"], rules["options"] = layouts, options
-    rules["max_parts"], rules["max_groups"] = space.max_parts, max(1, space.max_groups)
+    rules["max_parts"], rules["max_groups"] = space.max_parts, space.max_groups
     rules["dtypes"] = len({(v.dtype, v.sparse) for v in domain.graph.variables})
     rules["pin_groups"] = len(np.unique(pins["group"]))
     rules["elementwise"] = domain.optimizer.elementwise

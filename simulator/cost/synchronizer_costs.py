@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autosync.allowed import Allowed
 from autosync.domain import Domain
-from autosync.errors import InvalidInput
 from autosync.graph import Variable
 from autosync.population import encode
 from autosync.simulator.cost.network import network_of
@@ -15,7 +15,6 @@ from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.strategy import (
     AllGather,
     AllReduce,
-    Encoding,
     Factors,
     ParameterServer,
     ReduceScatter,
@@ -25,25 +24,6 @@ from autosync.strategy import (
     even_replicas,
     whole,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Allowed:
-    """What strategies may do; the names are those of the search's space.
-
-    encodings: how dense messages may be packed. uneven_shares: replicas may take unequal parts of
-    the batch. staleness: an iteration may go on without the last one's gradients.
-    """
-
-    parameter_server: bool = True
-    all_reduce: bool = True
-    reduce_scatter: bool = True
-    hierarchical: bool = True
-    factors: bool = True
-    overlap_forward: bool = True
-    uneven_shares: bool = False
-    staleness: bool = False
-    encodings: tuple[Encoding, ...] = (Encoding(),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,23 +39,11 @@ class Ways:
 
 
 def ways_of(domain: Domain, allowed: Allowed) -> Ways:
-    """The ways as the compiler turns them into messages, of uncut variables: cuts add no saving.
-
-    Raises:
-        InvalidInput: nothing is allowed for some variable.
-    """
+    """The ways as the compiler turns them into messages, of uncut variables: cuts add no saving."""
     synchronizers = list(_synchronizers(domain, allowed))
     suits = np.array(
         [[_suits(way, variable) for way in synchronizers] for variable in domain.graph.variables]
     )
-    if not suits.any(axis=1).all():
-        name = domain.graph.variables[int(np.flatnonzero(~suits.any(axis=1))[0])].name
-        raise InvalidInput(
-            f"no allowed synchronizer suits variable {name!r}.",
-            thing="allowed",
-            value=allowed,
-            remedy="Allow parameter servers or all-reduce.",
-        )
     plain = AllReduce(0)
     strategies = [
         Strategy(

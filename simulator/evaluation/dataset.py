@@ -12,7 +12,7 @@
         origin                  string   `sampled`, `canary`, or the builder that made it
         occasion                int64    1, or 2 where everything was measured again much later
         pass                    int64    1, 2, and 3 where the two differ by more than 5 %: passes
-                                         go over all strategies, one after another; 0: a canary
+                                         go over all strategies, one after another; 0: a control
         step_seconds            double   median over the pass's iterations; null where it failed
         spread                  double   (p90 - p10) / median within the pass
         error                   string   why it failed, else null

@@ -15,8 +15,8 @@ from autosync.search.loop.confirm import conclude, confirmation
 from autosync.search.loop.outcome import DDP, TuningEvent, is_ddp
 from autosync.search.loop.proposing import known_designs
 from autosync.search.loop.settings import Settings
-from autosync.search.loop.tuning_store import Proposal
-from autosync.search.space import Candidate, Space
+from autosync.search.loop.tuning_store import Candidate, Proposal
+from autosync.search.space import Space
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.iteration_trace import predicted_iteration
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator

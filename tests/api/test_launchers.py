@@ -4,10 +4,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 from autosync.api.db import Database
-from autosync.api.engine.registry import PREFIX, PYTHON, RAY_ADDRESS, launcher_named
+from autosync.api.engine.registry import launcher_named
 from autosync.api.engine.tuning_request import usual_scales
 from autosync.api.http.app import create_app
 from autosync.documents import to_json
+from autosync.environment import PREFIX_VARIABLE, PYTHON_VARIABLE, RAY_ADDRESS_VARIABLE
 from autosync.errors import NotFound, NotSupported
 from autosync.trials.launchers.command_launcher import CommandLauncher
 from autosync.trials.launchers.ray_launcher import RayLauncher
@@ -18,7 +19,7 @@ HOSTS = ("command", "ray")
 
 @pytest.fixture(autouse=True)
 def _not_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (PREFIX, PYTHON, RAY_ADDRESS):
+    for name in (PREFIX_VARIABLE, PYTHON_VARIABLE, RAY_ADDRESS_VARIABLE):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -29,9 +30,9 @@ def test_not_set_up_is_said_with_the_way_out(name: str) -> None:
 
 
 def test_the_operators_choice_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(PREFIX, "ssh {host}")
-    monkeypatch.setenv(PYTHON, "/opt/bin/python")
-    monkeypatch.setenv(RAY_ADDRESS, "head:6379")
+    monkeypatch.setenv(PREFIX_VARIABLE, "ssh {host}")
+    monkeypatch.setenv(PYTHON_VARIABLE, "/opt/bin/python")
+    monkeypatch.setenv(RAY_ADDRESS_VARIABLE, "head:6379")
     assert launcher_named("command") == CommandLauncher("ssh {host}", "/opt/bin/python")
     assert launcher_named("ray") == RayLauncher("head:6379")
 
@@ -58,7 +59,7 @@ def test_a_request_names_the_launcher_and_no_command(
         assert refused.status_code == 409
         assert "not set up" in refused.text
         assert client.get("/v1/tunings").json()["items"] == []
-        monkeypatch.setenv(PREFIX, "ssh {host}")
+        monkeypatch.setenv(PREFIX_VARIABLE, "ssh {host}")
         assert client.post("/v1/tunings", json={**body, "prefix": "id"}).status_code == 422
         queued = client.post("/v1/tunings", json=body).json()
     assert queued["launcher"] == "command"

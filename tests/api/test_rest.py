@@ -216,6 +216,9 @@ def test_a_graph_too_large_to_be_true(client: TestClient) -> None:
         ({"bugdet": 3}, "bugdet", "Extra inputs"),
         ({"optimizer": {"name": "sgd", "momentum": 1}}, "optimizer", "Unexpected keyword"),
         ({"space": {"max_parts": "x"}}, "space.max_parts", "'x'"),
+        ({"space": {"max_groups": -1}}, "space.max_groups", "Give 1 or more"),
+        ({"space": {"encodings": []}}, "encodings", "is empty"),
+        ({"space": {"encodings": [{"name": "powersgd", "rank": 240}]}}, "encoding.rank", "239"),
     ],
 )
 def test_a_tuning_that_makes_no_sense(

@@ -73,7 +73,6 @@ def test_a_failed_trial_is_a_result(store: Store) -> None:
     store.record(failed)
     assert store.trials()[0] == failed
     assert store.trials()[0].error is not None
-    assert not store.cancelled()
 
 
 def test_a_trial_without_a_proposal_is_refused(database: Database) -> None:

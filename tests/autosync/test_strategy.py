@@ -117,3 +117,24 @@ def test_unknown_fields_and_kinds_are_refused() -> None:
         from_json(Strategy, to_json(STRATEGY).replace('"name"', '"colour":1,"name"'))
     with pytest.raises(InvalidInput, match="telepathy"):
         from_json(Strategy, to_json(STRATEGY).replace('"kind":"factors"', '"kind":"telepathy"'))
+
+
+@pytest.mark.parametrize("staleness", [-1, -3, 256])
+def test_staleness_is_refused_where_a_population_could_not_hold_it(staleness: int) -> None:
+    with pytest.raises(InvalidStrategy, match=f"staleness is {staleness}"):
+        replace(STRATEGY, staleness=staleness)
+    data = to_json(STRATEGY).replace('"staleness":0', f'"staleness":{staleness}')
+    with pytest.raises(InvalidStrategy, match=f"staleness is {staleness}"):
+        from_json(Strategy, data)
+
+
+@pytest.mark.parametrize("rank", [-1, 0, 240, 256])
+def test_ranks_of_powersgd_that_its_code_cannot_hold_are_refused(rank: int) -> None:
+    with pytest.raises(InvalidStrategy, match=f"PowerSGD has rank {rank}"):
+        Encoding("powersgd", rank)
+    assert Encoding("powersgd", 239).rank == 239
+
+
+def test_only_powersgd_has_a_rank() -> None:
+    with pytest.raises(InvalidStrategy, match="'fp16' has rank 2"):
+        Encoding("fp16", 2)

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 import autosync
 from autosync.documents import to_json
 from autosync.domain import Domain
-from autosync.search.live_tuning import _go_on
+from autosync.search.live.live_tuning import _go_on
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.settings import Settings
 from autosync.trials.contract import TrialRequest, TrialResult
@@ -58,7 +58,8 @@ class Tiny(nn.Module):
         hidden = self.embedding(tokens)
         for layer in self.layers:
             hidden = layer(hidden)
-        return self.head(self.norm(hidden))
+        logits: Tensor = self.head(self.norm(hidden))
+        return logits
 
 
 def batch_of(rank: int, number: int) -> Tensor:
@@ -96,7 +97,9 @@ def fingerprint(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     add([*model.parameters(), *model.buffers()])
     add([p.grad for p in model.parameters()])
     add(optimizer.state_dict())
-    add([torch.get_rng_state(), list(random.getstate()), np.random.get_state()[1].tolist()])
+    legacy = np.random.get_state()
+    assert isinstance(legacy, tuple)
+    add([torch.get_rng_state(), list(random.getstate()), legacy[1].tolist()])
     add([module.training for module in model.modules()])
     return seen.hexdigest()
 
@@ -337,7 +340,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     os.environ["AUTOSYNC_HOST"] = "first" if rank < 2 else "second"
-    parts = {
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
         "tuning": lambda: tuning(rank, out),
         "falling_back": lambda: falling_back(rank),
         "contract": lambda: contract(rank),

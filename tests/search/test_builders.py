@@ -3,8 +3,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given, settings
+from torch._C import _distributed_c10d as c10d
 
 from autosync.cluster import Cluster, Device, Node
 from autosync.domain import Domain, Optimizer
@@ -81,7 +81,7 @@ def test_ddp_buckets_are_torchs_own(limits: tuple[int, int]) -> None:
     graph = replace(chain_graph(tuple(s for _, s in MIXED)), variables=variables)
     domain = domain_of(replace(graph, gradient_order=(2, 3, 1, 0)))
     order = list(graph_order(domain.graph))
-    expected, _ = dist._compute_bucket_assignment_by_size(
+    expected, _ = c10d._compute_bucket_assignment_by_size(
         [tensors[i] for i in order], list(limits), [False] * len(order), order
     )
     assert sorted(ddp_buckets(domain, *limits)) == sorted(tuple(bucket) for bucket in expected)
@@ -92,7 +92,7 @@ def graph_order(graph: ModelGraph) -> tuple[int, ...]:
 
 
 def test_ddp_keeps_torchs_default_sizes() -> None:
-    assert known_designs.DDP_FIRST_BUCKET_BYTES == dist._DEFAULT_FIRST_BUCKET_BYTES
+    assert known_designs.DDP_FIRST_BUCKET_BYTES == c10d._DEFAULT_FIRST_BUCKET_BYTES
     signature = inspect.signature(torch.nn.parallel.DistributedDataParallel.__init__)
     assert signature.parameters["bucket_cap_mb"].default in (None, 25)
     shapes = ((256, 1024), (4096, 1600), (256, 1024), (256, 1024))  # 1, 25, 1 and 1 MiB

@@ -1,4 +1,4 @@
-"""Collecting a dataset: what is measured, stopping and going on, doubt, and the plan file."""
+"""Collecting a dataset: what is measured, stopping and going on, repeating, and the plan file."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from autosync.documents import to_json
 from autosync.domain import Domain
 from autosync.errors import AutosyncError, InvalidInput, NotFound
 from autosync.search.collect.collection import collect
-from autosync.search.collect.collection_log import CANARY, CollectionLog, PassKey
+from autosync.search.collect.collection_log import CONTROL, CollectionLog, PassKey
 from autosync.search.collect.collection_plan import (
     CollectionPlan,
     CollectionTarget,
     domain_of,
     load_plan,
-    only,
     ring_seconds,
+    select_targets,
 )
 from autosync.search.collect.remaining_passes import strategies_of
 from autosync.simulator.evaluation.dataset import load_dataset, read_trials
@@ -92,15 +92,15 @@ def silent(text: str) -> None:
 def test_every_strategy_is_measured_in_two_passes_of_different_order(tmp_path: Path) -> None:
     launcher = ScriptedLauncher(steady)
     collect(prepared(tmp_path), tmp_path, launcher, silent)
-    canary = launcher.ran[20]
+    control = launcher.ran[20]
     trials = read_trials(tmp_path)
     measured = trials[trials["pass"] > 0]
     assert sorted(measured["pass"]) == [1] * COUNT + [2] * COUNT
     assert measured.groupby("pass")["strategy_id"].nunique().tolist() == [COUNT, COUNT]
     first, second = launcher.ran[:20], launcher.ran[26 + 1 : 26 + 1 + 20]
-    assert canary not in second[:1]
+    assert control not in second[:1]
     assert first != second
-    assert set(trials[trials["pass"] == CANARY]["strategy_id"]) == {canary}
+    assert set(trials[trials["pass"] == CONTROL]["strategy_id"]) == {control}
     assert launcher.closed == 1
     [domain] = load_dataset(tmp_path)
     assert (len(domain), domain.failed, domain.noise) == (COUNT, 0, 0.0)
@@ -122,12 +122,12 @@ def test_links_that_are_off_for_a_moment_do_not_end_a_collection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("autosync.search.collect.collection.PAUSE_SECONDS", 0.0)
-    said: list[str] = []
+    lines: list[str] = []
     launcher = Unsteady(steady)
     plan = prepared(tmp_path)
-    collect(plan, tmp_path, launcher, said.append)
+    collect(plan, tmp_path, launcher, lines.append)
     assert len(read_trials(tmp_path)["strategy_id"].unique()) == COUNT
-    assert [text for text in said if "283 Mbit/s" in text][1].endswith("4 times at most.")
+    assert [text for text in lines if "283 Mbit/s" in text][1].endswith("4 times at most.")
     launcher.off = 99
     with pytest.raises(InaccurateLink):
         collect(replace(plan, seed=4, strategies=COUNT + 1), tmp_path, launcher, silent)
@@ -149,10 +149,10 @@ def test_a_third_pass_where_two_disagree_and_its_median_counts(tmp_path: Path) -
     passes = trials[trials["pass"] > 0].groupby("strategy_id")["pass"].max()
     doubtful = {identity for identity in passes.index if identity[-1] in "01234"}
     assert 0 < len(doubtful) < COUNT
-    canary = set(trials[trials["pass"] == CANARY]["strategy_id"])
+    control = set(trials[trials["pass"] == CONTROL]["strategy_id"])
     assert {
         identity for identity, last in passes.items() if last == 3
-    } - canary == doubtful - canary
+    } - control == doubtful - control
     [domain] = load_dataset(tmp_path)
     fastest = 0.1 + 0xFFFF / 1e6
     assert (domain.label_seconds <= fastest).all()
@@ -197,17 +197,17 @@ def test_a_damaged_log_is_refused_by_line(tmp_path: Path) -> None:
         CollectionLog(tmp_path)
 
 
-def test_what_was_measured_beside_a_drifted_canary_is_measured_again(tmp_path: Path) -> None:
+def test_what_was_measured_beside_a_drifted_control_is_measured_again(tmp_path: Path) -> None:
     """The machine is slower from the sixth trial of the third block to the end of the fourth."""
     plan = prepared(tmp_path)
     plan = CollectionPlan(plan.domains, strategies=60, seed=3)
-    told: list[str] = []
+    lines: list[str] = []
 
     def slow_later(request: TrialRequest, number: int) -> float:
         return steady(request, number) * (1.2 if 69 <= number < 86 else 1.0)
 
-    collect(plan, tmp_path, launcher := ScriptedLauncher(slow_later), told.append)
-    assert sum("drifted: 20 of them" in line for line in told) == 1
+    collect(plan, tmp_path, launcher := ScriptedLauncher(slow_later), lines.append)
+    assert sum("drifted: 20 of them" in line for line in lines) == 1
     trials = read_trials(tmp_path)
     measured = trials[trials["pass"] > 0]
     assert not measured.duplicated(["strategy_id", "occasion", "pass"]).any()
@@ -314,7 +314,7 @@ def test_a_cluster_that_fails_ends_the_collection_and_blames_no_strategy(tmp_pat
     def lost(request: TrialRequest, number: int) -> float | None:
         return steady(request, number) if number < 10 else None
 
-    with pytest.raises(AutosyncError, match=r"small: the canary,.* crashed: the worker"):
+    with pytest.raises(AutosyncError, match=r"small: the control,.* crashed: the worker"):
         collect(plan, tmp_path, ScriptedLauncher(lost), silent)
     collect(plan, tmp_path, ScriptedLauncher(steady), silent)
     assert read_trials(tmp_path).query("`pass` > 0")["error"].isna().all()
@@ -346,7 +346,7 @@ def test_stopping_is_asked_before_every_trial(tmp_path: Path) -> None:
     launcher = ScriptedLauncher(steady)
     collect(prepared(tmp_path), tmp_path, launcher, silent, lambda: len(launcher.ran) >= 5)
     assert len(launcher.ran) == 5 + 1
-    assert CollectionLog(tmp_path).canary_seconds(DOMAIN.id) != []
+    assert CollectionLog(tmp_path).control_seconds(DOMAIN.id) != []
     assert launcher.closed == 1
 
 
@@ -386,7 +386,7 @@ def test_what_a_plan_does_not_have_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no collection plan"):
         load_plan(tmp_path / "none.yaml")
     with pytest.raises(InvalidInput, match="'large' is not in the plan"):
-        only(CollectionPlan((TARGET,)), ("large",))
+        select_targets(CollectionPlan((TARGET,)), ("large",))
     bad = CollectionTarget("bad", "resnet50", "example-4x1", 1.0, "1/0")
     with pytest.raises(InvalidInput, match=r"bad\.byte_scale"):
         _ = bad.scales

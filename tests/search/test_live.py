@@ -13,14 +13,11 @@ import autosync
 from autosync.bundle import load_bundle
 from autosync.documents import from_json
 from autosync.errors import InvalidInput, NotSupported
-from autosync.search.live_tuning import LiveStore
-from autosync.search.loop.tuning_store import Proposal
-from autosync.search.space import Candidate
+from autosync.search.live.live_tuning import TimeBudget
 from autosync.trials.contract import TrialResult
 from autosync.trials.live.live_cluster import Seat, refuse_mixed, seated_device
 from autosync.trials.live.live_graph import Call, Tape, _adopt_orphans, _finish_order
 from autosync.trials.live.live_pass import sent_by_node
-from tests.autosync.trials.strategies import ddp, small_domain
 
 ROOT = Path(__file__).parents[2]
 RANKS = 3
@@ -205,29 +202,14 @@ def test_orders_of_a_recorded_step() -> None:
     assert _finish_order(tape) == [3, 2, 1, 0]
 
 
-def proposal(key: str, phase: Any) -> Proposal:
-    strategy = ddp(small_domain()).strategy
-    return Proposal(key, phase, 0, Candidate(strategy, 1.0, "timeline", "ddp"))
-
-
-def test_the_store_gives_the_confirmation_its_own_time() -> None:
-    now = [0.0]
-    store = LiveStore(10.0, 20.0, clock=lambda: now[0])
-    store.propose([proposal("a", "search"), proposal("b", "search")])
-    store.record(TrialResult("a", (1.0,), 1.0, 0.0, None, "job", 1.0, 1.0))
-    now[0] = 11.0
-    assert store.cancelled()
-    store.end_search()
-    assert [one.key for one in store.proposals()] == ["a"]
-    assert not store.cancelled()
-    now[0] = 21.0
-    assert store.cancelled()
-    other = LiveStore(10.0, 20.0, clock=lambda: 15.0)
-    other.propose([proposal("c", "confirm")])
-    assert not other.cancelled()
+@pytest.mark.parametrize(("now", "search", "confirm"), [(9, 0, 0), (10, 1, 0), (20, 1, 1)])
+def test_the_confirmation_has_its_own_time(now: float, search: bool, confirm: bool) -> None:
+    budget = TimeBudget(search_until=10.0, until=20.0, clock=lambda: now)
+    assert budget.over("search") == search
+    assert budget.over("confirm") == confirm
 
 
 def test_without_the_search_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "autosync.search.live_tuning", None)
+    monkeypatch.setitem(sys.modules, "autosync.search.live.live_tuning", None)
     with pytest.raises(NotSupported, match="not installed"):
         autosync.tune  # noqa: B018

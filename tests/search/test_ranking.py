@@ -45,7 +45,8 @@ class Broken:
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_the_best_are_kept_best_first(threads: int) -> None:
-    proposals, seen = 2 * CHUNK + 100, []
+    proposals = 2 * CHUNK + 100
+    seen: list[int] = []
     counter = RowCounter()
     ranked = rank(DOMAIN, SPACE, counter, proposals, 5, 30, threads, seen.append)
     rows = np.diff(sample(DOMAIN, SPACE, 0, proposals, 5).first)

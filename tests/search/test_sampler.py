@@ -1,3 +1,4 @@
+import hashlib
 import multiprocessing
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
@@ -169,7 +170,7 @@ def test_no_more_groups_than_the_space_allows(domain: Domain, space: Space, seed
         rows = slice(drawn.first[index], drawn.first[index + 1])
         method, server = drawn.method[rows], drawn.server[rows]
         sparse = domain.variables.sparse[drawn.variable[rows]]  # never shares with a dense one
-        kinds = {}
+        kinds: dict[int, dict[tuple[int, int, bool], set[int]]] = {}
         options, groups = drawn.option[rows], drawn.group[rows]
         for m, o, z, s, g in zip(method, options, sparse, server, groups, strict=True):
             kinds.setdefault(int(s), {}).setdefault((int(m), int(o), bool(z)), set()).add(int(g))
@@ -267,10 +268,10 @@ def test_an_optimizer_that_is_not_elementwise_gets_no_owners_or_sharded_updates(
     assert not any(drawn.options[code].sharded_update for code in set(drawn.option.tolist()))
 
 
-def test_an_empty_space_is_refused() -> None:
-    nothing = Space(parameter_server=False, all_reduce=False, reduce_scatter=False)
+def test_owners_alone_are_refused_where_the_optimizer_takes_none() -> None:
+    domain = domain_of(optimizer=Optimizer("lbfgs", elementwise=False))
     with pytest.raises(InvalidInput, match="neither collectives nor a parameter server"):
-        sample(domain_of(), nothing, 0, 1, 0)
+        sample(domain, OWNERS_ONLY, 0, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -336,3 +337,39 @@ def test_uneven_shares_follow_the_devices_in_whole_samples() -> None:
     drawn = sample(domain, Space(uneven_shares=True), 0, 50, 0)
     assert [replica.share for replica in drawn.layouts[1]] == [12 / 16, 4 / 16]
     assert set(drawn.layout) == {0, 1}
+
+
+def digest(population: Population) -> str:
+    sha = hashlib.sha256()
+    for field in fields(Population):
+        column = getattr(population, field.name)
+        if isinstance(column, np.ndarray):
+            sha.update(f"{field.name} {column.dtype} {column.shape}".encode())
+            sha.update(np.ascontiguousarray(column).tobytes())
+    return sha.hexdigest()[:16]
+
+
+EVERYTHING = Space(
+    whole_below_bytes=0,
+    uneven_shares=True,
+    encodings=lossy,
+    pins=(
+        VariableChoice("v0", split((64, 32), 1, 3), (ParameterServer(2, 9), *[AllReduce(4)] * 2)),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("space", "seed", "expected"),
+    [
+        (Space(), 0, "c135d1cc3ae1f183"),
+        (SMALL, 7, "cb00d05bad4c97a3"),
+        (EVERYTHING, 2**64 - 1, "42dae02a64117532"),
+        (Space(whole_below_bytes=0, all_reduce=False, reduce_scatter=False), 3, "0fdba2d0a06bac98"),
+    ],
+)
+def test_a_proposal_is_its_seed_and_index_in_every_version(
+    space: Space, seed: int, expected: str
+) -> None:
+    """Stored tunings name their samples by seed and index."""
+    assert digest(sample(domain_of(), space, 1 << 40, 500, seed)) == expected

@@ -12,9 +12,9 @@ from autosync.errors import AutosyncError, InvalidInput
 from autosync.population import Population, decode, encode
 from autosync.search.loop.memory_store import MemoryStore
 from autosync.search.loop.outcome import Outcome, TuningEvent
-from autosync.search.loop.proposing import KEPT, shortlist
+from autosync.search.loop.proposing import SHORTLIST_SIZE, shortlist
 from autosync.search.loop.settings import Settings
-from autosync.search.loop.tuning_loop import tune
+from autosync.search.loop.tuning_loop import StopRule, never, tune
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.analytic import AnalyticSimulator
@@ -66,11 +66,15 @@ def ddp_is_best(strategy: Strategy) -> float:
     return 1.0 if strategy.schedule.order == "ddp" else 1.005
 
 
-def run(pool: TablePool, store: MemoryStore, settings: Settings = SETTINGS) -> Outcome:
+def run(
+    pool: TablePool,
+    store: MemoryStore,
+    settings: Settings = SETTINGS,
+    stop: StopRule = never,
+) -> Outcome:
     events: list[TuningEvent] = []
-    outcome = tune(
-        DOMAIN, Space(), lambda: pool, store, AnalyticSimulator(), settings, events.append
-    )
+    simulator = AnalyticSimulator()
+    outcome = tune(DOMAIN, Space(), lambda: pool, store, simulator, settings, events.append, stop)
     assert pool.closed
     assert events[-1].kind == "done"
     return outcome
@@ -147,17 +151,32 @@ def test_without_ddp_there_is_no_comparison() -> None:
         run(TablePool(no_ddp), MemoryStore())
 
 
-def test_cancelling_keeps_what_was_measured() -> None:
-    store = MemoryStore()
-
-    def cancels(strategy: Strategy) -> float:
-        if strategy.schedule.order != "ddp":
-            store.cancel()
-        return by_simulator(strategy)
-
-    outcome = run(TablePool(cancels), store)
+def test_stopping_keeps_what_was_measured() -> None:
+    """As a user's cancellation does: both phases end."""
+    pool = TablePool(by_simulator)
+    outcome = run(pool, MemoryStore(), stop=lambda phase: len(pool.ran) >= 2)
     assert outcome.cancelled
-    assert len(outcome.ranked) == 2
+    assert len(pool.ran) == len(outcome.ranked) == 2
+
+
+def test_a_search_that_is_stopped_is_confirmed_all_the_same() -> None:
+    """As a time budget does: proposals of the search that were not run stay so."""
+    pool, store = TablePool(by_simulator), MemoryStore()
+    outcome = run(pool, store, stop=lambda phase: phase == "search" and len(pool.ran) >= 3)
+    phases = [key.split("/")[0] for key in pool.ran]
+    assert phases == ["search"] * 3 + ["confirm"] * 3 * SETTINGS.repeats
+    assert sum(p.phase == "search" for p in store.proposals()) > 3
+    assert outcome.repeats == SETTINGS.repeats
+    assert not outcome.cancelled
+
+
+def test_a_confirmation_that_is_stopped_counts_what_was_run() -> None:
+    pool = TablePool(by_simulator)
+    most = SETTINGS.budget + 2 * 4 + 1  # the third repeat begins with DDP
+    outcome = run(pool, MemoryStore(), stop=lambda phase: len(pool.ran) >= most)
+    assert len(pool.ran) == most
+    assert outcome.speedup == pytest.approx(outcome.ddp_seconds / outcome.best_seconds)
+    assert not outcome.cancelled
 
 
 def test_a_negative_budget_is_refused_by_name() -> None:
@@ -192,7 +211,7 @@ def test_what_learns_judges_what_the_timeline_leaves() -> None:
     plain = shortlist(DOMAIN, Space(), TimelineSimulator(), 600, 5, ignore)
     learned = shortlist(DOMAIN, Space(), Contrary(), 600, 5, ignore, optimism=0.0)
     for kept in (plain, learned):
-        assert len(kept.population) == len(kept.index) == len(kept.seconds) == KEPT
+        assert len(kept.population) == len(kept.index) == len(kept.seconds) == SHORTLIST_SIZE
         assert (np.diff(kept.seconds) >= 0).all()
     # All 600 pass the timeline's shortlist, so opposite judges keep opposite ends of them.
     assert plain.index[0] not in learned.index
@@ -207,7 +226,7 @@ def test_what_may_be_faster_than_predicted_goes_first() -> None:
     kept = shortlist(DOMAIN, Space(), Contrary(), 600, 5, ignore, optimism=1.0)
     unsure = kept.population.slice_bytes == 0
     count = int(unsure.sum())
-    assert 0 < count < KEPT
+    assert 0 < count < SHORTLIST_SIZE
     assert unsure[:count].all()
     assert (kept.promise[~unsure] == kept.seconds[~unsure]).all()
     assert (kept.promise[unsure] < kept.seconds[unsure]).all()

@@ -6,10 +6,10 @@ from itertools import permutations
 import numpy as np
 import pytest
 
+from autosync.allowed import Allowed
 from autosync.cluster import Link
 from autosync.domain import Domain
 from autosync.population import encode
-from autosync.simulator.cost.synchronizer_costs import Allowed
 from autosync.simulator.limit import dear_bound, iteration_limit, longest_tail_first
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import AllReduce, Encoding

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from autosync.api.cli.console import say
-from autosync.api.cli.options import LauncherName
+from autosync.trials.launcher_names import LauncherName
 
 
 def collect(
@@ -51,13 +51,13 @@ def collect(
     from autosync.api.engine.registry import launcher_named
     from autosync.bundled_data import data_file
     from autosync.search.collect.collection import collect as measure
-    from autosync.search.collect.collection_plan import load_plan, only
+    from autosync.search.collect.collection_plan import load_plan, select_targets
     from autosync.trials.launchers.local_launcher import LocalLauncher
     from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 
     anew = tuple(again or ())
     names = tuple(dict.fromkeys((*(domain or ()), *anew)))
-    asked = only(load_plan(plan or data_file("runtimes", "plan.yaml")), names)
+    asked = select_targets(load_plan(plan or data_file("runtimes", "plan.yaml")), names)
     stop = stop_on_signals()
     where = launcher_named(launcher)
     if isinstance(where, TestbedLauncher | LocalLauncher):

@@ -191,7 +191,7 @@ def import_one(
     from autosync.api.cli.inputs import ProfileChoice, load_domain, read_bytes
     from autosync.documents import to_json
     from autosync.interop.strategy_import import import_strategy
-    from autosync.search.description import describe as sentence
+    from autosync.strategy_description import describe as sentence
 
     domain = load_domain(model, cluster, batch, ProfileChoice())
     found = import_strategy(

@@ -10,6 +10,7 @@ from rich.markup import escape
 from autosync.api.cli.console import milliseconds, out, print_json, print_table, say, write_text
 from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json
 from autosync.errors import InvalidInput, NotFound
+from autosync.units import MIB
 
 if TYPE_CHECKING:
     from autosync.api.views.timeline_views import RecordedTimelines
@@ -123,7 +124,7 @@ def _write_trace(recorded: "RecordedTimelines | None", trace: Path, document: st
 
 
 def _print_strategy(strategy: "Strategy", every: bool) -> None:
-    from autosync.search.description import describe
+    from autosync.strategy_description import describe
 
     out.print(f"[bold]{strategy.name or 'Strategy'}[/]: {describe(strategy)}")
     shown = strategy.choices if every else strategy.choices[:SHOWN]
@@ -160,7 +161,7 @@ def _print_bundle(shipped: "Bundle") -> None:
 
 def _plan_words(plan: "Plan") -> str:
     if plan.engine == "ddp":
-        return f"torch's own DDP with buckets of {plan.bucket_bytes / 2**20:.0f} MiB"
+        return f"torch's own DDP with buckets of {plan.bucket_bytes / MIB:.0f} MiB"
     counts: dict[str, int] = {}
     for message in plan.messages:
         counts[_operation(message)] = counts.get(_operation(message), 0) + 1

@@ -7,13 +7,13 @@ import typer
 from autosync.api.cli.console import check_folder, out, print_table, say
 from autosync.api.cli.options import (
     ClusterName,
-    LauncherName,
     Prefix,
     RayAddress,
     RequiredOutput,
     WorkerPython,
     reach_hosts,
 )
+from autosync.trials.launcher_names import LauncherName
 
 if TYPE_CHECKING:
     from autosync.cluster import Cluster

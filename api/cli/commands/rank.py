@@ -21,7 +21,7 @@ from autosync.api.cli.options import (
 
 if TYPE_CHECKING:
     from autosync.domain import Domain
-    from autosync.search.space import Candidate
+    from autosync.search.loop.tuning_store import Candidate
     from autosync.simulator.contract import Simulator
 
 COLUMNS = ("", "strategy", "made by", "predicted ms", "times DDP")
@@ -93,7 +93,7 @@ def best_by_prediction(
 
 def _data(place: int, candidate: "Candidate", ddp_seconds: float) -> dict[str, object]:
     from autosync.documents import to_data
-    from autosync.search.description import describe
+    from autosync.strategy_description import describe
 
     return {
         "rank": place,
@@ -107,7 +107,7 @@ def _data(place: int, candidate: "Candidate", ddp_seconds: float) -> dict[str, o
 
 
 def _print(domain: "Domain", ranked: "list[Candidate]", top: int, ddp: "Candidate") -> None:
-    from autosync.search.description import describe
+    from autosync.strategy_description import describe
 
     place = {id(candidate): str(i) for i, candidate in enumerate(ranked, 1)}
     shown = ranked[:top] + [c for c in ranked[top:] if c is ddp]

@@ -18,6 +18,7 @@ from autosync.api.cli.options import (
     WorkerPython,
     reach_hosts,
 )
+from autosync.environment import TOKEN_VARIABLE
 
 LOOPBACK = "127.0.0.1"
 STOP_SECONDS = 20.0
@@ -33,7 +34,7 @@ def serve(
     ] = 1,
     token: Annotated[
         str | None,
-        typer.Option(envvar="AUTOSYNC_TOKEN", help="Ask every client for this bearer token."),
+        typer.Option(envvar=TOKEN_VARIABLE, help="Ask every client for this bearer token."),
     ] = None,
     prefix: Prefix = None,
     python: WorkerPython = None,

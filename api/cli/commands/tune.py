@@ -16,7 +16,6 @@ from autosync.api.cli.options import (
     DeviceType,
     Efficiency,
     Json,
-    LauncherName,
     Prefix,
     ProfileFile,
     RayAddress,
@@ -25,6 +24,7 @@ from autosync.api.cli.options import (
     reach_hosts,
 )
 from autosync.errors import AutosyncError, InvalidInput
+from autosync.trials.launcher_names import REAL_CLUSTERS, LauncherName
 
 if TYPE_CHECKING:
     from autosync.api.db.database import Database
@@ -152,7 +152,6 @@ def _job(
     Raises:
         InvalidInput: these do not go together. NotSupported: this machine has no GPU.
     """
-    from autosync.api.engine.registry import REAL_CLUSTERS
     from autosync.api.engine.tuning_request import TuningRequest, usual_scales
 
     launcher, compute, device = where

@@ -27,7 +27,7 @@ def verify(
     """
     from autosync.api.cli.inputs import ProfileChoice, load_domain, load_strategy
     from autosync.errors import NotSupported
-    from autosync.search.description import describe
+    from autosync.strategy_description import describe
     from autosync.verification import check_runnable
     from autosync.verification import verify as check
 

@@ -4,6 +4,7 @@ A piece is a range of a shard in row-major order. In an n-dimensional tensor suc
 most 2n - 1 boxes, so packing is a few strided copies whatever the axis of the partition.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -26,10 +27,7 @@ class Segment:
 
 
 def elements(shape: Shape) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
+    return math.prod(shape)
 
 
 def boxes(shape: Shape, start: int, stop: int) -> Iterator[Box]:

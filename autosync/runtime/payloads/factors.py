@@ -21,6 +21,7 @@ from autosync.plan import Plan
 from autosync.runtime.layout.records import Bucket, Finish, Start, VariableRecord
 from autosync.runtime.transport.process_groups import Groups, team_of
 from autosync.runtime.transport.ragged import Reader, as_bytes, exchange, others, ragged_group
+from autosync.torch_dtypes import TORCH_DTYPES
 
 Take = Callable[[Tensor, Tensor], None]
 """Receives (activations (..., in), output gradients (..., out)) in a backward pass."""
@@ -28,7 +29,7 @@ Take = Callable[[Tensor, Tensor], None]
 Factors = tuple[Tensor, Tensor]
 """Activations (rows, in) and output gradients (rows, out)."""
 
-TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+TYPES = tuple(TORCH_DTYPES.values())
 """Their places are their codes in a message's header."""
 
 

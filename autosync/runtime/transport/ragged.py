@@ -5,6 +5,7 @@ sends. Payloads are bytes in host memory: gloo moves nothing else point to point
 receive what it does not know the length of.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -81,9 +82,7 @@ class Reader:
         self._place = 0
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        count = dtype.itemsize
-        for size in shape:
-            count *= size
+        count = dtype.itemsize * math.prod(shape)
         part = self._payload[self._place : self._place + count]
         self._place += count
         if part.storage_offset() % dtype.itemsize:  # no place for a view of that type

@@ -13,9 +13,10 @@ from autosync.cluster import Backend, Cluster, Device, Node
 from autosync.devices import device_type_of_gpu
 from autosync.errors import InvalidInput
 from autosync.trials.live.live_job import LiveJob, node_name
+from autosync.units import MIB
 
 SMALLEST_BYTES = 256 * 1024
-LARGEST_BYTES = 64 * 1024 * 1024
+LARGEST_BYTES = 64 * MIB
 LONG_ENOUGH_SECONDS = 0.05
 """Messages grow fourfold until one takes this long, or is the largest."""
 

@@ -16,9 +16,10 @@ from torch.utils.hooks import RemovableHandle
 
 from autosync.domain import Optimizer, Profile
 from autosync.errors import InvalidInput, NotSupported
-from autosync.graph import ITEM_BYTES, DType, ModelGraph, Operation, Variable
+from autosync.graph import DType, ModelGraph, Operation, Variable
 from autosync.runtime.hooks.forward_gates import tensors_in
 from autosync.runtime.updates.flat_update import ELEMENTWISE
+from autosync.torch_dtypes import DTYPE_NAMES
 from autosync.trials.device_clock import Mark, mark, seconds_since
 from autosync.trials.live.live_job import LiveJob
 
@@ -182,12 +183,12 @@ def _on_update(tape: Tape, device: torch.device) -> Callable[..., None]:
 
 def _refuse_types(named: dict[str, nn.Parameter]) -> None:
     for name, parameter in named.items():
-        if _dtype(parameter) not in ITEM_BYTES:
+        if parameter.dtype not in DTYPE_NAMES:
             raise NotSupported(
                 f"parameter {name!r} is {parameter.dtype}.",
                 thing=f"parameter {name}",
                 value=str(parameter.dtype),
-                remedy=f"Supported: {', '.join(ITEM_BYTES)}.",
+                remedy=f"Supported: {', '.join(DTYPE_NAMES.values())}.",
             )
 
 

@@ -2,8 +2,6 @@
 
 import contextlib
 import gc
-import os
-import socket
 import time
 import weakref
 from collections.abc import Callable
@@ -19,10 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from autosync.bundle import Bundle
+from autosync.environment import host_name
 from autosync.errors import NotSupported
 from autosync.plan.plan_document import DDP_BUCKET_BYTES
 from autosync.runtime import attachment as runtime
-from autosync.runtime.distributed import HOST_VARIABLE
 from autosync.runtime.execution_trace import ExecutionTrace
 from autosync.runtime.failures import SynchronizationFailed
 from autosync.runtime.transport.process_groups import Groups
@@ -38,8 +36,9 @@ from autosync.trials.machine import (
     reset_peak_memory,
     software_versions,
 )
-from autosync.trials.trial_attachment import MEBIBYTE, MOST_GROUPS, replica_digest
+from autosync.trials.trial_attachment import MOST_GROUPS, replica_digest
 from autosync.trials.worker.worker_main import error_kind
+from autosync.units import MIB
 
 Step = Callable[[Any, Optimizer], object]
 """One whole training iteration: forward, backward, `optimizer.step()`."""
@@ -132,7 +131,7 @@ def leave(control: dist.ProcessGroup) -> None:
 
 def node_name() -> str:
     """The host that this rank counts as: its name, or what the environment says."""
-    return os.environ.get(HOST_VARIABLE) or socket.gethostname()
+    return host_name()
 
 
 PARTED: Final = "parted"
@@ -273,7 +272,7 @@ def _attach_ddp(job: LiveJob, bucket_bytes: int) -> LiveAttachment:
             job.model,
             process_group=job.group,
             init_sync=False,  # replicas are equal: every trial begins with the restored state
-            bucket_cap_mb=None if usual else bucket_bytes / MEBIBYTE,
+            bucket_cap_mb=None if usual else bucket_bytes / MIB,
         )
     ]
     alive = weakref.ref(replicas[0])

@@ -18,11 +18,12 @@ import traceback
 from typing import Any
 
 from autosync.trials.worker import worker_main
+from autosync.units import MIB
 
 LOADED = ("autosync.trials.worker.rank", "torch._dynamo")
 """The latter torch loads with the first optimizer, and it takes as long as all the rest."""
 
-REQUEST_BYTES = 2**20
+REQUEST_BYTES = MIB
 DESCRIPTORS = 5
 """stdin, stdout, stderr, the leash and the pipe for the exit status."""
 

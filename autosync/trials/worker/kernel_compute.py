@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from autosync.graph import DType, ModelGraph
+from autosync.torch_dtypes import TORCH_DTYPES
 from autosync.trials.worker.operation_kernels import Kernel, Product, Sweep, graph_kernels
-from autosync.trials.worker.replay import DTYPES
 from autosync.trials.worker.replay_compute import Stretch
 
 Launch = Callable[[], object]
@@ -76,7 +76,7 @@ def _buffers(kernels: Iterable[Kernel], device: torch.device) -> Buffers:
     chooser = torch.Generator(device).manual_seed(0)
 
     def filled(size: int, dtype: DType) -> Tensor:
-        empty = torch.empty(size, dtype=DTYPES[dtype], device=device)
+        empty = torch.empty(size, dtype=TORCH_DTYPES[dtype], device=device)
         return empty.uniform_(-1, 1, generator=chooser)
 
     return {

@@ -13,24 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from autosync.domain import Domain
-from autosync.graph import DType, ModelGraph, Variable
+from autosync.graph import ModelGraph, Variable
 from autosync.runtime.payloads.factors import Take
+from autosync.torch_dtypes import TORCH_DTYPES
 from autosync.trials.byte_scale import scaled_graph
 from autosync.trials.worker.replay_compute import ReplayCompute, Stretch
-
-DTYPES: dict[DType, torch.dtype] = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 
 class SparseTable(nn.Embedding):
     """An embedding by type, so that DDP expects sparse gradients; it looks nothing up."""
 
     def __init__(self, variable: Variable, device: torch.device) -> None:
-        weight = torch.zeros(variable.shape, dtype=DTYPES[variable.dtype], device=device)
+        weight = torch.zeros(variable.shape, dtype=TORCH_DTYPES[variable.dtype], device=device)
         rows, columns = variable.shape
         super().__init__(rows, columns, _weight=weight, sparse=True)
 
@@ -45,7 +39,7 @@ class FactorWeight(nn.Module):
 
     def __init__(self, variable: Variable, device: torch.device) -> None:
         super().__init__()
-        value = torch.zeros(variable.shape, dtype=DTYPES[variable.dtype], device=device)
+        value = torch.zeros(variable.shape, dtype=TORCH_DTYPES[variable.dtype], device=device)
         self.weight = nn.Parameter(value)
         self.take: Take | None = None
 
@@ -102,7 +96,7 @@ class GradientSource:
         self.device = device
         self.owner = owner
         self.factor_rows = variable.factor_rows
-        self.dtype = DTYPES[variable.dtype]
+        self.dtype = TORCH_DTYPES[variable.dtype]
         self.value = gradient_value(rank)
         self.rows_only = variable.sparse
         self._rows: Tensor | None = None
@@ -197,7 +191,9 @@ class Replay(nn.Module):
             elif variable.factor_rows:
                 owner.add_module(name, FactorWeight(variable, device))
             else:
-                value = torch.zeros(variable.shape, dtype=DTYPES[variable.dtype], device=device)
+                value = torch.zeros(
+                    variable.shape, dtype=TORCH_DTYPES[variable.dtype], device=device
+                )
                 owner.register_parameter(name, nn.Parameter(value))
 
     def show_rows(self, of: Container[int]) -> None:

@@ -23,9 +23,10 @@ from autosync.runtime.attachment import share_initial_values, working_group
 from autosync.runtime.distributed import distribute
 from autosync.search.loop.memory_store import MemoryStore
 from autosync.search.loop.outcome import Outcome, TuningEvent
+from autosync.search.loop.proposing import OnEvent
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_loop import tune as run_tuning
-from autosync.search.loop.tuning_store import Proposal
+from autosync.search.loop.tuning_store import Phase
 from autosync.search.overlap_measurement import measure_overlap
 from autosync.search.space import Space
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
@@ -43,45 +44,23 @@ SEARCH_SHARE = 0.6
 FEWEST_TRIALS = 8
 """Strategies that shall fit into the search's time, at the cost of fewer iterations each."""
 
-FINALISTS = 4
-"""DDP and the three that are confirmed against it."""
-
-REPEATS = (3, 10)
-"""Fewest and most interleaved repeats of the confirmation."""
-
 GRACE = timedelta(minutes=10)
 """How long beyond the tuning's time ranks wait for each other."""
 
 LEAST_TIMEOUT_SECONDS = 20.0
 
 
-@dataclass
-class LiveStore(MemoryStore):
-    """A store that stops the search at one moment and the confirmation at a later one.
-
-    Both are moments of `clock`.
-    """
+@dataclass(frozen=True, slots=True)
+class TimeBudget:
+    """Ends the search at one moment of `clock`, in seconds, and the confirmation at a later one."""
 
     search_until: float
     until: float
     clock: Callable[[], float] = time.monotonic
-    confirming: bool = False
 
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def propose(self, proposals: Sequence[Proposal]) -> None:
-        super().propose(proposals)
-        self.confirming |= any(proposal.phase == "confirm" for proposal in proposals)
-
-    def cancelled(self) -> bool:
-        limit = self.until if self.confirming else self.search_until
-        return super().cancelled() or self.clock() >= limit
-
-    def end_search(self) -> None:
-        """Forget what was to be searched and has not been run."""
-        self.confirming = True
-        self._proposals = {key: p for key, p in self._proposals.items() if key in self._trials}
+    def over(self, phase: Phase) -> bool:
+        """The tuning loop's stop rule."""
+        return self.clock() >= (self.search_until if phase == "search" else self.until)
 
 
 def tune(
@@ -97,7 +76,7 @@ def tune(
     settings: Settings | None = None,
     space: Space | None = None,
     save: str | Path | None = None,
-    on_event: Callable[[TuningEvent], None] | None = None,
+    on_event: OnEvent | None = None,
 ) -> tuple[nn.Module, Optimizer]:
     """Try strategies on the live ranks for some minutes; go on training with the best.
 
@@ -146,8 +125,8 @@ def tune(
             domain = Domain(recorded.graph, cluster, recorded.profile, recorded.optimizer)
             plan = _fitted(settings or Settings(proposals=4_000), slowest, until)
             now = time.monotonic()
-            store = LiveStore(now + SEARCH_SHARE * (until - now), until)
-            verdict = _lead(job, domain, space or Space(), plan, store, on_event or _log_event)
+            budget = TimeBudget(now + SEARCH_SHARE * (until - now), until)
+            verdict = _lead(job, domain, space or Space(), plan, budget, on_event or _log_event)
         else:
             verdict = serve(job)
     return _go_on(job, verdict, save)
@@ -217,8 +196,8 @@ def _lead(
     domain: Domain,
     space: Space,
     settings: Settings,
-    store: LiveStore,
-    on_event: Callable[[TuningEvent], None],
+    budget: TimeBudget,
+    on_event: OnEvent,
 ) -> Verdict:
     """Rank 0's part. Whatever happens, the other ranks are told how to go on."""
     hosts = len(domain.cluster.nodes)
@@ -226,7 +205,10 @@ def _lead(
     try:
         if job.device.type == "cpu":  # what a GPU does is not recorded
             domain = measure_overlap(pool, domain, settings, on_event)
-        outcome = _search(pool, domain, space, settings, store, on_event)
+        store, simulator = MemoryStore(), TimelineSimulator()
+        outcome = run_tuning(
+            domain, space, lambda: pool, store, simulator, settings, on_event, budget.over
+        )
         verdict = Verdict(_shipped(outcome, domain, pool.description))
     except AutosyncError as error:
         verdict = Verdict(None, str(error))
@@ -235,35 +217,6 @@ def _lead(
         verdict = Verdict(None, f"{type(error).__name__}: {error}")
     pool.dismiss(verdict)
     return verdict
-
-
-def _search(
-    pool: JobPool,
-    domain: Domain,
-    space: Space,
-    settings: Settings,
-    store: LiveStore,
-    on_event: Callable[[TuningEvent], None],
-) -> Outcome:
-    """The tuning loop; where the search's time ended it, a second time only to confirm. It is
-    done once, however often the loop ran."""
-    simulator = TimelineSimulator()
-    begun = time.monotonic()
-    ends: list[TuningEvent] = []
-
-    def on_loop(event: TuningEvent) -> None:
-        (ends.append if event.kind == "done" else on_event)(event)
-
-    outcome = run_tuning(domain, space, lambda: pool, store, simulator, settings, on_loop)
-    if not store.confirming:
-        store.end_search()
-        trial_seconds = (time.monotonic() - begun) / max(1, len(store.trials())) / 2
-        room = int((store.until - time.monotonic()) / (FINALISTS * max(trial_seconds, 1e-6)))
-        repeats = min(settings.repeats, REPEATS[1], max(REPEATS[0], room))
-        confirming = replace(settings, budget=1, repeats=repeats)
-        outcome = run_tuning(domain, space, lambda: pool, store, simulator, confirming, on_loop)
-    on_event(ends[-1])
-    return outcome
 
 
 def _shipped(outcome: Outcome, domain: Domain, where: str) -> Bundle:

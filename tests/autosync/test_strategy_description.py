@@ -1,8 +1,8 @@
 from dataclasses import replace
 
-from autosync.search.description import describe
 from autosync.search.designs import known_designs
 from autosync.strategy import AllReduce, Encoding, Factors, Replica, Schedule, VariableChoice, whole
+from autosync.strategy_description import describe
 from tests.domains import chain_graph, domain_of, grid_cluster
 
 DOMAIN = domain_of(chain_graph(((1024, 1024),) * 6 + ((2048, 1024),), factor_rows=4))

@@ -16,8 +16,8 @@ from autosync.strategy import (
     Synchronizer,
     VariableChoice,
 )
+from autosync.units import MIB
 
-MIB = 1 << 20
 NAMED = 2
 """At most so many variables are called by name."""
 

@@ -1,0 +1,49 @@
+"""Which synchronizers, schedules and shares strategies may use: of a search, and of the limit."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pydantic import ConfigDict
+
+from autosync.documents import STRICT
+from autosync.errors import InvalidInput
+from autosync.strategy import Encoding
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """The defaults are everything exact and synchronous that the runtime runs.
+
+    factors: sufficient factors of linear layers. Sparse gradients may always be gathered.
+    overlap_forward: synchronization may run into the next forward pass.
+    uneven_shares: replicas may take unequal parts of the batch; off by default, since the training
+        script must deal its data accordingly.
+    encodings: how dense messages may be packed; lossless only, unless the user allows more.
+    """
+
+    parameter_server: bool = True
+    all_reduce: bool = True
+    reduce_scatter: bool = True
+    hierarchical: bool = True
+    factors: bool = True
+    overlap_forward: bool = True
+    uneven_shares: bool = False
+    encodings: tuple[Encoding, ...] = (Encoding(),)
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def __post_init__(self) -> None:
+        if not (self.parameter_server or self.all_reduce or self.reduce_scatter):
+            raise InvalidInput(
+                "parameter_server, all_reduce and reduce_scatter are all off: nothing could "
+                "synchronize a dense gradient.",
+                thing="parameter_server, all_reduce, reduce_scatter",
+                value=False,
+                remedy="Allow one of them.",
+            )
+        if not self.encodings:
+            raise InvalidInput(
+                "encodings is empty: no message could be packed.",
+                thing="encodings",
+                value=self.encodings,
+                remedy='Leave it out, or give [{"name": "none"}].',
+            )

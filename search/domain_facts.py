@@ -1,0 +1,52 @@
+"""What sampled and hand-designed strategies both have to know of a domain."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.devices import DEVICE_TYPES
+from autosync.domain import Domain
+from autosync.search.space import Space
+from autosync.strategy import Replica, even_replicas
+
+
+def server_weights(domain: Domain) -> NDArray[np.float64]:
+    """A `(ranks,)` array adding up to 1: a node's NIC bandwidth, shared by its ranks."""
+    cluster = domain.cluster
+    node = cluster.node_of_server()[: domain.world_size]
+    ranks = np.array([max(1, n.ranks) for n in cluster.nodes])
+    share = (cluster.nic_bytes_per_second() / ranks)[node]
+    weights: NDArray[np.float64] = share / share.sum()
+    return weights
+
+
+def replica_layouts(domain: Domain, space: Space) -> tuple[tuple[Replica, ...], ...]:
+    """Even shares; with `space.uneven_shares` also shares proportional to the devices' speed.
+
+    Shares are whole samples of the global batch (HeteroG's proportional allocation).
+    """
+    even = even_replicas(domain.world_size)
+    if not space.uneven_shares:
+        return (even,)
+    devices = domain.cluster.device_of_rank()
+    speed = np.array([DEVICE_TYPES[d.type].peak_flops_per_second / d.slowdown for d in devices])
+    batch = domain.batch_size * domain.world_size
+    exact = speed / speed.sum() * batch
+    samples = np.maximum(np.floor(exact), 1).astype(np.int64)
+    behind = np.argsort(samples - exact, kind="stable")
+    samples[behind[: max(0, batch - int(samples.sum()))]] += 1
+    if samples.sum() != batch or len(set(samples.tolist())) == 1:
+        return (even,)
+    return even, tuple(Replica(rank, int(n) / batch) for rank, n in enumerate(samples))
+
+
+def factor_costs(domain: Domain) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Two `(variables,)` arrays: bytes one rank sends for a variable by factors, and by a ring.
+
+    Factors: K(M+N) elements to each of P-1 others; a ring: 2(P-1)/P MN (Poseidon, table 3.4).
+    """
+    table, world = domain.variables, domain.world_size
+    rows = table.dims[:, 0]
+    columns = table.elements // rows
+    factors = table.factor_rows * (rows + columns) * table.item_bytes * (world - 1.0)
+    ring = 2.0 * (world - 1) / world * table.size_bytes
+    return factors.astype(np.float64), ring.astype(np.float64)

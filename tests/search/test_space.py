@@ -1,0 +1,67 @@
+import json
+from typing import Any
+
+import pytest
+
+from autosync.allowed import Allowed
+from autosync.documents import from_json, json_schema, to_json
+from autosync.errors import InvalidInput
+from autosync.search.space import Space
+from autosync.strategy import AllReduce, VariableChoice, whole
+
+PIN = VariableChoice("v0", whole((4,)), (AllReduce(0),))
+
+BEFORE = """{"all_reduce":true,"encodings":[{"name":"none","rank":0}],"factors":true,
+"hierarchical":true,"max_groups":20,"max_parts":40,"overlap_forward":true,"parameter_server":true,
+"pins":[],"priority":true,"reduce_scatter":true,"slice_bytes":[0,1048576,4194304,16777216],
+"uneven_shares":false,"whole_below_bytes":100000}""".replace("\n", "")
+"""As stored tunings have it."""
+
+
+def test_the_document_is_what_it_was() -> None:
+    assert to_json(Space()) == BEFORE
+    assert from_json(Space, BEFORE) == Space()
+    assert from_json(Space, "{}") == Space()
+    assert set(json_schema(Space)["properties"]) == set(json.loads(BEFORE))
+
+
+def made(field: str, value: Any) -> Space:
+    given: dict[str, Any] = {field: value}
+    return Space(**given)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("whole_below_bytes", -1, "whole_below_bytes is -1. Give 0 or more"),
+        ("max_parts", 0, "max_parts is 0. Give 1 or more"),
+        ("max_groups", -20, "max_groups is -20. Give 1 or more"),
+        ("slice_bytes", [], "slice_bytes is empty. Give \\[0\\]"),
+        ("slice_bytes", [0, -4], "slice_bytes has a slice of -4 bytes. Give sizes above 0"),
+        ("slice_bytes", [2**63], "slice_bytes has a slice of 9223372036854775808 bytes"),
+        ("encodings", [], "encodings is empty: no message could be packed. Leave it out"),
+    ],
+)
+def test_what_nothing_can_be_drawn_from_is_refused_by_name(
+    field: str, value: Any, words: str
+) -> None:
+    given = tuple(value) if isinstance(value, list) else value
+    with pytest.raises(InvalidInput, match=words) as refused:
+        made(field, given)
+    assert refused.value.thing.removeprefix("space.") == field
+    assert refused.value.value in (given, *(value if isinstance(value, list) else ()))
+    assert refused.value.remedy
+    with pytest.raises(InvalidInput, match=words):
+        from_json(Space, json.dumps({field: value}))
+
+
+@pytest.mark.parametrize("cls", [Allowed, Space])
+def test_every_synchronizer_off_is_refused(cls: type[Allowed]) -> None:
+    with pytest.raises(InvalidInput, match=r"reduce_scatter are all off.*Allow one of them"):
+        cls(parameter_server=False, all_reduce=False, reduce_scatter=False)
+    assert cls(parameter_server=False, all_reduce=False).reduce_scatter
+
+
+def test_two_pins_of_one_variable_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="pins has 2 for 'v0'"):
+        Space(pins=(PIN, PIN))
