@@ -11,7 +11,7 @@ from autosync.graph import ModelGraph, Operation, Variable
 from autosync.plan import Plan, compile_plans, plan_of
 from autosync.population import encode
 from autosync.runtime.attachment import Attachment, attach
-from autosync.runtime.execution_trace import ExecutionTrace
+from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.strategy import (
     AllReduce,
     ParameterServer,

@@ -12,9 +12,10 @@ from autosync.domain import Domain
 from autosync.importing import import_module
 from autosync.plan import Plan
 from autosync.runtime.attachment import attach
-from autosync.runtime.execution_trace import ExecutionTrace
-from autosync.runtime.layout.issue_order import issue_order
+from autosync.runtime.execution.execution_trace import ExecutionTrace
+from autosync.runtime.layout.queue_order import issue_order
 from tests.autosync.runtime.place import HERE, beside, here
+from tests.autosync.runtime.traces import disorder
 from tests.domains import domain_of, grid_cluster
 
 BATCH = 4
@@ -161,7 +162,7 @@ def run_one(rank: int, case: Drawn) -> Trained:
     names = tuple(name for name, _ in model.named_parameters())
     trace = ExecutionTrace()
     attachment = attach(model, optimizer, case.plan, names, trace=trace, streams=HERE.streams)
-    queues = [step.queue for step in attachment.engine.steps]
+    queues = [record.queue for record in attachment.engine.messages]
     for iteration in range(ITERATIONS):
         optimizer.zero_grad()
         loss(model(beside(model, inputs(case.model, iteration, rank)))).backward()
@@ -170,7 +171,9 @@ def run_one(rank: int, case: Drawn) -> Trained:
     found = flat(model)
     wanted = reference(case.model, case.optimizer, case.plan.shares)
     worst = float((found - wanted).abs().max())
-    return Trained(found.tolist(), worst, disorder(trace, issue_order(case.plan), queues))
+    return Trained(
+        found.tolist(), worst, disorder(trace, issue_order(case.plan), queues, ITERATIONS)
+    )
 
 
 def flat(model: nn.Module) -> Tensor:
@@ -199,14 +202,3 @@ def reference(name: str, optimizer_name: str, shares: tuple[float, ...]) -> Tens
             p.grad = gradient
         optimizer.step()
     return flat(model)
-
-
-def disorder(trace: ExecutionTrace, order: list[int], queues: list[str]) -> str:
-    """Every message of the plan ran once an iteration, each queue in the plan's order."""
-    for iteration in range(ITERATIONS):
-        issued = trace.issued(iteration)
-        for queue in set(queues):
-            planned = [index for index in order if queues[index] == queue]
-            if (ran := [index for index in issued if queues[index] == queue]) != planned:
-                return f"iteration {iteration}, queue {queue}: {ran}, planned {planned}"
-    return ""

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from autosync.runtime.attachment import UNVERIFIED
+from autosync.runtime.device.model_device import UNVERIFIED
 from tests.autosync.runtime.place import settle
 
 PRELOADED = ["tests.autosync.runtime.preloaded"]

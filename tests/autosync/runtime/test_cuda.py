@@ -20,27 +20,17 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from autosync.codes import Op
 from autosync.errors import NotSupported
-from autosync.runtime.attachment import UNVERIFIED, attach, warn_unverified
-from autosync.runtime.execution_trace import ExecutionTrace
-from autosync.runtime.streams import ONE_ORDER, GpuStreams
+from autosync.runtime.attachment import attach
+from autosync.runtime.device.model_device import UNVERIFIED, warn_unverified
+from autosync.runtime.device.streams import ONE_ORDER, GpuStreams
+from autosync.runtime.execution.execution_trace import ExecutionTrace
+from autosync.runtime.execution.watchdog import Watchdog
 from autosync.runtime.transport.nccl import nccl_start, new_nccl_group
 from autosync.runtime.transport.team_role import TeamRole
-from autosync.runtime.transport.watchdog import Watchdog
 from autosync.search.designs.design_table import hand_designed
 from autosync.search.space import Space
 from autosync.strategy import Schedule
-from tests.autosync.runtime import (
-    test_encodings,
-    test_exact,
-    test_factors,
-    test_failures,
-    test_pending,
-    test_random,
-    test_sparse,
-    test_state,
-    test_training,
-    training,
-)
+from tests.autosync.runtime import test_exact, test_random, test_training, training
 from tests.autosync.runtime.cases import (
     Case,
     attached,
@@ -53,9 +43,12 @@ from tests.autosync.runtime.cases import (
     worst_difference,
 )
 from tests.autosync.runtime.drawn import KINDS, Drawn, domain
+from tests.autosync.runtime.execution import test_failures, test_pending
+from tests.autosync.runtime.payloads import test_encodings, test_factors, test_sparse
 from tests.autosync.runtime.place import HERE
 from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.autosync.runtime.training import OVERLAP
+from tests.autosync.runtime.updates import test_state
 
 GPUS = torch.cuda.device_count()
 LONG_CYCLES = 2_000_000_000
@@ -475,7 +468,7 @@ def overdue(rank: int, world: int) -> tuple[bool, bool]:
     streams = GpuStreams(HERE.device, ONE_ORDER)
     watch = Watchdog(streams, patience_seconds=0.0)
     torch.cuda._sleep(LONG_CYCLES)
-    step.ended_mark = streams.mark()
+    step.ended_event = streams.record_event()
     watch.add(step)
     time.sleep(0.001)
     lost = watch.lost()
@@ -508,7 +501,7 @@ def nccl_operations(rank: int, world: int) -> dict[str, list[float]]:
         with torch.cuda.stream(stream):
             nccl_start(group, part, wire)()()
         stream.synchronize()
-        got: list[Tensor] = [wire[span] for span in part.gotten()]
+        got: list[Tensor] = [wire[span] for span in part.received()]
         found[operation.name] = torch.cat(got).tolist() if got else []
     group.abort()
     return found

@@ -1,4 +1,4 @@
-"""The end of the process: what is under way lands before the interpreter goes."""
+"""The end of the process: messages in flight land before the interpreter goes."""
 
 import atexit
 from collections.abc import Callable
@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from autosync.runtime.engine import Engine
-from autosync.runtime.iteration import Phase
+from autosync.runtime.execution.engine import Engine
+from autosync.runtime.execution.iteration import Phase
 
 EXIT_SECONDS = 30.0
 """How long the last iteration's messages may take after the script has ended. A message that
@@ -18,7 +18,7 @@ EXIT_PATIENCE = timedelta(seconds=EXIT_SECONDS)
 
 
 def finish_at_exit(engine: Engine, end_groups: Callable[[], None]) -> Callable[[], None]:
-    """Let the last `step()` land at exit, then end groups and threads; a script need not ask.
+    """Let the messages of the last `step()` land at exit, then end groups and threads.
 
     After an error in the middle of an iteration nothing is waited for. Returns what was
     registered, for `atexit.unregister`.
@@ -26,7 +26,8 @@ def finish_at_exit(engine: Engine, end_groups: Callable[[], None]) -> Callable[[
 
     def landed() -> bool:
         stepped = engine.phase is Phase.STEPPED
-        return engine.failure is not None or not stepped or engine.round.due == 0
+        done = engine.iteration.outdated_variables == 0
+        return engine.failure is not None or not stepped or done
 
     def finish() -> None:
         with engine.condition:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from autosync.runtime.streams import HOST, Mark, Streams
+from autosync.runtime.device.streams import HOST, DeviceEvent, Streams
 
 ALIGNMENT_BYTES = 16
 """Of each buffer's place, so that it can be seen as any type."""
@@ -58,20 +58,20 @@ class BufferBroadcast:
         self.finish()
         if not self.buffers:
             return
-        if not self.streams.travel.threads:
+        if not self.streams.mode.threads:
             self._collect()
             self.work = self._send()
             return
-        final = self.streams.mark()
+        final = self.streams.record_event()
         self.work = Aside(lambda: self._send_behind(final))
 
-    def _send_behind(self, final: Mark) -> None:
+    def _send_behind(self, final: DeviceEvent) -> None:
         """final: this forward pass has left its values, and taken those of the one before."""
         self.streams.enter_thread()
-        with self.streams.launching("buffers"):
-            self.streams.wait(final)
+        with self.streams.issuing("buffers"):
+            self.streams.wait_event(final)
             self._collect()
-            self.streams.finish(self.streams.mark())
+            self.streams.synchronize_event(self.streams.record_event())
         self._send().wait()
 
     def _collect(self) -> None:

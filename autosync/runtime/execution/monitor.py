@@ -6,21 +6,22 @@ from contextlib import contextmanager
 from threading import Condition, RLock
 
 from autosync.errors import AutosyncError
-from autosync.runtime.execution_trace import ExecutionTrace
-from autosync.runtime.failures import lost_peer
+from autosync.runtime.execution.execution_trace import ExecutionTrace
+from autosync.runtime.transport.failures import lost_peer
 
 
 class Monitor:
     """abort: ends the process groups, so that every other rank notices a failure too.
-    parted: every rank holds only its own part of the optimizer's state. trace: notes waits."""
+    state_is_split: every rank holds only its own part of the optimizer's state. trace: notes
+    waits."""
 
     def __init__(
-        self, abort: Callable[[], None], parted: bool, trace: ExecutionTrace | None = None
+        self, abort: Callable[[], None], state_is_split: bool, trace: ExecutionTrace | None = None
     ):
         self.condition = Condition(RLock())
         self.failure: AutosyncError | None = None
         self._abort = abort
-        self._parted = parted
+        self._state_is_split = state_is_split
         self._trace = trace
 
     def wait(self, condition: Callable[[], bool]) -> None:
@@ -40,14 +41,15 @@ class Monitor:
         """Returns the first failure."""
         with self.condition:
             if self.failure is None:
-                self.failure = lost_peer(what, thing, value, self._parted)
+                self.failure = lost_peer(what, thing, value, self._state_is_split)
             self.condition.notify_all()
         self._abort()
         return self.failure
 
     @contextmanager
-    def talking(self, what: str) -> Iterator[None]:
-        """With the other ranks, beside the plan's messages: their absence is a failure alike."""
+    def exchange(self, what: str) -> Iterator[None]:
+        """Around a collective of the control group, beside the plan's messages: a peer that is
+        absent from it is a failure alike."""
         try:
             yield
         except RuntimeError as error:  # what torch raises for a broken process group or store

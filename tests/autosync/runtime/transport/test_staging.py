@@ -9,13 +9,13 @@ import torch
 from autosync.codes import Op
 from autosync.runtime.transport.team_role import TeamRole
 from autosync.strategy import Schedule
-from tests.autosync.runtime import test_encodings, test_factors, test_sparse
 from tests.autosync.runtime.cases import Case
+from tests.autosync.runtime.payloads import test_encodings, test_factors, test_sparse
 from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.autosync.runtime.test_exact import train_all
-from tests.autosync.runtime.test_state import resumed, saved_at_once
 from tests.autosync.runtime.test_training import clipped
 from tests.autosync.runtime.training import OVERLAP, run_cases, train_plain
+from tests.autosync.runtime.updates.test_state import resumed, saved_at_once
 
 METHODS = ("all_reduce", "tree", "ps", "rs", "zero", "mixed")
 
@@ -76,8 +76,8 @@ def test_what_a_rank_gives_and_gets_covers_the_message(members: int, size: int) 
     for operation in (Op.ALL_REDUCE, Op.REDUCE, Op.BROADCAST, Op.REDUCE_SCATTER, Op.ALL_GATHER,
                       Op.PUSH, Op.PULL):  # fmt: skip
         parts = [TeamRole(operation, place, 1, members, size, 0) for place in range(members)]
-        given = [touched(part.given(), parts[0].padded) for part in parts]
-        gotten = [touched(part.gotten(), parts[0].padded) for part in parts]
+        given = [touched(part.sent(), parts[0].padded) for part in parts]
+        gotten = [touched(part.received(), parts[0].padded) for part in parts]
         assert bool(torch.stack(given).any(0)[:size].all()), operation
         known = [a | b for a, b in zip(given, gotten, strict=True)]
         match operation:

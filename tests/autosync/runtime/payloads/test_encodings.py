@@ -133,9 +133,9 @@ def feed_back(rank: int, world: int, iterations: int) -> tuple[float, float, flo
         optimizer.step()
         arrived = (before[0] - model[0].weight.detach()) / (iteration + 1)
         errors.append(float((arrived - wanted).norm() / wanted.norm()))
-    kept = first_matrix(attachment).kept.clone()
-    torch.distributed.all_reduce(kept)
-    lost = wanted * iterations - (before[0] - model[0].weight.detach()) - kept
+    error = first_matrix(attachment).error.clone()
+    torch.distributed.all_reduce(error)
+    lost = wanted * iterations - (before[0] - model[0].weight.detach()) - error
     bias = sum(directions[r * len(before) + 1] for r in range(world)) / world * iterations
     off = float((before[1] - model[0].bias.detach() - bias).abs().max())
     attachment.detach()
@@ -143,7 +143,7 @@ def feed_back(rank: int, world: int, iterations: int) -> tuple[float, float, flo
 
 
 def first_matrix(attachment: Attachment) -> LowRank:
-    low_rank = attachment.engine.low_rank
+    low_rank = attachment.engine.state.low_rank
     return next(one for one in low_rank if one.variable.name == "0.weight")
 
 
@@ -215,7 +215,7 @@ def moved(rank: int, world: int) -> tuple[float, tuple[int, ...], list[int]]:
     with pytest.warns(UserWarning, match="not yet sent of 1 variables.*dropped"):
         optimizer.load_state_dict(copy.deepcopy(saved))
     one = first_matrix(attachment)
-    total = one.kept.clone()
+    total = one.error.clone()
     dist.all_reduce(total)
     off = float((total - saved[KEY][0]["error"]).abs().max())
     columns = tuple(one.q.shape)
@@ -287,7 +287,7 @@ def test_low_rank_gradients_are_exact_and_warm_starts_help() -> None:
     best = float(torch.linalg.svdvals(steep)[2:].norm())
     losses = []
     for _ in range(6):
-        one.kept.zero_()
+        one.error.zero_()
         decode(one, steep)
         losses.append(float((buffer - steep).norm()))
     assert best <= losses[-1] < 1.01 * best
@@ -308,10 +308,10 @@ def test_an_overflow_does_not_stay() -> None:
     buffer = torch.zeros(8, 9)
     one = LowRank(a_variable(), buffer, 2, 0)
     decode(one, torch.ones(8, 9))
-    kept = one.kept.clone()
+    error = one.error.clone()
     decode(one, torch.full((8, 9), torch.inf))
     assert not buffer.isfinite().all(), "a GradScaler must see it"
-    assert torch.equal(one.kept, kept)
+    assert torch.equal(one.error, error)
     decode(one, torch.ones(8, 9))
     assert buffer.isfinite().all()
 

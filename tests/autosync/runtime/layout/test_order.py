@@ -8,12 +8,7 @@ import pytest
 from autosync.domain import Domain
 from autosync.plan import Plan, compile_plans, plan_of
 from autosync.population import encode
-from autosync.runtime.layout.issue_order import (
-    ONE_QUEUE,
-    VALUES,
-    issue_order,
-    queue_names,
-)
+from autosync.runtime.layout.queue_order import ONE_QUEUE, VALUES, issue_order, queue_names
 from autosync.search.designs.design_table import hand_designed
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
@@ -47,7 +42,7 @@ def of_hand(where: Domain) -> list[Plan]:
 def test_no_message_waits_for_one_behind_it() -> None:
     """So whoever works the order off from its front, as gradients come and `step()` is called,
     comes to its end."""
-    waiting = 0
+    missing_gradients = 0
     for made in plans():
         order, values = issue_order(made), [m.carries_values for m in made.messages]
         assert sorted(order) == list(range(len(made.messages)))
@@ -62,8 +57,8 @@ def test_no_message_waits_for_one_behind_it() -> None:
                 assert message.carries_values == (
                     before.update.leaves_values or before.carries_values
                 )
-                waiting += before.update.leaves_values
-    assert waiting > DRAWN, "plans in which messages wait for step()"
+                missing_gradients += before.update.leaves_values
+    assert missing_gradients > DRAWN, "plans in which messages wait for step()"
 
 
 def test_one_queue_for_all_that_the_backend_carries() -> None:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from autosync.errors import NotSupported
-from autosync.runtime.engine import Engine
-from autosync.runtime.streams import Marked, Streams
+from autosync.runtime.device.streams import Streams, Tracked
+from autosync.runtime.execution.engine import Engine
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import (
     Case,
@@ -124,7 +124,7 @@ class LandedOnly(Streams):
         super().__init__()
         self.behind: list[object] = []
 
-    def stay_behind(self, marked: Iterable[Marked]) -> None:
+    def wait_last_events(self, marked: Iterable[Tracked]) -> None:
         self.behind.extend(marked)
 
 
@@ -150,13 +150,13 @@ def landed(rank: int, world: int) -> list[str]:
 
 
 def _land_before_marking(engine: Engine) -> None:
-    mark = engine.mark_gradients
+    mark = engine.make_gradients_pending
 
     def late(**given: bool) -> None:
-        engine.monitor.wait(lambda: not any(variable.missing for variable in engine.variables))
+        engine.monitor.wait(lambda: not any(variable.missing_sums for variable in engine.variables))
         mark(**given)
 
-    engine.mark_gradients = late
+    engine.make_gradients_pending = late
 
 
 def test_a_sum_that_the_host_has_landed_is_waited_for_on_the_device(pair: Ranks) -> None:

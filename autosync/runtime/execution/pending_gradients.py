@@ -1,10 +1,10 @@
-"""Gradients that are not what their reader expects, marked.
+"""Gradients whose reader must wait, or must not read them at all.
 
 Where a plan lets a sum run into the next forward pass, `parameter.grad` is not complete when
 backward() returns; where an update is owned or sharded, it never is on every rank. So from the end
 of backward to `step()` such a `parameter.grad` is a PendingGradient. Reading one that will be
 complete waits for it, and then it is the global average like any other: a script may clip it, log
-it or change it. Reading one that lives elsewhere is refused by name.
+it or change it. Reading one of which no rank holds all is refused by name.
 
 A GradScaler works on both: the operation that it checks and unscales gradients with is recognised
 as such, whoever calls it, and gets the sums that this rank will apply.
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from autosync.errors import NotSupported
-from autosync.runtime.hooks.forward_gates import tensors_in
+from autosync.runtime.execution.nested_tensors import tensors_in
 from autosync.runtime.layout.records import VariableRecord
 from autosync.runtime.payloads.sparse_rows import sparse_tensor
 
@@ -37,11 +37,11 @@ METADATA = frozenset(
 """What reads no value."""
 
 
-class Holder(Protocol):
-    """The engine, as far as marked gradients need it."""
+class GradientHolder(Protocol):
+    """The engine, as far as pending gradients need it."""
 
     def complete(self, variable: VariableRecord) -> None:
-        """Wait until `parameter.grad` is the global average; no mark afterwards.
+        """Wait until `parameter.grad` is the global average, a plain tensor.
 
         Raises:
             NotSupported: no rank holds all of it.
@@ -49,18 +49,18 @@ class Holder(Protocol):
         ...
 
     def show_gradients(self) -> None:
-        """Put the sums that this rank applies into `parameter.grad`; no mark afterwards."""
+        """Put the sums that this rank applies into `parameter.grad`, as plain tensors."""
         ...
 
-    def mark_gradients(self) -> None:
-        """Mark again what is not complete."""
+    def make_gradients_pending(self) -> None:
+        """Make what is not complete pending again."""
         ...
 
 
 class PendingGradient(Tensor):
     """Shares its storage with `plain`, the gradient itself. of_values: of that sparse gradient."""
 
-    holder: Holder
+    holder: GradientHolder
     variable: VariableRecord
     plain: Tensor
     of_values: bool
@@ -70,21 +70,22 @@ class PendingGradient(Tensor):
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         given = kwargs or {}
-        marks = [t for t in tensors_in((args, given)) if isinstance(t, PendingGradient)]
-        holders = list(dict.fromkeys(mark.holder for mark in marks))
+        pending = [t for t in tensors_in((args, given)) if isinstance(t, PendingGradient)]
+        holders = list(dict.fromkeys(gradient.holder for gradient in pending))
         if func in METADATA:
             return func(*_plain(args), **given)
         if func is Tensor._values:
-            return _marked(marks[0].holder, marks[0].variable, marks[0].plain, values=True)
+            first = pending[0]
+            return _pending(first.holder, first.variable, first.plain, values=True)
         if func is UNSCALE:
             for holder in holders:
                 holder.show_gradients()
             result = func(*_plain(args), **_plain(given))
             for holder in holders:
-                holder.mark_gradients()
+                holder.make_gradients_pending()
             return result
-        for mark in marks:
-            mark.holder.complete(mark.variable)
+        for gradient in pending:
+            gradient.holder.complete(gradient.variable)
         return func(*_plain(args), **_plain(given))
 
     def current(self) -> Tensor:
@@ -98,26 +99,26 @@ class PendingGradient(Tensor):
 
 
 def plain_gradient(variable: VariableRecord) -> Tensor | None:
-    """`parameter.grad` without its mark."""
+    """`parameter.grad` as a plain tensor."""
     gradient = variable.parameter.grad
     return gradient.plain if isinstance(gradient, PendingGradient) else gradient
 
 
-def mark(holder: Holder, variables: Iterable[VariableRecord]) -> None:
+def make_pending(holder: GradientHolder, variables: Iterable[VariableRecord]) -> None:
     """A variable without a gradient gets zeros, so that every rank shows the same variables."""
     for variable in variables:
         parameter = variable.parameter
         if parameter.grad is None:
             parameter.grad = _nothing(variable)
-        parameter.grad = _marked(holder, variable, parameter.grad)
+        parameter.grad = _pending(holder, variable, parameter.grad)
 
 
-def unmark(variables: Iterable[VariableRecord]) -> None:
+def make_plain(variables: Iterable[VariableRecord]) -> None:
     for variable in variables:
         variable.parameter.grad = plain_gradient(variable)
 
 
-def left_over(variables: Iterable[VariableRecord]) -> bool:
+def any_left(variables: Iterable[VariableRecord]) -> bool:
     """Whether a gradient of the backward pass before is still there, read or not."""
     pairs = [(variable.parameter.grad, variable) for variable in variables]
     return any(
@@ -127,9 +128,9 @@ def left_over(variables: Iterable[VariableRecord]) -> bool:
     )
 
 
-def settle(variables: Iterable[VariableRecord]) -> list[VariableRecord]:
-    """At `step()`: no mark afterwards. Returns the variables whose gradient the script replaced
-    unread: what it put there counts, on every rank alike.
+def take_for_step(variables: Iterable[VariableRecord]) -> list[VariableRecord]:
+    """At `step()`: gradients are plain tensors again. Returns the variables whose gradient the
+    script replaced unread: what it put there counts, on every rank alike.
 
     Raises:
         NotSupported: it replaced one that no rank holds.
@@ -139,7 +140,7 @@ def settle(variables: Iterable[VariableRecord]) -> list[VariableRecord]:
         if isinstance(variable.parameter.grad, PendingGradient):
             variable.parameter.grad = plain_gradient(variable)
         elif not variable.whole:
-            raise incomplete(variable, "was replaced before step()")
+            raise incomplete_gradient(variable, "was replaced before step()")
         elif variable.parameter.grad is not variable.target:
             replaced.append(variable)
     return replaced
@@ -161,7 +162,7 @@ def check_synchronized(variables: Iterable[VariableRecord]) -> None:
             )
 
 
-def incomplete(variable: VariableRecord, what: str) -> NotSupported:
+def incomplete_gradient(variable: VariableRecord, what: str) -> NotSupported:
     return NotSupported(
         f"the gradient of {variable.name!r} {what}, but no rank holds all of it: the strategy "
         "updates parts of variables on the ranks that own them.",
@@ -171,8 +172,8 @@ def incomplete(variable: VariableRecord, what: str) -> NotSupported:
     )
 
 
-def _marked(
-    holder: Holder, variable: VariableRecord, plain: Tensor, values: bool = False
+def _pending(
+    holder: GradientHolder, variable: VariableRecord, plain: Tensor, values: bool = False
 ) -> PendingGradient:
     shown = plain._values() if values else plain
     made: PendingGradient = Tensor._make_subclass(PendingGradient, shown)
@@ -190,7 +191,7 @@ def _nothing(variable: VariableRecord) -> Tensor:
 
 
 def _plain(value: Any) -> Any:
-    """The same structure with gradients in their marks' place."""
+    """The same structure with plain gradients in place of pending ones."""
     if isinstance(value, PendingGradient):
         return value.current()
     if type(value) in (tuple, list):

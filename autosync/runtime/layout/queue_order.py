@@ -1,10 +1,10 @@
-"""In which order a rank issues the messages of a plan: pure functions of the plan, so the same on
-every rank.
+"""In which order a rank issues the messages of a plan: functions of the plan alone, so that every
+rank computes the same.
 
-Messages of a queue keep their order. Host memory has a queue for each channel. NCCL wants one
-order for everything: a collective occupies its GPU until its peers have joined, so two ranks that
-start two of them in different orders may wait for each other for ever, whatever communicators the
-two are on. So there all messages of fixed size share one queue.
+Messages of a queue keep their order. In host memory each channel is a queue. NCCL wants one order
+for everything: a collective occupies its GPU until its peers have joined, so two ranks that start
+two of them in different orders may wait for each other for ever, whatever communicators the two
+are on. So there all messages of fixed size share one queue.
 """
 
 from autosync.plan import Plan

@@ -1,6 +1,5 @@
-"""From a plan to the records that the engine runs on one rank."""
+"""Builds the records of a plan on one rank: buffers, process groups, what issues each message."""
 
-from dataclasses import dataclass
 from functools import reduce
 
 import torch
@@ -10,8 +9,16 @@ from torch.optim import Optimizer
 from autosync.codes import Op, Update
 from autosync.errors import InvalidInput
 from autosync.plan import Plan
-from autosync.runtime.layout.issue_order import queue_names
-from autosync.runtime.layout.records import Bucket, MessageRecord, RowRange, VariableRecord
+from autosync.runtime.device.streams import Streams
+from autosync.runtime.layout.queue_order import queue_names
+from autosync.runtime.layout.records import (
+    Bucket,
+    BucketUpdate,
+    MessageRecord,
+    Records,
+    RowRange,
+    VariableRecord,
+)
 from autosync.runtime.layout.segments import bucket_segments, elements
 from autosync.runtime.payloads.encodings import encoded, fixed_payload_bytes
 from autosync.runtime.payloads.factors import FactorCapture, all_gather_factors, owner_of
@@ -22,7 +29,6 @@ from autosync.runtime.payloads.sparse_rows import (
     row_ranges,
     rows_message,
 )
-from autosync.runtime.streams import Streams
 from autosync.runtime.transport.process_groups import Groups, team_of
 from autosync.runtime.transport.team_role import chunk_of
 from autosync.runtime.updates.flat_update import FlatUpdate, check_elementwise
@@ -35,22 +41,15 @@ MESSAGES = {
 """What issues messages that no tensor of fixed size carries."""
 
 
-@dataclass(frozen=True, slots=True)
-class Records:
-    variables: list[VariableRecord]
-    buckets: list[Bucket]
-    steps: list[MessageRecord]
-    low_rank: list[LowRank]
-
-
 def build_records(
     model: nn.Module,
     optimizer: Optimizer,
     plan: Plan,
     names: tuple[str, ...],
     groups: Groups,
-) -> Records:
-    """Allocate every buffer and process group of the plan.
+) -> tuple[Records, list[LowRank]]:
+    """Allocate every buffer and process group of the plan. Returns its records, and the matrices
+    that PowerSGD packs.
 
     names: of the plan's variables, as `model.named_parameters()` has them.
 
@@ -68,21 +67,17 @@ def build_records(
         for index in range(len(plan.buckets))
     ]
     _check_coverage(variables)
-    _mark_flat(plan, buckets)
-    _mark_deferred(plan, buckets)
+    _find_flat(plan, buckets)
+    _find_deferred(plan, buckets)
     share = plan.shares[groups.rank]
     _give_carriers(model, optimizer, buckets, carried, share, groups.streams)
     factored = low_rank_buckets(plan, buckets)
-    steps = _steps(plan, buckets, factored, groups)
-    for step in steps:
-        if step.message.operation == Op.SPARSE_PUSH:
-            owned = step.message.root == groups.rank
-            step.bucket.flat = RowUpdate(type(optimizer), step.bucket) if owned else None
-        elif not step.bucket.whole and step.message.update != Update.NONE:
-            check_elementwise(type(optimizer), step.bucket.variables[0].name)
-            step.bucket.flat = _flat_update(type(optimizer), plan, step, groups.rank)
-    low_rank = [one for packed in factored.values() for one in packed.matrices]
-    return Records(variables, buckets, steps, low_rank)
+    messages = _messages(plan, buckets, factored, groups)
+    for record in messages:
+        if record.message.update != Update.NONE and not record.bucket.whole:
+            record.bucket.update = _update(type(optimizer), plan, record, groups.rank)
+    matrices = [matrix for packed in factored.values() for matrix in packed.matrices]
+    return Records(variables, buckets, messages), matrices
 
 
 def _variables(
@@ -133,7 +128,7 @@ def _dense_bucket(plan: Plan, index: int, variables: list[VariableRecord]) -> Bu
 def _row_bucket(plan: Plan, index: int, variables: list[VariableRecord]) -> Bucket:
     """Of tables with sparse gradients: no buffer, which would be as large as they are."""
     ranges = row_ranges(plan, index, variables)
-    members = list(dict.fromkeys(part.variable for part in ranges))
+    members = list(dict.fromkeys(rows.variable for rows in ranges))
     nothing = members[0].alias.new_empty(0)
     bucket = Bucket(index, nothing, 0, ranges=ranges, variables=members)
     for variable in members:
@@ -151,14 +146,14 @@ def _give_carriers(
 ) -> None:
     ranges: dict[VariableRecord, list[RowRange]] = {}
     for bucket in buckets:
-        for part in bucket.ranges:
-            ranges.setdefault(part.variable, []).append(part)
+        for rows in bucket.ranges:
+            ranges.setdefault(rows.variable, []).append(rows)
         if carried[bucket.index] == Op.FACTOR_ALL_GATHER:
             for variable in bucket.variables:
                 variable.carrier = FactorCapture(variable, owner_of(model, variable))
-    for variable, parts in ranges.items():
+    for variable, of_variable in ranges.items():
         check_sparse(optimizer, variable)
-        variable.carrier = TouchedRows(variable, parts, share, streams)
+        variable.carrier = TouchedRows(variable, of_variable, share, streams)
     dense = [v for bucket in buckets for v in bucket.variables if v not in ranges]
     check_dense(model, dense)
 
@@ -173,10 +168,10 @@ def _check_coverage(variables: list[VariableRecord]) -> None:
         )
         width = variable.alias.numel() // max(1, len(variable.alias)) if variable.alias.dim() else 1
         covered += width * sum(
-            part.stop - part.start
+            rows.stop - rows.start
             for bucket in variable.buckets
-            for part in bucket.ranges
-            if part.variable is variable
+            for rows in bucket.ranges
+            if rows.variable is variable
         )
         if covered != elements(tuple(variable.parameter.shape)):
             raise InvalidInput(
@@ -188,12 +183,12 @@ def _check_coverage(variables: list[VariableRecord]) -> None:
             )
 
 
-def _mark_flat(plan: Plan, buckets: list[Bucket]) -> None:
+def _find_flat(plan: Plan, buckets: list[Bucket]) -> None:
     """Whole variables are those that every replica updates in all their buckets; buckets of
     anything else update flat, and so do all that share a variable with them."""
     for message in plan.messages:
         if message.update.leaves_values:
-            buckets[message.bucket].travels = True
+            buckets[message.bucket].values_travel = True
             buckets[message.bucket].whole = False
     grown = [bucket for bucket in buckets if not bucket.whole]
     while grown:
@@ -204,7 +199,7 @@ def _mark_flat(plan: Plan, buckets: list[Bucket]) -> None:
             grown.extend(other for other in variable.buckets if other.whole)
 
 
-def _mark_deferred(plan: Plan, buckets: list[Bucket]) -> None:
+def _find_deferred(plan: Plan, buckets: list[Bucket]) -> None:
     last = {message.bucket: message for message in plan.messages}
     for index, message in last.items():
         if message.gate >= 0:
@@ -212,33 +207,36 @@ def _mark_deferred(plan: Plan, buckets: list[Bucket]) -> None:
                 variable.deferred = True
 
 
-def _steps(
+def _messages(
     plan: Plan, buckets: list[Bucket], factored: dict[int, LowRankBucket], groups: Groups
 ) -> list[MessageRecord]:
     last = {message.bucket: index for index, message in enumerate(plan.messages)}
-    queues = queue_names(plan, groups.streams.travel.one_order)
-    steps: list[MessageRecord] = []
+    queues = queue_names(plan, groups.streams.mode.one_order)
+    records: list[MessageRecord] = []
     for index, (message, queue) in enumerate(zip(plan.messages, queues, strict=True)):
         bucket = buckets[message.bucket]
-        after = steps[message.after] if message.after >= 0 else None
+        after = records[message.after] if message.after >= 0 else None
         if (packed := factored.get(bucket.index)) is not None:
             start = packed.start_of(plan, index, groups, queue)
         else:
             start = MESSAGES.get(message.operation, encoded)(plan, index, bucket, groups, queue)
         size = fixed_payload_bytes(message, bucket)
-        steps.append(
+        records.append(
             MessageRecord(
                 index, message, bucket, after, start, last[bucket.index] == index, queue, size
             )
         )
-    return steps
+    return records
 
 
-def _flat_update(
-    kind: type[Optimizer], plan: Plan, step: MessageRecord, rank: int
-) -> FlatUpdate | None:
-    """The part of a bucket that this rank updates after `step`."""
-    bucket, message = step.bucket, step.message
+def _update(
+    optimizer_class: type[Optimizer], plan: Plan, record: MessageRecord, rank: int
+) -> BucketUpdate | None:
+    """The part of a bucket that this rank updates when the message has landed."""
+    bucket, message = record.bucket, record.message
+    if message.operation.sparse and message.operation.to_owner:
+        return RowUpdate(optimizer_class, bucket) if message.root == rank else None
+    check_elementwise(optimizer_class, bucket.variables[0].name)
     team = team_of(plan.teams[message.teams], rank)
     start, stop = 0, bucket.size
     if message.update == Update.OWNER:
@@ -246,6 +244,6 @@ def _flat_update(
         if rank != root:
             start = stop = 0
     elif message.update == Update.SHARD and message.operation == Op.REDUCE_SCATTER:
-        part = chunk_of(team.index(rank), len(team), bucket.size)
-        start, stop = part.start, min(part.stop, bucket.size)
-    return FlatUpdate(kind, bucket, start, stop) if start < stop else None
+        chunk = chunk_of(team.index(rank), len(team), bucket.size)
+        start, stop = chunk.start, min(chunk.stop, bucket.size)
+    return FlatUpdate(optimizer_class, bucket, start, stop) if start < stop else None

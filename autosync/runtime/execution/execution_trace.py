@@ -43,21 +43,21 @@ class ExecutionTrace:
     events: list[MessageEvent] = field(default_factory=list)
     waits: list[tuple[float, float]] = field(default_factory=list)
 
-    def note(self, iteration: int, step: MessageRecord) -> None:
+    def note(self, iteration: int, record: MessageRecord) -> None:
         """A message has arrived."""
-        message = step.message
+        message = record.message
         self.events.append(
             MessageEvent(
                 iteration,
-                step.index,
+                record.index,
                 message.operation,
                 message.channel,
                 message.bucket,
-                step.start is not None,
-                step.queued_seconds(),
-                step.started_seconds,
-                step.ended_seconds,
-                step.payload_bytes(),
+                record.start is not None,
+                record.queued_seconds(),
+                record.started_seconds,
+                record.ended_seconds,
+                record.payload_bytes(),
             )
         )
 
@@ -66,8 +66,3 @@ class ExecutionTrace:
         now = time.monotonic()
         if now - begun > SHORTEST_WAIT_SECONDS:
             self.waits.append((begun, now))
-
-    def issued(self, iteration: int) -> list[int]:
-        """Messages of an iteration in the order in which they were started."""
-        of = [event for event in self.events if event.iteration == iteration]
-        return [event.message for event in sorted(of, key=lambda event: event.start_seconds)]

@@ -6,16 +6,14 @@ that already hold it, scalers and isinstance go on working, and detaching gives 
 
 from collections.abc import Callable
 from functools import cache, wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
 from autosync.errors import NotSupported
-from autosync.runtime.payloads.powersgd_state import KEY as KEPT_ERRORS
-
-if TYPE_CHECKING:
-    from autosync.runtime.engine import Engine
+from autosync.runtime.execution.engine import Engine
+from autosync.runtime.payloads.powersgd_state import KEY as POWERSGD_ERRORS
 
 ENGINE = "_autosync_engine"
 WRAPPED_STEP = "_autosync_wrapped_step"
@@ -52,17 +50,17 @@ class Synchronized(Optimizer):
         """Whole on every rank. Where the plan owns or shards updates, or packs by PowerSGD, this
         is a collective: call it on every rank."""
         engine: Engine = self.__dict__[ENGINE]
-        with engine.gathered_state() as kept:
+        with engine.gathered_state() as errors:
             state = super().state_dict()
-        if kept:
-            state[KEPT_ERRORS] = kept
+        if errors:
+            state[POWERSGD_ERRORS] = errors
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         engine: Engine = self.__dict__[ENGINE]
         engine.flush()
         super().load_state_dict(state_dict)
-        engine.scatter_state(state_dict.get(KEPT_ERRORS, {}))
+        engine.state.scatter(state_dict.get(POWERSGD_ERRORS, {}))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         raise NotSupported(
@@ -78,7 +76,7 @@ def synchronized_class(kind: type[Optimizer]) -> type[Optimizer]:
     return type(f"Synchronized{kind.__name__}", (Synchronized, kind), {})
 
 
-def adopt(optimizer: Optimizer, engine: "Engine") -> None:
+def adopt(optimizer: Optimizer, engine: Engine) -> None:
     """Make `optimizer` follow the engine until `release`."""
     bound = optimizer.__dict__.pop("step", None)
     optimizer.__dict__[ENGINE] = engine
@@ -96,25 +94,25 @@ def adopt(optimizer: Optimizer, engine: "Engine") -> None:
     optimizer.__dict__["step"] = step
 
 
-def release(optimizer: Optimizer, kind: type[Optimizer]) -> None:
+def release(optimizer: Optimizer, optimizer_class: type[Optimizer]) -> None:
     """Give the optimizer its own class back."""
-    optimizer.__class__ = kind
+    optimizer.__class__ = optimizer_class
     optimizer.__dict__.pop(ENGINE)
     late = optimizer.__dict__.pop("step", None)
     bound = optimizer.__dict__.pop(WRAPPED_STEP, None)
     if bound is None and late is not None:
-        bound = _rebound(optimizer, kind)
+        bound = _rebound(optimizer, optimizer_class)
     if bound is not None:
         optimizer.__dict__["step"] = bound
 
 
-def _rebound(optimizer: Optimizer, kind: type[Optimizer]) -> Callable[..., Any]:
+def _rebound(optimizer: Optimizer, optimizer_class: type[Optimizer]) -> Callable[..., Any]:
     """The wrapper that a scheduler made while the plan was attached would have made without."""
 
-    @wraps(kind.step)
+    @wraps(optimizer_class.step)
     def step(*args: Any, **kwargs: Any) -> Any:
         optimizer.__dict__["_opt_called"] = True
-        return kind.step(optimizer, *args, **kwargs)
+        return optimizer_class.step(optimizer, *args, **kwargs)
 
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     return step
