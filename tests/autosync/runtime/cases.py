@@ -49,7 +49,8 @@ class Cnn(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.repeat(1, 6).view(-1, 1, 6, 6)
-        return self.head(torch.relu(self.norm(self.conv(x))).flatten(1))
+        out: Tensor = self.head(torch.relu(self.norm(self.conv(x))).flatten(1))
+        return out
 
 
 class Tied(nn.Module):
@@ -78,7 +79,8 @@ class Branching(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         branch = self.left if float(x.detach().sum()) > 0 else self.right
-        return branch(torch.tanh(self.frozen(x)))
+        out: Tensor = branch(torch.tanh(self.frozen(x)))
+        return out
 
 
 def half() -> nn.Module:

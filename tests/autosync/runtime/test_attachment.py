@@ -10,7 +10,7 @@ from torch import nn
 
 from autosync.errors import NotSupported
 from autosync.runtime import attachment
-from autosync.runtime.transport.process_groups import Groups
+from autosync.runtime.transport.process_groups import Groups, open_groups
 from tests.autosync.runtime.cases import Case, attached, loss_of, make_model, make_optimizer, plan
 from tests.autosync.runtime.ranks import Ranks
 
@@ -53,13 +53,12 @@ def left_behind(rank: int, world: int, what: str, method: str) -> list[str]:
     optimizer.zero_grad()
     kind, state = type(optimizer), dict(optimizer.state)
     opened: list[Groups] = []
-    original = attachment.open_groups
 
     def remembered(*given: Any) -> Groups:
-        opened.append(original(*given))
+        opened.append(open_groups(*given))
         return opened[-1]
 
-    attachment.open_groups = remembered
+    attachment.__dict__["open_groups"] = remembered
     threads = set(threading.enumerate())
     names = tuple(name for name, _ in model.named_parameters())
     made = plan(Case(method=method), model, world)
@@ -70,7 +69,7 @@ def left_behind(rank: int, world: int, what: str, method: str) -> list[str]:
     else:
         return ["no error"]
     finally:
-        attachment.open_groups = original
+        attachment.__dict__["open_groups"] = open_groups
     found = [f"thread {thread.name}" for thread in set(threading.enumerate()) - threads]
     found += [f"group {name}" for groups in opened for name in groups.made]
     found += [f"hook of {name}" for name, p in model.named_parameters() if _hooked(p)]
@@ -87,9 +86,7 @@ def left_behind(rank: int, world: int, what: str, method: str) -> list[str]:
 
 
 def _hooked(parameter: nn.Parameter) -> bool:
-    return bool(parameter.__dict__.get("_post_accumulate_grad_hooks")) or bool(
-        parameter._post_accumulate_grad_hooks  # type: ignore[attr-defined]
-    )
+    return bool(parameter._post_accumulate_grad_hooks)
 
 
 def _module_hooked(module: nn.Module) -> bool:

@@ -12,6 +12,7 @@ from autosync.runtime.attachment import Attachment
 from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import Case, attached, loss_of
+from tests.autosync.runtime.parts import linear
 from tests.autosync.runtime.ranks import Ranks, ranks
 
 OVERLAP = Schedule("priority", slice_bytes=100, overlap_forward=True)
@@ -78,7 +79,7 @@ def die_in_backward(model: nn.Module) -> None:
         if len(passes) > LAST:
             die()
 
-    model[2].weight.register_hook(hook)
+    linear(model, 2).weight.register_hook(hook)
 
 
 def mourn(pool: Ranks, case: Case, victim: int, moment: str) -> list[Obituary]:

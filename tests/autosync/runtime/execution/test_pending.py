@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from autosync.errors import NotSupported
 from autosync.runtime.device.streams import Streams, Tracked
@@ -21,6 +21,7 @@ from tests.autosync.runtime.cases import (
     train_reference,
     worst_difference,
 )
+from tests.autosync.runtime.parts import gradient_of, linear, total_of
 from tests.autosync.runtime.place import HERE
 from tests.autosync.runtime.ranks import Ranks
 
@@ -90,9 +91,9 @@ def clip_value(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
 
 
 def clip_by_hand(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    total = sum(p.grad.double().pow(2).sum() for p in model.parameters()) ** 0.5
+    norm = total_of(gradient_of(p).double().pow(2).sum() for p in model.parameters()).sqrt()
     for p in model.parameters():
-        p.grad = p.grad * (LIMIT / max(float(total), LIMIT))
+        p.grad = gradient_of(p) * (LIMIT / max(float(norm), LIMIT))
 
 
 def replace_unread(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
@@ -124,8 +125,8 @@ class LandedOnly(Streams):
         super().__init__()
         self.behind: list[object] = []
 
-    def wait_last_events(self, marked: Iterable[Tracked]) -> None:
-        self.behind.extend(marked)
+    def wait_last_events(self, tracked: Iterable[Tracked]) -> None:
+        self.behind.extend(tracked)
 
 
 def landed(rank: int, world: int) -> list[str]:
@@ -134,13 +135,13 @@ def landed(rank: int, world: int) -> list[str]:
     for case in DEFERRED:
         HERE.streams = streams = LandedOnly()
         model, optimizer, attachment = attached(case, world)
-        _land_before_marking(attachment.engine)
+        _land_before_showing(attachment.engine)
         for iteration in range(case.iterations):
             optimizer.zero_grad()
             loss_of(model, iteration, rank).backward()
             streams.behind.clear()
             for variable in attachment.engine.variables:
-                float(variable.parameter.grad.sum())
+                float(gradient_of(variable.parameter).sum())
                 if variable not in streams.behind:
                     wrong.append(f"{case}: {variable.name} was read too early")
             optimizer.step()
@@ -149,14 +150,14 @@ def landed(rank: int, world: int) -> list[str]:
     return wrong
 
 
-def _land_before_marking(engine: Engine) -> None:
-    mark = engine.make_gradients_pending
+def _land_before_showing(engine: Engine) -> None:
+    make_pending = engine.make_gradients_pending
 
-    def late(**given: bool) -> None:
+    def late(landed: bool = False) -> None:
         engine.monitor.wait(lambda: not any(variable.missing_sums for variable in engine.variables))
-        mark(**given)
+        make_pending(landed)
 
-    engine.make_gradients_pending = late
+    engine.__dict__["make_gradients_pending"] = late
 
 
 def test_a_sum_that_the_host_has_landed_is_waited_for_on_the_device(pair: Ranks) -> None:
@@ -166,11 +167,11 @@ def test_a_sum_that_the_host_has_landed_is_waited_for_on_the_device(pair: Ranks)
 READINGS: dict[str, Callable[[nn.Module], object]] = {
     "clip by norm": lambda model: nn.utils.clip_grad_norm_(model.parameters(), LIMIT),
     "clip by value": lambda model: nn.utils.clip_grad_value_(model.parameters(), LIMIT),
-    "a norm": lambda model: [p.grad.norm() for p in model.parameters()],
-    "a value": lambda model: [p.grad.view(-1)[0].item() for p in model.parameters()],
-    "its data": lambda model: [p.grad.data for p in model.parameters()],
-    "numpy": lambda model: [p.grad.numpy() for p in model.parameters()],
-    "in place": lambda model: [p.grad.mul_(2.0) for p in model.parameters()],
+    "a norm": lambda model: [gradient_of(p).norm() for p in model.parameters()],
+    "a value": lambda model: [gradient_of(p).view(-1)[0].item() for p in model.parameters()],
+    "its data": lambda model: [gradient_of(p).data for p in model.parameters()],
+    "numpy": lambda model: [gradient_of(p).numpy() for p in model.parameters()],
+    "in place": lambda model: [gradient_of(p).mul_(2.0) for p in model.parameters()],
 }
 
 
@@ -182,8 +183,9 @@ def readings(rank: int, world: int) -> list[str]:
         for iteration in range(case.iterations):
             optimizer.zero_grad()
             backward_late(model, iteration, rank)
-            assert all(p.grad.shape == p.shape and p.grad.dtype == p.dtype for p in
-                       model.parameters())  # fmt: skip
+            for p in model.parameters():
+                assert gradient_of(p).shape == p.shape
+                assert gradient_of(p).dtype == p.dtype
             for name in READINGS:
                 try:
                     READINGS[name](model)
@@ -248,7 +250,7 @@ def scaled(
         _, _, attachment = attached(case, world, model=model, optimizer=optimizer)
         scaler = torch.amp.GradScaler(HERE.device.type, init_scale=1024.0)
         for iteration in range(case.iterations):
-            overflow = model[0].bias.register_hook(
+            overflow = linear(model, 0).bias.register_hook(
                 lambda g, worst=iteration == 1 and rank == 1: g * torch.inf if worst else g
             )
             scaler.scale(loss_of(model, iteration, rank)).backward()
@@ -315,7 +317,7 @@ def unscaled_by_hand(rank: int, world: int) -> list[float]:
         for iteration in range(case.iterations):
             optimizer.zero_grad()
             (loss_of(model, iteration, rank) * 64.0).backward()
-            gradients: list[Tensor] = [p.grad for p in model.parameters()]
+            gradients = [gradient_of(p) for p in model.parameters()]
             infinite = torch.zeros(1, device=HERE.device)
             torch._amp_foreach_non_finite_check_and_unscale_(
                 gradients, infinite, torch.tensor([1 / 64.0], device=HERE.device)

@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -53,10 +54,10 @@ class Products(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def ready_at_half(model: nn.Module, network: nn.Module) -> float:
+def ready_at_half(model: nn.Module, network: Callable[[Tensor], Tensor]) -> float:
     """The part of the backward pass's work that is done when half of the bytes are ready."""
     ready: list[tuple[int, int]] = []
-    products = Products()
+    products = Products()  # type: ignore[no-untyped-call]  # torch's class has no annotations
     for p in model.parameters():
         p.register_post_accumulate_grad_hook(lambda p: ready.append((products.count, p.nbytes)))
     loss = network(torch.randn(4, 16)).sum()
@@ -94,7 +95,7 @@ def trained(rank: int, world: int, how: str) -> float:
         for block in model.children():
             block.compile(backend=BACKEND)
     _, optimizer, attachment = attached(case, world, model=model)
-    network = torch.compile(model, backend=BACKEND) if how == "afterwards" else model
+    network: Any = torch.compile(model, backend=BACKEND) if how == "afterwards" else model
     for iteration in range(case.iterations):
         optimizer.zero_grad()
         loss_of(network, iteration, rank).backward()

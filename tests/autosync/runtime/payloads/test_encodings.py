@@ -25,9 +25,10 @@ from autosync.strategy import (
     Schedule,
     Synchronizer,
 )
+from tests.autosync.runtime.parts import gradient_of, linear, total_of
 from tests.autosync.runtime.place import HERE, beside, here
 from tests.autosync.runtime.ranks import Ranks, ranks
-from tests.autosync.runtime.rows import Choose, attached, averaged, plan, shipped, weights
+from tests.autosync.runtime.rows import Choose, attached, averaged_all, plan, shipped, weights
 
 ROUNDING = {"fp16": 2.0**-11, "bf16": 2.0**-8}
 OVERLAP = Schedule("priority", slice_bytes=200, overlap_forward=True)
@@ -65,7 +66,8 @@ def net() -> nn.Module:
 def loss(model: nn.Module, iteration: int, rank: int) -> Tensor:
     generator = torch.Generator().manual_seed(10 * iteration + rank)
     inputs = torch.randn(5, 12, generator=generator)
-    return model(beside(model, inputs)).square().mean()
+    outputs: Tensor = model(beside(model, inputs))
+    return outputs.square().mean()
 
 
 def excess(rank: int, world: int, method: str, name: str) -> tuple[float, bool, list[float]]:
@@ -78,7 +80,7 @@ def excess(rank: int, world: int, method: str, name: str) -> tuple[float, bool, 
     loss(model, 0, rank).backward()
     optimizer.step()
     attachment.detach()
-    exact = averaged(before, loss, 0, (1.0 / world,) * world)
+    exact = averaged_all(before, loss, 0, (1.0 / world,) * world)
     sizes = sums_of_absolutes(before, world)
     worst = 0.0
     for p, old, gradient, size in zip(
@@ -118,26 +120,27 @@ def feed_back(rank: int, world: int, iterations: int) -> tuple[float, float, flo
     arrived and what all ranks keep is from the true sum, and the error of the bias.
     """
     model = net()
-    nn.init.zeros_(model[0].bias)  # so that integers stay integers
+    nn.init.zeros_(linear(model, 0).bias)  # so that integers stay integers
     before = [p.detach().clone() for p in model.parameters()]
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     attachment = attached(model, optimizer, plan(model, world, by("all_reduce", "powersgd", 2)))
     directions = [constant_direction(p, r) for r in range(world) for p in before]
     mine = directions[rank * len(before) : (rank + 1) * len(before)]
-    wanted = sum(directions[r * len(before)] for r in range(world)) / world
+    wanted = torch.stack([directions[r * len(before)] for r in range(world)]).mean(0)
     errors = []
     for iteration in range(iterations):
         optimizer.zero_grad()
         pairs = zip(model.parameters(), mine, strict=True)
-        sum((p * direction).sum() for p, direction in pairs).backward()
+        total_of((p * direction).sum() for p, direction in pairs).backward()
         optimizer.step()
-        arrived = (before[0] - model[0].weight.detach()) / (iteration + 1)
+        arrived = (before[0] - linear(model, 0).weight.detach()) / (iteration + 1)
         errors.append(float((arrived - wanted).norm() / wanted.norm()))
     error = first_matrix(attachment).error.clone()
     torch.distributed.all_reduce(error)
-    lost = wanted * iterations - (before[0] - model[0].weight.detach()) - error
-    bias = sum(directions[r * len(before) + 1] for r in range(world)) / world * iterations
-    off = float((before[1] - model[0].bias.detach() - bias).abs().max())
+    lost = wanted * iterations - (before[0] - linear(model, 0).weight.detach()) - error
+    biases = [directions[r * len(before) + 1] for r in range(world)]
+    bias = torch.stack(biases).mean(0) * iterations
+    off = float((before[1] - linear(model, 0).bias.detach() - bias).abs().max())
     attachment.detach()
     return errors[0], errors[-1], float(lost.abs().max()), off
 
@@ -154,7 +157,7 @@ def push(
     for _ in range(times):
         optimizer.zero_grad()
         pairs = zip(model.parameters(), gradients, strict=True)
-        sum((p * gradient).sum() for p, gradient in pairs).backward()
+        total_of((p * gradient).sum() for p, gradient in pairs).backward()
         optimizer.step()
 
 
@@ -170,7 +173,7 @@ def resumed(rank: int, world: int) -> dict[str, float]:
     push(model, optimizer, [constant_direction(p, rank) for p in shapes], 3)
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     directions = [[constant_direction(p, r) for r in range(world)] for p in shapes]
-    mean = [sum(of_ranks) / world for of_ranks in directions]
+    mean = [torch.stack(of_ranks).mean(0) for of_ranks in directions]
     push(model, optimizer, mean, 4)
     wanted = weights(model)
     attachment.detach()
@@ -248,10 +251,11 @@ def added_up(rank: int, world: int, method: str, halves: str) -> list[float]:
     made = plan(model, world, by(method, name), OVERLAP, shares)
     attachment = attached(model, optimizer, made)
     weighted = (256.0, 1.0, 1.0)[rank] / shares[rank]
-    sum(p.float().sum() * weighted for p in model.parameters()).backward()
+    total_of(p.float().sum() * weighted for p in model.parameters()).backward()
     optimizer.step()
     attachment.detach()
-    return weights(model).unique().tolist()
+    found: list[float] = weights(model).unique().tolist()
+    return found
 
 
 @pytest.mark.parametrize("halves", ["messages", "parameters"])
@@ -327,9 +331,9 @@ def uncompressed(rank: int, world: int) -> float:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     attachment = attached(model, optimizer, plan(model, world, by("all_reduce", "powersgd", 6)))
     loss(model, 0, rank).backward()
-    exact = averaged(net(), loss, 0, (1.0 / world,) * world)
+    exact = averaged_all(net(), loss, 0, (1.0 / world,) * world)
     pairs = zip(model.parameters(), exact, strict=True)
-    worst = max(float((p.grad - gradient).abs().max()) for p, gradient in pairs)
+    worst = max(float((gradient_of(p) - wanted).abs().max()) for p, wanted in pairs)
     optimizer.step()
     attachment.detach()
     return worst

@@ -12,11 +12,12 @@ from torch.utils.checkpoint import checkpoint
 
 from autosync.errors import NotSupported
 from autosync.strategy import AllReduce, Factors, Schedule, Synchronizer
+from tests.autosync.runtime.parts import gradient_of, without_sync
 from tests.autosync.runtime.place import beside, here
 from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.autosync.runtime.rows import (
     attached,
-    averaged,
+    averaged_all,
     difference,
     plan,
     train,
@@ -51,7 +52,8 @@ class Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x.view(2, -1, 6)
         x = checkpoint(self.body, x, use_reentrant=False) if self.checkpointed else self.body(x)
-        return self.last(x).flatten(0, 1)
+        out: Tensor = self.last(x)
+        return out.flatten(0, 1)
 
 
 def rows_of(rank: int, iteration: int) -> int:
@@ -62,7 +64,8 @@ def rows_of(rank: int, iteration: int) -> int:
 def loss(model: nn.Module, iteration: int, rank: int) -> Tensor:
     generator = torch.Generator().manual_seed(100 * iteration + rank)
     inputs = torch.randn(rows_of(rank, iteration), 6, generator=generator)
-    return model(beside(model, inputs)).square().mean()
+    outputs: Tensor = model(beside(model, inputs))
+    return outputs.square().mean()
 
 
 def choose(shard: int, name: str, sparse: bool, world: int) -> tuple[int, Synchronizer]:
@@ -127,7 +130,7 @@ def gradients(rank: int, world: int, dtype: torch.dtype) -> list[float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     attachment = attached(model, optimizer, plan(model, world, choose))
     integers(model, rank, dtype).backward()
-    expected = averaged(Net().to(dtype), lambda m, _, r: integers(m, r, dtype), 0, (0.5, 0.5))
+    expected = averaged_all(Net().to(dtype), lambda m, _, r: integers(m, r, dtype), 0, (0.5, 0.5))
     worst = []
     for parameter, wanted in zip(model.parameters(), expected, strict=True):
         assert parameter.grad is not None
@@ -138,8 +141,9 @@ def gradients(rank: int, world: int, dtype: torch.dtype) -> list[float]:
     return worst
 
 
-def integers(model: Net, rank: int, dtype: torch.dtype) -> Tensor:
+def integers(model: nn.Module, rank: int, dtype: torch.dtype) -> Tensor:
     """A loss whose gradients are integers, small enough to be exact in every type."""
+    assert isinstance(model, Net)
     total = torch.zeros((), dtype=dtype)
     for layer in (model.first, model.again, model.last):
         count = 2 * (rank + 1) * layer.in_features
@@ -163,23 +167,22 @@ def accumulate(rank: int, world: int, spoil: str) -> float:
     for iteration in range(2):
         optimizer.zero_grad()
         for part in range(3):
-            with model.no_sync() if part < 2 else nullcontext():  # type: ignore[operator]
+            with without_sync(model) if part < 2 else nullcontext():
                 loss(model, 3 * iteration + part, rank).backward()
             if part == 0 and spoil == "zero":
                 model.zero_grad()
             if part == 0 and spoil == "double":
                 for parameter in model.parameters():
-                    parameter.grad.mul_(2)  # type: ignore[union-attr]
+                    gradient_of(parameter).mul_(2)
         optimizer.step()
         total = [torch.zeros_like(p) for p in alone.parameters()]
         for part in range(3):
             weight = {"zero": 0.0, "double": 2.0}.get(spoil, 1.0) if part == 0 else 1.0
-            for sum_, gradient in zip(
-                total, averaged(alone, loss, 3 * iteration + part, shares), strict=True
-            ):
-                sum_.add_(gradient, alpha=weight)
-        for parameter, gradient in zip(alone.parameters(), total, strict=True):
-            parameter.grad = gradient
+            summands = averaged_all(alone, loss, 3 * iteration + part, shares)
+            for sum_, summand in zip(total, summands, strict=True):
+                sum_.add_(summand, alpha=weight)
+        for parameter, sum_ in zip(alone.parameters(), total, strict=True):
+            parameter.grad = sum_
         other.step()
     attachment.detach()
     return difference(model, alone)
@@ -287,7 +290,7 @@ def products(rank: int, world: int) -> tuple[int, int]:
         optimizer = optimizer_of(model, "sgd")
         attachment = attached(model, optimizer, plan(model, world, choose)) if planned else None
         value = loss(model, 0, rank)
-        with Products() as seen:
+        with Products() as seen:  # type: ignore[no-untyped-call]  # torch's class has no annotations
             value.backward()
         counts.append(seen.count)
         if attachment is not None:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -9,12 +10,14 @@ from torch import Tensor, nn
 
 from autosync.errors import NotSupported
 from autosync.strategy import AllGather, AllReduce, ParameterServer, Schedule, Synchronizer
+from tests.autosync.runtime.parts import without_sync
 from tests.autosync.runtime.place import beside, here
 from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.autosync.runtime.rows import (
     Choose,
     attached,
     averaged,
+    averaged_all,
     difference,
     plan,
     train,
@@ -44,7 +47,8 @@ class Lookup(nn.Module):
 
     def forward(self, indices: Tensor) -> Tensor:
         x = self.words(indices).sum(1) * self.bags(indices)
-        return self.head(x) if self.head is not None else x
+        out: Tensor = self.head(x) if self.head is not None else x
+        return out
 
 
 def loss(model: nn.Module, iteration: int, rank: int) -> Tensor:
@@ -53,7 +57,8 @@ def loss(model: nn.Module, iteration: int, rank: int) -> Tensor:
     highest = 2 if iteration == 2 else ROWS
     shape = (1 + (rank + iteration) % 3, 3)
     indices = torch.randint(0, highest, shape, generator=generator)
-    return model(beside(model, indices)).tanh().square().mean()
+    outputs: Tensor = model(beside(model, indices))
+    return outputs.tanh().square().mean()
 
 
 def gathered(shard: int, name: str, sparse: bool, world: int) -> tuple[int, Synchronizer]:
@@ -80,7 +85,10 @@ def optimizer_of(model: nn.Module, name: str) -> torch.optim.Optimizer:
     # torch builds a sparse tensor without saying whether it checks it
     torch.sparse.check_sparse_tensor_invariants.disable()
     parameters = list(model.parameters())
-    groups = [{"params": parameters[:1]}, {"params": parameters[1:], "lr": 0.05}]
+    groups: list[dict[str, Any]] = [
+        {"params": parameters[:1]},
+        {"params": parameters[1:], "lr": 0.05},
+    ]
     match name:
         case "sgd":
             return torch.optim.SGD(groups, lr=0.1)
@@ -157,11 +165,17 @@ def integers(rank: int, world: int) -> float:
     attachment = attached(model, optimizer, plan(model, world, gathered))
 
     def count(m: nn.Module, iteration: int, r: int) -> Tensor:
-        return m.words(torch.tensor([[r, r, 7], [7, 22, r]])).sum()
+        assert isinstance(m, Lookup)
+        rows: Tensor = m.words(torch.tensor([[r, r, 7], [7, 22, r]]))
+        return rows.sum()
 
     loss_of_all = count(model, 0, rank) + 0.0 * (model.bags(torch.tensor([[0]])).sum())
     loss_of_all.backward()
-    wanted = averaged(Lookup(), lambda m, i, r: count(m, i, r) + 0 * all_sum(m), 0, (0.5, 0.5))[0]
+
+    def everything(m: nn.Module, iteration: int, r: int) -> Tensor:
+        return count(m, iteration, r) + 0 * all_sum(m)
+
+    wanted = averaged_all(Lookup(), everything, 0, (0.5, 0.5))[0]
     found = model.words.weight.grad
     assert found is not None
     assert found.is_sparse
@@ -171,7 +185,8 @@ def integers(rank: int, world: int) -> float:
 
 
 def all_sum(model: nn.Module) -> Tensor:
-    return model(torch.tensor([[0]])).sum()
+    outputs: Tensor = model(torch.tensor([[0]]))
+    return outputs.sum()
 
 
 def test_integer_rows_are_equal_to_the_bit(pair: Ranks) -> None:
@@ -184,12 +199,12 @@ def accumulate(rank: int, world: int, way: str) -> float:
     attachment = attached(model, optimizer, plan(model, world, WAYS[way]))
     for iteration in range(2):
         optimizer.zero_grad()
-        with model.no_sync():  # type: ignore[operator]
+        with without_sync(model):
             loss(model, 2 * iteration, rank).backward()
         loss(model, 2 * iteration + 1, rank).backward()
         optimizer.step()
-        first = averaged(alone, loss, 2 * iteration, shares_of(world, True))
-        second = averaged(alone, loss, 2 * iteration + 1, shares_of(world, True))
+        first = averaged_all(alone, loss, 2 * iteration, shares_of(world, True))
+        second = averaged_all(alone, loss, 2 * iteration + 1, shares_of(world, True))
         for parameter, a, b in zip(alone.parameters(), first, second, strict=True):
             parameter.grad = (a + b).coalesce() if a.is_sparse else a + b
         other.step()

@@ -75,9 +75,10 @@ def test_what_a_rank_gives_and_gets_covers_the_message(members: int, size: int) 
     """Every element is given by somebody; whoever is owed it gets it and nothing else."""
     for operation in (Op.ALL_REDUCE, Op.REDUCE, Op.BROADCAST, Op.REDUCE_SCATTER, Op.ALL_GATHER,
                       Op.PUSH, Op.PULL):  # fmt: skip
-        parts = [TeamRole(operation, place, 1, members, size, 0) for place in range(members)]
-        given = [touched(part.sent(), parts[0].padded) for part in parts]
-        gotten = [touched(part.received(), parts[0].padded) for part in parts]
+        roles = [TeamRole(operation, place, 1, members, size, 0) for place in range(members)]
+        padded = roles[0].padded
+        given = [touched(role.sent(), padded) for role in roles]
+        gotten = [touched(role.received(), padded) for role in roles]
         assert bool(torch.stack(given).any(0)[:size].all()), operation
         known = [a | b for a, b in zip(given, gotten, strict=True)]
         match operation:
@@ -88,7 +89,7 @@ def test_what_a_rank_gives_and_gets_covers_the_message(members: int, size: int) 
                     place == 1 for place in range(members)
                 ]
             case Op.REDUCE_SCATTER:
-                assert torch.equal(torch.stack(gotten).sum(0), torch.ones(parts[0].padded))
+                assert torch.equal(torch.stack(gotten).sum(0), torch.ones(padded))
         if operation in (Op.ALL_GATHER, Op.BROADCAST, Op.PULL):
             overlap = [a & b for a, b in zip(given, gotten, strict=True)]
             assert not torch.stack(overlap).any(), "what a rank gives is not written over"

@@ -3,6 +3,7 @@
 import copy
 import time
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -98,7 +99,7 @@ def resumed(rank: int, world: int, case: Case) -> float:
     return max(worst, _goes_on_alone(case, world, saved))
 
 
-def _goes_on_alone(case: Case, world: int, saved: tuple[dict, dict]) -> float:
+def _goes_on_alone(case: Case, world: int, saved: tuple[dict[str, Any], dict[str, Any]]) -> float:
     model = make_model(case.model)
     optimizer = make_optimizer(case.optimizer, model)
     model.load_state_dict(saved[0])

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import Case, attached, make_optimizer, worst_difference
+from tests.autosync.runtime.parts import without_sync
 from tests.autosync.runtime.ranks import Ranks
 
 OVERLAP = Schedule("priority", slice_bytes=100, overlap_forward=True)
@@ -86,12 +87,12 @@ def accumulated(rank: int, world: int, cases: tuple[Case, ...]) -> list[float]:
         _, optimizer, attachment = attached(case, world, model=model)
         for iteration in range(3):
             optimizer.zero_grad()
-            with model.no_sync():
+            with without_sync(model):
                 model(inputs(iteration, rank), (0,)).backward()
             model(inputs(iteration + 50, rank), (1,)).backward()
             optimizer.step()
         attachment.detach()
-        passes = [
+        passes: list[list[tuple[Tensor, tuple[int, ...]]]] = [
             [(inputs(i + 50 * b, r), (b,)) for b in range(2) for r in range(2)] for i in range(3)
         ]
         found.append(worst_difference(model, alone(case, passes)))
