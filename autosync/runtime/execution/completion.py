@@ -12,7 +12,7 @@ import torch
 from autosync.codes import Update
 from autosync.runtime.device.streams import Streams
 from autosync.runtime.execution.execution_trace import ExecutionTrace
-from autosync.runtime.execution.iteration import Iteration, Phase
+from autosync.runtime.execution.iteration import IterationState, Phase
 from autosync.runtime.execution.monitor import Monitor
 from autosync.runtime.layout.packing import hand_back, show_targets, unpack_values
 from autosync.runtime.layout.records import Bucket, MessageRecord, VariableRecord
@@ -36,7 +36,7 @@ class Completion:
 
     def __init__(
         self,
-        iteration: Iteration,
+        iteration: IterationState,
         application: OptimizerApplication,
         monitor: Monitor,
         streams: Streams,

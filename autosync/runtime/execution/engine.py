@@ -23,27 +23,19 @@ from autosync.plan import Plan
 from autosync.runtime.device.streams import HOST, Streams
 from autosync.runtime.execution.completion import Completion
 from autosync.runtime.execution.execution_trace import ExecutionTrace
-from autosync.runtime.execution.iteration import Iteration, Phase
+from autosync.runtime.execution.iteration import IterationState, Phase
 from autosync.runtime.execution.message_queues import MessageQueues
 from autosync.runtime.execution.monitor import Monitor
-from autosync.runtime.execution.pending_gradients import (
-    any_left,
-    check_synchronized,
-    incomplete_gradient,
-    make_pending,
-    make_plain,
-    take_for_step,
-)
+from autosync.runtime.execution.pending_gradients import check_synchronized
+from autosync.runtime.execution.script_gradients import ScriptGradients
 from autosync.runtime.layout.packing import pack_zeros
 from autosync.runtime.layout.queue_order import issue_order
 from autosync.runtime.layout.records import Records, VariableRecord
 from autosync.runtime.payloads.powersgd_state import SavedErrors
 from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.runtime.transport.module_buffers import BufferBroadcast
-from autosync.runtime.updates.clipping import agree_on_infinity, clip_gradients, loss_scale
 from autosync.runtime.updates.optimizer_application import OptimizerApplication
 from autosync.runtime.updates.optimizer_state import ShardedOptimizerState
-from autosync.runtime.updates.scaler_gradients import show_gradients, take_back
 from autosync.runtime.updates.unused_variables import UnusedVariables
 
 
@@ -51,9 +43,8 @@ class Engine:
     """One attached plan at work.
 
     optimizer_class: the optimizer's own. synchronizing: False inside `no_sync`.
-    control: a process group of all ranks for small exchanges. pending: variables whose gradients
-    are not complete when backward returns. scaler_looked: a GradScaler has seen the gradients of
-    this iteration. grad_norm: before the last clipping. patience_seconds: see `MessageQueue`.
+    control: a process group of all ranks for small exchanges. gradients: in the script's hands.
+    patience_seconds: see `MessageQueue`.
     """
 
     def __init__(
@@ -82,19 +73,25 @@ class Engine:
         self.control = control
         self.unused = unused
         self.buffers = buffers
-        self.max_grad_norm = max_grad_norm
-        self.grad_norm = 0.0
-        self.scaler_looked = False
         self.end_is_expected = False
         self.synchronizing = True
         self.all_whole = all(v.whole for v in self.variables)
-        self.pending = [v for v in self.variables if v.deferred or not v.whole]
         self.application = OptimizerApplication(optimizer, self.optimizer_class, unused, streams)
-        self.iteration = Iteration(records)
+        self.iteration = IterationState(records)
         values_travel = any(bucket.values_travel for bucket in self.buckets)
         self.monitor = Monitor(abort, values_travel, trace)
         self.condition = self.monitor.condition
         self.completion = Completion(self.iteration, self.application, self.monitor, streams, trace)
+        self.gradients = ScriptGradients(
+            optimizer,
+            self.variables,
+            self.buckets,
+            self.iteration,
+            self.monitor,
+            streams,
+            control,
+            max_grad_norm,
+        )
         self.queues = MessageQueues(self.completion, self.monitor, streams, patience_seconds)
 
     @property
@@ -126,7 +123,7 @@ class Engine:
 
     def begin_backward(self) -> None:
         """Open an iteration: called with the first gradient of a backward pass."""
-        if self.phase is Phase.REDUCING and any_left(self.pending):
+        if self.phase is Phase.REDUCING and self.gradients.any_left():
             raise NotSupported(
                 "two backward passes were synchronized before one optimizer.step().",
                 thing="backward",
@@ -134,7 +131,7 @@ class Engine:
             )
         self._drain()
         with self.condition:
-            self.scaler_looked = False
+            self.gradients.scaler_looked = False
             self.iteration.rewind()
             self.queues.rewind()
             self.iteration.phase = Phase.BACKWARD
@@ -200,44 +197,9 @@ class Engine:
         with self.condition:
             self.iteration.phase = Phase.REDUCING
         # What the host has landed a GPU may still be at work on: its readers wait for events.
-        self.make_gradients_pending(landed=self.streams.asynchronous)
+        self.gradients.make_gradients_pending(landed=self.streams.asynchronous)
         self.monitor.wait(lambda: self.iteration.blocking_variables == 0)
         self.streams.wait_last_events(v for v in self.variables if v.whole and not v.deferred)
-
-    # --- gradients between backward and step
-
-    def make_gradients_pending(self, landed: bool = False) -> None:
-        """landed: those, too, whose sums are here."""
-        with self.condition:  # a landing thread may show a sparse sum
-            make_pending(self, (v for v in self.pending if landed or v.missing_sums or not v.whole))
-
-    def complete(self, variable: VariableRecord) -> None:
-        """See `pending_gradients.GradientHolder`."""
-        if self.phase is not Phase.REDUCING:  # the script holds it since an earlier iteration
-            return
-        if not variable.whole:
-            raise incomplete_gradient(variable, "was read between backward and step()")
-        self.monitor.wait(lambda: variable.missing_sums == 0)
-        self.streams.wait_last_events([variable])
-        make_plain([variable])
-
-    def show_gradients(self) -> None:
-        """A GradScaler inspects and unscales the gradients. A collective where updates are owned
-        or sharded: all ranks must find the same infinities."""
-        if self.phase is not Phase.REDUCING:
-            return
-        self.monitor.wait(lambda: self.iteration.unreduced_buckets == 0)
-        self.streams.wait_last_events(self.variables)
-        make_plain(self.pending)
-        if self.scaler_looked:
-            return
-        self.scaler_looked = True
-        for bucket in self.buckets:
-            if not bucket.whole:
-                show_gradients(bucket)
-        if any(bucket.values_travel for bucket in self.buckets):
-            with self.monitor.exchange("the search for infinities"):
-                agree_on_infinity(self.variables, self.buckets, self.control)
 
     # --- step
 
@@ -246,12 +208,7 @@ class Engine:
         if self.phase is not Phase.REDUCING:
             check_synchronized(self.variables)
             return
-        replaced = take_for_step(self.pending)
-        self.monitor.wait(lambda: all(variable.missing_sums == 0 for variable in replaced))
-        for variable in replaced:  # the script's own tensors, which an update reads later
-            if variable.parameter.grad is not None:
-                self.streams.keep_for_landing(variable.parameter.grad)
-        self._prepare_gradients()
+        self.gradients.take_for_step()
         self.application.note_step()
         with self.condition:
             self.iteration.phase = Phase.STEPPED
@@ -264,27 +221,10 @@ class Engine:
         with self.streams.landing():
             all_of_them = self.all_whole and len(updatable) == len(self.variables)
             self.completion.update_whole(updatable, all_of_them)
-        for variable in self.pending:
+        for variable in self.gradients.pending:
             variable.parameter.grad = None
         self.monitor.wait(lambda: all(v.missing_values == 0 or v.deferred for v in self.variables))
         self.streams.wait_last_events(v for v in self.variables if not v.deferred)
-
-    def _prepare_gradients(self) -> None:
-        """Under clipping or a scaler every reduction ends before any update."""
-        if not (self.scaler_looked or self.max_grad_norm):
-            return
-        self.monitor.wait(lambda: self.iteration.unreduced_buckets == 0)
-        self.streams.wait_last_events(self.variables)
-        if self.scaler_looked:
-            for bucket in self.buckets:
-                if bucket.update:
-                    take_back(bucket)
-        if self.max_grad_norm:
-            with self.monitor.exchange("clipping by the global norm"):
-                scale = loss_scale(self.optimizer)
-                limit = self.max_grad_norm * scale
-                norm = clip_gradients(self.variables, self.buckets, self.control, limit)
-                self.grad_norm = norm / scale
 
     @contextmanager
     def gathered_state(self) -> Iterator[SavedErrors]:
@@ -329,7 +269,7 @@ class Engine:
         """`zero_grad()` without a `step()`: what was reduced is of no use."""
         if self.phase is Phase.REDUCING:
             self.flush()
-            make_plain(self.pending)
+            self.gradients.make_plain()
             self.iteration.phase = Phase.IDLE
             self.iteration.outdated_variables = 0
 

@@ -15,7 +15,7 @@ class Phase(Enum):
     STEPPED = 3
 
 
-class Iteration:
+class IterationState:
     """Counters over the records of a plan.
 
     phase: of the script. number: counts iterations from 0; -1 before the first backward pass.

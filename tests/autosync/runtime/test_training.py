@@ -116,7 +116,7 @@ def clipped(rank: int, world: int, case: Case) -> float:
         optimizer.zero_grad()
         loss_of(model, iteration, rank).backward()
         optimizer.step()
-        found.append(attachment.engine.grad_norm)
+        found.append(attachment.engine.gradients.grad_norm)
     attachment.detach()
     difference = worst_difference(model, manual_reference(case, world, change))
     return max(difference, *(abs(a - b) for a, b in zip(found, norms, strict=True)))
