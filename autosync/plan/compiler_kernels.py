@@ -27,6 +27,7 @@ O_FIFO, O_PRIORITY, O_EXPLICIT, O_DDP = map(int, Order)
  FACTOR_ALL_GATHER, SPARSE_PUSH, SPARSE_PULL) = map(int, Op)  # fmt: skip
 CH_GRADIENT, CH_VALUE, CH_PUSH, CH_PULL, CH_REDUCE, CH_BROADCAST = map(int, Channel)
 U_NONE, U_REPLICATED, U_OWNER, U_SHARD = map(int, Update)
+LEAVES_VALUES = tuple(int(update) for update in Update if update.leaves_values)
 T_ALL, T_NODES, T_LEADERS, T_SERVER = ALL_RANKS, NODE_TEAMS, LEADERS, FIRST_SERVER
 FACTOR_BYTES = 4  # PowerSGD's algebra is in float32, whatever the gradient's type
 STAGES = 4  # the longest chain: reduce, push, pull, broadcast
@@ -40,14 +41,22 @@ def row_elements(domain: DomainArrays, variable: int, axis: int, length: int) ->
     return length * (domain.elements[variable] // domain.dims[variable, axis])
 
 
+def low_rank_gains(elements: int, rows: int, rank: int) -> bool:
+    """Whether PowerSGD's two factors of `rank` columns are smaller than their matrix, which has
+    `elements` in `rows`. One that gains nothing travels as it is."""
+    return rank * (rows + elements // max(rows, 1)) < elements
+
+
 def encoded_bytes(elements: int, item_bytes: int, rows: int, encoding: int) -> int:
     """Payload of `elements` values; `rows` is the first dimension, for PowerSGD's factors."""
     if encoding == 0:
         return elements * item_bytes
     if encoding < POWERSGD:
         return elements * min(item_bytes, 2)
-    factors = (encoding - POWERSGD) * (rows + elements // max(rows, 1))
-    return min(elements, factors) * FACTOR_BYTES
+    rank = encoding - POWERSGD
+    if not low_rank_gains(elements, rows, rank):
+        return elements * FACTOR_BYTES
+    return rank * (rows + elements // max(rows, 1)) * FACTOR_BYTES
 
 
 def second_factor_bytes(elements: int, rows: int, encoding: int) -> int:
@@ -55,9 +64,10 @@ def second_factor_bytes(elements: int, rows: int, encoding: int) -> int:
     that gains nothing travels as it is, in the first."""
     if encoding < POWERSGD:
         return 0
-    columns = elements // max(rows, 1)
     rank = encoding - POWERSGD
-    return rank * columns * FACTOR_BYTES if rank * (rows + columns) < elements else 0
+    if not low_rank_gains(elements, rows, rank):
+        return 0
+    return rank * (elements // max(rows, 1)) * FACTOR_BYTES
 
 
 def first_dimension(domain: DomainArrays, variable: int, axis: int, length: int) -> int:
@@ -187,14 +197,14 @@ def first_half_load(domain: DomainArrays, method: int) -> float:
 
 
 def list_schedule(coming: I64, at: F64, gate: I64, load: F64, heap: I64, order: I64) -> None:
-    """List schedule on one wire: of the buckets that exist, the nearest use first.
+    """List schedule on one wire: of the buckets whose gradients are ready, the nearest use first.
 
-    coming i64[C]: buckets in the order in which they come to exist, at seconds f64[C]; load
+    coming i64[C]: buckets in the order in which they become ready, at seconds f64[C]; load
     f64[C]: seconds on the wire; order i64[C]: the result. Estimated from the profile, so that
     every rank computes the same total order.
 
     Startups are left out, for they hide behind the message before. A wire estimated too slow
-    puts gradients ahead that do not exist yet when their turn comes, and the wire stands still
+    puts gradients ahead that are not ready when it is their turn, and the wire stands still
     (measured: a third of ResNet-50's iteration); one too fast only sends a little more in order
     of readiness.
     """
@@ -202,7 +212,7 @@ def list_schedule(coming: I64, at: F64, gate: I64, load: F64, heap: I64, order: 
     now = 0.0
     size = 0
     next_one = 0
-    for step in range(count):
+    for position in range(count):
         if size == 0 and next_one < count:
             now = max(now, at[coming[next_one]])
         while next_one < count and at[coming[next_one]] <= now:
@@ -211,7 +221,7 @@ def list_schedule(coming: I64, at: F64, gate: I64, load: F64, heap: I64, order: 
             next_one += 1
         bucket = pop_heap(heap, size) % count
         size -= 1
-        order[step] = bucket
+        order[position] = bucket
         now += load[bucket]
 
 

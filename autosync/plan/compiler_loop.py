@@ -1,6 +1,6 @@
 """The compiler's main loop: strategy by strategy, buckets, their order, their messages.
 
-Like `kernels`, in the subset of Python that numba compiles.
+Like `compiler_kernels`, in the subset of Python that numba compiles.
 """
 
 from typing import NamedTuple
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from autosync.codes import POWERSGD
 from autosync.plan.compiler_arrays import DomainArrays, PopulationArrays
 from autosync.plan.compiler_kernels import (
+    LEAVES_VALUES,
     M_AG,
     M_AR,
     M_PS,
@@ -18,11 +19,8 @@ from autosync.plan.compiler_kernels import (
     O_DDP,
     O_EXPLICIT,
     O_PRIORITY,
-    PULL,
     SPARSE_PULL,
     T_ALL,
-    U_OWNER,
-    U_SHARD,
     chain,
     encoded_bytes,
     first_dimension,
@@ -101,7 +99,7 @@ def cut_buckets(
     """Groups, cut into slices where the schedule asks for it, as buckets `base` and on.
 
     Fills the pieces from `piece` on, and per bucket row, wire, value, ready, gate and (for the
-    explicit order) key. Returns the number of buckets; content_first holds the rest.
+    explicit order) key. Returns the number of buckets; bucket_first holds the rest.
     """
     groups = sort_rows(domain, population, index, work.starts, work.place, work.rows)
     begin = population.first[index]
@@ -257,15 +255,14 @@ def emit(
     )
     split = count
     for stage in range(1, count):
-        waits = stages[stage - 1, 4] == U_OWNER or stages[stage - 1, 4] == U_SHARD
+        waits = stages[stage - 1, 4] in LEAVES_VALUES
         if stages[stage, 5] == 1 and (waits or population.overlap[index]):
             split = min(split, stage)
     values = False
     for stage in range(count):
         if (stage >= split) == second_half:
             operation = stages[stage, 0]
-            after_shard = stage > 0 and stages[stage - 1, 4] == U_SHARD
-            values = values or operation in (PULL, SPARSE_PULL) or after_shard
+            values = values or (stage > 0 and stages[stage - 1, 4] in LEAVES_VALUES)
             out.operation[message] = operation
             out.channel[message] = stages[stage, 1]
             out.root[message] = stages[stage, 2]
@@ -296,7 +293,7 @@ def compile_loop(
     out: PlanArrays,
     work: Scratch,
 ) -> None:
-    """Fill `out` for every strategy; its `first` and `content_first` tell how far."""
+    """Fill `out` for every strategy; its `first` and `bucket_first` tell how far."""
     base = 0
     message = 0
     out.first[0] = 0

@@ -101,6 +101,9 @@ def upgraded(data: dict[str, Any]) -> dict[str, Any]:
 DDP_BUCKET_BYTES = 25 * MIB
 """torch's DistributedDataParallel default, `bucket_cap_mb=25`."""
 
+DDP_FIRST_BUCKET_BYTES = MIB
+"""torch's `dist._DEFAULT_FIRST_BUCKET_BYTES`: DDP at its defaults keeps its first bucket small."""
+
 
 def plan_of(plans: PlanTable, population: Population, index: int, domain: Domain) -> Plan:
     """The plan of strategy `index`."""

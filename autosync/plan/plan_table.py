@@ -31,9 +31,9 @@ class PlanTable:
     gate i32[M]: the forward operation that waits for it, -1 when `step()` itself waits.
     update u8[M]: `codes.Update`.
     bucket i64[M]: index into buckets; the messages of one chain share theirs.
-    content_first i64[C + 1], piece_row i64[P], piece_start i64[P], piece_stop i64[P]: bucket c
+    bucket_first i64[C + 1], piece_row i64[P], piece_start i64[P], piece_stop i64[P]: bucket c
         is the elements piece_start:piece_stop of the shards (rows of the population, counted
-        from the strategy's first) piece_row, for the pieces content_first[c]:content_first[c+1].
+        from the strategy's first) piece_row, for the pieces bucket_first[c]:bucket_first[c+1].
     """
 
     teams: tuple[Teams, ...]

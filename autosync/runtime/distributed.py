@@ -7,19 +7,18 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from autosync.bundle import Bundle, load_bundle
 from autosync.environment import host_name
-from autosync.plan.plan_document import DDP_BUCKET_BYTES
-from autosync.runtime.attachment import attach, working_group
+from autosync.runtime.attachment import attach
+from autosync.runtime.device.streams import on_device
+from autosync.runtime.hooks.torch_compile import compiled_from, warn_if_compiled
 from autosync.runtime.payloads.encodings import check_lossless
-from autosync.runtime.streams import on_device
-from autosync.runtime.torch_compile import compiled_from, warn_if_compiled
+from autosync.runtime.torch_ddp import wrap_in_ddp
+from autosync.runtime.transport.process_groups import working_group
 from autosync.runtime.updates.clipping import clip_before_step
 from autosync.torch_dtypes import TORCH_DTYPES
-from autosync.units import MIB
 
 log = logging.getLogger("autosync")
 
@@ -53,15 +52,11 @@ def distribute(
         log.warning(message)
         if max_grad_norm:
             clip_before_step(model, optimizer, max_grad_norm)
-        return DistributedDataParallel(model, process_group=group), optimizer
+        return wrap_in_ddp(model, process_group=group), optimizer
     if shipped.plan.engine == "ddp":
-        # At its default, and only then, torch keeps the first bucket small: name no size then.
-        planned = shipped.plan.bucket_bytes or DDP_BUCKET_BYTES
-        cap = None if planned == DDP_BUCKET_BYTES else planned / MIB
         if max_grad_norm:
             clip_before_step(model, optimizer, max_grad_norm)
-        wrapped = DistributedDataParallel(model, process_group=group, bucket_cap_mb=cap)
-        return wrapped, optimizer
+        return wrap_in_ddp(model, shipped.plan.bucket_bytes, group), optimizer
     if not allow_lossy:
         check_lossless(shipped.plan)
     names = tuple(variable.name for variable in shipped.variables)

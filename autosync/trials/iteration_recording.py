@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.runtime.execution_trace import ExecutionTrace
+from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.trials.measured_timeline import (
     ComputeTimes,
     MeasuredTimeline,

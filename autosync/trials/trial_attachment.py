@@ -7,19 +7,13 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from autosync.bundle import Bundle
 from autosync.plan import Plan
-from autosync.plan.plan_document import DDP_BUCKET_BYTES
 from autosync.runtime import attachment as runtime
-from autosync.runtime.execution_trace import ExecutionTrace
-from autosync.runtime.transport.process_groups import Groups
-from autosync.units import MIB
-
-DDP_FIRST_BUCKET_BYTES = MIB
-"""torch's `dist._DEFAULT_FIRST_BUCKET_BYTES`: DDP at its defaults keeps its first bucket small."""
-
+from autosync.runtime.execution.execution_trace import ExecutionTrace
+from autosync.runtime.torch_ddp import wrap_in_ddp
+from autosync.runtime.transport.process_groups import Groups, open_groups
 
 MOST_GROUPS = 24
 """Process groups that a worker keeps connected for the plans to come; each holds a thread pool
@@ -50,7 +44,7 @@ class KeptGroups:
         if self._groups is None:
             world = dist.group.WORLD
             assert world is not None  # the worker joined before its first trial
-            self._groups = runtime.open_groups(world)
+            self._groups = open_groups(world)
         return self._groups
 
     def close(self) -> None:
@@ -90,12 +84,8 @@ def attach(
 
 
 def _attach_ddp(model: nn.Module, plan: Plan, byte_scale: float) -> TrialAttachment:
-    limits = bucket_limits_mebibytes(plan.bucket_bytes, byte_scale)
-    replicas = DistributedDataParallel(
-        model,
-        init_sync=False,  # replayed replicas start equal
-        bucket_cap_mb_list=limits,  # type: ignore[arg-type]  # torch multiplies: fractions do
-    )
+    # replayed replicas start equal
+    replicas = wrap_in_ddp(model, plan.bucket_bytes, share_values=False, byte_scale=byte_scale)
     held = [replicas]
 
     def detach() -> None:
@@ -103,18 +93,6 @@ def _attach_ddp(model: nn.Module, plan: Plan, byte_scale: float) -> TrialAttachm
         gc.collect()  # the reducer is in a reference cycle, and its hooks live as long as it
 
     return TrialAttachment(replicas, lambda: None, detach)
-
-
-def bucket_limits_mebibytes(bucket_bytes: int, byte_scale: float) -> list[float]:
-    """DDP's limits at a byte scale: at its default size the first bucket holds 1 MiB * s.
-
-    bucket_bytes: already scaled; 0 stands for the default.
-    """
-    default = int(DDP_BUCKET_BYTES * byte_scale)
-    limit = bucket_bytes or default
-    first = DDP_FIRST_BUCKET_BYTES * byte_scale
-    limits = [first, limit] if limit == default else [limit]
-    return [max(bytes_, 1) / MIB for bytes_ in limits]
 
 
 def replica_digest(model: nn.Module) -> float:

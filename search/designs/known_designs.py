@@ -5,7 +5,7 @@ import random
 from autosync.domain import Domain
 from autosync.errors import NotSupported
 from autosync.graph import Variable
-from autosync.plan.plan_document import DDP_BUCKET_BYTES
+from autosync.plan.plan_document import DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES
 from autosync.search.designs.building_blocks import (
     Choices,
     assemble,
@@ -34,9 +34,6 @@ from autosync.strategy import (
     whole,
 )
 from autosync.units import MIB
-
-DDP_FIRST_BUCKET_BYTES = MIB
-"""torch's `_DEFAULT_FIRST_BUCKET_BYTES`."""
 
 OVERLAPPED = Schedule("priority", overlap_forward=True)
 SLICED = Schedule("priority", slice_bytes=4 * MIB, overlap_forward=True)

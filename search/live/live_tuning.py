@@ -19,8 +19,10 @@ from torch.optim import Optimizer
 from autosync.bundle import Bundle, Evidence, make_bundle, save_bundle
 from autosync.domain import Domain
 from autosync.errors import AutosyncError, InvalidInput
-from autosync.runtime.attachment import share_initial_values, working_group
 from autosync.runtime.distributed import distribute
+from autosync.runtime.torch_ddp import wrap_in_ddp
+from autosync.runtime.transport.process_groups import working_group
+from autosync.runtime.transport.rank_agreement import share_initial_values
 from autosync.search.loop.memory_store import MemoryStore
 from autosync.search.loop.outcome import Outcome, TuningEvent
 from autosync.search.loop.proposing import OnEvent
@@ -235,7 +237,7 @@ def _go_on(job: LiveJob, verdict: Verdict, save: str | Path | None) -> tuple[nn.
         message = f"tuning found no answer, so torch's DDP is used: {verdict.reason}"
         warnings.warn(message, stacklevel=3)
         log.warning(message)
-        return DistributedDataParallel(job.model), job.optimizer
+        return wrap_in_ddp(job.model), job.optimizer
     if save is not None and dist.get_rank() == 0:
         save_bundle(verdict.bundle, save)
     return distribute(

@@ -9,6 +9,7 @@ from torch._C import _distributed_c10d as c10d
 from autosync.cluster import Cluster, Device, Node
 from autosync.domain import Domain, Optimizer
 from autosync.graph import ModelGraph, Variable
+from autosync.plan.plan_document import DDP_FIRST_BUCKET_BYTES
 from autosync.search.designs import known_designs
 from autosync.search.designs.building_blocks import (
     assemble,
@@ -92,7 +93,7 @@ def graph_order(graph: ModelGraph) -> tuple[int, ...]:
 
 
 def test_ddp_keeps_torchs_default_sizes() -> None:
-    assert known_designs.DDP_FIRST_BUCKET_BYTES == c10d._DEFAULT_FIRST_BUCKET_BYTES
+    assert DDP_FIRST_BUCKET_BYTES == c10d._DEFAULT_FIRST_BUCKET_BYTES
     signature = inspect.signature(torch.nn.parallel.DistributedDataParallel.__init__)
     assert signature.parameters["bucket_cap_mb"].default in (None, 25)
     shapes = ((256, 1024), (4096, 1600), (256, 1024), (256, 1024))  # 1, 25, 1 and 1 MiB

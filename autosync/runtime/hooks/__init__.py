@@ -1,1 +1,2 @@
-"""What watches the script's model: gradients, forward reads, buffers."""
+"""What watches the script's objects: gradients, forward passes, the optimizer. Calls the engine;
+nothing below knows of hooks."""

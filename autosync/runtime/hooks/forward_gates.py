@@ -5,15 +5,16 @@ that was seen to read it in the recorded first forward pass. One that nobody was
 (or that is read outside any module's forward) is waited for at the start of the model's forward.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
+from autosync.runtime.execution.nested_tensors import tensors_in
+from autosync.runtime.hooks.torch_compile import opaque
 from autosync.runtime.layout.records import VariableRecord
-from autosync.runtime.torch_compile import opaque
 
 Wait = Callable[[list[VariableRecord]], None]
 
@@ -34,17 +35,6 @@ class _Reads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors_in(item)
-
-
 class Gates:
     """Forward pre-hooks of the modules, and the recording of the first forward pass."""
 
@@ -58,7 +48,10 @@ class Gates:
         self._running: list[nn.Module] = []
         self._reads: _Reads | None = None
         self._watch: list[RemovableHandle] = []
-        for module in model.modules():
+
+    def gate_owners(self) -> None:
+        """Every module waits for the variables that it owns."""
+        for module in self.model.modules():
             for parameter in module.parameters(recurse=False):
                 if (variable := self._known.get(id(parameter))) is not None:
                     self._gate(module, variable)

@@ -1,4 +1,4 @@
-"""What runs when a gradient is complete: one scaled copy into the buffer, and a count."""
+"""What runs when a gradient is complete: one scaled copy into its bucket's buffer, and a count."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -6,8 +6,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from autosync.runtime.engine import Engine
-from autosync.runtime.iteration import Phase
+from autosync.runtime.execution.engine import Engine
+from autosync.runtime.execution.iteration import Phase
 from autosync.runtime.layout.records import Carrier, VariableRecord
 from autosync.runtime.payloads.factors import FactorCapture
 

@@ -4,8 +4,6 @@ import torch
 from torch import Tensor
 
 from autosync.runtime.layout.records import Bucket, VariableRecord
-from autosync.runtime.updates.flat_update import FlatUpdate
-from autosync.runtime.updates.row_update import show_rows, take_rows_back
 
 
 def pack_zeros(variable: VariableRecord) -> None:
@@ -40,32 +38,6 @@ def unpack_values(bucket: Bucket) -> None:
     """New values from the buffer into the parameters."""
     for variable, segment, view in bucket.pieces:
         variable.alias[segment.region].copy_(view)
-
-
-def show_gradients(bucket: Bucket) -> None:
-    """Make `parameter.grad` of a flat bucket hold the sums that this rank updates, and zero
-    where other ranks do: what a GradScaler inspects and unscales."""
-    if bucket.ranges:
-        show_rows(bucket)
-        return
-    owned = bucket.flat.span if isinstance(bucket.flat, FlatUpdate) else slice(0, 0)
-    bucket.buffer[: owned.start].zero_()
-    bucket.buffer[owned.stop :].zero_()
-    for variable, segment, view in bucket.pieces:
-        if variable.view is None:
-            if variable.parameter.grad is None:
-                variable.parameter.grad = torch.zeros_like(variable.alias)
-            variable.parameter.grad[segment.region].copy_(view)
-
-
-def take_back(bucket: Bucket) -> None:
-    """What was done to shown gradients is done to the sums in the buffer."""
-    if bucket.ranges:
-        take_rows_back(bucket)
-        return
-    for variable, segment, view in bucket.pieces:
-        if variable.view is None and variable.parameter.grad is not None:
-            view.copy_(variable.parameter.grad[segment.region])
 
 
 def whole_gradients(variables: list[VariableRecord]) -> list[Tensor]:

@@ -1,29 +1,26 @@
-"""The runtime's own view of a plan: variables, buckets and messages with their state.
+"""The runtime's own view of a plan on one rank: variables, buckets and messages with their state.
 
 Everything is allocated when a plan is attached; an iteration only flips flags and counts down.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from autosync.plan import Message
+from autosync.runtime.device.streams import DeviceEvent, Streams
 from autosync.runtime.layout.segments import Segment
-from autosync.runtime.streams import Mark, Streams
+from autosync.runtime.transport.start_finish import Start
 
-if TYPE_CHECKING:
-    from autosync.runtime.updates.flat_update import FlatUpdate
-    from autosync.runtime.updates.row_update import RowUpdate
+Settings = list[dict[str, Any]]
+"""The hyperparameters of every parameter group of an optimizer, without the parameters."""
 
-Finish = Callable[[], None]
-"""Blocks until a started operation has its result in the buffer; on a GPU, until what puts it
-there has been asked of the current stream."""
-
-Start = Callable[[], Finish]
-"""Issues an operation."""
+RangeState = tuple[int, int, dict[str, Any]]
+"""The optimizer's state of start:stop of a bucket (or of a table's rows): (start, stop, state)."""
 
 
 class Carrier(Protocol):
@@ -31,6 +28,27 @@ class Carrier(Protocol):
 
     def pack(self) -> None:
         """All of the gradient is there (or none came): make it what the messages carry."""
+        ...
+
+
+class BucketUpdate(Protocol):
+    """Updates the part of a bucket that this rank owns or holds a shard of. The optimizer's state
+    of that part lives here."""
+
+    def run(self, optimizer: Optimizer, settings: Settings, unused: Callable[[int], bool]) -> None:
+        """From reduced gradients to new values; variables that no rank used keep theirs."""
+        ...
+
+    def gradients(self) -> list[Tensor]:
+        """The reduced gradients that it updates from."""
+        ...
+
+    def state_by_range(self) -> list[RangeState]:
+        """On the host."""
+        ...
+
+    def take_state(self, optimizer: Optimizer) -> None:
+        """This rank's part of what the script's optimizer holds."""
         ...
 
 
@@ -47,10 +65,10 @@ class VariableRecord:
     target: the gradient tensor that the reduced values of a whole variable go to.
     carrier: packs its gradient where no dense buffer does.
     pack: its hook, for a gradient that earlier backward passes left behind.
-    fired: its gradient was packed in this round.
-    missing: buckets of it that are not reduced yet. owing: updates or arrivals of values
-        until it is current again.
-    mark: on a GPU, behind the last arrival or update that concerns it.
+    is_packed: its gradient of this iteration is in its buckets.
+    missing_sums: buckets of it that are not reduced yet.
+    missing_values: updates, or arrivals of new values, until the parameter is current again.
+    last_event: on a GPU, behind the last landing or update that concerns it.
     """
 
     index: int
@@ -65,10 +83,10 @@ class VariableRecord:
     target: Tensor | None = None
     carrier: Carrier | None = None
     pack: Callable[[Tensor], None] | None = None
-    fired: bool = False
-    missing: int = 0
-    owing: int = 0
-    mark: Mark = None
+    is_packed: bool = False
+    missing_sums: int = 0
+    missing_values: int = 0
+    last_event: DeviceEvent = None
 
 
 @dataclass(slots=True, eq=False)
@@ -95,11 +113,12 @@ class Bucket:
     size: elements without padding. pieces: (variable, segment, its shaped view of the buffer).
     ranges: in place of pieces and buffer, the rows of tables with sparse gradients.
     whole: it holds whole variables only; otherwise its update runs over the flat buffer.
-    flat: that update, None where this rank updates nothing of it.
-    travels: new values come by a further message, because the update is owned or sharded.
-    waiting: variables whose gradient is not packed yet. reduced: the sums that this rank
-        updates are here. claimed: somebody runs the update. updated: it is applied.
-    packed_seconds, updated_seconds: when, on `time.monotonic()`. packed_mark, updated_mark: on a
+    update: that update, None where this rank updates nothing of it.
+    values_travel: new values come by a further message, because the update is owned or sharded.
+    missing_gradients: variables whose gradient is not packed yet.
+    reduced: the sums that this rank updates are here. claimed: some thread runs the update.
+    updated: it is applied.
+    packed_seconds, updated_seconds: when, on `time.monotonic()`. packed_event, updated_event: on a
         GPU. payload_bytes: of the last message whose length is known only when it leaves.
     """
 
@@ -110,16 +129,16 @@ class Bucket:
     ranges: list[RowRange] = field(default_factory=list)
     variables: list[VariableRecord] = field(default_factory=list)
     whole: bool = True
-    flat: "FlatUpdate | RowUpdate | None" = None
-    travels: bool = False
-    waiting: int = 0
+    update: BucketUpdate | None = None
+    values_travel: bool = False
+    missing_gradients: int = 0
     reduced: bool = False
     claimed: bool = False
     updated: bool = False
     packed_seconds: float = 0.0
     updated_seconds: float = 0.0
-    packed_mark: Mark = None
-    updated_mark: Mark = None
+    packed_event: DeviceEvent = None
+    updated_event: DeviceEvent = None
     payload_bytes: int = 0
 
 
@@ -130,30 +149,30 @@ class MessageRecord:
     start: issues the operation and returns what finishes it; None when this rank has no part.
     last: the last message of its bucket. queue: the messages among which it keeps its order.
     fixed_bytes: this rank's payload, None when `bucket.payload_bytes` says each time.
-    started_seconds: issued, ended_seconds: landed, on `time.monotonic()`. started_mark,
-        issued_mark, ended_mark: on a GPU, in front of and behind what issuing asked for, and
-        behind its arrival.
+    started_seconds: issued, ended_seconds: landed, on `time.monotonic()`. started_event,
+        issued_event, ended_event: on a GPU, in front of and behind what issuing asked for, and
+        behind its landing.
     """
 
     index: int
     message: Message
     bucket: Bucket
     after: "MessageRecord | None"
-    start: Callable[[], Finish] | None
+    start: Start | None
     last: bool
     queue: str
     fixed_bytes: int | None = None
     done: bool = False
     started_seconds: float = 0.0
     ended_seconds: float = 0.0
-    started_mark: Mark = None
-    issued_mark: Mark = None
-    ended_mark: Mark = None
+    started_event: DeviceEvent = None
+    issued_event: DeviceEvent = None
+    ended_event: DeviceEvent = None
 
     def ready(self) -> bool:
         """Gradients are packed, the message before is done and its update applied."""
         if self.after is None:
-            return self.bucket.waiting == 0
+            return self.bucket.missing_gradients == 0
         return self.after.done and (self.bucket.updated or not self._waits_for_step())
 
     def queued_seconds(self) -> float:
@@ -169,24 +188,33 @@ class MessageRecord:
             return 0
         return self.bucket.payload_bytes if self.fixed_bytes is None else self.fixed_bytes
 
-    def ready_mark(self) -> Mark:
-        """On a GPU, what a message that is `ready` must stay behind."""
+    def ready_event(self) -> DeviceEvent:
+        """On a GPU, what a message that is `ready` must wait for."""
         if self.after is None:
-            return self.bucket.packed_mark
-        return self.bucket.updated_mark if self._waits_for_step() else self.after.ended_mark
+            return self.bucket.packed_event
+        return self.bucket.updated_event if self._waits_for_step() else self.after.ended_event
 
     def read_clock(self, streams: Streams) -> None:
         """On a GPU: when it happened, in place of when it was asked for."""
         bucket = self.bucket
-        self.started_seconds = streams.seconds(self.started_mark, self.started_seconds)
-        self.ended_seconds = streams.seconds(self.ended_mark, self.ended_seconds)
+        self.started_seconds = streams.seconds(self.started_event, self.started_seconds)
+        self.ended_seconds = streams.seconds(self.ended_event, self.ended_seconds)
         if self.after is None:
-            bucket.packed_seconds = streams.seconds(bucket.packed_mark, bucket.packed_seconds)
+            bucket.packed_seconds = streams.seconds(bucket.packed_event, bucket.packed_seconds)
         elif self._waits_for_step():
-            bucket.updated_seconds = streams.seconds(bucket.updated_mark, bucket.updated_seconds)
+            bucket.updated_seconds = streams.seconds(bucket.updated_event, bucket.updated_seconds)
 
     def _waits_for_step(self) -> bool:
         """It is the first of its bucket to carry new values: the update must have run."""
         return self.message.carries_values and not (
             self.after is not None and self.after.message.carries_values
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Of one plan, each list in the plan's order."""
+
+    variables: list[VariableRecord]
+    buckets: list[Bucket]
+    messages: list[MessageRecord]

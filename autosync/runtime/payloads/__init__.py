@@ -1,1 +1,2 @@
-"""What messages carry in place of dense float sums: fewer bits, factors, touched rows."""
+"""What messages carry in place of dense sums of floats: fewer bits, factors, touched rows. Knows
+the layout and transport."""

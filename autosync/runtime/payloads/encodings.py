@@ -14,8 +14,10 @@ from torch import Tensor
 from autosync.codes import ENCODINGS, POWERSGD
 from autosync.errors import NotSupported
 from autosync.plan import Message, Plan
-from autosync.runtime.layout.records import Bucket, Finish, Start
-from autosync.runtime.transport.process_groups import Groups, adds_up_itself, operation
+from autosync.runtime.layout.records import Bucket
+from autosync.runtime.transport.operations import adds_up_itself, operation_start
+from autosync.runtime.transport.process_groups import Groups
+from autosync.runtime.transport.start_finish import Finish, Start
 
 HALF = {ENCODINGS.index("fp16"): torch.float16, ENCODINGS.index("bf16"): torch.bfloat16}
 
@@ -51,7 +53,7 @@ def encoded(plan: Plan, index: int, bucket: Bucket, groups: Groups, queue: str) 
     """What issues a message, its encoding included; None when this rank has no part in it."""
     message, buffer = plan.messages[index], bucket.buffer
     if message.encoding == 0 or (message.encoding in HALF and buffer.element_size() <= 2):
-        return operation(plan, index, bucket, groups, queue, buffer)
+        return operation_start(plan, index, groups, queue, bucket.size, buffer, buffer)
     if message.encoding not in HALF:
         raise NotSupported(
             f"the runtime cannot pack {message.operation.name} of message {index} by "
@@ -61,7 +63,7 @@ def encoded(plan: Plan, index: int, bucket: Bucket, groups: Groups, queue: str) 
             remedy="Choose fp16 or bf16; PowerSGD packs ring all-reduces.",
         )
     wire = torch.zeros_like(buffer, dtype=HALF[message.encoding])
-    start = operation(plan, index, bucket, groups, queue, wire)
+    start = operation_start(plan, index, groups, queue, bucket.size, wire, buffer)
     if start is None:
         return None
     return _cast(start, buffer, wire, adds_up_itself(message.operation, groups.backend))

@@ -18,9 +18,10 @@ from torch.utils.hooks import RemovableHandle
 
 from autosync.errors import NotSupported
 from autosync.plan import Plan
-from autosync.runtime.layout.records import Bucket, Finish, Start, VariableRecord
+from autosync.runtime.layout.records import Bucket, VariableRecord
 from autosync.runtime.transport.process_groups import Groups, team_of
 from autosync.runtime.transport.ragged import Reader, as_bytes, exchange, others, ragged_group
+from autosync.runtime.transport.start_finish import Finish, Start
 from autosync.torch_dtypes import TORCH_DTYPES
 
 Take = Callable[[Tensor, Tensor], None]
@@ -55,7 +56,7 @@ class FactorCapture:
         self._accumulator: Any = None
         self._handle: RemovableHandle | None = None
         self._taken: list[tuple[int, torch.cuda.Stream | None, Factors]] = []
-        self._held: list[Factors] = []
+        self._accumulated_factors: list[Factors] = []
         self._product: Tensor | None = None
         self._version = 0
 
@@ -104,7 +105,7 @@ class FactorCapture:
             parameter.grad = product
         else:
             parameter.grad.add_(product)
-        self._held = [*before, *new]
+        self._accumulated_factors = [*before, *new]
         self._product, self._version = parameter.grad, parameter.grad._version
 
     def pack(self) -> None:
@@ -112,7 +113,7 @@ class FactorCapture:
         parameter, view = self.variable.parameter, self.variable.view
         assert view is not None  # a whole variable in a bucket of its own type
         self.packed = _joined([*self._accumulated(), *self._of_this_pass(), self._none()])
-        self._held, self._product = [], None
+        self._accumulated_factors, self._product = [], None
         parameter.grad = self.variable.target = view
 
     def _of_this_pass(self) -> list[Factors]:
@@ -130,7 +131,7 @@ class FactorCapture:
         if gradient is None:
             return []
         if gradient is self._product and gradient._version == self._version:
-            return self._held
+            return self._accumulated_factors
         if not gradient.any():
             return []
         rows, columns = gradient.shape
@@ -168,13 +169,13 @@ def _follow(stream: torch.cuda.Stream, factors: Factors) -> None:
 
 def _joined(factors: list[Factors]) -> Factors:
     """All rows, in the type of those there are: the last entry is empty and has the weight's."""
-    kept = [pair for pair in factors if len(pair[0])] or factors[-1:]
-    dtype = kept[0][1].dtype
-    for _, gradients in kept:
+    filled = [pair for pair in factors if len(pair[0])] or factors[-1:]
+    dtype = filled[0][1].dtype
+    for _, gradients in filled:
         dtype = torch.promote_types(dtype, gradients.dtype)
     return (
-        torch.cat([activations.to(dtype) for activations, _ in kept]),
-        torch.cat([gradients.to(dtype) for _, gradients in kept]),
+        torch.cat([activations.to(dtype) for activations, _ in filled]),
+        torch.cat([gradients.to(dtype) for _, gradients in filled]),
     )
 
 

@@ -3,8 +3,9 @@ factors of rank r, whose error is fed back into the next iteration.
 
 The sum over ranks of a matrix M (n, m) is approximated as P Q^T: P (n, r) = M Q with the Q of the
 iteration before (warm start), summed and orthonormalized; then Q (m, r) = M^T P, summed. Each rank
-keeps M - P (its own Q)^T, so what all ranks keep is what the message lost. Matrices too small to
-gain travel as they are, beside P. `lowrank_state` takes what is kept into checkpoints.
+keeps the error M - P (its own Q)^T, and the errors of all ranks add up to what the message lost.
+Matrices too small to gain travel as they are, beside P. `powersgd_state` puts errors into
+checkpoints.
 """
 
 from collections.abc import Callable
@@ -15,15 +16,18 @@ from torch import Tensor
 from autosync.codes import POWERSGD, Op
 from autosync.errors import InvalidInput
 from autosync.plan import Message, Plan
-from autosync.runtime.layout.records import Bucket, Finish, Start, VariableRecord
-from autosync.runtime.transport.process_groups import Groups, all_reduce_start, team_of
+from autosync.plan.compiler_kernels import low_rank_gains
+from autosync.runtime.layout.records import Bucket, VariableRecord
+from autosync.runtime.transport.operations import all_reduce_start
+from autosync.runtime.transport.process_groups import Groups, team_of
+from autosync.runtime.transport.start_finish import Finish, Start
 
 AllReduce = Callable[[Tensor], Finish]
 """Issues the all-reduce of a tensor, in place."""
 
 
 class LowRank:
-    """One variable's matrix: kept (n, m) and q (m, r), from iteration to iteration.
+    """One variable's matrix, with its error (n, m) and q (m, r) from iteration to iteration.
 
     matrix: its place in the bucket's buffer, of any floating type; the algebra is in float32.
     seed: of the first Q, the same on every rank.
@@ -34,20 +38,20 @@ class LowRank:
         self.matrix = matrix
         self.rank = rank
         self.seed = seed
-        self.kept = torch.zeros_like(matrix, dtype=torch.float32)
+        self.error = torch.zeros_like(matrix, dtype=torch.float32)
         self.q = self._first_q()
         self.corrected = self.p = self.own = self.q.new_zeros(0)
-        if self.kept.is_cuda:  # torch loads a GPU's algebra at its first use, on one thread at most
-            torch.linalg.qr(self.kept.new_ones(1, 1))
+        if self.error.is_cuda:  # torch loads its algebra at the first use, on one thread at most
+            torch.linalg.qr(self.error.new_ones(1, 1))
 
     def _first_q(self) -> Tensor:
         generator = torch.Generator("cpu").manual_seed(self.seed)
         shape = (self.matrix.shape[1], self.rank)
-        return torch.randn(shape, generator=generator, device="cpu").to(self.kept)
+        return torch.randn(shape, generator=generator, device="cpu").to(self.error)
 
     def first(self) -> Tensor:
         """This rank's part of P."""
-        self.corrected = self.matrix.float().add_(self.kept)
+        self.corrected = self.matrix.float().add_(self.error)
         return self.corrected @ self.q
 
     def second(self, p: Tensor) -> Tensor:
@@ -62,20 +66,20 @@ class LowRank:
         sound = q.isfinite().all()
         lost = self.p @ self.own.t()
         torch.sub(self.corrected, lost, out=lost)
-        if self.kept.is_cuda:  # where this thread, which has peers to watch, does not wait to know
-            torch.where(sound, lost, self.kept, out=self.kept)
+        if self.error.is_cuda:  # where this thread, which has peers to watch, does not wait to know
+            torch.where(sound, lost, self.error, out=self.error)
             self.q = torch.where(sound, q, self.q)
         elif sound:
-            self.kept, self.q = lost, q.clone()
+            self.error, self.q = lost, q.clone()
         self.matrix.copy_(self.p @ q.t())
 
-    def restart(self, kept: Tensor | None = None, q: Tensor | None = None) -> None:
+    def restart(self, error: Tensor | None = None, q: Tensor | None = None) -> None:
         """Go on from this rank's part of an error and from a warm start, or from neither. A Q of
         another rank is of no use."""
-        if kept is None:
-            self.kept.zero_()
+        if error is None:
+            self.error.zero_()
         else:
-            self.kept.copy_(kept.view(self.kept.shape))
+            self.error.copy_(error.view(self.error.shape))
         fits = q is not None and q.shape == self.q.shape
         self.q = q.to(self.q) if q is not None and fits else self._first_q()
 
@@ -105,7 +109,7 @@ class LowRankBucket:
             parts = [one.first().view(-1) for one in self.matrices]
             flat = torch.cat([*parts, *(values.float() for values in self.rest)])
             self.bucket.payload_bytes = flat.nbytes
-            self._firsts = flat  # kept: a GPU still reads it when the message has landed
+            self._firsts = flat  # held: a GPU still reads it when the message has landed
             arrive = all_reduce(flat)
 
             def finish() -> None:
@@ -171,7 +175,7 @@ def split_bucket(bucket: Bucket, rank: int) -> tuple[list[LowRank], list[Tensor]
         whole = segment.shape == tuple(variable.parameter.shape)
         if whole and view.dim() > 1:
             matrix = view.view(view.shape[0], -1)
-            if rank * sum(matrix.shape) < matrix.numel():
+            if low_rank_gains(matrix.numel(), len(matrix), rank):
                 matrices.append(LowRank(variable, matrix, rank, number))
                 continue
         rest.append(view.reshape(-1))

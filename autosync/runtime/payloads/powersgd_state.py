@@ -1,4 +1,4 @@
-"""What PowerSGD keeps from iteration to iteration, in checkpoints.
+"""The errors of PowerSGD, and its warm start, in checkpoints.
 
 P and Q are linear in what the ranks put in, so the future depends on the sum of their errors only:
 a checkpoint holds that sum, and every rank that loads it goes on with an equal part, however many
@@ -21,24 +21,26 @@ KEY = "powersgd"
 """Entry of the optimizer's state_dict, beside torch's own two, which torch's optimizers ignore:
 by the parameter's number, `error` (its shape, float32: the sum over ranks) and `q`."""
 
-Kept = dict[int, dict[str, Tensor]]
+SavedErrors = dict[int, dict[str, Tensor]]
 
 
-def kept_errors(optimizer: Optimizer, matrices: Iterable[LowRank], control: Any) -> Kept:
+def gather_errors(optimizer: Optimizer, matrices: Iterable[LowRank], control: Any) -> SavedErrors:
     """A collective over `control`, the same on every rank. Variables that the optimizer does not
     hold are left out."""
     numbers = _numbers(optimizer)
-    kept: Kept = {}
+    saved: SavedErrors = {}
     for one in matrices:
-        error = one.kept.cpu().clone()
+        error = one.error.cpu().clone()
         control.allreduce([error], dist.AllreduceOptions()).wait()
         if (number := numbers.get(id(one.variable.parameter))) is not None:
             shape = one.variable.parameter.shape
-            kept[number] = {"error": error.view(shape), "q": one.q.detach().cpu().clone()}
-    return kept
+            saved[number] = {"error": error.view(shape), "q": one.q.detach().cpu().clone()}
+    return saved
 
 
-def take_errors(optimizer: Optimizer, matrices: Iterable[LowRank], kept: Kept, ranks: int) -> None:
+def restore_errors(
+    optimizer: Optimizer, matrices: Iterable[LowRank], saved: SavedErrors, ranks: int
+) -> None:
     """Go on from a checkpoint's errors, or from none where it has none.
 
     Warns where it holds errors of variables that this plan sends otherwise: they are dropped.
@@ -47,7 +49,7 @@ def take_errors(optimizer: Optimizer, matrices: Iterable[LowRank], kept: Kept, r
         InvalidInput: an error has not the shape of its variable.
     """
     numbers = _numbers(optimizer)
-    left = dict(kept)
+    left = dict(saved)
     for one in matrices:
         entry = left.pop(numbers.get(id(one.variable.parameter), -1), None)
         if entry is None:

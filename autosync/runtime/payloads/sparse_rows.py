@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from autosync.codes import Op
 from autosync.errors import NotSupported
 from autosync.plan import Plan
-from autosync.runtime.layout.records import Bucket, Finish, RowRange, Start, VariableRecord
+from autosync.runtime.device.streams import DeviceEvent, Streams
+from autosync.runtime.layout.records import Bucket, RowRange, VariableRecord
 from autosync.runtime.payloads.encodings import HALF
-from autosync.runtime.streams import Mark, Streams
 from autosync.runtime.transport.gloo import sum_type
 from autosync.runtime.transport.process_groups import Groups, team_of
 from autosync.runtime.transport.ragged import (
@@ -25,6 +25,7 @@ from autosync.runtime.transport.ragged import (
     others,
     ragged_group,
 )
+from autosync.runtime.transport.start_finish import Finish, Start
 
 Rows = tuple[Tensor, Tensor]
 """Indices i64[n] and values (n, ...) of touched rows."""
@@ -86,37 +87,37 @@ class TouchedRows:
         self.share = share
         self.streams = streams
         self._lock = Lock()
-        self._whole: Tensor | None = None
-        self._split = True
-        self._mark: Mark = None
+        self._gradient: Tensor | None = None
+        self._is_split = True
+        self._split_event: DeviceEvent = None
 
     def pack(self) -> None:
         """The gradient is complete. How many rows it has a GPU says only when it is done with it,
-        so there the threads that send them split it, and backward goes on."""
+        so there the threads that issue messages split it, and backward goes on."""
         self._check()
-        self._whole, self._split = self.variable.parameter.grad, False
-        if not self.streams.travel.threads:
+        self._gradient, self._is_split = self.variable.parameter.grad, False
+        if not self.streams.mode.threads:
             self.split()
-            self._whole = None
+            self._gradient = None
 
     def split(self) -> None:
-        """Each bucket gets its rows, weighted and added up; the current stream is behind that."""
+        """Each bucket gets its rows, weighted and added up; the current stream waits for it."""
         with self._lock:
-            if not self._split:
+            if not self._is_split:
                 with torch.no_grad():
                     self._distribute()
-                self._split, self._mark = True, self.streams.mark()
-        self.streams.wait(self._mark)
+                self._is_split, self._split_event = True, self.streams.record_event()
+        self.streams.wait_event(self._split_event)
 
     def _distribute(self) -> None:
         indices, values = self._rows()
-        for part in self.ranges:
-            bounds = torch.tensor([part.start, part.stop], device=indices.device)
+        for rows in self.ranges:
+            bounds = torch.tensor([rows.start, rows.stop], device=indices.device)
             low, high = (int(place) for place in torch.searchsorted(indices, bounds))
-            part.indices, part.values = indices[low:high], values[low:high]
+            rows.indices, rows.values = indices[low:high], values[low:high]
 
     def _rows(self) -> Rows:
-        gradient, table = self._whole, self.variable.alias
+        gradient, table = self._gradient, self.variable.alias
         if gradient is None:
             empty = torch.empty(0, dtype=torch.int64, device=table.device)
             return empty, table.new_empty(0, *table.shape[1:])
@@ -155,8 +156,8 @@ def rows_message(plan: Plan, index: int, bucket: Bucket, groups: Groups, queue: 
     group = ragged_group(groups, queue, team) if len(team) > 1 else None
     place, peers = team.index(groups.rank), others(team.index(groups.rank), len(team))
     root = team.index(message.root) if message.root in team else 0
-    everywhere = message.operation == Op.SPARSE_ALL_GATHER
-    pulls = message.operation == Op.SPARSE_PULL
+    pulls = message.operation.from_owner
+    sums_here = not pulls and (place == root or not message.operation.to_owner)
     receivers, senders = _ends(message.operation, place, root, peers)
     half = None if pulls else HALF.get(message.encoding)
 
@@ -164,11 +165,11 @@ def rows_message(plan: Plan, index: int, bucket: Bucket, groups: Groups, queue: 
         for variable in () if pulls else bucket.variables:
             if isinstance(variable.carrier, TouchedRows):
                 variable.carrier.split()
-        rows = [_changed(part) if pulls else (part.indices, part.values) for part in bucket.ranges]
-        payload = as_bytes([t for i, v in rows for t in (i, v.to(half) if half else v)])
+        sent = [_changed(rows) if pulls else (rows.indices, rows.values) for rows in bucket.ranges]
+        payload = as_bytes([t for i, v in sent for t in (i, v.to(half) if half else v)])
         bucket.payload_bytes = payload.nbytes
         header = torch.tensor(
-            [payload.numel(), *(len(indices) for indices, _ in rows)], device="cpu"
+            [payload.numel(), *(len(indices) for indices, _ in sent)], device="cpu"
         )
         arrive = exchange(group, index, receivers, senders, header, payload)
 
@@ -177,7 +178,7 @@ def rows_message(plan: Plan, index: int, bucket: Bucket, groups: Groups, queue: 
             if pulls:
                 for header, payload in received.values():
                     _write(bucket, header, payload)
-            elif everywhere or place == root:
+            elif sums_here:
                 _sum(bucket, received, place, half)
 
         return finish
@@ -187,23 +188,22 @@ def rows_message(plan: Plan, index: int, bucket: Bucket, groups: Groups, queue: 
 
 def _ends(operation: Op, place: int, root: int, peers: list[int]) -> tuple[list[int], list[int]]:
     """Whom this rank sends to, and whom it receives from."""
-    if operation == Op.SPARSE_ALL_GATHER:
-        return peers, peers
-    pulls = operation == Op.SPARSE_PULL
-    if place == root:
-        return (peers, []) if pulls else ([], peers)
-    return ([], [root]) if pulls else ([root], [])
+    if operation.to_owner:
+        return ([], peers) if place == root else ([root], [])
+    if operation.from_owner:
+        return (peers, []) if place == root else ([], [root])
+    return peers, peers
 
 
-def _changed(part: RowRange) -> Rows:
-    return part.changed, part.variable.alias[part.changed]
+def _changed(rows: RowRange) -> Rows:
+    return rows.changed, rows.variable.alias[rows.changed]
 
 
 def _read(bucket: Bucket, header: Tensor, payload: Tensor, half: torch.dtype | None) -> list[Rows]:
     reader = Reader(payload)
     found = []
-    for part, count in zip(bucket.ranges, header[1:].tolist(), strict=True):
-        table = part.variable.alias
+    for rows, count in zip(bucket.ranges, header[1:].tolist(), strict=True):
+        table = rows.variable.alias
         indices = reader.take((count,), torch.int64)
         values = reader.take((count, *table.shape[1:]), half or table.dtype)
         found.append((indices.to(table.device), values.to(table)))
@@ -212,21 +212,21 @@ def _read(bucket: Bucket, header: Tensor, payload: Tensor, half: torch.dtype | N
 
 def _sum(bucket: Bucket, received: Received, place: int, half: torch.dtype | None) -> None:
     """The rows of all ranks in the order of the team, so that every rank rounds alike."""
-    by_place = {peer: _read(bucket, *parts, half) for peer, parts in received.items()}
-    by_place[place] = [(part.indices, part.values) for part in bucket.ranges]
-    for number, part in enumerate(bucket.ranges):
-        rows = [by_place[peer][number] for peer in sorted(by_place)]
-        indices = torch.cat([indices for indices, _ in rows]) - part.start
-        values = torch.cat([values for _, values in rows])
-        shape = (part.stop - part.start, *part.variable.alias.shape[1:])
+    by_place = {peer: _read(bucket, *message, half) for peer, message in received.items()}
+    by_place[place] = [(rows.indices, rows.values) for rows in bucket.ranges]
+    for number, rows in enumerate(bucket.ranges):
+        summands = [by_place[peer][number] for peer in sorted(by_place)]
+        indices = torch.cat([indices for indices, _ in summands]) - rows.start
+        values = torch.cat([values for _, values in summands])
+        shape = (rows.stop - rows.start, *rows.variable.alias.shape[1:])
         exact = sparse_tensor((indices, values.to(sum_type(values))), shape).coalesce()
-        part.sums = exact.to(part.variable.alias.dtype)
+        rows.sums = exact.to(rows.variable.alias.dtype)
         if bucket.whole:
-            part.variable.target = part.sums
+            rows.variable.target = rows.sums
 
 
 def _write(bucket: Bucket, header: Tensor, payload: Tensor) -> None:
-    for part, (indices, values) in zip(
+    for rows, (indices, values) in zip(
         bucket.ranges, _read(bucket, header, payload, None), strict=True
     ):
-        part.variable.alias.index_copy_(0, indices, values)
+        rows.variable.alias.index_copy_(0, indices, values)

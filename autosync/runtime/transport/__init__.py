@@ -1,1 +1,2 @@
-"""How messages travel: process groups, the operations of each backend, and their queues."""
+"""How bytes travel between ranks: process groups, and the operations of each backend. Knows the
+plan and streams, not the records of a model."""

@@ -15,27 +15,27 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autosync.codes import Op
-from autosync.runtime.layout.records import Finish, Start
+from autosync.runtime.transport.start_finish import Finish, Start
 from autosync.runtime.transport.team_role import TeamRole
 
 
-def gloo_start(group: Any, part: TeamRole, wire: Tensor, sums: Tensor) -> Start:
+def gloo_start(group: Any, role: TeamRole, wire: Tensor, sums: Tensor) -> Start:
     """What issues the message. wire: what travels, with padding, and where the result is; sums:
     where it is instead, if ranks add up by themselves. They may be one tensor."""
-    flat = wire[: part.size]
-    match part.operation:
+    flat = wire[: role.size]
+    match role.operation:
         case Op.REDUCE:
-            return _reduce(group, flat, part.root)
+            return _reduce(group, flat, role.root)
         case Op.BROADCAST:
-            return _broadcast(group, flat, part.root)
+            return _broadcast(group, flat, role.root)
         case Op.REDUCE_SCATTER:
-            return _reduce_scatter(group, part, wire[: part.padded], sums)
+            return _reduce_scatter(group, role, wire[: role.padded], sums)
         case Op.ALL_GATHER:
-            return _all_gather(group, part, wire)
+            return _all_gather(group, role, wire)
         case Op.PUSH:
-            return _push(group, part, flat, sums[: part.size])
+            return _push(group, role, flat, sums[: role.size])
         case Op.PULL:
-            return _pull(group, part, flat)
+            return _pull(group, role, flat)
     return _all_reduce(group, flat)
 
 
@@ -56,9 +56,9 @@ def _broadcast(group: Any, flat: Tensor, root: int) -> Start:
     return lambda: group.broadcast(tensors, options).wait
 
 
-def _reduce_scatter(group: Any, part: TeamRole, padded: Tensor, sums: Tensor) -> Start:
-    parts, mine = torch.empty_like(padded), sums[part.chunk(part.place)]
-    rows = parts.view(part.members, -1)
+def _reduce_scatter(group: Any, role: TeamRole, padded: Tensor, sums: Tensor) -> Start:
+    parts, mine = torch.empty_like(padded), sums[role.chunk(role.place)]
+    rows = parts.view(role.members, -1)
 
     def start() -> Finish:
         work = group.alltoall_base(parts, padded, [], [])
@@ -75,10 +75,10 @@ def _reduce_scatter(group: Any, part: TeamRole, padded: Tensor, sums: Tensor) ->
     return start
 
 
-def _all_gather(group: Any, part: TeamRole, wire: Tensor) -> Start:
+def _all_gather(group: Any, role: TeamRole, wire: Tensor) -> Start:
     """gloo's own all-gather copies everything twice; these messages land where they belong."""
-    chunks = [wire[part.chunk(member)] for member in range(part.members)]
-    peers, place, tag = part.others(), part.place, part.tag
+    chunks = [wire[role.chunk(member)] for member in range(role.members)]
+    peers, place, tag = role.others(), role.place, role.tag
 
     def start() -> Finish:
         works = [group.recv([chunks[peer]], peer, tag) for peer in reversed(peers)]
@@ -93,22 +93,21 @@ def sum_type(values: Tensor) -> torch.dtype:
     return torch.float32 if values.element_size() <= 2 else values.dtype
 
 
-def _push(group: Any, part: TeamRole, flat: Tensor, sums: Tensor) -> Start:
-    root, tag = part.root, part.tag
-    if part.place != root:
+def _push(group: Any, role: TeamRole, flat: Tensor, sums: Tensor) -> Start:
+    root, tag = role.root, role.tag
+    if role.place != root:
         return lambda: group.send([flat], root, tag).wait
-    parts = {peer: torch.empty_like(flat) for peer in range(part.members) if peer != root}
-    ordered = [parts.get(peer, flat) for peer in range(part.members)]
+    received = {peer: torch.empty_like(flat) for peer in range(role.members) if peer != root}
+    ordered = [received.get(peer, flat) for peer in range(role.members)]
 
     def start() -> Finish:
-        works = [(peer, group.recv([part], peer, tag)) for peer, part in parts.items()]
+        works = [group.recv([into], peer, tag) for peer, into in received.items()]
 
         def finish() -> None:
-            for _, work in works:
-                work.wait()
+            _wait_all(works)
             total = ordered[0].to(sum_type(flat))
-            for part in ordered[1:]:
-                total.add_(part)
+            for gradient in ordered[1:]:
+                total.add_(gradient)
             if total.data_ptr() != sums.data_ptr():
                 sums.copy_(total)
 
@@ -117,9 +116,9 @@ def _push(group: Any, part: TeamRole, flat: Tensor, sums: Tensor) -> Start:
     return start
 
 
-def _pull(group: Any, part: TeamRole, flat: Tensor) -> Start:
-    root, tag, peers = part.root, part.tag, part.others()
-    if part.place != root:
+def _pull(group: Any, role: TeamRole, flat: Tensor) -> Start:
+    root, tag, peers = role.root, role.tag, role.others()
+    if role.place != root:
         return lambda: group.recv([flat], root, tag).wait
 
     def start() -> Finish:

@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed.distributed_c10d import Store
 
 from autosync.codes import Op
-from autosync.runtime.layout.records import Finish, Start
+from autosync.runtime.transport.start_finish import Finish, Start, nothing_to_finish
 from autosync.runtime.transport.team_role import TeamRole
 
 WATCHDOG_GRACE = timedelta(seconds=60)
@@ -42,33 +42,29 @@ def new_nccl_group(
     return group
 
 
-def nccl_start(group: Any, part: TeamRole, wire: Tensor) -> Start:
+def nccl_start(group: Any, role: TeamRole, wire: Tensor) -> Start:
     """What issues the message on the current stream, which goes on when the result is in `wire`.
     The calling thread never waits."""
-    issue = _issue(group, part, wire)
+    issue = _issue(group, role, wire)
 
     def start() -> Finish:
         issue().wait()
-        return _done
+        return nothing_to_finish
 
     return start
 
 
-def _done() -> None:
-    """The stream says when."""
-
-
-def _issue(group: Any, part: TeamRole, wire: Tensor) -> Callable[[], Any]:
-    flat, padded = wire[: part.size], wire[: part.padded]
-    mine = wire[part.chunk(part.place)]
-    match part.operation:
+def _issue(group: Any, role: TeamRole, wire: Tensor) -> Callable[[], Any]:
+    flat, padded = wire[: role.size], wire[: role.padded]
+    mine = wire[role.chunk(role.place)]
+    match role.operation:
         case Op.REDUCE | Op.PUSH:
             reduce = dist.ReduceOptions()
-            reduce.rootRank = part.root
+            reduce.rootRank = role.root
             return lambda: group.reduce([flat], reduce)
         case Op.BROADCAST | Op.PULL:
             broadcast = dist.BroadcastOptions()
-            broadcast.rootRank = part.root
+            broadcast.rootRank = role.root
             return lambda: group.broadcast([flat], broadcast)
         case Op.REDUCE_SCATTER:
             scatter = dist.ReduceScatterOptions()

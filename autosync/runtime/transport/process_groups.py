@@ -1,26 +1,22 @@
-"""Process groups of a plan, and what issues its messages of fixed size on them."""
+"""Process groups of a plan: opened on first request, ended together."""
 
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from threading import Thread
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from autosync.codes import Op
-from autosync.plan import Plan
+from autosync.errors import InvalidInput
 from autosync.plan.plan_table import Teams
-from autosync.runtime.layout.records import Bucket, Finish, Start
-from autosync.runtime.streams import HOST, Streams
-from autosync.runtime.transport.gloo import gloo_start
-from autosync.runtime.transport.nccl import nccl_start, new_nccl_group
-from autosync.runtime.transport.staging import staged, staged_in_place
-from autosync.runtime.transport.team_role import TeamRole
+from autosync.runtime.device.streams import HOST, Streams
+from autosync.runtime.transport.nccl import new_nccl_group
+
+CPU = torch.device("cpu")
 
 ABORT_SECONDS = 30.0
 """How long the end of a communicator is waited for."""
@@ -67,7 +63,7 @@ class Groups:
         All at once: on NCCL the end of one communicator may wait for the device, and that for a
         message of another one whose peer is gone.
         """
-        keys = list(self.made)  # a failing channel's thread may be closing them too
+        keys = list(self.made)  # a failing queue's thread may be closing them too
         ending = [group for key in keys if (group := self.made.pop(key, None)) is not None]
         if self.backend != "nccl":
             for group in ending:
@@ -97,66 +93,35 @@ def _abort(group: Any) -> None:
 
 
 def team_of(teams: Teams, rank: int) -> tuple[int, ...]:
-    """The team that `rank` plays in; empty when it sits the message out."""
+    """The team that `rank` belongs to; empty when it has no part in the message."""
     for team in teams:
         if rank in team:
             return team
     return ()
 
 
-def adds_up_itself(operation: Op, backend: str) -> bool:
-    """Whether ranks, not the backend, form the sums of an operation."""
-    return backend == "gloo" and operation in (Op.PUSH, Op.REDUCE_SCATTER)
+def working_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """Raises InvalidInput when torch.distributed is not initialized."""
+    group = process_group or dist.group.WORLD
+    if group is None:
+        raise InvalidInput(
+            "torch.distributed is not initialized.",
+            thing="process_group",
+            remedy="Call torch.distributed.init_process_group first, or start with torchrun.",
+        )
+    return group
 
 
-def operation(
-    plan: Plan, index: int, bucket: Bucket, groups: Groups, queue: str, wire: Tensor
-) -> Start | None:
-    """What issues message `index` on this rank; None when the rank has no part in it.
-
-    queue: what it queues in; each has process groups of its own.
-    wire: the flat tensor that travels, with padding (the bucket's buffer unless encoded). The
-        result is there too, or in the bucket's buffer where ranks add up by themselves.
-    """
-    message = plan.messages[index]
-    team = team_of(plan.teams[message.teams], groups.rank)
-    if len(team) < 2:
-        return None
-    group = groups.get(queue, team)
-    root = team.index(message.root) if message.root in team else 0
-    part = TeamRole(message.operation, team.index(groups.rank), root, len(team), bucket.size, index)
-    if groups.backend == "nccl":
-        return nccl_start(group, part, wire)
-
-    def on_host(host_wire: Tensor, host_sums: Tensor) -> Start:
-        return gloo_start(group, part, host_wire, host_sums)
-
-    if groups.streams.travel.staged:
-        summed = adds_up_itself(message.operation, groups.backend)
-        return staged(groups.streams, part, wire, bucket.buffer, on_host, summed)
-    return on_host(wire, bucket.buffer)
-
-
-def all_reduce_start(
-    groups: Groups, queue: str, team: tuple[int, ...]
-) -> Callable[[Tensor], Finish]:
-    """What all-reduces a tensor that was made for one message; its size may be any."""
-    group = groups.get(queue, team)
-
-    def on_host(flat: Tensor) -> Finish:
-        wait: Finish = group.allreduce([flat], dist.AllreduceOptions()).wait
-        return wait
-
-    def on_device(flat: Tensor) -> Finish:
-        group.allreduce([flat], dist.AllreduceOptions()).wait()
-        return _done
-
-    if groups.backend == "nccl":
-        return on_device
-    if groups.streams.travel.staged:
-        return lambda flat: staged_in_place(flat, on_host)
-    return on_host
-
-
-def _done() -> None:
-    """The stream says when."""
+def open_groups(group: dist.ProcessGroup, device: torch.device | None = None) -> Groups:
+    """A fresh name space for the process groups of one attached plan. device: of the model; by
+    default the current GPU where the group is NCCL's, else host memory."""
+    store = dist.distributed_c10d._get_default_store()
+    name = f"autosync/{group.group_name}"
+    times = store.add(f"{name}/attached-by-{group.rank()}", 1)
+    if device is None:
+        nccl = dist.get_backend(group) == "nccl"
+        device = torch.device("cuda", torch.cuda.current_device()) if nccl else CPU
+    backend = group._get_backend(device)
+    timeout: timedelta = backend.options._timeout
+    kind = "nccl" if device.type == "cuda" and backend.name() == "nccl" else "gloo"
+    return Groups(PrefixStore(f"{name}/{times}", store), group.rank(), timeout, kind)

@@ -1,17 +1,17 @@
 """Messages of device tensors over a backend that moves host memory, through host buffers.
 
-One mechanism for every operation: what the rank gives goes into a buffer of its own in host
-memory, the operation runs there, and what the rank gets comes back. The thread that issues the
+One mechanism for every operation: what the rank sends goes into a buffer of its own in host
+memory, the operation runs there, and what the rank receives comes back. The thread that issues the
 message waits until its copy is there (no stream does), the backend's threads move it, and the
-copy back is asked for on the stream of arrivals.
+copy back is asked for on the landing stream.
 """
 
 from collections.abc import Callable
 
 from torch import Tensor
 
-from autosync.runtime.layout.records import Finish, Start
-from autosync.runtime.streams import Mark, Streams
+from autosync.runtime.device.streams import DeviceEvent, Streams
+from autosync.runtime.transport.start_finish import Finish, Start
 from autosync.runtime.transport.team_role import TeamRole
 
 OnHost = Callable[[Tensor, Tensor], Start]
@@ -20,7 +20,7 @@ what issues it there."""
 
 
 def staged(
-    streams: Streams, part: TeamRole, wire: Tensor, sums: Tensor, on_host: OnHost, summed: bool
+    streams: Streams, role: TeamRole, wire: Tensor, sums: Tensor, on_host: OnHost, summed: bool
 ) -> Start:
     """What issues a message on the current stream.
 
@@ -30,22 +30,22 @@ def staged(
     host_sums = host_wire if sums is wire else streams.host_buffer(sums)
     issue = on_host(host_wire, host_sums)
     result, host_result = (sums, host_sums) if summed else (wire, host_wire)
-    given, gotten = part.given(), part.gotten()
-    back: Mark = None
+    sent, received = role.sent(), role.received()
+    copied_back: DeviceEvent = None
 
     def start() -> Finish:
-        streams.finish(back)  # the copy of the iteration before: the buffers are free again
-        for span in given:
+        streams.synchronize_event(copied_back)  # of the iteration before: the buffers are free
+        for span in sent:
             host_wire[span].copy_(wire[span], non_blocking=True)
-        streams.finish(streams.mark())
+        streams.synchronize_event(streams.record_event())
         finish_on_host = issue()
 
         def finish() -> None:
-            nonlocal back
+            nonlocal copied_back
             finish_on_host()
-            for span in gotten:
+            for span in received:
                 result[span].copy_(host_result[span], non_blocking=True)
-            back = streams.mark()
+            copied_back = streams.record_event()
 
         return finish
 

@@ -1,4 +1,4 @@
-"""A rank's part in a message of fixed size: where it stands in its team, what it gives and gets."""
+"""A rank's role in a message of fixed size: its place in its team, what it sends and receives."""
 
 from dataclasses import dataclass
 
@@ -35,7 +35,7 @@ class TeamRole:
         """Every other member, the next one first."""
         return [(self.place + step) % self.members for step in range(1, self.members)]
 
-    def given(self) -> list[slice]:
+    def sent(self) -> list[slice]:
         """What the operation reads of this rank's tensor."""
         match self.operation:
             case Op.ALL_GATHER:
@@ -46,7 +46,7 @@ class TeamRole:
                 return [slice(0, self.padded)]
         return [self._whole]
 
-    def gotten(self) -> list[slice]:
+    def received(self) -> list[slice]:
         """Where the operation leaves a result on this rank."""
         match self.operation:
             case Op.ALL_GATHER:

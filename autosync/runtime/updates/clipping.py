@@ -8,9 +8,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from autosync.runtime.device.streams import Streams
 from autosync.runtime.layout.packing import whole_gradients
 from autosync.runtime.layout.records import Bucket, VariableRecord
-from autosync.runtime.streams import Streams
 
 EPSILON = 1e-6
 """As in torch.nn.utils.clip_grad_norm_."""
@@ -24,10 +24,10 @@ def clip_gradients(
     everywhere = whole_gradients(variables)
     here: list[Tensor] = []
     for bucket in buckets:
-        if bucket.flat:
-            (here if bucket.travels else everywhere).extend(bucket.flat.gradients())
+        if bucket.update:
+            (here if bucket.values_travel else everywhere).extend(bucket.update.gradients())
     squares = torch.tensor([_sum_of_squares(here)], dtype=torch.float64, device="cpu")
-    if any(bucket.travels for bucket in buckets):
+    if any(bucket.values_travel for bucket in buckets):
         control.allreduce([squares], dist.AllreduceOptions()).wait()
     norm = math.sqrt(float(squares) + _sum_of_squares(everywhere))
     scale = max_norm / (norm + EPSILON)
@@ -53,16 +53,16 @@ def loss_scale(optimizer: Optimizer) -> float:
     return 1.0 if scale is None else float(scale)
 
 
-def lend_scaler_tensors(optimizer: Optimizer, streams: Streams) -> None:
+def keep_scaler_tensors(optimizer: Optimizer, streams: Streams) -> None:
     """What a GradScaler leaves on a fused optimizer while it steps, and frees behind it."""
     for name in ("grad_scale", "found_inf"):
         if isinstance(tensor := getattr(optimizer, name, None), Tensor):
-            streams.lend(tensor)
+            streams.keep_for_landing(tensor)
 
 
 def agree_on_infinity(variables: list[VariableRecord], buckets: list[Bucket], control: Any) -> None:
     """Where one rank's sums are not finite, make some gradient of every rank so."""
-    mine = [g for c in buckets if c.flat and c.travels for g in c.flat.gradients()]
+    mine = [g for b in buckets if b.update and b.values_travel for g in b.update.gradients()]
     finite = bool(torch.stack([g.isfinite().all() for g in mine]).all()) if mine else True
     found = torch.tensor([not finite], dtype=torch.int32, device="cpu")
     control.allreduce([found], dist.AllreduceOptions()).wait()

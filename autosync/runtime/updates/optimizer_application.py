@@ -1,66 +1,73 @@
-"""Updates as of one `step()`: with the hyperparameters of that moment, and on a GPU not before it.
+"""Applies the optimizer as of one `step()`: with the hyperparameters of that moment, and on a GPU
+not before it.
 
-Whoever calls these counts what they have made current. On a GPU all updates of a variable run on
-one stream, that of arrivals, whichever thread asks for them.
+The caller counts which variables became current. On a GPU all updates of a variable run on one
+stream, the landing stream, whichever thread asks for them.
 """
 
 from torch import Tensor
 from torch.optim import Optimizer
 
+from autosync.runtime.device.streams import DeviceEvent, Streams
 from autosync.runtime.layout.packing import unpack_values
-from autosync.runtime.layout.records import Bucket, VariableRecord
-from autosync.runtime.streams import Mark, Streams
-from autosync.runtime.updates import flat_update
-from autosync.runtime.updates.clipping import lend_scaler_tensors
-from autosync.runtime.updates.unused_variables import Unused
+from autosync.runtime.layout.records import Bucket, Settings, VariableRecord
+from autosync.runtime.updates import twin_optimizer
+from autosync.runtime.updates.clipping import keep_scaler_tensors
+from autosync.runtime.updates.unused_variables import UnusedVariables
 
 
 class OptimizerApplication:
-    """kind: the optimizer's own class."""
+    """optimizer_class: the optimizer's own."""
 
     def __init__(
-        self, optimizer: Optimizer, kind: type[Optimizer], unused: Unused, streams: Streams
+        self,
+        optimizer: Optimizer,
+        optimizer_class: type[Optimizer],
+        unused: UnusedVariables,
+        streams: Streams,
     ):
         self.optimizer = optimizer
-        self.kind = kind
+        self.optimizer_class = optimizer_class
         self.unused = unused
         self.streams = streams
-        self._hyper: list[flat_update.Group] = []
-        self._stepped: Mark = None
+        self._settings: Settings = []
+        self._step_event: DeviceEvent = None
 
-    def release(self) -> None:
+    def note_step(self) -> None:
         """The script calls `step()`: gradients are what it leaves, and on a GPU its stream has
         been asked for everything that still reads the values before."""
-        self._hyper = flat_update.snapshot(self.optimizer)
-        lend_scaler_tensors(self.optimizer, self.streams)
-        self._stepped = self.streams.mark()
+        self._settings = twin_optimizer.snapshot(self.optimizer)
+        keep_scaler_tensors(self.optimizer, self.streams)
+        self._step_event = self.streams.record_event()
 
-    def flat(self, bucket: Bucket) -> None:
-        """Update this rank's part of a bucket; values that need not travel are current then."""
-        self.streams.wait(self._stepped)
-        if bucket.flat:
-            bucket.flat.run(self.optimizer, self._hyper, self.unused.by_all)
-        if not bucket.travels:
+    def update_bucket(self, bucket: Bucket) -> None:
+        """Update this rank's part of a bucket; values that need no message are current then."""
+        self.streams.wait_event(self._step_event)
+        if bucket.update:
+            bucket.update.run(self.optimizer, self._settings, self.unused.by_every_rank)
+        if not bucket.values_travel:
             unpack_values(bucket)
 
-    def deferred(self, variables: list[VariableRecord]) -> None:
+    def update_deferred(self, variables: list[VariableRecord]) -> None:
         """Update whole variables while the script may already have replaced their gradients."""
-        used = [variable for variable in variables if not self.unused.by_all(variable.index)]
-        self.streams.wait(self._stepped)
-        flat_update.update_aliases(self.kind, self.optimizer, used, self._hyper)
+        used = [variable for variable in variables if not self.unused.by_every_rank(variable.index)]
+        self.streams.wait_event(self._step_event)
+        twin_optimizer.update_aliases(self.optimizer_class, self.optimizer, used, self._settings)
 
-    def whole(self, variables: list[VariableRecord], all_of_them: bool) -> None:
+    def update_whole(self, variables: list[VariableRecord], all_of_them: bool) -> None:
         """Update whole variables from `parameter.grad`, within the script's `step()`."""
         for variable in variables:
-            if self.unused.by_all(variable.index):
+            if self.unused.by_every_rank(variable.index):
                 variable.parameter.grad = None
-        self.streams.wait(self._stepped)
+        self.streams.wait_event(self._step_event)
         if all_of_them and not self._script_may_change_settings():
-            flat_update.plain_step(self.kind)(self.optimizer)
+            twin_optimizer.plain_step(self.optimizer_class)(self.optimizer)
         else:
-            flat_update.update_parameters(self.kind, self.optimizer, variables, self._hyper)
+            twin_optimizer.update_parameters(
+                self.optimizer_class, self.optimizer, variables, self._settings
+            )
 
     def _script_may_change_settings(self) -> bool:
         """Before the device reads them: a learning rate may be a tensor there."""
-        values = (value for group in self._hyper for value in group.values())
+        values = (value for group in self._settings for value in group.values())
         return self.streams.asynchronous and any(isinstance(value, Tensor) for value in values)

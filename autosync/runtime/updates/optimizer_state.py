@@ -1,6 +1,8 @@
-"""The optimizer's state where updates are owned or sharded: scattered while training, gathered
-into the script's optimizer for a checkpoint, in torch's own layout."""
+"""The optimizer's state where updates are owned or sharded: split among the ranks while training,
+gathered into the script's optimizer for a checkpoint, in torch's own layout."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,85 +10,87 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from autosync.runtime.layout.records import Bucket, VariableRecord
-from autosync.runtime.streams import on_device
-from autosync.runtime.updates.row_update import RowUpdate, fill_rows
-
-RunState = dict[str, Any]
-Held = dict[int, list[tuple[int, int, RunState]]]
-"""By bucket: (start, stop, state) of the stretches that a rank updates."""
-
-
-SCALARS = ("step", "mu_product")
-"""State of the elementwise optimizers that belongs to a whole variable."""
+from autosync.runtime.device.streams import on_device
+from autosync.runtime.layout.records import Bucket, RangeState, Records, VariableRecord
+from autosync.runtime.payloads.powersgd import LowRank
+from autosync.runtime.payloads.powersgd_state import SavedErrors, gather_errors, restore_errors
+from autosync.runtime.updates.flat_update import SCALARS
+from autosync.runtime.updates.row_update import fill_rows
 
 
-def gather_state(
-    optimizer: Optimizer,
-    variables: list[VariableRecord],
-    buckets: list[Bucket],
-    group: dist.ProcessGroup,
-) -> list[VariableRecord]:
-    """Put the state of every variable into `optimizer.state`; returns those it was done for.
+@dataclass(frozen=True, slots=True)
+class ShardedOptimizerState:
+    """Brings the parts of a state together, and takes them apart again.
 
-    A collective: every rank receives the whole state.
+    low_rank: the matrices that PowerSGD packs, whose errors belong to a checkpoint. group: of the
+    script. control: of all ranks, for small exchanges.
     """
-    if all(bucket.whole for bucket in buckets):
-        return []
-    everyone: list[Held] = [{}] * group.size()
-    with on_device(variables[0].parameter.device):
-        dist.all_gather_object(everyone, _held(buckets), group=group)
-    gathered = [variable for variable in variables if not variable.whole]
-    for variable in gathered:
-        optimizer.state[variable.parameter] = {}
-    for bucket in buckets:
-        if not bucket.whole:
-            owners = (held.get(bucket.index, []) for held in everyone)
-            runs = [run for held in owners for run in held]
-            _fill(optimizer, bucket, runs)
-    return gathered
+
+    optimizer: Optimizer
+    records: Records
+    low_rank: Sequence[LowRank]
+    group: dist.ProcessGroup
+    control: Any
+
+    def gather(self) -> list[VariableRecord]:
+        """Put the state of every variable into `optimizer.state`; returns those it was done for.
+
+        A collective: every rank receives the whole state.
+        """
+        variables, buckets = self.records.variables, self.records.buckets
+        if all(bucket.whole for bucket in buckets):
+            return []
+        mine = {b.index: b.update.state_by_range() for b in buckets if b.update}
+        everyone: list[dict[int, list[RangeState]]] = [{}] * self.group.size()
+        with on_device(variables[0].parameter.device):
+            dist.all_gather_object(everyone, mine, group=self.group)
+        gathered = [variable for variable in variables if not variable.whole]
+        for variable in gathered:
+            self.optimizer.state[variable.parameter] = {}
+        for bucket in buckets:
+            if not bucket.whole:
+                owners = (states.get(bucket.index, []) for states in everyone)
+                _fill(self.optimizer, bucket, [state for states in owners for state in states])
+        return gathered
+
+    def gather_errors(self) -> SavedErrors:
+        """Of PowerSGD. A collective."""
+        return gather_errors(self.optimizer, self.low_rank, self.control)
+
+    def scatter(self, errors: SavedErrors) -> None:
+        """The reverse, from what the script's optimizer holds: each rank keeps the parts that it
+        updates, and its part of PowerSGD's errors."""
+        split = [bucket for bucket in self.records.buckets if not bucket.whole]
+        for bucket in split:
+            if bucket.update:
+                bucket.update.take_state(self.optimizer)
+        for bucket in split:
+            for variable in bucket.variables:
+                self.optimizer.state.pop(variable.parameter, None)
+        restore_errors(self.optimizer, self.low_rank, errors, self.group.size())
 
 
-def _held(buckets: list[Bucket]) -> Held:
-    held: Held = {}
-    for bucket in buckets:
-        if bucket.flat:
-            if isinstance(bucket.flat, RowUpdate):
-                held[bucket.index] = bucket.flat.held()
-                continue
-            states = [bucket.flat.state.get(flat, {}) for flat in bucket.flat.flats]
-            held[bucket.index] = [
-                (low, high, {key: _on_host(value) for key, value in state.items()})
-                for (low, high, _, _), state in zip(bucket.flat.runs, states, strict=True)
-            ]
-    return held
-
-
-def _on_host(value: Any) -> Any:
-    return value.detach().cpu() if isinstance(value, Tensor) else value
-
-
-def _fill(optimizer: Optimizer, bucket: Bucket, runs: list[tuple[int, int, RunState]]) -> None:
+def _fill(optimizer: Optimizer, bucket: Bucket, states: list[RangeState]) -> None:
     if bucket.ranges:
-        fill_rows(optimizer, bucket, runs)
+        fill_rows(optimizer, bucket, states)
         return
     for variable, segment, view in bucket.pieces:
         state = optimizer.state[variable.parameter]
-        for low, high, held in runs:
+        for low, high, of_range in states:
             start, stop = max(low, segment.start), min(high, segment.stop)
             if start >= stop:
                 continue
-            for key, value in held.items():
+            for key, value in of_range.items():
                 if key in SCALARS or not isinstance(value, Tensor):
                     state[key] = _as_stepped(value, optimizer.param_groups[variable.group], view)
                     continue
                 if key not in state:
                     state[key] = torch.zeros_like(variable.alias, dtype=value.dtype)
-                part = state[key][segment.region].reshape(-1).clone()
-                part[start - segment.start : stop - segment.start] = value[
+                flat = state[key][segment.region].reshape(-1).clone()
+                flat[start - segment.start : stop - segment.start] = value[
                     start - low : stop - low
-                ].to(part.device)
-                state[key][segment.region] = part.view(view.shape)
+                ].to(flat.device)
+                state[key][segment.region] = flat.view(view.shape)
 
 
 def _as_stepped(value: Any, group: dict[str, Any], view: Tensor) -> Any:
@@ -95,33 +99,3 @@ def _as_stepped(value: Any, group: dict[str, Any], view: Tensor) -> Any:
         return value
     beside = group.get("fused") or group.get("capturable")
     return value.to(view.device, copy=True) if beside else value.clone()
-
-
-def scatter_state(optimizer: Optimizer, buckets: list[Bucket]) -> None:
-    """The reverse, from what the script's optimizer holds: each rank keeps its own parts."""
-    flat = [bucket for bucket in buckets if not bucket.whole]
-    for bucket in flat:
-        if isinstance(bucket.flat, RowUpdate):
-            bucket.flat.take_state(optimizer)
-        elif bucket.flat:
-            for (low, high, _, _), tensor in zip(bucket.flat.runs, bucket.flat.flats, strict=True):
-                bucket.flat.state[tensor] = _part(optimizer, bucket, low, high, tensor)
-    for bucket in flat:
-        for variable in bucket.variables:
-            optimizer.state.pop(variable.parameter, None)
-
-
-def _part(optimizer: Optimizer, bucket: Bucket, low: int, high: int, like: Tensor) -> RunState:
-    part: RunState = {}
-    for variable, segment, _ in bucket.pieces:
-        start, stop = max(low, segment.start), min(high, segment.stop)
-        if start >= stop:
-            continue
-        for key, value in optimizer.state.get(variable.parameter, {}).items():
-            if key in SCALARS or not isinstance(value, Tensor):
-                part[key] = value.clone() if isinstance(value, Tensor) else value
-                continue
-            target = part.setdefault(key, torch.zeros_like(like, dtype=value.dtype))
-            source = value[segment.region].reshape(-1)
-            target[start - low : stop - low] = source[start - segment.start : stop - segment.start]
-    return part

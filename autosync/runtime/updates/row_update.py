@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from autosync.errors import NotSupported
-from autosync.runtime.layout.records import Bucket, RowRange, VariableRecord
+from autosync.runtime.layout.records import Bucket, RangeState, RowRange, Settings, VariableRecord
 from autosync.runtime.payloads.sparse_rows import TouchedRows, sparse_tensor
-from autosync.runtime.updates.flat_update import Group, grouped, plain_step, twin
+from autosync.runtime.updates.twin_optimizer import grouped, on_host, step_twin
 
 SPARSE_OPTIMIZERS: tuple[type[Optimizer], ...] = (
     torch.optim.SGD,
@@ -20,29 +20,27 @@ SPARSE_OPTIMIZERS: tuple[type[Optimizer], ...] = (
 )
 """torch's optimizers that take sparse gradients. Exact classes: a subclass may do anything."""
 
-RunState = dict[str, Any]
-
 
 def check_sparse(optimizer: Optimizer, variable: VariableRecord) -> None:
     """Raises NotSupported where the optimizer cannot apply sparse gradients to the variable."""
     if variable.group < 0:
         return
-    kind = type(optimizer)
+    name = type(optimizer).__name__
     group = optimizer.param_groups[variable.group]
-    if kind not in SPARSE_OPTIMIZERS:
+    if type(optimizer) not in SPARSE_OPTIMIZERS:
         known = ", ".join(known.__name__ for known in SPARSE_OPTIMIZERS)
         raise NotSupported(
-            f"variable {variable.name!r} has a sparse gradient, which optimizer {kind.__name__} "
-            "does not take.",
+            f"variable {variable.name!r} has a sparse gradient, which optimizer {name} does not "
+            "take.",
             thing="optimizer",
-            value=kind.__name__,
+            value=name,
             remedy=f"Use one of {known}, or sparse=False on its embedding and tune again.",
         )
     for option in ("weight_decay", "fused"):
         if group.get(option):
             raise NotSupported(
-                f"variable {variable.name!r} has a sparse gradient, which {kind.__name__} does "
-                f"not take with {option}.",
+                f"variable {variable.name!r} has a sparse gradient, which {name} does not take "
+                f"with {option}.",
                 thing=f"optimizer.{option}",
                 value=group[option],
                 remedy=f"Give it a parameter group of its own without {option}.",
@@ -52,56 +50,52 @@ def check_sparse(optimizer: Optimizer, variable: VariableRecord) -> None:
 class RowUpdate:
     """Updates the tables' rows of a bucket that this rank owns, where they lie.
 
-    The state lives here, by range: `parts` are views of the tables.
+    The optimizer's state of the rows lives here, by range: `tables` are views of their rows.
     """
 
-    def __init__(self, kind: type[Optimizer], bucket: Bucket):
-        self.kind = kind
+    def __init__(self, optimizer_class: type[Optimizer], bucket: Bucket):
+        self.optimizer_class = optimizer_class
         self.bucket = bucket
-        self.parts = [part.variable.alias[part.start : part.stop] for part in bucket.ranges]
+        self.tables = [rows.variable.alias[rows.start : rows.stop] for rows in bucket.ranges]
         self.state: defaultdict[Tensor, Any] = defaultdict(dict)
 
-    def run(self, optimizer: Optimizer, hyper: list[Group], unused: Callable[[int], bool]) -> None:
+    def run(self, optimizer: Optimizer, settings: Settings, unused: Callable[[int], bool]) -> None:
         """From summed rows to new values, and which rows these are."""
-        pairs = list(zip(self.bucket.ranges, self.parts, strict=True))
-        for part, rows in pairs:
-            rows.grad = None if unused(part.variable.index) else part.sums
-        groups = grouped(((part.variable.group, rows) for part, rows in pairs), hyper)
-        if groups:
-            plain_step(self.kind)(twin(self.kind, optimizer, groups, self.state))
-        for part, rows in pairs:
-            rows.grad = None
-            part.changed = part.start + self._changed(part, rows)
+        pairs = list(zip(self.bucket.ranges, self.tables, strict=True))
+        for rows, table in pairs:
+            table.grad = None if unused(rows.variable.index) else rows.sums
+        groups = grouped(((rows.variable.group, table) for rows, table in pairs), settings)
+        step_twin(self.optimizer_class, optimizer, groups, self.state)
+        for rows, table in pairs:
+            table.grad = None
+            rows.changed = rows.start + self._changed(rows, table)
 
-    def _changed(self, part: RowRange, rows: Tensor) -> Tensor:
+    def _changed(self, rows: RowRange, table: Tensor) -> Tensor:
         """Momentum moves every row that was ever touched."""
-        assert part.sums is not None  # reduced before it is updated
-        buffer = self.state[rows].get("momentum_buffer") if rows in self.state else None
+        assert rows.sums is not None  # reduced before it is updated
+        buffer = self.state[table].get("momentum_buffer") if table in self.state else None
         if buffer is not None and buffer.is_sparse:
             moving: Tensor = torch.unique(buffer._indices()[0])
             return moving
-        return part.sums._indices()[0]
+        return rows.sums._indices()[0]
 
     def gradients(self) -> list[Tensor]:
-        return [part.sums._values() for part in self.bucket.ranges if part.sums is not None]
+        return [rows.sums._values() for rows in self.bucket.ranges if rows.sums is not None]
 
-    def held(self) -> list[tuple[int, int, RunState]]:
-        """(first row, end, state) of each range, on the host."""
+    def state_by_range(self) -> list[RangeState]:
+        """Of every range of rows, on the host."""
+        states = [self.state.get(table, {}) for table in self.tables]
         return [
-            (part.start, part.stop, {key: _on_host(value) for key, value in self._of(rows).items()})
-            for part, rows in zip(self.bucket.ranges, self.parts, strict=True)
+            (rows.start, rows.stop, {key: on_host(value) for key, value in state.items()})
+            for rows, state in zip(self.bucket.ranges, states, strict=True)
         ]
-
-    def _of(self, rows: Tensor) -> RunState:
-        state: RunState = self.state.get(rows, {})
-        return state
 
     def take_state(self, optimizer: Optimizer) -> None:
         """The rows' part of what the script's optimizer holds."""
-        for part, rows in zip(self.bucket.ranges, self.parts, strict=True):
-            whole = optimizer.state.get(part.variable.parameter, {})
-            self.state[rows] = {
-                key: _narrowed(value, part) if _per_row(value, part.variable) else _copied(value)
+        for rows, table in zip(self.bucket.ranges, self.tables, strict=True):
+            whole = optimizer.state.get(rows.variable.parameter, {})
+            self.state[table] = {
+                key: _narrowed(value, rows) if _per_row(value, rows.variable) else _copied(value)
                 for key, value in whole.items()
             }
 
@@ -114,32 +108,28 @@ def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def _on_host(value: Any) -> Any:
-    return value.detach().cpu() if isinstance(value, Tensor) else value
-
-
-def _narrowed(value: Tensor, part: RowRange) -> Tensor:
+def _narrowed(value: Tensor, rows: RowRange) -> Tensor:
     if not value.is_sparse:
-        return value[part.start : part.stop].clone()
+        return value[rows.start : rows.stop].clone()
     value = value.coalesce()
     indices = value._indices()[0]
-    inside = (indices >= part.start) & (indices < part.stop)
-    shape = (part.stop - part.start, *value.shape[1:])
-    rows = (indices[inside] - part.start, value._values()[inside])
-    return sparse_tensor(rows, shape, coalesced=True)
+    inside = (indices >= rows.start) & (indices < rows.stop)
+    shape = (rows.stop - rows.start, *value.shape[1:])
+    moved = (indices[inside] - rows.start, value._values()[inside])
+    return sparse_tensor(moved, shape, coalesced=True)
 
 
-def fill_rows(optimizer: Optimizer, bucket: Bucket, runs: list[tuple[int, int, RunState]]) -> None:
+def fill_rows(optimizer: Optimizer, bucket: Bucket, states: list[RangeState]) -> None:
     """Put an owner's state of a bucket into the script's optimizer."""
-    for part, (start, stop, held) in zip(bucket.ranges, runs, strict=True):
-        table = part.variable.alias
-        state = optimizer.state[part.variable.parameter]
-        for key, value in held.items():
+    for rows, (start, stop, of_rows) in zip(bucket.ranges, states, strict=True):
+        table = rows.variable.alias
+        state = optimizer.state[rows.variable.parameter]
+        for key, value in of_rows.items():
             if not isinstance(value, Tensor) or not value.dim():
                 state[key] = _copied(value)
             elif value.is_sparse:
-                rows = value.coalesce()
-                moved = (rows._indices()[0] + start, rows._values())
+                summed = value.coalesce()
+                moved = (summed._indices()[0] + start, summed._values())
                 here = sparse_tensor(moved, tuple(table.shape)).to(table.device)
                 state[key] = (state[key] + here if key in state else here).coalesce()
             else:
@@ -158,22 +148,22 @@ def show_rows(bucket: Bucket) -> None:
 def _show_rows(variable: VariableRecord) -> None:
     carrier, table = variable.carrier, variable.alias
     assert isinstance(carrier, TouchedRows)
-    owned = [(part.start, part.sums) for part in carrier.ranges if part.sums is not None]
+    owned = [(rows.start, rows.sums) for rows in carrier.ranges if rows.sums is not None]
     indices = [start + sums._indices()[0] for start, sums in owned]
     values = [sums._values() for _, sums in owned]
-    if not any(len(rows) for rows in indices):
+    if not any(len(found) for found in indices):
         indices = [torch.zeros(1, dtype=torch.int64, device=table.device)]
         values = [table.new_zeros(1, *table.shape[1:])]
-    rows = (torch.cat(indices), torch.cat(values))
-    variable.parameter.grad = sparse_tensor(rows, tuple(table.shape)).coalesce()
+    shown = (torch.cat(indices), torch.cat(values))
+    variable.parameter.grad = sparse_tensor(shown, tuple(table.shape)).coalesce()
 
 
 def take_rows_back(bucket: Bucket) -> None:
     """What was done to shown rows is done to the sums."""
-    for part in bucket.ranges:
-        gradient = part.variable.parameter.grad
-        if part.sums is None or gradient is None or not part.sums._nnz():
+    for rows in bucket.ranges:
+        gradient = rows.variable.parameter.grad
+        if rows.sums is None or gradient is None or not rows.sums._nnz():
             continue
         indices = gradient._indices()[0]
-        inside = (indices >= part.start) & (indices < part.stop)
-        part.sums._values().copy_(gradient._values()[inside])
+        inside = (indices >= rows.start) & (indices < rows.stop)
+        rows.sums._values().copy_(gradient._values()[inside])

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from torch.distributed.distributed_c10d import Store
 
 
-class Unused:
+class UnusedVariables:
     """store: with keys of one attached plan only. world: number of ranks."""
 
     def __init__(self, store: Store, world: int):
@@ -29,7 +29,7 @@ class Unused:
             self._store.add(self._key(variable), 1)
             self._posted[self._key(variable)] = iteration
 
-    def by_all(self, variable: int) -> bool:
+    def by_every_rank(self, variable: int) -> bool:
         """Whether no rank has a gradient for it; called when its sums are here."""
         if variable not in self._mine:
             return False

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from autosync.domain import Optimizer, Profile
 from autosync.errors import InvalidInput, NotSupported
 from autosync.graph import DType, ModelGraph, Operation, Variable
-from autosync.runtime.hooks.forward_gates import tensors_in
+from autosync.runtime.execution.nested_tensors import tensors_in
 from autosync.runtime.updates.flat_update import ELEMENTWISE
 from autosync.torch_dtypes import DTYPE_NAMES
 from autosync.trials.device_clock import Mark, mark, seconds_since

@@ -13,17 +13,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.distributed_c10d import PrefixStore
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from autosync.bundle import Bundle
 from autosync.environment import host_name
 from autosync.errors import NotSupported
-from autosync.plan.plan_document import DDP_BUCKET_BYTES
 from autosync.runtime import attachment as runtime
-from autosync.runtime.execution_trace import ExecutionTrace
-from autosync.runtime.failures import SynchronizationFailed
-from autosync.runtime.transport.process_groups import Groups
+from autosync.runtime.execution.execution_trace import ExecutionTrace
+from autosync.runtime.torch_ddp import wrap_in_ddp
+from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.runtime.transport.process_groups import Groups, open_groups
 from autosync.trials.device_clock import mark, seconds_since
 from autosync.trials.iteration_recording import RankRecording
 from autosync.trials.live.outside_load import usage
@@ -38,7 +37,6 @@ from autosync.trials.machine import (
 )
 from autosync.trials.trial_attachment import MOST_GROUPS, replica_digest
 from autosync.trials.worker.worker_main import error_kind
-from autosync.units import MIB
 
 Step = Callable[[Any, Optimizer], object]
 """One whole training iteration: forward, backward, `optimizer.step()`."""
@@ -99,7 +97,7 @@ class LiveJob:
             self.groups.close()
             self.groups = None
         if self.groups is None:
-            self.groups = runtime.open_groups(self.group, self.device)
+            self.groups = open_groups(self.group, self.device)
         return self.groups
 
 
@@ -266,15 +264,8 @@ def attach_live(
 
 
 def _attach_ddp(job: LiveJob, bucket_bytes: int) -> LiveAttachment:
-    usual = bucket_bytes in (0, DDP_BUCKET_BYTES)
-    replicas = [
-        DistributedDataParallel(
-            job.model,
-            process_group=job.group,
-            init_sync=False,  # replicas are equal: every trial begins with the restored state
-            bucket_cap_mb=None if usual else bucket_bytes / MIB,
-        )
-    ]
+    # replicas are equal: every trial begins with the restored state
+    replicas = [wrap_in_ddp(job.model, bucket_bytes, job.group, share_values=False)]
     alive = weakref.ref(replicas[0])
     attached = LiveAttachment(replicas[0], lambda: None, lambda: None, lambda: None)
 

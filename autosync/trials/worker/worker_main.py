@@ -20,7 +20,7 @@ import traceback
 from typing import Any, TextIO
 
 from autosync.errors import AutosyncError
-from autosync.runtime.failures import SynchronizationFailed
+from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.trials.machine import speaks_of_memory
 
 NICENESS = -10

@@ -11,7 +11,7 @@ from autosync.graph import ModelGraph, Operation, Variable
 from autosync.plan import Plan, compile_plans, plan_of
 from autosync.population import encode
 from autosync.runtime.attachment import Attachment, attach
-from autosync.runtime.execution_trace import ExecutionTrace
+from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.strategy import (
     AllReduce,
     ParameterServer,
@@ -49,7 +49,8 @@ class Cnn(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.repeat(1, 6).view(-1, 1, 6, 6)
-        return self.head(torch.relu(self.norm(self.conv(x))).flatten(1))
+        out: Tensor = self.head(torch.relu(self.norm(self.conv(x))).flatten(1))
+        return out
 
 
 class Tied(nn.Module):
@@ -78,7 +79,8 @@ class Branching(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         branch = self.left if float(x.detach().sum()) > 0 else self.right
-        return branch(torch.tanh(self.frozen(x)))
+        out: Tensor = branch(torch.tanh(self.frozen(x)))
+        return out
 
 
 def half() -> nn.Module:

@@ -3,6 +3,7 @@
 import copy
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +13,11 @@ from autosync.domain import Domain
 from autosync.importing import import_module
 from autosync.plan import Plan
 from autosync.runtime.attachment import attach
-from autosync.runtime.execution_trace import ExecutionTrace
-from autosync.runtime.layout.issue_order import issue_order
+from autosync.runtime.execution.execution_trace import ExecutionTrace
+from autosync.runtime.layout.queue_order import issue_order
+from tests.autosync.runtime.parts import gradient_of
 from tests.autosync.runtime.place import HERE, beside, here
+from tests.autosync.runtime.traces import disorder
 from tests.domains import domain_of, grid_cluster
 
 BATCH = 4
@@ -32,7 +35,8 @@ class Convolutions(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.norm(self.first(x)))
-        return self.head(torch.relu(self.second(x)).flatten(1))
+        out: Tensor = self.head(torch.relu(self.second(x)).flatten(1))
+        return out
 
 
 class Transformer(nn.Module):
@@ -51,7 +55,8 @@ class Transformer(nn.Module):
         y = functional.scaled_dot_product_attention(self.queries(y), self.keys(y), self.values(y))
         x = x + self.join(y)
         x = x + self.down(functional.gelu(self.up(self.between(x))))
-        return self.head(x.mean(1))
+        out: Tensor = self.head(x.mean(1))
+        return out
 
 
 class Lookup(nn.Module):
@@ -62,7 +67,8 @@ class Lookup(nn.Module):
         self.head = nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.words(x).sum(1) * self.places(x % 7).sum(1)))
+        out: Tensor = self.head(torch.tanh(self.words(x).sum(1) * self.places(x % 7).sum(1)))
+        return out
 
 
 class Shared(nn.Module):
@@ -77,7 +83,8 @@ class Shared(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.words(x).mean(1)
-        return self.head(torch.tanh(self.twice(torch.tanh(self.twice(x)))))
+        out: Tensor = self.head(torch.tanh(self.twice(torch.tanh(self.twice(x)))))
+        return out
 
 
 MODELS = {
@@ -124,7 +131,10 @@ def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
     # torch builds sparse tensors without saying whether it checks them
     torch.sparse.check_sparse_tensor_invariants.disable()
     parameters = list(model.parameters())
-    groups = [{"params": parameters[:1], "lr": 0.03}, {"params": parameters[1:]}]
+    groups: list[dict[str, Any]] = [
+        {"params": parameters[:1], "lr": 0.03},
+        {"params": parameters[1:]},
+    ]
     if name == "momentum":
         return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
     return torch.optim.AdamW(groups, lr=0.01)
@@ -161,7 +171,7 @@ def run_one(rank: int, case: Drawn) -> Trained:
     names = tuple(name for name, _ in model.named_parameters())
     trace = ExecutionTrace()
     attachment = attach(model, optimizer, case.plan, names, trace=trace, streams=HERE.streams)
-    queues = [step.queue for step in attachment.engine.steps]
+    queues = [record.queue for record in attachment.engine.messages]
     for iteration in range(ITERATIONS):
         optimizer.zero_grad()
         loss(model(beside(model, inputs(case.model, iteration, rank)))).backward()
@@ -170,7 +180,9 @@ def run_one(rank: int, case: Drawn) -> Trained:
     found = flat(model)
     wanted = reference(case.model, case.optimizer, case.plan.shares)
     worst = float((found - wanted).abs().max())
-    return Trained(found.tolist(), worst, disorder(trace, issue_order(case.plan), queues))
+    return Trained(
+        found.tolist(), worst, disorder(trace, issue_order(case.plan), queues, ITERATIONS)
+    )
 
 
 def flat(model: nn.Module) -> Tensor:
@@ -191,22 +203,11 @@ def reference(name: str, optimizer_name: str, shares: tuple[float, ...]) -> Tens
             if rank == 0:
                 buffers = [buffer.clone() for buffer in replica.buffers()]
             for place, p in enumerate(replica.parameters()):
-                part, before = p.grad * share, sums[place]
-                sums[place] = part if before is None else before + part
+                weighted, before = gradient_of(p) * share, sums[place]
+                sums[place] = weighted if before is None else before + weighted
         for buffer, value in zip(model.buffers(), buffers, strict=True):
             buffer.copy_(value)
-        for p, gradient in zip(model.parameters(), sums, strict=True):
-            p.grad = gradient
+        for p, mean in zip(model.parameters(), sums, strict=True):
+            p.grad = mean
         optimizer.step()
     return flat(model)
-
-
-def disorder(trace: ExecutionTrace, order: list[int], queues: list[str]) -> str:
-    """Every message of the plan ran once an iteration, each queue in the plan's order."""
-    for iteration in range(ITERATIONS):
-        issued = trace.issued(iteration)
-        for queue in set(queues):
-            planned = [index for index in order if queues[index] == queue]
-            if (ran := [index for index in issued if queues[index] == queue]) != planned:
-                return f"iteration {iteration}, queue {queue}: {ran}, planned {planned}"
-    return ""

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from autosync.runtime.streams import ONE_ORDER, STAGED, Streams
+from autosync.runtime.device.streams import ONE_ORDER, STAGED, Streams
 
 Module = TypeVar("Module", bound=nn.Module)
 

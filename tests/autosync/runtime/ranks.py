@@ -14,8 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch._C._distributed_c10d import TCPStore
 
-from autosync.runtime.attachment import UNVERIFIED
+from autosync.runtime.device.model_device import UNVERIFIED
 from tests.autosync.runtime.place import settle
 
 PRELOADED = ["tests.autosync.runtime.preloaded"]
@@ -32,7 +33,7 @@ def _serve(
     if way in ("cuda", "nccl"):
         warnings.filterwarnings("ignore", message=re.escape(UNVERIFIED))
     settle(way, rank)
-    store = dist.TCPStore("127.0.0.1", port, world, rank == 0)
+    store = TCPStore("127.0.0.1", port, world, rank == 0)
     dist.init_process_group(
         "nccl" if way == "nccl" else "gloo",
         store=store,
@@ -86,7 +87,8 @@ class Ranks:
         if not self.pipes[rank].poll(90):
             return "error", "no answer in 90 s"
         try:
-            return self.pipes[rank].recv()
+            answer: tuple[str, Any] = self.pipes[rank].recv()
+            return answer
         except EOFError:
             return "error", "died"
 

@@ -23,6 +23,7 @@ from autosync.strategy import (
     whole,
 )
 from tests.autosync.runtime.cases import for_one, graph_of
+from tests.autosync.runtime.parts import gradient_of
 from tests.autosync.runtime.place import HERE
 from tests.domains import domain_of, grid_cluster
 
@@ -107,10 +108,22 @@ def averaged(
         for place, parameter in enumerate(replica.parameters()):
             if parameter.grad is None:
                 continue
-            gradient = parameter.grad * share
+            weighted = parameter.grad * share
             before = total[place]
-            total[place] = gradient if before is None else before + gradient
+            total[place] = weighted if before is None else before + weighted
     return [g.coalesce() if g is not None and g.is_sparse else g for g in total]
+
+
+def averaged_all(
+    model: nn.Module,
+    loss: Callable[[nn.Module, int, int], Tensor],
+    iteration: int,
+    shares: tuple[float, ...],
+) -> list[Tensor]:
+    """`averaged`, where some replica has each gradient."""
+    found = [g for g in averaged(model, loss, iteration, shares) if g is not None]
+    assert len(found) == len(list(model.parameters()))
+    return found
 
 
 def train_alone(
@@ -123,10 +136,10 @@ def train_alone(
 ) -> None:
     for iteration in range(iterations):
         gradients = averaged(model, loss, iteration, shares)
-        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-            parameter.grad = gradient
+        for parameter, mean in zip(model.parameters(), gradients, strict=True):
+            parameter.grad = mean
         if max_grad_norm:
-            clip([p.grad for p in model.parameters()], max_grad_norm)
+            clip([gradient_of(p) for p in model.parameters()], max_grad_norm)
         optimizer.step()
 
 

@@ -20,27 +20,17 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from autosync.codes import Op
 from autosync.errors import NotSupported
-from autosync.runtime.attachment import UNVERIFIED, attach, warn_unverified
-from autosync.runtime.execution_trace import ExecutionTrace
-from autosync.runtime.streams import ONE_ORDER, GpuStreams
+from autosync.runtime.attachment import attach
+from autosync.runtime.device.model_device import UNVERIFIED, warn_unverified
+from autosync.runtime.device.streams import ONE_ORDER, GpuStreams
+from autosync.runtime.execution.execution_trace import ExecutionTrace
+from autosync.runtime.execution.watchdog import Watchdog
 from autosync.runtime.transport.nccl import nccl_start, new_nccl_group
 from autosync.runtime.transport.team_role import TeamRole
-from autosync.runtime.transport.watchdog import Watchdog
 from autosync.search.designs.design_table import hand_designed
 from autosync.search.space import Space
 from autosync.strategy import Schedule
-from tests.autosync.runtime import (
-    test_encodings,
-    test_exact,
-    test_factors,
-    test_failures,
-    test_pending,
-    test_random,
-    test_sparse,
-    test_state,
-    test_training,
-    training,
-)
+from tests.autosync.runtime import test_exact, test_random, test_training, training
 from tests.autosync.runtime.cases import (
     Case,
     attached,
@@ -53,9 +43,13 @@ from tests.autosync.runtime.cases import (
     worst_difference,
 )
 from tests.autosync.runtime.drawn import KINDS, Drawn, domain
+from tests.autosync.runtime.execution import test_failures, test_pending
+from tests.autosync.runtime.parts import linear
+from tests.autosync.runtime.payloads import test_encodings, test_factors, test_sparse
 from tests.autosync.runtime.place import HERE
 from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.autosync.runtime.training import OVERLAP
+from tests.autosync.runtime.updates import test_state
 
 GPUS = torch.cuda.device_count()
 LONG_CYCLES = 2_000_000_000
@@ -116,7 +110,7 @@ def on_gpus(test: Callable[..., None]) -> Callable[..., None]:
 
 def refused(rank: int, world: int, device: str, of: str) -> str:
     model = make_model("mlp")
-    (model if of == "all" else model[2]).to(device)
+    (model if of == "all" else linear(model, 2)).to(device)
     optimizer = make_optimizer("sgd", model)
     names = tuple(name for name, _ in model.named_parameters())
     try:
@@ -337,7 +331,7 @@ def slow_computing(model: nn.Module) -> Iterator[None]:
 
 
 def raced(rank: int, world: int, cases: list[Case], late: str) -> list[float]:
-    """Training in which one of the streams is late: whoever does not stay behind it reads values
+    """Training in which one of the streams is late: whoever does not wait for it reads values
     that are not there yet, or writes over values that are still read."""
     found = []
     for case in cases:
@@ -363,7 +357,7 @@ def raced(rank: int, world: int, cases: list[Case], late: str) -> list[float]:
 
 @on_gpus
 @pytest.mark.parametrize("late", ["computing", "landing"])
-def test_streams_stay_behind_each_other(pool: Ranks, late: str) -> None:
+def test_streams_wait_for_each_other(pool: Ranks, late: str) -> None:
     cases = [
         Case(optimizer="adamw", method=method, partition="uneven", schedule=schedule, groups=4)
         for method in ("all_reduce", "rs", "zero", "ps", "mixed")
@@ -433,7 +427,7 @@ def free_compute(rank: int, world: int) -> bool:
         deadline = time.monotonic() + 30
         while not computed.query() and time.monotonic() < deadline:
             time.sleep(0.001)
-        free = computed.query()
+        free = bool(computed.query())
         store.set("rank 0 has computed", "")
     else:
         free = True
@@ -442,11 +436,11 @@ def free_compute(rank: int, world: int) -> bool:
 
 
 @on_gpus
-def test_a_message_under_way_does_not_stop_the_computing_stream(gloo: Ranks) -> None:
+def test_a_message_in_flight_does_not_stop_the_computing_stream(gloo: Ranks) -> None:
     assert gloo.run(free_compute) == [True, True]
 
 
-def times(rank: int, world: int) -> list[tuple[float, float, float]]:
+def times(rank: int, world: int) -> list[tuple[float, ...]]:
     trace = ExecutionTrace()
     model, optimizer, attachment = attached(Case(method="zero", schedule=OVERLAP), world, trace)
     for iteration in range(3):
@@ -467,26 +461,26 @@ def test_a_trace_has_the_times_of_the_device(pool: Ranks) -> None:
                 assert earlier <= later + LATENESS_SECONDS
 
 
-def overdue(rank: int, world: int) -> tuple[bool, bool]:
+def late_message(rank: int, world: int) -> tuple[bool, bool]:
     """A message that the GPU has not reached, before and after it has."""
     _, _, attachment = attached(Case(), world)
-    step = attachment.engine.steps[0]
+    record = attachment.engine.messages[0]
     attachment.detach()
     streams = GpuStreams(HERE.device, ONE_ORDER)
     watch = Watchdog(streams, patience_seconds=0.0)
     torch.cuda._sleep(LONG_CYCLES)
-    step.ended_mark = streams.mark()
-    watch.add(step)
+    record.ended_event = streams.record_event()
+    watch.add(record)
     time.sleep(0.001)
     lost = watch.lost()
-    late = lost is not None and lost.step is step
+    late = lost is not None and lost.record is record
     torch.cuda.synchronize()
     return late, watch.lost() is None
 
 
 @on_gpus
 def test_a_message_that_the_device_never_reaches_is_found(nccl: Ranks) -> None:
-    for found in nccl.run(overdue):
+    for found in nccl.run(late_message):
         assert found == (True, True)
 
 
@@ -502,13 +496,13 @@ def nccl_operations(rank: int, world: int) -> dict[str, list[float]]:
     for operation in (Op.ALL_REDUCE, Op.REDUCE, Op.BROADCAST, Op.REDUCE_SCATTER, Op.ALL_GATHER,
                       Op.PUSH, Op.PULL):  # fmt: skip
         wire = torch.full((2 * world,), float(rank + 1), device=device)
-        part = TeamRole(operation, rank, world - 1, world, 2 * world, 0)
+        role = TeamRole(operation, rank, world - 1, world, 2 * world, 0)
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
-            nccl_start(group, part, wire)()()
+            nccl_start(group, role, wire)()()
         stream.synchronize()
-        got: list[Tensor] = [wire[span] for span in part.gotten()]
+        got: list[Tensor] = [wire[span] for span in role.received()]
         found[operation.name] = torch.cat(got).tolist() if got else []
     group.abort()
     return found

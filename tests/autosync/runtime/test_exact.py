@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from autosync.runtime.execution_trace import ExecutionTrace
-from autosync.runtime.layout.issue_order import issue_order
+from autosync.runtime.execution.execution_trace import ExecutionTrace
+from autosync.runtime.layout.queue_order import issue_order
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import (
     Case,
@@ -18,6 +18,7 @@ from tests.autosync.runtime.cases import (
     worst_difference,
 )
 from tests.autosync.runtime.ranks import Ranks, ranks
+from tests.autosync.runtime.traces import disorder
 
 
 @pytest.fixture(scope="module", params=[2, 3, 4])
@@ -40,7 +41,8 @@ def train(rank: int, world: int, case: Case) -> tuple[float, list[float]]:
         optimizer.step()
     attachment.detach()
     engine = attachment.engine
-    check_trace(case, trace, issue_order(engine.plan), [step.queue for step in engine.steps])
+    queues = [record.queue for record in engine.messages]
+    assert disorder(trace, issue_order(engine.plan), queues, case.iterations) == ""
     weights = torch.cat([p.detach().flatten() for p in model.parameters()])
     reference = trained_alone(case.optimizer, case.iterations, world)
     return worst_difference(model, reference), weights.tolist()
@@ -49,16 +51,6 @@ def train(rank: int, world: int, case: Case) -> tuple[float, list[float]]:
 @cache
 def trained_alone(optimizer: str, iterations: int, world: int) -> nn.Module:
     return train_reference(Case(optimizer=optimizer, iterations=iterations), world)
-
-
-def check_trace(case: Case, trace: ExecutionTrace, order: list[int], queues: list[str]) -> None:
-    """Every message ran once an iteration, each queue in the plan's order."""
-    for iteration in range(case.iterations):
-        issued = trace.issued(iteration)
-        assert sorted(issued) == list(range(len(queues)))
-        for queue in set(queues):
-            planned = [i for i in order if queues[i] == queue]
-            assert [i for i in issued if queues[i] == queue] == planned
 
 
 def train_all(rank: int, world: int, cases: list[Case]) -> list[tuple[float, list[float]]]:

@@ -40,6 +40,9 @@ SPACES = st.builds(
 )
 """Slices and limits that small models reach."""
 
+Drawing = tuple[tuple[str, str], Space, int, str]
+"""Model and optimizer, space, seed, and what is changed."""
+
 CASES = st.lists(
     st.tuples(
         st.sampled_from(KINDS),
@@ -100,7 +103,7 @@ def check(pool: Ranks, cases: list[Drawn]) -> None:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(cases=CASES)
-def test_drawn_strategies(world: tuple[int, int, Ranks], cases: list) -> None:
+def test_drawn_strategies(world: tuple[int, int, Ranks], cases: list[Drawing]) -> None:
     nodes, ranks_per_node, pool = world
     drawn = []
     for (model, optimizer), space, seed, how in cases:

@@ -20,6 +20,7 @@ from tests.autosync.runtime.cases import (
     train_reference,
     worst_difference,
 )
+from tests.autosync.runtime.parts import total_of, without_sync
 from tests.autosync.runtime.place import HERE
 from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.autosync.runtime.training import (
@@ -115,7 +116,7 @@ def clipped(rank: int, world: int, case: Case) -> float:
         optimizer.zero_grad()
         loss_of(model, iteration, rank).backward()
         optimizer.step()
-        found.append(attachment.engine.grad_norm)
+        found.append(attachment.engine.gradients.grad_norm)
     attachment.detach()
     difference = worst_difference(model, manual_reference(case, world, change))
     return max(difference, *(abs(a - b) for a, b in zip(found, norms, strict=True)))
@@ -158,7 +159,7 @@ def accumulated(rank: int, world: int, case: Case) -> float:
     model, optimizer, attachment = attached(case, world)
     for iteration in range(0, case.iterations, 2):
         optimizer.zero_grad()
-        with model.no_sync():
+        with without_sync(model):
             loss_of(model, iteration, rank).backward()
         loss_of(model, iteration + 1, rank).backward()
         optimizer.step()
@@ -186,13 +187,15 @@ class Checkpointed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.inner[:2](x)
-        return checkpoint(self.inner[2:], x, use_reentrant=self.reentrant)
+        out: Tensor = checkpoint(self.inner[2:], x, use_reentrant=self.reentrant)
+        return out
 
 
 def checkpointed(rank: int, world: int, case: Case) -> float:
     worst = 0.0
     for reentrant in (False, True):
         inner = make_model(case.model)
+        assert isinstance(inner, nn.Sequential)
         model = Checkpointed(inner, reentrant)
         optimizer = make_optimizer(case.optimizer, model)
         _, _, attachment = attached(case, world, model=model, optimizer=optimizer)
@@ -241,7 +244,7 @@ def statistics(rank: int, world: int) -> list[float]:
         optimizer.zero_grad()
         loss_of(model, iteration, rank).backward()
         optimizer.step()
-    found = model.state_dict()["norm.running_mean"].tolist()
+    found: list[float] = model.state_dict()["norm.running_mean"].tolist()
     attachment.detach()
     return found
 
@@ -257,7 +260,7 @@ def integer(rank: int, world: int, case: Case) -> float:
     model, optimizer, attachment = attached(case, world)
     for p in model.parameters():
         p.data.copy_((p * 8).round())
-    sum((p * (rank + 1) * counted(p)).sum() for p in model.parameters()).backward()
+    total_of((p * (rank + 1) * counted(p)).sum() for p in model.parameters()).backward()
     before = [p.detach().clone() for p in model.parameters()]
     optimizer.step()
     attachment.engine.flush()
@@ -295,7 +298,7 @@ def user_errors(rank: int, world: int) -> list[str]:
         except Exception as error:
             found.append(str(error))
         optimizer.zero_grad()
-        with model.no_sync():
+        with without_sync(model):
             loss_of(model, 0, rank).backward()
         try:
             optimizer.step()

@@ -3,7 +3,7 @@
 import pytest
 
 from autosync.errors import InvalidInput
-from autosync.runtime.failures import SynchronizationFailed
+from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.trials.live.live_job import PARTED, _kind
 from autosync.trials.live.live_pool import _first_cause
 

@@ -3,7 +3,7 @@
 import pytest
 
 from autosync.errors import InvalidInput
-from autosync.runtime.failures import SynchronizationFailed
+from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.trials.machine import speaks_of_memory
 from autosync.trials.worker.worker_main import error_kind
 

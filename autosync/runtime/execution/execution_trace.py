@@ -1,0 +1,68 @@
+"""What was really executed, for measured timelines, tests and pictures."""
+
+import time
+from dataclasses import dataclass, field
+
+from autosync.codes import Channel, Op
+from autosync.runtime.layout.records import MessageRecord
+
+SHORTEST_WAIT_SECONDS = 2e-5
+"""Waits that are over at once are no events: taking and leaving the lock costs a few us."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageEvent:
+    """One executed message; seconds on `time.monotonic()`.
+
+    takes_part: this rank sends or receives in it. size_bytes: of this rank's payload, encoded as
+        it travels; where only its sender knows what it sends, of what this rank sends.
+    queued_seconds: all it waits for was there. start_seconds: its turn had come, and it was handed
+        to the backend. end_seconds: its result was in this rank's buffer. Of a GPU, when it had
+        come that far, not when it was asked to.
+    """
+
+    iteration: int
+    message: int
+    operation: Op
+    channel: Channel
+    bucket: int
+    takes_part: bool
+    queued_seconds: float
+    start_seconds: float
+    end_seconds: float
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class ExecutionTrace:
+    """events: in the order of completion. waits: (start, end) of each time that the training
+    script's thread stood still for messages; a GPU's stream that waits is not seen.
+
+    Of a GPU, a trace costs some overlap: landing waits until times can be read."""
+
+    events: list[MessageEvent] = field(default_factory=list)
+    waits: list[tuple[float, float]] = field(default_factory=list)
+
+    def note(self, iteration: int, record: MessageRecord) -> None:
+        """A message has arrived."""
+        message = record.message
+        self.events.append(
+            MessageEvent(
+                iteration,
+                record.index,
+                message.operation,
+                message.channel,
+                message.bucket,
+                record.start is not None,
+                record.queued_seconds(),
+                record.started_seconds,
+                record.ended_seconds,
+                record.payload_bytes(),
+            )
+        )
+
+    def waited(self, begun: float) -> None:
+        """The training script goes on after waiting since `begun`."""
+        now = time.monotonic()
+        if now - begun > SHORTEST_WAIT_SECONDS:
+            self.waits.append((begun, now))

@@ -1,0 +1,201 @@
+"""Issues the messages of each queue in their order, and lands them.
+
+In host memory whoever makes a message ready (a gradient hook, a landing, `step()`) issues it on
+the spot, as torch's DDP does: no thread has to wake first. Where issuing may wait for a device, or
+asks it for work, a thread of the queue's own does it. One landing thread per queue waits for the
+oldest operation in flight and runs what follows from its landing.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from queue import Empty, SimpleQueue
+from threading import Thread
+
+from autosync.runtime.device.streams import Streams
+from autosync.runtime.execution.completion import Completion
+from autosync.runtime.execution.monitor import Monitor
+from autosync.runtime.execution.watchdog import LOOK_SECONDS, Watchdog
+from autosync.runtime.layout.records import Bucket, MessageRecord
+from autosync.runtime.transport.start_finish import Finish, nothing_to_finish
+
+
+class MessageQueue:
+    """One queue of messages, in issue order.
+
+    landed: called on the landing thread when a message's operation has finished; there the current
+        stream is the landing stream. failed: called with what went wrong. Both without the lock;
+        `issue_ready` and `rewind` are called with it.
+    patience_seconds: how long a device may be at work on a message that the host has landed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        records: list[MessageRecord],
+        streams: Streams,
+        patience_seconds: float,
+        landed: Callable[[MessageRecord], None],
+        failed: Callable[[BaseException, MessageRecord], None],
+    ):
+        self.name = name
+        self.records = records
+        self._streams = streams
+        self._landed = landed
+        self._failed = failed
+        self._head = 0
+        self._to_issue: SimpleQueue[MessageRecord | None] = SimpleQueue()
+        self._in_flight: SimpleQueue[tuple[MessageRecord, Finish] | None] = SimpleQueue()
+        self._watchdog = Watchdog(streams, patience_seconds) if streams.asynchronous else None
+        self._landing = Thread(target=self._land_all, name=f"autosync-{name}", daemon=True)
+        self._landing.start()
+        self._issuing: Thread | None = None
+        if streams.mode.threads:
+            title = f"autosync-issue-{name}"
+            self._issuing = Thread(target=self._issue_all, name=title, daemon=True)
+            self._issuing.start()
+
+    def issue_ready(self) -> None:
+        """Issue messages from the head of the queue, as far as they are ready."""
+        while self._head < len(self.records) and self.records[self._head].ready():
+            record = self.records[self._head]
+            self._head += 1
+            if self._issuing is not None:
+                self._to_issue.put(record)
+                continue
+            try:
+                self._issue(record)
+            except RuntimeError as error:  # what torch raises for a broken process group
+                self._failed(error, record)
+                return
+
+    def rewind(self) -> None:
+        """Begin a new iteration; nothing is in flight."""
+        self._head = 0
+
+    def close(self) -> None:
+        if self._issuing is not None:
+            self._to_issue.put(None)
+            self._issuing.join()  # before the thread that lands what it issued
+        self._in_flight.put(None)
+        self._landing.join()
+
+    def _issue(self, record: MessageRecord) -> None:
+        record.started_event = self._streams.record_event()
+        record.started_seconds = time.monotonic()
+        finish = record.start() if record.start else nothing_to_finish
+        record.issued_event = self._streams.record_event()
+        self._in_flight.put((record, finish))
+
+    def _issue_all(self) -> None:
+        streams = self._streams
+        streams.enter_thread()
+        while (record := self._to_issue.get()) is not None:
+            try:
+                with streams.issuing(self.name):
+                    streams.wait_event(record.ready_event())
+                    self._issue(record)
+            except Exception as error:  # a thread's boundary: the engine hands it to the script
+                self._failed(error, record)
+                return
+
+    def _land_all(self) -> None:
+        streams = self._streams
+        streams.enter_thread()
+        while (oldest := self._oldest()) is not None:
+            record, finish = oldest
+            try:
+                with streams.landing():
+                    streams.wait_event(record.issued_event)
+                    finish()
+                    record.ended_seconds = time.monotonic()
+                    self._landed(record)
+                if self._watchdog is not None:
+                    self._watchdog.add(record)
+            except Exception as error:  # a thread's boundary: the engine hands it to the script
+                self._failed(error, record)
+                return
+
+    def _oldest(self) -> tuple[MessageRecord, Finish] | None:
+        if self._watchdog is None:
+            return self._in_flight.get()
+        while True:
+            try:
+                return self._in_flight.get(timeout=LOOK_SECONDS)
+            except Empty:
+                if (lost := self._watchdog.lost()) is not None:
+                    self._failed(lost.error, lost.record)
+                    return None
+
+
+class MessageQueues:
+    """The queues of one plan. `completion` says what follows from a message that has landed.
+
+    patience_seconds: see `MessageQueue`.
+    """
+
+    def __init__(
+        self, completion: Completion, monitor: Monitor, streams: Streams, patience_seconds: float
+    ):
+        self._completion = completion
+        self._monitor = monitor
+        self._lock = monitor.condition
+        self._streams = streams
+        self._patience_seconds = patience_seconds
+        self._queues: list[MessageQueue] = []
+
+    def start(self, ordered: Iterable[MessageRecord]) -> None:
+        """Start the threads of every queue. ordered: all messages, in issue order."""
+        records = list(ordered)
+        for name in dict.fromkeys(record.queue for record in records):
+            of_queue = [record for record in records if record.queue == name]
+            self._queues.append(
+                MessageQueue(
+                    name,
+                    of_queue,
+                    self._streams,
+                    self._patience_seconds,
+                    self._landed,
+                    self._failed,
+                )
+            )
+
+    def close(self) -> None:
+        """Stop every thread."""
+        for queue in self._queues:
+            queue.close()
+        self._queues.clear()
+
+    def rewind(self) -> None:
+        """Begin a new iteration. The caller holds the lock; nothing is in flight."""
+        for queue in self._queues:
+            queue.rewind()
+
+    def issue_ready(self) -> None:
+        """Issue all that are ready and the next of their queue. The caller holds the lock."""
+        for queue in self._queues:
+            queue.issue_ready()
+
+    def update_bucket(self, bucket: Bucket) -> None:
+        """Run the flat update of a bucket that the caller has claimed; the message that carries
+        the new values leaves."""
+        with self._streams.landing():
+            self._completion.update_bucket(bucket)
+            with self._lock:
+                self.issue_ready()
+
+    def _landed(self, record: MessageRecord) -> None:
+        """What follows from a landing: the messages behind it leave, then updates run."""
+        self._completion.unpack(record)
+        with self._lock:
+            due = self._completion.land(record)
+            self.issue_ready()
+        if due.bucket is not None:
+            self.update_bucket(due.bucket)
+        if due.variables:
+            self._completion.update_deferred(due.variables)
+
+    def _failed(self, error: BaseException, record: MessageRecord) -> None:
+        """A message cannot arrive."""
+        name = record.message.operation.name
+        what = f"{name} of message {record.index} failed: {error}"
+        self._monitor.fail(what, f"message {record.index}", name)

@@ -1,0 +1,56 @@
+"""One lock for all state of an attached plan, and the failure that ends all waiting."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Condition, RLock
+
+from autosync.errors import AutosyncError
+from autosync.runtime.execution.execution_trace import ExecutionTrace
+from autosync.runtime.transport.failures import lost_peer
+
+
+class Monitor:
+    """abort: ends the process groups, so that every other rank notices a failure too.
+    state_is_split: every rank holds only its own part of the optimizer's state. trace: notes
+    waits."""
+
+    def __init__(
+        self, abort: Callable[[], None], state_is_split: bool, trace: ExecutionTrace | None = None
+    ):
+        self.condition = Condition(RLock())
+        self.failure: AutosyncError | None = None
+        self._abort = abort
+        self._state_is_split = state_is_split
+        self._trace = trace
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """Raises SynchronizationFailed as soon as anything failed."""
+        begun = time.monotonic()
+        with self.condition:
+            self.condition.wait_for(lambda: self.failure is not None or condition())
+            if self._trace is not None:
+                self._trace.waited(begun)
+        self.check()
+
+    def check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def fail(self, what: str, thing: str, value: object = None) -> AutosyncError:
+        """Returns the first failure."""
+        with self.condition:
+            if self.failure is None:
+                self.failure = lost_peer(what, thing, value, self._state_is_split)
+            self.condition.notify_all()
+        self._abort()
+        return self.failure
+
+    @contextmanager
+    def exchange(self, what: str) -> Iterator[None]:
+        """Around a collective of the control group, beside the plan's messages: a peer that is
+        absent from it is a failure alike."""
+        try:
+            yield
+        except RuntimeError as error:  # what torch raises for a broken process group or store
+            raise self.fail(f"{what} failed: {error}", what) from error

@@ -1,0 +1,83 @@
+"""Hooks of the script's model: where forward passes begin and end, and where its state is read."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autosync.runtime.execution.engine import Engine
+from autosync.runtime.execution.nested_tensors import tensors_in
+from autosync.runtime.hooks.forward_gates import Gates
+from autosync.runtime.hooks.gradient_hooks import Removable, watch
+from autosync.runtime.hooks.torch_compile import opaque
+
+
+def install(
+    handles: list[Removable], model: nn.Module, engine: Engine, gates: Gates, share: float
+) -> None:
+    """Every hook of an attached plan. handles: receives each as it is installed, so that those
+    before one that fails can be removed. share: this rank's part of the average."""
+    gates.gate_owners()
+    for variable in engine.variables:
+        handle = watch(engine, variable, share)
+        handles.append(handle)
+    handles.append(model.register_forward_pre_hook(_before_forward(model, engine, gates)))
+    handles.append(
+        model.register_forward_hook(_after_forward(model, engine, gates), always_call=True)
+    )
+    for module in model.modules():
+        handles.append(module.register_state_dict_pre_hook(_flush_before_reading(engine)))
+        handles.append(module.register_load_state_dict_pre_hook(_flush_before_loading(engine)))
+
+
+def _before_forward(
+    model: nn.Module, engine: Engine, gates: Gates
+) -> Callable[[nn.Module, Any], None]:
+    record = any(variable.deferred for variable in engine.variables)
+
+    def hook(module: nn.Module, args: Any) -> None:
+        if module is not model:  # a copy of the model
+            return
+        if not (torch.is_grad_enabled() and model.training):
+            engine.flush()
+            return
+        engine.begin_forward()
+        if record and not gates.recorded:
+            gates.start_recording()
+
+    return opaque(hook)
+
+
+def _after_forward(
+    model: nn.Module, engine: Engine, gates: Gates
+) -> Callable[[nn.Module, Any, Any], None]:
+    def expect_end(gradient: Tensor) -> None:
+        engine.expect_end()
+
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
+        if module is not model:
+            return
+        gates.stop_recording()
+        if not (torch.is_grad_enabled() and model.training and engine.synchronizing):
+            return
+        engine.end_forward()
+        for tensor in tensors_in(output):
+            if tensor.requires_grad:
+                tensor.register_hook(expect_end)
+
+    return opaque(hook)
+
+
+def _flush_before_reading(engine: Engine) -> Callable[..., None]:
+    def hook(module: nn.Module, prefix: str, keep_vars: bool) -> None:
+        engine.flush()
+
+    return opaque(hook)
+
+
+def _flush_before_loading(engine: Engine) -> Callable[..., None]:
+    def hook(module: nn.Module, *args: Any) -> None:
+        engine.flush()
+
+    return opaque(hook)

@@ -1,0 +1,118 @@
+"""The user's optimizer, taught to wait for the plan.
+
+The object stays the user's own and only its class changes, to a subclass made here: schedulers
+that already hold it, scalers and isinstance go on working, and detaching gives the class back.
+"""
+
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from autosync.errors import NotSupported
+from autosync.runtime.execution.engine import Engine
+from autosync.runtime.payloads.powersgd_state import KEY as POWERSGD_ERRORS
+
+ENGINE = "_autosync_engine"
+WRAPPED_STEP = "_autosync_wrapped_step"
+
+
+class Synchronized(Optimizer):
+    """Comes before the user's class in the method resolution order."""
+
+    @Optimizer.profile_hook_step
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """torch's wrapper runs the hooks, as of any optimizer; updates within know nothing of
+        them."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        engine: Engine = self.__dict__[ENGINE]
+        engine.step()
+        return loss
+
+    step.hooked = True  # type: ignore[attr-defined]  # or torch wraps it once more as it loads state
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        engine: Engine = self.__dict__[ENGINE]
+        engine.drop_gradients()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if set_to_none:
+                    parameter.grad = None
+                elif parameter.grad is not None:
+                    parameter.grad.requires_grad_(False).zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Whole on every rank. Where the plan owns or shards updates, or packs by PowerSGD, this
+        is a collective: call it on every rank."""
+        engine: Engine = self.__dict__[ENGINE]
+        with engine.gathered_state() as errors:
+            state = super().state_dict()
+        if errors:
+            state[POWERSGD_ERRORS] = errors
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        engine: Engine = self.__dict__[ENGINE]
+        engine.flush()
+        super().load_state_dict(state_dict)
+        engine.state.scatter(state_dict.get(POWERSGD_ERRORS, {}))
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        raise NotSupported(
+            "a parameter group was added after the strategy was applied: its plan does not "
+            "synchronize the new parameters.",
+            thing="optimizer.add_param_group",
+            remedy="Add every parameter group before `autosync.distribute`.",
+        )
+
+
+@cache
+def synchronized_class(kind: type[Optimizer]) -> type[Optimizer]:
+    return type(f"Synchronized{kind.__name__}", (Synchronized, kind), {})
+
+
+def adopt(optimizer: Optimizer, engine: Engine) -> None:
+    """Make `optimizer` follow the engine until `release`."""
+    bound = optimizer.__dict__.pop("step", None)
+    optimizer.__dict__[ENGINE] = engine
+    optimizer.__class__ = synchronized_class(type(optimizer))  # type: ignore[arg-type]
+    if bound is None:
+        return
+    # A scheduler made before has bound the step of the old class to the object.
+    optimizer.__dict__[WRAPPED_STEP] = bound
+
+    @wraps(bound)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        optimizer.__dict__["_opt_called"] = True
+        return Synchronized.step(optimizer, *args, **kwargs)  # type: ignore[arg-type]
+
+    optimizer.__dict__["step"] = step
+
+
+def release(optimizer: Optimizer, optimizer_class: type[Optimizer]) -> None:
+    """Give the optimizer its own class back."""
+    optimizer.__class__ = optimizer_class
+    optimizer.__dict__.pop(ENGINE)
+    late = optimizer.__dict__.pop("step", None)
+    bound = optimizer.__dict__.pop(WRAPPED_STEP, None)
+    if bound is None and late is not None:
+        bound = _rebound(optimizer, optimizer_class)
+    if bound is not None:
+        optimizer.__dict__["step"] = bound
+
+
+def _rebound(optimizer: Optimizer, optimizer_class: type[Optimizer]) -> Callable[..., Any]:
+    """The wrapper that a scheduler made while the plan was attached would have made without."""
+
+    @wraps(optimizer_class.step)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        optimizer.__dict__["_opt_called"] = True
+        return optimizer_class.step(optimizer, *args, **kwargs)
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    return step

@@ -1,0 +1,249 @@
+"""Builds the records of a plan on one rank: buffers, process groups, what issues each message."""
+
+from functools import reduce
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from autosync.codes import Op, Update
+from autosync.errors import InvalidInput
+from autosync.plan import Plan
+from autosync.runtime.device.streams import Streams
+from autosync.runtime.layout.queue_order import queue_names
+from autosync.runtime.layout.records import (
+    Bucket,
+    BucketUpdate,
+    MessageRecord,
+    Records,
+    RowRange,
+    VariableRecord,
+)
+from autosync.runtime.layout.segments import bucket_segments, elements
+from autosync.runtime.payloads.encodings import encoded, fixed_payload_bytes
+from autosync.runtime.payloads.factors import FactorCapture, all_gather_factors, owner_of
+from autosync.runtime.payloads.powersgd import LowRank, LowRankBucket, low_rank_buckets
+from autosync.runtime.payloads.sparse_rows import (
+    TouchedRows,
+    check_dense,
+    row_ranges,
+    rows_message,
+)
+from autosync.runtime.transport.process_groups import Groups, team_of
+from autosync.runtime.transport.team_role import chunk_of
+from autosync.runtime.updates.flat_update import FlatUpdate, check_elementwise
+from autosync.runtime.updates.row_update import RowUpdate, check_sparse
+
+MESSAGES = {
+    Op.FACTOR_ALL_GATHER: all_gather_factors,
+    **{operation: rows_message for operation in Op if operation.sparse},
+}
+"""What issues messages that no tensor of fixed size carries."""
+
+
+def build_records(
+    model: nn.Module,
+    optimizer: Optimizer,
+    plan: Plan,
+    names: tuple[str, ...],
+    groups: Groups,
+) -> tuple[Records, list[LowRank]]:
+    """Allocate every buffer and process group of the plan. Returns its records, and the matrices
+    that PowerSGD packs.
+
+    names: of the plan's variables, as `model.named_parameters()` has them.
+
+    Raises:
+        InvalidInput: the plan does not cover exactly the variables of the model, or was compiled
+            by an earlier version.
+        NotSupported: it updates parts of variables under an optimizer that forbids it.
+    """
+    variables = _variables(model, optimizer, names)
+    carried = {message.bucket: message.operation for message in plan.messages}
+    buckets = [
+        _row_bucket(plan, index, variables)
+        if carried[index].sparse
+        else _dense_bucket(plan, index, variables)
+        for index in range(len(plan.buckets))
+    ]
+    _check_coverage(variables)
+    _find_flat(plan, buckets)
+    _find_deferred(plan, buckets)
+    share = plan.shares[groups.rank]
+    _give_carriers(model, optimizer, buckets, carried, share, groups.streams)
+    factored = low_rank_buckets(plan, buckets)
+    messages = _messages(plan, buckets, factored, groups)
+    for record in messages:
+        if record.message.update != Update.NONE and not record.bucket.whole:
+            record.bucket.update = _update(type(optimizer), plan, record, groups.rank)
+    matrices = [matrix for packed in factored.values() for matrix in packed.matrices]
+    return Records(variables, buckets, messages), matrices
+
+
+def _variables(
+    model: nn.Module, optimizer: Optimizer, names: tuple[str, ...]
+) -> list[VariableRecord]:
+    parameters = dict(model.named_parameters())
+    groups = {
+        id(parameter): index
+        for index, group in enumerate(optimizer.param_groups)
+        for parameter in group["params"]
+    }
+    found = []
+    for index, name in enumerate(names):
+        if (parameter := parameters.get(name)) is None:
+            raise InvalidInput(
+                f"the plan synchronizes variable {name!r}, which the model does not have.",
+                thing=f"variable {name}",
+                value=name,
+                remedy="Tune this model again.",
+            )
+        group = groups.get(id(parameter), -1)
+        found.append(VariableRecord(index, name, parameter, parameter.detach(), group))
+    return found
+
+
+def _dense_bucket(plan: Plan, index: int, variables: list[VariableRecord]) -> Bucket:
+    shapes = [tuple(variable.parameter.shape) for variable in variables]
+    segments = bucket_segments(plan, index, shapes)
+    size = segments[-1].stop
+    members = [variables[i] for i in dict.fromkeys(segment.variable for segment in segments)]
+    dtype = reduce(torch.promote_types, (v.parameter.dtype for v in members))
+    world = plan.world_size
+    padded = -(-size // world) * world
+    buffer = torch.zeros(padded, dtype=dtype, device=members[0].parameter.device)
+    bucket = Bucket(index, buffer, size, variables=members)
+    for segment in segments:
+        view = buffer[segment.start : segment.stop].view(segment.shape)
+        bucket.pieces.append((variables[segment.variable], segment, view))
+    for variable in members:
+        variable.buckets.append(bucket)
+    for variable, segment, view in bucket.pieces:
+        parameter = variable.parameter
+        if segment.shape == tuple(parameter.shape) and dtype == parameter.dtype:
+            variable.view = view
+    return bucket
+
+
+def _row_bucket(plan: Plan, index: int, variables: list[VariableRecord]) -> Bucket:
+    """Of tables with sparse gradients: no buffer, which would be as large as they are."""
+    ranges = row_ranges(plan, index, variables)
+    members = list(dict.fromkeys(rows.variable for rows in ranges))
+    nothing = members[0].alias.new_empty(0)
+    bucket = Bucket(index, nothing, 0, ranges=ranges, variables=members)
+    for variable in members:
+        variable.buckets.append(bucket)
+    return bucket
+
+
+def _give_carriers(
+    model: nn.Module,
+    optimizer: Optimizer,
+    buckets: list[Bucket],
+    carried: dict[int, Op],
+    share: float,
+    streams: Streams,
+) -> None:
+    ranges: dict[VariableRecord, list[RowRange]] = {}
+    for bucket in buckets:
+        for rows in bucket.ranges:
+            ranges.setdefault(rows.variable, []).append(rows)
+        if carried[bucket.index] == Op.FACTOR_ALL_GATHER:
+            for variable in bucket.variables:
+                variable.carrier = FactorCapture(variable, owner_of(model, variable))
+    for variable, of_variable in ranges.items():
+        check_sparse(optimizer, variable)
+        variable.carrier = TouchedRows(variable, of_variable, share, streams)
+    dense = [v for bucket in buckets for v in bucket.variables if v not in ranges]
+    check_dense(model, dense)
+
+
+def _check_coverage(variables: list[VariableRecord]) -> None:
+    for variable in variables:
+        covered = sum(
+            segment.stop - segment.start
+            for bucket in variable.buckets
+            for member, segment, _ in bucket.pieces
+            if member is variable
+        )
+        width = variable.alias.numel() // max(1, len(variable.alias)) if variable.alias.dim() else 1
+        covered += width * sum(
+            rows.stop - rows.start
+            for bucket in variable.buckets
+            for rows in bucket.ranges
+            if rows.variable is variable
+        )
+        if covered != elements(tuple(variable.parameter.shape)):
+            raise InvalidInput(
+                f"the plan covers {covered} elements of variable {variable.name!r}, which has "
+                f"shape {tuple(variable.parameter.shape)}.",
+                thing=f"variable {variable.name}",
+                value=covered,
+                remedy="This plan belongs to another model: tune this one.",
+            )
+
+
+def _find_flat(plan: Plan, buckets: list[Bucket]) -> None:
+    """Whole variables are those that every replica updates in all their buckets; buckets of
+    anything else update flat, and so do all that share a variable with them."""
+    for message in plan.messages:
+        if message.update.leaves_values:
+            buckets[message.bucket].values_travel = True
+            buckets[message.bucket].whole = False
+    grown = [bucket for bucket in buckets if not bucket.whole]
+    while grown:
+        bucket = grown.pop()
+        bucket.whole = False
+        for variable in bucket.variables:
+            variable.whole = False
+            grown.extend(other for other in variable.buckets if other.whole)
+
+
+def _find_deferred(plan: Plan, buckets: list[Bucket]) -> None:
+    last = {message.bucket: message for message in plan.messages}
+    for index, message in last.items():
+        if message.gate >= 0:
+            for variable in buckets[index].variables:
+                variable.deferred = True
+
+
+def _messages(
+    plan: Plan, buckets: list[Bucket], factored: dict[int, LowRankBucket], groups: Groups
+) -> list[MessageRecord]:
+    last = {message.bucket: index for index, message in enumerate(plan.messages)}
+    queues = queue_names(plan, groups.streams.mode.one_order)
+    records: list[MessageRecord] = []
+    for index, (message, queue) in enumerate(zip(plan.messages, queues, strict=True)):
+        bucket = buckets[message.bucket]
+        after = records[message.after] if message.after >= 0 else None
+        if (packed := factored.get(bucket.index)) is not None:
+            start = packed.start_of(plan, index, groups, queue)
+        else:
+            start = MESSAGES.get(message.operation, encoded)(plan, index, bucket, groups, queue)
+        size = fixed_payload_bytes(message, bucket)
+        records.append(
+            MessageRecord(
+                index, message, bucket, after, start, last[bucket.index] == index, queue, size
+            )
+        )
+    return records
+
+
+def _update(
+    optimizer_class: type[Optimizer], plan: Plan, record: MessageRecord, rank: int
+) -> BucketUpdate | None:
+    """The part of a bucket that this rank updates when the message has landed."""
+    bucket, message = record.bucket, record.message
+    if message.operation.sparse and message.operation.to_owner:
+        return RowUpdate(optimizer_class, bucket) if message.root == rank else None
+    check_elementwise(optimizer_class, bucket.variables[0].name)
+    team = team_of(plan.teams[message.teams], rank)
+    start, stop = 0, bucket.size
+    if message.update == Update.OWNER:
+        root = message.root if message.root in team else (team[0] if team else -1)
+        if rank != root:
+            start = stop = 0
+    elif message.update == Update.SHARD and message.operation == Op.REDUCE_SCATTER:
+        chunk = chunk_of(team.index(rank), len(team), bucket.size)
+        start, stop = chunk.start, min(chunk.stop, bucket.size)
+    return FlatUpdate(optimizer_class, bucket, start, stop) if start < stop else None

@@ -1,0 +1,113 @@
+"""Keeps a module's buffers (running statistics) in step with rank 0's, as torch's DDP does.
+
+DDP sends them before every forward; they are final when the forward before has ended, so here
+they leave then, and travel beside the backward pass. A GPU's are brought to host memory and back,
+by a thread that waits for it while the script goes on.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Thread
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from autosync.runtime.device.streams import HOST, DeviceEvent, Streams
+
+ALIGNMENT_BYTES = 16
+"""Of each buffer's place, so that it can be seen as any type."""
+
+
+class Aside:
+    """A function at work on a thread of its own. `wait` raises what it raised."""
+
+    def __init__(self, function: Callable[[], None]):
+        self._function = function
+        self._error: BaseException | None = None
+        self._thread = Thread(target=self._run, name="autosync-buffers", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._function()
+        except Exception as error:  # a thread's boundary: `wait` hands it on
+            self._error = error
+
+    def wait(self) -> None:
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+
+class BufferBroadcast:
+    """group: of its own, so that nothing else waits behind it. rank: 0 sends."""
+
+    def __init__(self, model: nn.Module, group: Any, rank: int, streams: Streams = HOST):
+        self.buffers = [buffer for buffer in model.buffers() if buffer.numel()]
+        self.group = group
+        self.rank = rank
+        self.streams = streams
+        size = sum(_aligned(buffer.nbytes) for buffer in self.buffers)
+        self.flat = streams.host_buffer(torch.empty(size, dtype=torch.uint8, device="cpu"))
+        self.work: Any = None
+
+    def start(self) -> None:
+        """After a training forward: rank 0's values leave."""
+        self.finish()
+        if not self.buffers:
+            return
+        if not self.streams.mode.threads:
+            self._collect()
+            self.work = self._send()
+            return
+        final = self.streams.record_event()
+        self.work = Aside(lambda: self._send_behind(final))
+
+    def _send_behind(self, final: DeviceEvent) -> None:
+        """final: this forward pass has left its values, and taken those of the one before."""
+        self.streams.enter_thread()
+        with self.streams.issuing("buffers"):
+            self.streams.wait_event(final)
+            self._collect()
+            self.streams.synchronize_event(self.streams.record_event())
+        self._send().wait()
+
+    def _collect(self) -> None:
+        if self.rank == 0:
+            for buffer, place in self._places():
+                values = buffer.detach().contiguous().view(-1).view(torch.uint8)
+                place.copy_(values, non_blocking=True)
+
+    def _send(self) -> Any:
+        return self.group.broadcast([self.flat], dist.BroadcastOptions())
+
+    def finish(self) -> None:
+        """Before the next forward, and before anybody reads the model's state."""
+        if self.work is None:
+            return
+        work, self.work = self.work, None
+        work.wait()
+        if self.rank != 0:
+            for buffer, place in self._places():
+                values = place.view(buffer.dtype).view(buffer.shape)
+                buffer.detach().copy_(values, non_blocking=True)
+
+    def close(self) -> None:
+        """The group has ended: so does what is under way, arrived or not."""
+        if isinstance(self.work, Aside):
+            with suppress(RuntimeError):
+                self.work.wait()
+        self.work = None
+
+    def _places(self) -> list[tuple[Tensor, Tensor]]:
+        places, start = [], 0
+        for buffer in self.buffers:
+            places.append((buffer, self.flat[start : start + buffer.nbytes]))
+            start += _aligned(buffer.nbytes)
+        return places
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -1,0 +1,334 @@
+"""Gradients between backward and step(): exact for whoever reads them, or refused by name."""
+
+import time
+from collections.abc import Callable, Iterable
+
+import pytest
+import torch
+from torch import nn
+
+from autosync.errors import NotSupported
+from autosync.runtime.device.streams import Streams, Tracked
+from autosync.runtime.execution.engine import Engine
+from autosync.strategy import Schedule
+from tests.autosync.runtime.cases import (
+    Case,
+    attached,
+    loss_of,
+    make_model,
+    make_optimizer,
+    reference_gradients,
+    train_reference,
+    worst_difference,
+)
+from tests.autosync.runtime.parts import gradient_of, linear, total_of
+from tests.autosync.runtime.place import HERE
+from tests.autosync.runtime.ranks import Ranks
+
+OVERLAP = Schedule("priority", slice_bytes=100, overlap_forward=True)
+DEFERRED = (
+    Case(schedule=OVERLAP, groups=3),
+    Case(partition="even", schedule=OVERLAP, groups=3),
+    Case(method="tree", schedule=OVERLAP, groups=3),
+    Case(method="rs", partition="uneven", schedule=OVERLAP, groups=3),
+)
+PARTED = (
+    Case(method="zero", schedule=OVERLAP),
+    Case(method="ps"),
+    Case(method="mixed", partition="even", groups=4, schedule=OVERLAP),
+)
+LIMIT = 0.05
+
+Change = Callable[[torch.optim.Optimizer, nn.Module], None]
+
+
+def backward_late(model: nn.Module, iteration: int, rank: int) -> None:
+    """Rank 1 sends its gradients when rank 0 has long returned from backward."""
+    loss = loss_of(model, iteration, rank)
+    if rank == 1:
+        time.sleep(0.05)
+    loss.backward()
+
+
+def changed(rank: int, world: int, cases: tuple[Case, ...], change: Change) -> list[float]:
+    """The difference from single-process training in which the script does the same."""
+    return [_changed(rank, world, case, change) for case in cases]
+
+
+def _changed(rank: int, world: int, case: Case, change: Change) -> float:
+    model, optimizer, attachment = attached(case, world)
+    for iteration in range(case.iterations):
+        optimizer.zero_grad()
+        backward_late(model, iteration, rank)
+        change(optimizer, model)
+        optimizer.step()
+    attachment.detach()
+    return worst_difference(model, changed_alone(case, world, change))
+
+
+def changed_alone(case: Case, world: int, change: Change) -> nn.Module:
+    model = make_model(case.model)
+    optimizer = make_optimizer(case.optimizer, model)
+    for iteration in range(case.iterations):
+        gradients = reference_gradients(model, iteration, (1.0 / world,) * world)
+        for p, gradient in zip(model.parameters(), gradients, strict=True):
+            p.grad = gradient
+        change(optimizer, model)
+        optimizer.step()
+    return model
+
+
+def clip_norm(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    nn.utils.clip_grad_norm_(model.parameters(), LIMIT)
+
+
+def clip_norm_at_once(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    nn.utils.clip_grad_norm_(model.parameters(), LIMIT, foreach=True)
+
+
+def clip_value(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    nn.utils.clip_grad_value_(model.parameters(), 0.01)
+
+
+def clip_by_hand(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    norm = total_of(gradient_of(p).double().pow(2).sum() for p in model.parameters()).sqrt()
+    for p in model.parameters():
+        p.grad = gradient_of(p) * (LIMIT / max(float(norm), LIMIT))
+
+
+def replace_unread(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    for number, p in enumerate(model.parameters()):
+        p.grad = torch.full_like(p, 0.5) if number % 2 else None
+
+
+def clip_one(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    nn.utils.clip_grad_norm_(next(model.parameters()), LIMIT)
+
+
+@pytest.mark.parametrize(
+    "change", [clip_norm, clip_norm_at_once, clip_value, clip_by_hand, replace_unread, clip_one]
+)
+def test_deferred_gradients_are_the_average_for_whoever_reads_them(
+    pair: Ranks, change: Change
+) -> None:
+    for differences in pair.run(changed, DEFERRED, change):
+        assert max(differences) < 3e-6, dict(zip(DEFERRED, differences, strict=True))
+
+
+class LandedOnly(Streams):
+    """A device on which nothing is done when the host has landed it. behind: what readers have
+    stayed behind since backward returned."""
+
+    asynchronous = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.behind: list[object] = []
+
+    def wait_last_events(self, tracked: Iterable[Tracked]) -> None:
+        self.behind.extend(tracked)
+
+
+def landed(rank: int, world: int) -> list[str]:
+    """Every sum is on the host before backward returns, as it is on NCCL."""
+    wrong = []
+    for case in DEFERRED:
+        HERE.streams = streams = LandedOnly()
+        model, optimizer, attachment = attached(case, world)
+        _land_before_showing(attachment.engine)
+        for iteration in range(case.iterations):
+            optimizer.zero_grad()
+            loss_of(model, iteration, rank).backward()
+            streams.behind.clear()
+            for variable in attachment.engine.variables:
+                float(gradient_of(variable.parameter).sum())
+                if variable not in streams.behind:
+                    wrong.append(f"{case}: {variable.name} was read too early")
+            optimizer.step()
+        attachment.detach()
+        HERE.streams = None
+    return wrong
+
+
+def _land_before_showing(engine: Engine) -> None:
+    make_pending = engine.gradients.make_gradients_pending
+
+    def late(landed: bool = False) -> None:
+        engine.monitor.wait(lambda: not any(variable.missing_sums for variable in engine.variables))
+        make_pending(landed)
+
+    engine.gradients.__dict__["make_gradients_pending"] = late
+
+
+def test_a_sum_that_the_host_has_landed_is_waited_for_on_the_device(pair: Ranks) -> None:
+    assert pair.run(landed) == [[], []]
+
+
+READINGS: dict[str, Callable[[nn.Module], object]] = {
+    "clip by norm": lambda model: nn.utils.clip_grad_norm_(model.parameters(), LIMIT),
+    "clip by value": lambda model: nn.utils.clip_grad_value_(model.parameters(), LIMIT),
+    "a norm": lambda model: [gradient_of(p).norm() for p in model.parameters()],
+    "a value": lambda model: [gradient_of(p).view(-1)[0].item() for p in model.parameters()],
+    "its data": lambda model: [gradient_of(p).data for p in model.parameters()],
+    "numpy": lambda model: [gradient_of(p).numpy() for p in model.parameters()],
+    "in place": lambda model: [gradient_of(p).mul_(2.0) for p in model.parameters()],
+}
+
+
+def readings(rank: int, world: int) -> list[str]:
+    """Every reading is refused, whatever it reads first, and does no harm: training goes on."""
+    said = []
+    for case in PARTED:
+        model, optimizer, attachment = attached(case, world)
+        for iteration in range(case.iterations):
+            optimizer.zero_grad()
+            backward_late(model, iteration, rank)
+            for p in model.parameters():
+                assert gradient_of(p).shape == p.shape
+                assert gradient_of(p).dtype == p.dtype
+            for name in READINGS:
+                try:
+                    READINGS[name](model)
+                    said.append(f"{name} was not refused")
+                except NotSupported as error:
+                    said.append(str(error))
+            optimizer.step()
+        attachment.detach()
+        assert worst_difference(model, train_reference(case, world)) < 3e-6, case
+    return said
+
+
+def test_gradients_that_no_rank_holds_are_refused(pair: Ranks) -> None:
+    for said in pair.run(readings):
+        assert len(said) == len(PARTED) * len(READINGS) * Case().iterations
+        for message in said:
+            assert "was read between backward and step()" in message
+            assert "max_grad_norm=" in message
+
+
+def replaced(rank: int, world: int) -> list[str]:
+    said = []
+    for case in PARTED:
+        model, optimizer, attachment = attached(case, world)
+        loss_of(model, 0, rank).backward()
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        try:
+            optimizer.step()
+        except NotSupported as error:
+            said.append(str(error))
+        attachment.detach()
+    return said
+
+
+def test_replacing_what_no_rank_holds_is_refused(pair: Ranks) -> None:
+    for said in pair.run(replaced):
+        assert ["was replaced before step()" in message for message in said] == [True] * 3
+
+
+class Fused:
+    """Scales and checks inside of its step: a GradScaler leaves that to it."""
+
+    def __call__(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+
+
+class Plain:
+    def __call__(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def scaled(
+    rank: int, world: int, make: Callable[[nn.Module], torch.optim.Optimizer], cleared: str
+) -> list[float]:
+    """Rank 1 alone overflows in iteration 1, and in one variable, which one rank may own: all
+    skip it."""
+    found = []
+    for case in (*DEFERRED, *PARTED, Case()):
+        model = make_model("mlp")
+        optimizer = make(model)
+        _, _, attachment = attached(case, world, model=model, optimizer=optimizer)
+        scaler = torch.amp.GradScaler(HERE.device.type, init_scale=1024.0)
+        for iteration in range(case.iterations):
+            overflow = linear(model, 0).bias.register_hook(
+                lambda g, worst=iteration == 1 and rank == 1: g * torch.inf if worst else g
+            )
+            scaler.scale(loss_of(model, iteration, rank)).backward()
+            overflow.remove()
+            scaler.step(optimizer)
+            scaler.update()
+            (model if cleared == "model" else optimizer).zero_grad()
+        attachment.detach()
+        assert scaler.get_scale() == 512.0
+        alone = make_model("mlp")
+        single = make(alone)
+        for iteration in (i for i in range(case.iterations) if i != 1):
+            gradients = reference_gradients(alone, iteration, (1.0 / world,) * world)
+            for p, gradient in zip(alone.parameters(), gradients, strict=True):
+                p.grad = gradient
+            single.step()
+        found.append(worst_difference(model, alone))
+    return found
+
+
+@pytest.mark.parametrize("cleared", ["optimizer", "model"])
+@pytest.mark.parametrize("make", [Fused(), Plain()], ids=["fused", "plain"])
+def test_scalers_see_the_sums(
+    pair: Ranks, make: Callable[[nn.Module], torch.optim.Optimizer], cleared: str
+) -> None:
+    for differences in pair.run(scaled, make, cleared):
+        assert max(differences) < 3e-6, differences
+
+
+def unscaled_then_clipped(rank: int, world: int) -> tuple[list[float], list[str]]:
+    """The usual recipe: exact where gradients are the average, refused where none holds them."""
+    found, said = [], []
+    for case in (*DEFERRED, *PARTED):
+        model, optimizer, attachment = attached(case, world)
+        scaler = torch.amp.GradScaler(HERE.device.type, init_scale=1024.0)
+        for iteration in range(case.iterations):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, iteration, rank)).backward()
+            scaler.unscale_(optimizer)
+            try:
+                nn.utils.clip_grad_norm_(model.parameters(), LIMIT)
+            except NotSupported as error:
+                said.append(str(error))
+            scaler.step(optimizer)
+            scaler.update()
+        attachment.detach()
+        clips = case in DEFERRED
+        alone = changed_alone(case, world, clip_norm) if clips else train_reference(case, world)
+        found.append(worst_difference(model, alone))
+    return found, said
+
+
+def test_clipping_behind_a_scaler(pair: Ranks) -> None:
+    for differences, said in pair.run(unscaled_then_clipped):
+        assert max(differences) < 3e-6, differences
+        assert len(said) == len(PARTED) * Case().iterations
+
+
+def unscaled_by_hand(rank: int, world: int) -> list[float]:
+    """Another scaler than torch's: the operation counts, not who calls it."""
+    found = []
+    for case in (*DEFERRED, *PARTED):
+        model, optimizer, attachment = attached(case, world)
+        for iteration in range(case.iterations):
+            optimizer.zero_grad()
+            (loss_of(model, iteration, rank) * 64.0).backward()
+            gradients = [gradient_of(p) for p in model.parameters()]
+            infinite = torch.zeros(1, device=HERE.device)
+            torch._amp_foreach_non_finite_check_and_unscale_(
+                gradients, infinite, torch.tensor([1 / 64.0], device=HERE.device)
+            )
+            assert not infinite
+            optimizer.step()
+        attachment.detach()
+        found.append(worst_difference(model, train_reference(case, world)))
+    return found
+
+
+def test_any_scaler_is_served(pair: Ranks) -> None:
+    for differences in pair.run(unscaled_by_hand):
+        assert max(differences) < 3e-6, differences
