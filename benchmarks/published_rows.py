@@ -46,7 +46,7 @@ WAYS = ("row", "gpus", "model")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PublishedRow:
     """A published measurement; seconds of an iteration, of one GPU alone and of all."""
 
     model: str
@@ -75,15 +75,15 @@ class Row:
         return f"rtx-2080-ti-{nodes}x4-{NETWORKS[self.network]}{servers}"
 
 
-def read_rows(name: str = "ddl_benchmarks_2020.csv") -> list[Row]:
+def read_rows(name: str = "ddl_benchmarks_2020.csv") -> list[PublishedRow]:
     """The rows of a table in datasets/measurements."""
     with data_file("measurements", name).open(newline="") as file:
         return [_row(record) for record in csv.DictReader(file)]
 
 
-def _row(record: dict[str, str]) -> Row:
+def _row(record: dict[str, str]) -> PublishedRow:
     batch_size, gpus = int(record["batch_per_gpu"]), int(record["gpus"])
-    return Row(
+    return PublishedRow(
         model=record["model"],
         batch_size=batch_size,
         network=record["network"],
@@ -103,7 +103,7 @@ def profiled(model: str, batch_size: int, seconds_alone: float) -> tuple[ModelGr
 named_cluster = lru_cache(load_cluster)
 
 
-def predicted_seconds(row: Row, constants: Constants) -> float:
+def predicted_seconds(row: PublishedRow, constants: Constants) -> float:
     """Of an iteration at the given constants, under the engine of the row's method."""
     cluster = with_network(named_cluster(row.cluster), constants, row.network_constants)
     engine = method_named(row.method).engine
@@ -135,12 +135,12 @@ def _played_seconds(
     return float(TimelineSimulator().predict(domain, encode([strategy], domain))[0])
 
 
-def errors(rows: list[Row], predicted: F64) -> F64:
+def errors(rows: list[PublishedRow], predicted: F64) -> F64:
     """Relative errors of the throughput, `(rows,)`: measured seconds over predicted, less 1."""
     return np.array([row.seconds for row in rows]) / predicted - 1.0
 
 
-def ranked(rows: list[Row], predicted: F64) -> tuple[float, int]:
+def ranked(rows: list[PublishedRow], predicted: F64) -> tuple[float, int]:
     """Pairs of methods within a cell that are ranked rightly, and pairs in all, without ties."""
     right, count = 0.0, 0
     for cell in dict.fromkeys(row.cell for row in rows):
@@ -151,7 +151,7 @@ def ranked(rows: list[Row], predicted: F64) -> tuple[float, int]:
     return right, count
 
 
-def print_rows(rows: list[Row], predicted: F64) -> None:
+def print_rows(rows: list[PublishedRow], predicted: F64) -> None:
     """Every row: throughput measured and predicted, and the error."""
     print("| model | network | GPUs | method | measured/s | predicted/s | error |")
     print("|---|---|---:|---|---:|---:|---:|")
@@ -163,7 +163,7 @@ def print_rows(rows: list[Row], predicted: F64) -> None:
         )
 
 
-def print_summary(title: str, rows: list[Row], predicted: F64) -> None:
+def print_summary(title: str, rows: list[PublishedRow], predicted: F64) -> None:
     """Mean absolute errors by method and network, and how well methods are ranked."""
     wrong = np.abs(errors(rows, predicted))
     right, count = ranked(rows, predicted)
@@ -179,7 +179,7 @@ def print_summary(title: str, rows: list[Row], predicted: F64) -> None:
         print(f"| {method} | {' | '.join(cells)} |")
 
 
-def misranked(rows: list[Row], predicted: F64) -> list[tuple[Row, Row]]:
+def misranked(rows: list[PublishedRow], predicted: F64) -> list[tuple[PublishedRow, PublishedRow]]:
     """Pairs of a cell, the measured faster first, of which the prediction says otherwise."""
     found = []
     for i, a in enumerate(rows):

@@ -102,9 +102,7 @@ def explain_plan(
     )
     rows = slice(int(plans.first[index]), int(plans.first[index + 1]))
     links = network_of(domain.cluster, plans.teams)
-    kinds = links.kind[
-        plans.operation[rows], plans.ranks[rows], plans.root[rows].astype(np.int64) + 1
-    ]
+    kinds = links.kinds_of(plans)[rows]
     busy = plans.wire_bytes[rows] @ links.load[kinds]
     return Explanation(
         step_seconds=real,

@@ -9,8 +9,8 @@ from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.compute_time import compute_factors
-from autosync.simulator.cost.overlap_slowdown import F64, union
 from autosync.simulator.timeline.compute_clock import advance
+from autosync.simulator.timeline.intervals import F64, union
 from autosync.simulator.timeline.timeline_simulator import Played, play_one
 
 ROUNDING = 1e-12

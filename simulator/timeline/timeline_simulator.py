@@ -120,7 +120,7 @@ def _least_seconds(
 
 def _busiest_link_seconds(plans: PlanTable, costs: Network) -> NDArray[np.float64]:
     """`(strategies,)`: how long the plan's bytes occupy the link they occupy longest."""
-    kinds = costs.kind[plans.operation, plans.ranks, plans.root.astype(np.int64) + 1]
+    kinds = costs.kinds_of(plans)
     strategy = np.repeat(np.arange(len(plans)), np.diff(plans.first))
     bytes_of = np.zeros((len(plans), len(costs.startup_seconds)))
     np.add.at(bytes_of, (strategy, kinds), plans.wire_bytes)

@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from autosync.simulator.cost.fitted_constants import load_constants
-from benchmarks.published_rows import Row, errors, misranked, predicted_seconds, ranked, read_rows
+from benchmarks.published_rows import (
+    PublishedRow,
+    errors,
+    misranked,
+    predicted_seconds,
+    ranked,
+    read_rows,
+)
 
 ROWS = read_rows()
 
@@ -27,8 +34,8 @@ def test_nine_pairs_of_methods_in_ten_are_ranked_rightly(predicted: np.ndarray) 
 
 
 def test_ties_and_other_cells_are_no_pairs() -> None:
-    def row(method: str, seconds: float, gpus: int = 4) -> Row:
-        return Row("m", 64, "n", method, gpus, 0.1, seconds)
+    def row(method: str, seconds: float, gpus: int = 4) -> PublishedRow:
+        return PublishedRow("m", 64, "n", method, gpus, 0.1, seconds)
 
     rows = [row("a", 1.0), row("b", 1.01), row("c", 2.0), row("a", 0.5, gpus=8)]
     guess = np.array([3.0, 1.0, 2.0, 9.0])

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from autosync.domain import Domain
 from autosync.population import encode
-from autosync.simulator.cost.overlap_slowdown import union
 from autosync.simulator.explanation import explain
+from autosync.simulator.timeline.intervals import union
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import AllReduce, ParameterServer, Schedule
 from tests.domains import chain_graph, domain_of
