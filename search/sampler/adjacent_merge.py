@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from autosync.search.sampler.counter_random import draw, stream
 from autosync.search.sampler.load_balance import unit_bytes
 from autosync.search.sampler.sampling_tables import Record, Tables
+from autosync.simulator.numba_cache import cached_kernel
 
 MERGING = 3
 """Purpose of the random stream of a proposal's groups."""
@@ -36,7 +37,7 @@ shards, bytes, groups: left to assign. load, target: bytes of the open group; cu
 """
 
 
-@njit(nogil=True, cache=True)
+@cached_kernel
 def merge_adjacent(
     tables: Tables,
     seed: np.uint64,
@@ -79,7 +80,7 @@ def merge_adjacent(
         _renumber(group[first[i] : first[i + 1]], groups)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def _starts(row: int, parts: NDArray[np.int32], start: NDArray[np.int64]) -> None:
     """The first row of each variable of a strategy, and the row after the last."""
     for v in range(len(parts)):
@@ -88,13 +89,13 @@ def _starts(row: int, parts: NDArray[np.int32], start: NDArray[np.int64]) -> Non
     start[len(parts)] = row
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def _kind(rules: Record, variable: Record, method: int, option: int) -> Any:
     """Shards of equal kind and server may travel in one message."""
     return (method * rules.options + option) * rules.dtypes + variable.dtype
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def _tally(
     variables: NDArray[np.void],
     rules: Record,
@@ -131,7 +132,7 @@ def _tally(
     return used
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def _share_groups(
     max_groups: int,
     name: np.uint64,
@@ -155,7 +156,7 @@ def _share_groups(
         bucket.current = -1
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def _assign(
     variables: NDArray[np.void],
     rules: Record,
@@ -193,7 +194,7 @@ def _assign(
     return groups
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def _opens(bucket: Record, size: float) -> Any:
     """Whether the next shard begins a group: the open one is nearest its target without it, or
     the shards left are needed to fill the groups left."""
@@ -203,7 +204,7 @@ def _opens(bucket: Record, size: float) -> Any:
     return bucket.groups > 0 and (full or bucket.shards <= bucket.groups)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def _renumber(group: NDArray[np.int32], groups: int) -> None:
     """Number groups in order of first appearance, as `encode` does."""
     name = np.full(groups, -1, dtype=np.int32)

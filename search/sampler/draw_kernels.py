@@ -3,9 +3,6 @@
 Every choice is uniform as AutoSync's published sampler has it, except that a strategy first draws
 a style (mostly servers or collectives, one method or several, cut or whole), because 200
 independent coins would make every proposal the same even mixture.
-
-Numba renews a cached kernel when its own file changes, not when an imported one does: after an
-edit of `tables` or `randomness`, remove `search/__pycache__`.
 """
 
 from typing import NamedTuple
@@ -28,6 +25,7 @@ from autosync.search.sampler.sampling_tables import (
     Record,
     Tables,
 )
+from autosync.simulator.numba_cache import cached_kernel
 
 CHOICES = 1
 """Purpose of the random stream of a proposal's choices."""
@@ -65,7 +63,7 @@ class Style(NamedTuple):
     piece_bytes: int
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def draw_style(rules: Record, encodings: NDArray[np.int64], name: np.uint64) -> Style:
     architecture = draw(name, 0, 8)
     owner_chance = ALWAYS if architecture < 2 else (HALF if architecture < 4 else NEVER)
@@ -97,7 +95,7 @@ def draw_style(rules: Record, encodings: NDArray[np.int64], name: np.uint64) -> 
     )
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def choose_variant(variable: Record, style: Style, coins: np.uint64) -> int:
     """How a variable's shards are synchronized; four bytes of `coins` are its coins."""
     owner = np.int64(coins & _BYTE) < style.owner_chance
@@ -116,7 +114,7 @@ def choose_variant(variable: Record, style: Style, coins: np.uint64) -> int:
     return TREE if style.tree else RING
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def choose_encoding(
     variable: Record, style: Style, low_rank: NDArray[np.bool_], variant: int
 ) -> int:
@@ -128,7 +126,7 @@ def choose_encoding(
     return style.encoding if variant == RING and variable.matrix else 0
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def choose_axis(variable: Record, name: np.uint64, number: int) -> int:
     """An axis longer than 1, uniformly (axis 0 only for embeddings); -1 where there is none."""
     if variable.by_rows:
@@ -147,7 +145,7 @@ def choose_axis(variable: Record, name: np.uint64, number: int) -> int:
     return -1
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def choose_cut(
     variable: Record, style: Style, max_parts: int, name: np.uint64, number: int
 ) -> tuple[int, int, int]:
@@ -166,7 +164,7 @@ def choose_cut(
     return axis, 2 + draw(name, number + 3, most - 1), elements
 
 
-@njit(nogil=True, cache=True)
+@cached_kernel
 def draw_choices(
     tables: Tables,
     seed: np.uint64,
@@ -213,7 +211,7 @@ def draw_choices(
                 )
 
 
-@njit(nogil=True, cache=True)
+@cached_kernel
 def fill_rows(
     tables: Tables,
     first: NDArray[np.int64],

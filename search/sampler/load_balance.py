@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from autosync.search.sampler.counter_random import mix, stream, word
 from autosync.search.sampler.sampling_tables import Record, Tables
+from autosync.simulator.numba_cache import cached_kernel
 
 PLACEMENT = 2
 """Purpose of the random stream of a proposal's owners."""
@@ -27,7 +28,7 @@ _BYTE, _8 = np.uint64(255), np.uint64(8)
 _SERVER_METHOD = np.uint8(0)
 
 
-@njit(nogil=True, cache=True)
+@cached_kernel
 def balance_load(
     tables: Tables,
     seed: np.uint64,
@@ -70,7 +71,7 @@ def balance_load(
         )  # fmt: skip
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def _gather_runs(
     variables: NDArray[np.void],
     axis: NDArray[np.int8],
@@ -116,13 +117,13 @@ def _gather_runs(
     return runs, total, largest
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def unit_bytes(variable: Record, axis: int) -> Any:
     """What one replica sends for a shard of length 1 of a variable cut along `axis`."""
     return variable.load_bytes / (variable.elements if axis < 0 else variable.dims[axis])
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def _place_runs(
     weight: NDArray[np.float64],
     log_weight: NDArray[np.float64],
@@ -161,7 +162,7 @@ def _place_runs(
             number += 1
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def _draw_owner(
     weight: NDArray[np.float64],
     log_weight: NDArray[np.float64],

@@ -75,7 +75,7 @@ def change_pace(compute, in_flight, now, factor, slow):
     return True
 
 
-@njit(nogil=True, cache=True, _nrt=False)
+@njit(nogil=True, _nrt=False)
 def advance(wired, intervals, interval, now, work, slow):
     """When `work` that begins now is done, and the first interval that is not over by then.
 

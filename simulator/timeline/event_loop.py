@@ -8,16 +8,13 @@ iteration of backward, `step()` and forward is the steady state; more would repe
 # numba infers the types of what it compiles, tuples of arrays among them
 # mypy: allow-untyped-defs
 
-from collections.abc import Callable
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from autosync.simulator.numba_compiler import digest
-from autosync.simulator.timeline import compute_clock, message_issue, message_transfer
+from autosync.simulator.numba_cache import cached_kernel
 from autosync.simulator.timeline.compute_clock import (
     change_pace,
     finish,
@@ -205,6 +202,7 @@ def communicate(plan, costs, compute, in_flight, index, factor, start, flowing, 
     return arrived == stop
 
 
+@cached_kernel(allocates=False)
 def play(
     plan: MessageArrays,
     costs: CostArrays,
@@ -220,21 +218,8 @@ def play(
 
     factors f64[n]: of the slowest rank. start, flowing, done f64[M]: what `communicate` fills.
     """
-    _compiled_play()(plan, costs, compute, in_flight, factors, start, flowing, done, periods)
-
-
-@cache
-def _compiled_play() -> Callable[..., None]:
-    """numba's cache watches only this file; the stamp over all sources is part of its key."""
-    stamp = digest(compute_clock, message_issue, message_transfer)
-
-    def play_all(plan, costs, compute, in_flight, factors, start, flowing, done, periods):
-        _ = stamp
-        for index in range(len(plan.first) - 1):
-            factor = factors[index]
-            periods[index] = np.inf
-            if communicate(plan, costs, compute, in_flight, index, factor, start, flowing, done):
-                periods[index] = finish(plan, compute, in_flight, index, factor, done)
-
-    compiled: Callable[..., None] = njit(nogil=True, cache=True, _nrt=False)(play_all)
-    return compiled
+    for index in range(len(plan.first) - 1):
+        factor = factors[index]
+        periods[index] = np.inf
+        if communicate(plan, costs, compute, in_flight, index, factor, start, flowing, done):
+            periods[index] = finish(plan, compute, in_flight, index, factor, done)
