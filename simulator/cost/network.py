@@ -81,7 +81,11 @@ class Network:
         self, operation: ArrayLike, teams: ArrayLike, root: ArrayLike = -1
     ) -> NDArray[np.int16]:
         """The kinds of messages by operation, teams and root (-1: none); all broadcast."""
-        kinds: NDArray[np.int16] = self.kind[operation, teams, np.add(root, 1, dtype=np.int64)]
+        places = (
+            np.asarray(each, dtype=np.int64)
+            for each in (operation, teams, np.add(root, 1, dtype=np.int64))
+        )
+        kinds: NDArray[np.int16] = self.kind[tuple(places)]
         return kinds
 
     @property
