@@ -11,7 +11,7 @@ from autosync.bundled_data import data_folder
 from autosync.documents import to_data
 from autosync.simulator.cost.fitted_constants import Constants, NetworkConstants
 from benchmarks.published_clusters import write_clusters
-from benchmarks.published_rows import PublishedRow, predicted_seconds
+from benchmarks.published_measurements import PublishedRow, predicted_seconds
 
 F64 = NDArray[np.float64]
 
@@ -165,10 +165,10 @@ def one_by_one(rows: list[PublishedRow]) -> F64:
     pull = 1e-4 * np.eye(len(START))
     moved = np.empty(len(rows))
     for out in range(len(rows)):
-        kept = np.arange(len(rows)) != out
-        slopes, weight = whole.jacobian[kept], weights[kept, None]
+        others = np.arange(len(rows)) != out
+        slopes, weight = whole.jacobian[others], weights[others, None]
         normal = slopes.T @ (weight * slopes) + pull
-        step = -np.linalg.solve(normal, slopes.T @ (weights[kept] * whole.residuals[kept]))
+        step = -np.linalg.solve(normal, slopes.T @ (weights[others] * whole.residuals[others]))
         moved[out] = whole.residuals[out] + whole.jacobian[out] @ step
     measured = np.array([row.seconds for row in rows])
     predicted: F64 = measured * np.exp(moved)

@@ -43,14 +43,14 @@ def rank_chunk(domain: Domain, start: int, count: int) -> dict[str, float]:
     played = clock()
     assert np.isfinite(analytic).all()
     assert np.isfinite(timeline).all()
-    return dict(
-        sample=sampled - began,
-        compile=compiled - sampled,
-        analytic=weighed - compiled,
-        timeline=played - weighed,
-        rows=population.rows,
-        messages=plans.messages,
-    )
+    return {
+        "sample": sampled - began,
+        "compile": compiled - sampled,
+        "analytic": weighed - compiled,
+        "timeline": played - weighed,
+        "rows": population.rows,
+        "messages": plans.messages,
+    }
 
 
 def report(model: str, proposals: int, threads: int, nodes: int) -> None:
