@@ -11,7 +11,7 @@ from autosync.bundled_data import data_folder
 from autosync.documents import to_data
 from autosync.simulator.cost.fitted_constants import Constants, NetworkConstants
 from benchmarks.published_clusters import write_clusters
-from benchmarks.published_rows import Row, predicted_seconds
+from benchmarks.published_measurements import PublishedRow, predicted_seconds
 
 F64 = NDArray[np.float64]
 
@@ -87,7 +87,7 @@ class Fit:
     jacobian: F64
 
 
-def fit(rows: list[Row]) -> Fit:
+def fit(rows: list[PublishedRow]) -> Fit:
     """Robust least squares on the logarithms of predicted over measured seconds."""
     names = list(START)  # varied by 1 + the logarithm of value over start
 
@@ -117,7 +117,7 @@ def rounded(values: dict[str, float]) -> dict[str, float]:
     return {name: float(f"{value:.3g}") for name, value in values.items()}
 
 
-def fit_and_write(rows: list[Row]) -> Constants:
+def fit_and_write(rows: list[PublishedRow]) -> Constants:
     """Fit all rows and write the constants and the cluster files that carry them."""
     constants = constants_at(rounded(fit(rows).values))
     path = data_folder("measurements") / f"{constants.name}.json"
@@ -126,7 +126,7 @@ def fit_and_write(rows: list[Row]) -> Constants:
     return constants
 
 
-def left_out_predictions(rows: list[Row], by: str) -> list[tuple[str, F64]]:
+def left_out_predictions(rows: list[PublishedRow], by: str) -> list[tuple[str, F64]]:
     """Predicted seconds of rows by constants that never saw them, `(rows,)`; NaN: not predicted.
 
     by: `row` (each in turn), `gpus` (16 from 4 and 8), `model` (each from the other).
@@ -144,7 +144,7 @@ def left_out_predictions(rows: list[Row], by: str) -> list[tuple[str, F64]]:
             ]
 
 
-def without(rows: list[Row], left_out: list[bool]) -> F64:
+def without(rows: list[PublishedRow], left_out: list[bool]) -> F64:
     """Those rows by a fit to the others. What the others cannot tell stays where START has it."""
     constants = constants_at(
         fit([row for row, out in zip(rows, left_out, strict=True) if not out]).values
@@ -157,7 +157,7 @@ def without(rows: list[Row], left_out: list[bool]) -> F64:
     )
 
 
-def one_by_one(rows: list[Row]) -> F64:
+def one_by_one(rows: list[PublishedRow]) -> F64:
     """Each row by a fit to the 83 others, to first order: one Gauss-Newton step from the fit to
     all, whose derivatives it takes. A little of START's pull keeps untold constants in place."""
     whole = fit(rows)
@@ -165,10 +165,10 @@ def one_by_one(rows: list[Row]) -> F64:
     pull = 1e-4 * np.eye(len(START))
     moved = np.empty(len(rows))
     for out in range(len(rows)):
-        kept = np.arange(len(rows)) != out
-        slopes, weight = whole.jacobian[kept], weights[kept, None]
+        others = np.arange(len(rows)) != out
+        slopes, weight = whole.jacobian[others], weights[others, None]
         normal = slopes.T @ (weight * slopes) + pull
-        step = -np.linalg.solve(normal, slopes.T @ (weights[kept] * whole.residuals[kept]))
+        step = -np.linalg.solve(normal, slopes.T @ (weights[others] * whole.residuals[others]))
         moved[out] = whole.residuals[out] + whole.jacobian[out] @ step
     measured = np.array([row.seconds for row in rows])
     predicted: F64 = measured * np.exp(moved)

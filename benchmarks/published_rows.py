@@ -7,140 +7,36 @@ python -m benchmarks.published_rows [--fit] [--left-out row gpus model]
 """
 
 import argparse
-import csv
-from dataclasses import dataclass
-from functools import cache, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.bundled_data import data_file
-from autosync.cluster import Cluster
-from autosync.cluster_file import load_cluster
-from autosync.domain import Domain, Profile
-from autosync.graph import ModelGraph
-from autosync.models import bundled
-from autosync.population import encode
-from autosync.profiling import profile_from_step_seconds
-from autosync.search.designs.published_methods import METHODS, method_named
-from autosync.simulator.cost.fitted_constants import (
-    Constants,
-    calibrated,
-    load_constants,
-    with_engine,
-    with_network,
-)
+from autosync.search.designs.published_methods import METHODS
+from autosync.simulator.cost.fitted_constants import load_constants
 from autosync.simulator.evaluation.metrics import pairs_ranked
-from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+from benchmarks.published_fit import fit_and_write, left_out_predictions
+from benchmarks.published_measurements import (
+    DEVICE,
+    NETWORKS,
+    PublishedRow,
+    predicted_seconds,
+    read_rows,
+)
 
 F64 = NDArray[np.float64]
 
 TIE = 0.02
 """Pairs of methods that differ by less are ties, as the measurements' notes have it."""
-NETWORKS = {"10GbE with TCP/IP": "10gbe", "100GbIB with RDMA": "ib100"}
-MODELS = {"ResNet-50": "resnet50", "BERT-Base": "bert_base"}
-DEVICE = "rtx-2080-ti"
-GPUS_PER_NODE = 4
-WAYS = ("row", "gpus", "model")
-"""Ways to leave rows out; see `published_fit.left_out_predictions`."""
+LEFT_OUT = ("row", "gpus", "model")
+"""Which rows to leave out; see `published_fit.left_out_predictions`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A published measurement; seconds of an iteration, of one GPU alone and of all."""
-
-    model: str
-    batch_size: int
-    network: str
-    method: str
-    gpus: int
-    seconds_alone: float
-    seconds: float
-
-    @property
-    def cell(self) -> tuple[str, str, int]:
-        """Methods are compared within it."""
-        return self.model, self.network, self.gpus
-
-    @property
-    def network_constants(self) -> str:
-        return "node" if self.gpus == GPUS_PER_NODE else NETWORKS[self.network]
-
-    @property
-    def cluster(self) -> str:
-        nodes = self.gpus // GPUS_PER_NODE
-        if nodes == 1:
-            return "rtx-2080-ti-1x4"
-        servers = "-servers" if self.method.endswith("PS") else ""
-        return f"rtx-2080-ti-{nodes}x4-{NETWORKS[self.network]}{servers}"
-
-
-def read_rows(name: str = "ddl_benchmarks_2020.csv") -> list[Row]:
-    """The rows of a table in datasets/measurements."""
-    with data_file("measurements", name).open(newline="") as file:
-        return [_row(record) for record in csv.DictReader(file)]
-
-
-def _row(record: dict[str, str]) -> Row:
-    batch_size, gpus = int(record["batch_per_gpu"]), int(record["gpus"])
-    return Row(
-        model=record["model"],
-        batch_size=batch_size,
-        network=record["network"],
-        method=record["method"],
-        gpus=gpus,
-        seconds_alone=batch_size / float(record["samples_per_s_one_gpu"]),
-        seconds=batch_size * gpus / float(record["samples_per_s"]),
-    )
-
-
-@lru_cache
-def profiled(model: str, batch_size: int, seconds_alone: float) -> tuple[ModelGraph, Profile]:
-    graph = bundled(MODELS[model], batch_size)
-    return graph, profile_from_step_seconds(graph, seconds_alone, DEVICE)
-
-
-named_cluster = lru_cache(load_cluster)
-
-
-def predicted_seconds(row: Row, constants: Constants) -> float:
-    """Of an iteration at the given constants, under the engine of the row's method."""
-    cluster = with_network(named_cluster(row.cluster), constants, row.network_constants)
-    engine = method_named(row.method).engine
-    if engine:
-        cluster = with_engine(cluster, constants.engine_seconds[engine])
-    return _played_seconds(
-        row.model,
-        row.batch_size,
-        row.seconds_alone,
-        row.method,
-        cluster,
-        constants.matrix_slowdown,
-    )
-
-
-@cache
-def _played_seconds(
-    model: str,
-    batch_size: int,
-    seconds_alone: float,
-    method: str,
-    cluster: Cluster,
-    matrix_slowdown: float,
-) -> float:
-    """Kept, because a fit varies one constant at a time and most rows depend on few of them."""
-    graph, profile = profiled(model, batch_size, seconds_alone)
-    domain = calibrated(Domain(graph, cluster, profile), matrix_slowdown)
-    strategy = method_named(method).build(domain)
-    return float(TimelineSimulator().predict(domain, encode([strategy], domain))[0])
-
-
-def errors(rows: list[Row], predicted: F64) -> F64:
+def errors(rows: list[PublishedRow], predicted: F64) -> F64:
     """Relative errors of the throughput, `(rows,)`: measured seconds over predicted, less 1."""
     return np.array([row.seconds for row in rows]) / predicted - 1.0
 
 
-def ranked(rows: list[Row], predicted: F64) -> tuple[float, int]:
+def ranked(rows: list[PublishedRow], predicted: F64) -> tuple[float, int]:
     """Pairs of methods within a cell that are ranked rightly, and pairs in all, without ties."""
     right, count = 0.0, 0
     for cell in dict.fromkeys(row.cell for row in rows):
@@ -151,7 +47,7 @@ def ranked(rows: list[Row], predicted: F64) -> tuple[float, int]:
     return right, count
 
 
-def print_rows(rows: list[Row], predicted: F64) -> None:
+def print_rows(rows: list[PublishedRow], predicted: F64) -> None:
     """Every row: throughput measured and predicted, and the error."""
     print("| model | network | GPUs | method | measured/s | predicted/s | error |")
     print("|---|---|---:|---|---:|---:|---:|")
@@ -163,7 +59,7 @@ def print_rows(rows: list[Row], predicted: F64) -> None:
         )
 
 
-def print_summary(title: str, rows: list[Row], predicted: F64) -> None:
+def print_summary(title: str, rows: list[PublishedRow], predicted: F64) -> None:
     """Mean absolute errors by method and network, and how well methods are ranked."""
     wrong = np.abs(errors(rows, predicted))
     right, count = ranked(rows, predicted)
@@ -179,7 +75,7 @@ def print_summary(title: str, rows: list[Row], predicted: F64) -> None:
         print(f"| {method} | {' | '.join(cells)} |")
 
 
-def misranked(rows: list[Row], predicted: F64) -> list[tuple[Row, Row]]:
+def misranked(rows: list[PublishedRow], predicted: F64) -> list[tuple[PublishedRow, PublishedRow]]:
     """Pairs of a cell, the measured faster first, of which the prediction says otherwise."""
     found = []
     for i, a in enumerate(rows):
@@ -192,24 +88,22 @@ def misranked(rows: list[Row], predicted: F64) -> list[tuple[Row, Row]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--left-out", nargs="+", default=(), choices=WAYS)
+    parser.add_argument("--left-out", nargs="+", default=(), choices=LEFT_OUT)
     parser.add_argument("--fit", action="store_true")
     given = parser.parse_args()
-    from benchmarks import published_fit  # it imports this file
-
     rows = read_rows()
-    constants = published_fit.fit_and_write(rows) if given.fit else load_constants(DEVICE)
+    constants = fit_and_write(rows) if given.fit else load_constants(DEVICE)
     predicted = np.array([predicted_seconds(row, constants) for row in rows])
     print_rows(rows, predicted)
     print_summary("In sample", rows, predicted)
     print("\nNot ranked rightly (the measured faster first):")
     for a, b in misranked(rows, predicted):
         print(f"- {a.model}, {a.network}, {a.gpus} GPUs: {a.method} before {b.method}")
-    for way in given.left_out:
-        for title, left_out in published_fit.left_out_predictions(rows, way):
-            kept = np.isfinite(left_out)
-            chosen = [row for row, keep in zip(rows, kept, strict=True) if keep]
-            print_summary(title, chosen, left_out[kept])
+    for by in given.left_out:
+        for title, left_out in left_out_predictions(rows, by):
+            found = np.isfinite(left_out)
+            chosen = [row for row, is_found in zip(rows, found, strict=True) if is_found]
+            print_summary(title, chosen, left_out[found])
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ python -m benchmarks.ranking_cost [bert_base bert_large ...] [--proposals 30000]
 import argparse
 import resource
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -32,8 +31,8 @@ def domain_of(model: str, nodes: int, step_seconds: float) -> Domain:
     )
 
 
-def rank_chunk(domain: Domain, start: int, count: int, spent: Counter[str]) -> Counter[str]:
-    """Sample, compile and predict one chunk; adds each stage's seconds of one core."""
+def rank_chunk(domain: Domain, start: int, count: int) -> dict[str, float]:
+    """Sample, compile and predict one chunk: each stage's seconds of one core, rows, messages."""
     clock = time.thread_time
     began = clock()
     population = sample(domain, Space(), start, count, seed=0)
@@ -46,29 +45,27 @@ def rank_chunk(domain: Domain, start: int, count: int, spent: Counter[str]) -> C
     played = clock()
     assert np.isfinite(analytic).all()
     assert np.isfinite(timeline).all()
-    spent.update(
-        sample=sampled - began,
-        compile=compiled - sampled,
-        analytic=weighed - compiled,
-        timeline=played - weighed,
-        rows=population.rows,
-        messages=plans.messages,
-    )
-    return spent
+    return {
+        "sample": sampled - began,
+        "compile": compiled - sampled,
+        "analytic": weighed - compiled,
+        "timeline": played - weighed,
+        "rows": population.rows,
+        "messages": plans.messages,
+    }
 
 
 def report(model: str, proposals: int, threads: int, nodes: int) -> None:
     domain = domain_of(model, nodes, step_seconds=0.2)
-    rank_chunk(domain, 0, 8, Counter())  # compiles, or loads what was compiled before
+    rank_chunk(domain, 0, 8)  # compiles, or loads what was compiled before
     starts = range(0, proposals, CHUNK)
     began = time.perf_counter()
     with ThreadPoolExecutor(threads) as pool:
-        parts = pool.map(
-            lambda start: rank_chunk(domain, start, min(CHUNK, proposals - start), Counter()),
-            starts,
+        chunks = list(
+            pool.map(lambda start: rank_chunk(domain, start, min(CHUNK, proposals - start)), starts)
         )
-        spent = sum(parts, Counter())
     wall = time.perf_counter() - began
+    spent = {name: sum(chunk[name] for chunk in chunks) for name in chunks[0]}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     print(
         f"{model}, {nodes} nodes: {proposals} proposals, {spent['rows'] / 1e6:.1f} M rows, "

@@ -1,8 +1,8 @@
 """`autosync probe`: what messages cost on a cluster, alone and among others.
 
-First single messages (`message_costs`); then whole iterations of a model made for it,
-under strategies whose plans hold from one to hundreds of messages of each kind, and the costs
-are fitted to both (`autosync.simulator.cost.cost_fitting`).
+First single messages (`autosync.trials.probe.message_samples`); then whole iterations of a model
+made for it, under strategies whose plans hold from one to hundreds of messages of each kind. The
+costs are fitted to both (`autosync.simulator.fitting`).
 """
 
 import math
@@ -19,7 +19,8 @@ from autosync.errors import NotSupported
 from autosync.graph import ModelGraph, Operation, Variable
 from autosync.population import Population, encode
 from autosync.search.designs.building_blocks import Choices, assemble, collective, everything, owned
-from autosync.simulator.cost.cost_fitting import CostFit, fit_costs
+from autosync.simulator.fitting.iteration_cost_fitting import CostFit, fit_costs
+from autosync.simulator.fitting.message_cost_fitting import with_message_costs
 from autosync.strategy import AllReduce, ReduceScatter, Schedule, Strategy
 from autosync.trials.contract import (
     ComputeDevice,
@@ -29,10 +30,10 @@ from autosync.trials.contract import (
     TrialRequest,
     Workload,
 )
-from autosync.trials.probe.message_costs import (
+from autosync.trials.probe.message_samples import (
     REPEATS,
     brief_sizes,
-    probe_pool,
+    measure_messages,
     timing_pool,
     worker_counts,
 )
@@ -46,7 +47,7 @@ COMPUTE_SHARE = 0.5
 """Compute over ring seconds: gradients come one after another, and only some of it hides."""
 EVERYTHING = 1 << 62
 BRIEF_REPEATS = 3
-ROUNDS = {False: 12, True: 4}
+MAX_ITERATIONS = {False: 12, True: 4}
 """Of the fit, by whether the probe is brief."""
 
 Say = Callable[[str], None]
@@ -83,13 +84,14 @@ def probe_costs(
     with timing_pool(launcher, workload) as pool:
         say("timing single messages")
         sizes = brief_sizes(cluster, byte_scale / time_scale) if brief else ()
-        alone = probe_pool(pool, cluster, sizes, BRIEF_REPEATS if brief else REPEATS)
+        samples = measure_messages(pool, sizes, BRIEF_REPEATS if brief else REPEATS)
+        alone = with_message_costs(cluster, samples)
         if not pool.at_cluster_rates or compute == "kernels":
             nothing = np.empty(0)
             return CostFit(alone, 0.0, 0.0, nothing, nothing)
         population, seconds = measured(pool, domain, brief, say)
     say("fitting")
-    return fit_costs(replace(domain, cluster=alone), population, seconds, ROUNDS[brief])
+    return fit_costs(replace(domain, cluster=alone), population, seconds, MAX_ITERATIONS[brief])
 
 
 def measured(
@@ -101,7 +103,7 @@ def measured(
         NotSupported: fewer than three ran.
     """
     strategies = probing_strategies(domain, brief)
-    kept, seconds = [], []
+    ran, seconds = [], []
     for number, (name, strategy) in enumerate(strategies, start=1):
         request = TrialRequest(
             f"probe/{name}", make_bundle(strategy, domain), iterations=3 if brief else 5
@@ -112,16 +114,16 @@ def measured(
             say(f"{name} failed: {why}")
             continue
         say(f"{number} of {len(strategies)}: {name} {result.step_seconds * 1e3:.1f} ms")
-        kept.append(strategy)
+        ran.append(strategy)
         seconds.append(result.step_seconds)
-    if len(kept) < 3:
+    if len(ran) < 3:
         raise NotSupported(
-            f"only {len(kept)} of {len(strategies)} probing trials ran on {pool.description}.",
+            f"only {len(ran)} of {len(strategies)} probing trials ran on {pool.description}.",
             thing="launcher",
             value=pool.description,
             remedy="Look at why they failed, above.",
         )
-    return encode(kept, domain), np.array(seconds)
+    return encode(ran, domain), np.array(seconds)
 
 
 def probing_domain(cluster: Cluster, time_scale: float) -> Domain:

@@ -8,7 +8,7 @@ from autosync.search.designs.building_blocks import assemble, collective
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.proposing import OnEvent
 from autosync.search.loop.settings import Settings
-from autosync.simulator.cost.overlap_slowdown import fit_overlap_slowdown
+from autosync.simulator.fitting.overlap_slowdown import fit_overlap_slowdown
 from autosync.strategy import AllReduce
 from autosync.trials.contract import Pool, TrialRequest
 

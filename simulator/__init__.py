@@ -1,4 +1,5 @@
-"""Predictions of seconds an iteration: analytic, timeline, learned; and how good they are.
+"""Predicts seconds an iteration without running; may import all of autosync but search and api.
 
-Imports `trials` and all below it, never `search` or `api`.
+Rooms, from the top, each of which may import those below it: `evaluation`; `learned`; `fitting` and
+`explanation`; `analytic`, `limit` and `peak_memory`; `timeline`; `cost`; `numba_compiler`.
 """

@@ -1,7 +1,6 @@
 """The papers' analytic model: T = max(T_comp, T_sync), equations 1 to 3 mended."""
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
@@ -9,6 +8,7 @@ from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.compute_time import compute_seconds
 from autosync.simulator.cost.network import network_of
+from autosync.simulator.numba_cache import cached_kernel
 from autosync.simulator.numba_compiler import compile_plans_fast
 
 
@@ -52,7 +52,7 @@ def analytic_seconds(
     return result
 
 
-@njit(nogil=True, cache=True)
+@cached_kernel
 def _sum_messages(first, operation, ranks, root, wire_bytes, kind, startup, per_byte, busy, sync):  # type: ignore[no-untyped-def]
     """sync f64[n]: the collectives' seconds plus the busiest server's.
 

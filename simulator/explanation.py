@@ -1,4 +1,4 @@
-"""Where an iteration's time goes: what compute, transfers and startups each add."""
+"""Where an iteration's time goes (compute, transfers, startups), and how much memory it takes."""
 
 from dataclasses import dataclass
 
@@ -11,6 +11,7 @@ from autosync.simulator.compute_time import slowest_factors
 from autosync.simulator.cost.network import network_of
 from autosync.simulator.limit import Limit, iteration_limit
 from autosync.simulator.numba_compiler import compile_plans_fast
+from autosync.simulator.peak_memory import device_memory_bytes, peak_bytes
 from autosync.simulator.timeline.event_loop import (
     ComputeArrays,
     CostArrays,
@@ -30,9 +31,11 @@ class Explanation:
     transfer_seconds: what the iteration would lose were links infinitely fast, startups free.
     startup_seconds: what it would lose were only startups free.
     slowed_seconds: what it gains where compute takes longer while messages are on the wire; the
-        three before are told without that.
+        three before are without that.
     busiest: the link that is held longest, busiest_seconds an iteration.
     limit_percent: the domain's limit over step_seconds; 100 cannot be beaten.
+    peak_memory_bytes, device_memory_bytes: of each rank; the former an estimate that was not
+        checked against measurements.
     """
 
     step_seconds: float
@@ -46,6 +49,14 @@ class Explanation:
     busiest: str
     busiest_seconds: float
     limit_seconds: float
+    peak_memory_bytes: tuple[float, ...]
+    device_memory_bytes: tuple[float, ...]
+
+    @property
+    def ranks_out_of_memory(self) -> tuple[int, ...]:
+        """Ranks whose devices have less memory than the peak."""
+        both = zip(self.peak_memory_bytes, self.device_memory_bytes, strict=True)
+        return tuple(rank for rank, (peak, memory) in enumerate(both) if peak > memory)
 
     @property
     def limit_percent(self) -> float:
@@ -102,9 +113,7 @@ def explain_plan(
     )
     rows = slice(int(plans.first[index]), int(plans.first[index + 1]))
     links = network_of(domain.cluster, plans.teams)
-    kinds = links.kind[
-        plans.operation[rows], plans.ranks[rows], plans.root[rows].astype(np.int64) + 1
-    ]
+    kinds = links.kinds_of(plans)[rows]
     busy = plans.wire_bytes[rows] @ links.load[kinds]
     return Explanation(
         step_seconds=real,
@@ -118,6 +127,8 @@ def explain_plan(
         busiest=links.resources[int(busy.argmax())],
         busiest_seconds=float(busy.max()),
         limit_seconds=bound.seconds,
+        peak_memory_bytes=tuple(peak_bytes(plans, population, domain, index).tolist()),
+        device_memory_bytes=tuple(device_memory_bytes(domain).tolist()),
     )
 
 

@@ -9,12 +9,9 @@ from scipy.optimize import linprog
 
 from autosync.allowed import Allowed
 from autosync.cluster import Cluster
-from autosync.codes import Op
 from autosync.domain import Domain
-from autosync.plan.compiler_arrays import ALL_RANKS, team_table
 from autosync.simulator.compute_time import compute_factors
-from autosync.simulator.cost.network import network_of
-from autosync.simulator.cost.synchronizer_costs import ways_of
+from autosync.simulator.cost.synchronizer_costs import costs_of_synchronizers
 from autosync.strategy import even_replicas
 
 F64 = NDArray[np.float64]
@@ -83,20 +80,21 @@ def _windows(domain: Domain, allowed: Allowed, fastest: float, slowest: float) -
 
 
 def least_transfer(domain: Domain, allowed: Allowed) -> F64:
-    """Seconds of link time that each variable needs whatever way is chosen, `(V,)`.
+    """Seconds of link time that each variable needs whatever synchronizer is chosen, `(V,)`.
 
-    A linear program mixes ways per class of variables so that the busiest link is busy least. Its
-    dual prices, one per link and adding up to 1, turn all links into one machine: a variable
-    takes at least min over ways of price . load of that machine's time, and the machine does at
-    most one second's work in a second. Right for any prices, so the solver's tolerance is safe.
+    A linear program mixes synchronizers per class of variables so that the busiest link is busy
+    least. Its dual prices, one per link and adding up to 1, turn all links into one machine: a
+    variable takes at least min over synchronizers of price . load of that machine's time, and the
+    machine does at most one second's work in a second. Right for any prices, so the solver's
+    tolerance is safe.
     """
-    ways = ways_of(replace(domain, cluster=_without_links(domain.cluster)), allowed)
-    classes, _, resources = ways.load.shape
+    costs = costs_of_synchronizers(replace(domain, cluster=_without_links(domain.cluster)), allowed)
+    classes, _, resources = costs.load.shape
     size_bytes = domain.variables.size_bytes.astype(np.float64)
-    total = np.bincount(ways.of, weights=size_bytes, minlength=classes)
-    suited = np.isfinite(ways.load[:, :, 0])
+    total = np.bincount(costs.class_of, weights=size_bytes, minlength=classes)
+    suited = np.isfinite(costs.load[:, :, 0])
     columns = np.argwhere(suited)
-    seconds = ways.load[suited] * total[columns[:, 0], None]
+    seconds = costs.load[suited] * total[columns[:, 0], None]
     each = np.zeros((classes, len(columns) + 1))
     each[columns[:, 0], np.arange(len(columns))] = 1.0
     solved = linprog(
@@ -109,8 +107,8 @@ def least_transfer(domain: Domain, allowed: Allowed) -> F64:
     )
     prices = np.maximum(-solved.ineqlin.marginals, 0.0)
     prices /= prices.sum()
-    priced = np.where(suited, np.nan_to_num(ways.load, posinf=0.0) @ prices, np.inf)
-    needs: F64 = priced.min(axis=1)[ways.of] * size_bytes
+    priced = np.where(suited, np.nan_to_num(costs.load, posinf=0.0) @ prices, np.inf)
+    needs: F64 = priced.min(axis=1)[costs.class_of] * size_bytes
     return needs
 
 
@@ -153,34 +151,3 @@ def longest_tail_first(ready: F64, needs: F64, tails: F64) -> float:
             left[job] -= until - now
             now = until
     return float(end)
-
-
-@dataclass(frozen=True, slots=True)
-class DearBound:
-    """Bounds of two classes of strategies only; other synchronizers may lie below.
-
-    halves_seconds: reduce-scatter in backward, all-gather in forward (equations 6 and 7).
-    all_reduce_seconds: all-reduce overlapped with backward (equation 8).
-    speedup: the most that P workers gain over one in the first class (equation 6).
-    """
-
-    halves_seconds: float
-    all_reduce_seconds: float
-    speedup: float
-
-
-def dear_bound(domain: Domain) -> DearBound:
-    """DeAR's equations 6 to 8 with the ring's time at its slowest link, no startup."""
-    factor = float(compute_factors(domain, even_replicas(domain.world_size)).max())
-    forward = factor * domain.timing.forward_seconds
-    backward = factor * domain.timing.backward_seconds
-    costs = network_of(domain.cluster, team_table(domain, ()))
-    ring = costs.kind[Op.ALL_REDUCE, ALL_RANKS, 0]
-    all_reduce = float(costs.seconds_per_byte[ring]) * domain.graph.size_bytes
-    half = all_reduce / 2
-    halves = max(forward, half) + max(backward, half)
-    return DearBound(
-        halves_seconds=halves,
-        all_reduce_seconds=forward + max(backward, all_reduce),
-        speedup=domain.world_size * (forward + backward) / halves,
-    )

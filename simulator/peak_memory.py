@@ -1,4 +1,8 @@
-"""Peak memory of every device under a strategy, so that running out of it is predicted."""
+"""An estimate of every device's peak memory under a strategy.
+
+It adds up what the documents state and was not checked against measurements: no strategy is
+refused for it.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,16 +41,13 @@ def peak_bytes(
     )
 
 
-def fits(
-    plans: PlanTable, population: Population, domain: Domain, index: int = 0
-) -> NDArray[np.bool_]:
-    """Whether each rank's device has the memory, `(world,)`."""
-    room = [
+def device_memory_bytes(domain: Domain) -> NDArray[np.float64]:
+    """The memory of every rank's device, `(world,)`: as the cluster states it, or its type's."""
+    stated = [
         (device.memory_gb or DEVICE_TYPES[device.type].memory_gb) * 1e9
         for device in domain.cluster.device_of_rank()
     ]
-    result: NDArray[np.bool_] = peak_bytes(plans, population, domain, index) <= np.array(room)
-    return result
+    return np.array(stated)
 
 
 def state_bytes(plans: PlanTable, domain: Domain, index: int) -> NDArray[np.float64]:
@@ -106,13 +107,13 @@ def activation_bytes(graph: ModelGraph) -> tuple[float, float]:
             gradient_from[source] = min(gradient_from[source], backward_at[index])
     change = np.zeros((2, 2 * count + 1))
     for index, operation in enumerate(graph.operations):
-        kind = int(operation.has_batch_dimension)
+        batched = int(operation.has_batch_dimension)
         stop = backward_at[index] + 1
         if operation.type not in IN_PLACE:
-            change[kind, index] += operation.output_bytes
-            change[kind, stop] -= operation.output_bytes
-        change[kind, gradient_from[index]] += operation.output_bytes
-        change[kind, stop] -= operation.output_bytes
-    alive = change.cumsum(axis=1)
-    peak = int(alive.sum(axis=0).argmax())
-    return float(alive[0, peak]), float(alive[1, peak])
+            change[batched, index] += operation.output_bytes
+            change[batched, stop] -= operation.output_bytes
+        change[batched, gradient_from[index]] += operation.output_bytes
+        change[batched, stop] -= operation.output_bytes
+    held = change.cumsum(axis=1)
+    peak = int(held.sum(axis=0).argmax())
+    return float(held[0, peak]), float(held[1, peak])

@@ -9,7 +9,7 @@ from autosync.search.cluster_probe import probe_costs
 from autosync.search.loop.outcome import TuningEvent
 from autosync.trials.contract import Launcher
 from autosync.trials.probe.kernel_profile import profile_kernels
-from autosync.trials.probe.message_costs import timing_pool
+from autosync.trials.probe.message_samples import timing_pool
 
 
 def calibrated(job: TuningRequest, store: DatabaseStore, launcher: Launcher) -> TuningRequest:

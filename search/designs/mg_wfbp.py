@@ -48,7 +48,7 @@ def _best_cuts(domain: Domain) -> list[int]:
     variables = [domain.graph.variables[index] for index in domain.graph.gradient_order]
     costs = network_of(domain.cluster, team_table(domain, ()))
     operation = [Op.SPARSE_ALL_GATHER if each.sparse else Op.ALL_REDUCE for each in variables]
-    kind = costs.kind[operation, ALL_RANKS, 0]
+    kind = costs.kind_of(operation, ALL_RANKS)
     message_seconds = costs.message_seconds[kind]
     seconds_per_byte = (
         costs.seconds_per_byte + costs.copy_seconds_per_byte + costs.host_seconds_per_byte

@@ -14,6 +14,7 @@ from autosync.search.sampler.counter_random import draw, stream
 from autosync.search.sampler.drawn_columns import ChoiceColumns, ShardColumns
 from autosync.search.sampler.load_balance import unit_bytes
 from autosync.search.sampler.sampling_tables import Record, Tables
+from autosync.simulator.numba_cache import cached_kernel
 
 MERGING = 3
 """Purpose of the random stream of a proposal's groups."""
@@ -52,7 +53,7 @@ class MergeTables(NamedTuple):
     bytes: NDArray[np.float64]
 
 
-@njit(nogil=True, cache=True)
+@cached_kernel
 def merge_adjacent(
     tables: Tables,
     seed: np.uint64,
@@ -81,7 +82,7 @@ def merge_adjacent(
         _renumber(shards.group[first[i] : first[i + 1]], groups)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def _starts(row: int, parts: NDArray[np.int32], start: NDArray[np.int64]) -> None:
     """The first row of each variable of a strategy, and the row after the last."""
     for v in range(len(parts)):
@@ -90,13 +91,13 @@ def _starts(row: int, parts: NDArray[np.int32], start: NDArray[np.int64]) -> Non
     start[len(parts)] = row
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def _first_class(rules: Record, variable: Record, method: int, option: int, families: int) -> Any:
     """The class of family 0 of shards that are synchronized alike and of equal type."""
     return ((method * rules.options + option) * rules.dtypes + variable.dtype) * families
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def _tally(
     tables: Tables,
     axis: NDArray[np.int8],
@@ -129,7 +130,7 @@ def _tally(
     return used
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def _share_groups(
     max_groups: int, name: np.uint64, merge: MergeTables, touched: NDArray[np.int64]
 ) -> None:
@@ -148,7 +149,7 @@ def _share_groups(
         merged.current = -1
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def _assign(
     tables: Tables,
     axis: NDArray[np.int8],
@@ -181,7 +182,7 @@ def _assign(
     return groups
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def _opens(merged: Record, size: float) -> Any:
     """Whether the next shard begins a group: the open one is nearest its target without it, or
     the shards left are needed to fill the groups left."""
@@ -191,7 +192,7 @@ def _opens(merged: Record, size: float) -> Any:
     return merged.groups > 0 and (full or merged.shards <= merged.groups)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def _renumber(group: NDArray[np.int32], groups: int) -> None:
     """Number groups in order of first appearance, as `encode` does."""
     name = np.full(groups, -1, dtype=np.int32)

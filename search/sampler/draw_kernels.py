@@ -3,9 +3,6 @@
 Every choice is uniform as AutoSync's published sampler has it, except that a strategy first draws
 a style (mostly servers or collectives, one method or several, cut or whole), because 200
 independent coins would make every proposal the same even mixture.
-
-Numba renews a cached kernel when its own file changes, not when an imported one does: after an
-edit of `tables` or `randomness`, remove `search/__pycache__`.
 """
 
 from typing import NamedTuple
@@ -29,6 +26,7 @@ from autosync.search.sampler.sampling_tables import (
     Record,
     Tables,
 )
+from autosync.simulator.numba_cache import cached_kernel
 from autosync.units import MIB
 
 CHOICES = 1
@@ -67,7 +65,7 @@ class Style(NamedTuple):
     piece_bytes: int
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def draw_style(rules: Record, encodings: NDArray[np.int64], name: np.uint64) -> Style:
     architecture = draw(name, 0, 8)
     owner_chance = ALWAYS if architecture < 2 else (HALF if architecture < 4 else NEVER)
@@ -99,7 +97,7 @@ def draw_style(rules: Record, encodings: NDArray[np.int64], name: np.uint64) -> 
     )
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def choose_variant(variable: Record, style: Style, coins: np.uint64) -> int:
     """How a variable's shards are synchronized; four bytes of `coins` are its coins."""
     owner = np.int64(coins & _BYTE) < style.owner_chance
@@ -118,7 +116,7 @@ def choose_variant(variable: Record, style: Style, coins: np.uint64) -> int:
     return TREE if style.tree else RING
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def choose_encoding(
     variable: Record, style: Style, low_rank: NDArray[np.bool_], variant: int
 ) -> int:
@@ -130,7 +128,7 @@ def choose_encoding(
     return style.encoding if variant == RING and variable.matrix else 0
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def choose_axis(variable: Record, name: np.uint64, number: int) -> int:
     """An axis longer than 1, uniformly (axis 0 only for embeddings); -1 where there is none."""
     if variable.by_rows:
@@ -149,7 +147,7 @@ def choose_axis(variable: Record, name: np.uint64, number: int) -> int:
     return -1
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def choose_cut(
     variable: Record, style: Style, max_parts: int, name: np.uint64, number: int
 ) -> tuple[int, int, int]:
@@ -168,7 +166,7 @@ def choose_cut(
     return axis, 2 + draw(name, number + 3, most - 1), elements
 
 
-@njit(nogil=True, cache=True)
+@cached_kernel
 def draw_choices(
     tables: Tables, seed: np.uint64, indices: NDArray[np.uint64], choices: ChoiceColumns
 ) -> None:
@@ -205,7 +203,7 @@ def draw_choices(
                 )
 
 
-@njit(nogil=True, cache=True)
+@cached_kernel
 def fill_shards(tables: Tables, choices: ChoiceColumns, shards: ShardColumns) -> None:
     """Fill the shards' rows. Owners (server -1) and groups (-1) of unpinned shards stay open."""
     variables, pins, first = tables.variables, tables.pins, shards.first
@@ -234,7 +232,7 @@ def fill_shards(tables: Tables, choices: ChoiceColumns, shards: ShardColumns) ->
                 shards.length[stop - 1] = variables[v].elements - full * (count - 1)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def _fill_pinned(shards: ShardColumns, row: int, v: int, pinned: Record) -> None:
     shards.variable[row], shards.length[row] = v, pinned.length
     shards.method[row], shards.option[row] = pinned.method, pinned.option

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from autosync.search.sampler.counter_random import mix, stream, word
 from autosync.search.sampler.drawn_columns import ShardColumns
 from autosync.search.sampler.sampling_tables import Record, Tables
+from autosync.simulator.numba_cache import cached_kernel
 
 PLACEMENT = 2
 """Purpose of the random stream of a proposal's owners."""
@@ -52,7 +53,7 @@ class Servers(NamedTuple):
     deficit: NDArray[np.float64]
 
 
-@njit(nogil=True, cache=True)
+@cached_kernel
 def balance_load(
     tables: Tables,
     seed: np.uint64,
@@ -84,7 +85,7 @@ def balance_load(
         _place_runs(name, largest, descending, runs, servers, shards.server)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def _gather_runs(
     variables: NDArray[np.void],
     axis: NDArray[np.int8],
@@ -126,13 +127,13 @@ def _gather_runs(
     return used, total, largest
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def unit_bytes(variable: Record, axis: int) -> Any:
     """What one replica sends for a shard of length 1 of a variable cut along `axis`."""
     return variable.sent_bytes / (variable.elements if axis < 0 else variable.dims[axis])
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def _place_runs(
     name: np.uint64,
     largest: float,
@@ -164,7 +165,7 @@ def _place_runs(
             number += 1
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def _draw_owner(
     servers: Servers, noise: np.uint64, size: float, margin: float, placed: float
 ) -> int:

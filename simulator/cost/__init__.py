@@ -1,1 +1,4 @@
-"""What messages cost on a cluster: links, startups, and constants fitted to measurements."""
+"""What messages cost on a cluster: traffic, links, startups, and the published constants.
+
+May import the compiled plan compiler, and nothing of the timeline.
+"""

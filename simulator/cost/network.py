@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from autosync.cluster import Cluster, MessageKind
 from autosync.codes import Op
 from autosync.plan.compiler_arrays import ALL_RANKS, FIRST_SERVER, LEADERS, NODE_TEAMS
-from autosync.plan.plan_table import Teams
+from autosync.plan.plan_table import PlanTable, Teams
 from autosync.simulator.cost.message_edges import Edges, edges_of
 
 F64 = NDArray[np.float64]
@@ -45,7 +45,8 @@ SERVER_OPERATIONS = tuple(op for op in Op if op.to_owner or op.from_owner)
 class Network:
     """K kinds of messages over R resources.
 
-    kind i16[11, teams, servers + 1]: by operation, teams and root + 1; -1 where no plan goes.
+    kind i16[11, teams, servers + 1]: by operation, teams and root + 1 (see `kind_of`); -1 for
+        messages that no plan holds.
     startup_seconds f64[K]; copy_seconds_per_byte f64[K]: an engine's own copies.
     host_seconds, host_seconds_per_byte f64[K]: for which a message keeps the hosts' processors.
     seconds_per_byte f64[K]: of a message alone: the time at its slowest resource.
@@ -71,6 +72,21 @@ class Network:
     utilization: F64
     in_flight: int
     engine_seconds: float
+
+    def kinds_of(self, plans: PlanTable) -> NDArray[np.int16]:
+        """The kind of every message of the plans, `(messages,)`."""
+        return self.kind_of(plans.operation, plans.ranks, plans.root)
+
+    def kind_of(
+        self, operation: ArrayLike, teams: ArrayLike, root: ArrayLike = -1
+    ) -> NDArray[np.int16]:
+        """The kinds of messages by operation, teams and root (-1: none); all broadcast."""
+        places = (
+            np.asarray(each, dtype=np.int64)
+            for each in (operation, teams, np.add(root, 1, dtype=np.int64))
+        )
+        kinds: NDArray[np.int16] = self.kind[tuple(places)]
+        return kinds
 
     @property
     def message_seconds(self) -> F64:
@@ -145,6 +161,14 @@ def load_of(edges: Edges, where: Resources) -> F64:
     return load
 
 
+def link_seconds_per_byte(
+    cluster: Cluster, operation: Op, team: tuple[int, ...], root: int = -1
+) -> float:
+    """How long one message within a team holds its slowest resource, per byte of a replica's."""
+    edges = edges_of(operation, team, root, cluster.backend)
+    return float(load_of(edges, resources_of(cluster)).max())
+
+
 @lru_cache(maxsize=8)
 def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
     """The costs of every message kind that plans over these teams can hold."""
@@ -185,7 +209,7 @@ def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
 
 
 def _kinds(cluster: Cluster, teams: int) -> list[tuple[Op, int, int]]:
-    """(operation, teams, root) of every message that the compiler emits (kernels.chain)."""
+    """(operation, teams, root) of every message that the compiler emits (its kernel `chain`)."""
     rings = range(FIRST_SERVER + cluster.servers, teams)
     found = [(Op.ALL_REDUCE, team, -1) for team in (ALL_RANKS, LEADERS, *rings)]
     everyone = (Op.REDUCE_SCATTER, Op.ALL_GATHER, Op.SPARSE_ALL_GATHER, Op.FACTOR_ALL_GATHER)
@@ -223,7 +247,7 @@ def _latency_seconds(cluster: Cluster, where: Resources, edges: Edges) -> float:
     if not len(edges.source):
         return 0.0
     each = cluster.latency_seconds()[where.node[edges.source], where.node[edges.target]]
-    return float(edges.rounds * (each.mean() if edges.ring else each.max()))
+    return float(edges.steps * (each.mean() if edges.ring else each.max()))
 
 
 def _equation_term(cluster: Cluster, where: Resources, operation: Op, edges: Edges) -> float:

@@ -1,7 +1,7 @@
-"""Every way in which a variable may be synchronized, and how long each link carries it."""
+"""Every synchronizer that a variable may have, and how long each link then carries it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,63 +27,78 @@ from autosync.strategy import (
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
-    """Variables of one class are synchronized at the same cost per byte; C classes, W ways.
+class SynchronizerCosts:
+    """Variables of one class cost the same per byte under each synchronizer; C classes, S
+    synchronizers.
 
-    of i64[V]: class of each variable. load f64[C, W, R]: seconds per byte of the variable that
-    each resource is held; infinite where a way does not suit the class.
+    class_of i64[V]: of each variable. load f64[C, S, R]: seconds per byte of the variable that
+    each resource is held; infinite where a synchronizer does not suit the class.
     """
 
-    of: NDArray[np.int64]
+    class_of: NDArray[np.int64]
     load: NDArray[np.float64]
 
 
-def ways_of(domain: Domain, allowed: Allowed) -> Ways:
-    """The ways as the compiler turns them into messages, of uncut variables: cuts add no saving."""
+def costs_of_synchronizers(domain: Domain, allowed: Allowed) -> SynchronizerCosts:
+    """Of every allowed synchronizer, as the compiler turns it into messages; of uncut variables,
+    since cuts save nothing."""
     synchronizers = list(_synchronizers(domain, allowed))
     suits = np.array(
-        [[_suits(way, variable) for way in synchronizers] for variable in domain.graph.variables]
+        [
+            [_suits(synchronizer, variable) for synchronizer in synchronizers]
+            for variable in domain.graph.variables
+        ]
     )
-    plain = AllReduce(0)
     strategies = [
-        Strategy(
-            tuple(
-                VariableChoice(
-                    variable.name,
-                    whole(variable.shape),
-                    (_grouped(way if suits[v, w] else plain, v),),
-                )
-                for v, variable in enumerate(domain.graph.variables)
-            ),
-            even_replicas(domain.world_size),
-        )
-        for w, way in enumerate(synchronizers)
+        _strategy_of(domain, synchronizer, suits[:, place])
+        for place, synchronizer in enumerate(synchronizers)
     ]
     return _classes(domain, strategies, suits)
 
 
-def _classes(domain: Domain, strategies: list[Strategy], suits: NDArray[np.bool_]) -> Ways:
-    """Compiles one strategy per way and reads each variable's messages."""
+def _strategy_of(domain: Domain, synchronizer: Synchronizer, suits: NDArray[np.bool_]) -> Strategy:
+    """Every variable alone under the synchronizer; those it does not suit by all-reduce.
+
+    suits: `(V,)`.
+    """
+    choices = tuple(
+        VariableChoice(
+            variable.name,
+            whole(variable.shape),
+            (replace(synchronizer if suited else AllReduce(0), group=group),),
+        )
+        for group, (variable, suited) in enumerate(zip(domain.graph.variables, suits, strict=True))
+    )
+    return Strategy(choices, even_replicas(domain.world_size))
+
+
+def _classes(
+    domain: Domain, strategies: list[Strategy], suits: NDArray[np.bool_]
+) -> SynchronizerCosts:
+    """Compiles one strategy per synchronizer and reads each variable's messages.
+
+    suits: `(V, S)`.
+    """
     variables = len(suits)
     plans = compile_plans_fast(encode(strategies, domain), domain)
     costs = network_of(domain.cluster, plans.teams)
-    way = np.repeat(np.arange(len(strategies)), np.diff(plans.first))
+    synchronizer = np.repeat(np.arange(len(strategies)), np.diff(plans.first))
     variable = plans.piece_row[plans.bucket_first[plans.bucket]]
-    kind = costs.kind[plans.operation, plans.ranks, plans.root.astype(np.int64) + 1]
+    kind = costs.kinds_of(plans)
     ratio = plans.wire_bytes / domain.variables.size_bytes[variable]
     signatures: list[tuple[object, ...]] = [() for _ in range(variables)]
     for v in range(variables):
         mine = variable == v
         signatures[v] = (suits[v].tobytes(), ratio[mine].tobytes(), kind[mine].tobytes())
     numbers = {signature: c for c, signature in enumerate(dict.fromkeys(signatures))}
-    of = np.array([numbers[signature] for signature in signatures])
+    class_of = np.array([numbers[signature] for signature in signatures])
     load = np.zeros((len(numbers), len(strategies), costs.load.shape[1]))
     for c in range(len(numbers)):
-        first = int(np.flatnonzero(of == c)[0])
+        first = int(np.flatnonzero(class_of == c)[0])
         mine = variable == first
-        np.add.at(load[c], way[mine], ratio[mine, None] * costs.load[kind[mine]])
+        np.add.at(load[c], synchronizer[mine], ratio[mine, None] * costs.load[kind[mine]])
         load[c][~suits[first]] = np.inf
-    return Ways(of, load)
+    return SynchronizerCosts(class_of, load)
 
 
 def _synchronizers(domain: Domain, allowed: Allowed) -> Iterator[Synchronizer]:
@@ -105,25 +120,11 @@ def _synchronizers(domain: Domain, allowed: Allowed) -> Iterator[Synchronizer]:
                     yield ParameterServer(server, 0, hierarchical, encoding)
 
 
-def _suits(way: Synchronizer, variable: Variable) -> bool:
-    match way:
+def _suits(synchronizer: Synchronizer, variable: Variable) -> bool:
+    match synchronizer:
         case AllGather():
             return variable.sparse
         case Factors():
             return variable.factor_rows > 0
         case _:
             return True
-
-
-def _grouped(way: Synchronizer, group: int) -> Synchronizer:
-    match way:
-        case ParameterServer():
-            return ParameterServer(way.server, group, way.hierarchical, way.encoding)
-        case AllReduce():
-            return AllReduce(group, way.algorithm, way.device_order, way.encoding)
-        case ReduceScatter():
-            return ReduceScatter(group, way.sharded_update, way.encoding)
-        case AllGather():
-            return AllGather(group)
-        case Factors():
-            return Factors(group)

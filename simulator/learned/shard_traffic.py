@@ -46,7 +46,7 @@ class Traffic:
 def traffic(plans: PlanTable, population: Population, domain: Domain, times: Times) -> Traffic:
     buckets, rows = len(plans.bucket_first) - 1, population.rows
     costs = network_of(domain.cluster, plans.teams)
-    kind = costs.kind[plans.operation, plans.ranks, plans.root.astype(np.int64) + 1]
+    kind = costs.kinds_of(plans)
     wire = plans.wire_bytes.astype(np.float64)
     copies = costs.copy_seconds_per_byte[kind]
     transfer = (costs.equation_seconds_per_byte[kind] + copies) * wire

@@ -1,9 +1,9 @@
 """The clock of compute: machine code, without the interpreter lock.
 
-Compute runs at 1 / (1 + slowdown) of its rate while at least one message is on the wire. So when
-backward has done something is known in advance only as long as the wire stays as it is; it is told
-anew each time the first message comes onto it or the last one leaves. Work is measured in seconds
-at full rate. `step()` and updates keep their seconds.
+Compute runs at 1 / (1 + slowdown) of its rate while at least one message is on the wire. When
+backward reaches an operation is therefore known in advance only for as long as that does not
+change, and is found again each time the first message comes onto the wire or the last one leaves
+it. Work is measured in seconds at full rate. `step()` and updates keep their seconds.
 """
 
 # numba infers the types of what it compiles, tuples of arrays among them
@@ -19,7 +19,7 @@ SINCE, DONE, SLOW, END = 0, 1, 2, 3
 """Of a pace: from when on it holds, the work of backward done by then, how many times its seconds
 work takes, and when backward ends."""
 
-FLYING, INTERVALS, ISSUED = 0, 1, 2
+MESSAGES_ON_WIRE, INTERVALS, ISSUED = 0, 1, 2
 """Of a tally: messages on the wire, intervals in which some were, messages issued so far."""
 
 
@@ -41,8 +41,8 @@ def moment_of(in_flight, work):
 @njit(nogil=True, _nrt=False)
 def wire_fills(in_flight, now):
     """A message comes onto the wire; returns whether it is the first one there."""
-    in_flight.tally[FLYING] += 1
-    if in_flight.tally[FLYING] > 1:
+    in_flight.tally[MESSAGES_ON_WIRE] += 1
+    if in_flight.tally[MESSAGES_ON_WIRE] > 1:
         return False
     interval = in_flight.tally[INTERVALS]
     if interval > 0 and in_flight.wired[interval - 1, 1] == now:
@@ -55,8 +55,8 @@ def wire_fills(in_flight, now):
 @njit(nogil=True, _nrt=False)
 def wire_empties(in_flight, now):
     """A message leaves the wire; returns whether none is left there."""
-    in_flight.tally[FLYING] -= 1
-    if in_flight.tally[FLYING] > 0:
+    in_flight.tally[MESSAGES_ON_WIRE] -= 1
+    if in_flight.tally[MESSAGES_ON_WIRE] > 0:
         return False
     in_flight.wired[in_flight.tally[INTERVALS], 1] = now
     in_flight.tally[INTERVALS] += 1
@@ -75,7 +75,7 @@ def change_pace(compute, in_flight, now, factor, slow):
     return True
 
 
-@njit(nogil=True, cache=True, _nrt=False)
+@njit(nogil=True, _nrt=False)
 def advance(wired, intervals, interval, now, work, slow):
     """When `work` that begins now is done, and the first interval that is not over by then.
 
@@ -111,7 +111,7 @@ def update_seconds(plan, compute, message):
 
 
 @njit(nogil=True, _nrt=False)
-def finish(plan, compute, in_flight, index, factor, done):
+def finish(plan, compute, in_flight, index, factor, arrived):
     """From the messages' arrivals to the end of the next forward pass: `step()`, then gates."""
     begin, stop = plan.first[index], plan.first[index + 1]
     step, updates, gated = in_flight.pace[END], 0.0, False
@@ -121,14 +121,14 @@ def finish(plan, compute, in_flight, index, factor, done):
             cost = update_seconds(plan, compute, message)
         gate = plan.gate[message]
         if gate < 0:
-            step = max(step, done[message])
+            step = max(step, arrived[message])
             updates += cost
             continue
         if not gated:
             in_flight.gate_time[:] = 0.0
             in_flight.gate_update[:] = 0.0
             gated = True
-        in_flight.gate_time[gate] = max(in_flight.gate_time[gate], done[message])
+        in_flight.gate_time[gate] = max(in_flight.gate_time[gate], arrived[message])
         in_flight.gate_update[gate] += cost
     now = step + updates
     if not gated:  # nothing is on the wire any more

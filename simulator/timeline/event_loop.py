@@ -8,16 +8,13 @@ iteration of backward, `step()` and forward is the steady state; more would repe
 # numba infers the types of what it compiles, tuples of arrays among them
 # mypy: allow-untyped-defs
 
-from collections.abc import Callable
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from autosync.simulator.numba_compiler import digest
-from autosync.simulator.timeline import compute_clock, message_issue, message_transfer
+from autosync.simulator.numba_cache import cached_kernel
 from autosync.simulator.timeline.compute_clock import (
     change_pace,
     finish,
@@ -29,11 +26,11 @@ from autosync.simulator.timeline.message_issue import CHANNELS, issue, next_of, 
 from autosync.simulator.timeline.message_transfer import (
     HANDED,
     STARTING,
-    flow,
-    land,
+    begin_transfer,
     occupy,
     process,
-    reprice,
+    remove,
+    share_links,
 )
 
 F64 = NDArray[np.float64]
@@ -93,17 +90,20 @@ class ComputeArrays(NamedTuple):
 
 
 class InFlight(NamedTuple):
-    """Messages in the air: compact arrays; and state per resource, channel, owner and kind.
+    """Messages in flight, one a slot of compact arrays; and the state of resources (U), channels,
+    owners and kinds (K).
 
-    time: when a message's phase ends at its present share (slow) of its links. earliest: when it
-    could be issued if it waited for no compute. turn: how many were issued before it.
-    used f64[U]: demand for each resource. cursor, flying, handed, ahead: a channel's next message,
-    collectives in the air, whether a message waits for its processor, and until when a host ahead
-    of its device prepares messages. processor f64[1]: until when the hosts are busy with messages.
-    clock: until when an owner updates. head, tail i64[K]: the first and last streamed message that
-    waits for the one of its kind on the wire, -1 without.
-    pace f64[4], tally i64[3]: of compute; see `timeline_clock`. wired f64[W, 2]: when messages
-    were on the wire, in order and apart; told only where that slows compute.
+    Per slot: time: when its phase ends at its present share (slow) of its links. earliest: when it
+    could be issued if it waited for no compute. issue_number: how many were issued before it.
+    Per channel: cursor: the next message. collectives: how many are in flight. handed: whether a
+    message waits for its processor. ahead: until when a host ahead of its device prepares messages.
+    used f64[U]: demand for each resource. processor f64[1]: until when the hosts are busy with
+    messages. clock: until when an owner updates. busy bool[K]: whether a streamed message of the
+    kind is on its way. head, tail i64[K]: the first and last one that waits for it, -1 without;
+    follower i64[M]: the one behind.
+    gate_time, gate_update: per forward operation, when what it waits for is there, and the seconds
+    of updates then. pace f64[4], tally i64[3]: of compute; see `compute_clock`. wired f64[W, 2]:
+    when messages were on the wire, in order and apart; filled only where that slows compute.
     """
 
     message: I64
@@ -113,10 +113,10 @@ class InFlight(NamedTuple):
     time: F64
     slow: F64
     earliest: F64
-    turn: I64
+    issue_number: I64
     used: F64
     cursor: I64
-    flying: I64
+    collectives: I64
     handed: NDArray[np.bool_]
     ahead: F64
     processor: F64
@@ -133,14 +133,14 @@ class InFlight(NamedTuple):
 
 
 @njit(nogil=True, _nrt=False)
-def communicate(plan, costs, compute, in_flight, index, factor, start, flowing, done):
+def communicate(plan, costs, compute, in_flight, index, factor, issued, on_wire, arrived):
     """Play all messages of strategy `index`: when each is issued, on the wire, and has arrived.
 
     Returns False when messages wait for each other in a circle.
     """
     begin, stop = plan.first[index], plan.first[index + 1]
     in_flight.used[:] = 0.0
-    in_flight.flying[:] = 0
+    in_flight.collectives[:] = 0
     in_flight.handed[:] = False
     in_flight.ahead[:] = 0.0
     in_flight.processor[:] = 0.0
@@ -149,11 +149,11 @@ def communicate(plan, costs, compute, in_flight, index, factor, start, flowing, 
     in_flight.head[:] = -1
     start_clock(compute, in_flight, factor)
     slowing, slow = compute.slowdown > 0.0, 1.0 + compute.slowdown
-    done[begin:stop] = -1.0
+    arrived[begin:stop] = -1.0
     for channel in range(CHANNELS):
         in_flight.cursor[channel] = next_of(plan, channel, begin, stop)
-    size = issue(plan, costs, compute, in_flight, 0, begin, stop, 0.0, factor, done)
-    arrived = begin
+    size = issue(plan, costs, compute, in_flight, 0, begin, stop, 0.0, factor, arrived)
+    count = begin
     while size > 0:
         slot = 0
         for other in range(1, size):
@@ -166,13 +166,13 @@ def communicate(plan, costs, compute, in_flight, index, factor, start, flowing, 
             in_flight.channel[slot],
         )
         if in_flight.phase[slot] == HANDED:
-            if not process(plan, costs, in_flight, slot, now, start, flowing):
-                size = land(in_flight, size, slot)
-            size = issue(plan, costs, compute, in_flight, size, begin, stop, now, factor, done)
+            if not process(plan, costs, in_flight, slot, now, issued, on_wire):
+                size = remove(in_flight, size, slot)
+            size = issue(plan, costs, compute, in_flight, size, begin, stop, now, factor, arrived)
             continue
         if in_flight.phase[slot] == STARTING:
-            flow(plan, costs, in_flight, slot, now, flowing)
-            reprice(costs, in_flight, size, now)
+            begin_transfer(plan, costs, in_flight, slot, now, on_wire)
+            share_links(costs, in_flight, size, now)
             if (
                 slowing
                 and wire_fills(in_flight, now)
@@ -181,60 +181,48 @@ def communicate(plan, costs, compute, in_flight, index, factor, start, flowing, 
                 recompute(plan, compute, in_flight, size, begin, factor)
             continue
         occupy(costs, in_flight, kind, -1.0)
-        done[message] = now
-        arrived += 1
+        arrived[message] = now
+        count += 1
         follower = in_flight.head[kind]
         if follower >= 0:
             in_flight.head[kind] = in_flight.follower[follower]
             in_flight.message[slot] = follower
             in_flight.phase[slot] = STARTING
-            in_flight.time[slot] = max(now, flowing[follower])
+            in_flight.time[slot] = max(now, on_wire[follower])
         else:
             in_flight.busy[kind] = False
             if not costs.streamed[kind]:
-                in_flight.flying[channel] -= 1
-            size = land(in_flight, size, slot)
-        reprice(costs, in_flight, size, now)
+                in_flight.collectives[channel] -= 1
+            size = remove(in_flight, size, slot)
+        share_links(costs, in_flight, size, now)
         if (
             slowing
             and wire_empties(in_flight, now)
             and change_pace(compute, in_flight, now, factor, 1.0)
         ):
             recompute(plan, compute, in_flight, size, begin, factor)
-        size = issue(plan, costs, compute, in_flight, size, begin, stop, now, factor, done)
-    return arrived == stop
+        size = issue(plan, costs, compute, in_flight, size, begin, stop, now, factor, arrived)
+    return count == stop
 
 
+@cached_kernel(allocates=False)
 def play(
     plan: MessageArrays,
     costs: CostArrays,
     compute: ComputeArrays,
     in_flight: InFlight,
     factors: F64,
-    start: F64,
-    flowing: F64,
-    done: F64,
+    issued: F64,
+    on_wire: F64,
+    arrived: F64,
     periods: F64,
 ) -> None:
     """Fill periods f64[n]: seconds an iteration of every strategy, infinite when it cannot finish.
 
-    factors f64[n]: of the slowest rank. start, flowing, done f64[M]: what `communicate` fills.
+    factors f64[n]: of the slowest rank. issued, on_wire, arrived f64[M]: what `communicate` fills.
     """
-    _compiled_play()(plan, costs, compute, in_flight, factors, start, flowing, done, periods)
-
-
-@cache
-def _compiled_play() -> Callable[..., None]:
-    """numba's cache watches only this file; the stamp over all sources is part of its key."""
-    stamp = digest(compute_clock, message_issue, message_transfer)
-
-    def play_all(plan, costs, compute, in_flight, factors, start, flowing, done, periods):
-        _ = stamp
-        for index in range(len(plan.first) - 1):
-            factor = factors[index]
-            periods[index] = np.inf
-            if communicate(plan, costs, compute, in_flight, index, factor, start, flowing, done):
-                periods[index] = finish(plan, compute, in_flight, index, factor, done)
-
-    compiled: Callable[..., None] = njit(nogil=True, cache=True, _nrt=False)(play_all)
-    return compiled
+    for index in range(len(plan.first) - 1):
+        factor = factors[index]
+        periods[index] = np.inf
+        if communicate(plan, costs, compute, in_flight, index, factor, issued, on_wire, arrived):
+            periods[index] = finish(plan, compute, in_flight, index, factor, arrived)

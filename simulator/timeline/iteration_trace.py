@@ -9,9 +9,12 @@ from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.compute_time import compute_factors
-from autosync.simulator.cost.overlap_slowdown import F64, union
+from autosync.simulator.numba_cache import Kernel
 from autosync.simulator.timeline.compute_clock import advance
+from autosync.simulator.timeline.intervals import F64, union
 from autosync.simulator.timeline.timeline_simulator import Played, play_one
+
+_advance = Kernel(advance, allocates=False)
 
 ROUNDING = 1e-12
 """Seconds that sums of seconds may be off."""
@@ -161,7 +164,7 @@ class Pace:
         if not self.slowdown:
             return start + seconds
         slow = 1.0 + self.slowdown
-        return float(advance(self.wired, len(self.wired), 0, start, seconds, slow)[0])
+        return float(_advance(self.wired, len(self.wired), 0, start, seconds, slow)[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
 """When messages are issued: their order, their gradients, the updates before them. Machine code,
-without the interpreter lock; see `timeline_kernel`."""
+without the interpreter lock; see `event_loop`."""
 
 # numba infers the types of what it compiles, tuples of arrays among them
 # mypy: allow-untyped-defs
@@ -54,7 +54,7 @@ def computed(plan, compute, in_flight, message, begin, factor, time):
 
 @njit(nogil=True, _nrt=False)
 def recompute(plan, compute, in_flight, size, begin, factor):
-    """Tell anew when messages can be issued, since backward goes on at another pace.
+    """Find again when messages can be issued, since backward goes on at another pace.
 
     What follows `step()` was handed over for later than the end of backward, so no update of a
     replica has begun: all are queued again, in the same order.
@@ -65,13 +65,13 @@ def recompute(plan, compute, in_flight, size, begin, factor):
     while True:
         following = -1
         for slot in range(size):
-            if in_flight.phase[slot] != HANDED or in_flight.turn[slot] <= last:
+            if in_flight.phase[slot] != HANDED or in_flight.issue_number[slot] <= last:
                 continue
-            if following < 0 or in_flight.turn[slot] < in_flight.turn[following]:
+            if following < 0 or in_flight.issue_number[slot] < in_flight.issue_number[following]:
                 following = slot
         if following < 0:
             return
-        last = in_flight.turn[following]
+        last = in_flight.issue_number[following]
         message, earliest = in_flight.message[following], in_flight.earliest[following]
         in_flight.time[following] = computed(
             plan, compute, in_flight, message, begin, factor, earliest
@@ -79,23 +79,23 @@ def recompute(plan, compute, in_flight, size, begin, factor):
 
 
 @njit(nogil=True, _nrt=False)
-def issue(plan, costs, compute, in_flight, size, begin, stop, now, factor, done):
-    """Hand over what each channel can, first come first served; returns the messages in the air."""
+def issue(plan, costs, compute, in_flight, size, begin, stop, now, factor, arrived):
+    """Hand over what each channel can, first come first served; returns the messages in flight."""
     for channel in range(CHANNELS):
         message = in_flight.cursor[channel]
         if message >= stop or in_flight.handed[channel]:
             continue
         kind = costs.kind[plan.operation[message], plan.ranks[message], plan.root[message] + 1]
         if not costs.streamed[kind]:
-            if in_flight.flying[channel] >= costs.in_flight[kind]:
+            if in_flight.collectives[channel] >= costs.in_flight[kind]:
                 continue
-            in_flight.flying[channel] += 1
+            in_flight.collectives[channel] += 1
         time = max(now, in_flight.ahead[channel] + costs.ahead)
         if plan.after[message] >= 0:
             before = begin + plan.after[message]
-            if done[before] < 0.0:
+            if arrived[before] < 0.0:
                 if not costs.streamed[kind]:
-                    in_flight.flying[channel] -= 1
+                    in_flight.collectives[channel] -= 1
                 continue
             if plan.update[before] >= OWNER and not follows_step(plan, compute, before):
                 time = updated(plan, compute, in_flight, message, before, time)
@@ -106,7 +106,7 @@ def issue(plan, costs, compute, in_flight, size, begin, stop, now, factor, done)
         in_flight.channel[size] = channel
         in_flight.phase[size] = HANDED
         in_flight.earliest[size] = time
-        in_flight.turn[size] = in_flight.tally[ISSUED]
+        in_flight.issue_number[size] = in_flight.tally[ISSUED]
         in_flight.tally[ISSUED] += 1
         in_flight.time[size] = computed(plan, compute, in_flight, message, begin, factor, time)
         size += 1

@@ -1,22 +1,22 @@
 """Messages on their way: processors, startups, shared links. Machine code, without the interpreter
-lock; see `timeline_kernel`."""
+lock; see `event_loop`."""
 
 # numba infers the types of what it compiles, tuples of arrays among them
 # mypy: allow-untyped-defs
 
 from numba import njit
 
-HANDED, STARTING, FLOWING = 0, 1, 2
+HANDED, STARTING, ON_WIRE = 0, 1, 2
 """Phases: waits for its processor, starts up, or is on the wire."""
 
 
 @njit(nogil=True, _nrt=False)
-def reprice(costs, in_flight, size, now):
+def share_links(costs, in_flight, size, now):
     """Share the links anew: a message slows down as its most wanted resource is oversubscribed."""
     used = in_flight.used
     touches = costs.touches
     for slot in range(size):
-        if in_flight.phase[slot] == FLOWING:
+        if in_flight.phase[slot] == ON_WIRE:
             kind = in_flight.kind[slot]
             slow = 1.0
             for resource in range(len(used)):
@@ -46,14 +46,14 @@ def enqueue(in_flight, kind, message):
 
 
 @njit(nogil=True, _nrt=False, inline="always")
-def process(plan, costs, in_flight, slot, now, start, flowing):
+def process(plan, costs, in_flight, slot, now, issued, on_wire):
     """Let the hosts' processors work on a message that was handed over, after those before it.
 
     Returns whether it keeps its place: a streamed one may wait for another of its kind.
     """
     message = in_flight.message[slot]
     kind = in_flight.kind[slot]
-    start[message] = now
+    issued[message] = now
     wire_bytes = plan.wire_bytes[message]
     in_flight.handed[in_flight.channel[slot]] = False
     busy_until = (
@@ -62,7 +62,7 @@ def process(plan, costs, in_flight, slot, now, start, flowing):
     in_flight.processor[0] = busy_until
     started = busy_until + costs.startup[kind] + costs.copy[kind] * wire_bytes
     if costs.streamed[kind] and in_flight.busy[kind]:
-        flowing[message] = started
+        on_wire[message] = started
         enqueue(in_flight, kind, message)
         return False
     in_flight.busy[kind] = costs.streamed[kind]
@@ -72,20 +72,23 @@ def process(plan, costs, in_flight, slot, now, start, flowing):
 
 
 @njit(nogil=True, _nrt=False, inline="always")
-def flow(plan, costs, in_flight, slot, now, flowing):
+def begin_transfer(plan, costs, in_flight, slot, now, on_wire):
     """Put a message on the wire, at full rate until the links are shared anew."""
     kind = in_flight.kind[slot]
     message = in_flight.message[slot]
-    in_flight.phase[slot] = FLOWING
+    in_flight.phase[slot] = ON_WIRE
     in_flight.slow[slot] = 1.0
     in_flight.time[slot] = now + costs.per_byte[kind] * plan.wire_bytes[message]
-    flowing[message] = now
+    on_wire[message] = now
     occupy(costs, in_flight, kind, 1.0)
 
 
 @njit(nogil=True, _nrt=False)
-def land(in_flight, size, slot):
-    """Take a message out of the air, its place filled by the last one."""
+def remove(in_flight, size, slot):
+    """Remove a message that has arrived, or waits in a queue; the last one fills its slot.
+
+    Returns how many are left.
+    """
     last = size - 1
     in_flight.message[slot] = in_flight.message[last]
     in_flight.kind[slot] = in_flight.kind[last]
@@ -94,5 +97,5 @@ def land(in_flight, size, slot):
     in_flight.time[slot] = in_flight.time[last]
     in_flight.slow[slot] = in_flight.slow[last]
     in_flight.earliest[slot] = in_flight.earliest[last]
-    in_flight.turn[slot] = in_flight.turn[last]
+    in_flight.issue_number[slot] = in_flight.issue_number[last]
     return last

@@ -51,7 +51,7 @@ def simulate(
 
     Collectives wait for the slowest rank, and whatever it waits for the others have: its clock is
     never overtaken, so it alone is played. Without staleness the first iteration is the steady
-    state already (see `timeline_kernel`); with a staleness of s, what communication exceeds
+    state already (see `event_loop`); with a staleness of s, what communication exceeds
     compute by spreads over s + 1 iterations, down to what the busiest link needs.
 
     iterations: how many to play; all are alike.
@@ -120,7 +120,7 @@ def _least_seconds(
 
 def _busiest_link_seconds(plans: PlanTable, costs: Network) -> NDArray[np.float64]:
     """`(strategies,)`: how long the plan's bytes occupy the link they occupy longest."""
-    kinds = costs.kind[plans.operation, plans.ranks, plans.root.astype(np.int64) + 1]
+    kinds = costs.kinds_of(plans)
     strategy = np.repeat(np.arange(len(plans)), np.diff(plans.first))
     bytes_of = np.zeros((len(plans), len(costs.startup_seconds)))
     np.add.at(bytes_of, (strategy, kinds), plans.wire_bytes)
@@ -131,7 +131,7 @@ def _busiest_link_seconds(plans: PlanTable, costs: Network) -> NDArray[np.float6
 def arguments(
     plans: PlanTable, domain: Domain
 ) -> tuple[MessageArrays, CostArrays, ComputeArrays, InFlight]:
-    """What the kernel plays: the plans, the network, the profile, and room for what flies."""
+    """What the kernel plays: plans, network and profile, and room for the messages in flight."""
     costs = network_of(domain.cluster, plans.teams)
     return (
         MessageArrays(*(getattr(plans, field) for field in MessageArrays._fields)),
@@ -184,10 +184,10 @@ def _in_flight_arrays(domain: Domain, costs: Network, plans: PlanTable) -> InFli
         time=np.zeros(slots),
         slow=np.zeros(slots),
         earliest=np.zeros(slots),
-        turn=np.zeros(slots, dtype=np.int64),
+        issue_number=np.zeros(slots, dtype=np.int64),
         used=np.zeros(costs.utilization.shape[1]),
         cursor=np.zeros(CHANNELS, dtype=np.int64),
-        flying=np.zeros(CHANNELS, dtype=np.int64),
+        collectives=np.zeros(CHANNELS, dtype=np.int64),
         handed=np.zeros(CHANNELS, dtype=np.bool_),
         ahead=np.zeros(CHANNELS),
         processor=np.zeros(1),

@@ -91,6 +91,8 @@ def test_where_measured_and_predicted_differ(resumed: tuple[Path, str, str]) -> 
     as_json = autosync(folder, "explain", tuning_id[:8], "--json").stdout
     assert json.loads(as_json) == json.loads((folder / "mine.json").read_text())
     assert "Timeline predicted" in of_tuning
+    assert "% of the limit" in of_tuning
+    assert "not checked against measurements" in of_tuning
     assert "in trial confirm/0/" in of_tuning
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     names = {each["args"]["name"] for each in events if each["name"] == "process_name"}

@@ -2,33 +2,35 @@
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from autosync.simulator.cost.fitted_constants import load_constants
-from benchmarks.published_rows import Row, errors, misranked, predicted_seconds, ranked, read_rows
+from benchmarks.published_measurements import PublishedRow, predicted_seconds, read_rows
+from benchmarks.published_rows import errors, misranked, ranked
 
 ROWS = read_rows()
 
 
 @pytest.fixture(scope="module")
-def predicted() -> np.ndarray:
+def predicted() -> NDArray[np.float64]:
     constants = load_constants("rtx-2080-ti")
     return np.array([predicted_seconds(row, constants) for row in ROWS])
 
 
-def test_throughputs_are_at_most_5_percent_off_on_average(predicted: np.ndarray) -> None:
+def test_throughputs_are_at_most_5_percent_off_on_average(predicted: NDArray[np.float64]) -> None:
     assert len(ROWS) == 84
     assert np.abs(errors(ROWS, predicted)).mean() <= 0.05
 
 
-def test_nine_pairs_of_methods_in_ten_are_ranked_rightly(predicted: np.ndarray) -> None:
+def test_nine_pairs_of_methods_in_ten_are_ranked_rightly(predicted: NDArray[np.float64]) -> None:
     right, count = ranked(ROWS, predicted)
     assert count == 203
     assert right / count >= 0.9
 
 
 def test_ties_and_other_cells_are_no_pairs() -> None:
-    def row(method: str, seconds: float, gpus: int = 4) -> Row:
-        return Row("m", 64, "n", method, gpus, 0.1, seconds)
+    def row(method: str, seconds: float, gpus: int = 4) -> PublishedRow:
+        return PublishedRow("m", 64, "n", method, gpus, 0.1, seconds)
 
     rows = [row("a", 1.0), row("b", 1.01), row("c", 2.0), row("a", 0.5, gpus=8)]
     guess = np.array([3.0, 1.0, 2.0, 9.0])

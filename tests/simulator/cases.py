@@ -4,10 +4,13 @@ from collections.abc import Callable
 from typing import get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autosync.cluster import Backend, Cluster, Device, MessageCost, MessageKind, Node
 from autosync.domain import Domain
 from autosync.graph import Variable
+from autosync.population import encode
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import (
     Algorithm,
     AllGather,
@@ -64,6 +67,11 @@ def strategy_of(
         shards = tuple(choose(index) for _ in cut.lengths)
         choices.append(VariableChoice(variable.name, cut, shards))
     return Strategy(tuple(choices), even_replicas(domain.world_size), schedule or Schedule())
+
+
+def period(domain: Domain, *strategies: Strategy) -> NDArray[np.float64]:
+    """Seconds an iteration of each, by the timeline."""
+    return TimelineSimulator().predict(domain, encode(list(strategies), domain))
 
 
 def random_strategy(domain: Domain, rng: np.random.Generator) -> Strategy:

@@ -2,11 +2,21 @@
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from autosync.cluster import Cluster
 from autosync.domain import Domain
 from autosync.population import encode
 from autosync.simulator.analytic import AnalyticSimulator
-from autosync.strategy import AllGather, AllReduce, Factors, ParameterServer, ReduceScatter
+from autosync.strategy import (
+    AllGather,
+    AllReduce,
+    Factors,
+    ParameterServer,
+    ReduceScatter,
+    Strategy,
+    Synchronizer,
+)
 from tests.domains import chain_graph, domain_of
 from tests.simulator.cases import cluster_of, strategy_of
 
@@ -14,16 +24,16 @@ MEGABYTE = (250_000,)  # float32 elements of one megabyte
 RATE = 1e8  # bytes a second, 0.8 Gbit/s
 
 
-def seconds(domain: Domain, *strategies) -> np.ndarray:  # type: ignore[no-untyped-def,type-arg]
+def seconds(domain: Domain, *strategies: Strategy) -> NDArray[np.float64]:
     return AnalyticSimulator().predict(domain, encode(list(strategies), domain))
 
 
-def four_megabytes(**cluster) -> Domain:  # type: ignore[no-untyped-def]
-    return domain_of(chain_graph((MEGABYTE,) * 4), cluster_of(**cluster), 0.0)
+def four_megabytes(cluster: Cluster | None = None) -> Domain:
+    return domain_of(chain_graph((MEGABYTE,) * 4), cluster or cluster_of(), 0.0)
 
 
 def test_a_ring_all_reduce_moves_every_byte_2_w_minus_1_over_w_times() -> None:
-    domain = four_megabytes(startup=1e-3, per_worker=1e-4)
+    domain = four_megabytes(cluster_of(startup=1e-3, per_worker=1e-4))
     merged = strategy_of(domain, lambda v: AllReduce(0))
     single = strategy_of(domain, lambda v: AllReduce(v))
     transfer, startup = 2 * 3 / 4 * 4e6 / RATE, 1e-3 + 4 * 1e-4
@@ -41,7 +51,7 @@ def test_balance_lowers_the_time_of_servers() -> None:
 
 
 def test_hierarchy_lowers_the_time_of_a_server_among_nodes_of_several_ranks() -> None:
-    domain = four_megabytes(nodes=2, ranks_per_node=4, intra_gbps=80.0)
+    domain = four_megabytes(cluster_of(nodes=2, ranks_per_node=4, intra_gbps=80.0))
     flat = strategy_of(domain, lambda v: ParameterServer(0, 0))
     by_node = strategy_of(domain, lambda v: ParameterServer(0, 0, hierarchical=True))
     inside = 1e10
@@ -53,7 +63,7 @@ def test_hierarchy_lowers_the_time_of_a_server_among_nodes_of_several_ranks() ->
 
 
 def test_hierarchy_lowers_the_time_of_collectives_whose_ring_crosses_nodes_often() -> None:
-    domain = four_megabytes(nodes=2, ranks_per_node=4, intra_gbps=80.0)
+    domain = four_megabytes(cluster_of(nodes=2, ranks_per_node=4, intra_gbps=80.0))
     ring = strategy_of(domain, lambda v: AllReduce(0))
     by_node = strategy_of(domain, lambda v: AllReduce(0, "hierarchical"))
     ring_seconds, hierarchical_seconds = seconds(domain, ring, by_node)
@@ -67,7 +77,7 @@ def test_every_synchronizer_has_a_formula() -> None:
     domain = domain_of(graph, cluster_of(), 0.0)
     rows_bytes = 2 * (100 * 4 + 8)
 
-    def both(dense):  # type: ignore[no-untyped-def]
+    def both(dense: Synchronizer) -> Strategy:
         return strategy_of(domain, lambda v: dense if v else AllGather(9))
 
     all_reduce, halves, tree, factors = seconds(
@@ -85,7 +95,7 @@ def test_every_synchronizer_has_a_formula() -> None:
 
 
 def test_the_slowest_link_of_the_ring_sets_its_pace() -> None:
-    domain = four_megabytes(gbps=(0.8, 0.8, 0.8, 0.2))
+    domain = four_megabytes(cluster_of(gbps=(0.8, 0.8, 0.8, 0.2)))
     assert seconds(domain, strategy_of(domain, lambda v: AllReduce(0))) == pytest.approx(
         [1.5 * 4e6 / (RATE / 4)]
     )

@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autosync.cluster import Backend
 from autosync.domain import Domain
 from autosync.population import encode
-from autosync.simulator.cost.overlap_slowdown import union
 from autosync.simulator.explanation import explain
+from autosync.simulator.timeline.intervals import union
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import AllReduce, ParameterServer, Schedule
 from tests.domains import chain_graph, domain_of
-from tests.simulator.cases import cluster_of, random_strategy, strategy_of
+from tests.simulator.cases import cluster_of, period, random_strategy, strategy_of
 
 MEGABYTE = (250_000,)
 OVERLAP = Schedule(overlap_forward=True)
@@ -26,11 +27,7 @@ def slowed(domain: Domain, slowdown: float) -> Domain:
     return replace(domain, cluster=replace(domain.cluster, overlap_slowdown=slowdown))
 
 
-def period(domain: Domain, *strategies):  # type: ignore[no-untyped-def]
-    return TimelineSimulator().predict(domain, encode(list(strategies), domain))
-
-
-def domain_with(operation_ms: float, *megabytes: int, backend="nccl"):  # type: ignore[no-untyped-def]
+def domain_with(operation_ms: float, *megabytes: int, backend: Backend = "nccl") -> Domain:
     """Each operation takes operation_ms forward and twice that backward; a slowdown of a half."""
     graph = chain_graph(tuple((250_000 * size,) for size in megabytes))
     return slowed(domain_of(graph, cluster_of(backend=backend), operation_ms * 1e-3), 0.5)
@@ -93,7 +90,7 @@ def test_an_explanation_tells_compute_slowed_by_messages_apart() -> None:
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
-def test_whatever_there_is_keeps_its_pace_or_loses_it(backend) -> None:  # type: ignore[no-untyped-def]
+def test_whatever_there_is_keeps_its_pace_or_loses_it(backend: Backend) -> None:
     """A slowdown too small to count takes the way of one that does, and changes nothing."""
     shapes = ((64, 32), (300, 7), (128, 64), (33,), (10, 128))
     cluster = cluster_of(2, 2, gbps=0.01, startup=1e-4, backend=backend, servers=1)
@@ -119,8 +116,13 @@ def test_whatever_there_is_keeps_its_pace_or_loses_it(backend) -> None:  # type:
     st.booleans(),
     st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1.0)),
 )
-def test_one_channel_loses_more_the_more_it_is_slowed(  # type: ignore[no-untyped-def]
-    megabytes, groups, operation_seconds, startup, overlap, slowdowns
+def test_one_channel_loses_more_the_more_it_is_slowed(
+    megabytes: list[int],
+    groups: int,
+    operation_seconds: float,
+    startup: float,
+    overlap: bool,
+    slowdowns: tuple[float, float],
 ) -> None:
     """At most what all of compute would. (Where messages share links or overtake each other, a
     later one can leave an earlier one more of a link, as in any schedule.)"""

@@ -5,29 +5,25 @@ import dataclasses
 import numpy as np
 import pytest
 
+from autosync.cluster import Cluster
 from autosync.domain import Domain
-from autosync.population import encode
-from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import AllReduce, ParameterServer, ReduceScatter, Replica, Schedule
 from tests.domains import chain_graph, domain_of
-from tests.simulator.cases import cluster_of, random_strategy, strategy_of
+from tests.simulator.cases import cluster_of, period, random_strategy, strategy_of
 
 MEGABYTE = (250_000,)
 OVERLAP = Schedule(overlap_forward=True)
 
 
-def period(domain: Domain, *strategies):  # type: ignore[no-untyped-def]
-    return TimelineSimulator().predict(domain, encode(list(strategies), domain))
-
-
-def domain_with(operation_ms: float, variables: int = 4, backend="nccl", **cluster):  # type: ignore[no-untyped-def]
-    """Each operation takes operation_ms forward and twice that backward; NCCL: one at a time."""
+def domain_with(operation_ms: float, cluster: Cluster | None = None, variables: int = 4) -> Domain:
+    """Each operation takes operation_ms forward and twice that backward. By default on NCCL, which
+    sends one message at a time."""
     graph = chain_graph((MEGABYTE,) * variables)
-    return domain_of(graph, cluster_of(backend=backend, **cluster), operation_ms * 1e-3)
+    return domain_of(graph, cluster or cluster_of(backend="nccl"), operation_ms * 1e-3)
 
 
 def test_one_bucket_follows_the_whole_backward() -> None:
-    domain = domain_with(10.0, startup=5e-3)
+    domain = domain_with(10.0, cluster_of(startup=5e-3, backend="nccl"))
     # 40 ms forward, 80 ms backward, then 4 MB * 3/2 at 100 MB/s and one startup.
     assert period(domain, strategy_of(domain, lambda v: AllReduce(0))) == pytest.approx(
         [0.120 + 0.060 + 0.005]
@@ -109,8 +105,8 @@ def test_a_busy_server_does_not_hold_up_another() -> None:
 
 
 def test_two_at_once_on_gloo_hide_each_others_startup() -> None:
-    gloo = domain_with(0.0, backend="gloo", startup=5e-3)
-    nccl = domain_with(0.0, startup=5e-3)
+    gloo = domain_with(0.0, cluster_of(startup=5e-3))
+    nccl = domain_with(0.0, cluster_of(startup=5e-3, backend="nccl"))
     each = strategy_of(gloo, AllReduce)
     assert period(nccl, each) == pytest.approx([4 * 0.020])
     # Two start together and share the wire (5 + 30 ms); then the next two.
@@ -118,14 +114,16 @@ def test_two_at_once_on_gloo_hide_each_others_startup() -> None:
 
 
 def test_the_slowest_rank_and_the_slowest_link_set_the_pace() -> None:
-    domain = domain_with(10.0, slowdowns=(1.0, 1.0, 2.0, 1.0), gbps=(0.8, 0.8, 0.8, 0.4))
+    slow = (1.0, 1.0, 2.0, 1.0)
+    cluster = cluster_of(slowdowns=slow, gbps=(0.8, 0.8, 0.8, 0.4), backend="nccl")
+    domain = domain_with(10.0, cluster)
     assert period(domain, strategy_of(domain, lambda v: AllReduce(0))) == pytest.approx(
         [0.240 + 0.120]
     )
 
 
 def test_uneven_shares_even_out_slow_devices() -> None:
-    domain = domain_with(10.0, slowdowns=(1.0, 1.0, 2.0, 1.0))
+    domain = domain_with(10.0, cluster_of(slowdowns=(1.0, 1.0, 2.0, 1.0), backend="nccl"))
     even = strategy_of(domain, lambda v: AllReduce(0))
     shares = (2 / 7, 2 / 7, 1 / 7, 2 / 7)
     dealt = dataclasses.replace(even, replicas=tuple(map(Replica, range(4), shares)))

@@ -4,31 +4,25 @@ from dataclasses import replace
 
 import pytest
 
-from autosync.cluster import MessageCost
+from autosync.cluster import Backend, MessageCost
 from autosync.domain import Domain
-from autosync.population import encode
 from autosync.simulator.explanation import explain
-from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import AllReduce, ParameterServer
 from tests.domains import chain_graph, domain_of
-from tests.simulator.cases import cluster_of, strategy_of
+from tests.simulator.cases import cluster_of, period, strategy_of
 
 MEGABYTE = (250_000,)
 
 
-def period(domain: Domain, *strategies):  # type: ignore[no-untyped-def]
-    return TimelineSimulator().predict(domain, encode(list(strategies), domain))
-
-
-def domain_with_engine(backend: str, engine_seconds: float) -> Domain:
+def domain_with_engine(backend: Backend, engine_seconds: float) -> Domain:
     """Four megabytes, one gradient every 20 ms; a message takes 15 ms on the wire."""
-    cluster = cluster_of(backend=backend)  # type: ignore[arg-type]
+    cluster = cluster_of(backend=backend)
     costs = (*cluster.costs, MessageCost("engine", engine_seconds))
     graph = chain_graph((MEGABYTE,) * 4)
     return domain_of(graph, replace(cluster, costs=costs), 10e-3)
 
 
-def test_a_host_ahead_of_its_device_prepares_messages_while_others_fly() -> None:
+def test_a_host_ahead_of_its_device_prepares_messages_while_others_are_in_flight() -> None:
     domain = domain_with_engine("nccl", 30e-3)
     # Prepared at 30, 60, 90, 120 ms whatever is ready or on the wire; the last arrives at 135.
     assert period(domain, strategy_of(domain, AllReduce)) == pytest.approx([0.135 + 0.040])
@@ -66,7 +60,7 @@ def test_a_rank_that_owns_values_sends_them_after_its_step() -> None:
     assert period(domain, owned) == pytest.approx([0.420 + 0.120])
 
 
-def test_messages_to_several_dedicated_servers_fly_at_once() -> None:
+def test_messages_to_several_dedicated_servers_are_in_flight_at_once() -> None:
     graph = chain_graph((MEGABYTE,) * 2)
     domain = domain_of(graph, cluster_of(3, servers=2, backend="nccl"), 0.0)
     both = strategy_of(domain, lambda v: ParameterServer(3 + v, v))

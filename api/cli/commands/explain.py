@@ -76,8 +76,10 @@ def explain(
         _print_strategy(loaded.strategy, every)
         _print_bundle(loaded)
     if recorded is not None:
+        from autosync.api.cli.explain_prediction import print_prediction
         from autosync.api.cli.explain_timeline import print_timeline
 
+        print_prediction(recorded.strategy, recorded.domain)
         print_timeline(recorded)
 
 

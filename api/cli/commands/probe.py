@@ -17,7 +17,7 @@ from autosync.trials.launcher_names import LauncherName
 
 if TYPE_CHECKING:
     from autosync.cluster import Cluster
-    from autosync.simulator.cost.cost_fitting import CostFit
+    from autosync.simulator.fitting.iteration_cost_fitting import CostFit
 
 
 def probe(

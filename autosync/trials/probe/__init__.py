@@ -1,1 +1,4 @@
-"""What single messages cost, timed."""
+"""What a probe measures on a pool's workers: single messages, and kernels.
+
+May import the pool and the workers; tells samples, and fits nothing.
+"""

@@ -26,10 +26,10 @@ from autosync.trials.machine import (
     reset_peak_memory,
     software_versions,
 )
-from autosync.trials.probe.timed_messages import timed_messages
 from autosync.trials.trial_attachment import KeptGroups, TrialAttachment, attach, replica_digest
 from autosync.trials.worker.replay_compute import sharpen_timer
 from autosync.trials.worker.stretch_times import time_stretches
+from autosync.trials.worker.timed_messages import message_times
 from autosync.trials.worker.training_job import (
     ReplayJob,
     TrainingJob,
@@ -70,7 +70,7 @@ class Rank:
             case "trial":
                 return self.trial(command)
             case "message":
-                timed = timed_messages(self._rank, command, self._device)
+                timed = message_times(self._rank, command, self._device)
                 return {**timed, "host": host_id()}
             case "profile":
                 return self.profile(command)

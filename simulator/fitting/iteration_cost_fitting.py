@@ -49,11 +49,11 @@ class CostFit:
 
 
 def fit_costs(
-    domain: Domain, population: Population, step_seconds: F64, rounds: int = 12
+    domain: Domain, population: Population, step_seconds: F64, max_iterations: int = 12
 ) -> CostFit:
     """Costs of every kind of message that the measured plans hold; others stay as they are.
 
-    rounds: of Powell's method over all terms.
+    max_iterations: of Powell's method over all terms.
 
     Raises:
         InvalidInput: no strategy, or not one positive measurement for each.
@@ -82,7 +82,11 @@ def fit_costs(
     begin = np.tile([1.0, 0.05, 1e-4, 0.02], len(kinds))
     bounds = [STARTUP_FACTOR, BYTES_FACTOR, HOST_SECONDS, BYTES_FACTOR] * len(kinds)
     found = minimize(
-        error, begin, method="Powell", bounds=bounds, options={"maxiter": rounds, "ftol": 1e-3}
+        error,
+        begin,
+        method="Powell",
+        bounds=bounds,
+        options={"maxiter": max_iterations, "ftol": 1e-3},
     )
     cluster = with_terms(domain.cluster, kinds, found.x, byte_seconds)
     predicted = predict(cluster)
@@ -122,8 +126,8 @@ def with_terms(
                 host_seconds_per_byte=host_bytes * byte_seconds,
             )
         )
-    kept = tuple(cost for cost in cluster.costs if cost.kind not in kinds)
-    return replace(cluster, costs=(*changed, *kept))
+    others = tuple(cost for cost in cluster.costs if cost.kind not in kinds)
+    return replace(cluster, costs=(*changed, *others))
 
 
 def _mean_error(predicted: F64, measured: F64) -> float:

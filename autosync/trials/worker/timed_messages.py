@@ -22,7 +22,7 @@ KINDS: tuple[MessageKind, ...] = (
 _groups: dict[tuple[int, ...], Any] = {}
 
 
-def timed_messages(rank: int, command: dict[str, Any], device: torch.device) -> dict[str, Any]:
+def message_times(rank: int, command: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """Seconds of each of `repeats` messages among the ranks `workers`.
 
     A message's time is taken on every member from a common start to its own end; the launcher

@@ -1,0 +1,136 @@
+"""Times single messages of each kind on a pool's workers, over sizes and numbers of workers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autosync.cluster import Cluster, MessageKind
+from autosync.errors import InvalidInput, NotSupported
+from autosync.trials.contract import Launcher, Workload
+from autosync.trials.pool.process_pool import ProcessPool
+from autosync.trials.testbed.rate_probes import BURST_BYTES
+from autosync.trials.worker.timed_messages import KINDS
+
+SMALL_SIZES = (1024, 4 * 1024)
+"""Bytes that each replica contributes: messages that are all startup. (Up to its burst a shaper
+lets bytes pass at once or not, as its bucket happens to be: no size in between tells anything.)"""
+
+LARGE_SECONDS = 0.1
+"""How long the largest probed message occupies the slowest NIC."""
+
+BRIEF_SECONDS = 0.03
+"""How long the large message of a brief probe occupies the slowest NIC."""
+
+REPEATS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSample:
+    """What messages of one kind and size took among some ranks.
+
+    size_bytes: that each replica contributes. seconds: their median. Both in the domain's units,
+    whatever the scales of the workload.
+    """
+
+    kind: MessageKind
+    size_bytes: float
+    workers: tuple[int, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSamples:
+    """The samples of one probe.
+
+    at_cluster_rates: whether they hold the time of links at the cluster's stated rates; on
+        loopback they do not.
+    burst_bytes: that links pass at once after a pause, in the domain's units: a shaper's burst.
+    """
+
+    samples: tuple[MessageSample, ...]
+    at_cluster_rates: bool
+    burst_bytes: float = 0.0
+
+
+def measure_messages(
+    pool: ProcessPool,
+    sizes: Sequence[int] = (),
+    repeats: int = REPEATS,
+    kinds: tuple[MessageKind, ...] = KINDS,
+) -> MessageSamples:
+    """Samples of every kind on workers that are there already, whatever they train.
+
+    sizes: bytes a replica contributes, as they travel here (scaled); by default a few small ones
+        and two that the links' rates decide.
+
+    Raises:
+        InvalidInput: fewer than three ranks, which cannot tell a startup from a worker's share.
+        Failed: a worker failed or hung.
+    """
+    workload = pool.workload
+    cluster = workload.domain.cluster
+    samples = tuple(
+        MessageSample(
+            kind,
+            size / workload.byte_scale,
+            ranks,
+            float(np.median(pool.time_messages(kind, size, ranks, repeats))) / workload.time_scale,
+        )
+        for kind in kinds
+        for ranks in worker_counts(cluster)
+        for size in sizes or usual_sizes(cluster, workload.byte_scale / workload.time_scale)
+    )
+    burst_bytes = BURST_BYTES / workload.byte_scale if pool.shaped else 0.0
+    return MessageSamples(samples, pool.at_cluster_rates, burst_bytes)
+
+
+def usual_sizes(cluster: Cluster, rate_factor: float) -> tuple[int, ...]:
+    """Small messages, and two that the rate of the slowest NIC decides.
+
+    rate_factor: bytes a second here over those of the cluster file.
+    """
+    largest = int(cluster.nic_bytes_per_second().min() * rate_factor * LARGE_SECONDS)
+    return (*SMALL_SIZES, *(max(size, 4 * BURST_BYTES) for size in (largest // 2, largest)))
+
+
+def brief_sizes(cluster: Cluster, rate_factor: float) -> tuple[int, ...]:
+    """One small and one large size, for a probe of a few seconds."""
+    large = int(cluster.nic_bytes_per_second().min() * rate_factor * BRIEF_SECONDS)
+    return SMALL_SIZES[0], max(4 * BURST_BYTES, large)
+
+
+def timing_pool(launcher: Launcher, workload: Workload) -> ProcessPool:
+    pool = launcher.open(workload)
+    if isinstance(pool, ProcessPool):
+        return pool
+    pool.close()
+    raise NotSupported(
+        f"the launcher {launcher.name!r} has no workers that time single messages.",
+        thing="launcher",
+        value=launcher.name,
+        remedy="Probe with the testbed or the local launcher.",
+    )
+
+
+def worker_counts(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
+    """The sets of ranks that are probed: two of them at the least, all at the most.
+
+    Ranks on nodes of their own come first, so that small sets cross the network.
+
+    Raises:
+        InvalidInput: there are fewer than three ranks.
+    """
+    if cluster.world_size < 3:
+        raise InvalidInput(
+            f"cluster {cluster.name!r} has {cluster.world_size} ranks: the costs of a message are "
+            "fitted over different numbers of workers.",
+            thing="cluster",
+            value=cluster.world_size,
+            remedy="Probe with at least three ranks.",
+        )
+    node = cluster.node_of_server()[: cluster.world_size]
+    local_rank = [int(np.sum(node[:rank] == node[rank])) for rank in range(cluster.world_size)]
+    order = sorted(range(cluster.world_size), key=lambda rank: (local_rank[rank], rank))
+    counts = sorted({2, 3, (2 + cluster.world_size) // 2, cluster.world_size})
+    return tuple(tuple(sorted(order[:count])) for count in counts if count >= 2)

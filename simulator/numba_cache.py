@@ -1,0 +1,168 @@
+"""Functions compiled by numba once a machine, and again when anything they are made of changes.
+
+numba's own cache watches the file of the decorated function alone: an edit of a function or a
+constant that it imports leaves the old machine code in place. Here the name of the cached code
+holds a stamp over the sources of all functions that the kernel reaches and over the constants that
+they read, so that code of other sources is never found.
+"""
+
+import dis
+import hashlib
+import sys
+import types
+from collections.abc import Callable, Iterator
+from functools import cache, partial, update_wrapper
+from pathlib import Path
+from threading import Lock
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+import numpy as np
+from numba import njit
+from numba.extending import register_jitable
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic, np.dtype)
+"""Constants whose text is their value."""
+NAMED = (type, types.ModuleType, types.BuiltinFunctionType, np.ufunc)
+"""What a kernel may read besides, known by its name; its file is among the sources."""
+GIVEN = ("numba", "numpy")
+"""Packages whose functions are no sources: they change with their versions."""
+
+
+class Kernel(Generic[P, R]):
+    """A function as machine code, without the interpreter lock.
+
+    The first call compiles it, or loads what an earlier process compiled. Plain functions that it
+    calls are compiled with it; those under `njit` should have no cache of their own.
+
+    function: the plain one. allocates: whether it makes arrays; what does not runs without
+        reference counts, which is several times faster.
+    """
+
+    def __init__(self, function: Callable[P, R], allocates: bool = True):
+        self.function = function
+        self._allocates = allocates
+        self._compiled: Callable[P, R] | None = None
+        self._lock = Lock()
+        update_wrapper(self, function, updated=())
+
+    def __call__(self, *arguments: P.args, **named: P.kwargs) -> R:
+        if self._compiled is None:
+            with self._lock:
+                self._compiled = self._compiled or self._compile()
+        return self._compiled(*arguments, **named)
+
+    def _compile(self) -> Callable[P, R]:
+        function = _python_function(self.function)
+        assert function is not None
+        for reached in _reached(function):
+            _make_callable_in_kernels(reached)
+        stamped = types.FunctionType(
+            function.__code__,
+            function.__globals__,
+            function.__name__,
+            function.__defaults__,
+            function.__closure__,
+        )
+        stamped.__qualname__ = f"{function.__qualname__}_{stamp_of(function)}"
+        compiled: Callable[P, R] = njit(nogil=True, cache=True, _nrt=self._allocates)(stamped)
+        return compiled
+
+
+@overload
+def cached_kernel(function: Callable[P, R]) -> Kernel[P, R]: ...
+@overload
+def cached_kernel(*, allocates: bool) -> Callable[[Callable[P, R]], Kernel[P, R]]: ...
+def cached_kernel(function: Any = None, *, allocates: bool = True) -> Any:
+    """Makes a function a `Kernel`: `@cached_kernel` or `@cached_kernel(allocates=False)`."""
+    if function is None:
+        return partial(Kernel, allocates=allocates)
+    return Kernel(function, allocates)
+
+
+def stamp_of(function: types.FunctionType) -> str:
+    """A digest of the files of all functions that a kernel reaches, and of the constants they read.
+
+    Raises:
+        TypeError: a function reads something of which one cannot tell whether it has changed.
+    """
+    found, paths = hashlib.sha256(), set[str]()
+    for each in _reached(function):
+        paths.add(each.__code__.co_filename)
+        for name, value in _read_names(each):
+            if _python_function(value) is not None:
+                continue
+            if isinstance(value, type | types.ModuleType) and not _given(value):
+                paths.add(getattr(sys.modules[_module(value)], "__file__", ""))
+            found.update(f"{each.__qualname__} {name} {_text(each, name, value)}\n".encode())
+    for path in sorted(paths - {""}):  # what is built into Python has none
+        found.update(Path(path).read_bytes())
+    return found.hexdigest()[:16]
+
+
+def _reached(function: types.FunctionType) -> Iterator[types.FunctionType]:
+    """The function, and every one that it calls, directly or not; each once."""
+    waiting, seen = [function], {function}
+    while waiting:
+        current = waiting.pop()
+        yield current
+        for _, value in _read_names(current):
+            called = _python_function(value)
+            if called is not None and called not in seen and not _given(called):
+                seen.add(called)
+                waiting.append(called)
+
+
+def _read_names(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Names and values of the globals and of the enclosing functions' variables that it reads."""
+    for name in dict.fromkeys(_global_names(function.__code__)):
+        if name in function.__globals__:  # the others are Python's own
+            yield name, function.__globals__[name]
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    yield from ((name, cell.cell_contents) for name, cell in cells)
+
+
+def _global_names(code: types.CodeType) -> Iterator[str]:
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "LOAD_GLOBAL":
+            yield instruction.argval
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _global_names(inner)
+
+
+def _python_function(value: Any) -> types.FunctionType | None:
+    """The Python function that a value is, or was compiled from."""
+    if isinstance(value, Kernel):
+        value = value.function
+    value = getattr(value, "py_func", value)  # of what `njit` returns
+    return value if isinstance(value, types.FunctionType) else None
+
+
+def _module(value: Any) -> str:
+    return value.__name__ if isinstance(value, types.ModuleType) else value.__module__
+
+
+def _given(value: Any) -> bool:
+    return _module(value).partition(".")[0] in GIVEN
+
+
+def _text(function: types.FunctionType, name: str, value: Any) -> str:
+    """Differs whenever the value does."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype.descr}{value.shape}{value.tobytes().hex()}"
+    if isinstance(value, tuple):
+        return "".join(_text(function, name, each) for each in value)
+    if isinstance(value, PLAIN + NAMED):
+        return repr(value)
+    raise TypeError(
+        f"{function.__module__}.{function.__name__} reads {name}, a {type(value).__name__}; "
+        "a kernel may read functions, classes, numbers, texts, arrays, and tuples of these."
+    )
+
+
+@cache
+def _make_callable_in_kernels(function: types.FunctionType) -> None:
+    register_jitable(function)

@@ -1,0 +1,155 @@
+"""Machine code is kept between processes, and made anew when anything it is made of changes."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import autosync
+from autosync.simulator.numba_cache import Kernel
+
+ROOT = Path(autosync.__file__).parents[1]
+
+KERNEL = """
+import numpy as np
+from autosync.simulator.numba_cache import cached_kernel
+from small.constants import FACTOR, OFFSETS, PAIR
+from small.inner import shifted
+
+@cached_kernel(allocates=False)
+def total(values):
+    found = 0.0
+    for value in values:
+        found += FACTOR * shifted(value)
+    return found + OFFSETS[0] + PAIR[1]
+
+if __name__ == "__main__":
+    print(total(np.array([1.0, 2.0])))
+"""
+SHIFTED = """
+from numba import njit
+from small.deeper import limited
+
+@njit
+def shifted(value):
+    return limited(value) + 1.0
+"""
+LIMITED = """
+from small.constants import LIMIT
+
+def limited(value):
+    return min(value, LIMIT)
+"""
+CONSTANTS = """
+import numpy as np
+
+FACTOR, LIMIT = 2.0, 9.0
+OFFSETS = np.array([0.5])
+PAIR = (0, 0.25)
+"""
+
+
+def run(folder: Path, *command: str) -> str:
+    """What a new process prints that finds packages in the folder first."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+    environment.pop("NUMBA_CACHE_DIR", None)
+    done = subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True, cwd=folder
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A package of a kernel, two functions that it reaches, and the constants that they read."""
+    package = tmp_path / "small"
+    package.mkdir()
+    texts = {"kernel": KERNEL, "inner": SHIFTED, "deeper": LIMITED, "constants": CONSTANTS}
+    for name, text in {"__init__": "", **texts}.items():
+        (package / f"{name}.py").write_text(text)
+    return package
+
+
+def total_of(small: Path) -> float:
+    return float(run(small.parent, "-m", "small.kernel"))
+
+
+def compiled_files(folder: Path) -> set[Path]:
+    return set(folder.rglob("*.nbc"))
+
+
+def change(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_a_second_process_compiles_nothing(small: Path) -> None:
+    assert total_of(small) == 10.75
+    first = compiled_files(small)
+    assert len(first) == 1
+    assert total_of(small) == 10.75
+    assert compiled_files(small) == first
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new", "expected"),
+    [
+        ("kernel", "found = 0.0", "found = 1.0", 11.75),
+        ("inner", "+ 1.0", "+ 2.0", 14.75),
+        ("deeper", "min(value", "max(value", 40.75),
+        ("constants", "FACTOR, LIMIT = 2.0, 9.0", "FACTOR, LIMIT = 3.0, 9.0", 15.75),
+        ("constants", "FACTOR, LIMIT = 2.0, 9.0", "FACTOR, LIMIT = 2.0, 1.0", 8.75),
+        ("constants", "[0.5]", "[0.75]", 11.0),
+        ("constants", "(0, 0.25)", "(0, 0.5)", 11.0),
+    ],
+)
+def test_an_edit_anywhere_is_seen(
+    small: Path, module: str, old: str, new: str, expected: float
+) -> None:
+    assert total_of(small) == 10.75
+    change(small / f"{module}.py", old, new)
+    assert total_of(small) == expected
+
+
+SAMPLE = """
+import numpy as np
+from autosync.search.sampler.draw_kernels import draw_choices
+from autosync.search.sampler.sampling_tables import drawing
+from autosync.search.space import Space
+from tests.domains import chain_graph, domain_of
+
+n, shapes = 50, ((64, 32), (300, 7), (33,))
+domain = domain_of(chain_graph(shapes))
+columns = [np.empty(n, dtype) for dtype in (np.uint8, np.uint8, np.int64, np.bool_)]
+for dtype in (np.int8, np.int32, np.int16, np.int64):
+    columns.append(np.zeros((n, len(shapes)), dtype))
+indices = np.arange(n, dtype=np.uint64)
+draw_choices(drawing(domain, Space()).tables, np.uint64(1), indices, *columns)
+print([column.tolist() for column in columns])
+"""
+
+
+def test_an_edit_of_the_samplers_random_numbers_is_seen(tmp_path: Path) -> None:
+    for name in ("autosync", "search", "simulator"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=ignored)
+    before = run(tmp_path, "-c", SAMPLE)
+    change(
+        tmp_path / "search/sampler/counter_random.py", "0x9E3779B97F4A7C15", "0x9E3779B97F4A7C17"
+    )
+    assert run(tmp_path, "-c", SAMPLE) != before
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    known = {"one": 1}
+
+    def kernel(value: float) -> float:
+        return value * known["one"]
+
+    with pytest.raises(TypeError, match="reads known, a dict"):
+        Kernel(kernel)(1.0)
