@@ -79,7 +79,7 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FaultCounts:
     """All faults of one kind. lost: trials without a record. doubled: trials with two, or that
     ran to their end twice. left: processes and testbeds that outlived their launcher.
     next_failed: trials without a fault, after one of this kind, that failed. reasons: of those
@@ -101,7 +101,7 @@ class Row:
 
 def soak(
     faults: int, seed: int, ranks: int, folder: Path, kinds: Sequence[str] = tuple(EXPECTED)
-) -> list[Row]:
+) -> list[FaultCounts]:
     """Run the faults, as many of each of the kinds.
 
     Raises:
@@ -216,13 +216,13 @@ def recorded_keys(url: str) -> list[str]:
         database.close()
 
 
-def row_of(kind: str, keys: list[str], heard: Heard, recorded: Counter[str]) -> Row:
+def row_of(kind: str, keys: list[str], heard: Heard, recorded: Counter[str]) -> FaultCounts:
     mine = [key for key in keys if key.partition("/")[2].partition(":")[0] == kind]
     plain = [f"{key.partition('/')[0]}/{PLAIN}" for key in mine]
     sound = [*plain, *(key for key in mine if kind in (CANCEL, LAUNCHER))]
     both = [*mine, *plain]
     wrong = [key for key in mine if heard.named[key] not in EXPECTED[kind]]
-    return Row(
+    return FaultCounts(
         fault=kind,
         count=len(mine),
         named=dict(Counter(heard.named[key] for key in mine)),
@@ -234,7 +234,7 @@ def row_of(kind: str, keys: list[str], heard: Heard, recorded: Counter[str]) -> 
     )
 
 
-def show(rows: list[Row]) -> None:
+def show(rows: list[FaultCounts]) -> None:
     print(
         f"{'fault':10s}{'count':>6s}  {'classified as':28s}{'lost':>6s}{'doubled':>9s}"
         f"{'left behind':>13s}{'next failed':>13s}"

@@ -23,17 +23,17 @@ from autosync.search.collect.pass_runner import TIMEOUT_SECONDS
 from autosync.search.collect.remaining_passes import strategies_of
 from autosync.trials.contract import Pool, TrialRequest, Workload
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
-from autosync.trials.pool.process_pool import PASS_TOLERANCE
+from autosync.trials.trial_procedure import PASS_TOLERANCE
 
 
 @dataclass(frozen=True, slots=True)
-class Protocol:
+class PassProtocol:
     time_scale: float
     warmup: int
     iterations: int
 
     @classmethod
-    def parse(cls, text: str) -> "Protocol":
+    def parse(cls, text: str) -> "PassProtocol":
         scale, _, counts = text.partition(":")
         warmup, _, iterations = counts.partition("+")
         return cls(float(scale), int(warmup), int(iterations))
@@ -42,11 +42,11 @@ class Protocol:
         return f"k = {self.time_scale:g}, {self.warmup} + {self.iterations}"
 
 
-DEFAULT = (Protocol(1, 2, 5), Protocol(2, 2, 5), Protocol(4, 1, 3))
+DEFAULT = (PassProtocol(1, 2, 5), PassProtocol(2, 2, 5), PassProtocol(4, 1, 3))
 
 
 def measured(
-    pool: Pool, protocol: Protocol, asked: list[Bundle], pass_: int
+    pool: Pool, protocol: PassProtocol, asked: list[Bundle], pass_: int
 ) -> NDArray[np.float64]:
     """Seconds an iteration of each of `asked`, run in an order of the pass's own; NaN: failed."""
     seconds = np.full(len(asked), np.nan)
@@ -64,7 +64,7 @@ def measured(
     return seconds
 
 
-def report(target: CollectionTarget, protocol: Protocol, strategies: int, seed: int) -> None:
+def report(target: CollectionTarget, protocol: PassProtocol, strategies: int, seed: int) -> None:
     domain = domain_of(target)
     chosen = strategies_of(domain, 10 * strategies, seed)
     drawn = random.Random(seed).sample(chosen, min(strategies, len(chosen)))
@@ -88,7 +88,7 @@ def report(target: CollectionTarget, protocol: Protocol, strategies: int, seed: 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--domain", action="append", metavar="NAME")
-    parser.add_argument("--protocol", action="append", type=Protocol.parse, metavar="K:W+N")
+    parser.add_argument("--protocol", action="append", type=PassProtocol.parse, metavar="K:W+N")
     parser.add_argument("--strategies", type=int, default=12)
     parser.add_argument("--seed", type=int, default=5)
     given = parser.parse_args()

@@ -7,7 +7,7 @@ ZeroRedundancyOptimizer) or `fsdp2` (fully_shard over blocks of 25 MB).
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -73,7 +73,7 @@ class StagedReplay(Replay):
         return signal
 
 
-class _Stage(torch.autograd.Function):
+class _OwnedStage(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, signal: Tensor, stage: GradientStage, *parameters: Tensor) -> Tensor:
         ctx.stage = stage
@@ -88,7 +88,8 @@ class _Stage(torch.autograd.Function):
 def _stage_hook(stages: list[tuple[GradientStage, list[str]]]) -> Any:
     def hook(module: nn.Module, args: Any, signal: Tensor) -> Tensor:
         for stage, names in stages:
-            signal = _Stage.apply(signal, stage, *(module.get_parameter(name) for name in names))
+            parameters = [module.get_parameter(name) for name in names]
+            signal = cast(Tensor, _OwnedStage.apply(signal, stage, *parameters))  # type: ignore[no-untyped-call]
         return signal
 
     return hook

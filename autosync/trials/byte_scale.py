@@ -103,7 +103,7 @@ def scale_plan(plan: Plan, graph: ModelGraph, byte_scale: float) -> Plan:
     )
 
 
-def kept_messages(plan: Plan, graph: ModelGraph, byte_scale: float) -> tuple[int, ...]:
+def surviving_messages(plan: Plan, graph: ModelGraph, byte_scale: float) -> tuple[int, ...]:
     """The index in `plan` of every message of `scale_plan(plan, graph, byte_scale)`."""
     small = scaled_graph(graph, byte_scale)
     buckets = _scaled_buckets(plan, _scaled_shards(plan, graph, small), graph, small)

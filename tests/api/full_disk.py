@@ -58,7 +58,7 @@ def fill(path: Path) -> None:
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 400
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(what)

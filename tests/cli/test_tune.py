@@ -12,6 +12,7 @@ import pytest
 from autosync.bundle import load_bundle
 from tests.cli.command import LONGEST_SECONDS, autosync, small_inputs, start
 
+pytestmark = pytest.mark.timeout(1500)
 BUDGET, REPEATS = 4, 2
 OPTIONS = (
     *("--budget", str(BUDGET), "--repeats", str(REPEATS), "--proposals", "100"),
@@ -133,7 +134,8 @@ def test_resuming_with_another_model_is_refused(resumed: tuple[Path, str, str]) 
 
 def test_control_c_says_how_to_go_on_and_loses_nothing(tmp_path: Path) -> None:
     process = start(tmp_path, "tune", *small_inputs(tmp_path), *OPTIONS)
-    while not trials(tmp_path) and process.poll() is None:
+    deadline = time.monotonic() + LONGEST_SECONDS
+    while not trials(tmp_path) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=LONGEST_SECONDS)

@@ -43,8 +43,8 @@ def device_type_of(device: torch.device) -> tuple[str, float | None]:
         return "cpu", None
     properties = torch.cuda.get_device_properties(device)
     name = properties.name.lower().replace("-", " ")
-    words = {kind: kind.replace("-", " ") for kind in DEVICE_TYPES if kind != "cpu"}
-    known = [kind for kind, text in words.items() if text in name]
+    words = {each: each.replace("-", " ") for each in DEVICE_TYPES if each != "cpu"}
+    known = [each for each, text in words.items() if text in name]
     return max(known, key=len, default="v100"), properties.total_memory / 1e9
 
 
@@ -54,8 +54,8 @@ def measure_cluster(job: LiveJob, step_seconds: float) -> Cluster:
     Raises:
         InvalidInput: the ranks of a host are not numbered one after another.
     """
-    kind, memory = device_type_of(job.device)
-    mine = Seat(node_name(), kind, memory, step_seconds)
+    device_type, memory = device_type_of(job.device)
+    mine = Seat(node_name(), device_type, memory, step_seconds)
     seats: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(seats, mine, group=job.control)
     hosts = refuse_mixed([seat.host for seat in seats])

@@ -135,7 +135,7 @@ def gradient_value(rank: int) -> float:
     return float(2 ** -(6 + rank % 4))
 
 
-class _Stage(torch.autograd.Function):
+class _BackwardStage(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, signal: Tensor, stage: GradientStage, *parameters: Tensor) -> Tensor:
         ctx.stage = stage
@@ -211,7 +211,7 @@ class Replay(nn.Module):
         for operation in self.operations.values():
             signal = operation(signal)
         for stage, parameters in self._backward:
-            signal = cast(Tensor, _Stage.apply(signal, stage, *parameters))  # type: ignore[no-untyped-call]
+            signal = cast(Tensor, _BackwardStage.apply(signal, stage, *parameters))  # type: ignore[no-untyped-call]
         return signal
 
 

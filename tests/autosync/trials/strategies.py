@@ -8,6 +8,7 @@ from autosync.strategy import (
     ReduceScatter,
     Schedule,
     Strategy,
+    Synchronizer,
     VariableChoice,
     even_replicas,
     split,
@@ -34,7 +35,7 @@ def mixed(domain: Domain) -> Bundle:
     for index, variable in enumerate(domain.graph.variables):
         partition = split(variable.shape, 0, 2)
         group = 3 * index
-        shards = [
+        shards: tuple[Synchronizer, ...] = [
             (AllReduce(group), AllReduce(group + 1)),
             (ReduceScatter(group), ParameterServer(1, group + 1)),
             (ReduceScatter(group, True), ParameterServer(0, group + 1)),

@@ -9,7 +9,7 @@ from autosync.errors import InvalidInput
 from autosync.trials.contract import Workload
 from autosync.trials.launchers.command_launcher import CommandLauncher
 from autosync.trials.launchers.local_launcher import LocalLauncher
-from autosync.trials.pool.process_pool import Links
+from autosync.trials.pool.worker_transport import Links
 from autosync.trials.probe.message_costs import (
     Sample,
     broadcast_rounds,
