@@ -6,6 +6,7 @@ python -m benchmarks.trial_overhead [--launcher local|testbed] [--ranks 4] [--tr
 import argparse
 import statistics
 import time
+from collections.abc import Callable
 
 from autosync.bundle import Bundle, make_bundle
 from autosync.cluster import Cluster, Device, Node
@@ -16,6 +17,7 @@ from autosync.strategy import (
     ReduceScatter,
     Schedule,
     Strategy,
+    Synchronizer,
     VariableChoice,
     even_replicas,
     whole,
@@ -47,7 +49,7 @@ def made_up_domain(ranks: int, length: int = VARIABLES) -> Domain:
 
 def bundles(domain: Domain) -> dict[str, Bundle]:
     world = domain.world_size
-    kinds = {
+    kinds: dict[str, tuple[Callable[[int], Synchronizer], Schedule]] = {
         "DDP": (lambda i: AllReduce(i // 8), Schedule("ddp", 25 * 2**20)),
         "all-reduce, 8 a group": (lambda i: AllReduce(i // 8), Schedule()),
         "reduce-scatter, overlapped": (

@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -32,7 +33,7 @@ from autosync.trials.worker.training_job import (
 MOMENTUM = {"sgd": 0.0, "momentum": 0.875, "sgd_momentum": 0.875}
 
 
-def half_bytes(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def half_bytes(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """torch's bf16 hook under another name: by its own name DDP refuses it without an
     accelerator, though gloo reduces bf16."""
     return bf16_compress_hook(state, bucket)
@@ -185,6 +186,6 @@ def build_baselines(workload: Workload, rank: int) -> BaselineJob:
 def fully_sharded(model: nn.Module, parts: list[list[nn.Module]]) -> nn.Module:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for part in parts:
-        fully_shard(part, mesh=mesh)  # type: ignore[arg-type]
+        fully_shard(part, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model

@@ -32,7 +32,7 @@ NEVER = threading.Event()
 HOLDER = """
 import sys, threading
 from pathlib import Path
-from autosync.trials.pool.machine_lock import MEASURING, NEXT, MachineLock, WaitCancelled, lock_holder, shared_machine_lock
+from autosync.trials.pool.machine_lock import MachineLock
 with MachineLock(Path(sys.argv[1])).held(threading.Event()):
     print("mine", flush=True)
     sys.stdin.readline()

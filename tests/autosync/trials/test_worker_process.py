@@ -14,7 +14,8 @@ WAIT_SECONDS = 200
 Start = Callable[[str], WorkerProcess]
 
 GARBLED = r"""
-printf 'welcome \377\n42\nnull\n{}\n{"answer": {"reply": "error", "kind": "crashed", "message": "-"}}\n'
+printf 'welcome \377\n42\nnull\n{}\n'
+printf '{"answer": {"reply": "error", "kind": "crashed", "message": "-"}}\n'
 printf 'bad \377\n' >&2
 exit 3
 """
