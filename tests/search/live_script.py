@@ -349,7 +349,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     os.environ["AUTOSYNC_HOST"] = "first" if rank < 2 else "second"
-    parts = {
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
         "tuning": lambda: tuning(rank, out),
         "falling_back": lambda: falling_back(rank),
         "contract": lambda: contract(rank),

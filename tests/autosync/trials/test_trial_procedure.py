@@ -215,7 +215,7 @@ def test_only_what_all_refuse_alike_leaves_them_warm(
 
 def test_a_running_jobs_loaded_pass_is_measured_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
     passes = [measured(load) for load in (0.5, 0.3, 0.1, 0.5)]
-    monkeypatch.setattr(LiveTransport, "run_pass", lambda self, *_: passes.pop(0))
+    monkeypatch.setattr(LiveTransport, "run_pass", lambda *_, **__: passes.pop(0))
     monkeypatch.setattr(LiveTransport, "world_size", 2)
     job: LiveJob = None  # type: ignore[assignment]  # no pass reaches it
     result = TrialProcedure(LiveTransport(job, "job"), 1).run(request(passes=2))
