@@ -1,5 +1,13 @@
-"""Fits the constants of the published rows, leaves rows out, and writes what was fitted."""
+"""Fits the constants of the published rows, leaves rows out, and writes what was fitted.
 
+python -m benchmarks.published_fit [--left-out row gpus model]
+
+--left-out: write nothing; errors of rows that the constants were not fitted to (a minute a fit).
+Without it the constants are fitted anew to all rows and written, and so are the cluster files that
+carry them (a minute).
+"""
+
+import argparse
 import json
 from dataclasses import dataclass
 
@@ -11,9 +19,12 @@ from autosync.bundled_data import data_folder
 from autosync.documents import to_data
 from autosync.simulator.cost.fitted_constants import Constants, NetworkConstants
 from benchmarks.published_clusters import write_clusters
-from benchmarks.published_rows import Row, predicted_seconds
+from benchmarks.published_rows import Row, predicted_seconds, print_summary, read_rows
 
 F64 = NDArray[np.float64]
+
+LEFT_OUT = ("row", "gpus", "model")
+"""What may be left out; see `left_out_predictions`."""
 
 START = {
     "intra_gbps": 64.0,
@@ -69,7 +80,7 @@ def constants_at(values: dict[str, float]) -> Constants:
         engine_seconds={"bytescheduler": _seconds(values["bytescheduler_us"])},
         measured=MEASURED,
         fitted=f"{len(START)} constants to 84 rows by robust least squares on the relative "
-        "errors (benchmarks/published_rows.py --fit)",
+        "errors (benchmarks/published_fit.py)",
     )
 
 
@@ -78,7 +89,7 @@ def _seconds(microseconds: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class ConstantsFit:
     """values: of START's parameters. residuals, jacobian: log errors of the rows fitted, and their
     derivatives by the logarithms of the values."""
 
@@ -87,7 +98,7 @@ class Fit:
     jacobian: F64
 
 
-def fit(rows: list[Row]) -> Fit:
+def fit(rows: list[Row]) -> ConstantsFit:
     """Robust least squares on the logarithms of predicted over measured seconds."""
     names = list(START)  # varied by 1 + the logarithm of value over start
 
@@ -109,7 +120,7 @@ def fit(rows: list[Row]) -> Fit:
         ftol=1e-4,
         xtol=1e-3,
     )
-    return Fit(values_at(found.x), found.fun, found.jac)
+    return ConstantsFit(values_at(found.x), found.fun, found.jac)
 
 
 def rounded(values: dict[str, float]) -> dict[str, float]:
@@ -173,3 +184,25 @@ def one_by_one(rows: list[Row]) -> F64:
     measured = np.array([row.seconds for row in rows])
     predicted: F64 = measured * np.exp(moved)
     return predicted
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--left-out", nargs="+", default=(), choices=LEFT_OUT)
+    given = parser.parse_args()
+    rows = read_rows()
+    if not given.left_out:
+        constants = fit_and_write(rows)
+        predicted = np.array([predicted_seconds(row, constants) for row in rows])
+        print_summary("In sample", rows, predicted)
+    for by in given.left_out:
+        for title, left_out in left_out_predictions(rows, by):
+            known = np.isfinite(left_out)
+            chosen = [row for row, has in zip(rows, known, strict=True) if has]
+            print_summary(title, chosen, left_out[known])
+
+
+if __name__ == "__main__":
+    main()

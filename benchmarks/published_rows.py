@@ -1,9 +1,8 @@
 """Predicts published rows of real GPU clusters and prints every one beside what was measured.
 
-python -m benchmarks.published_rows [--fit] [--left-out row gpus model]
+python -m benchmarks.published_rows
 
---left-out: errors of rows that the constants were not fitted to (a minute a fit).
---fit: fit the constants anew and write them, and the cluster files that carry them (a minute).
+`benchmarks.published_fit` fits the constants that it predicts with.
 """
 
 import argparse
@@ -41,8 +40,6 @@ NETWORKS = {"10GbE with TCP/IP": "10gbe", "100GbIB with RDMA": "ib100"}
 MODELS = {"ResNet-50": "resnet50", "BERT-Base": "bert_base"}
 DEVICE = "rtx-2080-ti"
 GPUS_PER_NODE = 4
-WAYS = ("row", "gpus", "model")
-"""Ways to leave rows out; see `published_fit.left_out_predictions`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,25 +188,16 @@ def misranked(rows: list[Row], predicted: F64) -> list[tuple[Row, Row]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--left-out", nargs="+", default=(), choices=WAYS)
-    parser.add_argument("--fit", action="store_true")
-    given = parser.parse_args()
-    from benchmarks import published_fit  # it imports this file
-
-    rows = read_rows()
-    constants = published_fit.fit_and_write(rows) if given.fit else load_constants(DEVICE)
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
+    rows, constants = read_rows(), load_constants(DEVICE)
     predicted = np.array([predicted_seconds(row, constants) for row in rows])
     print_rows(rows, predicted)
     print_summary("In sample", rows, predicted)
     print("\nNot ranked rightly (the measured faster first):")
     for a, b in misranked(rows, predicted):
         print(f"- {a.model}, {a.network}, {a.gpus} GPUs: {a.method} before {b.method}")
-    for way in given.left_out:
-        for title, left_out in published_fit.left_out_predictions(rows, way):
-            kept = np.isfinite(left_out)
-            chosen = [row for row, keep in zip(rows, kept, strict=True) if keep]
-            print_summary(title, chosen, left_out[kept])
 
 
 if __name__ == "__main__":
