@@ -68,7 +68,7 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass
 class Heard:
-    """What the launchers said and left. returned: what each trial came back with, every time.
+    """What the launchers reported and left. returned: what each trial came back with, every time.
     reasons: the messages and ends of stderr of those that failed."""
 
     named: dict[str, str] = field(default_factory=dict)
@@ -165,20 +165,20 @@ def run_launcher(url: str, tuning_id: str, token: str, heard: Heard) -> str:
     with launcher:
         assert launcher.stdout is not None
         for line in launcher.stdout:
-            said = json.loads(line)
-            if key := said.get("kill", ""):
+            report = json.loads(line)
+            if key := report.get("kill", ""):
                 launcher.kill()
                 killed = True
                 heard.killed.append(key)
                 heard.named[key] = "launcher killed"
-            elif key := said.get("named", ""):
-                heard.named[key] = said["kind"]
-                heard.reasons[key] = said["reason"]
+            elif key := report.get("named", ""):
+                heard.named[key] = report["kind"]
+                heard.reasons[key] = report["reason"]
             else:
-                key = said["returned"]
-                heard.named.setdefault(key, said["kind"])
-                heard.reasons.setdefault(key, said["reason"])
-                heard.returned.setdefault(key, []).append(said["kind"])
+                key = report["returned"]
+                heard.named.setdefault(key, report["kind"])
+                heard.reasons.setdefault(key, report["reason"])
+                heard.returned.setdefault(key, []).append(report["kind"])
             print(f"\r{len(heard.returned)} trials, now {key:24s}", end="", file=sys.stderr)
     if launcher.returncode and not killed:
         raise SystemExit(f"\nthe launcher ended with status {launcher.returncode}")

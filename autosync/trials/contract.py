@@ -200,7 +200,7 @@ class WaitReporter(Protocol):
 
 def reporting_waits(launcher: Launcher, on_wait: OnWait) -> Launcher:
     """The launcher, whose pools tell `on_wait` for whom they wait: once for each of them, however
-    often they take turns. Other launchers stay as they are."""
+    often it measures. Other launchers stay as they are."""
     told: set[str] = set()
 
     def once(message: str) -> None:

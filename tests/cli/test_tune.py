@@ -4,12 +4,14 @@ import json
 import os
 import signal
 import sqlite3
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from autosync.bundle import load_bundle
+from autosync.trials.pool.machine_lock import shared_machine_lock
 from tests.cli.command import LONGEST_SECONDS, autosync, small_inputs, start
 
 pytestmark = pytest.mark.timeout(1500)
@@ -143,3 +145,17 @@ def test_control_c_says_how_to_go_on_and_loses_nothing(tmp_path: Path) -> None:
     assert "autosync tune --resume" in said
     with sqlite3.connect(tmp_path / "autosync.db") as connection:
         assert connection.execute("SELECT state FROM tunings").fetchall() == [("queued",)]
+
+
+def test_it_says_that_it_waits_for_another_measurement(tmp_path: Path) -> None:
+    """This process holds the lock of the machine until the command has said so."""
+    expected = f"waits for another measurement on this machine (pid {os.getpid()})"
+    with shared_machine_lock().held(threading.Event()):
+        process = start(tmp_path, "tune", *small_inputs(tmp_path), *OPTIONS)
+        try:
+            assert process.stderr is not None
+            assert any(expected in line for line in process.stderr)
+            assert not trials(tmp_path)
+        finally:
+            process.kill()
+            process.communicate()

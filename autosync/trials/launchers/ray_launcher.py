@@ -164,7 +164,7 @@ class Relay:
     def listen(self, seconds: float) -> list[Answer | None]:
         """The worker's next answer (None: it has ended); empty where none comes in time."""
         try:
-            return [self._answers.get(timeout=seconds).content]
+            return [self._answers.get(timeout=seconds).answer]
         except queue.Empty:
             return []
 

@@ -90,9 +90,9 @@ def copied(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
-        return {key: copied(part) for key, part in value.items()}
+        return {key: copied(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [copied(part) for part in value]
+        return [copied(item) for item in value]
     return value
 
 

@@ -126,15 +126,15 @@ class WorkerGroup:
         good: dict[int, A] = {}
         bad: list[WorkerAnswer] = []
         while len(good) + len({answer.rank for answer in bad}) < len(self._workers):
-            answer = self._next(deadline)
-            if answer is None:
+            received = self._next(deadline)
+            if received is None:
                 break
-            if answer.content is not None:
-                self._heard_once.add(answer.rank)
-            if isinstance(answer.content, answered_by):
-                good[answer.rank] = answer.content
+            if received.answer is not None:
+                self._heard_once.add(received.rank)
+            if isinstance(received.answer, answered_by):
+                good[received.rank] = received.answer
             else:
-                bad.append(answer)
+                bad.append(received)
                 deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         heard = {*good, *(answer.rank for answer in bad)}
         silent = [worker.rank for worker in self._workers if worker.rank not in heard]
@@ -176,10 +176,10 @@ class WorkerGroup:
     def _failure(self, bad: list[WorkerAnswer], silent: list[int]) -> TrialFailed:
         """The first cause among what went wrong: a death, then lack of memory, then a refusal,
         which is a rank's own, then the rest: a crash may be what that did to its peers."""
-        dead = [answer.rank for answer in bad if answer.content is None]
+        dead = [received.rank for received in bad if received.answer is None]
         if dead:
             return TrialFailed(self._death(dead[0]))
-        failures = [(answer.rank, _as_failure(answer.content)) for answer in bad]
+        failures = [(received.rank, _as_failure(received.answer)) for received in bad]
         order = ("out_of_memory", "refused", "crashed")
         rank, first = min(failures, key=lambda pair: order.index(pair[1].kind))
         worker = self._workers[rank]
@@ -204,8 +204,8 @@ class WorkerGroup:
         return TrialError(kind, f"{who} ended with status {ended.status}.", tail)
 
 
-def _as_failure(content: Answer | None) -> CommandFailed:
+def _as_failure(answer: Answer | None) -> CommandFailed:
     """An answer to another command than was asked is a failure, too."""
-    if isinstance(content, CommandFailed):
-        return content
-    return CommandFailed("crashed", f"it answered {type(content).__name__} out of order.")
+    if isinstance(answer, CommandFailed):
+        return answer
+    return CommandFailed("crashed", f"it answered {type(answer).__name__} out of order.")

@@ -1,4 +1,4 @@
-"""Worker processes: started by a prefix, spoken to by JSON lines, killed with their group.
+"""Worker processes: started by a prefix, asked by JSON lines, killed with their group.
 
 They live no longer than the process that started them: each ends at the end of its input, and the
 kernel kills those that cannot read it (`parent_death`).
@@ -43,10 +43,10 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True)
 class WorkerAnswer:
-    """What a worker answered; `content` is None when its output ended (it has died)."""
+    """What a worker answered; `answer` is None when its output ended (it has died)."""
 
     rank: int
-    content: Answer | None
+    answer: Answer | None
 
 
 Answers = queue.Queue[WorkerAnswer]

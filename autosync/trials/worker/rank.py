@@ -1,4 +1,4 @@
-"""One rank's part in trials: joining the group, running iterations, measuring them."""
+"""One rank in trials: it joins the group, runs iterations and measures them."""
 
 import gc
 import os

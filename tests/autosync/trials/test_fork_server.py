@@ -43,13 +43,13 @@ def test_how_a_forked_worker_ends_is_known(preload: ForkServer, answers: Answers
     try:
         for line in ('{"command": {"op": "dance"}}', '{"command": {"op":'):
             worker.send(line)
-            failed = answers.get(timeout=WAIT_SECONDS).content
+            failed = answers.get(timeout=WAIT_SECONDS).answer
             assert isinstance(failed, CommandFailed)
             assert failed.kind == "refused"
             assert "'dance' found using 'op'" in failed.message or "Invalid JSON" in failed.message
         assert os.getpgid(worker.pid) == worker.pid
         os.kill(worker.pid, signal.SIGKILL)
-        assert answers.get(timeout=WAIT_SECONDS).content is None
+        assert answers.get(timeout=WAIT_SECONDS).answer is None
         assert worker.exit().status == -signal.SIGKILL
     finally:
         worker.kill()

@@ -84,7 +84,7 @@ def own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 OWNER = """
 import subprocess, sys, time
-from autosync.trials import namespaces
+from autosync.trials.testbed import namespaces
 from tests.domains import grid_cluster
 made = namespaces.up(grid_cluster(2))
 if "heir" in sys.argv:

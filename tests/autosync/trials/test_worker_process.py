@@ -42,8 +42,8 @@ def start(answers: Answers) -> Iterator[Start]:
 
 def test_bytes_that_are_no_text_cost_nothing(start: Start, answers: Answers) -> None:
     worker = start(GARBLED)
-    assert answers.get(timeout=WAIT_SECONDS).content == CommandFailed("crashed", "-")
-    assert answers.get(timeout=WAIT_SECONDS).content is None
+    assert answers.get(timeout=WAIT_SECONDS).answer == CommandFailed("crashed", "-")
+    assert answers.get(timeout=WAIT_SECONDS).answer is None
     assert worker.exit().status == 3
     worker.kill()  # its readers are through
     lines = worker.stderr_tail().splitlines()
@@ -52,7 +52,7 @@ def test_bytes_that_are_no_text_cost_nothing(start: Start, answers: Answers) -> 
 
 def test_a_damaged_answer_is_the_workers_failure(start: Start, answers: Answers) -> None:
     start("""printf '{"answer": {"reply": "pass", "starts": [1.0,\\n'""")
-    damaged = answers.get(timeout=WAIT_SECONDS).content
+    damaged = answers.get(timeout=WAIT_SECONDS).answer
     assert isinstance(damaged, CommandFailed)
     assert damaged.kind == "crashed"
     assert "arrived damaged: worker answer: Invalid JSON" in damaged.message
