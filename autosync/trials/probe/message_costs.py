@@ -15,7 +15,7 @@ from autosync.trials.contract import Launcher, Workload
 from autosync.trials.pool.process_pool import ProcessPool
 from autosync.trials.pool.worker_transport import Links
 from autosync.trials.testbed.rate_probes import BURST_BYTES
-from autosync.trials.worker.message_timing import KINDS
+from autosync.trials.worker.timed_messages import KINDS
 
 SMALL_SIZES = (1024, 4 * 1024)
 """Bytes that each replica contributes: messages that are all startup. (Up to its burst a shaper

@@ -41,9 +41,9 @@ from autosync.trials.worker.commands import (
     TimeStretches,
     WorkerStarted,
 )
-from autosync.trials.worker.message_timing import time_messages
 from autosync.trials.worker.replay_compute import sharpen_timer
 from autosync.trials.worker.stretch_times import time_stretches
+from autosync.trials.worker.timed_messages import time_messages
 from autosync.trials.worker.training_job import (
     ReplayJob,
     TrainingJob,
