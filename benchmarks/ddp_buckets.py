@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from autosync.bundle import Bundle
@@ -57,7 +58,7 @@ class BucketsJob:
         self.forward_seconds = time.monotonic()
         return self.replay.loss(model)
 
-    def _reduced(self, state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _reduced(self, state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         begun, index, forward = time.monotonic(), bucket.index(), self.forward_seconds
         buffer = bucket.buffer().div_(dist.get_world_size())
 
@@ -69,7 +70,8 @@ class BucketsJob:
 
         work = dist.all_reduce(buffer, async_op=True)
         assert work is not None
-        return work.get_future().then(landed)
+        reduced: torch.futures.Future[Tensor] = work.get_future().then(landed)
+        return reduced
 
     def _write(self) -> None:
         spans = [

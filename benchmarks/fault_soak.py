@@ -67,7 +67,7 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass
 class Heard:
-    """What the launchers said and left. returned: what each trial came back with, every time.
+    """What the launchers reported and left. returned: what each trial came back with, every time.
     reasons: the messages and ends of stderr of those that failed."""
 
     named: dict[str, str] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FaultCounts:
     """All faults of one kind. lost: trials without a record. doubled: trials with two, or that
     ran to their end twice. left: processes and testbeds that outlived their launcher.
     next_failed: trials without a fault, after one of this kind, that failed. reasons: of those
@@ -100,7 +100,7 @@ class Row:
 
 def soak(
     faults: int, seed: int, ranks: int, folder: Path, kinds: Sequence[str] = tuple(EXPECTED)
-) -> list[Row]:
+) -> list[FaultCounts]:
     """Run the faults, as many of each of the kinds.
 
     Raises:
@@ -164,20 +164,20 @@ def run_launcher(url: str, tuning_id: str, token: str, heard: Heard) -> str:
     with launcher:
         assert launcher.stdout is not None
         for line in launcher.stdout:
-            said = json.loads(line)
-            if key := said.get("kill", ""):
+            report = json.loads(line)
+            if key := report.get("kill", ""):
                 launcher.kill()
                 killed = True
                 heard.killed.append(key)
                 heard.named[key] = "launcher killed"
-            elif key := said.get("named", ""):
-                heard.named[key] = said["kind"]
-                heard.reasons[key] = said["reason"]
+            elif key := report.get("named", ""):
+                heard.named[key] = report["kind"]
+                heard.reasons[key] = report["reason"]
             else:
-                key = said["returned"]
-                heard.named.setdefault(key, said["kind"])
-                heard.reasons.setdefault(key, said["reason"])
-                heard.returned.setdefault(key, []).append(said["kind"])
+                key = report["returned"]
+                heard.named.setdefault(key, report["kind"])
+                heard.reasons.setdefault(key, report["reason"])
+                heard.returned.setdefault(key, []).append(report["kind"])
             print(f"\r{len(heard.returned)} trials, now {key:24s}", end="", file=sys.stderr)
     if launcher.returncode and not killed:
         raise SystemExit(f"\nthe launcher ended with status {launcher.returncode}")
@@ -215,13 +215,13 @@ def recorded_keys(url: str) -> list[str]:
         database.close()
 
 
-def row_of(kind: str, keys: list[str], heard: Heard, recorded: Counter[str]) -> Row:
+def row_of(kind: str, keys: list[str], heard: Heard, recorded: Counter[str]) -> FaultCounts:
     mine = [key for key in keys if key.partition("/")[2].partition(":")[0] == kind]
     plain = [f"{key.partition('/')[0]}/{PLAIN}" for key in mine]
     sound = [*plain, *(key for key in mine if kind in (CANCEL, LAUNCHER))]
     both = [*mine, *plain]
     wrong = [key for key in mine if heard.named[key] not in EXPECTED[kind]]
-    return Row(
+    return FaultCounts(
         fault=kind,
         count=len(mine),
         named=dict(Counter(heard.named[key] for key in mine)),
@@ -233,7 +233,7 @@ def row_of(kind: str, keys: list[str], heard: Heard, recorded: Counter[str]) -> 
     )
 
 
-def show(rows: list[Row]) -> None:
+def show(rows: list[FaultCounts]) -> None:
     print(
         f"{'fault':10s}{'count':>6s}  {'classified as':28s}{'lost':>6s}{'doubled':>9s}"
         f"{'left behind':>13s}{'next failed':>13s}"

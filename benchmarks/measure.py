@@ -35,7 +35,7 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PairedRow:
     """A way's figures over all rounds; ratios are to the reference of the same round.
 
     bound_share: the bound over the median (1 is ideal); None where no bound was given.
@@ -64,7 +64,7 @@ def paired(
     iterations: int,
     bound_seconds: float | None = None,
     warmup: int = 2,
-) -> list[Row]:
+) -> list[PairedRow]:
     """The rows of all ways, the first being the reference. A way that fails has an error."""
     bundles = [make_bundle(way.strategy, domain) for way in ways]
     results: list[list[TrialResult]] = [[] for _ in ways]
@@ -89,16 +89,16 @@ def _row(
     results: list[TrialResult],
     reference: list[float],
     bound_seconds: float | None,
-) -> Row:
+) -> PairedRow:
     failed = next((result.error for result in results if result.error is not None), None)
     if failed is not None:
         nan = float("nan")
-        return Row(case, way.name, nan, nan, nan, nan, 0, nan, 0, None, failed.message)
+        return PairedRow(case, way.name, nan, nan, nan, nan, 0, nan, 0, None, failed.message)
     seconds = np.array([result.step_seconds for result in results], dtype=float)
     ratios = seconds / np.array(reference[: len(seconds)])
     median = float(np.median(seconds))
     low, middle, high = np.nanpercentile(ratios, (10, 50, 90))
-    return Row(
+    return PairedRow(
         case=case,
         way=way.name,
         step_seconds=median,
@@ -142,7 +142,7 @@ class Report:
     """Prints as it goes, and writes everything as JSON at the end if asked."""
 
     title: str
-    rows: list[Row] = field(default_factory=list)
+    rows: list[PairedRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
 
@@ -155,7 +155,7 @@ class Report:
         self.notes.append(text)
         print(f"  {text}", flush=True)
 
-    def add(self, rows: list[Row]) -> None:
+    def add(self, rows: list[PairedRow]) -> None:
         """A table of one case."""
         self.rows += rows
         bounded = any(row.bound_share is not None for row in rows)

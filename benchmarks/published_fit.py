@@ -78,7 +78,7 @@ def _seconds(microseconds: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class ConstantsFit:
     """values: of START's parameters. residuals, jacobian: log errors of the rows fitted, and their
     derivatives by the logarithms of the values."""
 
@@ -87,7 +87,7 @@ class Fit:
     jacobian: F64
 
 
-def fit(rows: list[PublishedRow]) -> Fit:
+def fit(rows: list[PublishedRow]) -> ConstantsFit:
     """Robust least squares on the logarithms of predicted over measured seconds."""
     names = list(START)  # varied by 1 + the logarithm of value over start
 
@@ -109,7 +109,7 @@ def fit(rows: list[PublishedRow]) -> Fit:
         ftol=1e-4,
         xtol=1e-3,
     )
-    return Fit(values_at(found.x), found.fun, found.jac)
+    return ConstantsFit(values_at(found.x), found.fun, found.jac)
 
 
 def rounded(values: dict[str, float]) -> dict[str, float]:

@@ -28,7 +28,7 @@ from autosync.search.collect.pass_runner import TIMEOUT_SECONDS
 from autosync.search.collect.remaining_passes import strategies_of
 from autosync.trials.contract import Pool, TrialRequest, Workload
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
-from autosync.trials.pool.process_pool import PASS_TOLERANCE
+from autosync.trials.trial_procedure import PASS_TOLERANCE
 
 
 @dataclass(frozen=True, slots=True)

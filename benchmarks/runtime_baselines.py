@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from autosync.domain import Domain
 from autosync.search.designs import known_designs
-from autosync.strategy import Encoding, Strategy, VariableChoice
+from autosync.strategy import AllReduce, Encoding, ReduceScatter, Strategy, VariableChoice
 from benchmarks.emulated import SCALES, cluster, domain_at, open_testbed
 from benchmarks.measure import Report, Way, arguments, ddp_way, paired
 
@@ -21,11 +21,17 @@ MEGABYTE = 1e6
 def in_bf16(strategy: Strategy) -> Strategy:
     """The same with every collective in bf16, as DDP's compression hook does it."""
 
-    def packed(choice: VariableChoice) -> VariableChoice:
-        shards = tuple(replace(shard, encoding=Encoding("bf16")) for shard in choice.shards)
-        return replace(choice, shards=shards)
+    def packed_choice(choice: VariableChoice) -> VariableChoice:
+        packed = Encoding("bf16")
+        shards = (
+            replace(shard, encoding=packed)
+            if isinstance(shard, AllReduce | ReduceScatter)
+            else shard
+            for shard in choice.shards
+        )
+        return replace(choice, shards=tuple(shards))
 
-    return replace(strategy, choices=tuple(packed(choice) for choice in strategy.choices))
+    return replace(strategy, choices=tuple(packed_choice(choice) for choice in strategy.choices))
 
 
 def ways_of(domain: Domain) -> list[Way]:

@@ -19,7 +19,7 @@ BATCH, TOKENS, WIDTH, LAYERS, WORDS = 8, 32, 256, 6, 4000
 PIXELS, CLASSES = 32, 100
 
 
-class Encoder(nn.Module):
+class SmallEncoder(nn.Module):
     """A transformer that predicts words: 6.8 M parameters."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ def images(seed: int) -> Tensor:
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
-    "transformer": (Encoder, words),
+    "transformer": (SmallEncoder, words),
     "cnn": (convolutions, images),
 }
 

@@ -87,7 +87,7 @@ class SoakPool:
         threading.Thread(target=wait, daemon=True).start()
 
     def _mend_link(self, rank: int) -> None:
-        place = self.inner.placements[rank]
+        place = self.inner.transport.placements[rank]
         assert isinstance(place, Placement)
         subprocess.run([*place.prefix, "ip", "link", "set", "eth0", "up"], check=True)
 

@@ -6,6 +6,7 @@ python -m benchmarks.trial_overhead [--launcher local|testbed] [--ranks 4] [--tr
 import argparse
 import statistics
 import time
+from collections.abc import Callable
 
 from autosync.bundle import Bundle, make_bundle
 from autosync.cluster import Cluster, Device, Node
@@ -16,6 +17,7 @@ from autosync.strategy import (
     ReduceScatter,
     Schedule,
     Strategy,
+    Synchronizer,
     VariableChoice,
     even_replicas,
     whole,
@@ -47,7 +49,7 @@ def made_up_domain(ranks: int, length: int = VARIABLES) -> Domain:
 
 def bundles(domain: Domain) -> dict[str, Bundle]:
     world = domain.world_size
-    kinds = {
+    kinds: dict[str, tuple[Callable[[int], Synchronizer], Schedule]] = {
         "DDP": (lambda i: AllReduce(i // 8), Schedule("ddp", 25 * 2**20)),
         "all-reduce, 8 a group": (lambda i: AllReduce(i // 8), Schedule()),
         "reduce-scatter, overlapped": (
@@ -90,7 +92,7 @@ def main() -> None:
         )
         wall = time.monotonic()
         for name, shipped in bundles(domain).items():
-            before = pool.repeated
+            before = pool.procedure.repeated
             results = [pool.run(TrialRequest(f"{name} {i}", shipped)) for i in range(given.trials)]
             failed = [result.error for result in results if result.error is not None]
             good = [result for result in results if result.error is None]
@@ -101,7 +103,7 @@ def main() -> None:
             step = statistics.median(result.step_seconds or 0 for result in good)
             spread = statistics.median(result.spread or 0 for result in good)
             loaded = sum((result.load or 0) > LOAD_LIMIT for result in good) / len(good)
-            again = (pool.repeated - before) / len(results)
+            again = (pool.procedure.repeated - before) / len(results)
             print(
                 f"{name}: {overhead * 1e3:.1f} ms overhead a warm trial, iteration "
                 f"{step * 1e3:.1f} ms, spread {spread:.1%}, repeated for load or spread "

@@ -7,11 +7,12 @@ ZeroRedundancyOptimizer) or `fsdp2` (fully_shard over blocks of 25 MB).
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -32,7 +33,7 @@ from autosync.trials.worker.training_job import (
 MOMENTUM = {"sgd": 0.0, "momentum": 0.875, "sgd_momentum": 0.875}
 
 
-def half_bytes(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def half_bytes(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """torch's bf16 hook under another name: by its own name DDP refuses it without an
     accelerator, though gloo reduces bf16."""
     return bf16_compress_hook(state, bucket)
@@ -73,7 +74,7 @@ class StagedReplay(Replay):
         return signal
 
 
-class _Stage(torch.autograd.Function):
+class _OwnedStage(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, signal: Tensor, stage: GradientStage, *parameters: Tensor) -> Tensor:
         ctx.stage = stage
@@ -88,7 +89,8 @@ class _Stage(torch.autograd.Function):
 def _stage_hook(stages: list[tuple[GradientStage, list[str]]]) -> Any:
     def hook(module: nn.Module, args: Any, signal: Tensor) -> Tensor:
         for stage, names in stages:
-            signal = _Stage.apply(signal, stage, *(module.get_parameter(name) for name in names))
+            parameters = [module.get_parameter(name) for name in names]
+            signal = cast(Tensor, _OwnedStage.apply(signal, stage, *parameters))  # type: ignore[no-untyped-call]
         return signal
 
     return hook
@@ -184,6 +186,6 @@ def build_baselines(workload: Workload, rank: int) -> BaselineJob:
 def fully_sharded(model: nn.Module, parts: list[list[nn.Module]]) -> nn.Module:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for part in parts:
-        fully_shard(part, mesh=mesh)  # type: ignore[arg-type]
+        fully_shard(part, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model

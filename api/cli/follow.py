@@ -27,6 +27,8 @@ PHASES = {
     "confirm": "confirming the winner",
     "done": "done",
 }
+PRINTED = frozenset({"waiting", "search", "confirm"})
+"""Events that get a line of their own; the bar shows the phase."""
 
 
 @dataclass
@@ -46,7 +48,7 @@ class Follower:
 
         for row_id, kind, message in self._events():
             self.seen = row_id
-            if kind in ("search", "confirm"):
+            if kind in PRINTED:
                 bar.console.print(f"[dim]{kind:>7}[/]  {escape(message)}")
         with self.database.reading() as session:
             tuning = session.get_one(TuningRow, self.tuning_id)

@@ -96,8 +96,9 @@ class DatabaseStore:
     def report(self, event: TuningEvent) -> None:
         """Write progress: an event, and the tuning's own columns."""
         with self._fenced() as (session, tuning):
-            tuning.phase, tuning.message = event.kind, clean(event.message)
-            tuning.done, tuning.total = event.done, event.total
+            tuning.message = clean(event.message)
+            if event.kind != "waiting":
+                tuning.phase, tuning.done, tuning.total = event.kind, event.done, event.total
             if event.best_seconds is not None:
                 tuning.best_seconds = event.best_seconds
             if event.kind == "ranking" and event.done == event.total:

@@ -18,7 +18,8 @@ from autosync.api.engine.job_queue import LEASE_SECONDS, Claim
 from autosync.api.engine.registry import launcher_named
 from autosync.api.engine.tuning_request import load_job, outcome_row, run_job
 from autosync.errors import AutosyncError
-from autosync.trials.contract import Launcher
+from autosync.search.loop.outcome import TuningEvent
+from autosync.trials.contract import Launcher, reporting_waits
 
 POLL_SECONDS = 1.0
 MOST_CLAIMS = 50
@@ -90,9 +91,13 @@ def _run(
             job = load_job(session, held.tuning_id)
         if store.cancelled():
             return job_queue.end_cancelled(database, held)
-        job = calibrated(job, store, launcher_of(job.launcher))
-        job = profiled(job, store, launcher_of(job.launcher))
-        outcome = run_job(job, store, launcher_of)
+        launcher = reporting_waits(
+            launcher_of(job.launcher),
+            lambda message: store.report(TuningEvent("waiting", message)),
+        )
+        job = calibrated(job, store, launcher)
+        job = profiled(job, store, launcher)
+        outcome = run_job(job, store, lambda _: launcher)
         if store.cancelled():
             return job_queue.end_cancelled(database, held)
         ran_on = ", ".join(dict.fromkeys(trial.launcher for trial in store.trials()))

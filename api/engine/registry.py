@@ -5,13 +5,13 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from autosync.environment import PREFIX_VARIABLE, PYTHON_VARIABLE, RAY_ADDRESS_VARIABLE
 from autosync.errors import NotFound, NotSupported
 from autosync.simulator.contract import Simulator
-from autosync.trials.contract import Launcher, Pool, Workload
+from autosync.trials.contract import Launcher, OnWait, Pool, Workload
 from autosync.trials.launcher_names import LauncherName
 
 SIMULATORS = {
@@ -29,16 +29,20 @@ class AutoLauncher:
     on every trial (`TrialResult.launcher`)."""
 
     name: str = "auto"
+    on_wait: OnWait | None = None
+
+    def with_wait_reports(self, on_wait: OnWait) -> "AutoLauncher":
+        return replace(self, on_wait=on_wait)
 
     def open(self, workload: Workload) -> Pool:
         from autosync.trials.launchers.local_launcher import LocalLauncher
         from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 
         try:
-            return TestbedLauncher().open(workload)
+            return TestbedLauncher(on_wait=self.on_wait).open(workload)
         except NotSupported as error:
             log.warning("trials run on local processes with unshaped links: %s", error)
-            return LocalLauncher().open(workload)
+            return LocalLauncher(on_wait=self.on_wait).open(workload)
 
 
 def launcher_named(name: str) -> Launcher:

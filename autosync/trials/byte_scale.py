@@ -55,9 +55,9 @@ def _scaled(variable: Variable, byte_scale: float) -> Variable:
     rows = variable.shape[0] if variable.shape else 1
     columns = variable.elements // rows
     if variable.sparse:
-        kept = _ceil(rows * byte_scale)
-        touched = min(kept, _ceil(variable.touched_rows * byte_scale))
-        return replace(variable, shape=(kept, columns), touched_rows=touched)
+        rows_left = _ceil(rows * byte_scale)
+        touched = min(rows_left, _ceil(variable.touched_rows * byte_scale))
+        return replace(variable, shape=(rows_left, columns), touched_rows=touched)
     if variable.factor_rows:
         root = math.sqrt(byte_scale)
         return replace(
@@ -83,8 +83,8 @@ def scale_plan(plan: Plan, graph: ModelGraph, byte_scale: float) -> Plan:
     small = scaled_graph(graph, byte_scale)
     shards = _scaled_shards(plan, graph, small)
     buckets = _scaled_buckets(plan, shards, graph, small)
-    kept = [i for i, message in enumerate(plan.messages) if buckets[message.bucket]]
-    place = {old: new for new, old in enumerate(kept)}
+    surviving = [i for i, message in enumerate(plan.messages) if buckets[message.bucket]]
+    place = {old: new for new, old in enumerate(surviving)}
     bucket_place = {old: new for new, old in enumerate(i for i, c in enumerate(buckets) if c)}
     return replace(
         plan,
@@ -98,12 +98,12 @@ def scale_plan(plan: Plan, graph: ModelGraph, byte_scale: float) -> Plan:
                 after=place.get(plan.messages[i].after, -1),
                 bucket=bucket_place[plan.messages[i].bucket],
             )
-            for i in kept
+            for i in surviving
         ),
     )
 
 
-def kept_messages(plan: Plan, graph: ModelGraph, byte_scale: float) -> tuple[int, ...]:
+def surviving_messages(plan: Plan, graph: ModelGraph, byte_scale: float) -> tuple[int, ...]:
     """The index in `plan` of every message of `scale_plan(plan, graph, byte_scale)`."""
     small = scaled_graph(graph, byte_scale)
     buckets = _scaled_buckets(plan, _scaled_shards(plan, graph, small), graph, small)

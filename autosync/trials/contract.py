@@ -1,7 +1,8 @@
 """What a trial is, and the two small protocols that run one."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 from pydantic import ConfigDict
 
@@ -184,3 +185,27 @@ class Launcher(Protocol):
     def name(self) -> str: ...
 
     def open(self, workload: Workload) -> Pool: ...
+
+
+OnWait = Callable[[str], None]
+"""Is told, in words, that a pool waits for another measurement on this machine."""
+
+
+@runtime_checkable
+class WaitReporter(Protocol):
+    """A launcher whose pools share a machine with those of other processes, and wait for them."""
+
+    def with_wait_reports(self, on_wait: OnWait) -> Launcher: ...
+
+
+def reporting_waits(launcher: Launcher, on_wait: OnWait) -> Launcher:
+    """The launcher, whose pools tell `on_wait` for whom they wait: once for each of them, however
+    often it measures. Other launchers stay as they are."""
+    told: set[str] = set()
+
+    def once(message: str) -> None:
+        if message not in told:
+            told.add(message)
+            on_wait(message)
+
+    return launcher.with_wait_reports(once) if isinstance(launcher, WaitReporter) else launcher

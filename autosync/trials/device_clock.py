@@ -1,4 +1,4 @@
-"""Moments of a training step on its device's own time line."""
+"""Moments of a training step on its device's own clock: CUDA events on a GPU."""
 
 import time
 from collections.abc import Sequence
@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-Mark = float | torch.cuda.Event
+DeviceMoment = float | torch.cuda.Event
+"""On a CPU seconds of `time.monotonic()`."""
 
 
-def mark(device: torch.device) -> Mark:
+def moment_now(device: torch.device) -> DeviceMoment:
     """Now on a CPU; on a GPU, when it has done all that was asked of it so far."""
     if device.type != "cuda":
         return time.monotonic()
@@ -18,36 +19,36 @@ def mark(device: torch.device) -> Mark:
     return event
 
 
-def seconds_since(first: Mark, marks: Sequence[Mark]) -> list[float]:
-    """Seconds from `first` to each mark; waits until a GPU has reached them all."""
+def seconds_since(first: DeviceMoment, moments: Sequence[DeviceMoment]) -> list[float]:
+    """Seconds from `first` to each moment; waits until a GPU has reached them all."""
     if not isinstance(first, torch.cuda.Event):
-        return [float(one) - first for one in marks if not isinstance(one, torch.cuda.Event)]
+        return [float(one) - first for one in moments if not isinstance(one, torch.cuda.Event)]
     torch.cuda.synchronize()
-    return [first.elapsed_time(one) / 1e3 for one in marks if isinstance(one, torch.cuda.Event)]
+    return [first.elapsed_time(one) / 1e3 for one in moments if isinstance(one, torch.cuda.Event)]
 
 
 @dataclass(frozen=True, slots=True)
-class Zero:
-    """A moment known both as a mark of the device and in seconds on `time.monotonic()`."""
+class ClockOrigin:
+    """A moment known both on the device's clock and in seconds of `time.monotonic()`."""
 
-    mark: Mark
+    moment: DeviceMoment
     seconds: float
 
 
-def zero(device: torch.device) -> Zero:
+def clock_origin(device: torch.device) -> ClockOrigin:
     """Now. A GPU is waited for: the host's clock is read when its event has just come."""
-    first = mark(device)
+    first = moment_now(device)
     if isinstance(first, torch.cuda.Event):
         first.synchronize()
-        return Zero(first, time.monotonic())
-    return Zero(first, first)
+        return ClockOrigin(first, time.monotonic())
+    return ClockOrigin(first, first)
 
 
-def on_clock(since: Zero, marks: Sequence[Mark]) -> list[float]:
-    """Seconds on `time.monotonic()` of marks made after `since`; waits until a GPU has reached
-    them all. Differences between a GPU's marks are its own, within a microsecond in the first ten
-    seconds (CUDA tells them as single-precision milliseconds) and eight in the first hundred; all
-    share the few microseconds by which the host saw `since` late."""
-    if not isinstance(since.mark, torch.cuda.Event):
-        return [one for one in marks if not isinstance(one, torch.cuda.Event)]
-    return [since.seconds + seconds for seconds in seconds_since(since.mark, marks)]
+def on_host_clock(origin: ClockOrigin, moments: Sequence[DeviceMoment]) -> list[float]:
+    """Seconds of `time.monotonic()` of moments after `origin`; waits until a GPU has reached them
+    all. Differences between a GPU's moments are its own, within a microsecond in the first ten
+    seconds (CUDA gives them as single-precision milliseconds) and eight in the first hundred; all
+    share the few microseconds by which the host saw `origin` late."""
+    if not isinstance(origin.moment, torch.cuda.Event):
+        return [one for one in moments if not isinstance(one, torch.cuda.Event)]
+    return [origin.seconds + seconds for seconds in seconds_since(origin.moment, moments)]

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +14,7 @@ from autosync.trials.measured_timeline import (
     Phase,
     RankTimeline,
 )
+from autosync.trials.recorded_pass import RecordedMessage, RecordedPass
 
 Span = tuple[Phase, float, float]
 DECIMALS = 7
@@ -32,44 +32,47 @@ class RankRecording:
     forwards: list[float] = field(default_factory=list)
     backwards: list[float] = field(default_factory=list)
 
-    def keep(
+    def set_phases(
         self, forwards: Sequence[float], backwards: Sequence[float], in_host_memory: bool
     ) -> None:
-        """What was seen of the passes. A GPU is asked for work ahead of time: when the script's
-        thread waited is no span of the GPU's time line."""
+        """When forward and backward passes ended. A GPU is asked for work ahead of time: when the
+        script's thread waited is no span of the GPU's time line."""
         self.forwards, self.backwards = list(forwards), list(backwards)
         if not in_host_memory:
             self.trace.waits.clear()
 
-    def as_data(self, engine: str, warmup: int) -> dict[str, Any]:
-        """Plain data of the measured iterations. engine: of the plan; see `Plan`."""
-        messages = [
-            (e.iteration, e.message, e.queued_seconds, e.start_seconds, e.end_seconds)
+    def recorded(self, engine: str, warmup: int) -> RecordedPass:
+        """What was noted of the measured iterations. engine: of the plan; see `Plan`."""
+        messages = tuple(
+            RecordedMessage(
+                e.iteration, e.message, e.queued_seconds, e.start_seconds, e.end_seconds
+            )
             for e in self.trace.events
             if e.takes_part and e.iteration >= warmup
-        ]
-        return {
-            "forwards": self.forwards,
-            "backwards": self.backwards,
-            "waits": self.trace.waits,
-            "messages": None if engine == "ddp" else messages,
-        }
+        )
+        return RecordedPass(
+            tuple(self.forwards),
+            tuple(self.backwards),
+            tuple(self.trace.waits),
+            None if engine == "ddp" else messages,
+        )
 
 
 def measured_timeline(
-    answers: Sequence[dict[str, Any]],
+    rank_starts: Sequence[Sequence[float]],
+    recordings: Sequence[RecordedPass],
     hosts: Sequence[str],
     warmup: int,
     time_scale: float,
-    kept: Sequence[int],
+    plan_index: Sequence[int],
 ) -> MeasuredTimeline:
     """The timeline of the usual one among a pass's measured iterations.
 
-    answers: of the ranks, in rank order: `starts` of all forward passes and one instant after the
-        last iteration, and the `recording` of each. hosts: of the ranks; one clock each.
-    kept: the plan's index of every message that was shipped.
+    rank_starts: of the ranks, in rank order, the starts of all forward passes and one moment after
+        the last iteration. recordings, hosts: of the ranks; each host has a clock of its own.
+    plan_index: the index in the requested plan of every message that was shipped.
     """
-    starts = np.array([answer["starts"] for answer in answers])
+    starts = np.array(rank_starts)
     latest = starts.max(axis=0)
     which = _usual_iteration(latest, warmup)
     by_host = {
@@ -80,8 +83,8 @@ def measured_timeline(
         step_seconds=float(latest[which + 1] - latest[which]) / time_scale,
         clock="shared" if len(by_host) == 1 else "by host",
         ranks=tuple(
-            _rank_timeline(answer, which, by_host[host], time_scale, kept)
-            for answer, host in zip(answers, hosts, strict=True)
+            _rank_timeline(mine, recording, which, by_host[host], time_scale, plan_index)
+            for mine, recording, host in zip(rank_starts, recordings, hosts, strict=True)
         ),
     )
 
@@ -95,32 +98,40 @@ def _usual_iteration(starts: NDArray[np.float64], warmup: int) -> int:
 
 
 def _rank_timeline(
-    answer: dict[str, Any], which: int, zero: float, time_scale: float, kept: Sequence[int]
+    starts: Sequence[float],
+    recording: RecordedPass,
+    which: int,
+    origin: float,
+    time_scale: float,
+    plan_index: Sequence[int],
 ) -> RankTimeline:
-    recording = answer["recording"]
-
     def seconds(moments: Iterable[float]) -> tuple[float, ...]:
-        return tuple(round((moment - zero) / time_scale, DECIMALS) for moment in moments)
+        return tuple(round((moment - origin) / time_scale, DECIMALS) for moment in moments)
 
-    spans = _without_waits(_phases(answer["starts"], recording, which), recording["waits"])
+    spans = _without_waits(_phases(starts, recording, which), recording.waits)
     compute = ComputeTimes(
         tuple(phase for phase, _, _ in spans),
         seconds(start for _, start, _ in spans),
         seconds(stop for _, _, stop in spans),
     )
-    if recording["messages"] is None:
+    if recording.messages is None:
         return RankTimeline(compute, None)
-    mine = sorted((m for m in recording["messages"] if m[0] == which), key=lambda m: (m[3], m[1]))
+    mine = sorted(
+        (one for one in recording.messages if one.iteration == which),
+        key=lambda one: (one.started_seconds, one.message),
+    )
     messages = MessageTimes(
-        tuple(kept[message[1]] for message in mine),
-        *(seconds(message[column] for message in mine) for column in (2, 3, 4)),
+        tuple(plan_index[one.message] for one in mine),
+        seconds(one.queued_seconds for one in mine),
+        seconds(one.started_seconds for one in mine),
+        seconds(one.ended_seconds for one in mine),
     )
     return RankTimeline(compute, messages)
 
 
-def _phases(starts: Sequence[float], recording: dict[str, Any], which: int) -> list[Span]:
+def _phases(starts: Sequence[float], recording: RecordedPass, which: int) -> list[Span]:
     """Forward, backward and update of an iteration, and the forward pass after it."""
-    forwards, backwards = recording["forwards"], recording["backwards"]
+    forwards, backwards = recording.forwards, recording.backwards
     found: list[Span] = [
         ("forward", starts[which], forwards[which]),
         ("backward", forwards[which], backwards[which]),

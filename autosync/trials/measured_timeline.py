@@ -34,7 +34,7 @@ class MessageTimes:
     message: index into the messages of the requested bundle's plan; a message that the byte scale
         left nothing of is not here.
     queued_seconds: its gradients were packed, or the message before it had arrived and its update
-        was applied. started_seconds: its turn in its channel had come, and it was handed to the
+        was applied. started_seconds: it was the next of its channel, and was handed to the
         backend. ended_seconds: its result was in this rank's buffer.
     """
 

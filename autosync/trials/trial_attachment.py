@@ -22,7 +22,7 @@ and a connection to every peer, and plans with rings of their own each bring new
 
 @dataclass(frozen=True, slots=True)
 class TrialAttachment:
-    """model: to run forward on. flush: finishes what is under way. detach: leaves the job's own
+    """model: to run forward on. flush: finishes what is in flight. detach: leaves the job's own
     model and optimizer as they were, their values updated; of the optimizer's state what some
     rank owned is gone on every rank."""
 
@@ -31,7 +31,7 @@ class TrialAttachment:
     detach: Callable[[], None]
 
 
-class KeptGroups:
+class ReusedGroups:
     """The process groups that plan after plan runs on."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ def attach(
     optimizer: torch.optim.Optimizer,
     bundle: Bundle,
     byte_scale: float,
-    kept: KeptGroups,
+    groups: ReusedGroups,
     trace: ExecutionTrace | None = None,
 ) -> TrialAttachment:
     """Synchronize `model` as the bundle's plan says, on the default process group.
@@ -74,7 +74,7 @@ def attach(
         bundle.plan,
         names,
         share_values=False,
-        groups=kept.get(),
+        groups=groups.get(),
         trace=trace,
         agreed=True,  # the launcher sends every rank the same line
     )

@@ -11,7 +11,7 @@ from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.strategy import Strategy
 from autosync.trials.measurement import LOAD_LIMIT
-from autosync.trials.pool.process_pool import PASS_TOLERANCE
+from autosync.trials.trial_procedure import PASS_TOLERANCE
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,9 +33,11 @@ from autosync.search.overlap_measurement import measure_overlap
 from autosync.search.space import Space
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.trials.live.live_cluster import device_type_of, measure_cluster
+from autosync.trials.live.live_commands import Verdict
 from autosync.trials.live.live_graph import record_job
 from autosync.trials.live.live_job import LiveJob, Step, leave
-from autosync.trials.live.live_pool import JobPool, Verdict, serve
+from autosync.trials.live.live_pool import JobPool
+from autosync.trials.live.live_transport import serve
 from autosync.trials.live.snapshot import Stateful, take_snapshot
 
 log = logging.getLogger("autosync")

@@ -18,9 +18,10 @@ DDP = "ddp"
 
 @dataclass(frozen=True, slots=True)
 class TuningEvent:
-    """Progress: `done` of `total` steps of a phase; best_seconds so far, if any."""
+    """Progress: `done` of `total` steps of a phase; best_seconds so far, if any. `waiting` is no
+    phase: another process measures on this machine, and the phase goes on after it."""
 
-    kind: Literal["opening", "ranking", "search", "confirm", "done"]
+    kind: Literal["waiting", "opening", "ranking", "search", "confirm", "done"]
     message: str
     done: int = 0
     total: int = 0

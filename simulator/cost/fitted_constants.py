@@ -3,7 +3,7 @@
 Rates and startups belong to the network and stand in the cluster file. What is left depends on
 the model (devices of one node slow each other down in matrix products) or on the system that
 synchronizes (its engine spends time on each message). datasets/measurements holds both, with the
-rows they were fitted to; benchmarks/published_rows.py fits them.
+rows they were fitted to; benchmarks/published_fit.py fits them.
 """
 
 from dataclasses import dataclass, replace

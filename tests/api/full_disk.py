@@ -21,6 +21,7 @@ from autosync.api.db.tables import ProposalRow, TrialRow, TuningRow
 from autosync.api.engine.queue_worker import work
 from autosync.api.engine.tuning_request import TuningRequest, enqueue
 from autosync.search.loop.settings import Settings
+from autosync.trials.launchers.local_launcher import LocalLauncher
 from tests.domains import domain_of, grid_cluster
 
 SIZE_MIB = 16
@@ -58,7 +59,7 @@ def fill(path: Path) -> None:
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 400
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(what)
@@ -84,7 +85,9 @@ def main(folder: Path) -> None:
     tuning_id = enqueue(database, JOB)
     complaints, stop = Complaints(), threading.Event()
     logging.getLogger("autosync.api.engine.queue_worker").addHandler(complaints)
-    worker = threading.Thread(target=work, args=(url, stop), kwargs={"lease_seconds": 1.5})
+    launcher = LocalLauncher(repeats=0)  # else passes are repeated while others load the machine
+    options = {"lease_seconds": 8.0, "launcher_of": lambda _: launcher}
+    worker = threading.Thread(target=work, args=(url, stop), kwargs=options)
     worker.start()
     try:
         until(lambda: len(trials(database)) >= 2, "two trials")

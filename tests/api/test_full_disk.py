@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(1500)
 ROOT = Path(__file__).parents[2]
 
 

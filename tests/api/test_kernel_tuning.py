@@ -22,6 +22,7 @@ from autosync.cluster import MessageCost
 from autosync.documents import to_data, to_json
 from autosync.search.loop.settings import Settings
 from autosync.trials.contract import ComputeDevice
+from autosync.trials.launchers.local_launcher import LocalLauncher
 from tests.domains import chain_graph, domain_of, grid_cluster
 
 GPU = pytest.mark.skipif(
@@ -46,7 +47,8 @@ def test_a_tuning_measures_its_kernels_and_keeps_its_records(
     tuning_id = enqueue(sqlite, job)
     with sqlite.reading() as session:
         assert load_job(session, tuning_id).workload == job.workload
-    work(str(sqlite.engine.url), threading.Event(), once=True)
+    launcher = LocalLauncher(repeats=0)  # else passes are repeated while others load the machine
+    work(str(sqlite.engine.url), threading.Event(), once=True, launcher_of=lambda _: launcher)
     with sqlite.reading() as session:
         tuning = reports.tuning(session, tuning_id)
         assert tuning.error is None

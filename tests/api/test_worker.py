@@ -28,12 +28,15 @@ from autosync.search.loop.settings import Settings
 from autosync.trials.contract import Pool, Workload
 from tests.domains import domain_of, grid_cluster
 
+pytestmark = pytest.mark.timeout(900)
 SETTINGS = Settings(budget=4, proposals=64, repeats=3, warmup=1, iterations=2, probe=False)
 JOB = TuningRequest(domain_of(cluster=grid_cluster(2)), SETTINGS, launcher="local")
 WORKER = """
 import sys, threading
 from autosync.api.engine.queue_worker import work
-work(sys.argv[1], threading.Event(), lease_seconds=1.5)
+from autosync.trials.launchers.local_launcher import LocalLauncher
+launcher = LocalLauncher(repeats=0)  # else passes are repeated as often as others load the machine
+work(sys.argv[1], threading.Event(), launcher_of=lambda _: launcher, lease_seconds=8.0)
 """
 
 
@@ -47,8 +50,9 @@ def worker(url: str) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
-    for _ in range(int(seconds / 0.05)):
+def until(condition: Callable[[], bool], what: str, seconds: float = 400) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
         if condition():
             return
         time.sleep(0.05)

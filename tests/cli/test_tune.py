@@ -4,14 +4,17 @@ import json
 import os
 import signal
 import sqlite3
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from autosync.bundle import load_bundle
+from autosync.trials.pool.machine_lock import shared_machine_lock
 from tests.cli.command import LONGEST_SECONDS, autosync, small_inputs, start
 
+pytestmark = pytest.mark.timeout(1500)
 BUDGET, REPEATS = 4, 2
 OPTIONS = (
     *("--budget", str(BUDGET), "--repeats", str(REPEATS), "--proposals", "100"),
@@ -135,7 +138,8 @@ def test_resuming_with_another_model_is_refused(resumed: tuple[Path, str, str]) 
 
 def test_control_c_says_how_to_go_on_and_loses_nothing(tmp_path: Path) -> None:
     process = start(tmp_path, "tune", *small_inputs(tmp_path), *OPTIONS)
-    while not trials(tmp_path) and process.poll() is None:
+    deadline = time.monotonic() + LONGEST_SECONDS
+    while not trials(tmp_path) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=LONGEST_SECONDS)
@@ -143,3 +147,17 @@ def test_control_c_says_how_to_go_on_and_loses_nothing(tmp_path: Path) -> None:
     assert "autosync tune --resume" in said
     with sqlite3.connect(tmp_path / "autosync.db") as connection:
         assert connection.execute("SELECT state FROM tunings").fetchall() == [("queued",)]
+
+
+def test_it_says_that_it_waits_for_another_measurement(tmp_path: Path) -> None:
+    """This process holds the lock of the machine until the command has said so."""
+    expected = f"waits for another measurement on this machine (pid {os.getpid()})"
+    with shared_machine_lock().held(threading.Event()):
+        process = start(tmp_path, "tune", *small_inputs(tmp_path), *OPTIONS)
+        try:
+            assert process.stderr is not None
+            assert any(expected in line for line in process.stderr)
+            assert not trials(tmp_path)
+        finally:
+            process.kill()
+            process.communicate()

@@ -16,9 +16,12 @@ from autosync.errors import InvalidInput, NotSupported
 from autosync.search.live.live_tuning import TimeBudget
 from autosync.trials.contract import TrialResult
 from autosync.trials.live.live_cluster import Seat, refuse_mixed, seated_device
+from autosync.trials.live.live_commands import LivePass
 from autosync.trials.live.live_graph import Call, Tape, _adopt_orphans, _finish_order
 from autosync.trials.live.live_pass import sent_by_node
+from autosync.trials.live.outside_load import CpuUse
 
+pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).parents[2]
 RANKS = 3
 PARTS = ("refusals", "contract", "falling_back", "tuning")
@@ -49,7 +52,7 @@ def seen(out: Path) -> Seen:
         },
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=800,
     )
     assert job.returncode == 0, job.stderr[-6000:]
     return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
@@ -155,8 +158,8 @@ def test_a_trial_tells_what_a_running_job_can_know(seen: Seen) -> None:
 
 
 def test_nics_are_told_where_every_node_has_its_own_kernel() -> None:
-    def answer(node: str, host: str, sent: int | None) -> dict[str, Any]:
-        return {"node": node, "host": host, "sent_bytes": sent}
+    def answer(node: str, host: str, sent: int | None) -> LivePass:
+        return LivePass(host, node, (), (), 0.0, CpuUse(0.0, 0.0, 0.0), sent, None, 0.0, None)
 
     first, second, other = answer("a", "x", 90), answer("a", "x", 60), answer("b", "y", 30)
     assert sent_by_node([first, second, other], 3) == (30, 10)

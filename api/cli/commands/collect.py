@@ -52,6 +52,7 @@ def collect(
     from autosync.bundled_data import data_file
     from autosync.search.collect.collection import collect as measure
     from autosync.search.collect.collection_plan import load_plan, select_targets
+    from autosync.trials.contract import reporting_waits
     from autosync.trials.launchers.local_launcher import LocalLauncher
     from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 
@@ -62,5 +63,6 @@ def collect(
     where = launcher_named(launcher)
     if isinstance(where, TestbedLauncher | LocalLauncher):
         where = replace(where, repeats=0)  # a third pass, much later, tells more than one at once
+    where = reporting_waits(where, say)
     measure(asked, folder, where, say, stop.is_set, anew)
     say("Stopped: the same command goes on." if stop.is_set() else f"Written to {folder}.")

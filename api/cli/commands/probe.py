@@ -46,13 +46,14 @@ def probe(
     from autosync.api.engine.tuning_request import usual_scales
     from autosync.cluster_file import save_cluster
     from autosync.search.cluster_probe import probe_costs
+    from autosync.trials.contract import reporting_waits
 
     check_folder(output)
     reach_hosts(prefix, python, ray_address)
     domain = load_domain("resnet50", cluster, None, ProfileChoice())  # the scales of a usual model
     machines, usual = domain.cluster, usual_scales(domain, launcher)
     scales = (byte_scale or usual[0], time_scale or usual[1])
-    where = launcher_named(launcher)
+    where = reporting_waits(launcher_named(launcher), say)
     say(f"Probing {machines.name}. {scale_words(*scales)}: several minutes")
     found = probe_costs(where, machines, *scales, say=say)
     save_cluster(found.cluster, output)

@@ -127,6 +127,9 @@ def _follow(client: "Client", tuning_id: str) -> None:
     with progress_bar() as bar:
         task = bar.add_task(PHASES["waiting"], total=None)
         for event in client.events(tuning_id):
+            if event.kind == "waiting":  # for another measurement; the phase goes on after it
+                bar.console.print(f"[dim]{event.kind:>7}[/]  {escape(event.message)}")
+                continue
             best = event.best_seconds
             ending = f", best {milliseconds(best)} ms" if best else ""
             words = PHASES.get(event.kind, event.kind) + ending

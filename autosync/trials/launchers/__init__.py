@@ -1,1 +1,3 @@
-"""Where ranks run: one launcher a file, each implementing `contract.Launcher`."""
+"""Opens pools on some kind of machine: one launcher a file, each a `contract.Launcher`.
+
+May import every other room of trials but `live`."""

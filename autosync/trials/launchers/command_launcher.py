@@ -22,6 +22,7 @@ from autosync.trials.pool.worker_process import (
     WorkerProcess,
     worker_arguments,
 )
+from autosync.trials.pool.worker_transport import WorkerTransport
 
 PLACEHOLDER = re.compile(r"\{(\w*)\}")
 HARMLESS_ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
@@ -68,15 +69,15 @@ class CommandLauncher:
             for rank, node in enumerate(nodes)
         )
         program = places[0].prefix_words("")[0]
-        return ProcessPool(
+        transport = WorkerTransport(
             workload=workload,
             place=f"command ({PurePath(program).name}, {len(cluster.nodes)} hosts)",
             placements=places,
             host=cluster.nodes[nodes[0]].address,
             links="cluster",
             workloads=self.workloads,
-            repeats=self.repeats,
         )
+        return ProcessPool(transport, self.repeats)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,15 @@
 """The `local` launcher: every rank on this machine, over loopback, links unshaped."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autosync.errors import NotSupported
-from autosync.trials.contract import Workload
+from autosync.trials.contract import OnWait, Workload
 from autosync.trials.gpus import refuse_without_gpu
 from autosync.trials.pool.fork_server import ForkServer
-from autosync.trials.pool.machine_lock import machine_turns
+from autosync.trials.pool.machine_lock import shared_machine_lock
 from autosync.trials.pool.process_pool import REPEATS, ProcessPool
 from autosync.trials.pool.worker_process import Placement
+from autosync.trials.pool.worker_transport import WorkerTransport
 
 LOOPBACK = "127.0.0.1"
 DESCRIPTION = "local (unshaped links)"
@@ -16,11 +17,17 @@ DESCRIPTION = "local (unshaped links)"
 
 @dataclass(frozen=True, slots=True)
 class LocalLauncher:
-    """workloads: `name=package.module:function` entries that requests may name."""
+    """workloads: `name=package.module:function` entries that requests may name.
+    on_wait: is told where another pool measures on this machine for long.
+    """
 
     workloads: tuple[str, ...] = ()
     repeats: int = REPEATS
     name: str = "local"
+    on_wait: OnWait | None = None
+
+    def with_wait_reports(self, on_wait: OnWait) -> "LocalLauncher":
+        return replace(self, on_wait=on_wait)
 
     def open(self, workload: Workload) -> ProcessPool:
         """Workers start with the first trial.
@@ -33,17 +40,17 @@ class LocalLauncher:
             refuse_without_gpu()
         nodes = workload.domain.cluster.node_of_server()[: workload.domain.world_size]
         preload = preload_for(workload)
-        return ProcessPool(
+        transport = WorkerTransport(
             workload=workload,
             place=DESCRIPTION,
             placements=tuple(Placement((), "lo", int(node), preload=preload) for node in nodes),
             host=LOOPBACK,
             links="loopback",
             workloads=self.workloads,
-            repeats=self.repeats,
-            turns=machine_turns(),
-            on_close=preload.close if preload else None,
+            machine_lock=shared_machine_lock(),
+            on_wait=self.on_wait,
         )
+        return ProcessPool(transport, self.repeats, preload.close if preload else None)
 
 
 def preload_for(workload: Workload) -> ForkServer | None:

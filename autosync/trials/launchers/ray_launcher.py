@@ -27,6 +27,8 @@ from autosync.trials.pool.worker_process import (
     WorkerProcess,
     worker_arguments,
 )
+from autosync.trials.pool.worker_transport import WorkerTransport
+from autosync.trials.worker.commands import Answer
 
 PLACING_SECONDS = 60.0
 """How long Ray may take to reserve the resources of a pool."""
@@ -93,7 +95,7 @@ class RayLauncher:
                 _disconnect(connected)
 
         nodes = [int(node) for node in cluster.node_of_server()[: cluster.world_size]]
-        return ProcessPool(
+        transport = WorkerTransport(
             workload=workload,
             place=f"ray ({len(cluster.nodes)} nodes)",
             placements=tuple(
@@ -103,9 +105,8 @@ class RayLauncher:
             host=addresses[nodes[0]],
             links="cluster",
             workloads=self.workloads,
-            repeats=self.repeats,
-            on_close=release,
         )
+        return ProcessPool(transport, self.repeats, release)
 
 
 def refuse_unreserved_gpus(workload: Workload, gpus: float) -> None:
@@ -160,15 +161,15 @@ class Relay:
     def send(self, line: str) -> None:
         self._worker.send(line)
 
-    def listen(self, seconds: float) -> list[dict[str, Any] | None]:
-        """The worker's next answer's fields (None: it has ended); empty when it says nothing."""
+    def listen(self, seconds: float) -> list[Answer | None]:
+        """The worker's next answer (None: it has ended); empty where none comes in time."""
         try:
-            return [self._answers.get(timeout=seconds).fields]
+            return [self._answers.get(timeout=seconds).answer]
         except queue.Empty:
             return []
 
-    def ending(self) -> WorkerExit:
-        return self._worker.ending()
+    def exit(self) -> WorkerExit:
+        return self._worker.exit()
 
     def stderr_tail(self) -> str:
         return self._worker.stderr_tail()
@@ -178,7 +179,7 @@ class Relay:
 
 
 class RayWorker:
-    """A worker behind an actor, as the crew sees it."""
+    """A worker behind an actor, as the worker group sees it."""
 
     def __init__(self, rank: int, where: str, actor: Any, answers: Answers) -> None:
         self.rank = rank
@@ -203,8 +204,8 @@ class RayWorker:
     def stderr_tail(self) -> str:
         return str(self._asked("stderr_tail", ""))
 
-    def ending(self) -> WorkerExit:
-        found = self._asked("ending", WorkerExit(None, False))
+    def exit(self) -> WorkerExit:
+        found = self._asked("exit", WorkerExit(None, False))
         assert isinstance(found, WorkerExit)
         return found
 
@@ -242,9 +243,9 @@ class RayWorker:
                 heard = _get(self._actor.listen.remote(LISTEN_SECONDS), None)
             except RayError:
                 heard = [None]
-            for fields in heard:
+            for answer in heard:
                 if not self._stopped.is_set():
-                    answers.put(WorkerAnswer(self.rank, fields))
+                    answers.put(WorkerAnswer(self.rank, answer))
             if None in heard:
                 return
 
@@ -370,14 +371,14 @@ def _actor(
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     where = PlacementGroupSchedulingStrategy(place.group, placement_group_bundle_index=place.node)
-    kind = ray.remote(Relay).options(
+    actor_class = ray.remote(Relay).options(
         num_cpus=place.launcher.cpus,
         num_gpus=place.launcher.gpus,
         max_concurrency=CONCURRENT_CALLS,
         max_restarts=0,
         scheduling_strategy=where,
     )
-    return kind.remote(rank, workloads, carried)
+    return actor_class.remote(rank, workloads, carried)
 
 
 def _get(reference: Any, seconds: float | None) -> Any:

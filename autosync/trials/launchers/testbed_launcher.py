@@ -1,17 +1,18 @@
 """The `testbed` launcher: an emulated cluster of network namespaces with shaped links."""
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from autosync.cluster import Cluster, Device, Node
 from autosync.errors import InvalidInput, NotSupported
-from autosync.trials.contract import Workload
+from autosync.trials.contract import OnWait, Workload
 from autosync.trials.gpus import refuse_without_gpu
 from autosync.trials.launchers.local_launcher import preload_for, refuse_dedicated_servers
-from autosync.trials.pool.machine_lock import machine_turns
+from autosync.trials.pool.machine_lock import shared_machine_lock
 from autosync.trials.pool.process_pool import REPEATS, ProcessPool
 from autosync.trials.pool.worker_process import Placement
+from autosync.trials.pool.worker_transport import WorkerTransport
 from autosync.trials.testbed import namespaces
 from autosync.trials.testbed.namespaces import Testbed
 from autosync.trials.testbed.self_check import SelfCheck, check_testbed
@@ -26,6 +27,7 @@ class TestbedLauncher:
 
     workloads: `name=package.module:function` entries that requests may name.
     check: whether the testbed measures itself first, and refuses when a link is 5 % off.
+    on_wait: is told where another pool measures on this machine for long.
     """
 
     __test__ = False  # not a test class, whatever its name
@@ -34,6 +36,10 @@ class TestbedLauncher:
     repeats: int = REPEATS
     check: bool = True
     name: str = "testbed"
+    on_wait: OnWait | None = None
+
+    def with_wait_reports(self, on_wait: OnWait) -> "TestbedLauncher":
+        return replace(self, on_wait=on_wait)
 
     def open(self, workload: Workload) -> ProcessPool:
         """Build the testbed of the workload's cluster at its scales.
@@ -50,10 +56,10 @@ class TestbedLauncher:
         refuse_dedicated_servers(workload)
         refuse_excess(workload)
         refuse_unshaped_gpus(workload)
-        turns = machine_turns()
+        machine_lock = shared_machine_lock()
         testbed = namespaces.up(cluster, workload.byte_scale, workload.time_scale)
         try:
-            with turns.taken(threading.Event()):
+            with machine_lock.held(threading.Event(), self.on_wait):
                 checked = check_testbed(testbed, cluster) if self.check else None
         except BaseException:  # an interrupt, too, leaves no testbed
             namespaces.down(testbed)
@@ -62,11 +68,13 @@ class TestbedLauncher:
         preload = preload_for(workload)
 
         def close() -> None:
-            if preload:
-                preload.close()
-            namespaces.down(testbed)
+            try:
+                if preload:
+                    preload.close()
+            finally:
+                namespaces.down(testbed)
 
-        return ProcessPool(
+        transport = WorkerTransport(
             workload=workload,
             place=description(testbed, workload, checked),
             placements=tuple(
@@ -82,10 +90,10 @@ class TestbedLauncher:
             host=testbed.addresses[int(nodes[0])],
             links="shaped",
             workloads=self.workloads,
-            repeats=self.repeats,
-            turns=turns,
-            on_close=close,
+            machine_lock=machine_lock,
+            on_wait=self.on_wait,
         )
+        return ProcessPool(transport, self.repeats, close)
 
 
 @cache

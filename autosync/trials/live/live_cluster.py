@@ -111,7 +111,7 @@ def seated_device(seat: Seat, profiled_seconds: float) -> Device:
 
 def _link_rates(job: LiveJob, ring: Sequence[int]) -> list[float]:
     """Bytes a second that each of `ring` receives from the one before it, all at once. Every
-    rank of the job takes part in the agreement on the size."""
+    rank of the job calls this, since all agree on the size."""
     if len(ring) < 2:
         return []
     size = SMALLEST_BYTES
@@ -141,7 +141,7 @@ def _exchange(job: LiveJob, ring: Sequence[int], size_bytes: int) -> float:
             dist.P2POp(dist.irecv, incoming, ring[place - 1], job.group),
         ]
     )
-    works.pop().wait()  # the arrival; on NCCL both
+    works.pop().wait()  # what is received; on NCCL both
     if job.device.type == "cuda":
         torch.cuda.synchronize()
     seconds = time.monotonic() - begun

@@ -16,11 +16,11 @@ from torch.utils.hooks import RemovableHandle
 
 from autosync.domain import Optimizer, Profile
 from autosync.errors import InvalidInput, NotSupported
-from autosync.graph import DType, ModelGraph, Operation, Variable
+from autosync.graph import ModelGraph, Operation, Variable
 from autosync.runtime.execution.nested_tensors import tensors_in
 from autosync.runtime.updates.flat_update import ELEMENTWISE
 from autosync.torch_dtypes import DTYPE_NAMES
-from autosync.trials.device_clock import Mark, mark, seconds_since
+from autosync.trials.device_clock import DeviceMoment, moment_now, seconds_since
 from autosync.trials.live.live_job import LiveJob
 
 ITERATIONS = 3
@@ -35,7 +35,7 @@ class Call:
     type: str
     variables: tuple[int, ...]
     rows: int
-    begun: Mark
+    begun: DeviceMoment
     output_bytes: int = 0
 
 
@@ -43,15 +43,15 @@ class Call:
 class Tape:
     """One recorded iteration. ready: by variable, when its gradient was last complete."""
 
-    begun: Mark
+    begun: DeviceMoment
     calls: list[Call] = field(default_factory=list)
     batch_size: int = 0
-    forward_ended: Mark | None = None
-    ready: dict[int, Mark] = field(default_factory=dict)
+    forward_ended: DeviceMoment | None = None
+    ready: dict[int, DeviceMoment] = field(default_factory=dict)
     gradients: dict[int, int] = field(default_factory=dict)
     touched: dict[int, int] = field(default_factory=dict)
-    update: list[Mark] = field(default_factory=list)
-    ended: Mark | None = None
+    update: list[DeviceMoment] = field(default_factory=list)
+    ended: DeviceMoment | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +89,11 @@ def record_job(job: LiveJob, batch_size: int | None, device_type: str) -> Record
 
 
 def _record(job: LiveJob, named: dict[str, nn.Parameter]) -> Tape:
-    tape = Tape(mark(job.device))
+    tape = Tape(moment_now(job.device))
     handles = _hooks(job, named, tape)
     try:
         job.step(job.model, job.optimizer)
-        tape.ended = mark(job.device)
+        tape.ended = moment_now(job.device)
     finally:
         for handle in handles:
             handle.remove()
@@ -106,8 +106,10 @@ def _hooks(job: LiveJob, named: dict[str, nn.Parameter], tape: Tape) -> list[Rem
     for name, module in job.model.named_modules():
         own = tuple(index[id(p)] for p in module.parameters(recurse=False) if id(p) in index)
         if own:
-            handles.append(module.register_forward_pre_hook(_on_call(tape, name, own, job.device)))
-            handles.append(module.register_forward_hook(_on_output(tape)))
+            running: list[Call] = []
+            on_call = _on_call(tape, name, own, job.device, running)
+            handles.append(module.register_forward_pre_hook(on_call))
+            handles.append(module.register_forward_hook(_on_output(running)))
     handles.append(job.model.register_forward_pre_hook(_on_input(tape), with_kwargs=True))
     handles.append(job.model.register_forward_hook(_on_end(tape, job.device)))
     for v, parameter in enumerate(named.values()):
@@ -125,23 +127,27 @@ def _counts() -> bool:
 
 
 def _on_call(
-    tape: Tape, name: str, own: tuple[int, ...], device: torch.device
+    tape: Tape, name: str, own: tuple[int, ...], device: torch.device, running: list[Call]
 ) -> Callable[[nn.Module, Any], None]:
     def hook(module: nn.Module, args: Any) -> None:
         if _counts():
             rows = 0
             if isinstance(module, nn.Linear) and args and args[0].dim():
                 rows = args[0].numel() // max(1, args[0].shape[-1])
-            kind = type(module).__name__.lower()
-            tape.calls.append(Call(name or kind, kind, own, rows, mark(device)))
+            module_type = type(module).__name__.lower()
+            call = Call(name or module_type, module_type, own, rows, moment_now(device))
+            tape.calls.append(call)
+            running.append(call)
 
     return hook
 
 
-def _on_output(tape: Tape) -> Callable[[nn.Module, Any, Any], None]:
+def _on_output(running: list[Call]) -> Callable[[nn.Module, Any, Any], None]:
+    """running: calls of this module that have not returned; of others inside it, none."""
+
     def hook(module: nn.Module, args: Any, output: Any) -> None:
-        if _counts() and tape.calls:
-            tape.calls[-1].output_bytes = sum(tensor.nbytes for tensor in tensors_in(output))
+        if _counts() and running:
+            running.pop().output_bytes = sum(tensor.nbytes for tensor in tensors_in(output))
 
     return hook
 
@@ -158,7 +164,7 @@ def _on_input(tape: Tape) -> Callable[[nn.Module, Any, Any], None]:
 def _on_end(tape: Tape, device: torch.device) -> Callable[[nn.Module, Any, Any], None]:
     def hook(module: nn.Module, args: Any, output: Any) -> None:
         if _counts():
-            tape.forward_ended = mark(device)
+            tape.forward_ended = moment_now(device)
 
     return hook
 
@@ -166,7 +172,7 @@ def _on_end(tape: Tape, device: torch.device) -> Callable[[nn.Module, Any, Any],
 def _on_gradient(tape: Tape, variable: int, device: torch.device) -> Callable[[Tensor], None]:
     def hook(parameter: Tensor) -> None:
         tape.ready.pop(variable, None)
-        tape.ready[variable] = mark(device)
+        tape.ready[variable] = moment_now(device)
         tape.gradients[variable] = tape.gradients.get(variable, 0) + 1
         if parameter.grad is not None and parameter.grad.is_sparse:
             tape.touched[variable] = int(parameter.grad.coalesce().indices().shape[1])
@@ -176,7 +182,7 @@ def _on_gradient(tape: Tape, variable: int, device: torch.device) -> Callable[[T
 
 def _on_update(tape: Tape, device: torch.device) -> Callable[..., None]:
     def hook(*args: Any) -> None:
-        tape.update.append(mark(device))
+        tape.update.append(moment_now(device))
 
     return hook
 
@@ -272,12 +278,11 @@ def _adopt_orphans(tape: Tape) -> None:
 
 
 def _variable(name: str, parameter: nn.Parameter, touched: int, rows: int) -> Variable:
-    dtype: Any = _dtype(parameter)
-    kind: DType = dtype
+    dtype: Any = _dtype(parameter)  # refused before where it is none of `DType`
     return Variable(
         name,
         tuple(parameter.shape),
-        kind,
+        dtype,
         sparse=touched > 0,
         touched_rows=touched,
         factor_rows=rows if parameter.dim() == 2 and not touched else 0,
@@ -347,9 +352,9 @@ def _times(graph: ModelGraph, tape: Tape) -> tuple[list[float], list[float], flo
 
 def _optimizer_document(job: LiveJob) -> Optimizer:
     """After a recorded step, when the optimizer has made its state."""
-    kinds = [
+    state_tensors = [
         sum(isinstance(value, Tensor) and value.shape == key.shape for value in state.values())
         for key, state in job.optimizer.state.items()
     ]
-    kind = type(job.optimizer)
-    return Optimizer(kind.__name__.lower(), kind in ELEMENTWISE, max(kinds, default=0))
+    cls = type(job.optimizer)
+    return Optimizer(cls.__name__.lower(), cls in ELEMENTWISE, max(state_tensors, default=0))

@@ -1,4 +1,4 @@
-"""A running training job as a workload: one rank's part in its trials."""
+"""A running training job as a workload: what one rank does in its trials."""
 
 import contextlib
 import gc
@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -23,9 +23,18 @@ from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.torch_ddp import wrap_in_ddp
 from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.runtime.transport.process_groups import Groups, open_groups
-from autosync.trials.device_clock import mark, seconds_since
+from autosync.trials.contract import ErrorKind
+from autosync.trials.device_clock import moment_now, seconds_since
 from autosync.trials.iteration_recording import RankRecording
-from autosync.trials.live.outside_load import usage
+from autosync.trials.live.live_commands import (
+    PARTED,
+    LiveAnswer,
+    LiveFailure,
+    LivePass,
+    LiveTrial,
+    RecordedSteps,
+)
+from autosync.trials.live.outside_load import CpuUse, cpu_use
 from autosync.trials.live.snapshot import Snapshot
 from autosync.trials.live.step_recording import recorded_steps, watched
 from autosync.trials.machine import (
@@ -42,7 +51,7 @@ Step = Callable[[Any, Optimizer], object]
 """One whole training iteration: forward, backward, `optimizer.step()`."""
 
 LEAVING = timedelta(seconds=10)
-"""How long a rank that has ended its part waits for the others."""
+"""How long a rank that leaves waits for the others."""
 
 
 @dataclass(slots=True)
@@ -75,7 +84,7 @@ class LiveJob:
         self.group = dist.new_group(timeout=self.timeout)
 
     def abort_groups(self) -> None:
-        """What is under way on the trials' groups fails."""
+        """What is in flight on the trials' groups fails."""
         if self.groups is not None:
             self.groups.close()
             self.groups = None
@@ -91,7 +100,7 @@ class LiveJob:
             dist.destroy_process_group(self.group)
             self.group = None
 
-    def kept_groups(self) -> Groups:
+    def reused_groups(self) -> Groups:
         """Of the engine, plan after plan; every rank replaces them at the same plan."""
         if self.groups is not None and len(self.groups.made) > MOST_GROUPS:
             self.groups.close()
@@ -113,10 +122,10 @@ class LiveAttachment:
 
 def leave(control: dist.ProcessGroup) -> None:
     """End a control group. All ranks wait for each other before, since what one has told another
-    may still be under way; one that does not come in time fails in what it exchanges.
+    may still be in flight; one that does not come in time fails in what it exchanges.
 
-    They meet in the store, not on the group: a rank whose part has failed leaves in the middle of
-    the others' exchange, and would be taken for a part of it.
+    They meet in the store, not on the group: a rank that has failed leaves in the middle of the
+    others' exchange, and would be taken for a member of it.
     """
     with contextlib.suppress(RuntimeError):  # out of time, or the store has gone with a rank
         default = dist.distributed_c10d._get_default_store()
@@ -132,23 +141,8 @@ def node_name() -> str:
     return host_name()
 
 
-PARTED: Final = "parted"
-"""The kind of an error that is another rank's doing: the connection to a peer has closed."""
-
-
-@dataclass(frozen=True, slots=True)
-class LiveTrial:
-    """record: as in a `TrialRequest`. In host memory only: what a GPU does is not seen here."""
-
-    bundle: Bundle
-    warmup: int
-    iterations: int
-    record: bool
-
-
-def run_trial(job: LiveJob, trial: LiveTrial) -> dict[str, Any]:
-    """What this rank measured in a trial, or `error`: (seconds until it, kind or `PARTED`,
-    message). State is restored either way."""
+def run_trial(job: LiveJob, trial: LiveTrial) -> LiveAnswer:
+    """What this rank measured, or why it failed. State is restored either way."""
     attached: list[LiveAttachment] = []
     in_host_memory = job.device.type == "cpu"
     recording = RankRecording() if trial.record and in_host_memory else None
@@ -158,39 +152,42 @@ def run_trial(job: LiveJob, trial: LiveTrial) -> dict[str, Any]:
         attached.append(attach_live(job, trial.bundle, recording.trace if recording else None))
         measured = _measure(job, attached[0], trial, recording)
         attached[0].detach()
-        return {
-            **measured,
-            "host": host_id(),
-            "node": node_name(),
-            "versions": software_versions(),
-            "peak_memory_bytes": peak_memory_bytes() if can_tell_peak else None,
-            "around_seconds": time.monotonic() - begun - measured["within_seconds"],
+        return LivePass(
+            host=host_id(),
+            node=node_name(),
+            versions=tuple(sorted(software_versions().items())),
+            starts=measured.starts,
+            overhead_seconds=time.monotonic() - begun - measured.within_seconds,
+            cpu_use=measured.cpu_use,
             # what NCCL sends need not pass the kernel, whose counters these are
-            "sent_bytes": measured["sent_bytes"] if in_host_memory else None,
-        }
+            sent_bytes=measured.sent_bytes if in_host_memory else None,
+            peak_memory_bytes=peak_memory_bytes() if can_tell_peak else None,
+            digest=measured.digest,
+            recorded=measured.recorded,
+        )
     except Exception as error:  # a process boundary: the job goes on whatever a strategy does
-        answer = {"error": (time.monotonic() - begun, _kind(error), _words(error))}
+        failure = LiveFailure(time.monotonic() - begun, _kind(error), _words(error))
         error.__traceback__ = None  # its frames hold the replicas that must go
         job.abort_groups()
         while attached:
             attached.pop().abandon()
         gc.collect()  # engines are in reference cycles, and hold connections
         job.end_groups()
-        return answer
+        return failure
     finally:
         job.before.restore()
         if job.device.type == "cuda":
             torch.cuda.empty_cache()
 
 
-def _kind(error: Exception) -> str:
+def _kind(error: Exception) -> ErrorKind | Literal["parted"]:
     """Of a broken process group torch raises RuntimeErrors; the connections of the user's own step,
     to a data source for instance, fail with OSErrors."""
     if isinstance(error, RuntimeError | SynchronizationFailed):
-        said = str(error).lower()
-        if "timed out" in said:
+        message = str(error).lower()
+        if "timed out" in message:
             return "timeout"
-        if isinstance(error, SynchronizationFailed) or "connection" in said:
+        if isinstance(error, SynchronizationFailed) or "connection" in message:
             return PARTED
     return error_kind(error)
 
@@ -199,31 +196,43 @@ def _words(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+@dataclass(frozen=True, slots=True)
+class _MeasuredSteps:
+    """within_seconds: of all steps, the warm-up's included; the rest as in `LivePass`."""
+
+    starts: tuple[float, ...]
+    within_seconds: float
+    cpu_use: CpuUse
+    sent_bytes: int
+    digest: float
+    recorded: RecordedSteps | None
+
+
 def _measure(
     job: LiveJob, attached: LiveAttachment, trial: LiveTrial, recording: RankRecording | None
-) -> dict[str, Any]:
-    """starts: seconds of every step's start since the first, and one after the last."""
+) -> _MeasuredSteps:
     dist.barrier(job.group)
     starts = []
     begun = time.monotonic()
     with watched(job.optimizer, attached.model, recording):
         for iteration in range(trial.warmup + trial.iterations):
             if iteration == trial.warmup:
-                before, sent_before = usage(), network_bytes()
-            starts.append(mark(job.device))
+                before, sent_before = cpu_use(), network_bytes()
+            starts.append(moment_now(job.device))
             job.step(attached.model, job.optimizer)
-    starts.append(mark(job.device))
+    starts.append(moment_now(job.device))
     attached.flush()
     seconds = seconds_since(starts[0], starts)
-    return {
-        "starts": seconds,
-        "within_seconds": time.monotonic() - begun,
-        "sent_bytes": network_bytes() - sent_before,
-        "used": usage().since(before),
-        "digest": replica_digest(job.model),
-        "recorded": recording
-        and recorded_steps(recording, starts, trial.bundle.plan.engine, trial.warmup),
-    }
+    return _MeasuredSteps(
+        starts=tuple(seconds),
+        within_seconds=time.monotonic() - begun,
+        sent_bytes=network_bytes() - sent_before,
+        cpu_use=cpu_use().since(before),
+        digest=replica_digest(job.model),
+        recorded=recorded_steps(recording, starts, trial.bundle.plan.engine, trial.warmup)
+        if recording
+        else None,
+    )
 
 
 def attach_live(
@@ -247,7 +256,7 @@ def attach_live(
         job.group,
         max_grad_norm=job.max_grad_norm,
         share_values=False,
-        groups=job.kept_groups(),
+        groups=job.reused_groups(),
         trace=trace,
         agreed=True,  # rank 0 has just told all the others
     )

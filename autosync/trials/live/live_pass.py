@@ -1,66 +1,52 @@
-"""One pass of a trial in a running job: from the ranks' answers to a measurement."""
+"""One pass of a trial in a running job: from what the ranks answer to its measurement."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from autosync.trials.contract import TrialRequest
 from autosync.trials.iteration_recording import measured_timeline
-from autosync.trials.live.outside_load import outside_load
+from autosync.trials.live.live_commands import LivePass
+from autosync.trials.live.outside_load import largest_outside_share
 from autosync.trials.measured_timeline import MeasuredTimeline
-from autosync.trials.measurement import LOAD_LIMIT
+from autosync.trials.measurement import PassMeasurement
 
 
-@dataclass(frozen=True, slots=True)
-class LivePass:
-    """As in a `TrialResult`. peak_memory_bytes: None where a kernel does not tell."""
-
-    iteration_seconds: tuple[float, ...]
-    load: float
-    overhead_seconds: float
-    peak_memory_bytes: int | None
-    sent_bytes: tuple[int, ...]
-    versions: tuple[tuple[str, str], ...]
-    timeline: MeasuredTimeline | None
-
-    @property
-    def contamination(self) -> float:
-        """Above 1: outside load exceeds its limit. How much periods spread is the job's own."""
-        return self.load / LOAD_LIMIT
-
-
-def measured_pass(request: TrialRequest, answers: Sequence[dict[str, Any]]) -> LivePass:
-    """answers: of all ranks, in rank order; see `live_job.run_trial`."""
-    starts = np.array([answer["starts"] for answer in answers]).max(axis=0)
-    peaks = [answer["peak_memory_bytes"] for answer in answers]
-    return LivePass(
+def live_measurement(request: TrialRequest, answers: Sequence[LivePass]) -> PassMeasurement:
+    """answers: of all ranks, in rank order."""
+    starts = np.array([answer.starts for answer in answers]).max(axis=0)
+    peaks = [answer.peak_memory_bytes for answer in answers if answer.peak_memory_bytes is not None]
+    return PassMeasurement(
         iteration_seconds=tuple(float(period) for period in np.diff(starts)[request.warmup :]),
-        load=outside_load(answers),
-        overhead_seconds=max(answer["around_seconds"] for answer in answers),
-        peak_memory_bytes=None if None in peaks else max(peaks),
+        load=largest_outside_share([(answer.host, answer.cpu_use) for answer in answers]),
+        overhead_seconds=max(answer.overhead_seconds for answer in answers),
+        peak_memory_bytes=max(peaks) if len(peaks) == len(answers) else None,
         sent_bytes=sent_by_node(answers, request.iterations),
-        versions=tuple(sorted(answers[0]["versions"].items())),
+        versions=answers[0].versions,
         timeline=_timeline(request, answers),
     )
 
 
-def sent_by_node(answers: Sequence[dict[str, Any]], iterations: int) -> tuple[int, ...]:
+def sent_by_node(answers: Sequence[LivePass], iterations: int) -> tuple[int, ...]:
     """Of each node's NIC in one iteration, in rank order; none where nodes share a kernel, whose
     counters miss what they send each other, or where messages need not pass it."""
-    first = {answer["node"]: answer for answer in reversed(answers)}
-    nodes = [first[name] for name in dict.fromkeys(answer["node"] for answer in answers)]
-    counted = all(node["sent_bytes"] is not None for node in nodes)
-    if not counted or len({node["host"] for node in nodes}) < max(2, len(nodes)):
+    first = {answer.node: answer for answer in reversed(answers)}
+    nodes = [first[name] for name in dict.fromkeys(answer.node for answer in answers)]
+    sent = [node.sent_bytes for node in nodes if node.sent_bytes is not None]
+    if len(sent) < len(nodes) or len({node.host for node in nodes}) < max(2, len(nodes)):
         return ()
-    return tuple(node["sent_bytes"] // iterations for node in nodes)
+    return tuple(bytes_ // iterations for bytes_ in sent)
 
 
-def _timeline(request: TrialRequest, answers: Sequence[dict[str, Any]]) -> MeasuredTimeline | None:
-    recorded = [answer["recorded"] for answer in answers]
-    if None in recorded:
+def _timeline(request: TrialRequest, answers: Sequence[LivePass]) -> MeasuredTimeline | None:
+    recorded = [answer.recorded for answer in answers if answer.recorded is not None]
+    if len(recorded) < len(answers):
         return None
-    hosts = [answer["host"] for answer in answers]
-    every_message = range(len(request.bundle.plan.messages))
-    return measured_timeline(recorded, hosts, request.warmup, 1.0, every_message)
+    return measured_timeline(
+        [steps.starts for steps in recorded],
+        [steps.recording for steps in recorded],
+        [answer.host for answer in answers],
+        request.warmup,
+        1.0,
+        range(len(request.bundle.plan.messages)),
+    )

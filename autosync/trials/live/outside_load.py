@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from autosync.trials.machine import cpu_ticks, outside_share
 
@@ -15,36 +14,39 @@ kernel mode; those of children that have ended."""
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """CPU seconds until now: of this process with all that it started (a data loader's workers),
-    of everybody on the machine, and how many there were in all."""
+class CpuUse:
+    """CPU seconds until now, or between two moments: of this process with all that it started (a
+    data loader's workers), of everybody on the machine, and how many there were in all."""
 
     job_seconds: float
     busy_seconds: float
     total_seconds: float
 
-    def since(self, before: "Usage") -> dict[str, float]:
-        """What was used between two moments, by field."""
-        return {name: getattr(self, name) - getattr(before, name) for name in self.__slots__}
+    def since(self, before: "CpuUse") -> "CpuUse":
+        return CpuUse(
+            self.job_seconds - before.job_seconds,
+            self.busy_seconds - before.busy_seconds,
+            self.total_seconds - before.total_seconds,
+        )
 
 
-def usage() -> Usage:
-    """Of this moment."""
+def cpu_use() -> CpuUse:
+    """Until this moment."""
     ticks = cpu_ticks()
-    return Usage(_family_seconds(os.getpid()), ticks.busy_seconds, ticks.total_seconds)
+    return CpuUse(_family_seconds(os.getpid()), ticks.busy_seconds, ticks.total_seconds)
 
 
-def outside_load(answers: Sequence[dict[str, Any]]) -> float:
+def largest_outside_share(used: Sequence[tuple[str, CpuUse]]) -> float:
     """The share of the CPU that others used, on the machine where that is largest.
 
-    answers: of all ranks: `host` and `used`, as `Usage.since` gives it.
+    used: of all ranks, the host and what was used during the pass.
     """
-    loads = []
-    for host in {answer["host"] for answer in answers}:
-        here = [answer["used"] for answer in answers if answer["host"] == host]
-        own = sum(used["job_seconds"] for used in here)
-        loads.append(outside_share(here[0]["busy_seconds"], own, here[0]["total_seconds"]))
-    return max(loads)
+    shares = []
+    for host in {host for host, _ in used}:
+        here = [each for of, each in used if of == host]
+        own = sum(each.job_seconds for each in here)
+        shares.append(outside_share(here[0].busy_seconds, own, here[0].total_seconds))
+    return max(shares)
 
 
 def _family_seconds(root: int) -> float:

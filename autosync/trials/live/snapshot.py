@@ -24,7 +24,7 @@ class Snapshot:
     """Everything a step changes: values and gradients of parameters, module buffers and modes,
     the optimizer's state and settings, other stateful objects, random states.
 
-    Tensors of a GPU are kept in host memory.
+    Values of a GPU are saved in host memory.
     """
 
     parameters: list[tuple[nn.Parameter, Tensor, Tensor | None]]
@@ -51,10 +51,10 @@ class Snapshot:
         self.optimizer.state.clear()
         for key, state in self.optimizer_state.items():
             self.optimizer.state[key] = copied(state)
-        for group, kept in zip(self.optimizer.param_groups, self.optimizer_groups, strict=True):
+        for group, saved in zip(self.optimizer.param_groups, self.optimizer_groups, strict=True):
             members = group["params"]
             group.clear()
-            group.update(copied(kept), params=members)
+            group.update(copied(saved), params=members)
         for other, state in self.others:
             other.load_state_dict(copied(state))
         _restore_random(self.random_states)
@@ -65,10 +65,10 @@ def take_snapshot(
 ) -> Snapshot:
     return Snapshot(
         parameters=[
-            (p, kept(p.detach()), None if p.grad is None else kept(p.grad))
+            (p, host_copy(p.detach()), None if p.grad is None else host_copy(p.grad))
             for p in model.parameters()
         ],
-        buffers=[(buffer, kept(buffer)) for buffer in model.buffers()],
+        buffers=[(buffer, host_copy(buffer)) for buffer in model.buffers()],
         modes=[(module, module.training) for module in model.modules()],
         optimizer=optimizer,
         optimizer_state={key: copied(state) for key, state in optimizer.state.items()},
@@ -81,7 +81,7 @@ def take_snapshot(
     )
 
 
-def kept(tensor: Tensor) -> Tensor:
+def host_copy(tensor: Tensor) -> Tensor:
     return tensor.to("cpu", copy=True)
 
 
@@ -90,9 +90,9 @@ def copied(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
-        return {key: copied(part) for key, part in value.items()}
+        return {key: copied(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [copied(part) for part in value]
+        return [copied(item) for item in value]
     return value
 
 

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from autosync.trials.device_clock import Mark
+from autosync.trials.device_clock import DeviceMoment
 from autosync.trials.iteration_recording import RankRecording
+from autosync.trials.live.live_commands import RecordedSteps
 
 
 @contextmanager
@@ -40,9 +41,9 @@ def watched(
 
 
 def recorded_steps(
-    recording: RankRecording, starts: Sequence[Mark], engine: str, warmup: int
-) -> dict[str, Any] | None:
-    """`starts`, on `time.monotonic()`, and the `recording`; None where a step does not consist of
+    recording: RankRecording, starts: Sequence[DeviceMoment], engine: str, warmup: int
+) -> RecordedSteps | None:
+    """None where a step does not consist of
     one forward pass, one backward pass and one update, in this order."""
     passes = (recording.forwards, recording.backwards)
     if any(len(moments) != len(starts) - 1 for moments in passes):
@@ -54,4 +55,4 @@ def recorded_steps(
     )
     if not in_order:
         return None
-    return {"starts": moments, "recording": recording.as_data(engine, warmup)}
+    return RecordedSteps(tuple(moments), recording.recorded(engine, warmup))

@@ -1,4 +1,4 @@
-"""Workers forked from one process that has loaded torch: a crew is there in the time of one rank.
+"""Workers forked from one process that has loaded torch: all start in the time of one rank.
 
 Each rank by itself takes 2 s of a core to load torch and its compiler (2.13.0), which eight of them
 on two cores make 8 s. What a fork may not share, CUDA, is not begun before it.
@@ -46,14 +46,14 @@ class ForkedProcess:
             if not waiting.poll(milliseconds):
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
             with self._status:
-                told = self._status.read()
-            self._returncode = int(told) if told else None
+                answered = self._status.read()
+            self._returncode = int(answered) if answered else None
         return self._returncode
 
 
 @dataclass
 class ForkServer:
-    """One for all crews of a pool. Starts with the first fork; safe to share between threads."""
+    """One for a whole pool. Starts with the first fork; safe to share between threads."""
 
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _process: "subprocess.Popen[bytes] | None" = None
@@ -64,7 +64,7 @@ class ForkServer:
         environment: Mapping[str, str],
         namespaces: Sequence[str],
         workloads: Sequence[str],
-        leash: ParentDeath,
+        parent_death: ParentDeath,
     ) -> ForkedProcess:
         """A new worker. namespaces: files of those that it enters, in that order.
 
@@ -81,16 +81,16 @@ class ForkServer:
         stdout, theirs_out = os.pipe()
         stderr, theirs_err = os.pipe()
         status, theirs_status = os.pipe()
-        theirs = [theirs_in, theirs_out, theirs_err, leash.worker_end, theirs_status]
+        theirs = [theirs_in, theirs_out, theirs_err, parent_death.worker_end, theirs_status]
         try:
             with self._lock:
                 pid = self._ask(environment, json.dumps(request).encode(), theirs)
         except BaseException:  # whatever it was, no descriptor stays open
-            leash.let_go()
+            parent_death.disarm()
             for descriptor in (*theirs, stdin, stdout, stderr, status):
                 os.close(descriptor)
             raise
-        leash.fasten(pid)
+        parent_death.arm(pid)
         for descriptor in (theirs_in, theirs_out, theirs_err, theirs_status):
             os.close(descriptor)
         return ForkedProcess(pid, stdin, stdout, stderr, status)
@@ -105,13 +105,13 @@ class ForkServer:
         channel.settimeout(FORKING_SECONDS)
         try:
             socket.send_fds(channel, [request], theirs)
-            told = channel.recv(2**16)
+            answered = channel.recv(2**16)
         except OSError:
-            told = b""
-        if not told:  # it was killed: the next crew gets a new one
+            answered = b""
+        if not answered:  # it was killed: the next worker group gets a new one
             self._end()
             raise self._refusal("the process that forks them has ended")
-        answer = json.loads(told)
+        answer = json.loads(answered)
         if "error" in answer:
             raise self._refusal(answer["error"])
         return int(answer["pid"])
@@ -140,20 +140,21 @@ class ForkServer:
         except OSError:
             ready = b""
         if not ready:
-            self._process.kill()
-            _, said = self._process.communicate()
-            self._end()
-            last = said.decode(errors="backslashreplace").strip().rpartition("\n")[2]
+            last = self._end().strip().rpartition("\n")[2]
             raise self._refusal(last or "torch was not loaded in time")
         return ours
 
-    def _end(self) -> None:
-        if self._channel is not None:
-            self._channel.close()
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
+    def _end(self) -> str:
+        """End the process where there is one; what it wrote to stderr."""
+        channel, process = self._channel, self._process
         self._channel = self._process = None
+        if channel is not None:
+            channel.close()
+        if process is None:
+            return ""
+        process.kill()
+        _, written = process.communicate()
+        return written.decode(errors="backslashreplace")
 
     @staticmethod
     def _refusal(why: str) -> NotSupported:

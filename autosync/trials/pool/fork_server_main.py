@@ -17,7 +17,7 @@ import sys
 import traceback
 from typing import Any
 
-from autosync.trials.worker import worker_main
+from autosync.trials.worker import commands, worker_main
 from autosync.units import MIB
 
 LOADED = ("autosync.trials.worker.rank", "torch._dynamo")
@@ -25,12 +25,13 @@ LOADED = ("autosync.trials.worker.rank", "torch._dynamo")
 
 REQUEST_BYTES = MIB
 DESCRIPTORS = 5
-"""stdin, stdout, stderr, the leash and the pipe for the exit status."""
+"""stdin, stdout, stderr, the end of the parent-death pipe and the pipe for the exit status."""
 
 
 def main() -> None:
     for module in LOADED:
         importlib.import_module(module)
+    commands.build_adapters()
     channel = socket.socket(fileno=int(sys.argv[1]))
     gc.collect()
     gc.freeze()  # what is shared stays so
@@ -47,7 +48,7 @@ def main() -> None:
                     _fork(channel, json.loads(request), descriptors, selector)
                 else:
                     selector.unregister(key.fileobj)
-                    _tell_ending(*key.data)
+                    _tell_exit(*key.data)
 
 
 def _fork(
@@ -66,7 +67,7 @@ def _fork(
     selector.register(ended, selectors.EVENT_READ, (child, ended, status_end))
 
 
-def _tell_ending(child: int, ended: int, status_end: int) -> None:
+def _tell_exit(child: int, ended: int, status_end: int) -> None:
     _, status = os.waitpid(child, 0)
     with contextlib.suppress(BrokenPipeError):  # nobody waits for it
         os.write(status_end, str(os.waitstatus_to_exitcode(status)).encode())
@@ -78,7 +79,7 @@ def _become_worker(channel: socket.socket, request: dict[str, Any], descriptors:
     """Does not return."""
     try:
         os.setsid()
-        *streams, leash, _ = descriptors
+        *streams, parent_death_end, _ = descriptors
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
         try:
@@ -91,8 +92,8 @@ def _become_worker(channel: socket.socket, request: dict[str, Any], descriptors:
         sys.path[:] = request["path"]
         channel.send(json.dumps({"pid": os.getpid()}).encode())
         channel.detach()
-        os.closerange(3, leash)
-        os.closerange(leash + 1, os.sysconf("SC_OPEN_MAX"))
+        os.closerange(3, parent_death_end)
+        os.closerange(parent_death_end + 1, os.sysconf("SC_OPEN_MAX"))
         worker_main.work(request["workloads"])
     except BaseException:  # the end of the process: whatever it was, its launcher reads it
         traceback.print_exc()

@@ -1,8 +1,9 @@
-"""Turns: of all pools that measure on this machine, one measures at a time.
+"""A lock of the machine: of all pools that measure on it, one measures at a time.
 
-Two trials on the same cores and links disturb each other, whoever started them. So a pool holds a
-lock of the machine during each pass: `flock` on a well-known file, which needs no right but to
-read it and which the kernel releases when its holder dies.
+Two trials on the same cores and links disturb each other, whoever started them. So a pool holds
+the lock during each pass: `flock` on a well-known file, which needs no right but to read it and
+which the kernel releases when its holder dies. Who holds it, the kernel tells, too (/proc/locks):
+a file that everyone may read, but not write, could not.
 """
 
 import contextlib
@@ -12,78 +13,115 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from autosync.errors import NotSupported
+from autosync.trials.contract import OnWait
 
 MEASURING = "autosync-measuring.lock"
 NEXT = "autosync-next.lock"
 
 POLL_SECONDS = 0.02
-REMARK_SECONDS = 10.0
+REPORT_SECONDS = 1.0
+"""A wait that lasts longer is reported."""
 
 log = logging.getLogger(__name__)
 
 
-class GivenUp(Exception):
-    """Whoever waited for a turn wants it no more."""
+class WaitCancelled(Exception):
+    """Whoever waited for the lock wants it no more."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineLock:
-    """folder: where the lock files lie; pools that name the same one take turns."""
+    """folder: where the lock files lie; pools that name the same one measure one at a time."""
 
     folder: Path
 
     @contextlib.contextmanager
-    def taken(self, given_up: threading.Event) -> Iterator[None]:
-        """Wait for a turn and have it for the block.
+    def held(self, cancelled: threading.Event, on_wait: OnWait | None = None) -> Iterator[None]:
+        """Wait for the lock and hold it for the block.
 
         Who waits holds the place of the next. So a pool that has just measured cannot go on
         before one that waits.
 
+        on_wait: is told who measures, where the wait lasts longer than a second.
+
         Raises:
-            GivenUp: the event was set while waiting.
+            WaitCancelled: the event was set while waiting.
             NotSupported: a lock file cannot be opened.
         """
-        place = _locked(self.folder / NEXT, given_up)
+        report_at = time.monotonic() + REPORT_SECONDS
+
+        def still_waiting() -> None:
+            nonlocal report_at
+            if time.monotonic() > report_at:
+                report_at = float("inf")
+                self._report(on_wait)
+
+        next_file = _locked(self.folder / NEXT, cancelled, still_waiting)
         try:
-            turn = _locked(self.folder / MEASURING, given_up)
+            measuring_file = _locked(self.folder / MEASURING, cancelled, still_waiting)
         finally:
-            os.close(place)
+            os.close(next_file)
         try:
             yield
         finally:
-            os.close(turn)
+            os.close(measuring_file)
+
+    def _report(self, on_wait: OnWait | None) -> None:
+        holder = lock_holder(self.folder / MEASURING)
+        who = f" (pid {holder})" if holder is not None else ""
+        message = f"waits for another measurement on this machine{who}"
+        log.info("%s", message)
+        if on_wait is not None:
+            on_wait(message)
 
 
-def machine_turns() -> MachineLock:
-    """Those of this machine, the same for all its users: TMPDIR may be each one's own."""
+def shared_machine_lock() -> MachineLock:
+    """That of this machine, the same for all its users: TMPDIR may be each one's own."""
     shared = Path("/run/lock")
     everyone = shared.is_dir() and shared.stat().st_mode & stat.S_IWOTH
     return MachineLock(shared if everyone else Path("/tmp"))
 
 
-def _locked(path: Path, given_up: threading.Event) -> int:
-    """An open file that holds the lock until it is closed."""
-    remark_at = time.monotonic() + REMARK_SECONDS
+def lock_holder(path: Path) -> int | None:
+    """The process that holds the lock of a file; None where there is none, or it cannot be told:
+    in another container, for instance."""
+    try:
+        found = path.stat(follow_symlinks=False)
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return None
+    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    for line in lines:
+        fields = line.split()  # a line of one that waits has "->" before the kind
+        if len(fields) > 5 and fields[1] == "FLOCK" and fields[5] == device:
+            return int(fields[4]) if int(fields[4]) > 0 else None
+    return None
+
+
+def _locked(path: Path, cancelled: threading.Event, still_waiting: Callable[[], None]) -> int:
+    """An open file that holds the lock until it is closed. still_waiting: called again and again
+    while others hold it."""
     while True:
         file = _opened(path)
-        while not _taken(file):
-            if given_up.wait(POLL_SECONDS):
-                os.close(file)
-                raise GivenUp
-            if time.monotonic() > remark_at:
-                log.info("others measure on this machine: waiting for %s (see fuser)", path)
-                remark_at = float("inf")
+        try:
+            while not _lock_taken(file):
+                if cancelled.wait(POLL_SECONDS):
+                    raise WaitCancelled
+                still_waiting()
+        except BaseException:  # whatever it was, nobody waits for this place
+            os.close(file)
+            raise
         if _is_still(path, file):
             return file
         os.close(file)  # a cleaner has removed it meanwhile: others lock the new one
 
 
-def _taken(file: int) -> bool:
+def _lock_taken(file: int) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -116,8 +154,7 @@ def _opened(path: Path) -> int:
                 return made
     except OSError as error:
         raise NotSupported(
-            f"cannot open {str(path)!r}, by which measurements on this machine take turns: "
-            f"{error.strerror}.",
+            f"cannot open {str(path)!r}, by which pools measure one at a time: {error.strerror}.",
             thing="lock file",
             value=str(path),
             remedy="Let everyone read it, or remove it while nothing is measured.",

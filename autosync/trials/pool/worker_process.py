@@ -1,11 +1,10 @@
-"""Worker processes: started by a prefix, spoken to by JSON lines, killed with their group.
+"""Worker processes: started by a prefix, asked by JSON lines, killed with their group.
 
-They live no longer than the process that started them: each ends at the end of its input, and a
-leash ends those that cannot read it.
+They live no longer than the process that started them: each ends at the end of its input, and the
+kernel kills those that cannot read it (`parent_death`).
 """
 
 import contextlib
-import json
 import os
 import queue
 import shlex
@@ -17,12 +16,13 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, Any, Protocol
+from typing import IO, Protocol
 
-from autosync.errors import NotSupported
+from autosync.errors import InvalidInput, NotSupported
 from autosync.trials.machine import killed_for_memory
 from autosync.trials.pool.fork_server import ForkServer
 from autosync.trials.pool.parent_death import ParentDeath
+from autosync.trials.worker.commands import Answer, CommandFailed, read_answer
 
 STDERR_LINES = 60
 STDERR_CHARACTERS = 4000
@@ -43,10 +43,10 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True)
 class WorkerAnswer:
-    """What a worker said; `fields` is None when its output ended (it has died)."""
+    """What a worker answered; `answer` is None when its output ended (it has died)."""
 
     rank: int
-    fields: dict[str, Any] | None
+    answer: Answer | None
 
 
 Answers = queue.Queue[WorkerAnswer]
@@ -65,7 +65,7 @@ class WorkerExit:
 
 
 class Worker(Protocol):
-    """One rank of a crew, wherever it runs. Its answers go to a queue that all ranks share.
+    """One rank of a worker group, wherever it runs. Its answers go to a queue that all ranks share.
 
     where: its host, empty for this machine. command: what started it, for error messages.
     """
@@ -90,8 +90,8 @@ class Worker(Protocol):
 
     def stderr_tail(self) -> str: ...
 
-    def ending(self) -> WorkerExit:
-        """After its last answer."""
+    def exit(self) -> WorkerExit:
+        """How it ended, after its last answer."""
         ...
 
     def begin_kill(self) -> None:
@@ -150,7 +150,7 @@ class Placement:
 
 
 class Process(Protocol):
-    """What a worker is spoken to through: a `subprocess.Popen[str]`, or one that was forked."""
+    """What carries a worker's lines: a `subprocess.Popen[str]`, or one that was forked."""
 
     @property
     def pid(self) -> int: ...
@@ -195,11 +195,11 @@ class WorkerProcess:
         self.where = where
         self.command = shown or shlex.join(command)
         self._kills_before = killed_for_memory()
-        self._leash = ParentDeath()
+        self._parent_death = ParentDeath()
         self.process: Process = (
-            begin(self._leash)
+            begin(self._parent_death)
             if begin
-            else _started(command, environment, where, self.command, self._leash)
+            else _started(command, environment, where, self.command, self._parent_death)
         )
         self._commands: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._stderr: deque[str] = deque(maxlen=STDERR_LINES)
@@ -224,11 +224,11 @@ class WorkerProcess:
         assert self.process.stdout is not None
         try:
             for line in self.process.stdout:
-                fields = _fields(line)
-                if fields is None:  # a banner of what reaches the host
+                answer = _answer(line)
+                if answer is None:  # a banner of what reaches the host
                     self._stderr.append(line[:STDERR_CHARACTERS])
                 else:
-                    answers.put(WorkerAnswer(self.rank, fields))
+                    answers.put(WorkerAnswer(self.rank, answer))
         finally:
             answers.put(WorkerAnswer(self.rank, None))
 
@@ -249,7 +249,7 @@ class WorkerProcess:
     def pid(self) -> int:
         return self.process.pid
 
-    def ending(self) -> WorkerExit:
+    def exit(self) -> WorkerExit:
         try:
             status: int | None = self.process.wait(timeout=GRACE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -265,7 +265,7 @@ class WorkerProcess:
     def kill(self) -> None:
         self.begin_kill()
         self.process.wait()
-        self._leash.let_go()
+        self._parent_death.disarm()
         self._commands.put(None)
         for thread in self._threads:
             thread.join()
@@ -275,13 +275,12 @@ class WorkerProcess:
                     stream.close()
 
 
-def _fields(line: str) -> dict[str, Any] | None:
-    """An answer's fields; None where the line is none."""
+def _answer(line: str) -> Answer | None:
+    """None where the line is no answer; a damaged one counts as the worker's failure."""
     try:
-        fields = json.loads(line)
-    except json.JSONDecodeError:
-        return None
-    return fields if isinstance(fields, dict) and "reply" in fields else None
+        return read_answer(line)
+    except InvalidInput as error:
+        return CommandFailed("crashed", f"an answer arrived damaged: {error.message}")
 
 
 def _started(
@@ -289,7 +288,7 @@ def _started(
     environment: Mapping[str, str],
     where: str,
     shown: str,
-    leash: ParentDeath,
+    parent_death: ParentDeath,
 ) -> "subprocess.Popen[str]":
     try:
         process = subprocess.Popen(
@@ -301,11 +300,11 @@ def _started(
             errors="backslashreplace",  # programs on the way may write anything
             env=dict(environment),
             start_new_session=True,
-            pass_fds=(leash.worker_end,),
+            pass_fds=(parent_death.worker_end,),
         )
     except OSError as error:
-        leash.let_go()
-        os.close(leash.worker_end)
+        parent_death.disarm()
+        os.close(parent_death.worker_end)
         host = f" for host {where!r}" if where else ""
         raise NotSupported(
             f"the worker{host} could not be started: {error.strerror}: `{shown}`.",
@@ -313,5 +312,5 @@ def _started(
             value=command[0],
             remedy="Install that program, or correct the launcher's prefix.",
         ) from None
-    leash.fasten(process.pid)
+    parent_death.arm(process.pid)
     return process

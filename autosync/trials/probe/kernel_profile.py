@@ -7,7 +7,6 @@ share a GPU (or a machine's cores), each is as slow as it will be in trials.
 
 from collections.abc import Sequence
 from statistics import mean
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,8 @@ from numpy.typing import NDArray
 from autosync.domain import Domain, Profile
 from autosync.errors import NotSupported
 from autosync.trials.pool.process_pool import ProcessPool
-from autosync.trials.pool.worker_group import Failed
+from autosync.trials.trial_failure import TrialFailed
+from autosync.trials.worker.commands import StretchesTimed
 
 REPEATS = 10
 TIMEOUT_SECONDS = 300.0
@@ -31,8 +31,8 @@ def profile_kernels(pool: ProcessPool, repeats: int = REPEATS) -> Profile:
         NotSupported: the workers could not run them; says why.
     """
     try:
-        answers = pool.ask("profile", {"repeats": repeats}, TIMEOUT_SECONDS)
-    except Failed as failure:
+        answers = pool.time_stretches(repeats, TIMEOUT_SECONDS)
+    except TrialFailed as failure:
         raise NotSupported(
             f"the kernels could not be timed: {failure.error.message}",
             thing="compute",
@@ -46,16 +46,16 @@ def profile_kernels(pool: ProcessPool, repeats: int = REPEATS) -> Profile:
     return measured_profile(domain, of)
 
 
-def measured_profile(domain: Domain, answers: Sequence[dict[str, Any]]) -> Profile:
+def measured_profile(domain: Domain, answers: Sequence[StretchesTimed]) -> Profile:
     """answers: of `stretch_times`, from ranks on equal devices."""
-    names = sorted({answer["device"] for answer in answers})
+    names = sorted({answer.device for answer in answers})
     ranks = f"{len(answers)} ranks at once" if len(answers) > 1 else "one rank"
     return Profile(
         device=domain.cluster.fastest_device_type,
         batch_size=domain.batch_size,
         forward_seconds=tuple(_by_operation(domain, answers, backward=False).tolist()),
         backward_seconds=tuple(_by_operation(domain, answers, backward=True).tolist()),
-        update_seconds=mean(answer["update_seconds"] for answer in answers),
+        update_seconds=mean(answer.update_seconds for answer in answers),
         source="measured",
         note=f"kernels of the operations' shapes, {ranks} on {', '.join(names)}; each stretch "
         "counts for the operation that it gates or makes a gradient with",
@@ -63,11 +63,11 @@ def measured_profile(domain: Domain, answers: Sequence[dict[str, Any]]) -> Profi
 
 
 def _by_operation(
-    domain: Domain, answers: Sequence[dict[str, Any]], backward: bool
+    domain: Domain, answers: Sequence[StretchesTimed], backward: bool
 ) -> NDArray[np.float64]:
     seconds = np.zeros(len(domain.graph.operations))
     for answer in answers:
-        entries = zip(answer["operations"], answer["backward"], answer["seconds"], strict=True)
+        entries = zip(answer.operations, answer.backward, answer.seconds, strict=True)
         for operation, is_backward, each in entries:
             if is_backward == backward:
                 seconds[operation] += each / len(answers)

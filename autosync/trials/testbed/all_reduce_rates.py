@@ -59,18 +59,18 @@ def _streams(probes: RateProbes, count: int, rate: float) -> list[AllReduceTime]
     rounds = [(round(settling * rate), 1)]
     for piece, (_, times) in zip(pieces, LINE_SECONDS, strict=True):
         rounds += [(piece, steps), (piece, steps * times)]
-    told = probes.ring(rounds)
+    answers = probes.ring(rounds)
     found = []
     for number, piece in enumerate(pieces):
         timed = 2 + 2 * number
-        turns = rounds[timed][1]
-        lasted = median(node["ended"][timed] - node["ended"][timed - 1] for node in told)
-        held_up = max(range(count), key=lambda node: told[node]["arriving"][timed])
+        timed_steps = rounds[timed][1]
+        lasted = median(node["ended"][timed] - node["ended"][timed - 1] for node in answers)
+        held_up = max(range(count), key=lambda node: answers[node]["arriving"][timed])
         found.append(
             AllReduceTime(
                 size_bytes=piece * count,
-                seconds=lasted * steps / turns,
-                error=lasted * rate / (turns * piece) - 1,
+                seconds=lasted * steps / timed_steps,
+                error=lasted * rate / (timed_steps * piece) - 1,
                 slowest=((held_up - 1) % count, held_up),
             )
         )

@@ -15,7 +15,7 @@ TOLERANCE = 0.05
 TRIES = 3
 
 TOGETHER_GBPS = 4.0
-"""Traffic that runs at once while links are measured; see `scaling.CPU_SAFE_GBPS`."""
+"""Traffic that runs at once while links are measured; see `byte_scale.CPU_SAFE_GBPS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ def measured_links(
     links = [(i, j) for i in range(len(expected)) for j in range(i)] + [(i, i) for i in within]
     best: dict[tuple[int, int], LinkRate] = {}
     for _ in range(TRIES):
-        doubtful = [(i, j) for i, j in links if _worst(best, i, j) > TOLERANCE]
-        for together in _rounds(doubtful, expected):
+        remeasured = [(i, j) for i, j in links if _worst(best, i, j) > TOLERANCE]
+        for together in _rounds(remeasured, expected):
             for rate in _measured(probes, together, expected):
                 key = rate.sender, rate.to
                 if key not in best or abs(rate.error) < abs(best[key].error):

@@ -102,10 +102,10 @@ def up(
     nodes = emulated_nodes(cluster, byte_scale / time_scale)
     failures = []
     for user_namespace in (True,) if unprivileged or os.geteuid() != 0 else (False, True):
-        supervisor, said = _supervise(nodes, user_namespace, lasting)
+        supervisor, why = _supervise(nodes, user_namespace, lasting)
         if supervisor is not None:
             break
-        failures.append(said)
+        failures.append(why)
     else:
         raise NotSupported(
             f"this machine cannot emulate a cluster: {failures[-1]}.",

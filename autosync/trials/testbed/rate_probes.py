@@ -18,13 +18,13 @@ from autosync.trials.testbed.namespaces import Testbed
 RATES_SCRIPT = str(Path(__file__).with_name("payload_rates.py"))
 
 BURST_BYTES = 128 * 1024
-"""What a shaper lets pass at once after a pause; see `shaping.BURST`."""
+"""What a shaper lets pass at once after a pause; see `link_shaping.BURST`."""
 
 SLOW_BYTES_PER_SECOND = 32e6
 """Below this a small send buffer still outlasts the pauses that a sender's process has (6 ms)."""
 
 PATIENCE_SECONDS = 10.0
-"""How long a probe may be silent beyond twice the time that its part takes at the expected rate.
+"""How long a probe may be silent beyond twice the time that it takes at the expected rate.
 One whose other end has died would wait for ever, and with it whoever measures next."""
 
 
@@ -33,7 +33,7 @@ class InaccurateLink(AutosyncError):
 
 
 class RateProbes:
-    """One `rates.py` process a node.
+    """One `payload_rates.py` process a node.
 
     expected: `(nodes, nodes)` payload bytes a second, the file's times s / k; the diagonal is
         that of a node's loopback.
@@ -76,7 +76,7 @@ class RateProbes:
             process.communicate()
 
     def pair(self, own: int, peer: int, dial: bool) -> dict[str, float]:
-        """One end's part in measuring a pair; the whole of it where both are the same node.
+        """Measure a pair at one end; as a whole where both are the same node.
 
         Raises:
             InaccurateLink: the link cannot be measured.
@@ -97,7 +97,7 @@ class RateProbes:
         return self._ask(own, command, f"link {peer} -> {own}", seconds)
 
     def ring(self, rounds: list[tuple[int, int]]) -> list[dict[str, list[float]]]:
-        """What every node says of (piece bytes, steps) rounds; see `rates.go_round`.
+        """What every node says of (piece bytes, steps) rounds; see `payload_rates.go_round`.
 
         Raises:
             InaccurateLink: a link of the ring cannot be measured.
@@ -141,8 +141,8 @@ class RateProbes:
         if not answered.poll(limit_seconds * 1e3):
             raise self._unmeasured(thing, f"node {node} has not answered in {limit_seconds:.1f} s")
         if not (line := process.stdout.readline()):
-            last_words = process.stderr.read().strip().rpartition("\n")[2]
-            why = f"the probe on node {node} has ended ({last_words or 'without a word'})"
+            last_line = process.stderr.read().strip().rpartition("\n")[2]
+            why = f"the probe on node {node} has ended ({last_line or 'without a message'})"
             raise self._unmeasured(thing, why)
         answer: dict[str, Any] = json.loads(line)
         return answer

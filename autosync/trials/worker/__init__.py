@@ -1,1 +1,3 @@
-"""What runs in a worker process: one rank, its workload, and its measurements."""
+"""What runs in a worker process: the commands it takes, a rank, the replay and its kernels.
+
+May import what all of trials share."""

@@ -25,16 +25,16 @@ class KernelCompute:
     def __init__(self, graph: ModelGraph, device: torch.device) -> None:
         self._graph = graph
         self._device = device
-        self._load = 0.0
+        self._batch_factor = 0.0
         self._forward: list[list[Launch]] = []
         self._backward: list[list[Launch]] = []
-        self.carry(1.0)
+        self.set_batch_factor(1.0)
 
-    def carry(self, load: float) -> None:
-        if load == self._load:
+    def set_batch_factor(self, factor: float) -> None:
+        if factor == self._batch_factor:
             return
         self._forward, self._backward = [], []  # lets go of the buffers before new ones are made
-        kernels = graph_kernels(self._graph, load)
+        kernels = graph_kernels(self._graph, factor)
         buffers = _buffers(
             (kernel for one in kernels for kernel in (*one.forward, *one.backward)), self._device
         )
@@ -50,7 +50,7 @@ class KernelCompute:
 
         self._forward = [launched(one.forward) for one in kernels]
         self._backward = [launched(one.backward) for one in kernels]
-        self._load = load
+        self._batch_factor = factor
 
     def start(self) -> None:
         """A device needs no telling."""

@@ -68,16 +68,16 @@ class OperationKernels:
     backward: tuple[Kernel, ...]
 
 
-def graph_kernels(graph: ModelGraph, load: float = 1.0) -> tuple[OperationKernels, ...]:
+def graph_kernels(graph: ModelGraph, batch_factor: float = 1.0) -> tuple[OperationKernels, ...]:
     """The kernels of every operation of the graph.
 
-    load: examples, as a multiple of the graph's batch.
+    batch_factor: examples, as a multiple of the graph's batch.
     """
     reached = reach_variables(graph)
     return tuple(
         OperationKernels(
-            _forward(graph, operation, load),
-            _backward(graph, operation, load) if reached[index] else (),
+            _forward(graph, operation, batch_factor),
+            _backward(graph, operation, batch_factor) if reached[index] else (),
         )
         for index, operation in enumerate(graph.operations)
     )
@@ -92,24 +92,24 @@ class _Matrix:
     dtype: DType
 
 
-def _forward(graph: ModelGraph, operation: Operation, load: float) -> tuple[Kernel, ...]:
+def _forward(graph: ModelGraph, operation: Operation, batch_factor: float) -> tuple[Kernel, ...]:
     if not operation.forward_flops:
-        return _sweep(forward_bytes(graph, operation) * load)
+        return _sweep(forward_bytes(graph, operation) * batch_factor)
     matrix = _matrix(graph, operation)
-    rows = _rows(operation.forward_flops * load, matrix)
+    rows = _rows(operation.forward_flops * batch_factor, matrix)
     return (_by_rows(rows, matrix.inputs, matrix.outputs, matrix.dtype, "right"),)
 
 
-def _backward(graph: ModelGraph, operation: Operation, load: float) -> tuple[Kernel, ...]:
+def _backward(graph: ModelGraph, operation: Operation, batch_factor: float) -> tuple[Kernel, ...]:
     """Where backward has about the FLOPs of forward, one gradient is not needed: the first
     layer's input has none."""
     if not operation.forward_flops:
-        return _sweep(backward_bytes(graph, operation) * load)
+        return _sweep(backward_bytes(graph, operation) * batch_factor)
     if not operation.backward_flops:
         return ()
     matrix = _matrix(graph, operation)
     both = operation.backward_flops >= 1.5 * operation.forward_flops
-    rows = _rows(operation.backward_flops * load / (2 if both else 1), matrix)
+    rows = _rows(operation.backward_flops * batch_factor / (2 if both else 1), matrix)
     of_weight = _by_inner(matrix.outputs, rows, matrix.inputs, matrix.dtype)
     if not both:
         return (of_weight,)

@@ -1,20 +1,21 @@
-"""One rank's part in trials: joining the group, running iterations, measuring them."""
+"""One rank in trials: it joins the group, runs iterations and measures them."""
 
 import gc
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
 from autosync.bundle import Bundle
-from autosync.documents import from_data, from_json
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.trials.contract import Workload
-from autosync.trials.device_clock import Mark, mark, on_clock, zero
+from autosync.trials.device_clock import DeviceMoment, clock_origin, moment_now, on_host_clock
 from autosync.trials.gpus import gpu_versions, take_gpu
 from autosync.trials.iteration_recording import RankRecording
 from autosync.trials.machine import (
@@ -26,10 +27,23 @@ from autosync.trials.machine import (
     reset_peak_memory,
     software_versions,
 )
-from autosync.trials.trial_attachment import KeptGroups, TrialAttachment, attach, replica_digest
+from autosync.trials.trial_attachment import ReusedGroups, TrialAttachment, attach, replica_digest
+from autosync.trials.worker.commands import (
+    Answer,
+    Command,
+    GroupJoined,
+    JoinGroup,
+    PassDone,
+    RunPass,
+    StartWorker,
+    StretchesTimed,
+    TimeMessages,
+    TimeStretches,
+    WorkerStarted,
+)
 from autosync.trials.worker.replay_compute import sharpen_timer
 from autosync.trials.worker.stretch_times import time_stretches
-from autosync.trials.worker.timed_messages import message_times
+from autosync.trials.worker.timed_messages import time_messages
 from autosync.trials.worker.training_job import (
     ReplayJob,
     TrainingJob,
@@ -52,98 +66,85 @@ class Rank:
         self._rank = 0
         self._device = torch.device("cpu")
         self._store: Store | None = None
-        self._groups = KeptGroups()
+        self._groups = ReusedGroups()
         self._bundle: Bundle | None = None
         self._attached: TrialAttachment | None = None
 
-    def obey(self, command: dict[str, Any]) -> dict[str, Any]:
-        """The answer to one command.
-
-        Raises:
-            InvalidInput: there is no such command.
-        """
-        match command["op"]:
-            case "start":
+    def obey(self, command: Command) -> Answer:
+        """The answer to one command."""
+        match command:
+            case StartWorker():
                 return self.start(command)
-            case "join":
+            case JoinGroup():
                 return self.join(command)
-            case "trial":
-                return self.trial(command)
-            case "message":
-                timed = message_times(self._rank, command, self._device)
-                return {**timed, "host": host_id()}
-            case "profile":
-                return self.profile(command)
-        raise InvalidInput(f"no command {command['op']!r}.", thing="op", value=command["op"])
+            case RunPass():
+                return self.run_pass(command)
+            case TimeMessages():
+                return time_messages(self._rank, command, self._device)
+            case TimeStretches():
+                return self.time_stretches(command)
 
-    def start(self, command: dict[str, Any]) -> dict[str, Any]:
+    def start(self, command: StartWorker) -> WorkerStarted:
         """Build the job, on a GPU of the rank's where it wants one; rank 0 opens the store where
         the ranks meet."""
         torch.set_num_threads(1)
         sharpen_timer()
-        self._rank = command["rank"]
-        self._workload = from_data(Workload, command["workload"], "workload")
-        gpu = take_gpu(command["local_rank"]) if self._workload.device == "cuda" else ""
+        self._rank = command.rank
+        self._workload = command.workload
+        gpu = take_gpu(command.local_rank) if self._workload.device == "cuda" else ""
         self._device = current_device(self._workload)
         build = find_builder(self._workload.name, builders(self._workloads))
         self._job = build(self._workload, self._rank)
         port = 0
         if self._rank == 0:
             store = TCPStore(
-                command["host"], 0, is_master=True, wait_for_workers=False, timeout=GROUP_TIMEOUT
+                command.host, 0, is_master=True, wait_for_workers=False, timeout=GROUP_TIMEOUT
             )
             self._store, port = store, store.port
-        return {"reply": "store", "port": port, "scaled": self._job.scaled, "gpu": gpu}
+        return WorkerStarted(port, self._job.scaled, gpu)
 
-    def join(self, command: dict[str, Any]) -> dict[str, Any]:
-        world, workload = command["world"], self._workload
+    def join(self, command: JoinGroup) -> GroupJoined:
+        workload = self._workload
         if workload is None:
             raise InvalidInput("a join came before the worker was started.", thing="op")
         if "GLOO_SOCKET_IFNAME" not in os.environ:
-            interface = interface_towards(command["host"], command["peer"])
+            interface = interface_towards(command.host, command.peer)
             os.environ["GLOO_SOCKET_IFNAME"] = interface
         store = self._store or TCPStore(
-            command["host"], command["port"], is_master=False, timeout=GROUP_TIMEOUT
+            command.host, command.port, is_master=False, timeout=GROUP_TIMEOUT
         )
         dist.init_process_group(
             workload.backend,
             store=store,
             rank=self._rank,
-            world_size=world,
+            world_size=command.world_size,
             timeout=GROUP_TIMEOUT,
             device_id=self._device if workload.backend == "nccl" else None,
         )
         dist.barrier()
         gc.freeze()  # what start-up left behind need not be looked through between iterations
-        return {
-            "reply": "ready",
-            "host": host_id(),
-            "versions": software_versions()
-            | (gpu_versions(workload.backend) if workload.device == "cuda" else {}),
-        }
+        on_gpu = gpu_versions(workload.backend) if workload.device == "cuda" else {}
+        return GroupJoined(host_id(), software_versions() | on_gpu)
 
-    def profile(self, command: dict[str, Any]) -> dict[str, Any]:
+    def time_stretches(self, command: TimeStretches) -> StretchesTimed:
         """How long the stretches of a replay really take, all ranks computing at once."""
         workload, job = self._workload, self._job
         if workload is None or not isinstance(job, ReplayJob):
             raise InvalidInput("only a replay that was started has stretches.", thing="op")
         dist.barrier()
-        times = time_stretches(workload, self._rank, job.compute, command["repeats"])
-        return {"reply": "profile", "id": command["id"], **times}
+        return time_stretches(workload, self._rank, job.compute, command.repeats)
 
-    def trial(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Attach, warm up, measure, detach; `settle` follows what goes wrong while measuring."""
+    def run_pass(self, command: RunPass) -> PassDone:
+        """Attach, warm up, measure, detach. Where measuring fails, `take_plan_off` is called
+        once that has been answered."""
         workload, job = self._workload, self._job
         if workload is None or job is None:
-            raise InvalidInput("a trial came before the worker was started.", thing="op")
-        if "bundle" in command:  # the later passes of a trial run the same plan
-            self._bundle = from_json(Bundle, command["bundle"], "bundle")
-        bundle = self._bundle
+            raise InvalidInput("a pass came before the worker was started.", thing="op")
+        bundle = self._bundle = command.bundle or self._bundle
         if bundle is None:
-            raise InvalidInput("a trial came without a plan.", thing="bundle")
-        job.begin(command["key"], bundle)
-        recording = RankRecording() if command["record"] else None
-        warmup = command["warmup"]
+            raise InvalidInput("a pass came without a plan.", thing="bundle")
+        job.begin(command.key, bundle)
+        recording = RankRecording() if command.record else None
         self._reset_peak_memory()
         try:
             self._attached = attach(
@@ -157,22 +158,25 @@ class Rank:
         except AutosyncError:
             self._groups.close()  # a refused plan may have left them half connected
             raise
-        measured = _measure(
-            job, self._attached, warmup, command["iterations"], recording, self._device
+        measured = measure_iterations(
+            job, self._attached, command.warmup, command.iterations, recording, self._device
         )
-        self.settle()
-        return {
-            "reply": "trial",
-            "id": command["id"],
-            "peak_memory_bytes": self._peak_memory_bytes(),
-            "digest": replica_digest(job.model),
-            "recording": recording and recording.as_data(bundle.plan.engine, warmup),
-            **measured,
-        }
+        self.take_plan_off()
+        return PassDone(
+            starts=measured.starts,
+            finished=measured.finished,
+            cpu_seconds=measured.cpu_seconds,
+            busy_seconds=measured.busy_seconds,
+            total_seconds=measured.total_seconds,
+            sent_bytes=measured.sent_bytes,
+            peak_memory_bytes=self._peak_memory_bytes(),
+            digest=replica_digest(job.model),
+            recording=recording.recorded(bundle.plan.engine, command.warmup) if recording else None,
+        )
 
-    def settle(self) -> None:
-        """Take the plan off. After a failure this comes when it has been answered: ranks that did
-        not fail never meet it here, and the launcher ends the wait."""
+    def take_plan_off(self) -> None:
+        """Leave the job unsynchronized. After a failure this waits until that has been answered:
+        ranks that did not fail never meet it here, and the pool ends the wait."""
         if self._attached is None or self._job is None:
             return
         self._attached.detach()
@@ -194,16 +198,37 @@ class Rank:
         return peak_memory_bytes()
 
 
-def _measure(
+@dataclass(frozen=True, slots=True)
+class MeasuredIterations:
+    """As in `PassDone`."""
+
+    starts: tuple[float, ...]
+    finished: float
+    cpu_seconds: float
+    busy_seconds: float
+    total_seconds: float
+    sent_bytes: int
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """A garbage collection in the middle of an iteration is nobody's communication time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def measure_iterations(
     job: TrainingJob,
     attached: TrialAttachment,
     warmup: int,
     iterations: int,
     recording: RankRecording | None,
     device: torch.device,
-) -> dict[str, Any]:
-    """Forward starts of all iterations on `time.monotonic()`, and one after the last; when the
-    last synchronization ended; CPU time and bytes of the measured iterations.
+) -> MeasuredIterations:
+    """Run the warm-up and the iterations, and measure the latter.
 
     Ranks need not meet before: periods count from the latest start of an iteration. On a GPU all
     are moments of the device's own stream, and the host runs ahead of it as in training: it waits
@@ -211,38 +236,39 @@ def _measure(
     too, and its share of the bytes taken off."""
     in_host_memory = device.type == "cpu"
     counted = iterations if in_host_memory else warmup + iterations
-    since = zero(device)
+    origin = clock_origin(device)
     interfaces = os.environ["GLOO_SOCKET_IFNAME"]
-    starts: list[Mark] = []
-    forwards: list[Mark] = []
-    backwards: list[Mark] = []
-    gc.disable()  # a collection in the middle of an iteration is nobody's communication time
-    for iteration in range(warmup + iterations):
-        if iteration == warmup + iterations - counted:
-            begun = (time.process_time(), cpu_ticks(), network_bytes(interfaces))
-        starts.append(mark(device))
-        job.optimizer.zero_grad(set_to_none=True)
-        loss = job.loss(attached.model)
-        if recording:
-            forwards.append(mark(device))
-        loss.backward()
-        if recording:
-            backwards.append(mark(device))
-        job.optimizer.step()
-    starts.append(mark(device))
-    attached.flush()
-    if not in_host_memory:
-        torch.cuda.synchronize()
-    finished = time.monotonic()
-    ended = (time.process_time(), cpu_ticks(), network_bytes(interfaces))
-    gc.enable()
+    starts: list[DeviceMoment] = []
+    forwards: list[DeviceMoment] = []
+    backwards: list[DeviceMoment] = []
+    with _without_collection():
+        for iteration in range(warmup + iterations):
+            if iteration == warmup + iterations - counted:
+                begun = (time.process_time(), cpu_ticks(), network_bytes(interfaces))
+            starts.append(moment_now(device))
+            job.optimizer.zero_grad(set_to_none=True)
+            loss = job.loss(attached.model)
+            if recording:
+                forwards.append(moment_now(device))
+            loss.backward()
+            if recording:
+                backwards.append(moment_now(device))
+            job.optimizer.step()
+        starts.append(moment_now(device))
+        attached.flush()
+        if not in_host_memory:
+            torch.cuda.synchronize()
+        finished = time.monotonic()
+        ended = (time.process_time(), cpu_ticks(), network_bytes(interfaces))
     if recording:
-        recording.keep(on_clock(since, forwards), on_clock(since, backwards), in_host_memory)
-    return {
-        "starts": on_clock(since, starts),
-        "finished": finished,
-        "cpu_seconds": ended[0] - begun[0],
-        "busy_seconds": ended[1].busy_seconds - begun[1].busy_seconds,
-        "total_seconds": ended[1].total_seconds - begun[1].total_seconds,
-        "sent_bytes": (ended[2] - begun[2]) * iterations // counted,
-    }
+        recording.set_phases(
+            on_host_clock(origin, forwards), on_host_clock(origin, backwards), in_host_memory
+        )
+    return MeasuredIterations(
+        starts=tuple(on_host_clock(origin, starts)),
+        finished=finished,
+        cpu_seconds=ended[0] - begun[0],
+        busy_seconds=ended[1].busy_seconds - begun[1].busy_seconds,
+        total_seconds=ended[1].total_seconds - begun[1].total_seconds,
+        sent_bytes=(ended[2] - begun[2]) * iterations // counted,
+    )

@@ -35,7 +35,7 @@ class SparseTable(nn.Embedding):
 
 class FactorWeight(nn.Module):
     """A linear layer's weight, which gives a gradient or hands over its factors
-    (`runtime.factors.HandsFactors`); it multiplies nothing."""
+    (`payloads.factors.HandsFactors`); it multiplies nothing."""
 
     def __init__(self, variable: Variable, device: torch.device) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def gradient_value(rank: int) -> float:
     return float(2 ** -(6 + rank % 4))
 
 
-class _Stage(torch.autograd.Function):
+class _BackwardStage(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, signal: Tensor, stage: GradientStage, *parameters: Tensor) -> Tensor:
         ctx.stage = stage
@@ -207,7 +207,7 @@ class Replay(nn.Module):
         for operation in self.operations.values():
             signal = operation(signal)
         for stage, parameters in self._backward:
-            signal = cast(Tensor, _Stage.apply(signal, stage, *parameters))  # type: ignore[no-untyped-call]
+            signal = cast(Tensor, _BackwardStage.apply(signal, stage, *parameters))  # type: ignore[no-untyped-call]
         return signal
 
 

@@ -33,8 +33,8 @@ class Stretch:
 class ReplayCompute(Protocol):
     """Stands for one rank's device."""
 
-    def carry(self, load: float) -> None:
-        """From now on this rank computes `load` times the batch of a replica at an even share."""
+    def set_batch_factor(self, factor: float) -> None:
+        """From now on this rank computes `factor` times the batch of a replica at an even share."""
         ...
 
     def start(self) -> None:
@@ -55,12 +55,12 @@ class WaitedCompute:
 
     def __init__(self, slowness: float = 1.0) -> None:
         self.slowness = slowness
-        self._load = 1.0
+        self._batch_factor = 1.0
         self._deadline = 0.0
         self._left = 0.0
 
-    def carry(self, load: float) -> None:
-        self._load = load
+    def set_batch_factor(self, factor: float) -> None:
+        self._batch_factor = factor
 
     def start(self) -> None:
         self._deadline = self._left = time.monotonic()
@@ -71,7 +71,7 @@ class WaitedCompute:
         stalled = now - self._left
         if stalled > HIDDEN_SECONDS:
             self._deadline += stalled
-        self._deadline += stretch.seconds * self.slowness * self._load
+        self._deadline += stretch.seconds * self.slowness * self._batch_factor
         rest = self._deadline - now - TIMER_LATENESS_SECONDS
         if rest > 0:
             time.sleep(rest)

@@ -1,12 +1,11 @@
 """How long the stretches of a replay take on one rank that trains by itself."""
 
-from typing import Any
-
 import numpy as np
 import torch
 
 from autosync.trials.contract import Workload
-from autosync.trials.device_clock import Mark, mark, on_clock, zero
+from autosync.trials.device_clock import DeviceMoment, clock_origin, moment_now, on_host_clock
+from autosync.trials.worker.commands import StretchesTimed
 from autosync.trials.worker.replay import CPU, Replay, replay_module
 from autosync.trials.worker.replay_compute import ReplayCompute, Stretch
 from autosync.trials.worker.training_job import current_device, make_optimizer
@@ -15,72 +14,70 @@ WARMUP = 3
 
 
 class NotedCompute:
-    """Marks when each stretch begins. It computes whatever `inner` does."""
+    """Notes when each stretch begins. It computes whatever `inner` does."""
 
     def __init__(self, inner: ReplayCompute, device: torch.device) -> None:
         self._inner = inner
         self._device = device
-        self.begun: list[Mark] = []
+        self.begun: list[DeviceMoment] = []
         self.stretches: list[Stretch] = []
 
-    def carry(self, load: float) -> None:
-        self._inner.carry(load)
+    def set_batch_factor(self, factor: float) -> None:
+        self._inner.set_batch_factor(factor)
 
     def start(self) -> None:
         self.begun, self.stretches = [], []
         self._inner.start()
 
     def run(self, stretch: Stretch) -> None:
-        self.begun.append(mark(self._device))
+        self.begun.append(moment_now(self._device))
         self.stretches.append(stretch)
         self._inner.run(stretch)
 
 
 def time_stretches(
     workload: Workload, rank: int, compute: ReplayCompute, repeats: int
-) -> dict[str, Any]:
-    """Of one rank that trains by itself, without synchronization, as plain data.
+) -> StretchesTimed:
+    """Of one rank that trains by itself, without synchronization.
 
-    operations, backward: of each stretch, the operation that its seconds count for, and whether
-    it is one of the backward pass. seconds: medians. update_seconds: of the optimizer's step.
     A stretch lasts until the next one begins, so it holds the gradients that it makes, and what
     the replay itself costs.
     """
     device = current_device(workload)
     noted = NotedCompute(compute, device)
-    noted.carry(1.0)
+    noted.set_batch_factor(1.0)
     domain = workload.domain
     model = replay_module(domain, workload.byte_scale, rank, noted, device)
     sparse = any(variable.sparse for variable in domain.graph.variables)
     optimizer = make_optimizer(domain.optimizer.name, model, sparse)
     signal = torch.zeros((), requires_grad=True, device=device)
-    since = zero(device)
+    origin = clock_origin(device)
     passes = [_one_pass(model, optimizer, signal, noted) for _ in range(WARMUP + repeats)]
-    moments = np.array([on_clock(since, marks) for marks in passes[WARMUP:]])
+    moments = np.array([on_host_clock(origin, begun) for begun in passes[WARMUP:]])
     *seconds, update_seconds = np.median(np.diff(moments, axis=1), axis=0).tolist()
-    return {
-        "operations": [_stands_for(stretch) for stretch in noted.stretches],
-        "backward": [stretch.backward for stretch in noted.stretches],
-        "seconds": seconds,
-        "update_seconds": update_seconds,
-        "device": "CPU" if device == CPU else torch.cuda.get_device_name(),
-    }
+    return StretchesTimed(
+        operations=tuple(_stands_for(stretch) for stretch in noted.stretches),
+        backward=tuple(stretch.backward for stretch in noted.stretches),
+        seconds=tuple(seconds),
+        update_seconds=update_seconds,
+        device="CPU" if device == CPU else torch.cuda.get_device_name(),
+    )
 
 
 def _one_pass(
     model: Replay, optimizer: torch.optim.Optimizer, signal: torch.Tensor, noted: NotedCompute
-) -> list[Mark]:
+) -> list[DeviceMoment]:
     """When each stretch begins, the update, and what comes after it. A GPU is not waited for: as
     in a trial, the host runs ahead of it."""
     device = signal.device
     optimizer.zero_grad(set_to_none=True)
     loss = model(signal)
     forwards = len(noted.begun)
-    turned = mark(device)
+    turned = moment_now(device)
     loss.backward()
-    ended = mark(device)
+    ended = moment_now(device)
     optimizer.step()
-    updated = mark(device)
+    updated = moment_now(device)
     begun = noted.begun
     # the first stage of backward begins with the pass, not when autograd gets to it
     return [*begun[:forwards], turned, *begun[forwards + 1 :], ended, updated]

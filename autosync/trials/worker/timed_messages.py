@@ -1,4 +1,4 @@
-"""Single messages of each kind, timed: what the probe fits communication costs to."""
+"""Times single messages of each kind on a rank: what a probe fits communication costs to."""
 
 import time
 from collections.abc import Callable
@@ -9,6 +9,8 @@ import torch.distributed as dist
 
 from autosync.cluster import MessageKind
 from autosync.errors import InvalidInput
+from autosync.trials.machine import host_id
+from autosync.trials.worker.commands import MessagesTimed, TimeMessages
 
 KINDS: tuple[MessageKind, ...] = (
     "all_reduce",
@@ -22,31 +24,32 @@ KINDS: tuple[MessageKind, ...] = (
 _groups: dict[tuple[int, ...], Any] = {}
 
 
-def message_times(rank: int, command: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Seconds of each of `repeats` messages among the ranks `workers`.
+def time_messages(rank: int, command: TimeMessages, device: torch.device) -> MessagesTimed:
+    """When each of the messages began and ended on this rank.
 
-    A message's time is taken on every member from a common start to its own end; the launcher
-    takes the latest end. Ranks that sit out answer with none. device: where what travels begins
-    and ends; by a backend that moves host memory it travels as in the runtime, through a copy.
+    A message's time is taken on every member from a common start to its own end; the pool takes
+    the latest end. device: where what travels begins and ends; by a backend that moves host memory
+    it travels as in the runtime, through a copy.
     """
-    workers = tuple(command["workers"])
+    workers = command.workers
     if workers not in _groups:
         _groups[workers] = dist.new_group(list(workers))
     if rank not in workers:
-        return {"reply": "message", "id": command["id"], "started": [], "ended": []}
+        return MessagesTimed(host_id(), (), ())
     group = _groups[workers]
     staged = device.type == "cuda" and dist.get_backend(group) == "gloo"
     travels = torch.device("cpu") if staged else device
-    message = _message(command["kind"], command["bytes"] // 4, workers, rank, group, travels)
-    run = _on_device(message, command["bytes"] // 4, device, staged)
+    elements = command.size_bytes // 4
+    message = _message(command.kind, elements, workers, rank, group, travels)
+    run = _on_device(message, elements, device, staged)
     run()
     started, ended = [], []
-    for _ in range(command["repeats"]):
-        dist.barrier(_groups[workers])
+    for _ in range(command.repeats):
+        dist.barrier(group)
         started.append(time.monotonic())
         run()
         ended.append(time.monotonic())
-    return {"reply": "message", "id": command["id"], "started": started, "ended": ended}
+    return MessagesTimed(host_id(), tuple(started), tuple(ended))
 
 
 def _on_device(
@@ -75,7 +78,7 @@ def _on_device(
 
 
 def _message(
-    kind: str,
+    kind: MessageKind,
     elements: int,
     workers: tuple[int, ...],
     rank: int,
@@ -103,7 +106,7 @@ def _message(
             return lambda: dist.all_to_all_single(received, flat, group=group)
         case "send_recv":
             return _push(flat, workers, rank, group)
-    raise InvalidInput(f"no message kind {kind!r}.", thing="kind", value=kind)
+    raise InvalidInput(f"messages of kind {kind!r} are not timed.", thing="kind", value=kind)
 
 
 def _push(

@@ -22,7 +22,7 @@ class TrainingJob(Protocol):
 
     @property
     def scaled(self) -> bool:
-        """Whether its variables are those of `scaling.scaled_graph`, not the domain's own."""
+        """Whether its variables are those of `byte_scale.scaled_graph`, not the domain's own."""
         ...
 
     @property
@@ -57,7 +57,7 @@ class ReplayJob:
     scaled: bool = True
 
     def begin(self, key: str, bundle: Bundle) -> None:
-        self.compute.carry(bundle.plan.shares[self.rank] * self.world_size)
+        self.compute.set_batch_factor(bundle.plan.shares[self.rank] * self.world_size)
         self.model.show_rows(sparse_variables(bundle.plan))
 
     def loss(self, model: nn.Module) -> Tensor:

@@ -1,27 +1,23 @@
 """A warm worker: one rank that takes plan after plan, as JSON lines over stdin and stdout.
 
-Commands (one JSON object a line, `op` names it) and what answers them:
-    start   workload, rank, local_rank, host -> store
-    join    host, port, world, peer -> ready
-    trial   id, key, bundle, warmup, iterations, record -> trial
-    message kind, bytes, workers, repeats -> message
-    profile repeats -> profile
-Whatever goes wrong is answered by `error`. At the end of stdin the process ends at once, even in
-the middle of a collective, so workers never outlive the process that started them.
+`commands` says which commands there are and what answers them. Whatever goes wrong, a line that is
+no command included, is answered by `CommandFailed`. At the end of stdin the process ends at once,
+even in the middle of a collective, so workers never outlive the process that started them.
 """
 
 import argparse
-import json
 import os
 import queue
 import sys
 import threading
 import traceback
-from typing import Any, TextIO
+from typing import TextIO
 
 from autosync.errors import AutosyncError
 from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.trials.contract import ErrorKind
 from autosync.trials.machine import speaks_of_memory
+from autosync.trials.worker.commands import Answer, CommandFailed, answer_line, read_command
 
 NICENESS = -10
 
@@ -32,16 +28,16 @@ class JsonLines:
     def __init__(self) -> None:
         self._answers: TextIO = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
-        self.commands: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.commands: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         for line in sys.stdin:
-            self.commands.put(json.loads(line))
+            self.commands.put(line)
         os._exit(0)  # the launcher is gone
 
-    def answer(self, **fields: Any) -> None:
-        self._answers.write(json.dumps(fields) + "\n")
+    def answer(self, answer: Answer) -> None:
+        self._answers.write(answer_line(answer) + "\n")
         self._answers.flush()
 
 
@@ -55,7 +51,7 @@ def be_a_good_neighbour() -> None:
         print("negative nice values are not permitted; batch policy alone", file=sys.stderr)
 
 
-def error_kind(error: BaseException) -> str:
+def error_kind(error: BaseException) -> ErrorKind:
     """`refused` is what leaves the ranks as they were. A synchronization that failed has ended
     their process groups, so it is a crash like any other."""
     if isinstance(error, MemoryError) or speaks_of_memory(str(error)):
@@ -70,18 +66,14 @@ def serve(wire: JsonLines, workloads: list[str]) -> None:
 
     rank = Rank(workloads)
     while True:
-        command = wire.commands.get()
+        line = wire.commands.get()
         try:
-            wire.answer(**rank.obey(command))
+            wire.answer(rank.obey(read_command(line)))
         except Exception as error:  # a process boundary: every failure becomes an answer
             traceback.print_exc()
-            wire.answer(
-                reply="error",
-                id=command.get("id"),
-                kind=error_kind(error),
-                message=f"{type(error).__name__}: {error}",
-            )
-            rank.settle()
+            message = f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace")
+            wire.answer(CommandFailed(error_kind(error), message.decode()))
+            rank.take_plan_off()
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from autosync.strategy import (
     ReduceScatter,
     Schedule,
     Strategy,
+    Synchronizer,
     VariableChoice,
     even_replicas,
     split,
@@ -34,11 +35,12 @@ def mixed(domain: Domain) -> Bundle:
     for index, variable in enumerate(domain.graph.variables):
         partition = split(variable.shape, 0, 2)
         group = 3 * index
-        shards = [
+        every: list[tuple[Synchronizer, ...]] = [
             (AllReduce(group), AllReduce(group + 1)),
             (ReduceScatter(group), ParameterServer(1, group + 1)),
             (ReduceScatter(group, True), ParameterServer(0, group + 1)),
-        ][index % 3]
+        ]
+        shards = every[index % 3]
         choices.append(VariableChoice(variable.name, partition, shards))
     schedule = Schedule("priority", overlap_forward=True)
     replicas = even_replicas(domain.world_size)

@@ -40,7 +40,7 @@ def workload_at(*addresses: str) -> Workload:
 
 
 def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=10)
+    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=200)
 
 
 @pytest.fixture(scope="module")

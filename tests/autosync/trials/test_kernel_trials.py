@@ -11,11 +11,12 @@ import torch
 from autosync.cluster import Backend
 from autosync.trials.contract import TrialRequest, Workload
 from autosync.trials.launchers.local_launcher import LOOPBACK, LocalLauncher
-from autosync.trials.measurement import measurement
 from autosync.trials.pool.process_pool import ProcessPool
+from autosync.trials.pool.worker_answers import pass_measurement
 from autosync.trials.pool.worker_group import WorkerGroup
 from autosync.trials.pool.worker_process import Placement
 from autosync.trials.probe.kernel_profile import profile_kernels
+from autosync.trials.worker.commands import StretchesTimed, TimeStretches
 from tests.autosync.trials.strategies import ddp, mixed, small_domain
 
 FEW = LocalLauncher(repeats=0)
@@ -31,13 +32,13 @@ def digests(pool: ProcessPool, monkeypatch: pytest.MonkeyPatch) -> list[list[flo
     """Of the replicas after each of three trials, as the ranks answered."""
     seen: list[list[float]] = []
 
-    def kept(request: Any, workload: Any, crew: Any, answers: Any, wall_seconds: float) -> Any:
-        seen.append([answer["digest"] for answer in answers])
-        return measurement(request, workload, crew, answers, wall_seconds)
+    def noted(request: Any, workload: Any, group: Any, answers: Any, *others: Any) -> Any:
+        seen.append([answer.digest for answer in answers])
+        return pass_measurement(request, workload, group, answers, *others)
 
     domain = pool.workload.domain
     with monkeypatch.context() as patched:
-        patched.setattr("autosync.trials.pool.process_pool.measurement", kept)
+        patched.setattr("autosync.trials.pool.worker_transport.pass_measurement", noted)
         for key, made in {"ddp": ddp(domain), "mixed": mixed(domain), "again": ddp(domain)}.items():
             result = pool.run(TrialRequest(key, made, warmup=1, iterations=3, record=True))
             assert result.error is None, result.error
@@ -99,12 +100,12 @@ def test_one_rank_starts_and_computes() -> None:
 
 
 def check_alone(workload: Workload) -> None:
-    """A crew of one meets itself, and computes."""
-    crew = WorkerGroup(workload, (Placement((), "lo", 0),), LOOPBACK, (), threading.Event())
+    """A group of one meets itself, and computes."""
+    group = WorkerGroup(workload, (Placement((), "lo", 0),), LOOPBACK, (), threading.Event())
     try:
-        crew.start()
-        (answer,) = crew.ask({"op": "profile", "id": 1, "repeats": 2}, 60.0)
-        assert answer["operations"] == [0, 0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0]
-        assert all(seconds >= 0 for seconds in answer["seconds"])
+        group.start()
+        (answer,) = group.ask(TimeStretches(2), StretchesTimed, 200.0)
+        assert answer.operations == (0, 0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0)
+        assert all(seconds >= 0 for seconds in answer.seconds)
     finally:
-        crew.kill()
+        group.kill()

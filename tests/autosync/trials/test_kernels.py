@@ -123,7 +123,7 @@ def test_kernels_run_with_their_stretch_and_share_their_buffers(
     assert ran[0] == ((244, 32), (32, 64), (244, 64))
     compute.run(Stretch(0.0, (0,), backward=True))
     assert ran[-2:] == [((244, 64), (64, 32), (244, 32)), ((64, 244), (244, 32), (64, 32))]
-    compute.carry(0.5)
+    compute.set_batch_factor(0.5)
     compute.run(Stretch(0.0, (0,)))
     assert ran[-1] == ((122, 32), (32, 64), (122, 64))
 

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import pytest
 
@@ -10,11 +9,12 @@ from autosync.codes import Op
 from autosync.documents import from_json, to_json
 from autosync.errors import InvalidInput
 from autosync.plan import Plan
-from autosync.trials.byte_scale import kept_messages, scale_plan
+from autosync.trials.byte_scale import scale_plan, surviving_messages
 from autosync.trials.contract import TrialRequest, TrialResult
 from autosync.trials.iteration_recording import measured_timeline
 from autosync.trials.measured_timeline import ComputeTimes, MeasuredTimeline
 from autosync.trials.pool.process_pool import ProcessPool
+from autosync.trials.recorded_pass import RecordedMessage, RecordedPass
 from tests.autosync.trials.strategies import ddp, mixed, small_domain
 
 
@@ -120,23 +120,28 @@ def test_the_document_comes_back_as_it_was(pool: ProcessPool) -> None:
     assert from_json(TrialResult, to_json(result)) == result
 
 
-def answer(zero: float, messages: list[tuple[Any, ...]] | None = None) -> dict[str, Any]:
+def noted(
+    zero: float, messages: tuple[RecordedMessage, ...] | None = None
+) -> tuple[list[float], RecordedPass]:
     """Three iterations of 1.0 s, 1.1 s and 1.3 s after a warm-up of 5 s; forward takes 0.2 s,
     backward 0.5 s."""
     starts = [zero + at for at in (0.0, 5.0, 6.0, 7.1, 8.4)]
-    recording = {
-        "forwards": [start + 0.2 for start in starts[:-1]],
-        "backwards": [start + 0.7 for start in starts[:-1]],
-        "waits": [(zero + 6.1, zero + 6.15), (zero + 6.6, zero + 6.8), (zero + 7.05, zero + 7.2)],
-        "messages": messages,
-    }
-    return {"starts": starts, "recording": recording}
+    waits = ((6.1, 6.15), (6.6, 6.8), (7.05, 7.2))
+    recording = RecordedPass(
+        forwards=tuple(start + 0.2 for start in starts[:-1]),
+        backwards=tuple(start + 0.7 for start in starts[:-1]),
+        waits=tuple((zero + begin, zero + end) for begin, end in waits),
+        messages=messages,
+    )
+    return starts, recording
 
 
 def test_the_usual_iteration_is_kept_in_the_domains_time() -> None:
-    one = (2, 1, 6.3, 6.4, 7.2)
-    early, late = (1, 1, 5.3, 5.4, 5.6), (3, 0, 7.3, 7.4, 7.6)
-    timeline = measured_timeline([answer(0.0, [late, one, early])], ["a"], 1, 2.0, (0, 5))
+    one = RecordedMessage(2, 1, 6.3, 6.4, 7.2)
+    early = RecordedMessage(1, 1, 5.3, 5.4, 5.6)
+    late = RecordedMessage(3, 0, 7.3, 7.4, 7.6)
+    starts, recording = noted(0.0, (late, one, early))
+    timeline = measured_timeline([starts], [recording], ["a"], 1, 2.0, (0, 5))
     assert timeline.step_seconds == pytest.approx(0.55)
     (rank,) = timeline.ranks
     assert rank.messages is not None
@@ -154,20 +159,21 @@ def test_the_usual_iteration_is_kept_in_the_domains_time() -> None:
 
 
 def test_clocks_of_several_hosts_are_aligned_at_the_forward_start() -> None:
-    behind = answer(1000.0)
-    behind["starts"] = [start + 0.01 for start in behind["starts"]]  # forward starts later
-    answers = [answer(0.0), behind, answer(1000.0)]
-    timeline = measured_timeline(answers, ["a", "b", "b"], 1, 1.0, ())
+    first, recorded_first = noted(0.0)
+    other, recorded_other = noted(1000.0)
+    behind = [start + 0.01 for start in other]  # forward starts later
+    starts, recordings = [first, behind, other], [recorded_first, recorded_other, recorded_other]
+    timeline = measured_timeline(starts, recordings, ["a", "b", "b"], 1, 1.0, ())
     assert timeline.clock == "by host"
     firsts = [rank.compute.start_seconds[0] for rank in timeline.ranks]
     assert firsts == pytest.approx([0.0, 0.0, -0.01])
-    assert measured_timeline(answers[1:], ["b", "b"], 1, 1.0, ()).clock == "shared"
+    assert measured_timeline(starts[1:], recordings[1:], ["b", "b"], 1, 1.0, ()).clock == "shared"
 
 
 def test_messages_keep_their_place_in_the_plan_when_small_ones_vanish() -> None:
     domain = small_domain()
     plan, scale = mixed(domain).plan, 1 / 16
-    kept = kept_messages(plan, domain.graph, scale)
+    kept = surviving_messages(plan, domain.graph, scale)
     shipped = scale_plan(plan, domain.graph, scale)
     assert len(kept) == len(shipped.messages) < len(plan.messages)
     for place, message in zip(kept, shipped.messages, strict=True):

@@ -12,7 +12,7 @@ from autosync.runtime.torch_ddp import bucket_limits_mebibytes
 from autosync.trials.byte_scale import parameter_names
 from autosync.trials.contract import TrialError
 from autosync.trials.measurement import refuse_drift
-from autosync.trials.pool.worker_group import Failed
+from autosync.trials.trial_failure import TrialFailed
 from autosync.trials.worker.replay import Replay, ReplayOperation, gradient_value, replay_module
 from autosync.trials.worker.replay_compute import WaitedCompute
 from autosync.trials.worker.training_job import make_optimizer
@@ -124,7 +124,7 @@ def test_ddp_keeps_its_small_first_bucket_at_its_default_size() -> None:
 def test_unequal_replicas_are_no_result() -> None:
     shipped = ddp(small_domain())
     refuse_drift(shipped, [1.0, 1.0])
-    with pytest.raises(Failed, match="ended unequal") as caught:
+    with pytest.raises(TrialFailed, match="ended unequal") as caught:
         refuse_drift(shipped, [1.0, 1.5])
     assert caught.value.error == TrialError("crashed", str(caught.value))
 

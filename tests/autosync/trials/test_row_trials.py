@@ -16,6 +16,7 @@ from autosync.strategy import (
     ParameterServer,
     Schedule,
     Strategy,
+    Synchronizer,
     VariableChoice,
     even_replicas,
     split,
@@ -45,7 +46,8 @@ def by_rows(schedule: Schedule, owned: bool) -> Bundle:
     where = domain()
     choices = []
     for index, variable in enumerate(where.graph.variables):
-        partition, shards = whole(variable.shape), (AllReduce(9),)
+        partition = whole(variable.shape)
+        shards: tuple[Synchronizer, ...] = (AllReduce(9),)
         if variable.sparse:
             shards = (AllGather(index),)
             if owned:

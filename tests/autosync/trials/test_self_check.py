@@ -105,7 +105,7 @@ def test_an_interrupted_launcher_takes_the_testbed_down(
     def interrupted(*_: object) -> SelfCheck:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("autosync.trials.launchers.testbed_launcher.self_check", interrupted)
+    monkeypatch.setattr("autosync.trials.launchers.testbed_launcher.check_testbed", interrupted)
     with pytest.raises(KeyboardInterrupt):
         TestbedLauncher().open(Workload(domain_of(cluster=grid_cluster(2))))
     assert [testbed.alive for testbed in too_slow] == [False]

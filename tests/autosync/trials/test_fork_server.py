@@ -4,13 +4,22 @@ import os
 import queue
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from autosync.errors import NotSupported
+from autosync.trials.contract import Workload
+from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from autosync.trials.machine import process_start
+from autosync.trials.pool import fork_server
 from autosync.trials.pool.fork_server import ForkServer
 from autosync.trials.pool.worker_process import Answers, Placement, WorkerProcess
+from autosync.trials.testbed import namespaces
+from autosync.trials.worker.commands import CommandFailed
+from tests.autosync.trials.strategies import small_domain
+
+WAIT_SECONDS = 200.0
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +41,16 @@ def started(preload: ForkServer, answers: Answers) -> WorkerProcess:
 def test_how_a_forked_worker_ends_is_known(preload: ForkServer, answers: Answers) -> None:
     worker = started(preload, answers)
     try:
-        worker.send('{"op": "dance", "id": 7}')
-        fields = answers.get(timeout=60).fields
-        assert fields is not None
-        assert (fields["reply"], fields["id"], fields["kind"]) == ("error", 7, "refused")
+        for line in ('{"command": {"op": "dance"}}', '{"command": {"op":'):
+            worker.send(line)
+            failed = answers.get(timeout=WAIT_SECONDS).answer
+            assert isinstance(failed, CommandFailed)
+            assert failed.kind == "refused"
+            assert "'dance' found using 'op'" in failed.message or "Invalid JSON" in failed.message
         assert os.getpgid(worker.pid) == worker.pid
         os.kill(worker.pid, signal.SIGKILL)
-        assert answers.get(timeout=60).fields is None
-        assert worker.ending().status == -signal.SIGKILL
+        assert answers.get(timeout=WAIT_SECONDS).answer is None
+        assert worker.exit().status == -signal.SIGKILL
     finally:
         worker.kill()
 
@@ -61,7 +72,7 @@ def test_where_the_preloaded_process_is_lost_the_next_worker_gets_another(
         )
     finally:
         first.kill()
-    assert first.ending().status is None
+    assert first.exit().status is None
 
 
 def test_a_namespace_that_is_not_there_is_named(preload: ForkServer, answers: Answers) -> None:
@@ -78,3 +89,33 @@ def test_nothing_is_left_of_a_closed_one(answers: Answers) -> None:
     preload.close()
     preload.close()
     assert process_start(process.pid) is None
+
+
+def test_one_that_dies_while_it_loads_is_refused_with_its_last_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answers: Answers
+) -> None:
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho 'no torch here' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(fork_server.sys, "executable", str(broken))  # type: ignore[attr-defined]
+    preload = ForkServer()
+    for _ in range(2):
+        with pytest.raises(NotSupported, match="no torch here"):
+            started(preload, answers)
+    preload.close()
+
+
+@pytest.mark.testbed
+def test_a_testbed_goes_down_whatever_its_preloaded_process_does(
+    testbed_possible: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(self: ForkServer) -> None:
+        raise OSError("on purpose")
+
+    before = {testbed.id for testbed in namespaces.status()}
+    pool = TestbedLauncher(check=False).open(Workload(small_domain()))
+    assert {testbed.id for testbed in namespaces.status()} > before
+    monkeypatch.setattr(ForkServer, "close", failing)
+    with pytest.raises(OSError, match="on purpose"):
+        pool.close()
+    assert {testbed.id for testbed in namespaces.status()} == before

@@ -8,11 +8,14 @@ import pytest
 
 from autosync.trials.pool import worker_process
 from autosync.trials.pool.worker_process import Answers, WorkerProcess
+from autosync.trials.worker.commands import CommandFailed
 
+WAIT_SECONDS = 200
 Start = Callable[[str], WorkerProcess]
 
 GARBLED = r"""
-printf 'welcome \377\n42\nnull\n{}\n{"reply": "ready"}\n'
+printf 'welcome \377\n42\nnull\n{}\n'
+printf '{"answer": {"reply": "error", "kind": "crashed", "message": "-"}}\n'
 printf 'bad \377\n' >&2
 exit 3
 """
@@ -39,12 +42,20 @@ def start(answers: Answers) -> Iterator[Start]:
 
 def test_bytes_that_are_no_text_cost_nothing(start: Start, answers: Answers) -> None:
     worker = start(GARBLED)
-    assert answers.get(timeout=30).fields == {"reply": "ready"}
-    assert answers.get(timeout=30).fields is None
-    assert worker.ending().status == 3
+    assert answers.get(timeout=WAIT_SECONDS).answer == CommandFailed("crashed", "-")
+    assert answers.get(timeout=WAIT_SECONDS).answer is None
+    assert worker.exit().status == 3
     worker.kill()  # its readers are through
     lines = worker.stderr_tail().splitlines()
     assert sorted(lines) == ["42", r"bad \xff", "null", r"welcome \xff", "{}"]
+
+
+def test_a_damaged_answer_is_the_workers_failure(start: Start, answers: Answers) -> None:
+    start("""printf '{"answer": {"reply": "pass", "starts": [1.0,\\n'""")
+    damaged = answers.get(timeout=WAIT_SECONDS).answer
+    assert isinstance(damaged, CommandFailed)
+    assert damaged.kind == "crashed"
+    assert "arrived damaged: worker answer: Invalid JSON" in damaged.message
 
 
 @pytest.mark.parametrize(
@@ -68,5 +79,5 @@ def test_only_a_kill_since_the_last_command_is_for_memory(
     worker = start("exec sleep 60")
     worker.send("{}")
     worker.begin_kill()
-    ending = worker.ending()
-    assert (ending.status, ending.for_memory) == (-9, for_memory)
+    ended = worker.exit()
+    assert (ended.status, ended.for_memory) == (-9, for_memory)

@@ -1,18 +1,18 @@
 """From the ranks' answers to figures: hosts' own clocks, and replicas that ended equal."""
 
-from typing import Any
-
 import pytest
 
-from autosync.trials.measurement import message_seconds, refuse_drift
-from autosync.trials.pool.worker_group import Failed
+from autosync.trials.measurement import refuse_drift
+from autosync.trials.pool.worker_answers import message_seconds
+from autosync.trials.trial_failure import TrialFailed
+from autosync.trials.worker.commands import MessagesTimed
 from tests.autosync.trials.strategies import ddp, small_domain
 
 NAN = float("nan")
 
 
-def answer(host: str, started: list[float], ended: list[float]) -> dict[str, Any]:
-    return {"host": host, "started": started, "ended": ended}
+def answer(host: str, started: list[float], ended: list[float]) -> MessagesTimed:
+    return MessagesTimed(host, tuple(started), tuple(ended))
 
 
 def test_clocks_of_different_hosts_are_not_compared() -> None:
@@ -33,5 +33,5 @@ def test_replicas_that_are_all_nan_are_equal() -> None:
     refuse_drift(shipped, [float("nan"), float("nan")])  # two objects, as two ranks answer
     refuse_drift(shipped, [0.0, -0.0])
     for digests in ([NAN, 1.0], [1.0, 1.5]):
-        with pytest.raises(Failed, match="ended unequal"):
+        with pytest.raises(TrialFailed, match="ended unequal"):
             refuse_drift(shipped, digests)

@@ -1,0 +1,247 @@
+"""Pools of one machine measure one at a time; who waits can give up; the dead hold nothing."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from autosync.errors import NotSupported
+from autosync.trials.contract import TrialRequest, TrialResult, Workload, reporting_waits
+from autosync.trials.launchers.command_launcher import CommandLauncher
+from autosync.trials.launchers.local_launcher import LocalLauncher
+from autosync.trials.machine import CpuTicks, wait_until_quiet
+from autosync.trials.pool.machine_lock import (
+    MEASURING,
+    NEXT,
+    MachineLock,
+    WaitCancelled,
+    lock_holder,
+    shared_machine_lock,
+)
+from autosync.trials.pool.process_pool import ProcessPool
+from tests.autosync.trials.fake_workers import FakeWorkers
+from tests.autosync.trials.strategies import ddp, small_domain
+
+NEVER = threading.Event()
+HOLDER = """
+import sys, threading
+from pathlib import Path
+from autosync.trials.pool.machine_lock import MachineLock
+with MachineLock(Path(sys.argv[1])).held(threading.Event()):
+    print("mine", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def lock(tmp_path: Path) -> MachineLock:
+    return MachineLock(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ProcessPool]:
+    with LocalLauncher(repeats=0).open(Workload(small_domain())) as opened:
+        opened.warm_up()
+        yield opened
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 200
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen"
+        time.sleep(0.005)
+
+
+def locked(file: Path) -> bool:
+    """Whether anyone holds the lock of this file."""
+    found = f":{file.stat().st_ino} " if file.exists() else None
+    return found is not None and any(
+        found in line and "->" not in line for line in Path("/proc/locks").read_text().splitlines()
+    )
+
+
+@contextmanager
+def holding(lock: MachineLock) -> Iterator["subprocess.Popen[str]"]:
+    """Another process that holds the lock until its input ends, or it is killed."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(lock.folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdin is not None
+        assert holder.stdout.readline() == "mine\n"
+        yield holder
+        holder.stdin.close()
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_another_process_waits_until_the_holder_is_gone_killed_or_not(
+    lock: MachineLock, killed: bool
+) -> None:
+    entered = threading.Event()
+
+    def enter() -> None:
+        with lock.held(NEVER):
+            entered.set()
+
+    waiting = threading.Thread(target=enter)
+    with holding(lock) as holder:
+        waiting.start()
+        until(lambda: locked(lock.folder / NEXT))
+        assert not entered.is_set()
+        if killed:
+            holder.kill()
+    waiting.join()
+    assert entered.is_set()
+
+
+def test_who_has_measured_lets_the_next_go_first(lock: MachineLock) -> None:
+    order = []
+
+    def second() -> None:
+        with lock.held(NEVER):
+            order.append("b")
+
+    waiting = threading.Thread(target=second)
+    with lock.held(NEVER):
+        order.append("a")
+        waiting.start()
+        until(lambda: locked(lock.folder / NEXT))
+    with lock.held(NEVER):
+        order.append("a")
+    waiting.join()
+    assert order == ["a", "b", "a"]
+
+
+def test_a_removed_lock_file_is_locked_anew(lock: MachineLock) -> None:
+    """Cleaners of temporary folders: who waits on the old file must not hold it, too."""
+    entered = threading.Event()
+
+    def enter() -> None:
+        with lock.held(NEVER):
+            entered.set()
+
+    waiting = threading.Thread(target=enter)
+    with lock.held(NEVER):
+        waiting.start()
+        until(lambda: locked(lock.folder / NEXT))
+        (lock.folder / MEASURING).unlink()
+        third = threading.Event()
+        third.set()
+        with pytest.raises(WaitCancelled):  # the one that waits is still the next
+            lock.held(third).__enter__()
+    waiting.join()
+    assert entered.is_set()
+    assert (lock.folder / MEASURING).exists()
+
+
+def test_a_lock_file_that_cannot_be_opened_is_named(lock: MachineLock) -> None:
+    (lock.folder / NEXT).symlink_to(lock.folder / "elsewhere")
+    with pytest.raises(NotSupported, match=NEXT), lock.held(NEVER):
+        pass
+    assert not (lock.folder / "elsewhere").exists()
+
+
+def test_all_users_share_the_files_of_this_machine() -> None:
+    lock = shared_machine_lock()
+    with lock.held(NEVER):
+        modes = {(lock.folder / name).stat().st_mode & 0o777 for name in (NEXT, MEASURING)}
+    assert modes == {0o444}
+
+
+def run(pool: ProcessPool, key: str, into: list[TrialResult], timeout_seconds: float) -> None:
+    into.append(
+        pool.run(
+            TrialRequest(key, ddp(pool.workload.domain), 1, 3, timeout_seconds=timeout_seconds)
+        )
+    )
+
+
+def test_waiting_for_the_lock_is_no_part_of_a_trial(lock: MachineLock) -> None:
+    """A trial's timeout and overhead begin when its workers are asked: not before the lock is
+    there."""
+    group = FakeWorkers([(0.01, 0.0)])
+    pool = group.pool(machine_lock=lock)
+    pool.warm_up()
+    results: list[TrialResult] = []
+    runner = threading.Thread(target=run, args=(pool, "waits", results, 60.0))
+    with lock.held(NEVER):
+        runner.start()
+        until(lambda: locked(lock.folder / NEXT))
+        assert [worker.trials for worker in group.workers] == [0, 0]
+    runner.join()
+    assert results[0].error is None
+    assert [worker.trials for worker in group.workers] == [1, 1]
+
+
+def test_a_long_wait_says_for_whom(lock: MachineLock) -> None:
+    told: list[str] = []
+    pool = FakeWorkers([(0.01, 0.0)]).pool(machine_lock=lock, on_wait=told.append)
+    results: list[TrialResult] = []
+    runner = threading.Thread(target=run, args=(pool, "waits", results, 60.0))
+    with lock.held(NEVER):
+        runner.start()
+        until(lambda: bool(told))
+    runner.join()
+    assert told == [f"waits for another measurement on this machine (pid {os.getpid()})"]
+    assert results[0].error is None
+    assert lock_holder(lock.folder / MEASURING) is None
+
+
+def test_who_holds_a_lock_of_another_process_is_known(lock: MachineLock) -> None:
+    with holding(lock) as holder:
+        until(lambda: lock_holder(lock.folder / MEASURING) == holder.pid)
+
+
+def test_a_tuning_tells_once_for_whom_it_waits() -> None:
+    told: list[str] = []
+    launcher = reporting_waits(LocalLauncher(), told.append)
+    assert isinstance(launcher, LocalLauncher)
+    assert launcher.on_wait is not None
+    for holder in ("a", "b", "a"):
+        launcher.on_wait(holder)
+    assert told == ["a", "b"]
+
+
+def test_a_launcher_that_waits_for_nobody_stays_as_it_is() -> None:
+    launcher = CommandLauncher("ssh {host}")
+    assert reporting_waits(launcher, print) is launcher
+
+
+def test_cancelled_while_it_waits_it_costs_no_worker(pool: ProcessPool, lock: MachineLock) -> None:
+    pool.transport.machine_lock = lock
+    before = pool.worker_pids()
+    results: list[TrialResult] = []
+    runner = threading.Thread(target=run, args=(pool, "gives up", results, 60.0))
+    with lock.held(NEVER):
+        runner.start()
+        until(lambda: locked(lock.folder / NEXT))
+        pool.cancel()
+        runner.join()
+    assert results[0].error is not None
+    assert results[0].error.kind == "cancelled"
+    run(pool, "gives up", results, 60.0)  # a cancelled trial was not run: its key may be
+    assert results[1].error is None
+    assert pool.worker_pids() == before
+
+
+def test_a_burst_of_load_is_waited_out() -> None:
+    readings = iter([CpuTicks(0, 0), CpuTicks(9, 10), CpuTicks(9.2, 20)])
+    assert wait_until_quiet(0.12, 60.0, NEVER, lambda: next(readings))
+    assert next(readings, None) is None
+
+
+def test_load_that_stays_and_a_cancelled_wait_end_it() -> None:
+    busy = (CpuTicks(tick, tick) for tick in range(10_000))
+    assert not wait_until_quiet(0.12, 0.6, NEVER, lambda: next(busy))
+    given_up = threading.Event()
+    given_up.set()
+    assert not wait_until_quiet(0.12, 3600.0, given_up, lambda: next(busy))

@@ -1,0 +1,228 @@
+"""Which passes a trial measures again, what counts around them, and which workers survive."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autosync.trials.contract import ErrorKind, TrialError, TrialRequest, TrialResult
+from autosync.trials.live.live_job import LiveJob
+from autosync.trials.live.live_transport import LiveTransport
+from autosync.trials.measurement import PassMeasurement
+from autosync.trials.pool import worker_transport
+from autosync.trials.pool.machine_lock import MachineLock
+from autosync.trials.pool.process_pool import ProcessPool
+from autosync.trials.trial_failure import TrialFailed
+from autosync.trials.trial_procedure import TrialProcedure
+from tests.autosync.trials.fake_workers import SENT_BYTES, FakeWorkers
+from tests.autosync.trials.strategies import ddp, small_domain
+
+
+def run(pool: ProcessPool, passes: int = 1, key: str = "a") -> TrialResult:
+    bundle = ddp(pool.workload.domain)
+    return pool.run(TrialRequest(key, bundle, warmup=1, iterations=3, passes=passes))
+
+
+def test_a_loaded_pass_is_measured_again_and_the_quiet_one_counts() -> None:
+    group = FakeWorkers([(0.01, 0.5), (0.02, 0.0)])
+    pool = group.pool()
+    result = run(pool)
+    assert result.step_seconds == pytest.approx(0.02)
+    assert result.load == 0.0
+    assert len(result.iteration_seconds) == 3
+    assert pool.procedure.repeated == 1
+
+
+def test_where_load_stays_the_least_loaded_of_three_counts() -> None:
+    group = FakeWorkers([(0.01, 0.5), (0.02, 0.3), (0.03, 0.4)])
+    result = run(group.pool())
+    assert result.step_seconds == pytest.approx(0.02)
+    assert result.load == pytest.approx(0.3)
+
+
+def test_a_quiet_pass_is_measured_once() -> None:
+    group = FakeWorkers([(0.01, 0.1)])
+    pool = group.pool()
+    assert run(pool).error is None
+    assert pool.procedure.repeated == 0
+    assert [worker.trials for worker in group.workers] == [1, 1]
+
+
+def test_passes_that_disagree_are_followed_by_one_more() -> None:
+    agreeing = FakeWorkers([(0.01, 0.0), (0.0104, 0.0)])
+    assert len(run(agreeing.pool(), passes=2).iteration_seconds) == 6
+    differing = FakeWorkers([(0.01, 0.0), (0.011, 0.0), (0.0105, 0.0)])
+    result = run(differing.pool(), passes=2)
+    assert len(result.iteration_seconds) == 9
+    assert result.step_seconds == pytest.approx(0.0105)
+
+
+def test_periods_that_spread_are_contaminated_too() -> None:
+    def disturbance(*periods: float) -> float:
+        return PassMeasurement(periods, 0.0, 0.0, 0).disturbance
+
+    assert disturbance(1.0, 1.01, 1.02) < 1
+    assert disturbance(1.0, 1.0, 1.2) > 1
+
+
+@pytest.fixture
+def quiet_waits(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], list[Any]]:
+    """Waits for a quiet machine that end at once, as said; what was waited for is in the list."""
+
+    def waits(becomes_quiet: bool) -> list[Any]:
+        asked: list[Any] = []
+
+        def wait(*given: Any) -> bool:
+            asked.append(given)
+            return becomes_quiet
+
+        monkeypatch.setattr(worker_transport, "wait_until_quiet", wait)
+        return asked
+
+    return waits
+
+
+def test_only_load_is_waited_out(quiet_waits: Callable[[bool], list[Any]], tmp_path: Path) -> None:
+    waits = quiet_waits(True)
+    run(FakeWorkers([(0.01, 0.5), (0.01, 0.0)]).pool(machine_lock=MachineLock(tmp_path)))
+    assert len(waits) == 1
+    run(FakeWorkers([(0.01, 0.0)]).pool(machine_lock=MachineLock(tmp_path)))
+    assert len(waits) == 1
+
+
+def test_a_load_that_stays_is_waited_for_once_until_it_has_gone(
+    quiet_waits: Callable[[bool], list[Any]], tmp_path: Path
+) -> None:
+    waits = quiet_waits(False)
+    loads = [0.5] * 6 + [0.0] + [0.5] * 3
+    pool = FakeWorkers([(0.01, load) for load in loads]).pool(machine_lock=MachineLock(tmp_path))
+    run(pool, key="all loaded")
+    assert len(waits) == 1
+    run(pool, key="all loaded still")
+    assert len(waits) == 1
+    assert run(pool, key="quiet").load == 0.0
+    run(pool, key="loaded again")
+    assert len(waits) == 2
+
+
+@dataclass
+class ScriptedTransport:
+    """Answers with these passes, one after another; an exception is raised."""
+
+    script: list[PassMeasurement | Exception]
+    prepare_seconds: float = 0.0
+    description: str = "scripted"
+    world_size: int = 2
+    scales: tuple[float, float] = (1.0, 1.0)
+    resets: int = 0
+    asked: list[bool] = field(default_factory=list)
+
+    def prepare(self, request: TrialRequest) -> float:
+        return self.prepare_seconds
+
+    def run_pass(self, request: TrialRequest, after_load: bool) -> PassMeasurement:
+        self.asked.append(after_load)
+        given = self.script.pop(0)
+        if isinstance(given, Exception):
+            raise given
+        return given
+
+    def contamination(self, measured: PassMeasurement) -> float:
+        return measured.load_excess
+
+    def reset_ranks(self) -> None:
+        self.resets += 1
+
+
+def measured(load: float, overhead_seconds: float = 0.0) -> PassMeasurement:
+    return PassMeasurement((0.01,) * 3, load, overhead_seconds, None)
+
+
+def request(key: str = "a", passes: int = 1) -> TrialRequest:
+    return TrialRequest(key, ddp(small_domain()), passes=passes)
+
+
+def test_what_the_workers_document_takes_is_overhead() -> None:
+    transport = ScriptedTransport([measured(0.0, 0.2), measured(0.0, 0.4)], prepare_seconds=1.0)
+    result = TrialProcedure(transport, 0).run(request(passes=2))
+    assert result.overhead_seconds == pytest.approx((1.0 + 0.2 + 0.4) / 2)
+
+
+def test_a_cancelled_trial_was_not_run_and_other_results_stay() -> None:
+    cancelled = TrialFailed(TrialError("cancelled", "by hand"), ranks_usable=True)
+    crashed = TrialFailed(TrialError("crashed", "a rank"))
+    transport = ScriptedTransport([cancelled, crashed])
+    procedure = TrialProcedure(transport, 0)
+    assert procedure.run(request()).error == cancelled.error
+    assert transport.resets == 0
+    failed = procedure.run(request())
+    assert failed.error == crashed.error
+    assert transport.resets == 1
+    assert procedure.run(request()) is failed
+
+
+def test_what_is_no_failure_of_the_trial_is_raised_and_the_ranks_are_reset() -> None:
+    transport = ScriptedTransport([ZeroDivisionError()])
+    with pytest.raises(ZeroDivisionError):
+        TrialProcedure(transport, 0).run(request())
+    assert transport.resets == 1
+
+
+def test_bytes_are_told_where_every_node_has_a_counter_of_its_own() -> None:
+    def sent(hosts: tuple[str, str], **others: Any) -> tuple[int, ...]:
+        return run(FakeWorkers([(0.01, 0.0)], hosts).pool(**others)).sent_bytes
+
+    assert sent(("a", "b"), links="cluster") == (SENT_BYTES, SENT_BYTES)
+    assert sent(("a", "a"), links="cluster") == ()
+    assert sent(("a", "a"), links="shaped") == (SENT_BYTES, SENT_BYTES)
+    assert sent(("a", "a"), links="loopback") == ()
+
+
+@pytest.mark.parametrize("error", [OSError("no more processes"), RuntimeError("no more threads")])
+def test_half_a_worker_group_is_killed(error: Exception) -> None:
+    group = FakeWorkers([(0.01, 0.0)], refusals=[error])
+    pool = group.pool()
+    with pytest.raises(type(error), match="no more"):
+        run(pool)
+    assert [worker.killed for worker in group.workers] == [True]
+    assert pool.worker_pids() == []
+    assert run(pool).error is None
+    assert [worker.killed for worker in group.workers] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("errors", "kind", "stay"),
+    [
+        ({0: "refused", 1: "refused"}, "refused", True),
+        ({0: "crashed", 1: "refused"}, "refused", False),  # a crash may be what the refusal did
+        ({0: "crashed", 1: "crashed"}, "crashed", False),
+        ({0: "refused", 1: "out_of_memory"}, "out_of_memory", False),
+        ({1: "crashed"}, "crashed", False),
+    ],
+)
+def test_only_what_all_refuse_alike_leaves_them_warm(
+    errors: dict[int, ErrorKind], kind: str, stay: bool
+) -> None:
+    group = FakeWorkers([(0.01, 0.0)], errors=errors)
+    result = run(group.pool())
+    assert result.error is not None
+    assert result.error.kind == kind
+    assert f"{kind} on purpose" in result.error.message
+    assert [worker.killed for worker in group.workers] == [not stay, not stay]
+
+
+def test_a_running_jobs_loaded_pass_is_measured_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = [measured(load) for load in (0.5, 0.3, 0.1, 0.5)]
+    monkeypatch.setattr(LiveTransport, "run_pass", lambda *_, **__: passes.pop(0))
+    monkeypatch.setattr(LiveTransport, "world_size", 2)
+    job: LiveJob = None  # type: ignore[assignment]  # no pass reaches it
+    result = TrialProcedure(LiveTransport(job, "job"), 1).run(request(passes=2))
+    assert result.load == 0.3
+    assert len(passes) == 1
+
+
+def test_how_much_periods_spread_is_a_running_jobs_own() -> None:
+    job: LiveJob = None  # type: ignore[assignment]
+    assert LiveTransport(job, "job").contamination(PassMeasurement((1, 1, 9), 0.0, 0.0, 0)) == 0.0
