@@ -18,7 +18,7 @@ from autosync.search.loop.ranking import rank
 from autosync.search.sampler.sampling import sample, sample_at
 from autosync.search.space import Space
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
-from autosync.simulator.learned.recipe import Recipe
+from autosync.simulator.learned.models.recipe import (Recipe)
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator, simulate
 from benchmarks.measure import provenance

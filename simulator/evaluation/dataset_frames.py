@@ -47,7 +47,7 @@ def trials_table(folder: Path) -> pd.DataFrame:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class DomainSummary:
     """A domain of a dataset in figures.
 
     compute_seconds: forward and backward at nominal speed. strategies: measured soundly. passes:
@@ -78,7 +78,7 @@ class Summary:
     time_scales: tuple[float, ...]
 
 
-def summaries(folder: Path) -> list[Summary]:
+def summaries(folder: Path) -> list[DomainSummary]:
     """A summary of each domain, by name.
 
     Raises:
@@ -115,10 +115,10 @@ def _strategy_facts(identity: str, text: str) -> dict[str, Any]:
     }
 
 
-def _summary(each: MeasuredDomain, rows: pd.DataFrame) -> Summary:
+def _summary(each: MeasuredDomain, rows: pd.DataFrame) -> DomainSummary:
     seconds = each.label_seconds
     facts = _domain_facts(each.domain)
-    return Summary(
+    return DomainSummary(
         **facts,
         strategies=len(each),
         failed=each.failed,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from autosync.simulator.evaluation.dataset import read_trials
-from autosync.simulator.evaluation.dataset_frames import Summary, summaries
+from autosync.simulator.evaluation.dataset_frames import DomainSummary, summaries
 
 WHAT = """\
 What a strategy of gradient synchronization costs, measured: for each domain (a model on a cluster)
@@ -107,7 +107,7 @@ def datasheet_text(
     return f"# {title}\n\n{body}\n"
 
 
-def _holdings(domains: list[Summary], trials: pd.DataFrame) -> str:
+def _holdings(domains: list[DomainSummary], trials: pd.DataFrame) -> str:
     columns = "model, cluster, replicas, batch, compute ms, strategies, failed, passes"
     columns += ", fastest ms, DDP ms, slowest ms, s, k"
     rows = [
@@ -154,7 +154,7 @@ def _listed(column: "pd.Series[str]") -> str:
     return "; ".join(values[:5]) + more
 
 
-def _repeatability(domains: list[Summary]) -> str:
+def _repeatability(domains: list[DomainSummary]) -> str:
     columns = "model, cluster, spread, between passes, between occasions, noise"
     rows = [
         (

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from autosync.simulator.evaluation.dataset import MeasuredDomain
 from autosync.simulator.evaluation.evaluation_tables import (
     SEEDS,
-    Row,
-    Subject,
+    EvaluationRow,
+    EvaluatedDomain,
     compare_features,
     compare_simulators,
     guided_search,
@@ -32,7 +32,7 @@ from autosync.simulator.evaluation.report import (
     transfer_table,
 )
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
-from autosync.simulator.learned.recipe import Recipe
+from autosync.simulator.learned.models.recipe import (Recipe)
 from autosync.simulator.learned.transfer import transferred
 
 F64 = NDArray[np.float64]
@@ -41,7 +41,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class EvaluationPlan:
     """What to do. tables: of `comparison`, `features`, `transfer`, `curves`, `search`.
 
     seeds: of splits and networks; the ablation of features and networks that transfer or grow
@@ -55,7 +55,7 @@ class Evaluation:
 
 
 def evaluate(
-    measured: Sequence[MeasuredDomain], folder: Path, evaluation: Evaluation, say: Say
+    measured: Sequence[MeasuredDomain], folder: Path, evaluation: EvaluationPlan, say: Say
 ) -> None:
     """Write FOLDER/evaluation.md and its pictures; `say` hears what is being done.
 
@@ -67,7 +67,7 @@ def evaluate(
     head = "\n".join(["# Evaluation of the simulators", "", describe(measured)])
     sections = _sections(page, head)
     subjects = subjects_of(measured)
-    for table in Evaluation().tables:
+    for table in EvaluationPlan().tables:
         if table in evaluation.tables:
             say(f"{table}: {TITLES[table]}")
             sections[TITLES[table]] = _WRITERS[table](subjects, folder, evaluation)
@@ -107,7 +107,7 @@ def describe(measured: Sequence[MeasuredDomain]) -> str:
     return "\n".join(lines)
 
 
-def searches(subject: Subject, subjects: Sequence[Subject]) -> dict[str, F64]:
+def searches(subject: EvaluatedDomain, subjects: Sequence[EvaluatedDomain]) -> dict[str, F64]:
     """Random, a Gaussian process from the timeline, and one transferred from all others."""
     make = Recipe("gaussian")
     others = [s.trials for s in subjects if s.measured.domain.id != subject.measured.domain.id]
@@ -122,7 +122,7 @@ def searches(subject: Subject, subjects: Sequence[Subject]) -> dict[str, F64]:
     return curves
 
 
-def _comparison(subjects: Sequence[Subject], folder: Path, evaluation: Evaluation) -> str:
+def _comparison(subjects: Sequence[EvaluatedDomain], folder: Path, evaluation: EvaluationPlan) -> str:
     models = standard_models(evaluation.published)
     rows = _rows(
         compare_simulators, [([s], models, evaluation.seeds) for s in subjects], evaluation
@@ -131,12 +131,12 @@ def _comparison(subjects: Sequence[Subject], folder: Path, evaluation: Evaluatio
     return "\n\n".join(tables)
 
 
-def _features(subjects: Sequence[Subject], folder: Path, evaluation: Evaluation) -> str:
+def _features(subjects: Sequence[EvaluatedDomain], folder: Path, evaluation: EvaluationPlan) -> str:
     rows = _rows(compare_features, [([s], evaluation.seeds[:1]) for s in subjects], evaluation)
     return "\n\n".join(table_of(rows, name, "setting") for name in ("accuracy", "beyond_noise"))
 
 
-def _transfer(subjects: Sequence[Subject], folder: Path, evaluation: Evaluation) -> str:
+def _transfer(subjects: Sequence[EvaluatedDomain], folder: Path, evaluation: EvaluationPlan) -> str:
     if len(subjects) < 2:
         return "There is one domain only."
     models = {name: Recipe(name) for name in TRANSFERRED}
@@ -146,19 +146,19 @@ def _transfer(subjects: Sequence[Subject], folder: Path, evaluation: Evaluation)
     return "\n\n".join(transfer_table(rows, measure) for measure in measures)
 
 
-def _curves(subjects: Sequence[Subject], folder: Path, evaluation: Evaluation) -> str:
-    tasks: list[tuple[Subject, dict[str, Recipe], tuple[int, ...], tuple[int, ...]]] = []
+def _curves(subjects: Sequence[EvaluatedDomain], folder: Path, evaluation: EvaluationPlan) -> str:
+    tasks: list[tuple[EvaluatedDomain, dict[str, Recipe], tuple[int, ...], tuple[int, ...]]] = []
     for subject in subjects:
         closed: dict[str, Recipe] = {name: Recipe(name) for name in CLOSED}
         tasks.append((subject, closed, COUNTS, evaluation.seeds))
         tasks.append((subject, {"ensemble": Recipe("ensemble")}, COUNTS, evaluation.seeds[:1]))
     rows = _rows(learning_curve, tasks, evaluation)
     draw_curves(rows, folder / "learning_curves.svg")
-    named = [Row(r.domain, f"{r.simulator}, {r.trials}", "", r.trials, r.scores) for r in rows]
+    named = [EvaluationRow(r.domain, f"{r.simulator}, {r.trials}", "", r.trials, r.scores) for r in rows]
     return f"![](learning_curves.svg)\n\n{table_of(named, 'beyond_noise')}"
 
 
-def _search(subjects: Sequence[Subject], folder: Path, evaluation: Evaluation) -> str:
+def _search(subjects: Sequence[EvaluatedDomain], folder: Path, evaluation: EvaluationPlan) -> str:
     curves = _each(searches, [(subject, subjects) for subject in subjects], evaluation.jobs)
     lines = []
     for number, (subject, curve) in enumerate(zip(subjects, curves, strict=True)):
@@ -172,7 +172,7 @@ CLOSED: tuple[Literal["linear", "gaussian"], ...] = ("linear", "gaussian")
 TRANSFERRED: tuple[Literal["linear", "gaussian", "lstm"], ...] = (*CLOSED, "lstm")
 COUNTS = (0, 5, 10, 20, 40, 80, 150)
 
-_WRITERS: dict[str, Callable[[Sequence[Subject], Path, Evaluation], str]] = {
+_WRITERS: dict[str, Callable[[Sequence[EvaluatedDomain], Path, EvaluationPlan], str]] = {
     "comparison": _comparison,
     "features": _features,
     "transfer": _transfer,
@@ -182,8 +182,8 @@ _WRITERS: dict[str, Callable[[Sequence[Subject], Path, Evaluation], str]] = {
 
 
 def _rows(
-    table: Callable[..., list[Row]], tasks: Sequence[tuple[Any, ...]], evaluation: Evaluation
-) -> list[Row]:
+    table: Callable[..., list[EvaluationRow]], tasks: Sequence[tuple[Any, ...]], evaluation: EvaluationPlan
+) -> list[EvaluationRow]:
     return [row for rows in _each(table, tasks, evaluation.jobs) for row in rows]
 
 

@@ -51,7 +51,7 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class DatasetFacts:
     """What the files do not say, by folder name."""
 
     models: dict[str, ModelFacts]
@@ -60,7 +60,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class SkippedSample:
     """A sample that was not taken: which, why in short, and what was said of it."""
 
     sample: str
@@ -69,20 +69,20 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
+class ImportedDataset:
     """trials has the columns of a dataset, a row a sample."""
 
     domains: tuple[Domain, ...]
     trials: pd.DataFrame
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[SkippedSample, ...]
 
 
-def read_facts(file: Path) -> Facts:
+def read_facts(file: Path) -> DatasetFacts:
     """Raises InvalidInput: the file is not there, is no YAML, or names the field at fault."""
-    return from_data(Facts, strict_yaml(_text(file), str(file)), str(file))
+    return from_data(DatasetFacts, strict_yaml(_text(file), str(file)), str(file))
 
 
-def import_dataset(folder: Path, out: Path, facts: Facts, *, allow_lossy: bool = False) -> Imported:
+def import_dataset(folder: Path, out: Path, facts: DatasetFacts, *, allow_lossy: bool = False) -> ImportedDataset:
     """Read the models that `facts` names, and write them to `out` as a dataset of ours.
 
     `average` counts as one pass; its spread is that of the list `runtime`. A strategy measured
@@ -92,7 +92,7 @@ def import_dataset(folder: Path, out: Path, facts: Facts, *, allow_lossy: bool =
         NotFound: a model's folder is missing. InvalidInput: a graph item is damaged, a fact is
             missing, or nothing at all could be read.
     """
-    reading = _Reading(facts, allow_lossy)
+    reading = _DatasetReading(facts, allow_lossy)
     for model in sorted(facts.models):
         if not (folder / model).is_dir():
             raise NotFound(
@@ -112,7 +112,7 @@ def import_dataset(folder: Path, out: Path, facts: Facts, *, allow_lossy: bool =
             remedy="The layout is MODEL/graph_item and MODEL/cluster-X/{resource_spec,runtime,"
             "strategies}/ID.",
         )
-    imported = Imported(
+    imported = ImportedDataset(
         tuple(reading.domains.values()), pd.DataFrame(reading.rows), tuple(reading.left_out)
     )
     write_dataset(out, imported.domains, imported.trials)
@@ -120,11 +120,11 @@ def import_dataset(folder: Path, out: Path, facts: Facts, *, allow_lossy: bool =
 
 
 @dataclass(slots=True)
-class _Reading:
-    facts: Facts
+class _DatasetReading:
+    facts: DatasetFacts
     allow_lossy: bool
     rows: list[dict[str, Any]] = field(default_factory=list)
-    left_out: list[LeftOut] = field(default_factory=list)
+    left_out: list[SkippedSample] = field(default_factory=list)
     domains: dict[str, Domain] = field(default_factory=dict)
     passes: dict[tuple[str, str], int] = field(default_factory=dict)
 
@@ -158,7 +158,7 @@ class _Reading:
             except AutosyncError as error:
                 said = isinstance(error, NotSupported) and isinstance(error.value, str)
                 reason = str(error.value) if said else f"is refused ({type(error).__name__})"
-                self.left_out.append(LeftOut(sample, reason, str(error)))
+                self.left_out.append(SkippedSample(sample, reason, str(error)))
 
     def sample(
         self, sample: str, file: Path, read: ImportedGraph, profile: Profile, spec: ResourceSpec

@@ -27,7 +27,7 @@ from autosync.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportedDataset:
     """places: by the folder made, the domain it holds. left_out: strategies by reason.
     unsaid: what the clusters' files cannot say (it stands in their comments)."""
 
@@ -37,7 +37,7 @@ class Exported:
     unsaid: tuple[str, ...]
 
 
-def export_dataset(folder: Path, out: Path) -> Exported:
+def export_dataset(folder: Path, out: Path) -> ExportedDataset:
     """Write the dataset in `folder` to `out` as far as the published layout can hold it.
 
     Left out and counted: strategies that AutoDist cannot say, and those that failed. The layout
@@ -71,7 +71,7 @@ def export_dataset(folder: Path, out: Path) -> Exported:
         written += sum(not reason for reason in reasons)
     lost = dict.fromkeys(sentence for domain in domains for sentence in unsaid(domain.cluster))
     named = {domain.id: f"{domain.graph.name}, {domain.cluster.name}" for domain in domains}
-    return Exported(written, {p: named[i] for i, p in places.items()}, left_out, tuple(lost))
+    return ExportedDataset(written, {p: named[i] for i, p in places.items()}, left_out, tuple(lost))
 
 
 def _places(domains: list[Domain]) -> dict[str, str]:

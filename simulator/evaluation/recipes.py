@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from autosync.simulator.learned.learned_models import Model
-from autosync.simulator.learned.recipe import Recipe
+from autosync.simulator.learned.models.learned_model import (LearnedModel)
+from autosync.simulator.learned.models.recipe import (Recipe)
 
-MakeModel = Callable[[int], Model]
+MakeModel = Callable[[int], LearnedModel]
 """From a seed."""
 
 SEEDED = frozenset({"lstm", "lstm 3 x 128", "gat", "ensemble"})

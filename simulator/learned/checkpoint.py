@@ -14,21 +14,21 @@ from safetensors.numpy import load, save_file
 from autosync.documents import STRICT, from_json, to_json
 from autosync.errors import InvalidInput, NotFound
 from autosync.simulator.learned.calibration import Calibration
-from autosync.simulator.learned.descriptor import DESCRIPTOR
-from autosync.simulator.learned.features import FEATURE_VERSION, Part
-from autosync.simulator.learned.learned_models import Model
+from autosync.simulator.learned.features.domain_descriptor import (DESCRIPTOR)
+from autosync.simulator.learned.features.strategy_features import (FEATURE_VERSION, FeaturePart)
+from autosync.simulator.learned.models.learned_model import (LearnedModel)
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
-from autosync.simulator.learned.network_model import NetworkModel
-from autosync.simulator.learned.recipe import Kind, Recipe, recipe_of
-from autosync.simulator.learned.tensor_validation import wrong_in_tensors
-from autosync.simulator.learned.tensors import Arrays, put_tensors, tensors_of
+from autosync.simulator.learned.models.network_model import (NetworkModel)
+from autosync.simulator.learned.models.recipe import (Kind, Recipe, recipe_of)
+from autosync.simulator.learned.models.tensor_validation import (wrong_in_tensors)
+from autosync.simulator.learned.models.tensors import (Arrays, put_tensors, tensors_of)
 
 MOST_TRIALS = 10**9
 """Of one domain."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceDomain:
     """A domain that a checkpoint was trained on. descriptor: `describe_domain` of it."""
 
     id: str
@@ -44,7 +44,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class CheckpointCard:
     """What a checkpoint is.
 
     accuracy: pairs of unseen strategies it ranked rightly, None where nobody held any out; unseen:
@@ -54,11 +54,11 @@ class Card:
     """
 
     kind: Kind
-    sources: tuple[Source, ...]
+    sources: tuple[SourceDomain, ...]
     accuracy: float | None
     unseen: str
     seed: int
-    parts: tuple[Part, ...]
+    parts: tuple[FeaturePart, ...]
     on_base: bool
     network: Literal["", "lstm", "gat"] = ""
     layers: int = 1
@@ -88,10 +88,10 @@ class Card:
 def save_checkpoint(
     path: Path,
     simulator: LearnedSimulator,
-    sources: tuple[Source, ...],
+    sources: tuple[SourceDomain, ...],
     accuracy: float | None,
     unseen: str,
-) -> Card:
+) -> CheckpointCard:
     """Write PATH.safetensors and PATH.json."""
     card = _card(simulator.model, sources, accuracy, unseen)
     arrays: Arrays = dict(tensors_of(simulator.model))
@@ -106,7 +106,7 @@ def save_checkpoint(
     return card
 
 
-def read_card(path: Path) -> Card:
+def read_card(path: Path) -> CheckpointCard:
     """The card of a checkpoint, whatever its feature version.
 
     Raises:
@@ -120,10 +120,10 @@ def read_card(path: Path) -> Card:
             value=str(path),
             remedy="Give the path of a .safetensors file with its .json beside it.",
         )
-    return from_json(Card, file.read_text(), source=file.name)
+    return from_json(CheckpointCard, file.read_text(), source=file.name)
 
 
-def load_checkpoint(path: Path) -> tuple[LearnedSimulator, Card]:
+def load_checkpoint(path: Path) -> tuple[LearnedSimulator, CheckpointCard]:
     """The simulator as it was saved.
 
     Raises:
@@ -137,7 +137,7 @@ def load_checkpoint(path: Path) -> tuple[LearnedSimulator, Card]:
     return restore(card, weights, path.name), card
 
 
-def restore(card: Card, weights: bytes, name: str) -> LearnedSimulator:
+def restore(card: CheckpointCard, weights: bytes, name: str) -> LearnedSimulator:
     """The simulator of a card and its safetensors, which are data: nothing in them is executed.
 
     Raises:
@@ -196,9 +196,9 @@ def _damaged(name: str, why: str) -> InvalidInput:
     )
 
 
-def _card(model: Model, sources: tuple[Source, ...], accuracy: float | None, unseen: str) -> Card:
+def _card(model: LearnedModel, sources: tuple[SourceDomain, ...], accuracy: float | None, unseen: str) -> CheckpointCard:
     recipe, seed = recipe_of(model)
-    return Card(
+    return CheckpointCard(
         recipe.kind,
         sources,
         accuracy,

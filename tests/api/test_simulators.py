@@ -24,14 +24,14 @@ from autosync.api.engine.tuning_request import enqueue, load_job
 from autosync.api.http.app import create_app
 from autosync.errors import InvalidInput, NotFound, NotSupported
 from autosync.population import encode
-from autosync.simulator.learned.checkpoint import Source, save_checkpoint
-from autosync.simulator.learned.data import Scaling
-from autosync.simulator.learned.descriptor import DESCRIPTOR, describe_domain
-from autosync.simulator.learned.features import PARTS, shard_columns, summary_columns
-from autosync.simulator.learned.learned_models import LinearModel, Model
+from autosync.simulator.learned.checkpoint import SourceDomain, save_checkpoint
+from autosync.simulator.learned.models.network_inputs import (Scaling)
+from autosync.simulator.learned.features.domain_descriptor import (DESCRIPTOR, describe_domain)
+from autosync.simulator.learned.features.strategy_features import (PARTS, shard_columns, summary_columns)
+from autosync.simulator.learned.models.learned_model import (LinearModel, LearnedModel)
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
-from autosync.simulator.learned.network_model import NetworkModel
-from autosync.simulator.learned.residual import Ridge
+from autosync.simulator.learned.models.network_model import (NetworkModel)
+from autosync.simulator.learned.models.ridge import (Ridge)
 from tests.api.sample import candidates, small_job
 
 Files = tuple[bytes, bytes]
@@ -58,9 +58,9 @@ def network() -> NetworkModel:
 
 
 def checkpoint(
-    folder: Path, model: Model, descriptor: tuple[float, ...] = (0.5,) * len(DESCRIPTOR)
+    folder: Path, model: LearnedModel, descriptor: tuple[float, ...] = (0.5,) * len(DESCRIPTOR)
 ) -> Files:
-    source = Source("a" * 32, "chain", "grid", 60, descriptor)
+    source = SourceDomain("a" * 32, "chain", "grid", 60, descriptor)
     path = folder / "made"
     save_checkpoint(path, LearnedSimulator(model), (source,), 0.9, "10 strategies")
     return path.with_suffix(".json").read_bytes(), path.with_suffix(".safetensors").read_bytes()

@@ -86,7 +86,7 @@ def train(
     """
     from autosync.simulator.evaluation.dataset import load_dataset
     from autosync.simulator.evaluation.pretraining import train_checkpoint
-    from autosync.simulator.learned.recipe import Recipe
+    from autosync.simulator.learned.models.recipe import (Recipe)
 
     check_folder(output)
     card = train_checkpoint(load_dataset(folder), Recipe(model), output, seed, say)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from autosync.simulator.learned.gaussian_process import Gaussian, fit_gaussian, fit_pooled_gaussian
+from autosync.simulator.learned.models.gaussian_process import (GaussianProcess, fit_gaussian, fit_pooled_gaussian)
 
 F64 = NDArray[np.float64]
 
@@ -17,7 +17,7 @@ def world(count: int, seed: int = 0, noise: float = 0.01) -> tuple[F64, F64, F64
     return table, target + noise * rng.standard_normal(count), 1.0 + rng.random(count)
 
 
-def fitted(table: F64, target: F64, base: F64) -> tuple[Gaussian, F64]:
+def fitted(table: F64, target: F64, base: F64) -> tuple[GaussianProcess, F64]:
     gaussian, left_out = fit_gaussian(table, target, base)
     assert gaussian is not None
     return gaussian, left_out
@@ -45,8 +45,8 @@ def test_what_is_unlike_all_trials_is_left_to_the_timeline_and_doubted() -> None
     unseen, true, _ = world(200, seed=1, noise=0.0)
     errors = gaussian.correction(unseen) - (true - np.median(target))
     assert np.abs(errors).mean() < 0.35 * np.abs(true).mean()
-    assert np.mean(np.abs(errors) <= 2.0 * gaussian.doubt(unseen)) > 0.85
-    assert gaussian.doubt(unseen + 20.0).min() > 2.0 * np.median(gaussian.doubt(unseen))
+    assert np.mean(np.abs(errors) <= 2.0 * gaussian.std(unseen)) > 0.85
+    assert gaussian.std(unseen + 20.0).min() > 2.0 * np.median(gaussian.std(unseen))
 
 
 @pytest.mark.parametrize("seed", range(3))

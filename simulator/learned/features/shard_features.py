@@ -18,8 +18,8 @@ from autosync.plan import PlanTable
 from autosync.plan.compiler_arrays import encoding_code
 from autosync.population import Population
 from autosync.simulator.compute_time import compute_factors
-from autosync.simulator.learned.shard_traffic import Traffic, traffic
-from autosync.simulator.learned.what_if import Times
+from autosync.simulator.learned.features.shard_traffic import (ShardTraffic, traffic_of)
+from autosync.simulator.learned.features.what_if import (MessageTimes)
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -95,12 +95,12 @@ class ShardFeatures:
 
 
 def features_of_shards(
-    plans: PlanTable, population: Population, domain: Domain, times: Times
+    plans: PlanTable, population: Population, domain: Domain, times: MessageTimes
 ) -> ShardFeatures:
     """The portions of compiled plans and their features."""
     strategy = np.repeat(np.arange(len(population)), np.diff(population.first))
     lead, member = _grouping(population, strategy)
-    travel = traffic(plans, population, domain, times)
+    travel = traffic_of(plans, population, domain, times)
     shards = _Shards(population, domain, strategy, travel)
     columns = _variable_columns(domain, population.variable[lead].astype(np.int64))
     columns |= _cut_columns(shards, lead, member)
@@ -138,7 +138,7 @@ class _Shards:
     """Per-row facts (N) that several columns need. Times and bytes are relative; see names."""
 
     def __init__(
-        self, population: Population, domain: Domain, strategy: I64, travel: Traffic
+        self, population: Population, domain: Domain, strategy: I64, travel: ShardTraffic
     ) -> None:
         table = domain.variables
         self.population, self.domain, self.strategy, self.travel = (

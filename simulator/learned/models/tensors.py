@@ -7,17 +7,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from autosync.simulator.learned.data import Scaling
-from autosync.simulator.learned.ensemble import MEMBERS, EnsembleModel
-from autosync.simulator.learned.gaussian_process import Gaussian, Setting
-from autosync.simulator.learned.learned_models import GaussianModel, LinearModel, Model
-from autosync.simulator.learned.network_model import NetworkModel
-from autosync.simulator.learned.residual import Ridge
+from autosync.simulator.learned.models.network_inputs import (Scaling)
+from autosync.simulator.learned.models.ensemble_model import (MEMBERS, EnsembleModel)
+from autosync.simulator.learned.models.gaussian_process import (GaussianProcess, KernelSettings)
+from autosync.simulator.learned.models.learned_model import (GaussianModel, LinearModel, LearnedModel)
+from autosync.simulator.learned.models.network_model import (NetworkModel)
+from autosync.simulator.learned.models.ridge import (Ridge)
 
 Arrays = dict[str, NDArray[np.generic]]
 
 
-def tensors_of(model: Model, prefix: str = "") -> Iterator[tuple[str, NDArray[np.generic]]]:
+def tensors_of(model: LearnedModel, prefix: str = "") -> Iterator[tuple[str, NDArray[np.generic]]]:
     """Every tensor of a model by name; what was never trained is left out."""
     if isinstance(model, LinearModel):
         for name, ridge in (("ridge", model.ridge), ("prior", model.prior)):
@@ -46,7 +46,7 @@ def tensors_of(model: Model, prefix: str = "") -> Iterator[tuple[str, NDArray[np
             yield from tensors_of(each, f"{prefix}{name}.")
 
 
-def put_tensors(model: Model, arrays: Arrays, prefix: str = "") -> None:
+def put_tensors(model: LearnedModel, arrays: Arrays, prefix: str = "") -> None:
     """The inverse of `tensors_of`: a restored model goes on learning from where it stands."""
     if isinstance(model, LinearModel):
         model.ridge = _ridge(arrays, f"{prefix}ridge.")
@@ -80,23 +80,23 @@ def put_tensors(model: Model, arrays: Arrays, prefix: str = "") -> None:
             put_tensors(each, arrays, f"{prefix}{name}.")
 
 
-def members_of(model: EnsembleModel) -> Iterator[tuple[str, Model]]:
+def members_of(model: EnsembleModel) -> Iterator[tuple[str, LearnedModel]]:
     """The models of an ensemble by the names that their tensors bear: "linear0", ..., "gat2"."""
     for name, models in zip(MEMBERS, model.parts, strict=True):
         for number, each in enumerate(models):
             yield f"{name}{number}", each
 
 
-def _gaussian(arrays: Arrays, prefix: str) -> Gaussian | None:
+def _gaussian(arrays: Arrays, prefix: str) -> GaussianProcess | None:
     if f"{prefix}coefficients" not in arrays:
         return None
     fields = ("center", "scale", "known", "coefficients", "precision")
     center, scale, known, coefficients, precision = (
         np.asarray(arrays[f"{prefix}{field}"], dtype=np.float64) for field in fields
     )
-    setting = Setting(*(float(value) for value in arrays[f"{prefix}setting"]))
+    setting = KernelSettings(*(float(value) for value in arrays[f"{prefix}setting"]))
     variance = float(arrays[f"{prefix}variance"][0])
-    return Gaussian(center, scale, known, coefficients, precision, setting, variance)
+    return GaussianProcess(center, scale, known, coefficients, precision, setting, variance)
 
 
 def _ridge(arrays: Arrays, prefix: str) -> Ridge | None:

@@ -13,7 +13,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.simulator.learned.residual import Loss, proven
+from autosync.simulator.learned.models.ridge import (RobustLoss, is_significant)
 
 F64 = NDArray[np.float64]
 
@@ -32,7 +32,7 @@ LARGEST = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class KernelSettings:
     """length: of the kernel, in root mean squares of standardised columns. linear: share of the
     linear kernel. noise: variance of the fastest strategies' over that of the residuals."""
 
@@ -41,13 +41,13 @@ class Setting:
     noise: float
 
 
-SETTINGS = tuple(Setting(*each) for each in product(LENGTHS, LINEAR, NOISES))
+SETTINGS = tuple(KernelSettings(*each) for each in product(LENGTHS, LINEAR, NOISES))
 POOLED = tuple(each for each in SETTINGS if each.length >= 1.0 and each.noise >= 0.1)
 """For several domains, whose strategies are less alike."""
 
 
 @dataclass(frozen=True, slots=True)
-class Gaussian:
+class GaussianProcess:
     """A fitted process of T trials over F columns.
 
     center, scale f64[F]: scale is infinite where a column did not vary. known f64[T, F]:
@@ -60,7 +60,7 @@ class Gaussian:
     known: F64
     coefficients: F64
     precision: F64
-    setting: Setting
+    setting: KernelSettings
     variance: float
 
     def correction(self, table: F64) -> F64:
@@ -69,7 +69,7 @@ class Gaussian:
         result: F64 = np.clip(kernel @ self.coefficients, -LARGEST, LARGEST)
         return result
 
-    def doubt(self, table: F64) -> F64:
+    def std(self, table: F64) -> F64:
         """Standard deviation of the correction that the trials leave open, `(n,)`."""
         standard = self.standard(table)
         kernel = _kernel(standard, self.known, self.setting)
@@ -81,7 +81,7 @@ class Gaussian:
         return _standard(table, self.center, self.scale)
 
 
-def fit_gaussian(table: F64, target: F64, base_seconds: F64) -> tuple[Gaussian | None, F64]:
+def fit_gaussian(table: F64, target: F64, base_seconds: F64) -> tuple[GaussianProcess | None, F64]:
     """The process with the least leave-one-out error, and each trial's left-out correction.
 
     table f64[T, F]; target f64[T]: log of measured over base seconds. base_seconds f64[T]: the
@@ -93,7 +93,7 @@ def fit_gaussian(table: F64, target: F64, base_seconds: F64) -> tuple[Gaussian |
     if len(target) < FEWEST_TRIALS:
         return None, nothing
     residual = target - np.median(target)
-    loss = Loss(residual, base_seconds)
+    loss = RobustLoss(residual, base_seconds)
     variance = float(residual.var())
     if variance < 1e-12:
         return None, nothing
@@ -107,15 +107,15 @@ def fit_gaussian(table: F64, target: F64, base_seconds: F64) -> tuple[Gaussian |
         misses = inverse @ residual / np.diag(inverse)
         if (error := float(loss(misses).mean())) < least:
             least, best, left_out, precision = error, setting, residual - misses, inverse
-    if not proven(loss(residual) - loss(residual - left_out)):
+    if not is_significant(loss(residual) - loss(residual - left_out)):
         return None, nothing
-    fitted = Gaussian(center, scale, known, precision @ residual, precision, best, variance)
+    fitted = GaussianProcess(center, scale, known, precision @ residual, precision, best, variance)
     return fitted, np.clip(left_out, -LARGEST, LARGEST)
 
 
 def fit_pooled_gaussian(
     tables: list[F64], targets: list[F64], base_seconds: list[F64], importance: F64
-) -> Gaussian | None:
+) -> GaussianProcess | None:
     """One process for several domains, each with a level of its own.
 
     importance f64[domains]: how much a domain's trials count. The setting is chosen by leaving
@@ -126,7 +126,7 @@ def fit_pooled_gaussian(
     targets = [target[rows] for target, rows in zip(targets, some, strict=True)]
     residuals = [target - np.median(target) for target in targets]
     losses = [
-        Loss(residual, base[rows])
+        RobustLoss(residual, base[rows])
         for residual, base, rows in zip(residuals, base_seconds, some, strict=True)
     ]
     weights = [each * loss.importance for each, loss in zip(importance, losses, strict=True)]
@@ -136,14 +136,14 @@ def fit_pooled_gaussian(
     standard = [_standard(table, center, scale) for table in tables]
     variance = float(np.mean([residual.var() for residual in residuals]))
 
-    def fit(used: list[int], setting: Setting) -> Gaussian:
+    def fit(used: list[int], setting: KernelSettings) -> GaussianProcess:
         known = np.concatenate([standard[k] for k in used])
         precision = _precision(known, np.concatenate([weights[k] for k in used]), setting)
         coefficients = precision @ np.concatenate([residuals[k] for k in used])
-        return Gaussian(center, scale, known, coefficients, precision, setting, variance)
+        return GaussianProcess(center, scale, known, coefficients, precision, setting, variance)
 
     everyone = list(range(len(tables)))
-    best: Setting | None = None
+    best: KernelSettings | None = None
     least = np.mean([loss(miss).mean() for loss, miss in zip(losses, residuals, strict=True)])
     for setting in POOLED:
         errors = []
@@ -156,7 +156,7 @@ def fit_pooled_gaussian(
     return None if best is None else fit(everyone, best)
 
 
-def _kernel(left: F64, right: F64, setting: Setting) -> F64:
+def _kernel(left: F64, right: F64, setting: KernelSettings) -> F64:
     inner = left @ right.T / left.shape[1]
     squares = (left**2).mean(axis=1)[:, None] + (right**2).mean(axis=1)[None, :]
     distance = np.maximum(squares - 2.0 * inner, 0.0)
@@ -164,7 +164,7 @@ def _kernel(left: F64, right: F64, setting: Setting) -> F64:
     return result
 
 
-def _precision(known: F64, importance: F64, setting: Setting) -> F64:
+def _precision(known: F64, importance: F64, setting: KernelSettings) -> F64:
     noisy = _kernel(known, known, setting) + np.diag(setting.noise / importance)
     return np.asarray(np.linalg.inv(noisy), dtype=np.float64)
 

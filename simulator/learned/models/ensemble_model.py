@@ -7,24 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
-from autosync.simulator.learned.features import Features
-from autosync.simulator.learned.learned_models import (
-    Fitted,
-    GaussianModel,
-    Labelled,
-    LinearModel,
-    Model,
-)
-from autosync.simulator.learned.network_model import (
-    FEWEST_FOR_NETWORK,
-    FOLDS,
-    NetworkKind,
-    NetworkModel,
-    fold_of,
-)
-from autosync.simulator.learned.residual import FEWEST_TRIALS, Loss, proven
-from autosync.simulator.learned.stacking import stacked_weights
-from autosync.simulator.learned.training import Training
+from autosync.simulator.learned.features.strategy_features import (StrategyFeatures)
+from autosync.simulator.learned.models.learned_model import (FittedScores, GaussianModel, LabelledTrials, LinearModel, LearnedModel)
+from autosync.simulator.learned.models.network_model import (FEWEST_FOR_NETWORK, FOLDS, NetworkKind, NetworkModel, fold_of)
+from autosync.simulator.learned.models.ridge import (FEWEST_TRIALS, RobustLoss, is_significant)
+from autosync.simulator.learned.models.stacking import (stacked_weights)
+from autosync.simulator.learned.networks.network_training import (TrainingSettings)
 
 F64 = NDArray[np.float64]
 
@@ -48,8 +36,8 @@ class EnsembleModel:
     name = "ensemble"
     with_shards = True
 
-    def __init__(self, training: Training | None = None) -> None:
-        self.training = training or Training()
+    def __init__(self, training: TrainingSettings | None = None) -> None:
+        self.training = training or TrainingSettings()
         self.linear, self.gaussian = LinearModel(), GaussianModel()
         seeds = [self.training.seed + fold for fold in range(FOLDS)]
         self.networks = {
@@ -59,39 +47,39 @@ class EnsembleModel:
         self.start = self.weights = np.zeros(len(MEMBERS))
 
     @property
-    def parts(self) -> tuple[tuple[Model, ...], ...]:
+    def parts(self) -> tuple[tuple[LearnedModel, ...], ...]:
         """The models of each part, in the order of MEMBERS."""
         return (self.linear,), (self.gaussian,), *self.networks.values()
 
-    def fit(self, trials: Labelled) -> Fitted:
+    def fit(self, trials: LabelledTrials) -> FittedScores:
         base = np.log(trials.features.base_seconds)
         scores = [self.linear.fit(trials).scores, self.gaussian.fit(trials).scores]
         scores += [self._fit_left_out(kind, trials) for kind in NETWORKS]
         left_out = np.array(scores) - base
         self.weights = self._weigh(left_out, trials)
-        return Fitted(base + self.weights @ left_out, np.ones(len(base), dtype=np.bool_))
+        return FittedScores(base + self.weights @ left_out, np.ones(len(base), dtype=np.bool_))
 
-    def pretrain(self, sources: Sequence[Labelled], importance: F64) -> None:
+    def pretrain(self, sources: Sequence[LabelledTrials], importance: F64) -> None:
         for models in self.parts:
             for model in models:
                 model.pretrain(sources, importance)
         self.start = self.weights = np.full(len(MEMBERS), 1.0 / len(MEMBERS))
 
-    def scores(self, domain: Domain, features: Features) -> tuple[F64, F64]:
+    def scores(self, domain: Domain, features: StrategyFeatures) -> tuple[F64, F64]:
         base = np.log(features.base_seconds)
         shares, corrections = [1.0 - self.weights.sum()], [np.zeros(len(base))]
-        doubt = np.zeros(len(base))
+        std = np.zeros(len(base))
         for weight, models in zip(self.weights, self.parts, strict=True):
             for model in models if weight > 0 else ():
                 scores, own = model.scores(domain, features)
                 shares.append(weight / len(models))
                 corrections.append(scores - base)
-                doubt += shares[-1] * own
+                std += shares[-1] * own
         mean: F64 = np.array(shares) @ np.array(corrections)
         spread: F64 = np.array(shares) @ (np.array(corrections) - mean) ** 2
-        return base + mean, np.sqrt(spread + doubt**2)
+        return base + mean, np.sqrt(spread + std**2)
 
-    def _fit_left_out(self, kind: NetworkKind, trials: Labelled) -> F64:
+    def _fit_left_out(self, kind: NetworkKind, trials: LabelledTrials) -> F64:
         """Each trial's score by the network that left it out, `(n,)`; of trials too few to learn
         from, by all of them as other domains left them."""
         n, networks = len(trials.features), self.networks[kind]
@@ -104,7 +92,7 @@ class EnsembleModel:
             scores[held] = network.fit_held(trials, np.flatnonzero(held))[held]
         return scores
 
-    def _weigh(self, left_out: F64, trials: Labelled) -> F64:
+    def _weigh(self, left_out: F64, trials: LabelledTrials) -> F64:
         """The parts' weights; what does not beat the timeline beyond doubt gets none, where
         nothing spoke for it before these trials. Networks that spoil a sound sum of the closed
         forms are left out of it."""
@@ -114,11 +102,11 @@ class EnsembleModel:
         residual = np.log(trials.step_seconds / base_seconds)
         residual = residual - np.median(residual)
         said = left_out - np.median(left_out, axis=1, keepdims=True)
-        loss = Loss(residual, base_seconds)
+        loss = RobustLoss(residual, base_seconds)
         for heard in (MEMBERS, CLOSED):
             of_these = np.array([name in heard for name in MEMBERS])
             weights = stacked_weights(said * of_these[:, None], residual, loss)
             gain = loss(residual) - loss(residual - weights @ said)
-            if self.start.any() or proven(gain, self.training.confidence):
+            if self.start.any() or is_significant(gain, self.training.confidence):
                 return weights
         return np.zeros(len(MEMBERS))

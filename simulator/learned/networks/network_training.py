@@ -14,20 +14,20 @@ from torch import Tensor, nn
 from torch.nn.functional import huber_loss
 
 from autosync.documents import STRICT
-from autosync.simulator.learned.networks import Batch, ScoringNetwork
-from autosync.simulator.learned.pairwise_loss import SIGMA, TEMPERATURE, ranking_loss
+from autosync.simulator.learned.networks.lstm_network import (NetworkBatch, ScoringNetwork)
+from autosync.simulator.learned.networks.pairwise_loss import (SIGMA, TEMPERATURE, ranking_loss)
 
 CORRECTION = 0.1
 """Log seconds that a network's output of 1 stands for."""
 BEND = 2.0
 """Misses, in units of CORRECTION, beyond which they count linearly: a few strategies take several
 times what the timeline says, and would drown the rest."""
-AT_ONCE = 32
+NETWORK_CHUNK = 32
 """Strategies that a network looks at together where it does not learn; bounds memory."""
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class TrainingSettings:
     """AutoSync's settings (supplement, section 10; its published sources) where nothing else is
     said. Its 200 epochs of whole batches are fewer of small ones here: what a few dozen trials
     can teach is learned in a hundred steps.
@@ -66,7 +66,7 @@ class RankedTrials:
     labels f32[n]: seconds over their median. partitions f32[n]: shards.
     """
 
-    batch: Batch
+    batch: NetworkBatch
     base: Tensor
     target: Tensor
     labels: Tensor
@@ -77,7 +77,7 @@ class RankedTrials:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainingResult:
     """epoch: that was kept, 0 where training did not help. losses: on the trials kept out, by
     epoch from 0 on; empty where none were."""
 
@@ -97,7 +97,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def subset(batch: Batch, strategies: NDArray[np.int64]) -> Batch:
+def subset(batch: NetworkBatch, strategies: NDArray[np.int64]) -> NetworkBatch:
     """The batch of these strategies only, in their order."""
     chosen = torch.from_numpy(np.asarray(strategies))
     first = torch.searchsorted(batch.strategy, torch.arange(len(batch.summary) + 1))
@@ -126,11 +126,11 @@ def select(trials: RankedTrials, strategies: NDArray[np.int64]) -> RankedTrials:
 
 @one_thread()
 @torch.no_grad()
-def said(network: ScoringNetwork, batch: Batch) -> Tensor:
+def network_output(network: ScoringNetwork, batch: NetworkBatch) -> Tensor:
     """What a network says of every strategy, `(n,)`, AT_ONCE of them at a time."""
     network.eval()
     every = np.arange(len(batch.summary))
-    parts = np.split(every, every[AT_ONCE::AT_ONCE])
+    parts = np.split(every, every[NETWORK_CHUNK::NETWORK_CHUNK])
     return torch.cat([network(subset(batch, part)) for part in parts])
 
 
@@ -139,8 +139,8 @@ def train(
     network: ScoringNetwork,
     learn: Sequence[RankedTrials],
     keep_out: Sequence[RankedTrials],
-    training: Training,
-) -> Trained:
+    training: TrainingSettings,
+) -> TrainingResult:
     """Adam on ranking and residuals; leaves the network as it was at the chosen epoch.
 
     keep_out: trials that choose the epoch and are never learned from; epoch 0, the network as it
@@ -165,14 +165,14 @@ def train(
     network.load_state_dict(best_state)
     network.eval()
     _give_back_memory()
-    return Trained(best, tuple(history) if keep_out else ())
+    return TrainingResult(best, tuple(history) if keep_out else ())
 
 
 def _learn_once(
     network: ScoringNetwork,
     learn: Sequence[RankedTrials],
     optimizer: torch.optim.Optimizer,
-    training: Training,
+    training: TrainingSettings,
     rng: np.random.Generator,
 ) -> None:
     """One epoch: the domains in random order, a step holds strategies of one domain."""
@@ -189,15 +189,15 @@ def _learn_once(
             optimizer.step()
 
 
-def _judge(network: ScoringNetwork, keep_out: Sequence[RankedTrials], training: Training) -> float:
+def _judge(network: ScoringNetwork, keep_out: Sequence[RankedTrials], training: TrainingSettings) -> float:
     """The mean loss of the kept-out strategies, each domain's within itself; 0 without any."""
     if not keep_out:
         return 0.0
-    losses = [_loss(said(network, trials.batch), trials, training) for trials in keep_out]
+    losses = [_loss(network_output(network, trials.batch), trials, training) for trials in keep_out]
     return float(np.mean([float(loss) for loss in losses]))
 
 
-def _loss(corrections: Tensor, trials: RankedTrials, training: Training) -> Tensor:
+def _loss(corrections: Tensor, trials: RankedTrials, training: TrainingSettings) -> Tensor:
     """corrections f32[n]: what a network said."""
     ranking = ranking_loss(
         trials.base + CORRECTION * corrections,

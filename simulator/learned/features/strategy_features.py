@@ -17,15 +17,9 @@ from autosync.population import Population
 from autosync.simulator.analytic import analytic_seconds
 from autosync.simulator.compute_time import compute_seconds
 from autosync.simulator.cost.network import SERVER_OPERATIONS, network_of
-from autosync.simulator.learned.descriptor import describe_domain
-from autosync.simulator.learned.shard_features import (
-    PRE,
-    RAW,
-    TIMES,
-    ShardFeatures,
-    features_of_shards,
-)
-from autosync.simulator.learned.what_if import WHAT_IFS, Times, played, what_ifs
+from autosync.simulator.learned.features.domain_descriptor import (describe_domain)
+from autosync.simulator.learned.features.shard_features import (PRE, RAW, TIMES, ShardFeatures, features_of_shards)
+from autosync.simulator.learned.features.what_if import (WHAT_IFS, MessageTimes, message_times, what_ifs)
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 
 F64 = NDArray[np.float64]
@@ -37,8 +31,8 @@ FEATURE_VERSION = 4
 LEAST = 1e-3
 """Ratio below which the logarithm of a sum tells no more."""
 
-Part = Literal["raw", "predefined", "timeline"]
-PARTS: tuple[Part, ...] = ("raw", "predefined", "timeline")
+FeaturePart = Literal["raw", "predefined", "timeline"]
+PARTS: tuple[FeaturePart, ...] = ("raw", "predefined", "timeline")
 
 SIDES = ("server", "collective")
 SUMMARY_PRE = tuple(
@@ -73,10 +67,10 @@ SUMMARY_TIMES = (
     "log_queue",
     *(f"if_{name}" for name in WHAT_IFS),
 )
-SUMMARY = (*SUMMARY_RAW, *SUMMARY_PRE, *SUMMARY_TIMES)
-PORTION = (*RAW, *PRE, *TIMES)
+SUMMARY_COLUMNS = (*SUMMARY_RAW, *SUMMARY_PRE, *SUMMARY_TIMES)
+SHARD_COLUMNS = (*RAW, *PRE, *TIMES)
 
-_PARTS_OF: dict[Part, tuple[tuple[str, ...], ...]] = {
+_PARTS_OF: dict[FeaturePart, tuple[tuple[str, ...], ...]] = {
     "raw": (SUMMARY_RAW, RAW),
     "predefined": (SUMMARY_PRE, PRE),
     "timeline": (SUMMARY_TIMES, TIMES),
@@ -84,7 +78,7 @@ _PARTS_OF: dict[Part, tuple[tuple[str, ...], ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Features:
+class StrategyFeatures:
     """n strategies of one domain.
 
     base_seconds f64[n]: the timeline's prediction. summary f64[n, len(SUMMARY)]: sums over the
@@ -102,7 +96,7 @@ class Features:
     def __len__(self) -> int:
         return len(self.base_seconds)
 
-    def take(self, indices: I64) -> "Features":
+    def take(self, indices: I64) -> "StrategyFeatures":
         """The strategies of these indices, in their order."""
         part = self.shards
         if part is not None:
@@ -110,7 +104,7 @@ class Features:
             first = np.concatenate(([0], np.cumsum(counts)))
             rows = np.arange(first[-1]) + np.repeat(part.first[indices] - first[:-1], counts)
             part = ShardFeatures(first, part.variable[rows], part.values[rows])
-        return Features(
+        return StrategyFeatures(
             self.base_seconds[indices],
             self.summary[indices],
             self.partitions[indices],
@@ -119,14 +113,14 @@ class Features:
         )
 
 
-def strategy_features(
+def features_of_plans(
     plans: PlanTable, population: Population, domain: Domain, with_shards: bool = True
-) -> Features:
+) -> StrategyFeatures:
     """The features of compiled plans.
 
     with_portions: also per variable, for the LSTM and the GAT; the linear model needs sums only.
     """
-    times = played(plans, population, domain)
+    times = message_times(plans, population, domain)
     base = TimelineSimulator().predict_plans(domain, population, plans)
     compute = max(domain.timing.forward_seconds + domain.timing.backward_seconds, 1e-9)
     columns = _raw_columns(plans, population, domain, compute)
@@ -136,31 +130,31 @@ def strategy_features(
     columns["log_analytic"] = np.log(analytic_seconds(plans, population, domain) / base)
     changed = what_ifs(plans, population, domain, times.seconds)
     columns |= {f"if_{name}": changed[:, k] for k, name in enumerate(WHAT_IFS)}
-    return Features(
+    return StrategyFeatures(
         base_seconds=base,
-        summary=np.column_stack([columns[name] for name in SUMMARY]),
+        summary=np.column_stack([columns[name] for name in SUMMARY_COLUMNS]),
         partitions=np.diff(population.first).astype(np.float64),
         shards=features_of_shards(plans, population, domain, times) if with_shards else None,
         descriptor=describe_domain(domain),
     )
 
 
-def summary_columns(parts: tuple[Part, ...]) -> I64:
+def summary_columns(parts: tuple[FeaturePart, ...]) -> I64:
     """Indices of SUMMARY that belong to these parts."""
-    return _columns(SUMMARY, [_PARTS_OF[part][0] for part in parts])
+    return _columns(SUMMARY_COLUMNS, [_PARTS_OF[part][0] for part in parts])
 
 
-def shared_columns(parts: tuple[Part, ...]) -> NDArray[np.bool_]:
+def shared_columns(parts: tuple[FeaturePart, ...]) -> NDArray[np.bool_]:
     """Which of `summary_columns(parts)` mean the same in every domain, and are 0 alike: the
     what-ifs, and the schedule's switches."""
     shared = {f"if_{name}" for name in WHAT_IFS} | {"sliced", "overlap", "staleness"}
     shared |= {f"order_{order.name.lower()}" for order in Order}
-    return np.array([SUMMARY[column] in shared for column in summary_columns(parts)])
+    return np.array([SUMMARY_COLUMNS[column] in shared for column in summary_columns(parts)])
 
 
-def shard_columns(parts: tuple[Part, ...]) -> I64:
+def shard_columns(parts: tuple[FeaturePart, ...]) -> I64:
     """Indices of PORTION that belong to these parts."""
-    return _columns(PORTION, [_PARTS_OF[part][1] for part in parts])
+    return _columns(SHARD_COLUMNS, [_PARTS_OF[part][1] for part in parts])
 
 
 def _columns(names: tuple[str, ...], groups: list[tuple[str, ...]]) -> I64:
@@ -235,7 +229,7 @@ def _predefined_columns(plans: PlanTable, domain: Domain, compute: float) -> dic
 
 
 def _time_columns(
-    plans: PlanTable, domain: Domain, times: Times, base: F64, compute: float
+    plans: PlanTable, domain: Domain, times: MessageTimes, base: F64, compute: float
 ) -> dict[str, F64]:
     """Seconds that messages spend in all, over compute (logarithms) and over the iteration; in
     the air and until they are on the wire, over the iteration."""

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from autosync.simulator.learned.ensemble import EnsembleModel
-from autosync.simulator.learned.features import PARTS, Part
-from autosync.simulator.learned.learned_models import GaussianModel, LinearModel, Model
-from autosync.simulator.learned.network_model import NetworkModel
-from autosync.simulator.learned.training import Training
+from autosync.simulator.learned.models.ensemble_model import (EnsembleModel)
+from autosync.simulator.learned.features.strategy_features import (PARTS, FeaturePart)
+from autosync.simulator.learned.models.learned_model import (GaussianModel, LinearModel, LearnedModel)
+from autosync.simulator.learned.models.network_model import (NetworkModel)
+from autosync.simulator.learned.networks.network_training import (TrainingSettings)
 
 Kind = Literal["linear", "gaussian", "lstm", "gat", "ensemble"]
 
@@ -18,13 +18,13 @@ class Recipe:
     width: of an LSTM."""
 
     kind: Kind
-    parts: tuple[Part, ...] = PARTS
+    parts: tuple[FeaturePart, ...] = PARTS
     on_base: bool = True
     layers: int = 1
     width: int = 64
 
-    def __call__(self, seed: int) -> Model:
-        training = Training(seed=seed)
+    def __call__(self, seed: int) -> LearnedModel:
+        training = TrainingSettings(seed=seed)
         if self.kind == "linear":
             return LinearModel(self.parts, self.on_base)
         if self.kind == "gaussian":
@@ -34,7 +34,7 @@ class Recipe:
         return NetworkModel(self.kind, training, self.parts, self.on_base, self.layers, self.width)
 
 
-def recipe_of(model: Model) -> tuple[Recipe, int]:
+def recipe_of(model: LearnedModel) -> tuple[Recipe, int]:
     """What makes an untrained model like this one: its recipe and its seed, 0 where there is no
     chance in it."""
     if isinstance(model, LinearModel):

@@ -38,7 +38,7 @@ class Ridge:
         result: F64 = np.clip(self.standard(table) @ self.weights, -1.0, 1.0)
         return result
 
-    def doubt(self, table: F64) -> F64:
+    def std(self, table: F64) -> F64:
         """Standard deviation of the correction that the trials leave open, `(n,)`."""
         standard = self.standard(table)
         variance: F64 = np.einsum("ij,jk,ik->i", standard, self.covariance, standard)
@@ -49,7 +49,7 @@ class Ridge:
         return result
 
 
-class Loss:
+class RobustLoss:
     """Of misses in log seconds: squared, linear beyond two deviations of the residuals, weighted.
 
     base_seconds `(n,)`: the slower, the less exact and the less wanted: a strategy counts by the
@@ -73,7 +73,7 @@ class Loss:
         return result
 
 
-def proven(gain: F64, confidence: float = CONFIDENCE) -> bool:
+def is_significant(gain: F64, confidence: float = CONFIDENCE) -> bool:
     """Whether a loss falls by `gain` `(n,)` beyond so many standard errors."""
     return bool(gain.mean() > confidence * gain.std() / np.sqrt(len(gain)))
 
@@ -101,7 +101,7 @@ def fit_ridge(table: F64, target: F64, prior: Ridge | None = None) -> tuple[Ridg
     left_out = [leave_one_out(standard, residual, penalty) for penalty in PENALTIES]
     best = int(np.argmin([np.mean((residual - guess) ** 2) for guess in left_out]))
     gain = residual**2 - (residual - left_out[best]) ** 2
-    if not proven(gain):
+    if not is_significant(gain):
         return start, known
     penalty = PENALTIES[best]
     step = ridge_weights(standard, residual, penalty)

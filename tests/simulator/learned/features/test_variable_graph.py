@@ -4,16 +4,11 @@ import numpy as np
 import torch
 
 from autosync.graph import ModelGraph, Operation, Variable
-from autosync.simulator.learned.data import batch_of, features_of, scaling_of
-from autosync.simulator.learned.features import PARTS, shard_columns, summary_columns
-from autosync.simulator.learned.network_model import NetworkModel
-from autosync.simulator.learned.training import subset
-from autosync.simulator.learned.variable_graph import (
-    forward_places,
-    node_edges,
-    operation_nodes,
-    variable_edges,
-)
+from autosync.simulator.learned.models.network_inputs import (batch_of, features_of, scaling_of)
+from autosync.simulator.learned.features.strategy_features import (PARTS, shard_columns, summary_columns)
+from autosync.simulator.learned.models.network_model import (NetworkModel)
+from autosync.simulator.learned.networks.network_training import (subset)
+from autosync.simulator.learned.features.variable_graph import (forward_places, node_edges, operation_nodes, variable_edges)
 from tests.domains import chain_graph
 from tests.simulator.learned.worlds import small_domain, some_strategies
 

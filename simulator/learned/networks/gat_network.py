@@ -6,7 +6,7 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from autosync.simulator.learned.networks import Batch, ScoringNetwork, output_head
+from autosync.simulator.learned.networks.lstm_network import (NetworkBatch, ScoringNetwork, output_head)
 
 with warnings.catch_warnings():
     # torch-geometric 2.8 calls torch.jit.script, which torch 2.13 deprecates
@@ -25,7 +25,7 @@ class GatNetwork(ScoringNetwork):
         self.second = GATConv(heads * width, width, heads)
         self.head = output_head(heads * width, summary)
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: NetworkBatch) -> Tensor:
         n, nodes = len(batch.summary), int(batch.node.max()) + 1
         encoded = self.encoder(batch.values)
         states = encoded.new_zeros(n * nodes, encoded.shape[1])

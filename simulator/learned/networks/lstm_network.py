@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Batch(NamedTuple):
+class NetworkBatch(NamedTuple):
     """Strategies of one domain.
 
     values f32[P, F], summary f32[n, G]: standardised. strategy i64[P]: ascending. place, node
@@ -31,7 +31,7 @@ class ScoringNetwork(nn.Module):
 
     head: nn.Sequential
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: NetworkBatch) -> Tensor:
         raise NotImplementedError
 
     def adjust(self, shift: float, share: float = 1.0) -> None:
@@ -63,7 +63,7 @@ class LstmNetwork(ScoringNetwork):
         self.lstm = nn.LSTM(32, width, layers, batch_first=True, bidirectional=True)
         self.head = output_head(2 * width, summary)
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: NetworkBatch) -> Tensor:
         n = len(batch.summary)
         encoded = self.encoder(batch.values)
         steps = encoded.new_zeros(n * batch.variables, encoded.shape[1])

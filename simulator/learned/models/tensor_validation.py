@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from autosync.simulator.learned.ensemble import MEMBERS, EnsembleModel
-from autosync.simulator.learned.features import PARTS, summary_columns
-from autosync.simulator.learned.learned_models import GaussianModel, LinearModel, Model
-from autosync.simulator.learned.network_model import NetworkModel
-from autosync.simulator.learned.tensors import members_of
+from autosync.simulator.learned.models.ensemble_model import (MEMBERS, EnsembleModel)
+from autosync.simulator.learned.features.strategy_features import (PARTS, summary_columns)
+from autosync.simulator.learned.models.learned_model import (GaussianModel, LinearModel, LearnedModel)
+from autosync.simulator.learned.models.network_model import (NetworkModel)
+from autosync.simulator.learned.models.tensors import (members_of)
 
 Arrays = Mapping[str, NDArray[Any]]
 Form = tuple[tuple[int, ...], type[np.generic]]
@@ -21,7 +21,7 @@ MAY_BE_INFINITE = ("scale", "penalty")
 """Of columns that never varied, and of a ridge that stands alone."""
 
 
-def wrong_in_tensors(model: Model, arrays: Arrays) -> str:
+def wrong_in_tensors(model: LearnedModel, arrays: Arrays) -> str:
     """What speaks against restoring `arrays` into the untrained `model`; empty if nothing does."""
     forms = _calibration(arrays)
     if isinstance(model, EnsembleModel):
@@ -83,7 +83,7 @@ def _calibration(arrays: Arrays) -> dict[str, Form]:
     }
 
 
-def _forms(model: Model, arrays: Arrays, prefix: str) -> list[dict[str, Form]]:
+def _forms(model: LearnedModel, arrays: Arrays, prefix: str) -> list[dict[str, Form]]:
     """By part of the model: each is there whole, or was never trained."""
     if isinstance(model, LinearModel):
         columns = len(summary_columns(model.parts))

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from autosync.simulator.learned import data
-from autosync.simulator.learned.data import scaling_of
+from autosync.simulator.learned.models import network_inputs
+from autosync.simulator.learned.models.network_inputs import (scaling_of)
 
 
 def test_columns_are_standardised_alike_in_blocks_and_each_domain_counts_as_much(
@@ -12,7 +12,7 @@ def test_columns_are_standardised_alike_in_blocks_and_each_domain_counts_as_much
 ) -> None:
     rng = np.random.default_rng(0)
     tables = [rng.standard_normal((rows, 3)) * (1.0, 0.0, 9.0) for rows in (10, 25)]
-    monkeypatch.setattr(data, "ROWS", 7)
+    monkeypatch.setattr(network_inputs, "ROWS", 7)
     scaling = scaling_of(tables)
     center = (tables[0].mean(axis=0) + tables[1].mean(axis=0)) / 2
     squares = [((table - center) ** 2).mean(axis=0) for table in tables]

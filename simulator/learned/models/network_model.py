@@ -10,26 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from autosync.domain import Domain
-from autosync.simulator.learned.data import Scaling, batch_of, scaling_of, trials_of
-from autosync.simulator.learned.features import (
-    PARTS,
-    Features,
-    Part,
-    shard_columns,
-    summary_columns,
-)
-from autosync.simulator.learned.learned_models import Fitted, Labelled
-from autosync.simulator.learned.networks import Batch, LstmNetwork, ScoringNetwork
-from autosync.simulator.learned.residual import Loss, proven
-from autosync.simulator.learned.training import (
-    CORRECTION,
-    RankedTrials,
-    Trained,
-    Training,
-    said,
-    select,
-    train,
-)
+from autosync.simulator.learned.models.network_inputs import (Scaling, batch_of, scaling_of, trials_of)
+from autosync.simulator.learned.features.strategy_features import (PARTS, StrategyFeatures, FeaturePart, shard_columns, summary_columns)
+from autosync.simulator.learned.models.learned_model import (FittedScores, LabelledTrials)
+from autosync.simulator.learned.networks.lstm_network import (NetworkBatch, LstmNetwork, ScoringNetwork)
+from autosync.simulator.learned.models.ridge import (RobustLoss, is_significant)
+from autosync.simulator.learned.networks.network_training import (CORRECTION, RankedTrials, TrainingResult, TrainingSettings, network_output, select, train)
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -60,8 +46,8 @@ class NetworkModel:
     def __init__(
         self,
         kind: NetworkKind = "lstm",
-        training: Training | None = None,
-        parts: tuple[Part, ...] = PARTS,
+        training: TrainingSettings | None = None,
+        parts: tuple[FeaturePart, ...] = PARTS,
         on_base: bool = True,
         layers: int = 1,
         width: int = 64,
@@ -69,14 +55,14 @@ class NetworkModel:
         self.name: str = kind
         self.kind, self.parts, self.on_base = kind, parts, on_base
         self.layers, self.width = layers, width
-        self.training = training or Training()
+        self.training = training or TrainingSettings()
         self.columns = shard_columns(parts), summary_columns(parts)
         self.network: ScoringNetwork | None = None
         self.scaling: tuple[Scaling, Scaling] | None = None
         self.prior: dict[str, Tensor] | None = None
-        self.trained = Trained(0, ())
+        self.trained = TrainingResult(0, ())
 
-    def fit(self, trials: Labelled) -> Fitted:
+    def fit(self, trials: LabelledTrials) -> FittedScores:
         """Every fold of the trials is left out once; by what the networks fitted to the others say
         of it, the epochs and the share of the correction are chosen (none where it gains nothing
         beyond doubt), with which a network then learns from all trials."""
@@ -84,7 +70,7 @@ class NetworkModel:
         base = self._base(trials.features)
         if n < FEWEST_FOR_NETWORK:
             self._reset()
-            return Fitted(self.scores(trials.domain, trials.features)[0], np.zeros(n, np.bool_))
+            return FittedScores(self.scores(trials.domain, trials.features)[0], np.zeros(n, np.bool_))
         folds = fold_of(n, FOLDS, self.training.seed)
         left_out, found = np.empty(n), []
         for fold in range(FOLDS):
@@ -101,10 +87,10 @@ class NetworkModel:
             everything = self._trials(trials)
             train(network, [everything], [], replace(self._training(), epochs=epochs))
             self._anchor(network, everything, share)
-        self.trained = Trained(epochs if share > 0 else 0, found[0].losses)
-        return Fitted(scores, np.ones(n, dtype=np.bool_))
+        self.trained = TrainingResult(epochs if share > 0 else 0, found[0].losses)
+        return FittedScores(scores, np.ones(n, dtype=np.bool_))
 
-    def fit_held(self, trials: Labelled, kept_out: I64) -> F64:
+    def fit_held(self, trials: LabelledTrials, kept_out: I64) -> F64:
         """Fit while the trials `kept_out` only choose the epoch; the scores of all trials."""
         learned = np.setdiff1d(np.arange(len(trials.features)), kept_out)
         network = self._start([trials.features])
@@ -115,7 +101,7 @@ class NetworkModel:
         self._anchor(network, known)
         return self.scores(trials.domain, trials.features)[0]
 
-    def pretrain(self, sources: Sequence[Labelled], importance: F64) -> None:
+    def pretrain(self, sources: Sequence[LabelledTrials], importance: F64) -> None:
         """With three sources or more, the one most like the target chooses the epoch; else a part
         of each source's trials. Each source gets as many steps as its trials ask for."""
         rng = np.random.default_rng(self.training.seed)
@@ -135,11 +121,11 @@ class NetworkModel:
         self.trained = train(network, learn, keep_out, self.training)
         self.prior = {name: value.clone() for name, value in network.state_dict().items()}
 
-    def scores(self, domain: Domain, features: Features) -> tuple[F64, F64]:
+    def scores(self, domain: Domain, features: StrategyFeatures) -> tuple[F64, F64]:
         base = self._base(features)
         if self.network is None:
             return base, np.zeros(len(base))
-        corrections = said(self.network, self._batch(domain, features)).numpy()
+        corrections = network_output(self.network, self._batch(domain, features)).numpy()
         return base + CORRECTION * corrections.astype(np.float64), np.zeros(len(base))
 
     def build(self) -> ScoringNetwork:
@@ -149,11 +135,11 @@ class NetworkModel:
             shards, summary = (len(columns) for columns in self.columns)
             if self.kind == "lstm":
                 return LstmNetwork(shards, summary, self.layers, self.width)
-            from autosync.simulator.learned.gat import GatNetwork  # takes seconds to load
+            from autosync.simulator.learned.networks.gat_network import (GatNetwork)  # takes seconds to load
 
             return GatNetwork(shards, summary)
 
-    def _start(self, tables: list[Features]) -> ScoringNetwork:
+    def _start(self, tables: list[StrategyFeatures]) -> ScoringNetwork:
         """The network to train: as other domains left it, or new, with the tables' scaling."""
         self.network = self.build()
         if self.prior is not None:
@@ -170,7 +156,7 @@ class NetworkModel:
         if self.prior is not None:
             self._start([])
 
-    def _share(self, trials: Labelled, left_out: F64) -> tuple[F64, float]:
+    def _share(self, trials: LabelledTrials, left_out: F64) -> tuple[F64, float]:
         """What was said before these trials, `(n,)` log seconds at the level of `left_out`, and
         the share of the step from there to it that is taken."""
         self._reset()
@@ -179,31 +165,31 @@ class NetworkModel:
         target = target - np.median(target)
         before = self.scores(trials.domain, trials.features)[0] - base
         before = before - np.median(before - target)
-        loss = Loss(target, np.exp(base))
+        loss = RobustLoss(target, np.exp(base))
         shares = SHARES if self.prior is None else (1.0,)
         misses = [target - before - share * (left_out - before) for share in shares]
         best = int(np.argmin([loss(miss).mean() for miss in misses]))
         gain = loss(target - before) - loss(misses[best])
-        return before, shares[best] if proven(gain, self.training.confidence) else 0.0
+        return before, shares[best] if is_significant(gain, self.training.confidence) else 0.0
 
     def _anchor(self, network: ScoringNetwork, known: RankedTrials, share: float = 1.0) -> None:
         """Put its level where these trials are; take a share of the rest."""
-        shift = torch.median(said(network, known.batch) - known.target)
+        shift = torch.median(network_output(network, known.batch) - known.target)
         network.adjust(float(shift), share)
 
-    def _training(self) -> Training:
+    def _training(self) -> TrainingSettings:
         rate = self.training.learning_rate * (1.0 if self.prior is None else FINE_TUNING)
         return replace(self.training, learning_rate=rate)
 
-    def _trials(self, trials: Labelled) -> RankedTrials:
+    def _trials(self, trials: LabelledTrials) -> RankedTrials:
         batch = self._batch(trials.domain, trials.features)
         return trials_of(batch, trials.features, trials.step_seconds, self.on_base)
 
-    def _base(self, features: Features) -> F64:
+    def _base(self, features: StrategyFeatures) -> F64:
         """Log seconds of what is corrected."""
         return np.log(features.base_seconds) if self.on_base else np.zeros(len(features))
 
-    def _batch(self, domain: Domain, features: Features) -> Batch:
+    def _batch(self, domain: Domain, features: StrategyFeatures) -> NetworkBatch:
         assert self.scaling is not None
         return batch_of(features, domain, *self.scaling, self.columns)
 

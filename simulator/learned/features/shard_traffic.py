@@ -9,14 +9,14 @@ from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.cost.network import network_of
-from autosync.simulator.learned.what_if import Times
+from autosync.simulator.learned.features.what_if import (MessageTimes)
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class ShardTraffic:
     """Per bucket (C) and per shard (N rows of the population); seconds unless stated.
 
     content_owner i64[C]: its strategy. content_root i64[C]: the server, or -1.
@@ -43,7 +43,7 @@ class Traffic:
     turn: F64
 
 
-def traffic(plans: PlanTable, population: Population, domain: Domain, times: Times) -> Traffic:
+def traffic_of(plans: PlanTable, population: Population, domain: Domain, times: MessageTimes) -> ShardTraffic:
     buckets, rows = len(plans.bucket_first) - 1, population.rows
     costs = network_of(domain.cluster, plans.teams)
     kind = costs.kind[plans.operation, plans.ranks, plans.root.astype(np.int64) + 1]
@@ -80,7 +80,7 @@ def traffic(plans: PlanTable, population: Population, domain: Domain, times: Tim
         ufunc.at(by_row, piece_row, by_bucket[piece_bucket])
         return by_row
 
-    return Traffic(
+    return ShardTraffic(
         bucket_owner=owner,
         bucket_root=root,
         bucket_transfer=bucket_transfer,

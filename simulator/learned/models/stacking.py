@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from autosync.simulator.learned.residual import Loss
+from autosync.simulator.learned.models.ridge import (RobustLoss)
 
 F64 = NDArray[np.float64]
 
@@ -15,7 +15,7 @@ LEAST = 0.01
 """A part with less weight is not worth asking."""
 
 
-def stacked_weights(left_out: F64, residual: F64, loss: Loss) -> F64:
+def stacked_weights(left_out: F64, residual: F64, loss: RobustLoss) -> F64:
     """Weights of the parts, `(parts,)`: none negative, their sum at most 1, with the least loss of
     what they leave of the residual. The rest of 1 is the weight of no correction.
 

@@ -9,10 +9,11 @@ import torch
 
 from autosync.simulator.contract import Learner
 from autosync.simulator.evaluation.metrics import pairwise_accuracy
-from autosync.simulator.learned import data, training
-from autosync.simulator.learned.data import features_of
-from autosync.simulator.learned.ensemble import EnsembleModel
-from autosync.simulator.learned.learned_models import GaussianModel, Labelled, LinearModel, Model
+from autosync.simulator.learned.models import network_inputs
+from autosync.simulator.learned.networks import network_training
+from autosync.simulator.learned.models.network_inputs import (features_of)
+from autosync.simulator.learned.models.ensemble_model import (EnsembleModel)
+from autosync.simulator.learned.models.learned_model import (GaussianModel, LabelledTrials, LinearModel, LearnedModel)
 from autosync.simulator.learned.learned_simulators import (
     LearnedSimulator,
     ensemble_simulator,
@@ -22,17 +23,17 @@ from autosync.simulator.learned.learned_simulators import (
     lstm_simulator,
     published_lstm_simulator,
 )
-from autosync.simulator.learned.network_model import NetworkModel
-from autosync.simulator.learned.training import Training
+from autosync.simulator.learned.models.network_model import (NetworkModel)
+from autosync.simulator.learned.networks.network_training import (TrainingSettings)
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from tests.simulator.learned.worlds import invented_seconds, small_domain, some_strategies
 
-QUICK = Training(epochs=24, decay_at=(16,))
-BOLD = Training(epochs=3, decay_at=(), confidence=-100.0)
+QUICK = TrainingSettings(epochs=24, decay_at=(16,))
+BOLD = TrainingSettings(epochs=3, decay_at=(), confidence=-100.0)
 """Takes whatever so few epochs teach: here the weights must say something, not be good."""
 KNOWN, UNSEEN = np.arange(100), np.arange(100, 150)
 
-MAKERS: dict[str, Callable[[], Model]] = {
+MAKERS: dict[str, Callable[[], LearnedModel]] = {
     "linear": LinearModel,
     "gaussian": GaussianModel,
     "lstm": lambda: NetworkModel("lstm", QUICK),
@@ -42,24 +43,24 @@ MAKERS: dict[str, Callable[[], Model]] = {
 
 
 @pytest.fixture(scope="module")
-def trials() -> Labelled:
+def trials() -> LabelledTrials:
     domain = small_domain()
     population = some_strategies(domain, 150)
     features = features_of(domain, population)
-    return Labelled(domain, features, invented_seconds(domain, population))
+    return LabelledTrials(domain, features, invented_seconds(domain, population))
 
 
-def part(trials: Labelled, indices: np.ndarray) -> Labelled:
-    return Labelled(trials.domain, trials.features.take(indices), trials.step_seconds[indices])
+def part(trials: LabelledTrials, indices: np.ndarray) -> LabelledTrials:
+    return LabelledTrials(trials.domain, trials.features.take(indices), trials.step_seconds[indices])
 
 
-def unseen_accuracy(simulator: LearnedSimulator, trials: Labelled) -> float:
+def unseen_accuracy(simulator: LearnedSimulator, trials: LabelledTrials) -> float:
     unseen = part(trials, UNSEEN)
     predicted, _ = simulator.predict_features(trials.domain, unseen.features)
     return pairwise_accuracy(predicted, unseen.step_seconds)
 
 
-def timeline_accuracy(trials: Labelled) -> float:
+def timeline_accuracy(trials: LabelledTrials) -> float:
     unseen = part(trials, UNSEEN)
     return pairwise_accuracy(unseen.features.base_seconds, unseen.step_seconds)
 
@@ -87,7 +88,7 @@ def test_without_trials_every_simulator_is_the_timeline(
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_trials_teach_what_the_timeline_does_not_know(name: str, trials: Labelled) -> None:
+def test_trials_teach_what_the_timeline_does_not_know(name: str, trials: LabelledTrials) -> None:
     simulator = LearnedSimulator(MAKERS[name]())
     simulator.refit_features(part(trials, KNOWN))
     assert unseen_accuracy(simulator, trials) > timeline_accuracy(trials) + 0.02
@@ -95,7 +96,7 @@ def test_trials_teach_what_the_timeline_does_not_know(name: str, trials: Labelle
 
 @pytest.mark.parametrize("kind", ["lstm", "gat"])
 def test_a_network_alone_ranks_unseen_strategies_better_than_chance(
-    kind: str, trials: Labelled
+    kind: str, trials: LabelledTrials
 ) -> None:
     """Without the timeline beneath it and without its columns."""
     parts = ("raw", "predefined")
@@ -109,7 +110,7 @@ def test_a_network_alone_ranks_unseen_strategies_better_than_chance(
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("count", [1, 3, 6, 10])
 def test_few_trials_never_rank_worse_than_the_timeline(
-    name: str, count: int, trials: Labelled
+    name: str, count: int, trials: LabelledTrials
 ) -> None:
     simulator = LearnedSimulator(MAKERS[name]())
     simulator.refit_features(part(trials, KNOWN[:count]))
@@ -119,20 +120,20 @@ def test_few_trials_never_rank_worse_than_the_timeline(
 @pytest.mark.parametrize("name", ["linear", "gaussian", "lstm", "ensemble"])
 @pytest.mark.parametrize("seed", range(2))
 def test_labels_that_are_noise_leave_the_timeline_alone(
-    name: str, seed: int, trials: Labelled
+    name: str, seed: int, trials: LabelledTrials
 ) -> None:
     """Where the timeline is right up to noise, learning must not hurt: at most a pair in 300."""
     rng = np.random.default_rng(seed)
     right = trials.features.base_seconds
     noisy = right * np.exp(0.05 * rng.standard_normal(len(right)))
     simulator = LearnedSimulator(MAKERS[name]())
-    simulator.refit_features(Labelled(trials.domain, trials.features, noisy))
+    simulator.refit_features(LabelledTrials(trials.domain, trials.features, noisy))
     predicted, _ = simulator.predict_features(trials.domain, trials.features)
     assert pairwise_accuracy(predicted, right) >= 1.0 - 1 / 300
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_fit_is_the_same_every_time(name: str, trials: Labelled) -> None:
+def test_a_fit_is_the_same_every_time(name: str, trials: LabelledTrials) -> None:
     found = []
     for _ in range(2):
         simulator = LearnedSimulator(MAKERS[name]())
@@ -142,14 +143,14 @@ def test_a_fit_is_the_same_every_time(name: str, trials: Labelled) -> None:
     np.testing.assert_array_equal(found[0], found[1])
 
 
-def test_training_leaves_the_callers_random_state_and_threads_alone(trials: Labelled) -> None:
+def test_training_leaves_the_callers_random_state_and_threads_alone(trials: LabelledTrials) -> None:
     before, threads = torch.get_rng_state(), torch.get_num_threads()
     LearnedSimulator(MAKERS["lstm"]()).refit_features(part(trials, KNOWN[:30]))
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.get_num_threads() == threads
 
 
-def test_fitting_again_starts_anew(trials: Labelled) -> None:
+def test_fitting_again_starts_anew(trials: LabelledTrials) -> None:
     """A refit knows its trials only: what chose the epoch then must not be learned by now."""
     once, twice = (LearnedSimulator(MAKERS["lstm"]()) for _ in range(2))
     twice.refit_features(part(trials, KNOWN[:40]))
@@ -171,7 +172,7 @@ def test_fitting_again_starts_anew(trials: Labelled) -> None:
     ids=["linear", "lstm", "gat"],
 )
 def test_a_population_is_predicted_in_chunks_as_whole(
-    make: Callable[[], Model], rtol: float, trials: Labelled, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], LearnedModel], rtol: float, trials: LabelledTrials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     simulator = LearnedSimulator(make())
     simulator.refit_features(part(trials, KNOWN[:30]))
@@ -180,13 +181,13 @@ def test_a_population_is_predicted_in_chunks_as_whole(
     scores, _ = simulator.model.scores(trials.domain, features_of(trials.domain, population))
     timeline = TimelineSimulator().predict(trials.domain, population)
     assert np.ptp(scores - np.log(timeline)) > 1e-3
-    monkeypatch.setattr(data, "CHUNK", 5)
-    monkeypatch.setattr(training, "AT_ONCE", 2)
+    monkeypatch.setattr(network_inputs, "CHUNK", 5)
+    monkeypatch.setattr(network_training, "NETWORK_CHUNK", 2)
     np.testing.assert_allclose(simulator.predict(trials.domain, population), whole, rtol=rtol)
 
 
 @pytest.mark.parametrize("name", ["linear", "gaussian", "lstm"])
-def test_seconds_are_calibrated_and_intervals_hold(name: str, trials: Labelled) -> None:
+def test_seconds_are_calibrated_and_intervals_hold(name: str, trials: LabelledTrials) -> None:
     simulator = LearnedSimulator(MAKERS[name]())
     simulator.refit_features(part(trials, KNOWN))
     unseen = part(trials, UNSEEN)
@@ -201,7 +202,7 @@ def test_seconds_are_calibrated_and_intervals_hold(name: str, trials: Labelled) 
 
 @pytest.mark.parametrize("model", [LinearModel(), GaussianModel()])
 def test_doubt_grows_away_from_the_trials(
-    model: LinearModel | GaussianModel, trials: Labelled
+    model: LinearModel | GaussianModel, trials: LabelledTrials
 ) -> None:
     model.fit(part(trials, KNOWN))
     near = model.scores(trials.domain, part(trials, KNOWN).features)[1]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from autosync.simulator.learned.residual import Loss
-from autosync.simulator.learned.stacking import stacked_weights
+from autosync.simulator.learned.models.ridge import (RobustLoss)
+from autosync.simulator.learned.models.stacking import (stacked_weights)
 
 F64 = NDArray[np.float64]
 
@@ -21,7 +21,7 @@ def world(count: int, seed: int = 0) -> tuple[F64, F64]:
 
 
 def weights_of(residual: F64, parts: F64) -> F64:
-    return stacked_weights(parts, residual, Loss(residual, np.ones(len(residual))))
+    return stacked_weights(parts, residual, RobustLoss(residual, np.ones(len(residual))))
 
 
 def test_many_trials_find_the_part_that_is_right() -> None:
@@ -52,7 +52,7 @@ def test_no_weights_that_are_allowed_have_less_loss() -> None:
     """Against every point of a grid, on trials that count differently and some far misses."""
     residual, parts = world(60, seed=2)
     residual[:4] += 1.0
-    loss = Loss(residual, np.linspace(1.0, 3.0, 60))
+    loss = RobustLoss(residual, np.linspace(1.0, 3.0, 60))
     found = stacked_weights(parts[:3], residual, loss)
     noise = loss(residual - parts[:3].mean(axis=0)).mean()
 
@@ -75,7 +75,7 @@ def test_silent_parts_have_no_weight() -> None:
 
 def test_the_slope_of_the_loss_is_its_derivative() -> None:
     rng = np.random.default_rng(3)
-    loss = Loss(rng.standard_normal(50), np.linspace(1.0, 2.0, 50))
+    loss = RobustLoss(rng.standard_normal(50), np.linspace(1.0, 2.0, 50))
     misses, step = 3.0 * rng.standard_normal(50), 1e-6
     numeric = (loss(misses + step) - loss(misses - step)) / (2.0 * step)
     np.testing.assert_allclose(loss.slope(misses), numeric, rtol=1e-4, atol=1e-6)

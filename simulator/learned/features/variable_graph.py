@@ -11,7 +11,7 @@ from autosync.graph import ModelGraph
 I64 = NDArray[np.int64]
 
 
-class Pruned(NamedTuple):
+class PrunedGraph(NamedTuple):
     """place, node i64[V]: of each variable in forward order and in the pruned graph (as
     `forward_places` and `operation_nodes` say). edges i64[2, E]: `node_edges`."""
 
@@ -21,9 +21,9 @@ class Pruned(NamedTuple):
 
 
 @lru_cache(maxsize=8)
-def pruned(graph: ModelGraph) -> Pruned:
+def pruned_graph(graph: ModelGraph) -> PrunedGraph:
     """What the networks read of a graph, the same for every strategy."""
-    return Pruned(forward_places(graph), operation_nodes(graph), node_edges(graph))
+    return PrunedGraph(forward_places(graph), operation_nodes(graph), node_edges(graph))
 
 
 def variable_edges(graph: ModelGraph) -> I64:

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from autosync.domain import Domain
 from autosync.population import Population
-from autosync.simulator.learned.features import Features, strategy_features
-from autosync.simulator.learned.networks import Batch
-from autosync.simulator.learned.training import CORRECTION, RankedTrials
-from autosync.simulator.learned.variable_graph import pruned
+from autosync.simulator.learned.features.strategy_features import (StrategyFeatures, features_of_plans)
+from autosync.simulator.learned.networks.lstm_network import (NetworkBatch)
+from autosync.simulator.learned.networks.network_training import (CORRECTION, RankedTrials)
+from autosync.simulator.learned.features.variable_graph import (pruned_graph)
 from autosync.simulator.numba_compiler import compile_plans_fast
 
 F64 = NDArray[np.float64]
@@ -26,16 +26,16 @@ ROWS = 8192
 """Rows standardised at a time."""
 
 
-def feature_chunks(domain: Domain, population: Population, with_shards: bool) -> Iterator[Features]:
+def feature_chunks(domain: Domain, population: Population, with_shards: bool) -> Iterator[StrategyFeatures]:
     """The features of a population, CHUNK strategies at a time."""
     for start in range(0, len(population), CHUNK):
         part = population.take(np.arange(start, min(start + CHUNK, len(population))))
-        yield strategy_features(compile_plans_fast(part, domain), part, domain, with_shards)
+        yield features_of_plans(compile_plans_fast(part, domain), part, domain, with_shards)
 
 
-def features_of(domain: Domain, population: Population, with_shards: bool = True) -> Features:
+def features_of(domain: Domain, population: Population, with_shards: bool = True) -> StrategyFeatures:
     """All at once: for the few hundred that were measured."""
-    return strategy_features(
+    return features_of_plans(
         compile_plans_fast(population, domain), population, domain, with_shards
     )
 
@@ -74,16 +74,16 @@ def _blocks(rows: int) -> Iterator[slice]:
 
 
 def batch_of(
-    table: Features,
+    table: StrategyFeatures,
     domain: Domain,
     shard_scaling: Scaling,
     summary_scaling: Scaling,
     columns: tuple[I64, I64],
-) -> Batch:
+) -> NetworkBatch:
     """columns: of the portions and of the summary."""
     assert table.shards is not None
-    part, graph = table.shards, pruned(domain.graph)
-    return Batch(
+    part, graph = table.shards, pruned_graph(domain.graph)
+    return NetworkBatch(
         values=torch.from_numpy(shard_scaling(part.values[:, columns[0]])),
         summary=torch.from_numpy(summary_scaling(table.summary[:, columns[1]])),
         strategy=torch.from_numpy(np.repeat(np.arange(len(table)), np.diff(part.first))),
@@ -94,7 +94,7 @@ def batch_of(
     )
 
 
-def trials_of(batch: Batch, table: Features, step_seconds: F64, on_base: bool) -> RankedTrials:
+def trials_of(batch: NetworkBatch, table: StrategyFeatures, step_seconds: F64, on_base: bool) -> RankedTrials:
     """on_base: whether the network corrects the timeline's log seconds or stands alone."""
     base = np.log(table.base_seconds) if on_base else np.zeros(len(table))
     residual = np.log(step_seconds) - base

@@ -10,8 +10,8 @@ from autosync.cluster import Link
 from autosync.domain import Domain
 from autosync.graph import ModelGraph
 from autosync.population import encode
-from autosync.simulator.learned.data import features_of
-from autosync.simulator.learned.features import PORTION, SUMMARY, Features
+from autosync.simulator.learned.models.network_inputs import (features_of)
+from autosync.simulator.learned.features.strategy_features import (SHARD_COLUMNS, SUMMARY_COLUMNS, StrategyFeatures)
 from autosync.strategy import (
     AllReduce,
     Encoding,
@@ -34,11 +34,11 @@ def domain(nodes: int = 4, ranks: int = 1, gbps: float | tuple[float, ...] = 0.9
     return domain_of(chain_graph(SHAPES, factor_rows=4), grid_cluster(nodes, ranks, gbps))
 
 
-def features_for(where: Domain, *strategies: Strategy) -> Features:
+def features_for(where: Domain, *strategies: Strategy) -> StrategyFeatures:
     return features_of(where, encode(list(strategies), where))
 
 
-def same(features: Features, i: int, j: int) -> bool:
+def same(features: StrategyFeatures, i: int, j: int) -> bool:
     """Whether two strategies look alike, portions in any order within a variable."""
     return bool(
         np.allclose(features.summary[i], features.summary[j], rtol=1e-6, atol=1e-9)
@@ -47,7 +47,7 @@ def same(features: Features, i: int, j: int) -> bool:
     )
 
 
-def _shards(features: Features, index: int) -> np.ndarray:
+def _shards(features: StrategyFeatures, index: int) -> np.ndarray:
     assert features.shards is not None
     part = features.shards
     rows = slice(int(part.first[index]), int(part.first[index + 1]))
@@ -233,9 +233,9 @@ def test_every_column_has_one_name_and_is_finite() -> None:
     rng = np.random.default_rng(5)
     features = features_for(where, *(random_strategy(where, rng) for _ in range(40)))
     assert features.shards is not None
-    assert features.shards.values.shape[1] == len(PORTION) == len(set(PORTION))
-    assert features.summary.shape == (40, len(SUMMARY))
-    assert len(set(SUMMARY)) == len(SUMMARY)
+    assert features.shards.values.shape[1] == len(SHARD_COLUMNS) == len(set(SHARD_COLUMNS))
+    assert features.summary.shape == (40, len(SUMMARY_COLUMNS))
+    assert len(set(SUMMARY_COLUMNS)) == len(SUMMARY_COLUMNS)
     assert np.isfinite(features.shards.values).all()
     assert np.isfinite(features.summary).all()
 
@@ -258,7 +258,7 @@ def test_the_portions_of_a_variable_hold_all_its_bytes() -> None:
     rng = np.random.default_rng(7)
     features = features_for(where, *(random_strategy(where, rng) for _ in range(10)))
     assert features.shards is not None
-    column = PORTION.index("portion_fraction")
+    column = SHARD_COLUMNS.index("portion_fraction")
     strategy = np.repeat(np.arange(10), np.diff(features.shards.first))
     sums = np.bincount(strategy, weights=features.shards.values[:, column])
     np.testing.assert_allclose(sums, 1.0, rtol=1e-5)
