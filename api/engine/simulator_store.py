@@ -127,7 +127,7 @@ def own_name(session: Session, name: str, domain: Domain) -> str:
     if name != NEAREST:
         return name
     from autosync.simulator.learned.checkpoint import CheckpointCard
-    from autosync.simulator.learned.features.strategy_features import (FEATURE_VERSION)
+    from autosync.simulator.learned.features.feature_names import FEATURE_VERSION
     from autosync.simulator.learned.transfer import nearest_checkpoint
 
     readable = (SimulatorRow.feature_version == FEATURE_VERSION, SimulatorRow.domains > 0)

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from autosync.simulator.evaluation.dataset import MeasuredDomain
 from autosync.simulator.evaluation.evaluation_tables import (
     SEEDS,
-    EvaluationRow,
     EvaluatedDomain,
+    EvaluationRow,
     compare_features,
     compare_simulators,
     guided_search,
@@ -22,7 +22,7 @@ from autosync.simulator.evaluation.evaluation_tables import (
     subjects_of,
     transfers_to,
 )
-from autosync.simulator.evaluation.recipes import standard_models
+from autosync.simulator.evaluation.recipes import MakeModel, maker, standard_models
 from autosync.simulator.evaluation.report import (
     MEASURES,
     draw_curves,
@@ -32,7 +32,7 @@ from autosync.simulator.evaluation.report import (
     transfer_table,
 )
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
-from autosync.simulator.learned.models.recipe import (Recipe)
+from autosync.simulator.learned.models.recipe import Recipe
 from autosync.simulator.learned.transfer import transferred
 
 F64 = NDArray[np.float64]
@@ -45,19 +45,20 @@ class EvaluationPlan:
     """What to do. tables: of `comparison`, `features`, `transfer`, `curves`, `search`.
 
     seeds: of splits and networks; the ablation of features and networks that transfer or grow
-        take the first one. published: also the 3 x 128 LSTM. jobs: processes, each with a domain.
+        take the first one. published_size: also an
+        LSTM of 3 x 128. jobs: processes, each with a domain.
     """
 
     tables: tuple[str, ...] = ("comparison", "features", "transfer", "curves", "search")
     seeds: tuple[int, ...] = SEEDS
-    published: bool = False
+    published_size: bool = False
     jobs: int = 1
 
 
 def evaluate(
     measured: Sequence[MeasuredDomain], folder: Path, evaluation: EvaluationPlan, say: Say
 ) -> None:
-    """Write FOLDER/evaluation.md and its pictures; `say` hears what is being done.
+    """Write FOLDER/evaluation.md and its pictures; `say` is told what is being done.
 
     The page is written after every table. Tables that were not asked for stay as they are there,
     unless the page is of other measurements.
@@ -109,7 +110,7 @@ def describe(measured: Sequence[MeasuredDomain]) -> str:
 
 def searches(subject: EvaluatedDomain, subjects: Sequence[EvaluatedDomain]) -> dict[str, F64]:
     """Random, a Gaussian process from the timeline, and one transferred from all others."""
-    make = Recipe("gaussian")
+    make = maker(Recipe("gaussian"))
     others = [s.trials for s in subjects if s.measured.domain.id != subject.measured.domain.id]
     curves = {
         "random": guided_search(subject, lambda: None),
@@ -122,8 +123,10 @@ def searches(subject: EvaluatedDomain, subjects: Sequence[EvaluatedDomain]) -> d
     return curves
 
 
-def _comparison(subjects: Sequence[EvaluatedDomain], folder: Path, evaluation: EvaluationPlan) -> str:
-    models = standard_models(evaluation.published)
+def _comparison(
+    subjects: Sequence[EvaluatedDomain], folder: Path, evaluation: EvaluationPlan
+) -> str:
+    models = standard_models(evaluation.published_size)
     rows = _rows(
         compare_simulators, [([s], models, evaluation.seeds) for s in subjects], evaluation
     )
@@ -139,7 +142,7 @@ def _features(subjects: Sequence[EvaluatedDomain], folder: Path, evaluation: Eva
 def _transfer(subjects: Sequence[EvaluatedDomain], folder: Path, evaluation: EvaluationPlan) -> str:
     if len(subjects) < 2:
         return "There is one domain only."
-    models = {name: Recipe(name) for name in TRANSFERRED}
+    models = {name: maker(Recipe(name)) for name in TRANSFERRED}
     tasks = [(s, subjects, models, evaluation.seeds[:1]) for s in subjects]
     rows = _rows(transfers_to, tasks, evaluation)
     measures = ("accuracy", "beyond_noise", "fast_quarter", "regret")
@@ -147,14 +150,18 @@ def _transfer(subjects: Sequence[EvaluatedDomain], folder: Path, evaluation: Eva
 
 
 def _curves(subjects: Sequence[EvaluatedDomain], folder: Path, evaluation: EvaluationPlan) -> str:
-    tasks: list[tuple[EvaluatedDomain, dict[str, Recipe], tuple[int, ...], tuple[int, ...]]] = []
+    tasks: list[tuple[EvaluatedDomain, dict[str, MakeModel], tuple[int, ...], tuple[int, ...]]] = []
     for subject in subjects:
-        closed: dict[str, Recipe] = {name: Recipe(name) for name in CLOSED}
+        closed: dict[str, MakeModel] = {name: maker(Recipe(name)) for name in CLOSED_FORMS}
         tasks.append((subject, closed, COUNTS, evaluation.seeds))
-        tasks.append((subject, {"ensemble": Recipe("ensemble")}, COUNTS, evaluation.seeds[:1]))
+        tasks.append(
+            (subject, {"ensemble": maker(Recipe("ensemble"))}, COUNTS, evaluation.seeds[:1])
+        )
     rows = _rows(learning_curve, tasks, evaluation)
     draw_curves(rows, folder / "learning_curves.svg")
-    named = [EvaluationRow(r.domain, f"{r.simulator}, {r.trials}", "", r.trials, r.scores) for r in rows]
+    named = [
+        EvaluationRow(r.domain, f"{r.simulator}, {r.trials}", "", r.trials, r.scores) for r in rows
+    ]
     return f"![](learning_curves.svg)\n\n{table_of(named, 'beyond_noise')}"
 
 
@@ -168,8 +175,8 @@ def _search(subjects: Sequence[EvaluatedDomain], folder: Path, evaluation: Evalu
     return "\n".join(lines)
 
 
-CLOSED: tuple[Literal["linear", "gaussian"], ...] = ("linear", "gaussian")
-TRANSFERRED: tuple[Literal["linear", "gaussian", "lstm"], ...] = (*CLOSED, "lstm")
+CLOSED_FORMS: tuple[Literal["linear", "gaussian"], ...] = ("linear", "gaussian")
+TRANSFERRED: tuple[Literal["linear", "gaussian", "lstm"], ...] = (*CLOSED_FORMS, "lstm")
 COUNTS = (0, 5, 10, 20, 40, 80, 150)
 
 _WRITERS: dict[str, Callable[[Sequence[EvaluatedDomain], Path, EvaluationPlan], str]] = {
@@ -182,7 +189,9 @@ _WRITERS: dict[str, Callable[[Sequence[EvaluatedDomain], Path, EvaluationPlan], 
 
 
 def _rows(
-    table: Callable[..., list[EvaluationRow]], tasks: Sequence[tuple[Any, ...]], evaluation: EvaluationPlan
+    table: Callable[..., list[EvaluationRow]],
+    tasks: Sequence[tuple[Any, ...]],
+    evaluation: EvaluationPlan,
 ) -> list[EvaluationRow]:
     return [row for rows in _each(table, tasks, evaluation.jobs) for row in rows]
 

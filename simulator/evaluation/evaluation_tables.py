@@ -12,11 +12,12 @@ from autosync.simulator.evaluation.dataset import MeasuredDomain
 from autosync.simulator.evaluation.metrics import RankingScores, judge
 from autosync.simulator.evaluation.recipes import SEEDED, MakeModel
 from autosync.simulator.evaluation.splits import split_strategies
-from autosync.simulator.learned.models.network_inputs import (features_of)
-from autosync.simulator.learned.features.strategy_features import (PARTS, FeaturePart)
-from autosync.simulator.learned.models.learned_model import (LabelledTrials)
+from autosync.simulator.learned.features.feature_names import FEATURE_PARTS, FeaturePart
+from autosync.simulator.learned.features.strategy_features import features_of
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
-from autosync.simulator.learned.models.recipe import (Recipe)
+from autosync.simulator.learned.models.learned_model import LabelledTrials
+from autosync.simulator.learned.models.model_factory import make_model
+from autosync.simulator.learned.models.recipe import Recipe
 from autosync.simulator.learned.transfer import transferred
 
 F64 = NDArray[np.float64]
@@ -39,11 +40,7 @@ class EvaluatedDomain:
         return self.trials.features.base_seconds
 
     def known(self, indices: NDArray[np.int64]) -> LabelledTrials:
-        return LabelledTrials(
-            self.trials.domain,
-            self.trials.features.take(indices),
-            self.trials.step_seconds[indices],
-        )
+        return self.trials.take(indices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,25 +94,30 @@ def compare_simulators(
 
 
 ABLATIONS: dict[str, tuple[FeaturePart, ...]] = {
-    "full": PARTS,
+    "full": FEATURE_PARTS,
     "raw and predefined": ("raw", "predefined"),
     "raw only": ("raw",),
     "predefined only": ("predefined",),
 }
 
 
-def compare_features(subjects: Sequence[EvaluatedDomain], seeds: Sequence[int] = SEEDS) -> list[EvaluationRow]:
+def compare_features(
+    subjects: Sequence[EvaluatedDomain], seeds: Sequence[int] = SEEDS
+) -> list[EvaluationRow]:
     """Table 8.3: an LSTM that stands alone (no timeline beneath it), by the features it reads."""
     rows = []
     for subject in subjects:
         for setting, parts in ABLATIONS.items():
+            recipe = Recipe("lstm", parts, on_base=False)
             scores = []
             for seed in seeds:
                 split = split_strategies(len(subject.measured), seed)
-                simulator = LearnedSimulator(Recipe("lstm", parts, on_base=False)(seed))
+                simulator = LearnedSimulator(make_model(recipe, seed))
                 simulator.refit_features(subject.known(split.known))
                 scores.append(_judge(subject, _of(simulator, subject), split.test))
-            rows.append(EvaluationRow(subject.name, "lstm", setting, len(split.known), mean_scores(scores)))
+            rows.append(
+                EvaluationRow(subject.name, "lstm", setting, len(split.known), mean_scores(scores))
+            )
     return rows
 
 
@@ -143,7 +145,9 @@ def transfers_to(
     return rows
 
 
-def transfer_sources(target: EvaluatedDomain, subjects: Sequence[EvaluatedDomain]) -> dict[str, list[EvaluatedDomain]]:
+def transfer_sources(
+    target: EvaluatedDomain, subjects: Sequence[EvaluatedDomain]
+) -> dict[str, list[EvaluatedDomain]]:
     """The sources of each setting that has any. A graph is told by its name, a cluster too."""
     domain = target.measured.domain
     others = [s for s in subjects if s.measured.domain.id != domain.id]

@@ -82,7 +82,9 @@ def read_facts(file: Path) -> DatasetFacts:
     return from_data(DatasetFacts, strict_yaml(_text(file), str(file)), str(file))
 
 
-def import_dataset(folder: Path, out: Path, facts: DatasetFacts, *, allow_lossy: bool = False) -> ImportedDataset:
+def import_dataset(
+    folder: Path, out: Path, facts: DatasetFacts, *, allow_lossy: bool = False
+) -> ImportedDataset:
     """Read the models that `facts` names, and write them to `out` as a dataset of ours.
 
     `average` counts as one pass; its spread is that of the list `runtime`. A strategy measured

@@ -1,4 +1,5 @@
-"""Trained on other domains, a simulator ranks a new one at once; its trials then fine-tune it."""
+"""Simulators trained on other domains rank a new one without a trial; its trials then correct
+them."""
 
 from collections.abc import Sequence
 
@@ -9,18 +10,18 @@ from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.simulator.learned.calibration import Calibration
 from autosync.simulator.learned.checkpoint import CheckpointCard, SourceDomain
-from autosync.simulator.learned.features.domain_descriptor import (describe_domain)
-from autosync.simulator.learned.models.learned_model import (LabelledTrials, LearnedModel)
+from autosync.simulator.learned.features.domain_descriptor import describe_domain
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
+from autosync.simulator.learned.models.learned_model import LabelledTrials, LearnedModel
 
 F64 = NDArray[np.float64]
 
 REACH = 2.0
-"""Distance of domains at which a source counts a third (1/e); a doubling of one logarithm is 1."""
+"""Distance between domains at which a source counts 1/e. A doubling of one figure is 1."""
 
 
 def distances(target: F64, descriptors: Sequence[F64]) -> F64:
-    """How unlike each described domain is, `(domains,)`: Euclidean over the descriptor."""
+    """The Euclidean distance of each descriptor from the target's, `(domains,)`."""
     result: F64 = np.linalg.norm(np.asarray(descriptors) - target, axis=1)
     return result
 
@@ -58,7 +59,9 @@ def nearest_checkpoint(domain: Domain, cards: Sequence[CheckpointCard]) -> int:
     return min(range(len(cards)), key=lambda k: (found[k][0], -found[k][1]))
 
 
-def transferred(model: LearnedModel, sources: Sequence[LabelledTrials], target: Domain) -> LearnedSimulator:
+def transferred(
+    model: LearnedModel, sources: Sequence[LabelledTrials], target: Domain
+) -> LearnedSimulator:
     """A simulator for `target` that knows none of its strategies, trained on the sources.
 
     Sources alike count more (linear part). Scores become seconds by the sources' median error.
@@ -79,7 +82,7 @@ def transferred(model: LearnedModel, sources: Sequence[LabelledTrials], target: 
 
 
 def pretrained(model: LearnedModel, sources: Sequence[LabelledTrials]) -> LearnedSimulator:
-    """A simulator for whatever comes: all sources count alike.
+    """A simulator for any target: all sources count alike.
 
     Raises:
         InvalidInput: there is no source.
@@ -109,7 +112,9 @@ def _require(sources: Sequence[LabelledTrials]) -> None:
         )
 
 
-def _pretrained(model: LearnedModel, sources: Sequence[LabelledTrials], weights: F64) -> LearnedSimulator:
+def _pretrained(
+    model: LearnedModel, sources: Sequence[LabelledTrials], weights: F64
+) -> LearnedSimulator:
     model.pretrain(sources, weights)
     simulator = LearnedSimulator(model)
     simulator.calibration = _level(model, sources)

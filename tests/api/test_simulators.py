@@ -25,18 +25,23 @@ from autosync.api.http.app import create_app
 from autosync.errors import InvalidInput, NotFound, NotSupported
 from autosync.population import encode
 from autosync.simulator.learned.checkpoint import SourceDomain, save_checkpoint
-from autosync.simulator.learned.models.network_inputs import (Scaling)
-from autosync.simulator.learned.features.domain_descriptor import (DESCRIPTOR, describe_domain)
-from autosync.simulator.learned.features.strategy_features import (PARTS, shard_columns, summary_columns)
-from autosync.simulator.learned.models.learned_model import (LinearModel, LearnedModel)
+from autosync.simulator.learned.features.domain_descriptor import DESCRIPTOR, describe_domain
+from autosync.simulator.learned.features.feature_names import (
+    FEATURE_PARTS,
+    shard_columns,
+    summary_columns,
+)
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
-from autosync.simulator.learned.models.network_model import (NetworkModel)
-from autosync.simulator.learned.models.ridge import (Ridge)
+from autosync.simulator.learned.models.learned_model import LearnedModel
+from autosync.simulator.learned.models.linear_model import LinearModel
+from autosync.simulator.learned.models.network_inputs import Scaling
+from autosync.simulator.learned.models.network_model import NetworkModel
+from autosync.simulator.learned.models.ridge import Ridge
 from tests.api.sample import candidates, small_job
 
 Files = tuple[bytes, bytes]
 """Card and tensors."""
-SUMMARY = len(summary_columns(PARTS))
+SUMMARY = len(summary_columns(FEATURE_PARTS))
 
 
 def opinionated(scale: float = 1e-3) -> LinearModel:
@@ -51,7 +56,7 @@ def opinionated(scale: float = 1e-3) -> LinearModel:
 def network() -> NetworkModel:
     """An LSTM whose weights are those of its seed."""
     model = NetworkModel("lstm")
-    widths = len(shard_columns(PARTS)), SUMMARY
+    widths = len(shard_columns(FEATURE_PARTS)), SUMMARY
     model.scaling = tuple(Scaling(np.zeros(n), np.full(n, np.inf)) for n in widths)  # type: ignore[assignment]
     model.network = model.build()
     return model

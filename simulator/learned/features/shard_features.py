@@ -1,123 +1,74 @@
-"""z_raw and z_pre of a strategy's portions, for the models that read variable by variable.
+"""z_raw and z_pre of a strategy's shard sets, for the models that read variable by variable.
 
-A portion is all shards of one variable that are synchronized alike in one message: BERT-large
-has 1,300 shards but 460 portions a sampled strategy, and their order along the cut does not
-matter. Hosts and groups appear by what they are (bandwidth, load, size), never by their number.
+A shard set is all shards of one variable with the same synchronizer in the same group, which travel
+in one message: a row of the features. BERT-large has 1,300 shards but 460 shard sets a sampled
+strategy; the order of the shards of a set along the cut does not matter. Hosts and groups appear
+by what they are (bandwidth, bytes they carry, size), never by their number.
 """
 
 from dataclasses import dataclass
-from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autosync.codes import ENCODINGS, POWERSGD, Method, Order
 from autosync.domain import Domain
-from autosync.graph import DType
 from autosync.plan import PlanTable
 from autosync.plan.compiler_arrays import encoding_code
 from autosync.population import Population
 from autosync.simulator.compute_time import compute_factors
-from autosync.simulator.learned.features.shard_traffic import (ShardTraffic, traffic_of)
-from autosync.simulator.learned.features.what_if import (MessageTimes)
+from autosync.simulator.learned.features.feature_names import DIMS, DTYPES, SHARD_COLUMNS
+from autosync.simulator.learned.features.shard_traffic import ShardTraffic, traffic_of
+from autosync.simulator.learned.features.what_if import MessageTimes
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 Columns = dict[str, NDArray[np.generic]]
 
-DTYPES: tuple[str, ...] = get_args(DType)
-DIMS = 4
-"""Dimensions a convolution's weight has; those beyond are counted, not listed."""
-
-RAW = (
-    "variable_size",
-    "variable_fraction",
-    *(f"dimension_{k}" for k in range(DIMS)),
-    "dimensions",
-    *(f"dtype_{dtype}" for dtype in DTYPES),
-    "sparse",
-    "touched_fraction",
-    "factor_fraction",
-    "ready_place",
-    "first_use_place",
-    "portion_size",
-    "portion_fraction",
-    "shards",
-    "shard_squares",
-    "largest_shard",
-    "flat",
-    "axis_place",
-    *(f"method_{method.name.lower()}" for method in Method),
-    "tree",
-    "hierarchical",
-    "explicit_ring",
-    "sharded_update",
-    *(f"encoding_{name}" for name in ENCODINGS[1:]),
-    "powersgd_rank",
-    "server_bandwidth",
-    "server_load",
-    "server_slowness",
-    "server_replicas",
-    "server_dedicated",
-    "group_size",
-    "group_fraction",
-    "group_shards",
-    "group_ready_place",
-    "group_use_place",
-    "turn",
-    "sliced",
-    "pieces",
-    *(f"order_{order.name.lower()}" for order in Order),
-    "overlap",
-    "staleness",
-    "slowest_replica",
-    "share_squares",
-)
-"""What the strategy, the graph and the cluster say of a portion (thesis 8.3.1)."""
-PRE = ("transfer", "startup", "link", "group_transfer", "group_startup", "server_transfer")
-"""Terms of equations 2 and 3 in units of compute seconds."""
-TIMES = ("ready_time", "wait_time", "done_time", "air_time", "late_time")
-"""The timeline's, in units of compute seconds."""
-
 
 @dataclass(frozen=True, slots=True)
 class ShardFeatures:
-    """P portions of n strategies.
+    """P shard sets of n strategies.
 
-    first i64[n + 1]: strategy i has the portions first[i]:first[i + 1], variable by variable in
-        the graph's order. variable i64[P].
-    values f32[P, len(RAW + PRE + TIMES)].
+    first i64[n + 1]: strategy i has the rows first[i]:first[i + 1], variable by variable in the
+        graph's order. variable i64[P]. values f32[P, len(SHARD_COLUMNS)].
     """
 
     first: I64
     variable: I64
     values: NDArray[np.float32]
 
+    def take(self, indices: I64) -> "ShardFeatures":
+        """The strategies of these indices, in their order."""
+        counts = np.diff(self.first)[indices]
+        first = np.concatenate(([0], np.cumsum(counts)))
+        rows = np.arange(first[-1]) + np.repeat(self.first[indices] - first[:-1], counts)
+        return ShardFeatures(first, self.variable[rows], self.values[rows])
+
 
 def features_of_shards(
     plans: PlanTable, population: Population, domain: Domain, times: MessageTimes
 ) -> ShardFeatures:
-    """The portions of compiled plans and their features."""
+    """The shard sets of compiled plans and their features."""
     strategy = np.repeat(np.arange(len(population)), np.diff(population.first))
     lead, member = _grouping(population, strategy)
     travel = traffic_of(plans, population, domain, times)
-    shards = _Shards(population, domain, strategy, travel)
+    shards = _ShardFacts(population, domain, strategy, travel)
     columns = _variable_columns(domain, population.variable[lead].astype(np.int64))
     columns |= _cut_columns(shards, lead, member)
     columns |= _synchronizer_columns(shards, lead)
     columns |= _group_columns(shards, lead, member)
     columns |= _schedule_columns(shards, lead, member)
     columns |= _time_columns(shards, lead, member)
-    names = (*RAW, *PRE, *TIMES)
-    values = np.empty((len(lead), len(names)), dtype=np.float32)
-    for k, name in enumerate(names):
+    values = np.empty((len(lead), len(SHARD_COLUMNS)), dtype=np.float32)
+    for k, name in enumerate(SHARD_COLUMNS):
         values[:, k] = columns[name]
     first = np.searchsorted(strategy[lead], np.arange(len(population) + 1))
     return ShardFeatures(first.astype(np.int64), population.variable[lead].astype(np.int64), values)
 
 
 def _grouping(population: Population, strategy: I64) -> tuple[I64, I64]:
-    """Each portion's first row, i64[P], and each row's portion, i64[N], in order of appearance."""
+    """Each shard set's first shard, i64[P], and each shard's set, i64[N]; by first appearance."""
     key = strategy
     for values, size in (
         (population.variable, population.axis.shape[1]),
@@ -134,8 +85,8 @@ def _grouping(population: Population, strategy: I64) -> tuple[I64, I64]:
     return lead[order], place[member]
 
 
-class _Shards:
-    """Per-row facts (N) that several columns need. Times and bytes are relative; see names."""
+class _ShardFacts:
+    """Of each of N shards, what several columns need; `fraction` is of its variable."""
 
     def __init__(
         self, population: Population, domain: Domain, strategy: I64, travel: ShardTraffic
@@ -162,7 +113,7 @@ class _Shards:
         self.compute = max(timing.forward_seconds + timing.backward_seconds, 1e-9)
 
     def by_group(self, values: F64) -> F64:
-        """The sum over each row's group, N entries."""
+        """For each shard the sum over its group, `(N,)`."""
         sums = np.bincount(self.group, weights=values, minlength=self.groups)
         return np.asarray(sums[self.group], dtype=np.float64)
 
@@ -212,12 +163,12 @@ def _variable_columns(domain: Domain, variable: I64) -> Columns:
     return {name: values[variable] for name, values in columns.items()}
 
 
-def _cut_columns(shards: _Shards, lead: I64, member: I64) -> Columns:
+def _cut_columns(shards: _ShardFacts, lead: I64, member: I64) -> Columns:
     size_bytes = _sum(member, shards.size_bytes)
     axis, rank = shards.axis[lead], shards.domain.variables.rank[shards.variable[lead]]
     return {
-        "portion_size": _size(size_bytes),
-        "portion_fraction": size_bytes / shards.total_bytes,
+        "set_size": _size(size_bytes),
+        "set_fraction": size_bytes / shards.total_bytes,
         "shards": np.log2(np.bincount(member)),
         "shard_squares": _sum(member, shards.fraction**2),
         "largest_shard": _most(member, shards.fraction, len(lead)),
@@ -226,7 +177,7 @@ def _cut_columns(shards: _Shards, lead: I64, member: I64) -> Columns:
     }
 
 
-def _synchronizer_columns(shards: _Shards, lead: I64) -> Columns:
+def _synchronizer_columns(shards: _ShardFacts, lead: I64) -> Columns:
     population = shards.population
     options = population.options
     method = population.method[lead]
@@ -252,8 +203,8 @@ def _synchronizer_columns(shards: _Shards, lead: I64) -> Columns:
     return columns | _server_columns(shards, lead)
 
 
-def _server_columns(shards: _Shards, lead: I64) -> Columns:
-    """A server by its bandwidth, load and speed; 0 where a portion has no owner."""
+def _server_columns(shards: _ShardFacts, lead: I64) -> Columns:
+    """A server by its bandwidth, its link's seconds and its speed; 0 where there is no owner."""
     population, cluster, travel = shards.population, shards.domain.cluster, shards.travel
     server = population.server[lead].astype(np.int64)
     owned = server >= 0
@@ -263,7 +214,7 @@ def _server_columns(shards: _Shards, lead: I64) -> Columns:
     cells = len(population) * cluster.servers
     served = travel.bucket_root >= 0
     cell = travel.bucket_owner[served] * cluster.servers + travel.bucket_root[served]
-    load = np.bincount(cell, weights=travel.bucket_link[served], minlength=cells)
+    link = np.bincount(cell, weights=travel.bucket_link[served], minlength=cells)
     terms = np.bincount(cell, weights=travel.bucket_transfer[served], minlength=cells)
     at = shards.strategy[lead] * cluster.servers + np.maximum(server, 0)
     slow = np.zeros((len(population.layouts), cluster.servers))
@@ -273,7 +224,7 @@ def _server_columns(shards: _Shards, lead: I64) -> Columns:
     safe = np.maximum(server, 0)
     return {
         "server_bandwidth": owned * (nic / nic.mean())[node][safe],
-        "server_load": owned * load[at] / shards.compute,
+        "server_link": owned * link[at] / shards.compute,
         "server_transfer": owned * terms[at] / shards.compute,
         "server_slowness": owned * slow[layout_of, safe],
         "server_replicas": owned * ranks[node][safe] / max(ranks.max(), 1.0),
@@ -281,7 +232,7 @@ def _server_columns(shards: _Shards, lead: I64) -> Columns:
     }
 
 
-def _group_columns(shards: _Shards, lead: I64, member: I64) -> Columns:
+def _group_columns(shards: _ShardFacts, lead: I64, member: I64) -> Columns:
     table, timing = shards.domain.variables, shards.domain.timing
     size_bytes = shards.by_group(shards.size_bytes)[lead]
     use = timing.forward_start[table.first_use[shards.variable]]
@@ -299,7 +250,7 @@ def _group_columns(shards: _Shards, lead: I64, member: I64) -> Columns:
     }
 
 
-def _schedule_columns(shards: _Shards, lead: I64, member: I64) -> Columns:
+def _schedule_columns(shards: _ShardFacts, lead: I64, member: I64) -> Columns:
     population, strategy = shards.population, shards.strategy[lead]
     slowest = np.zeros(len(population.layouts))
     squares = np.zeros(len(population.layouts))
@@ -308,9 +259,9 @@ def _schedule_columns(shards: _Shards, lead: I64, member: I64) -> Columns:
         slowest[number], squares[number] = factors.max(), float((factors**2).mean())
     slice_bytes = population.slice_bytes[strategy].astype(np.float64)
     columns: Columns = {
-        "turn": _sum(member, shards.travel.turn) / np.bincount(member),
+        "issue_place": _sum(member, shards.travel.issue_place) / np.bincount(member),
         "sliced": np.where(slice_bytes > 0, 2.0 - np.clip(_size(slice_bytes), 0.0, 2.0), 0.0),
-        "pieces": np.log2(1.0 + _sum(member, shards.travel.pieces)),
+        "buckets": np.log2(1.0 + _sum(member, shards.travel.buckets)),
         "overlap": population.overlap[strategy],
         "staleness": population.staleness[strategy],
         "slowest_replica": slowest[population.layout[strategy]],
@@ -321,7 +272,7 @@ def _schedule_columns(shards: _Shards, lead: I64, member: I64) -> Columns:
     return columns
 
 
-def _time_columns(shards: _Shards, lead: I64, member: I64) -> Columns:
+def _time_columns(shards: _ShardFacts, lead: I64, member: I64) -> Columns:
     travel, domain = shards.travel, shards.domain
     compute, count = shards.compute, len(lead)
     start = -_most(member, -travel.start, count)
@@ -338,6 +289,6 @@ def _time_columns(shards: _Shards, lead: I64, member: I64) -> Columns:
         "ready_time": ready / compute,
         "wait_time": (start - ready) / compute,
         "done_time": done / compute,
-        "air_time": (done - start) / compute,
+        "in_flight_time": (done - start) / compute,
         "late_time": np.maximum(done - use, 0.0) / compute,
     }

@@ -9,7 +9,7 @@ from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.cost.network import network_of
-from autosync.simulator.learned.features.what_if import (MessageTimes)
+from autosync.simulator.learned.features.what_if import MessageTimes
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -17,15 +17,15 @@ I64 = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ShardTraffic:
-    """Per bucket (C) and per shard (N rows of the population); seconds unless stated.
+    """Of B buckets and of N shards (rows of the population); seconds unless stated.
 
-    content_owner i64[C]: its strategy. content_root i64[C]: the server, or -1.
-    content_transfer, content_startup, content_link f64[C]: equation 2's or 3's network term over
-        all its messages; their startups; the time they hold their slowest link.
+    bucket_owner i64[B]: its strategy. bucket_root i64[B]: the server, or -1.
+    bucket_transfer, bucket_startup, bucket_link f64[B]: equation 2's or 3's network term over all
+        its messages; their startups; the time they hold their slowest link.
     transfer, startup, link f64[N]: the shard's part of them, by its share of the bytes.
-    pieces f64[N]: buckets it travels in. ready, start, done f64[N]: when the last gradient of
+    buckets f64[N]: how many it travels in. ready, start, done f64[N]: when the last gradient of
         its message exists, its first message starts, its last has arrived, from the start of
-        backward. turn f64[N]: its first message's place in the issue order, in [0, 1).
+        backward. issue_place f64[N]: its first message's place in the order of issue, in [0, 1).
     """
 
     bucket_owner: I64
@@ -36,14 +36,16 @@ class ShardTraffic:
     transfer: F64
     startup: F64
     link: F64
-    pieces: F64
+    buckets: F64
     ready: F64
     start: F64
     done: F64
-    turn: F64
+    issue_place: F64
 
 
-def traffic_of(plans: PlanTable, population: Population, domain: Domain, times: MessageTimes) -> ShardTraffic:
+def traffic_of(
+    plans: PlanTable, population: Population, domain: Domain, times: MessageTimes
+) -> ShardTraffic:
     buckets, rows = len(plans.bucket_first) - 1, population.rows
     costs = network_of(domain.cluster, plans.teams)
     kind = costs.kind[plans.operation, plans.ranks, plans.root.astype(np.int64) + 1]
@@ -51,7 +53,7 @@ def traffic_of(plans: PlanTable, population: Population, domain: Domain, times: 
     copies = costs.copy_seconds_per_byte[kind]
     transfer = (costs.equation_seconds_per_byte[kind] + copies) * wire
     strategy = np.repeat(np.arange(len(plans)), np.diff(plans.first))
-    turn = (np.arange(plans.messages) - plans.first[strategy]) / np.diff(plans.first)[strategy]
+    place = (np.arange(plans.messages) - plans.first[strategy]) / np.diff(plans.first)[strategy]
     ready = domain.timing.ready_seconds[np.maximum(plans.ready, 0)] * (plans.ready >= 0)
 
     def of_buckets(values: F64) -> F64:
@@ -89,9 +91,9 @@ def traffic_of(plans: PlanTable, population: Population, domain: Domain, times: 
         transfer=of_rows(bucket_transfer),
         startup=of_rows(bucket_startup),
         link=of_rows(bucket_link),
-        pieces=np.bincount(piece_row, minlength=rows).astype(np.float64),
+        buckets=np.bincount(piece_row, minlength=rows).astype(np.float64),
         ready=extreme(ready, np.maximum, 0.0),
         start=extreme(times.start, np.minimum, np.inf),
         done=extreme(times.done, np.maximum, 0.0),
-        turn=extreme(turn, np.minimum, np.inf),
+        issue_place=extreme(place, np.minimum, np.inf),
     )

@@ -1,4 +1,4 @@
-"""What the timeline says of each message, and what it would say of a slightly other world.
+"""When the timeline has each message start and end, and how an iteration depends on constants.
 
 The what-ifs are the timeline's sensitivities: by how much a strategy's time grows if a constant of
 the cluster (the startup of a kind of message, the copies of an engine, a link) is larger than
@@ -52,7 +52,7 @@ one; half as much startup again; copies that cost a quarter of the slowest link'
 @dataclass(frozen=True, slots=True)
 class MessageTimes:
     """seconds f64[n]: an iteration, staleness left out. start, flowing, done f64[M]: when each
-    message is issued, on the wire and there, seconds from the start of backward."""
+    message is issued, on the wire and received, seconds from the start of backward."""
 
     seconds: F64
     start: F64
@@ -64,8 +64,8 @@ Inputs = tuple[MessageArrays, CostArrays, ComputeArrays, InFlight, F64]
 
 
 def message_times(plans: PlanTable, population: Population, domain: Domain) -> MessageTimes:
-    """The timeline of every message."""
-    return _play(_inputs(plans, population, domain))
+    """The timeline's iteration of each strategy, and its times of every message."""
+    return _simulate(_inputs(plans, population, domain))
 
 
 def what_ifs(plans: PlanTable, population: Population, domain: Domain, seconds: F64) -> F64:
@@ -82,7 +82,7 @@ def what_ifs(plans: PlanTable, population: Population, domain: Domain, seconds: 
             continue
         changed = _changed(name, costs, np.isin(operations, family or ()), domain)
         slower = factors * 1.1 if name == "compute" else factors
-        other = _play((messages, changed, compute, in_flight, slower))
+        other = _simulate((messages, changed, compute, in_flight, slower))
         columns.append(np.log(other.seconds / seconds))
     return np.column_stack(columns)
 
@@ -109,7 +109,7 @@ def _inputs(plans: PlanTable, population: Population, domain: Domain) -> Inputs:
     return *arguments(plans, domain), factors
 
 
-def _play(inputs: Inputs) -> MessageTimes:
+def _simulate(inputs: Inputs) -> MessageTimes:
     messages, costs, compute, in_flight, factors = inputs
     start, flowing, done = np.empty((3, len(messages.operation)))
     seconds = np.empty(len(messages.first) - 1)

@@ -1,4 +1,4 @@
-"""A Gaussian process on the log residual of a simulator: what strategies alike have been off by.
+"""A Gaussian process on the log residual of a simulator: what similar strategies were off by.
 
 Strategies whose summaries are near each other err alike, so a few dozen trials tell much about
 hundreds, and far from all trials the simulator beneath is left as it is. The kernel is
@@ -7,13 +7,20 @@ summary, times the variance of the residuals. Its settings are those with the le
 error, which is exact.
 """
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.simulator.learned.models.ridge import (RobustLoss, is_significant)
+from autosync.simulator.learned.models.model_arrays import (
+    ArrayForm,
+    Arrays,
+    not_negative,
+    positive,
+)
+from autosync.simulator.learned.models.robust_loss import RobustLoss, is_significant
 
 F64 = NDArray[np.float64]
 
@@ -21,20 +28,20 @@ LENGTHS = (0.5, 1.0, 2.0)
 LINEAR = (0.0, 0.1)
 NOISES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """Of the fastest strategies, over the variance of the residuals; slower ones have more."""
-FEWEST_TRIALS = 16
+FEWEST_FOR_PROCESS = 16
 """Fewer do not tell 36 settings from chance."""
-LARGEST_SOURCE = 96
-"""Trials that a domain adds to a process for several: twice as many take eight times as long."""
+MOST_OF_A_SOURCE = 96
+"""Trials of a domain in a process for several: twice as many take eight times as long."""
 BOUND = 4.0
-"""Standard deviations beyond which a column's value tells no more."""
+"""Standard deviations to which a column's value is clipped."""
 LARGEST = 1.0
-"""Log seconds beyond which no correction is believed."""
+"""Log seconds to which a correction is clipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelSettings:
     """length: of the kernel, in root mean squares of standardised columns. linear: share of the
-    linear kernel. noise: variance of the fastest strategies' over that of the residuals."""
+    linear kernel. noise: variance of the fastest strategies' noise over that of the residuals."""
 
     length: float
     linear: float
@@ -77,7 +84,47 @@ class GaussianProcess:
         left: F64 = own - np.einsum("ij,jk,ik->i", kernel, self.precision, kernel, optimize=True)
         return np.sqrt(self.variance * np.maximum(left, 0.0))
 
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """By the names that checkpoints hold."""
+        return {
+            "center": self.center,
+            "scale": self.scale,
+            "known": self.known,
+            "coefficients": self.coefficients,
+            "precision": self.precision,
+            "setting": np.array(astuple(self.setting)),
+            "variance": np.array([self.variance]),
+        }
+
+    @staticmethod
+    def array_forms(columns: int, given: Arrays) -> dict[str, ArrayForm]:
+        """A process has as many trials as it has coefficients."""
+        coefficients = given.get("coefficients")
+        trials = coefficients.size if coefficients is not None else 1
+        return {
+            "center": ArrayForm((columns,)),
+            "scale": ArrayForm((columns,), rule=positive),
+            "known": ArrayForm((trials, columns)),
+            "coefficients": ArrayForm((trials,)),
+            "precision": ArrayForm((trials, trials)),
+            "setting": ArrayForm((3,), rule=not_negative),
+            "variance": ArrayForm((1,), rule=not_negative),
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays) -> "GaussianProcess":
+        return cls(
+            center=arrays["center"],
+            scale=arrays["scale"],
+            known=arrays["known"],
+            coefficients=arrays["coefficients"],
+            precision=arrays["precision"],
+            setting=KernelSettings(*(float(value) for value in arrays["setting"])),
+            variance=float(arrays["variance"][0]),
+        )
+
     def standard(self, table: F64) -> F64:
+        """Standardised columns, `(n, F)`."""
         return _standard(table, self.center, self.scale)
 
 
@@ -90,15 +137,15 @@ def fit_gaussian(table: F64, target: F64, base_seconds: F64) -> tuple[GaussianPr
     left-out error does not fall beyond doubt.
     """
     nothing = np.zeros(len(target))
-    if len(target) < FEWEST_TRIALS:
+    if len(target) < FEWEST_FOR_PROCESS:
         return None, nothing
     residual = target - np.median(target)
     loss = RobustLoss(residual, base_seconds)
     variance = float(residual.var())
     if variance < 1e-12:
         return None, nothing
-    center, spread = table.mean(axis=0), table.std(axis=0)
-    scale = np.where(spread > 1e-9, spread, np.inf)
+    center, std = table.mean(axis=0), table.std(axis=0)
+    scale = np.where(std > 1e-9, std, np.inf)
     known = _standard(table, center, scale)
     best, left_out, precision = SETTINGS[0], nothing, np.zeros((0, 0))
     least = np.inf
@@ -121,7 +168,7 @@ def fit_pooled_gaussian(
     importance f64[domains]: how much a domain's trials count. The setting is chosen by leaving
     domains out, so that it suits one not seen; None where no setting helps those left out.
     """
-    some = [np.linspace(0, len(t) - 1, min(len(t), LARGEST_SOURCE)).astype(int) for t in tables]
+    some = [np.linspace(0, len(t) - 1, min(len(t), MOST_OF_A_SOURCE)).astype(int) for t in tables]
     tables = [table[rows] for table, rows in zip(tables, some, strict=True)]
     targets = [target[rows] for target, rows in zip(targets, some, strict=True)]
     residuals = [target - np.median(target) for target in targets]
@@ -131,8 +178,8 @@ def fit_pooled_gaussian(
     ]
     weights = [each * loss.importance for each, loss in zip(importance, losses, strict=True)]
     center = np.mean([table.mean(axis=0) for table in tables], axis=0)
-    spread = np.sqrt(np.mean([((table - center) ** 2).mean(axis=0) for table in tables], axis=0))
-    scale = np.where(spread > 1e-9, spread, np.inf)
+    std = np.sqrt(np.mean([((table - center) ** 2).mean(axis=0) for table in tables], axis=0))
+    scale = np.where(std > 1e-9, std, np.inf)
     standard = [_standard(table, center, scale) for table in tables]
     variance = float(np.mean([residual.var() for residual in residuals]))
 

@@ -1,4 +1,4 @@
-"""From a domain and strategies to what the models read; and how columns are standardised."""
+"""From features to the tensors that a network reads; and how their columns are standardised."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,35 +9,17 @@ import torch
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
-from autosync.population import Population
-from autosync.simulator.learned.features.strategy_features import (StrategyFeatures, features_of_plans)
-from autosync.simulator.learned.networks.lstm_network import (NetworkBatch)
-from autosync.simulator.learned.networks.network_training import (CORRECTION, RankedTrials)
-from autosync.simulator.learned.features.variable_graph import (pruned_graph)
-from autosync.simulator.numba_compiler import compile_plans_fast
+from autosync.simulator.learned.features.strategy_features import StrategyFeatures
+from autosync.simulator.learned.features.variable_graph import pruned_graph
+from autosync.simulator.learned.models.model_arrays import ArrayForm, Arrays, positive
+from autosync.simulator.learned.networks.network_training import CORRECTION, RankedTrials
+from autosync.simulator.learned.networks.scoring_network import NetworkBatch
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
-CHUNK = 64
-"""Strategies looked at together; bounds memory (BERT-large: 8 MB of features, and five times as
-much while they are made)."""
 ROWS = 8192
 """Rows standardised at a time."""
-
-
-def feature_chunks(domain: Domain, population: Population, with_shards: bool) -> Iterator[StrategyFeatures]:
-    """The features of a population, CHUNK strategies at a time."""
-    for start in range(0, len(population), CHUNK):
-        part = population.take(np.arange(start, min(start + CHUNK, len(population))))
-        yield features_of_plans(compile_plans_fast(part, domain), part, domain, with_shards)
-
-
-def features_of(domain: Domain, population: Population, with_shards: bool = True) -> StrategyFeatures:
-    """All at once: for the few hundred that were measured."""
-    return features_of_plans(
-        compile_plans_fast(population, domain), population, domain, with_shards
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +34,18 @@ class Scaling:
         for rows in _blocks(len(table)):
             np.clip((table[rows] - self.center) / self.scale, -5.0, 5.0, out=standard[rows])
         return standard
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """By the names that checkpoints hold."""
+        return {"center": self.center, "scale": self.scale}
+
+    @staticmethod
+    def array_forms(columns: int) -> dict[str, ArrayForm]:
+        return {"center": ArrayForm((columns,)), "scale": ArrayForm((columns,), rule=positive)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays) -> "Scaling":
+        return cls(arrays["center"], arrays["scale"])
 
 
 def scaling_of(tables: Sequence[NDArray[np.floating[Any]]]) -> Scaling:
@@ -80,22 +74,28 @@ def batch_of(
     summary_scaling: Scaling,
     columns: tuple[I64, I64],
 ) -> NetworkBatch:
-    """columns: of the portions and of the summary."""
+    """The batch of strategies of one domain. columns: those read of the shard features and of the
+    summary."""
     assert table.shards is not None
-    part, graph = table.shards, pruned_graph(domain.graph)
+    shards, graph = table.shards, pruned_graph(domain.graph)
     return NetworkBatch(
-        values=torch.from_numpy(shard_scaling(part.values[:, columns[0]])),
+        values=torch.from_numpy(shard_scaling(shards.values[:, columns[0]])),
         summary=torch.from_numpy(summary_scaling(table.summary[:, columns[1]])),
-        strategy=torch.from_numpy(np.repeat(np.arange(len(table)), np.diff(part.first))),
-        place=torch.from_numpy(graph.place[part.variable]),
-        node=torch.from_numpy(graph.node[part.variable]),
+        strategy=torch.from_numpy(np.repeat(np.arange(len(table)), np.diff(shards.first))),
+        place=torch.from_numpy(graph.place[shards.variable]),
+        node=torch.from_numpy(graph.node[shards.variable]),
         edges=torch.from_numpy(graph.edges),
         variables=len(domain.graph.variables),
     )
 
 
-def trials_of(batch: NetworkBatch, table: StrategyFeatures, step_seconds: F64, on_base: bool) -> RankedTrials:
-    """on_base: whether the network corrects the timeline's log seconds or stands alone."""
+def trials_of(
+    batch: NetworkBatch, table: StrategyFeatures, step_seconds: F64, on_base: bool
+) -> RankedTrials:
+    """Measured strategies of a batch.
+
+    on_base: whether the network corrects the timeline's log seconds or stands alone.
+    """
     base = np.log(table.base_seconds) if on_base else np.zeros(len(table))
     residual = np.log(step_seconds) - base
     target = (residual - np.median(residual)) / CORRECTION
@@ -104,5 +104,5 @@ def trials_of(batch: NetworkBatch, table: StrategyFeatures, step_seconds: F64, o
         base=torch.from_numpy(base.astype(np.float32)),
         target=torch.from_numpy(target.astype(np.float32)),
         labels=torch.from_numpy((step_seconds / np.median(step_seconds)).astype(np.float32)),
-        partitions=torch.from_numpy(table.partitions.astype(np.float32)),
+        shard_counts=torch.from_numpy(table.shard_counts.astype(np.float32)),
     )

@@ -1,8 +1,8 @@
-"""The models that read a strategy variable by variable: how they are fitted and judged."""
+"""The models that read a strategy variable by variable: how networks are fitted and judged."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,12 +10,34 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from autosync.domain import Domain
-from autosync.simulator.learned.models.network_inputs import (Scaling, batch_of, scaling_of, trials_of)
-from autosync.simulator.learned.features.strategy_features import (PARTS, StrategyFeatures, FeaturePart, shard_columns, summary_columns)
-from autosync.simulator.learned.models.learned_model import (FittedScores, LabelledTrials)
-from autosync.simulator.learned.networks.lstm_network import (NetworkBatch, LstmNetwork, ScoringNetwork)
-from autosync.simulator.learned.models.ridge import (RobustLoss, is_significant)
-from autosync.simulator.learned.networks.network_training import (CORRECTION, RankedTrials, TrainingResult, TrainingSettings, network_output, select, train)
+from autosync.simulator.learned.features.feature_names import (
+    FEATURE_PARTS,
+    FeaturePart,
+    shard_columns,
+    summary_columns,
+)
+from autosync.simulator.learned.features.strategy_features import StrategyFeatures
+from autosync.simulator.learned.models.learned_model import FittedScores, LabelledTrials
+from autosync.simulator.learned.models.model_arrays import ArrayForm, Arrays, below, nested, unfit
+from autosync.simulator.learned.models.network_inputs import (
+    Scaling,
+    batch_of,
+    scaling_of,
+    trials_of,
+)
+from autosync.simulator.learned.models.recipe import NetworkKind, Recipe
+from autosync.simulator.learned.models.robust_loss import RobustLoss, is_significant
+from autosync.simulator.learned.networks.lstm_network import LstmNetwork
+from autosync.simulator.learned.networks.network_training import (
+    CORRECTION,
+    RankedTrials,
+    TrainingResult,
+    TrainingSettings,
+    network_output,
+    select,
+    train,
+)
+from autosync.simulator.learned.networks.scoring_network import NetworkBatch, ScoringNetwork
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -26,19 +48,16 @@ FOLDS = 3
 """Parts of the trials, each left out once to choose the epoch and to judge the network."""
 SHARES = (0.25, 0.5, 0.75, 1.0)
 """Of a new network's correction to choose from; beside them there is none."""
-LARGEST_SOURCE = 96
+MOST_OF_A_SOURCE = 96
 """Strategies of a domain from which a network for several domains learns."""
 FINE_TUNING = 0.3
 """Share of the learning rate where the network comes from other domains."""
 
 
-NetworkKind = Literal["lstm", "gat"]
-
-
 class NetworkModel:
     """An LSTM or a GAT; corrects the timeline, or stands alone (`on_base`).
 
-    layers, width: of the LSTM; the published one is 3 x 128.
+    layers, width: of the LSTM; the size published is 3 x 128.
     """
 
     with_shards = True
@@ -47,12 +66,11 @@ class NetworkModel:
         self,
         kind: NetworkKind = "lstm",
         training: TrainingSettings | None = None,
-        parts: tuple[FeaturePart, ...] = PARTS,
+        parts: tuple[FeaturePart, ...] = FEATURE_PARTS,
         on_base: bool = True,
         layers: int = 1,
         width: int = 64,
     ) -> None:
-        self.name: str = kind
         self.kind, self.parts, self.on_base = kind, parts, on_base
         self.layers, self.width = layers, width
         self.training = training or TrainingSettings()
@@ -62,20 +80,30 @@ class NetworkModel:
         self.prior: dict[str, Tensor] | None = None
         self.trained = TrainingResult(0, ())
 
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe(self.kind, self.parts, self.on_base, self.layers, self.width)
+
+    @property
+    def seed(self) -> int:
+        return self.training.seed
+
     def fit(self, trials: LabelledTrials) -> FittedScores:
-        """Every fold of the trials is left out once; by what the networks fitted to the others say
-        of it, the epochs and the share of the correction are chosen (none where it gains nothing
-        beyond doubt), with which a network then learns from all trials."""
+        """Every fold of the trials is left out once and scored by a network fitted to the others.
+        By these scores the epochs and the share of the correction are chosen (none where the gain
+        is not significant), with which one network then learns from all trials."""
         n = len(trials.features)
         base = self._base(trials.features)
         if n < FEWEST_FOR_NETWORK:
             self._reset()
-            return FittedScores(self.scores(trials.domain, trials.features)[0], np.zeros(n, np.bool_))
+            return FittedScores(
+                self.scores(trials.domain, trials.features)[0], np.zeros(n, np.bool_)
+            )
         folds = fold_of(n, FOLDS, self.training.seed)
         left_out, found = np.empty(n), []
         for fold in range(FOLDS):
-            held = folds == fold
-            left_out[held] = self.fit_held(trials, np.flatnonzero(held))[held] - base[held]
+            rows = np.flatnonzero(folds == fold)
+            left_out[rows] = self.fit_without(trials, rows)[rows] - base[rows]
             found.append(self.trained)
         epochs = round(float(np.median([each.epoch for each in found])))
         before, share = self._share(trials, left_out)
@@ -90,13 +118,13 @@ class NetworkModel:
         self.trained = TrainingResult(epochs if share > 0 else 0, found[0].losses)
         return FittedScores(scores, np.ones(n, dtype=np.bool_))
 
-    def fit_held(self, trials: LabelledTrials, kept_out: I64) -> F64:
-        """Fit while the trials `kept_out` only choose the epoch; the scores of all trials."""
-        learned = np.setdiff1d(np.arange(len(trials.features)), kept_out)
+    def fit_without(self, trials: LabelledTrials, held_out: I64) -> F64:
+        """Fit while the trials `held_out` only choose the epoch; the scores of all trials."""
+        learned = np.setdiff1d(np.arange(len(trials.features)), held_out)
         network = self._start([trials.features])
         everything = self._trials(trials)
         known = select(everything, learned)
-        held = select(everything, kept_out)
+        held = select(everything, held_out)
         self.trained = train(network, [known], [held], self._training())
         self._anchor(network, known)
         return self.scores(trials.domain, trials.features)[0]
@@ -107,18 +135,18 @@ class NetworkModel:
         rng = np.random.default_rng(self.training.seed)
         self.prior = None
         network = self._start([source.features for source in sources])
-        learn, keep_out = [], []
+        learn, held_out = [], []
         for number, source in enumerate(sources):
             trials = self._trials(source)
-            order = rng.permutation(len(trials))[:LARGEST_SOURCE]
+            order = rng.permutation(len(trials))[:MOST_OF_A_SOURCE]
             count = max(2, round(self.training.validation * len(order)))
             if len(sources) > 2:
                 count = len(order) if number == int(np.argmax(importance)) else 0
             if count:
-                keep_out.append(select(trials, order[:count]))
+                held_out.append(select(trials, order[:count]))
             if count < len(order):
                 learn.append(select(trials, order[count:]))
-        self.trained = train(network, learn, keep_out, self.training)
+        self.trained = train(network, learn, held_out, self.training)
         self.prior = {name: value.clone() for name, value in network.state_dict().items()}
 
     def scores(self, domain: Domain, features: StrategyFeatures) -> tuple[F64, F64]:
@@ -135,9 +163,53 @@ class NetworkModel:
             shards, summary = (len(columns) for columns in self.columns)
             if self.kind == "lstm":
                 return LstmNetwork(shards, summary, self.layers, self.width)
-            from autosync.simulator.learned.networks.gat_network import (GatNetwork)  # takes seconds to load
+            from autosync.simulator.learned.networks.gat_network import (
+                GatNetwork,  # takes seconds to load
+            )
 
             return GatNetwork(shards, summary)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """`portions` is the name that files give the shard features."""
+        if self.network is None:
+            return {}
+        assert self.scaling is not None
+        shards, summary = self.scaling
+        network = {name: tensor.numpy() for name, tensor in self.network.state_dict().items()}
+        return {
+            **nested("portions.", shards.arrays()),
+            **nested("summary.", summary.arrays()),
+            **nested("network.", network),
+        }
+
+    def array_forms(self, given: Arrays) -> dict[str, ArrayForm]:
+        if not below("network.", given):
+            return {}
+        # before anything of the stated size is built: hidden weights of both directions alone
+        given_bytes = sum(array.nbytes for array in given.values())
+        if self.kind == "lstm" and 32 * self.layers * self.width**2 > given_bytes:
+            raise unfit(f"{self.layers} layers of {self.width} do not fit into {given_bytes} bytes")
+        shards, summary = (Scaling.array_forms(len(columns)) for columns in self.columns)
+        network = {
+            name: ArrayForm(tuple(tensor.shape), np.float32)
+            for name, tensor in self.build().state_dict().items()
+        }
+        return {
+            **nested("portions.", shards),
+            **nested("summary.", summary),
+            **nested("network.", network),
+        }
+
+    def load(self, arrays: Arrays) -> None:
+        """Later trials fine-tune it."""
+        if not (network := below("network.", arrays)):
+            return
+        shards, summary = below("portions.", arrays), below("summary.", arrays)
+        self.scaling = Scaling.from_arrays(shards), Scaling.from_arrays(summary)
+        self.prior = {name: torch.from_numpy(array) for name, array in network.items()}
+        self.network = self.build()
+        self.network.load_state_dict(self.prior)
+        self.network.eval()
 
     def _start(self, tables: list[StrategyFeatures]) -> ScoringNetwork:
         """The network to train: as other domains left it, or new, with the tables' scaling."""
@@ -157,7 +229,7 @@ class NetworkModel:
             self._start([])
 
     def _share(self, trials: LabelledTrials, left_out: F64) -> tuple[F64, float]:
-        """What was said before these trials, `(n,)` log seconds at the level of `left_out`, and
+        """The correction before these trials, `(n,)` log seconds at the level of `left_out`, and
         the share of the step from there to it that is taken."""
         self._reset()
         base = self._base(trials.features)
@@ -173,7 +245,7 @@ class NetworkModel:
         return before, shares[best] if is_significant(gain, self.training.confidence) else 0.0
 
     def _anchor(self, network: ScoringNetwork, known: RankedTrials, share: float = 1.0) -> None:
-        """Put its level where these trials are; take a share of the rest."""
+        """Shift the network's output to the level of these trials; scale the rest by the share."""
         shift = torch.median(network_output(network, known.batch) - known.target)
         network.adjust(float(shift), share)
 

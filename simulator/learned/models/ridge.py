@@ -1,22 +1,23 @@
-"""A physical simulator first, what trials teach second: ridge regression on the log residual."""
+"""Ridge regression on the residual: the log of measured over predicted seconds."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from autosync.simulator.learned.models.model_arrays import ArrayForm, Arrays, positive
+from autosync.simulator.learned.models.robust_loss import is_significant
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
 PENALTIES = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 """Ridge penalties to choose from; beside them there is the base simulator alone."""
-FEWEST_TRIALS = 8
-"""Fewer tell nothing that holds for the next strategy."""
-CONFIDENCE = 2.0
-"""Standard errors by which a correction must beat the base on trials it was not fitted to. One is
-too few: the best of eight penalties passes it on every fourth set of labels that are noise."""
+FEWEST_FOR_RIDGE = 8
+"""Fewer trials tell nothing that holds for the next strategy."""
 BOUND = 8.0
-"""Standard deviations beyond which a column's value tells no more."""
+"""Standard deviations to which a column's value is clipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,38 +45,40 @@ class Ridge:
         variance: F64 = np.einsum("ij,jk,ik->i", standard, self.covariance, standard)
         return np.sqrt(np.maximum(variance, 0.0))
 
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """By the names that checkpoints hold."""
+        return {
+            "center": self.center,
+            "scale": self.scale,
+            "weights": self.weights,
+            "penalty": np.array([self.penalty]),
+            "covariance": self.covariance,
+        }
+
+    @staticmethod
+    def array_forms(columns: int) -> dict[str, ArrayForm]:
+        return {
+            "center": ArrayForm((columns,)),
+            "scale": ArrayForm((columns,), rule=positive),
+            "weights": ArrayForm((columns,)),
+            "penalty": ArrayForm((1,), rule=positive),
+            "covariance": ArrayForm((columns, columns)),
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays) -> "Ridge":
+        return cls(
+            center=arrays["center"],
+            scale=arrays["scale"],
+            weights=arrays["weights"],
+            penalty=float(arrays["penalty"][0]),
+            covariance=arrays["covariance"],
+        )
+
     def standard(self, table: F64) -> F64:
+        """Standardised columns, `(n, columns)`."""
         result: F64 = np.clip((table - self.center) / self.scale, -BOUND, BOUND)
         return result
-
-
-class RobustLoss:
-    """Of misses in log seconds: squared, linear beyond two deviations of the residuals, weighted.
-
-    base_seconds `(n,)`: the slower, the less exact and the less wanted: a strategy counts by the
-    fastest one's seconds over its own.
-    """
-
-    def __init__(self, residual: F64, base_seconds: F64) -> None:
-        self.importance: F64 = base_seconds.min() / base_seconds
-        self.bend = 2.0 * float(np.sqrt(np.average(residual**2, weights=self.importance)))
-
-    def __call__(self, misses: F64) -> F64:
-        """Of each miss, `(n,)` to `(n,)`."""
-        far = np.abs(misses)
-        squared = np.where(far < self.bend, far**2, 2.0 * self.bend * far - self.bend**2)
-        result: F64 = squared * self.importance
-        return result
-
-    def slope(self, misses: F64) -> F64:
-        """By how much each one's loss rises with its miss, `(n,)` to `(n,)`."""
-        result: F64 = 2.0 * np.clip(misses, -self.bend, self.bend) * self.importance
-        return result
-
-
-def is_significant(gain: F64, confidence: float = CONFIDENCE) -> bool:
-    """Whether a loss falls by `gain` `(n,)` beyond so many standard errors."""
-    return bool(gain.mean() > confidence * gain.std() / np.sqrt(len(gain)))
 
 
 def fit_ridge(table: F64, target: F64, prior: Ridge | None = None) -> tuple[Ridge, F64]:
@@ -90,7 +93,7 @@ def fit_ridge(table: F64, target: F64, prior: Ridge | None = None) -> tuple[Ridg
     known = prior.standard(table) @ prior.weights
     residual = target - known
     residual = residual - np.median(residual) if len(residual) else residual
-    if len(target) < FEWEST_TRIALS:
+    if len(target) < FEWEST_FOR_RIDGE:
         return prior, known
     own = table.std(axis=0)
     scale = np.where(np.isfinite(prior.scale), prior.scale, np.where(own > 1e-9, own, np.inf))
@@ -122,8 +125,8 @@ def fit_pooled(
     penalty is chosen by leaving domains out, so that it suits a domain not seen.
     """
     centered = [table - table.mean(axis=0) for table in tables]
-    spread = np.concatenate(centered).std(axis=0)
-    scale = np.where((spread > 1e-9) & shared, spread, np.inf)
+    std = np.concatenate(centered).std(axis=0)
+    scale = np.where((std > 1e-9) & shared, std, np.inf)
     standard = [np.asarray(table / scale, dtype=np.float64) for table in centered]
     residual = [np.asarray(target - target.mean(), dtype=np.float64) for target in targets]
     weight = [float(each) ** 0.5 for each in importance]

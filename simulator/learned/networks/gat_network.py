@@ -6,7 +6,11 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from autosync.simulator.learned.networks.lstm_network import (NetworkBatch, ScoringNetwork, output_head)
+from autosync.simulator.learned.networks.scoring_network import (
+    NetworkBatch,
+    ScoringNetwork,
+    output_head,
+)
 
 with warnings.catch_warnings():
     # torch-geometric 2.8 calls torch.jit.script, which torch 2.13 deprecates
@@ -16,7 +20,7 @@ with warnings.catch_warnings():
 
 class GatNetwork(ScoringNetwork):
     """Supplement, equations 8 to 10: graph attention over the pruned graph, whose nodes hold the
-    sum of their encoded portions; the nodes' mean, an MLP."""
+    sum of their encoded shard sets; the nodes' mean, an MLP."""
 
     def __init__(self, features: int, summary: int, heads: int = 4, width: int = 16) -> None:
         super().__init__()

@@ -1,58 +1,17 @@
-"""What the networks read, and the one that reads along the variables; `gat` holds the other.
-
-Shapes: n strategies, V variables, P portions, E edges, F portion features, G summary features.
-"""
-
-from typing import NamedTuple
+"""The network that reads along the variables, in forward order."""
 
 import torch
 from torch import Tensor, nn
 
-
-class NetworkBatch(NamedTuple):
-    """Strategies of one domain.
-
-    values f32[P, F], summary f32[n, G]: standardised. strategy i64[P]: ascending. place, node
-    i64[P]: of the portion's variable in forward order and in the pruned graph. edges i64[2, E]:
-    of that graph, the same for every strategy. variables: V.
-    """
-
-    values: Tensor
-    summary: Tensor
-    strategy: Tensor
-    place: Tensor
-    node: Tensor
-    edges: Tensor
-    variables: int
-
-
-class ScoringNetwork(nn.Module):
-    """A correction per strategy, `(n,)`, in units of CORRECTION log seconds; 0 when untrained."""
-
-    head: nn.Sequential
-
-    def forward(self, batch: NetworkBatch) -> Tensor:
-        raise NotImplementedError
-
-    def adjust(self, shift: float, share: float = 1.0) -> None:
-        """Say (what it says - shift) * share from now on."""
-        last = self.head[-1]
-        assert isinstance(last, nn.Linear)
-        with torch.no_grad():
-            last.bias.sub_(shift).mul_(share)
-            last.weight.mul_(share)
-
-
-def output_head(width: int, summary: int) -> nn.Sequential:
-    """The output MLP; its last layer starts at zero, so that training starts from the base."""
-    last = nn.Linear(64, 1)
-    nn.init.zeros_(last.weight)
-    nn.init.zeros_(last.bias)
-    return nn.Sequential(nn.Linear(width + summary, 64), nn.ReLU(), last)
+from autosync.simulator.learned.networks.scoring_network import (
+    NetworkBatch,
+    ScoringNetwork,
+    output_head,
+)
 
 
 class LstmNetwork(ScoringNetwork):
-    """Supplement, equations 4 to 7: an MLP per portion, summed into variables in forward order, a
+    """Supplement, equations 4 to 7: an MLP per shard set, summed into variables in forward order, a
     bidirectional LSTM over them, an MLP on both ends' states and the summary."""
 
     def __init__(self, features: int, summary: int, layers: int = 1, width: int = 64) -> None:

@@ -14,29 +14,29 @@ from torch import Tensor, nn
 from torch.nn.functional import huber_loss
 
 from autosync.documents import STRICT
-from autosync.simulator.learned.networks.lstm_network import (NetworkBatch, ScoringNetwork)
-from autosync.simulator.learned.networks.pairwise_loss import (SIGMA, TEMPERATURE, ranking_loss)
+from autosync.simulator.learned.networks.pairwise_loss import SIGMA, TEMPERATURE, ranking_loss
+from autosync.simulator.learned.networks.scoring_network import NetworkBatch, ScoringNetwork
 
 CORRECTION = 0.1
 """Log seconds that a network's output of 1 stands for."""
 BEND = 2.0
 """Misses, in units of CORRECTION, beyond which they count linearly: a few strategies take several
-times what the timeline says, and would drown the rest."""
+times what the timeline predicts, and would outweigh the rest."""
 NETWORK_CHUNK = 32
-"""Strategies that a network looks at together where it does not learn; bounds memory."""
+"""Strategies that a network reads together where it does not learn; bounds memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSettings:
-    """AutoSync's settings (supplement, section 10; its published sources) where nothing else is
-    said. Its 200 epochs of whole batches are fewer of small ones here: what a few dozen trials
-    can teach is learned in a hundred steps.
+    """Weight decay, the factor of the rate's decay and sigma are AutoSync's (supplement, section
+    10; its published sources); the rest was chosen here, on trials. AutoSync trains for 200 epochs
+    at 1e-3, decayed at the 80th and 160th, clips at 0.25, and has the ranking loss alone.
 
-    regression: weight of the residuals' squared error beside the ranking loss, which says nothing
-    of pairs that the timeline ranks rightly already.
+    regression: weight of the Huber loss of the residuals beside the ranking loss, which does not
+    depend on pairs that the timeline ranks rightly already. clip: of the gradient's norm.
     batch_strategies: of a step. validation: share of the sources' trials that choose the epoch of
     a network trained on several domains. patience: epochs without a better one after which
-    training stops. decay_at: epochs after which the rate falls by `decay`.
+    training stops. decay_at: epochs after which the rate falls to its `decay`-fold.
     confidence: standard errors by which corrections must beat none on trials left out.
     """
 
@@ -62,15 +62,15 @@ class RankedTrials:
     """Measured strategies of one domain, ready for a network.
 
     batch: all of them. base f32[n]: log seconds of the simulator that is corrected, 0 for none.
-    target f32[n]: what the network should say, in units of CORRECTION; its median is 0.
-    labels f32[n]: seconds over their median. partitions f32[n]: shards.
+    target f32[n]: what the network should output, in units of CORRECTION; its median is 0.
+    labels f32[n]: seconds over their median. shard_counts f32[n]: shards of each strategy.
     """
 
     batch: NetworkBatch
     base: Tensor
     target: Tensor
     labels: Tensor
-    partitions: Tensor
+    shard_counts: Tensor
 
     def __len__(self) -> int:
         return len(self.base)
@@ -78,7 +78,7 @@ class RankedTrials:
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """epoch: that was kept, 0 where training did not help. losses: on the trials kept out, by
+    """epoch: the chosen one, 0 where training did not help. losses: on the trials held out, by
     epoch from 0 on; empty where none were."""
 
     epoch: int
@@ -87,8 +87,8 @@ class TrainingResult:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """The matrices are small: a second thread wins nothing, waits long on a busy machine, and
-    would make sums depend on how many cores there are."""
+    """Torch on a single thread. The matrices are small: a second thread gains nothing, waits long
+    on a busy machine, and would make sums depend on how many cores there are."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -120,14 +120,14 @@ def select(trials: RankedTrials, strategies: NDArray[np.int64]) -> RankedTrials:
         trials.base[chosen],
         trials.target[chosen],
         trials.labels[chosen],
-        trials.partitions[chosen],
+        trials.shard_counts[chosen],
     )
 
 
 @one_thread()
 @torch.no_grad()
 def network_output(network: ScoringNetwork, batch: NetworkBatch) -> Tensor:
-    """What a network says of every strategy, `(n,)`, AT_ONCE of them at a time."""
+    """The output for every strategy, `(n,)`, NETWORK_CHUNK of them at a time."""
     network.eval()
     every = np.arange(len(batch.summary))
     parts = np.split(every, every[NETWORK_CHUNK::NETWORK_CHUNK])
@@ -138,13 +138,13 @@ def network_output(network: ScoringNetwork, batch: NetworkBatch) -> Tensor:
 def train(
     network: ScoringNetwork,
     learn: Sequence[RankedTrials],
-    keep_out: Sequence[RankedTrials],
+    held_out: Sequence[RankedTrials],
     training: TrainingSettings,
 ) -> TrainingResult:
     """Adam on ranking and residuals; leaves the network as it was at the chosen epoch.
 
-    keep_out: trials that choose the epoch and are never learned from; epoch 0, the network as it
-    came, is among the choices. Without any, all epochs are run and the last one stays.
+    held_out: trials that choose the epoch and are never learned from; epoch 0, the network as it
+    came, is among the choices. Without any, all epochs are run and the last one is taken.
     """
     rng = np.random.default_rng(training.seed)
     optimizer = torch.optim.Adam(
@@ -153,19 +153,19 @@ def train(
     schedule = torch.optim.lr_scheduler.MultiStepLR(
         optimizer, list(training.decay_at), training.decay
     )
-    best, best_state, history = 0, _state(network), [_judge(network, keep_out, training)]
+    best, best_state, history = 0, _state(network), [_judge(network, held_out, training)]
     for epoch in range(1, training.epochs + 1):
         _learn_once(network, learn, optimizer, training, rng)
         schedule.step()
-        history.append(_judge(network, keep_out, training))
-        if not keep_out or history[-1] < min(history[:-1]):
+        history.append(_judge(network, held_out, training))
+        if not held_out or history[-1] < min(history[:-1]):
             best, best_state = epoch, _state(network)
-        if keep_out and epoch - best >= training.patience:
+        if held_out and epoch - best >= training.patience:
             break
     network.load_state_dict(best_state)
     network.eval()
-    _give_back_memory()
-    return TrainingResult(best, tuple(history) if keep_out else ())
+    _return_freed_memory()
+    return TrainingResult(best, tuple(history) if held_out else ())
 
 
 def _learn_once(
@@ -189,29 +189,31 @@ def _learn_once(
             optimizer.step()
 
 
-def _judge(network: ScoringNetwork, keep_out: Sequence[RankedTrials], training: TrainingSettings) -> float:
-    """The mean loss of the kept-out strategies, each domain's within itself; 0 without any."""
-    if not keep_out:
+def _judge(
+    network: ScoringNetwork, held_out: Sequence[RankedTrials], training: TrainingSettings
+) -> float:
+    """The mean loss of the held-out strategies, each domain's within itself; 0 without any."""
+    if not held_out:
         return 0.0
-    losses = [_loss(network_output(network, trials.batch), trials, training) for trials in keep_out]
+    losses = [_loss(network_output(network, trials.batch), trials, training) for trials in held_out]
     return float(np.mean([float(loss) for loss in losses]))
 
 
 def _loss(corrections: Tensor, trials: RankedTrials, training: TrainingSettings) -> Tensor:
-    """corrections f32[n]: what a network said."""
+    """corrections f32[n]: a network's output."""
     ranking = ranking_loss(
         trials.base + CORRECTION * corrections,
         trials.labels,
-        trials.partitions,
+        trials.shard_counts,
         training.sigma,
         training.temperature,
     )
     return ranking + training.regression * huber_loss(corrections, trials.target, delta=BEND)
 
 
-def _give_back_memory() -> None:
-    """What glibc has kept of the many small tensors of training: the threads that rank next
-    allocate elsewhere and cannot use it (BERT-large, 150 trials: 0.15 GB)."""
+def _return_freed_memory() -> None:
+    """Give freed memory of the many small tensors back to the system: glibc holds it for this
+    thread, while those that rank next allocate elsewhere (BERT-large, 150 trials: 0.15 GB)."""
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)
 

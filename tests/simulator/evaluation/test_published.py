@@ -131,8 +131,14 @@ def copied(published: Path, folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("facts", "why"),
     [
-        (DatasetFacts({"chain": ModelFacts(8)}, FACTS.clusters), "how long a step computes on cluster-A"),
-        (DatasetFacts({"chain": ModelFacts(8, {"cluster-A": 0.1})}, FACTS.clusters), "on cluster-B"),
+        (
+            DatasetFacts({"chain": ModelFacts(8)}, FACTS.clusters),
+            "how long a step computes on cluster-A",
+        ),
+        (
+            DatasetFacts({"chain": ModelFacts(8, {"cluster-A": 0.1})}, FACTS.clusters),
+            "on cluster-B",
+        ),
     ],
 )
 def test_facts_that_are_missing(

@@ -28,8 +28,8 @@ from autosync.simulator.evaluation.evaluation_tables import (
     transfers_to,
 )
 from autosync.simulator.evaluation.report import summary_table, table_of
-from autosync.simulator.learned.models.learned_model import (LinearModel)
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
+from autosync.simulator.learned.models.linear_model import LinearModel
 from tests.simulator.learned.worlds import invented_seconds, small_domain, some_strategies
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -150,7 +150,9 @@ def test_measurements_must_fit_their_strategies(domains: list[MeasuredDomain]) -
         MeasuredDomain(each.domain, each.population, np.zeros(60))
 
 
-def test_the_comparison_holds_every_simulator_and_the_ceiling(subjects: list[EvaluatedDomain]) -> None:
+def test_the_comparison_holds_every_simulator_and_the_ceiling(
+    subjects: list[EvaluatedDomain],
+) -> None:
     rows = compare_simulators(subjects, {"linear": lambda seed: LinearModel()}, seeds=(0, 1))
     found = {(row.domain, row.simulator): row for row in rows}
     assert len(found) == 3 * 4
@@ -208,7 +210,9 @@ def test_transfer_never_learns_from_its_target(subjects: list[EvaluatedDomain]) 
         assert {row.setting for row in rows} == {"no trials", "leave domain out"}
 
 
-def test_a_guided_search_finds_the_fastest_sooner_than_chance(subjects: list[EvaluatedDomain]) -> None:
+def test_a_guided_search_finds_the_fastest_sooner_than_chance(
+    subjects: list[EvaluatedDomain],
+) -> None:
     subject = subjects[1]
     guided = guided_search(subject, lambda: LearnedSimulator(LinearModel()), budget=24)
     random = np.mean([guided_search(subject, lambda: None, 24, seed=s) for s in range(10)], axis=0)

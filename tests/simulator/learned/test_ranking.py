@@ -5,8 +5,13 @@ import pytest
 import torch
 
 from autosync.simulator.learned.calibration import UNTRIED_MARGIN, calibrate
-from autosync.simulator.learned.networks.pairwise_loss import (ranking_loss, slower_pairs)
-from autosync.simulator.learned.models.ridge import (fit_pooled, fit_ridge, leave_one_out, ridge_weights)
+from autosync.simulator.learned.models.ridge import (
+    fit_pooled,
+    fit_ridge,
+    leave_one_out,
+    ridge_weights,
+)
+from autosync.simulator.learned.networks.pairwise_loss import ranking_loss, slower_pairs
 
 
 def test_pairs_are_ordered_by_time_then_by_partitions() -> None:

@@ -13,13 +13,15 @@ from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotFound
 from autosync.simulator.evaluation.metrics import pairwise_accuracy
 from autosync.simulator.learned.checkpoint import load_checkpoint, read_card, save_checkpoint
-from autosync.simulator.learned.models.network_inputs import (features_of)
-from autosync.simulator.learned.features.domain_descriptor import (DESCRIPTOR, describe_domain)
-from autosync.simulator.learned.models.ensemble_model import (EnsembleModel)
-from autosync.simulator.learned.models.learned_model import (GaussianModel, LabelledTrials, LinearModel, LearnedModel)
+from autosync.simulator.learned.features.domain_descriptor import DESCRIPTOR, describe_domain
+from autosync.simulator.learned.features.strategy_features import features_of
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
-from autosync.simulator.learned.models.network_model import (NetworkModel)
-from autosync.simulator.learned.networks.network_training import (TrainingSettings)
+from autosync.simulator.learned.models.ensemble_model import EnsembleModel
+from autosync.simulator.learned.models.gaussian_model import GaussianModel
+from autosync.simulator.learned.models.learned_model import LabelledTrials, LearnedModel
+from autosync.simulator.learned.models.linear_model import LinearModel
+from autosync.simulator.learned.models.network_model import NetworkModel
+from autosync.simulator.learned.networks.network_training import TrainingSettings
 from autosync.simulator.learned.transfer import (
     importance,
     nearest_checkpoint,
@@ -43,7 +45,9 @@ MAKERS: dict[str, Callable[[], LearnedModel]] = {
 
 def labelled(domain: Domain, count: int = 60, seed: int = 0) -> LabelledTrials:
     population = some_strategies(domain, count, seed)
-    return LabelledTrials(domain, features_of(domain, population), invented_seconds(domain, population))
+    return LabelledTrials(
+        domain, features_of(domain, population), invented_seconds(domain, population)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +132,9 @@ def test_an_ensemble_whose_weights_are_no_shares_is_refused(
 
 
 @pytest.mark.parametrize("damage", ["truncated", "tensor missing", "other shape", "other card"])
-def test_a_damaged_checkpoint_is_refused(damage: str, trials: LabelledTrials, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_refused(
+    damage: str, trials: LabelledTrials, tmp_path: Path
+) -> None:
     simulator = LearnedSimulator(NetworkModel("lstm", QUICK))
     simulator.refit_features(trials)
     save_checkpoint(tmp_path / "bad", simulator, (source_of(trials),), None, "")
@@ -162,7 +168,7 @@ def test_a_transferred_simulator_ranks_an_unseen_domain_better_than_the_timeline
         sources,
         target.domain,
     )
-    predicted, spread = simulator.predict_features(target.domain, target.features)
+    predicted, std = simulator.predict_features(target.domain, target.features)
     accuracy = pairwise_accuracy(predicted, target.step_seconds)
     timeline = pairwise_accuracy(target.features.base_seconds, target.step_seconds)
     assert accuracy > timeline + 0.02
@@ -170,7 +176,7 @@ def test_a_transferred_simulator_ranks_an_unseen_domain_better_than_the_timeline
     assert np.median(errors) < np.median(
         np.abs(np.log(target.features.base_seconds / target.step_seconds))
     )
-    assert (spread > 0).all()
+    assert (std > 0).all()
 
 
 @pytest.mark.parametrize("make", [LinearModel, GaussianModel])
@@ -202,7 +208,7 @@ def test_an_ensemble_of_other_domains_is_the_mean_of_its_parts_until_trials_tell
     simulator = transferred(model, sources[:2], trials.domain)
     words = [
         np.mean([each.scores(trials.domain, trials.features)[0] for each in models], axis=0)
-        for models in model.parts
+        for models in model.members
     ]
     expected, _ = model.scores(trials.domain, trials.features)
     np.testing.assert_allclose(expected, np.mean(words, axis=0))

@@ -8,10 +8,10 @@ import pytest
 
 from autosync.cluster import Link
 from autosync.domain import Domain
-from autosync.graph import ModelGraph
+from autosync.graph import ModelGraph, Variable
 from autosync.population import encode
-from autosync.simulator.learned.models.network_inputs import (features_of)
-from autosync.simulator.learned.features.strategy_features import (SHARD_COLUMNS, SUMMARY_COLUMNS, StrategyFeatures)
+from autosync.simulator.learned.features.feature_names import SHARD_COLUMNS, SUMMARY_COLUMNS
+from autosync.simulator.learned.features.strategy_features import StrategyFeatures, features_of
 from autosync.strategy import (
     AllReduce,
     Encoding,
@@ -21,6 +21,7 @@ from autosync.strategy import (
     Replica,
     Schedule,
     Strategy,
+    Synchronizer,
     VariableChoice,
     split,
 )
@@ -39,7 +40,7 @@ def features_for(where: Domain, *strategies: Strategy) -> StrategyFeatures:
 
 
 def same(features: StrategyFeatures, i: int, j: int) -> bool:
-    """Whether two strategies look alike, portions in any order within a variable."""
+    """Whether two strategies look alike, shard sets in any order within a variable."""
     return bool(
         np.allclose(features.summary[i], features.summary[j], rtol=1e-6, atol=1e-9)
         and _shards(features, i).shape == _shards(features, j).shape
@@ -63,7 +64,7 @@ def edited(
     return replace(strategy, choices=tuple(choices))
 
 
-def shards(strategy: Strategy, variable: int, *synchronizers: object) -> Strategy:
+def shards(strategy: Strategy, variable: int, *synchronizers: Synchronizer) -> Strategy:
     return edited(strategy, variable, lambda c: replace(c, shards=synchronizers))
 
 
@@ -188,25 +189,27 @@ def test_renaming_groups_changes_nothing(seed: int) -> None:
     assert same(features_for(where, before, replace(before, choices=choices)), 0, 1)
 
 
-def _variable(graph: ModelGraph, **fields: object) -> ModelGraph:
+def _variable(graph: ModelGraph, change: Callable[[Variable], Variable]) -> ModelGraph:
     variables = list(graph.variables)
-    variables[2] = replace(variables[2], **fields)
+    variables[2] = change(variables[2])
     return replace(graph, variables=tuple(variables))
 
 
 @pytest.mark.parametrize(
-    "fields",
+    "change",
     [
-        {"shape": (64, 128)},
-        {"shape": (128, 8, 8)},
-        {"dtype": "bfloat16"},
-        {"sparse": True, "touched_rows": 4},
+        lambda variable: replace(variable, shape=(64, 128)),
+        lambda variable: replace(variable, shape=(128, 8, 8)),
+        lambda variable: replace(variable, dtype="bfloat16"),
+        lambda variable: replace(variable, sparse=True, touched_rows=4),
     ],
     ids=["shape", "dimensions", "dtype", "sparsity"],
 )
-def test_shape_dtype_and_sparsity_are_in(fields: dict[str, object]) -> None:
+def test_shape_dtype_and_sparsity_are_in(
+    change: Callable[[Variable], Variable],
+) -> None:
     where = domain()
-    other = replace(where, graph=_variable(where.graph, **fields))
+    other = replace(where, graph=_variable(where.graph, change))
     assert where.variables.elements[2] == other.variables.elements[2]
     ours, theirs = features_for(where, reduced(where)), features_for(other, reduced(other))
     assert not np.allclose(_shards(ours, 0), _shards(theirs, 0), atol=1e-6)
@@ -214,8 +217,8 @@ def test_shape_dtype_and_sparsity_are_in(fields: dict[str, object]) -> None:
 
 def test_half_precision_dtypes_differ() -> None:
     where = domain()
-    one = replace(where, graph=_variable(where.graph, dtype="bfloat16"))
-    two = replace(where, graph=_variable(where.graph, dtype="float16"))
+    one = replace(where, graph=_variable(where.graph, lambda v: replace(v, dtype="bfloat16")))
+    two = replace(where, graph=_variable(where.graph, lambda v: replace(v, dtype="float16")))
     ours, theirs = features_for(one, reduced(one)), features_for(two, reduced(two))
     assert not np.allclose(_shards(ours, 0), _shards(theirs, 0), atol=1e-6)
 
@@ -253,12 +256,12 @@ def test_taking_some_equals_looking_at_them_alone() -> None:
     np.testing.assert_array_equal(taken.shards.first, alone.shards.first)
 
 
-def test_the_portions_of_a_variable_hold_all_its_bytes() -> None:
+def test_the_shard_sets_of_a_variable_hold_all_its_bytes() -> None:
     where = domain()
     rng = np.random.default_rng(7)
     features = features_for(where, *(random_strategy(where, rng) for _ in range(10)))
     assert features.shards is not None
-    column = SHARD_COLUMNS.index("portion_fraction")
+    column = SHARD_COLUMNS.index("set_fraction")
     strategy = np.repeat(np.arange(10), np.diff(features.shards.first))
     sums = np.bincount(strategy, weights=features.shards.values[:, column])
     np.testing.assert_allclose(sums, 1.0, rtol=1e-5)

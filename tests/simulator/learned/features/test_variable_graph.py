@@ -1,14 +1,27 @@
 """The pruned graph of variables, by hand."""
 
+from typing import get_args
+
 import numpy as np
 import torch
 
 from autosync.graph import ModelGraph, Operation, Variable
-from autosync.simulator.learned.models.network_inputs import (batch_of, features_of, scaling_of)
-from autosync.simulator.learned.features.strategy_features import (PARTS, shard_columns, summary_columns)
-from autosync.simulator.learned.models.network_model import (NetworkModel)
-from autosync.simulator.learned.networks.network_training import (subset)
-from autosync.simulator.learned.features.variable_graph import (forward_places, node_edges, operation_nodes, variable_edges)
+from autosync.simulator.learned.features.feature_names import (
+    FEATURE_PARTS,
+    shard_columns,
+    summary_columns,
+)
+from autosync.simulator.learned.features.strategy_features import features_of
+from autosync.simulator.learned.features.variable_graph import (
+    forward_places,
+    node_edges,
+    operation_nodes,
+    variable_edges,
+)
+from autosync.simulator.learned.models.network_inputs import batch_of, scaling_of
+from autosync.simulator.learned.models.network_model import NetworkModel
+from autosync.simulator.learned.models.recipe import NetworkKind
+from autosync.simulator.learned.networks.network_training import subset
 from tests.domains import chain_graph
 from tests.simulator.learned.worlds import small_domain, some_strategies
 
@@ -57,17 +70,19 @@ def forward_order(graph: ModelGraph) -> np.ndarray:
     return np.argsort(forward_places(graph))
 
 
-def test_a_subset_of_a_batch_says_what_the_whole_says() -> None:
+def test_a_subset_of_a_batch_is_scored_as_in_the_whole() -> None:
     """Each strategy's graph is its own: the others in a batch do not matter."""
     domain = small_domain(layers=2)
     features = features_of(domain, some_strategies(domain, 5))
     assert features.shards is not None
-    columns = shard_columns(PARTS), summary_columns(PARTS)
+    columns = shard_columns(FEATURE_PARTS), summary_columns(FEATURE_PARTS)
     scalings = scaling_of([features.shards.values]), scaling_of([features.summary])
     batch = batch_of(features, domain, *scalings, columns)
-    for kind in ("lstm", "gat"):
-        network = NetworkModel(kind).build()  # type: ignore[arg-type]
-        torch.nn.init.normal_(network.head[-1].weight)
+    for kind in get_args(NetworkKind):
+        network = NetworkModel(kind).build()
+        last = network.head[-1]
+        assert isinstance(last, torch.nn.Linear)
+        torch.nn.init.normal_(last.weight)
         chosen = np.array([3, 1])
         with torch.no_grad():
             whole, part = network(batch), network(subset(batch, chosen))

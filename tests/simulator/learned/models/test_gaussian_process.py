@@ -4,7 +4,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from autosync.simulator.learned.models.gaussian_process import (GaussianProcess, fit_gaussian, fit_pooled_gaussian)
+from autosync.simulator.learned.models.gaussian_process import (
+    GaussianProcess,
+    fit_gaussian,
+    fit_pooled_gaussian,
+)
 
 F64 = NDArray[np.float64]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from autosync.simulator.learned.models import network_inputs
-from autosync.simulator.learned.models.network_inputs import (scaling_of)
+from autosync.simulator.learned.models.network_inputs import scaling_of
 
 
 def test_columns_are_standardised_alike_in_blocks_and_each_domain_counts_as_much(
