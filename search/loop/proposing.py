@@ -144,7 +144,7 @@ def shortlist(
         return Shortlist(population, ranked.index, ranked.seconds, ranked.seconds)
     coarse = rank(domain, space, TimelineSimulator(), total, seed, SHORTLIST, on_progress=progress)
     judged = materialize(coarse, domain, space)
-    seconds, spread = simulator.predict_with_std(domain, judged)
-    promise = seconds * np.exp(-optimism * spread)
+    seconds, std = simulator.predict_with_std(domain, judged)
+    promise = seconds * np.exp(-optimism * std)
     best = np.argsort(promise, kind="stable")[:KEPT]
     return Shortlist(judged, coarse.index, seconds, promise).take(best)

@@ -11,14 +11,14 @@ import pandas as pd
 
 from autosync.documents import from_json
 from autosync.domain import Domain
-from autosync.simulator.evaluation.dataset import MeasuredDomain, load_dataset, read_trials
+from autosync.simulator.evaluation.measured_dataset import MeasuredDomain, load_dataset, read_trials
 from autosync.strategy import Strategy
 
 KINDS = ("all_reduce", "parameter_server", "reduce_scatter", "all_gather", "factors")
 
 
 def trials_table(folder: Path) -> pd.DataFrame:
-    """Every pass of every strategy (canaries are pass 0), with what it ran in plain columns.
+    """Every pass of every strategy (pass 0 is a control trial), with what it ran in plain columns.
 
     Beside the columns of the dataset:
 
@@ -50,8 +50,8 @@ def trials_table(folder: Path) -> pd.DataFrame:
 class DomainSummary:
     """A domain of a dataset in figures.
 
-    compute_seconds: forward and backward at nominal speed. strategies: measured soundly. passes:
-    all of them, without canaries. fastest_seconds, slowest_seconds: of those strategies;
+    compute_seconds: forward and backward at nominal speed. strategies: without error. passes:
+    all of them, without control trials. fastest_seconds, slowest_seconds: of those strategies;
     ddp_seconds: of torch's DDP; None where there is none. noise: as `MeasuredDomain.noise`.
     spread: the median within a pass. pass_difference, occasion_difference: median of |ln(a / b)| of
     a strategy's first two passes on an occasion, and of its first two occasions' medians; None

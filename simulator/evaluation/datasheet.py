@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from autosync.simulator.evaluation.dataset import read_trials
 from autosync.simulator.evaluation.dataset_frames import DomainSummary, summaries
+from autosync.simulator.evaluation.measured_dataset import read_trials
 
 WHAT = """\
 What a strategy of gradient synchronization costs, measured: for each domain (a model on a cluster)
@@ -26,10 +26,10 @@ FILES = """\
 
 | column of trials | unit | meaning |
 |---|---|---|
-| domain, strategy_id | | which domain, which strategy: hashes of their bucket |
-| origin | | `sampled`, the name of a hand-designed builder, or `canary` |
+| domain, strategy_id | | which domain, which strategy: hashes of their content |
+| origin | | `sampled`, the name of a hand-designed builder, or `canary`: a control trial |
 | occasion | | 1, or 2 where everything was measured again much later |
-| pass | | 1, 2, and 3 where the first two differ by more than 5 %; 0 is a canary |
+| pass | | 1, 2, and 3 where the first two differ by more than 5 %; 0 is a control trial |
 | step_seconds | s | median over the pass's iterations, divided by k; null where it failed |
 | spread | share | (90th - 10th percentile) / median within the pass |
 | error | | why it failed, else null |
@@ -48,8 +48,8 @@ Every strategy runs in processes of its own that exchange real tensors. Compute 
 the profiled seconds by absolute deadlines; links are shaped. A pass is a warm-up and the measured
 iterations, and passes go over all strategies, each in an order of its own, so that a slow hour does
 not fall on one strategy alone. Where two differ by more than 5 %, a third decides; what others on
-the machine used meanwhile is in `load`. A known strategy runs between others (`canary`); where it
-has drifted, what was measured since is measured again. What failed stays in the table with its
+the machine used meanwhile is in `load`. Between others a known strategy runs as a control; where
+it has drifted, what was measured since is measured again. What failed stays in the table with its
 reason.
 """
 
@@ -73,7 +73,7 @@ LIMITS = """\
 READING = """\
 ```python
 from pathlib import Path
-from autosync.simulator.evaluation.dataset import load_dataset  # domains with arrays
+from autosync.simulator.evaluation.measured_dataset import load_dataset  # domains with arrays
 from autosync.simulator.evaluation.dataset_frames import trials_table  # one pandas table
 
 table = trials_table(Path("datasets/runtimes"))
@@ -128,23 +128,23 @@ def _holdings(domains: list[DomainSummary], trials: pd.DataFrame) -> str:
         )
         for each in domains
     ]
-    canaries = int((trials["pass"] == 0).sum())
+    controls = int((trials["pass"] == 0).sum())
     total = (
         f"{len(domains)} domains, {sum(each.strategies for each in domains)} strategies measured "
-        f"soundly, {len(trials) - canaries} passes and {canaries} canaries. Milliseconds are an "
-        "iteration's."
+        f"soundly, {len(trials) - controls} passes and {controls} control trials. Milliseconds are "
+        "an iteration's."
     )
     return f"{total}\n\n{_table(columns.split(', '), rows)}"
 
 
 def _provenance(trials: pd.DataFrame) -> str:
-    said = [f"- launcher: {_listed(trials['launcher'])}"]
+    lines = [f"- launcher: {_listed(trials['launcher'])}"]
     if "versions" in trials:
-        said.append(f"- versions: {_listed(trials['versions'])}")
+        lines.append(f"- versions: {_listed(trials['versions'])}")
     if "measured_at" in trials:
         times = pd.to_datetime(trials["measured_at"].dropna(), unit="s")
-        said.append(f"- measured: {times.min():%Y-%m-%d} to {times.max():%Y-%m-%d}")
-    return "\n" + "\n".join(said)
+        lines.append(f"- measured: {times.min():%Y-%m-%d} to {times.max():%Y-%m-%d}")
+    return "\n" + "\n".join(lines)
 
 
 def _listed(column: "pd.Series[str]") -> str:

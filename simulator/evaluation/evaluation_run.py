@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.simulator.evaluation.dataset import MeasuredDomain
+from autosync.simulator.evaluation.compared_models import MakeModel, maker, standard_models
 from autosync.simulator.evaluation.evaluation_tables import (
     SEEDS,
     EvaluatedDomain,
@@ -22,7 +22,7 @@ from autosync.simulator.evaluation.evaluation_tables import (
     subjects_of,
     transfers_to,
 )
-from autosync.simulator.evaluation.recipes import MakeModel, maker, standard_models
+from autosync.simulator.evaluation.measured_dataset import MeasuredDomain
 from autosync.simulator.evaluation.report import (
     MEASURES,
     draw_curves,

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.simulator.analytic import AnalyticSimulator
-from autosync.simulator.evaluation.dataset import MeasuredDomain
+from autosync.simulator.evaluation.compared_models import SEEDED, MakeModel
+from autosync.simulator.evaluation.measured_dataset import MeasuredDomain
 from autosync.simulator.evaluation.metrics import RankingScores, judge
-from autosync.simulator.evaluation.recipes import SEEDED, MakeModel
 from autosync.simulator.evaluation.splits import split_strategies
 from autosync.simulator.learned.features.feature_names import FEATURE_PARTS, FeaturePart
 from autosync.simulator.learned.features.strategy_features import features_of

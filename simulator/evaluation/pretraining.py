@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from autosync.simulator.evaluation.dataset import MeasuredDomain
+from autosync.simulator.evaluation.compared_models import MakeModel
 from autosync.simulator.evaluation.evaluation_tables import EvaluatedDomain, subjects_of
+from autosync.simulator.evaluation.measured_dataset import MeasuredDomain
 from autosync.simulator.evaluation.metrics import pairwise_accuracy
-from autosync.simulator.evaluation.recipes import MakeModel
 from autosync.simulator.learned.checkpoint import CheckpointCard, save_checkpoint
 from autosync.simulator.learned.transfer import pretrained, source_of, transferred
 

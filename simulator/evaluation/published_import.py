@@ -29,7 +29,7 @@ from autosync.interop.graph_item import MAX_GRAPH_BYTES, ImportedGraph, read_gra
 from autosync.interop.resource_spec import Hardware, ResourceSpec, read_resource_spec
 from autosync.interop.strategy_import import MAX_STRATEGY_BYTES, import_strategy
 from autosync.profiling import profile_at
-from autosync.simulator.evaluation.dataset import write_dataset
+from autosync.simulator.evaluation.measured_dataset import write_dataset
 
 MAX_TEXT_BYTES = 1_000_000
 LAUNCHER = "imported from the published layout"
@@ -61,7 +61,7 @@ class DatasetFacts:
 
 @dataclass(frozen=True, slots=True)
 class SkippedSample:
-    """A sample that was not taken: which, why in short, and what was said of it."""
+    """A sample that was not taken: which, why in short, and the message of the error."""
 
     sample: str
     reason: str
@@ -88,7 +88,7 @@ def import_dataset(
     """Read the models that `facts` names, and write them to `out` as a dataset of ours.
 
     `average` counts as one pass; its spread is that of the list `runtime`. A strategy measured
-    again in the same domain is its next pass. Samples that cannot be read are left out and told.
+    again in the same domain is its next pass. Samples that cannot be read are left out and listed.
 
     Raises:
         NotFound: a model's folder is missing. InvalidInput: a graph item is damaged, a fact is
@@ -158,8 +158,8 @@ class _DatasetReading:
                     specs[text] = replace(spec, cluster=named)
                 self.sample(sample, strategies / name, read, profile, specs[text])
             except AutosyncError as error:
-                said = isinstance(error, NotSupported) and isinstance(error.value, str)
-                reason = str(error.value) if said else f"is refused ({type(error).__name__})"
+                named = isinstance(error, NotSupported) and isinstance(error.value, str)
+                reason = str(error.value) if named else f"is refused ({type(error).__name__})"
                 self.left_out.append(SkippedSample(sample, reason, str(error)))
 
     def sample(

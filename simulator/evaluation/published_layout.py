@@ -22,14 +22,14 @@ from autosync.errors import InvalidInput, NotSupported
 from autosync.interop.graph_item_export import write_graph_item
 from autosync.interop.resource_spec import unsaid, write_resource_spec
 from autosync.interop.strategy_export import export_strategy
-from autosync.simulator.evaluation.dataset import load_dataset, read_trials
+from autosync.simulator.evaluation.measured_dataset import load_dataset, read_trials
 from autosync.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedDataset:
     """places: by the folder made, the domain it holds. left_out: strategies by reason.
-    unsaid: what the clusters' files cannot say (it stands in their comments)."""
+    unsaid: what the clusters' files cannot express (it stands in their comments)."""
 
     written: int
     places: dict[str, str]
@@ -40,12 +40,12 @@ class ExportedDataset:
 def export_dataset(folder: Path, out: Path) -> ExportedDataset:
     """Write the dataset in `folder` to `out` as far as the published layout can hold it.
 
-    Left out and counted: strategies that AutoDist cannot say, and those that failed. The layout
+    Left out and counted: strategies that AutoDist cannot express, and those that failed. The layout
     has no place for the profile, the batch size or the testbed's scales.
 
     Raises:
         NotFound, InvalidInput: as `load_dataset`; `out` holds something already.
-        NotSupported: a cluster or a graph cannot be said at all.
+        NotSupported: a cluster or a graph cannot be expressed at all.
     """
     if out.exists() and any(out.iterdir()):
         raise InvalidInput(
@@ -114,10 +114,10 @@ def _export_one(domain: Domain, passes: pd.DataFrame, place: Path) -> str:
         return "failed when it was measured"
     strategy = from_json(Strategy, passes["strategy"].iloc[0], source=f"strategy {identity}")
     try:
-        said = export_strategy(strategy, domain, allow_lossy=True)
+        encoded = export_strategy(strategy, domain, allow_lossy=True)
     except NotSupported as error:
         return error.value if isinstance(error.value, str) else error.message
-    (place / "strategies" / identity).write_bytes(said)
+    (place / "strategies" / identity).write_bytes(encoded)
     (place / "resource_spec" / identity).write_text(write_resource_spec(domain.cluster))
     runtime = {"average": float(np.mean(seconds)), "runtime": seconds}
     (place / "runtime" / identity).write_text(yaml.safe_dump(runtime))

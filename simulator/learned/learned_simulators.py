@@ -46,7 +46,7 @@ class LearnedSimulator:
         return seconds * np.exp(-NORMAL_QUANTILE * std), seconds * np.exp(NORMAL_QUANTILE * std)
 
     def predict_features(self, domain: Domain, features: StrategyFeatures) -> tuple[F64, F64]:
-        """`predict_spread` for features at hand."""
+        """`predict_with_std` for features at hand."""
         scores, std = self.model.scores(domain, features)
         noise = self.calibration.margin / NORMAL_QUANTILE
         return self.calibration.seconds(scores), np.hypot(std, noise)

@@ -84,9 +84,9 @@ def train(
 
     Example: `autosync simulator train datasets/runtimes -o trained.safetensors`
     """
-    from autosync.simulator.evaluation.dataset import load_dataset
+    from autosync.simulator.evaluation.compared_models import maker
+    from autosync.simulator.evaluation.measured_dataset import load_dataset
     from autosync.simulator.evaluation.pretraining import train_checkpoint
-    from autosync.simulator.evaluation.recipes import maker
     from autosync.simulator.learned.models.recipe import Recipe
 
     check_folder(output)

@@ -6,7 +6,7 @@ import pytest
 
 from autosync.bundled_data import data_folder
 from autosync.search.collect.collection_plan import CollectionTarget, load_plan
-from autosync.simulator.evaluation.dataset import MeasuredDomain, load_dataset, read_trials
+from autosync.simulator.evaluation.measured_dataset import MeasuredDomain, load_dataset, read_trials
 
 FOLDER = data_folder("runtimes")
 PLAN = load_plan(FOLDER / "plan.yaml")

@@ -8,7 +8,7 @@ import yaml
 
 from autosync.errors import InvalidInput, NotFound
 from autosync.interop.resource_spec import Hardware
-from autosync.simulator.evaluation.dataset import load_dataset, read_trials
+from autosync.simulator.evaluation.measured_dataset import load_dataset, read_trials
 from autosync.simulator.evaluation.published_import import (
     DatasetFacts,
     ImportedDataset,

@@ -11,12 +11,6 @@ import pytest
 from autosync.documents import to_json
 from autosync.errors import InvalidInput, NotFound
 from autosync.population import decode
-from autosync.simulator.evaluation.dataset import (
-    COLUMNS,
-    MeasuredDomain,
-    load_dataset,
-    write_dataset,
-)
 from autosync.simulator.evaluation.evaluation_run import EvaluationPlan, evaluate
 from autosync.simulator.evaluation.evaluation_tables import (
     EvaluatedDomain,
@@ -26,6 +20,12 @@ from autosync.simulator.evaluation.evaluation_tables import (
     subjects_of,
     transfer_sources,
     transfers_to,
+)
+from autosync.simulator.evaluation.measured_dataset import (
+    COLUMNS,
+    MeasuredDomain,
+    load_dataset,
+    write_dataset,
 )
 from autosync.simulator.evaluation.report import summary_table, table_of
 from autosync.simulator.learned.learned_simulators import LearnedSimulator

@@ -1,4 +1,4 @@
-"""Measured strategies, and the folder they are kept in.
+"""Measured strategies, and the folder that holds them.
 
     FOLDER/domains/<id>.json    a Domain document each; the file name is its identity
     FOLDER/strategies.parquet   one row a strategy of a domain:
@@ -9,10 +9,11 @@
     FOLDER/trials.parquet       one row a measuring pass of a strategy:
 
         domain, strategy_id     string
-        origin                  string   `sampled`, `canary`, or the builder that made it
+        origin                  string   `sampled`, the builder that made it, or `canary`: a
+                                         control trial, by which drift is noticed
         occasion                int64    1, or 2 where everything was measured again much later
         pass                    int64    1, 2, and 3 where the two differ by more than 5 %: passes
-                                         go over all strategies, one after another; 0: a canary
+                                         go over all strategies, one after another; 0: a control
         step_seconds            double   median over the pass's iterations; null where it failed
         spread                  double   (p90 - p10) / median within the pass
         error                   string   why it failed, else null
@@ -140,8 +141,8 @@ def load_dataset(folder: Path) -> list[MeasuredDomain]:
 
 
 def write_dataset(folder: Path, domains: Sequence[Domain], trials: pd.DataFrame) -> None:
-    """Write the folder; `trials` has the COLUMNS. Whatever ends this half way, every trial of the
-    folder has its strategy.
+    """Write the folder; `trials` has the COLUMNS. Interrupted at any point, it leaves a folder in
+    which every trial has its strategy.
 
     Raises:
         InvalidInput: a column is missing, or a domain that trials name.
@@ -176,7 +177,7 @@ def _write_parquet(table: pd.DataFrame, file: Path) -> None:
 
 
 def read_trials(folder: Path) -> pd.DataFrame:
-    """Every pass of every strategy, canaries included, with its `strategy`.
+    """Every pass of every strategy and every control trial, with its `strategy`.
 
     Raises:
         NotFound: a file is missing. InvalidInput: a table lacks a column or a strategy.
@@ -268,7 +269,7 @@ def _measured(domain: Domain, rows: pd.DataFrame) -> MeasuredDomain:
 
 
 def _two_and_best(passes: pd.DataFrame, twice: bool) -> tuple[float, float, float] | None:
-    """Two measurements that know nothing of each other, and the best estimate; None: it failed.
+    """Two independent measurements and the best estimate; None: it failed.
 
     twice: the two are occasions, else the first two passes (the second NaN where there is none).
     """
