@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,9 +85,12 @@ def summaries(folder: Path) -> list[DomainSummary]:
     Raises:
         NotFound, InvalidInput: as `load_dataset`.
     """
-    trials = read_trials(folder)
+    return summaries_of(load_dataset(folder), read_trials(folder))
+
+
+def summaries_of(measured: Sequence[MeasuredDomain], trials: pd.DataFrame) -> list[DomainSummary]:
+    """A summary of each domain, in their order; `trials` as `read_trials` reads them."""
     trials = trials[trials["pass"] > 0]
-    measured = load_dataset(folder)
     return [_summary(each, trials[trials["domain"] == each.domain.id]) for each in measured]
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from autosync.simulator.evaluation.dataset_frames import DomainSummary, summaries
-from autosync.simulator.evaluation.measured_dataset import read_trials
+from autosync.simulator.evaluation.dataset_frames import DomainSummary, summaries_of
+from autosync.simulator.evaluation.measured_dataset import MeasuredDomain, load_dataset, read_trials
 
+TITLE = "Measured runtimes of synchronization strategies"
 WHAT = """\
 What a strategy of gradient synchronization costs, measured: for each domain (a model on a cluster)
 many complete strategies and the seconds an iteration took with each. It exists to judge and to
@@ -84,16 +85,20 @@ writes the layout of AutoSync's public dataset.
 """
 
 
-def datasheet_text(
-    folder: Path, title: str = "Measured runtimes of synchronization strategies"
-) -> str:
+def datasheet_text(folder: Path, title: str = TITLE) -> str:
     """Markdown: what the dataset holds, how it was measured, how far it can be trusted.
 
     Raises:
         NotFound, InvalidInput: as `load_dataset`.
     """
-    domains = summaries(folder)
-    trials = read_trials(folder)
+    return datasheet_of(load_dataset(folder), read_trials(folder), title)
+
+
+def datasheet_of(
+    measured: Sequence[MeasuredDomain], trials: pd.DataFrame, title: str = TITLE
+) -> str:
+    """`datasheet_text` of a dataset that was read."""
+    domains = summaries_of(measured, trials)
     sections = {
         "What it is": WHAT,
         "What it holds": _holdings(domains, trials),

@@ -158,8 +158,8 @@ class _DatasetReading:
                     specs[text] = replace(spec, cluster=named)
                 self.sample(sample, strategies / name, read, profile, specs[text])
             except AutosyncError as error:
-                named = isinstance(error, NotSupported) and isinstance(error.value, str)
-                reason = str(error.value) if named else f"is refused ({type(error).__name__})"
+                has_reason = isinstance(error, NotSupported) and isinstance(error.value, str)
+                reason = str(error.value) if has_reason else f"is refused ({type(error).__name__})"
                 self.left_out.append(SkippedSample(sample, reason, str(error)))
 
     def sample(

@@ -1,1 +1,2 @@
-"""What a strategy, its domain and the timeline say, as arrays of numbers. Imports no model."""
+"""Strategies as arrays of numbers: from their plans, their domain and the timeline. Imports no
+model."""

@@ -134,7 +134,7 @@ def fit_gaussian(table: F64, target: F64, base_seconds: F64) -> tuple[GaussianPr
     table f64[T, F]; target f64[T]: log of measured over base seconds. base_seconds f64[T]: the
     slower, the less exact: a trial's noise is taken to grow with them, so that the fastest
     strategies, which a search is after, count most. None, and corrections of zero, where the
-    left-out error does not fall beyond doubt.
+    left-out error does not fall significantly.
     """
     nothing = np.zeros(len(target))
     if len(target) < FEWEST_FOR_PROCESS:

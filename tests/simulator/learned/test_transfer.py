@@ -32,7 +32,8 @@ from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.simulator.learned.worlds import invented_seconds, small_domain, some_strategies
 
 QUICK = TrainingSettings(epochs=4, decay_at=(), confidence=-100.0)
-"""So little training that only a bold guard keeps it: here the weights must differ, not be good."""
+"""So little training that it is taken only since any gain counts as significant: here the weights
+must differ, not be good."""
 
 MAKERS: dict[str, Callable[[], LearnedModel]] = {
     "linear": LinearModel,
@@ -206,13 +207,14 @@ def test_an_ensemble_of_other_domains_is_the_mean_of_its_parts_until_trials_tell
     """The networks of a kind are one part."""
     model = EnsembleModel(QUICK)
     simulator = transferred(model, sources[:2], trials.domain)
-    words = [
+    member_scores = [
         np.mean([each.scores(trials.domain, trials.features)[0] for each in models], axis=0)
         for models in model.members
     ]
+    base = np.log(trials.features.base_seconds)
     expected, _ = model.scores(trials.domain, trials.features)
-    np.testing.assert_allclose(expected, np.mean(words, axis=0))
-    assert np.ptp([np.std(word - np.log(trials.features.base_seconds)) for word in words]) > 1e-3
+    np.testing.assert_allclose(expected, np.mean(member_scores, axis=0))
+    assert np.ptp([np.std(each - base) for each in member_scores]) > 1e-3
     few = np.arange(6)
     simulator.refit_features(
         LabelledTrials(trials.domain, trials.features.take(few), trials.step_seconds[few])
