@@ -28,7 +28,6 @@ from autosync.simulator.learned.checkpoint import SourceDomain, save_checkpoint
 from autosync.simulator.learned.features.domain_descriptor import DESCRIPTOR, describe_domain
 from autosync.simulator.learned.features.feature_names import (
     FEATURE_PARTS,
-    shard_columns,
     summary_columns,
 )
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
@@ -56,8 +55,8 @@ def opinionated(scale: float = 1e-3) -> LinearModel:
 def network() -> NetworkModel:
     """An LSTM whose weights are those of its seed."""
     model = NetworkModel("lstm")
-    widths = len(shard_columns(FEATURE_PARTS)), SUMMARY
-    model.scaling = tuple(Scaling(np.zeros(n), np.full(n, np.inf)) for n in widths)  # type: ignore[assignment]
+    shards, summary = (Scaling(np.zeros(n), np.full(n, np.inf)) for n in map(len, model.columns))
+    model.scaling = shards, summary
     model.network = model.build()
     return model
 

@@ -28,7 +28,9 @@ from autosync.simulator.evaluation.measured_dataset import (
     write_dataset,
 )
 from autosync.simulator.evaluation.report import summary_table, table_of
+from autosync.simulator.evaluation.splits import split_strategies
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
+from autosync.simulator.learned.models.learned_model import FittedScores, LabelledTrials
 from autosync.simulator.learned.models.linear_model import LinearModel
 from tests.simulator.learned.worlds import invented_seconds, small_domain, some_strategies
 
@@ -179,14 +181,12 @@ def test_no_model_sees_a_test_strategy(subjects: list[EvaluatedDomain]) -> None:
     seen: list[np.ndarray] = []
 
     class Spy(LinearModel):
-        def fit(self, trials):  # type: ignore[no-untyped-def]
+        def fit(self, trials: LabelledTrials) -> FittedScores:
             seen.append(trials.step_seconds)
             return super().fit(trials)
 
     compare_simulators([subject], {"spy": lambda seed: Spy()}, seeds=(0,))
     learning_curve(subject, {"spy": lambda seed: Spy()}, counts=(20,), seeds=(0,))
-    from autosync.simulator.evaluation.splits import split_strategies
-
     test = set(subject.trials.step_seconds[split_strategies(60, 0).test])
     assert seen
     assert all(test.isdisjoint(labels) for labels in seen)
