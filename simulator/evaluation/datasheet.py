@@ -28,9 +28,9 @@ FILES = """\
 | column of trials | unit | meaning |
 |---|---|---|
 | domain, strategy_id | | which domain, which strategy: hashes of their content |
-| origin | | `sampled`, the name of a hand-designed builder, or `canary`: a control trial |
+| origin | | `sampled`, the name of a hand-designed builder, or `canary`: a control |
 | occasion | | 1, or 2 where everything was measured again much later |
-| pass | | 1, 2, and 3 where the first two differ by more than 5 %; 0 is a control trial |
+| pass | | 1, 2, and 3 where the first two differ by more than 5 %; 0 is a control |
 | step_seconds | s | median over the pass's iterations, divided by k; null where it failed |
 | spread | share | (90th - 10th percentile) / median within the pass |
 | error | | why it failed, else null |
@@ -49,9 +49,9 @@ Every strategy runs in processes of its own that exchange real tensors. Compute 
 the profiled seconds by absolute deadlines; links are shaped. A pass is a warm-up and the measured
 iterations, and passes go over all strategies, each in an order of its own, so that a slow hour does
 not fall on one strategy alone. Where two differ by more than 5 %, a third decides; what others on
-the machine used meanwhile is in `load`. Between others a known strategy runs as a control; where
-it has drifted, what was measured since is measured again. What failed stays in the table with its
-reason.
+the machine used meanwhile is in `load`. A known strategy, the control, runs between others
+(`canary`); where it has drifted, what was measured since is measured again. What failed stays in
+the table with its reason.
 """
 
 NOISE = """\
@@ -136,7 +136,7 @@ def _holdings(domains: list[DomainSummary], trials: pd.DataFrame) -> str:
     controls = int((trials["pass"] == 0).sum())
     total = (
         f"{len(domains)} domains, {sum(each.strategies for each in domains)} strategies measured "
-        f"soundly, {len(trials) - controls} passes and {controls} control trials. Milliseconds are "
+        f"soundly, {len(trials) - controls} passes and {controls} controls. Milliseconds are "
         "an iteration's."
     )
     return f"{total}\n\n{_table(columns.split(', '), rows)}"

@@ -94,7 +94,7 @@ def import_dataset(
         NotFound: a model's folder is missing. InvalidInput: a graph item is damaged, a fact is
             missing, or nothing at all could be read.
     """
-    reading = _DatasetReading(facts, allow_lossy)
+    reading = _PublishedReader(facts, allow_lossy)
     for model in sorted(facts.models):
         if not (folder / model).is_dir():
             raise NotFound(
@@ -122,7 +122,7 @@ def import_dataset(
 
 
 @dataclass(slots=True)
-class _DatasetReading:
+class _PublishedReader:
     facts: DatasetFacts
     allow_lossy: bool
     rows: list[dict[str, Any]] = field(default_factory=list)

@@ -29,7 +29,7 @@ from autosync.strategy import Strategy
 @dataclass(frozen=True, slots=True)
 class ExportedDataset:
     """places: by the folder made, the domain it holds. left_out: strategies by reason.
-    unsaid: what the clusters' files cannot express (it stands in their comments)."""
+    unsaid: what the clusters' files cannot say (it stands in their comments)."""
 
     written: int
     places: dict[str, str]
