@@ -19,7 +19,7 @@ from autosync.population import Population
 from autosync.simulator.compute_time import compute_factors
 from autosync.simulator.learned.features.feature_names import DIMS, DTYPES, SHARD_COLUMNS
 from autosync.simulator.learned.features.shard_traffic import ShardTraffic, traffic_of
-from autosync.simulator.learned.features.what_if import MessageTimes
+from autosync.simulator.learned.features.what_if import TimelineTimes
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -47,7 +47,7 @@ class ShardFeatures:
 
 
 def features_of_shards(
-    plans: PlanTable, population: Population, domain: Domain, times: MessageTimes
+    plans: PlanTable, population: Population, domain: Domain, times: TimelineTimes
 ) -> ShardFeatures:
     """The shard sets of compiled plans and their features."""
     strategy = np.repeat(np.arange(len(population)), np.diff(population.first))

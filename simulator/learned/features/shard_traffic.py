@@ -9,7 +9,7 @@ from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.cost.network import network_of
-from autosync.simulator.learned.features.what_if import MessageTimes
+from autosync.simulator.learned.features.what_if import TimelineTimes
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -44,7 +44,7 @@ class ShardTraffic:
 
 
 def traffic_of(
-    plans: PlanTable, population: Population, domain: Domain, times: MessageTimes
+    plans: PlanTable, population: Population, domain: Domain, times: TimelineTimes
 ) -> ShardTraffic:
     buckets, rows = len(plans.bucket_first) - 1, population.rows
     costs = network_of(domain.cluster, plans.teams)

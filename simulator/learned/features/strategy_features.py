@@ -12,7 +12,7 @@ from autosync.population import Population
 from autosync.simulator.learned.features.domain_descriptor import describe_domain
 from autosync.simulator.learned.features.shard_features import ShardFeatures, features_of_shards
 from autosync.simulator.learned.features.summary_features import summary_table
-from autosync.simulator.learned.features.what_if import message_times
+from autosync.simulator.learned.features.what_if import timeline_times
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 
@@ -61,7 +61,7 @@ def features_of_plans(
 
     with_shards: also of each shard set, for the LSTM and the GAT; the others need sums only.
     """
-    times = message_times(plans, population, domain)
+    times = timeline_times(plans, population, domain)
     base = TimelineSimulator().predict_plans(domain, population, plans)
     return StrategyFeatures(
         base_seconds=base,

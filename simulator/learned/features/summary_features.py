@@ -11,7 +11,7 @@ from autosync.simulator.analytic import analytic_seconds
 from autosync.simulator.compute_time import compute_seconds
 from autosync.simulator.cost.network import SERVER_OPERATIONS, network_of
 from autosync.simulator.learned.features.feature_names import SIDES, SPENT, SUMMARY_COLUMNS
-from autosync.simulator.learned.features.what_if import WHAT_IFS, MessageTimes, what_ifs
+from autosync.simulator.learned.features.what_if import WHAT_IFS, TimelineTimes, what_ifs
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -21,7 +21,7 @@ LEAST = 1e-3
 
 
 def summary_table(
-    plans: PlanTable, population: Population, domain: Domain, times: MessageTimes, base: F64
+    plans: PlanTable, population: Population, domain: Domain, times: TimelineTimes, base: F64
 ) -> F64:
     """A `(strategies, len(SUMMARY_COLUMNS))` array. base f64[n]: the timeline's seconds."""
     compute = max(domain.timing.forward_seconds + domain.timing.backward_seconds, 1e-9)
@@ -102,7 +102,7 @@ def _predefined_columns(plans: PlanTable, domain: Domain, compute: float) -> dic
 
 
 def _time_columns(
-    plans: PlanTable, domain: Domain, times: MessageTimes, base: F64, compute: float
+    plans: PlanTable, domain: Domain, times: TimelineTimes, base: F64, compute: float
 ) -> dict[str, F64]:
     """Sums over the messages. Seconds spent, over compute (logarithms) and over the iteration;
     seconds in flight and seconds until on the wire, over the iteration (logarithms)."""

@@ -50,7 +50,7 @@ one; half as much startup again; copies that cost a quarter of the slowest link'
 
 
 @dataclass(frozen=True, slots=True)
-class MessageTimes:
+class TimelineTimes:
     """seconds f64[n]: an iteration, staleness left out. start, flowing, done f64[M]: when each
     message is issued, on the wire and received, seconds from the start of backward."""
 
@@ -63,7 +63,7 @@ class MessageTimes:
 Inputs = tuple[MessageArrays, CostArrays, ComputeArrays, InFlight, F64]
 
 
-def message_times(plans: PlanTable, population: Population, domain: Domain) -> MessageTimes:
+def timeline_times(plans: PlanTable, population: Population, domain: Domain) -> TimelineTimes:
     """The timeline's iteration of each strategy, and its times of every message."""
     return _simulate(_inputs(plans, population, domain))
 
@@ -109,9 +109,9 @@ def _inputs(plans: PlanTable, population: Population, domain: Domain) -> Inputs:
     return *arguments(plans, domain), factors
 
 
-def _simulate(inputs: Inputs) -> MessageTimes:
+def _simulate(inputs: Inputs) -> TimelineTimes:
     messages, costs, compute, in_flight, factors = inputs
     start, flowing, done = np.empty((3, len(messages.operation)))
     seconds = np.empty(len(messages.first) - 1)
     play(messages, costs, compute, in_flight, factors, start, flowing, done, seconds)
-    return MessageTimes(seconds, start, flowing, done)
+    return TimelineTimes(seconds, start, flowing, done)
