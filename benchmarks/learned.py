@@ -18,7 +18,8 @@ from autosync.search.loop.ranking import rank
 from autosync.search.sampler.sampling import sample, sample_at
 from autosync.search.space import Space
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
-from autosync.simulator.learned.recipe import Recipe
+from autosync.simulator.learned.models.model_factory import make_model
+from autosync.simulator.learned.models.recipe import ModelKind, Recipe
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator, simulate
 from benchmarks.measure import provenance
@@ -28,24 +29,24 @@ TRIALS = 150
 BEST, RANDOM = 3_000, 500
 DRAWN = 512
 """Of these, proposals held at a time."""
-LEARNERS = ("gaussian", "linear", "lstm", "gat", "ensemble")
+KINDS: tuple[ModelKind, ...] = ("gaussian", "linear", "lstm", "gat", "ensemble")
 SECONDS_A_MESSAGE = 5e-4
 
 
-def fitted(domain: Domain, kind: str) -> LearnedSimulator:
+def fitted(domain: Domain, kind: ModelKind) -> LearnedSimulator:
     """A simulator that has learned from `TRIALS` random strategies; prints how long it took."""
     population = sample(domain, Space(), 0, TRIALS, seed=1)
     plans = compile_plans_fast(population, domain)
     messages = np.diff(plans.first)
     seconds = simulate(plans, population, domain) + SECONDS_A_MESSAGE * messages
-    simulator = LearnedSimulator(Recipe(kind)(0))  # type: ignore[arg-type]
+    simulator = LearnedSimulator(make_model(Recipe(kind), 0))
     began = time.perf_counter()
     simulator.refit(domain, population, seconds)
     print(f"  {kind:10s} fits {TRIALS} trials in {time.perf_counter() - began:6.2f} s", flush=True)
     return simulator
 
 
-def report(model: str, kinds: list[str], proposals: int, nodes: int) -> None:
+def report(model: str, kinds: list[ModelKind], proposals: int, nodes: int) -> None:
     domain = domain_of(model, nodes, step_seconds=0.2)
     rank(domain, Space(), TimelineSimulator(), 8, 0, 8)  # compiles, or loads what was compiled
     print(f"{model}, {nodes} nodes")
@@ -74,7 +75,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("models", nargs="*", default=["bert_base", "bert_large"])
-    parser.add_argument("--simulators", nargs="+", choices=LEARNERS, default=list(LEARNERS[:4]))
+    parser.add_argument("--simulators", nargs="+", choices=KINDS, default=list(KINDS[:4]))
     parser.add_argument("--proposals", type=int, default=30_000)
     parser.add_argument("--nodes", type=int, default=4)
     given = parser.parse_args()

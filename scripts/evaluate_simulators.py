@@ -14,10 +14,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from autosync.errors import AutosyncError
-from autosync.simulator.evaluation.dataset import load_dataset
-from autosync.simulator.evaluation.evaluation_run import Evaluation, evaluate
+from autosync.simulator.evaluation.evaluation_run import EvaluationPlan, evaluate
+from autosync.simulator.evaluation.measured_dataset import load_dataset
 
-TABLES = Evaluation().tables
+TABLES = EvaluationPlan().tables
 
 
 def main() -> int:
@@ -26,10 +26,14 @@ def main() -> int:
     parser.add_argument("-o", "--out", type=Path, required=True, help="folder for the results")
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--published", action="store_true", help="also the 3 x 128 LSTM")
+    parser.add_argument(
+        "--published-size", action="store_true", help="also an LSTM of the published size, 3 x 128"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="processes, one core each")
     given = parser.parse_args()
-    asked = Evaluation(tuple(given.tables), tuple(given.seeds), given.published, given.jobs)
+    asked = EvaluationPlan(
+        tuple(given.tables), tuple(given.seeds), given.published_size, given.jobs
+    )
     try:
         evaluate(load_dataset(given.dataset), given.out, asked, say=print)
     except AutosyncError as error:

@@ -23,7 +23,7 @@ class Simulator(Protocol):
 class Learner(Simulator, Protocol):
     """A simulator that improves by trials, and says how sure it is."""
 
-    def predict_spread(
+    def predict_with_std(
         self, domain: Domain, population: Population
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """`predict`, and the standard deviation of the logarithm of its seconds."""

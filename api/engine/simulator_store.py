@@ -38,7 +38,7 @@ def keep_simulator(database: Database, name: str, card: bytes, weights: bytes) -
             other, or it was trained on other features than this version's.
         NotSupported: the name is another checkpoint's.
     """
-    from autosync.simulator.learned.checkpoint import Card, restore
+    from autosync.simulator.learned.checkpoint import CheckpointCard, restore
 
     check_name(name)
     if len(card) > LARGEST_CARD_BYTES:
@@ -48,7 +48,7 @@ def keep_simulator(database: Database, name: str, card: bytes, weights: bytes) -
             value=len(card),
             remedy="Give the .json that lies beside the tensors.",
         )
-    said = from_json(Card, card, source="card")
+    said = from_json(CheckpointCard, card, source="card")
     restore(said, weights, name)
     text = to_json(said)
     with database.writing() as session:
@@ -127,8 +127,8 @@ def own_name(session: Session, name: str, domain: Domain) -> str:
     """
     if name != NEAREST:
         return name
-    from autosync.simulator.learned.checkpoint import Card
-    from autosync.simulator.learned.features import FEATURE_VERSION
+    from autosync.simulator.learned.checkpoint import CheckpointCard
+    from autosync.simulator.learned.features.feature_names import FEATURE_VERSION
     from autosync.simulator.learned.transfer import nearest_checkpoint
 
     readable = (SimulatorRow.feature_version == FEATURE_VERSION, SimulatorRow.domains > 0)
@@ -141,7 +141,7 @@ def own_name(session: Session, name: str, domain: Domain) -> str:
             value=name,
             remedy="Keep one first (`autosync simulator add`), or use learned.",
         )
-    cards = [from_json(Card, row.card, source="card") for row in found]
+    cards = [from_json(CheckpointCard, row.card, source="card") for row in found]
     return str(found[nearest_checkpoint(domain, cards)].name)
 
 
@@ -169,9 +169,9 @@ def remove_simulator(database: Database, name: str) -> None:
 
 
 def _restored(row: SimulatorRow) -> Simulator:
-    from autosync.simulator.learned.checkpoint import Card, restore
+    from autosync.simulator.learned.checkpoint import CheckpointCard, restore
 
-    return restore(from_json(Card, row.card, source="card"), row.weights, row.name)
+    return restore(from_json(CheckpointCard, row.card, source="card"), row.weights, row.name)
 
 
 def _whole(session: Session, name: str, lock: bool = False) -> SimulatorRow:

@@ -2,7 +2,7 @@
 
 The dataset's tables are its checkpoint; since the last one every pass is appended to a log and
 synced, so that a collection stops anywhere and goes on. A line of the log is a row of the table
-(`autosync.simulator.evaluation.dataset`), or
+(`autosync.simulator.evaluation.measured_dataset`), or
 
     {"strategy": document, "id": ...}    before the first pass of a strategy
     {"void": [passes]}                   beside which the control drifted; measured again
@@ -21,7 +21,7 @@ import pandas as pd
 from autosync.documents import to_json
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
-from autosync.simulator.evaluation.dataset import read_trials, write_dataset
+from autosync.simulator.evaluation.measured_dataset import read_trials, write_dataset
 from autosync.strategy import Strategy
 from autosync.trials.contract import TrialResult
 

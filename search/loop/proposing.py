@@ -145,7 +145,7 @@ def shortlist(
     timeline = TimelineSimulator()
     coarse = rank(domain, space, timeline, total, seed, COARSE_SIZE, on_progress=progress)
     judged = materialize(coarse, domain, space)
-    seconds, std = simulator.predict_spread(domain, judged)
+    seconds, std = simulator.predict_with_std(domain, judged)
     promise = seconds * np.exp(-optimism * std)
     best = np.argsort(promise, kind="stable")[:SHORTLIST_SIZE]
     return Shortlist(judged, coarse.index, seconds, promise).take(best)

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,14 @@ import pandas as pd
 
 from autosync.documents import from_json
 from autosync.domain import Domain
-from autosync.simulator.evaluation.dataset import MeasuredDomain, load_dataset, read_trials
+from autosync.simulator.evaluation.measured_dataset import MeasuredDomain, load_dataset, read_trials
 from autosync.strategy import Strategy
 
 KINDS = ("all_reduce", "parameter_server", "reduce_scatter", "all_gather", "factors")
 
 
 def trials_table(folder: Path) -> pd.DataFrame:
-    """Every pass of every strategy (canaries are pass 0), with what it ran in plain columns.
+    """Every pass of every strategy (pass 0 is a control trial), with what it ran in plain columns.
 
     Beside the columns of the dataset:
 
@@ -47,11 +48,11 @@ def trials_table(folder: Path) -> pd.DataFrame:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class DomainSummary:
     """A domain of a dataset in figures.
 
-    compute_seconds: forward and backward at nominal speed. strategies: measured soundly. passes:
-    all of them, without canaries. fastest_seconds, slowest_seconds: of those strategies;
+    compute_seconds: forward and backward at nominal speed. strategies: without error. passes:
+    all of them, without control trials. fastest_seconds, slowest_seconds: of those strategies;
     ddp_seconds: of torch's DDP; None where there is none. noise: as `MeasuredDomain.noise`.
     spread: the median within a pass. pass_difference, occasion_difference: median of |ln(a / b)| of
     a strategy's first two passes on an occasion, and of its first two occasions' medians; None
@@ -78,15 +79,18 @@ class Summary:
     time_scales: tuple[float, ...]
 
 
-def summaries(folder: Path) -> list[Summary]:
+def summaries(folder: Path) -> list[DomainSummary]:
     """A summary of each domain, by name.
 
     Raises:
         NotFound, InvalidInput: as `load_dataset`.
     """
-    trials = read_trials(folder)
+    return summaries_of(load_dataset(folder), read_trials(folder))
+
+
+def summaries_of(measured: Sequence[MeasuredDomain], trials: pd.DataFrame) -> list[DomainSummary]:
+    """A summary of each domain, in their order; `trials` as `read_trials` reads them."""
     trials = trials[trials["pass"] > 0]
-    measured = load_dataset(folder)
     return [_summary(each, trials[trials["domain"] == each.domain.id]) for each in measured]
 
 
@@ -115,10 +119,10 @@ def _strategy_facts(identity: str, text: str) -> dict[str, Any]:
     }
 
 
-def _summary(each: MeasuredDomain, rows: pd.DataFrame) -> Summary:
+def _summary(each: MeasuredDomain, rows: pd.DataFrame) -> DomainSummary:
     seconds = each.label_seconds
     facts = _domain_facts(each.domain)
-    return Summary(
+    return DomainSummary(
         **facts,
         strategies=len(each),
         failed=each.failed,

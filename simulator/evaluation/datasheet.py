@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from autosync.simulator.evaluation.dataset import read_trials
-from autosync.simulator.evaluation.dataset_frames import Summary, summaries
+from autosync.simulator.evaluation.dataset_frames import DomainSummary, summaries_of
+from autosync.simulator.evaluation.measured_dataset import MeasuredDomain, load_dataset, read_trials
 
+TITLE = "Measured runtimes of synchronization strategies"
 WHAT = """\
 What a strategy of gradient synchronization costs, measured: for each domain (a model on a cluster)
 many complete strategies and the seconds an iteration took with each. It exists to judge and to
@@ -73,7 +74,7 @@ LIMITS = """\
 READING = """\
 ```python
 from pathlib import Path
-from autosync.simulator.evaluation.dataset import load_dataset  # domains with arrays
+from autosync.simulator.evaluation.measured_dataset import load_dataset  # domains with arrays
 from autosync.simulator.evaluation.dataset_frames import trials_table  # one pandas table
 
 table = trials_table(Path("datasets/runtimes"))
@@ -84,16 +85,20 @@ writes the layout of AutoSync's public dataset.
 """
 
 
-def datasheet_text(
-    folder: Path, title: str = "Measured runtimes of synchronization strategies"
-) -> str:
+def datasheet_text(folder: Path, title: str = TITLE) -> str:
     """Markdown: what the dataset holds, how it was measured, how far it can be trusted.
 
     Raises:
         NotFound, InvalidInput: as `load_dataset`.
     """
-    domains = summaries(folder)
-    trials = read_trials(folder)
+    return datasheet_of(load_dataset(folder), read_trials(folder), title)
+
+
+def datasheet_of(
+    measured: Sequence[MeasuredDomain], trials: pd.DataFrame, title: str = TITLE
+) -> str:
+    """`datasheet_text` of a dataset that was read."""
+    domains = summaries_of(measured, trials)
     sections = {
         "What it is": WHAT,
         "What it holds": _holdings(domains, trials),
@@ -107,7 +112,7 @@ def datasheet_text(
     return f"# {title}\n\n{body}\n"
 
 
-def _holdings(domains: list[Summary], trials: pd.DataFrame) -> str:
+def _holdings(domains: list[DomainSummary], trials: pd.DataFrame) -> str:
     columns = "model, cluster, replicas, batch, compute ms, strategies, failed, passes"
     columns += ", fastest ms, DDP ms, slowest ms, s, k"
     rows = [
@@ -128,23 +133,23 @@ def _holdings(domains: list[Summary], trials: pd.DataFrame) -> str:
         )
         for each in domains
     ]
-    canaries = int((trials["pass"] == 0).sum())
+    controls = int((trials["pass"] == 0).sum())
     total = (
         f"{len(domains)} domains, {sum(each.strategies for each in domains)} strategies measured "
-        f"soundly, {len(trials) - canaries} passes and {canaries} canaries. Milliseconds are an "
-        "iteration's."
+        f"soundly, {len(trials) - controls} passes and {controls} controls. Milliseconds are "
+        "an iteration's."
     )
     return f"{total}\n\n{_table(columns.split(', '), rows)}"
 
 
 def _provenance(trials: pd.DataFrame) -> str:
-    said = [f"- launcher: {_listed(trials['launcher'])}"]
+    lines = [f"- launcher: {_listed(trials['launcher'])}"]
     if "versions" in trials:
-        said.append(f"- versions: {_listed(trials['versions'])}")
+        lines.append(f"- versions: {_listed(trials['versions'])}")
     if "measured_at" in trials:
         times = pd.to_datetime(trials["measured_at"].dropna(), unit="s")
-        said.append(f"- measured: {times.min():%Y-%m-%d} to {times.max():%Y-%m-%d}")
-    return "\n" + "\n".join(said)
+        lines.append(f"- measured: {times.min():%Y-%m-%d} to {times.max():%Y-%m-%d}")
+    return "\n" + "\n".join(lines)
 
 
 def _listed(column: "pd.Series[str]") -> str:
@@ -154,7 +159,7 @@ def _listed(column: "pd.Series[str]") -> str:
     return "; ".join(values[:5]) + more
 
 
-def _repeatability(domains: list[Summary]) -> str:
+def _repeatability(domains: list[DomainSummary]) -> str:
     columns = "model, cluster, spread, between passes, between occasions, noise"
     rows = [
         (

@@ -10,11 +10,11 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.simulator.evaluation.dataset import MeasuredDomain
+from autosync.simulator.evaluation.compared_models import MakeModel, maker, standard_models
 from autosync.simulator.evaluation.evaluation_tables import (
     SEEDS,
-    Row,
-    Subject,
+    EvaluatedDomain,
+    EvaluationRow,
     compare_features,
     compare_simulators,
     guided_search,
@@ -22,7 +22,7 @@ from autosync.simulator.evaluation.evaluation_tables import (
     subjects_of,
     transfers_to,
 )
-from autosync.simulator.evaluation.recipes import standard_models
+from autosync.simulator.evaluation.measured_dataset import MeasuredDomain
 from autosync.simulator.evaluation.report import (
     MEASURES,
     draw_curves,
@@ -32,7 +32,7 @@ from autosync.simulator.evaluation.report import (
     transfer_table,
 )
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
-from autosync.simulator.learned.recipe import Recipe
+from autosync.simulator.learned.models.recipe import Recipe
 from autosync.simulator.learned.transfer import transferred
 
 F64 = NDArray[np.float64]
@@ -41,23 +41,24 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class EvaluationPlan:
     """What to do. tables: of `comparison`, `features`, `transfer`, `curves`, `search`.
 
     seeds: of splits and networks; the ablation of features and networks that transfer or grow
-        take the first one. published: also the 3 x 128 LSTM. jobs: processes, each with a domain.
+        take the first one. published_size: also an
+        LSTM of 3 x 128. jobs: processes, each with a domain.
     """
 
     tables: tuple[str, ...] = ("comparison", "features", "transfer", "curves", "search")
     seeds: tuple[int, ...] = SEEDS
-    published: bool = False
+    published_size: bool = False
     jobs: int = 1
 
 
 def evaluate(
-    measured: Sequence[MeasuredDomain], folder: Path, evaluation: Evaluation, say: Say
+    measured: Sequence[MeasuredDomain], folder: Path, evaluation: EvaluationPlan, say: Say
 ) -> None:
-    """Write FOLDER/evaluation.md and its pictures; `say` hears what is being done.
+    """Write FOLDER/evaluation.md and its pictures; `say` is told what is being done.
 
     The page is written after every table. Tables that were not asked for stay as they are there,
     unless the page is of other measurements.
@@ -67,7 +68,7 @@ def evaluate(
     head = "\n".join(["# Evaluation of the simulators", "", describe(measured)])
     sections = _sections(page, head)
     subjects = subjects_of(measured)
-    for table in Evaluation().tables:
+    for table in EvaluationPlan().tables:
         if table in evaluation.tables:
             say(f"{table}: {TITLES[table]}")
             sections[TITLES[table]] = _WRITERS[table](subjects, folder, evaluation)
@@ -107,9 +108,9 @@ def describe(measured: Sequence[MeasuredDomain]) -> str:
     return "\n".join(lines)
 
 
-def searches(subject: Subject, subjects: Sequence[Subject]) -> dict[str, F64]:
+def searches(subject: EvaluatedDomain, subjects: Sequence[EvaluatedDomain]) -> dict[str, F64]:
     """Random, a Gaussian process from the timeline, and one transferred from all others."""
-    make = Recipe("gaussian")
+    make = maker(Recipe("gaussian"))
     others = [s.trials for s in subjects if s.measured.domain.id != subject.measured.domain.id]
     curves = {
         "random": guided_search(subject, lambda: None),
@@ -122,8 +123,10 @@ def searches(subject: Subject, subjects: Sequence[Subject]) -> dict[str, F64]:
     return curves
 
 
-def _comparison(subjects: Sequence[Subject], folder: Path, evaluation: Evaluation) -> str:
-    models = standard_models(evaluation.published)
+def _comparison(
+    subjects: Sequence[EvaluatedDomain], folder: Path, evaluation: EvaluationPlan
+) -> str:
+    models = standard_models(evaluation.published_size)
     rows = _rows(
         compare_simulators, [([s], models, evaluation.seeds) for s in subjects], evaluation
     )
@@ -131,34 +134,38 @@ def _comparison(subjects: Sequence[Subject], folder: Path, evaluation: Evaluatio
     return "\n\n".join(tables)
 
 
-def _features(subjects: Sequence[Subject], folder: Path, evaluation: Evaluation) -> str:
+def _features(subjects: Sequence[EvaluatedDomain], folder: Path, evaluation: EvaluationPlan) -> str:
     rows = _rows(compare_features, [([s], evaluation.seeds[:1]) for s in subjects], evaluation)
     return "\n\n".join(table_of(rows, name, "setting") for name in ("accuracy", "beyond_noise"))
 
 
-def _transfer(subjects: Sequence[Subject], folder: Path, evaluation: Evaluation) -> str:
+def _transfer(subjects: Sequence[EvaluatedDomain], folder: Path, evaluation: EvaluationPlan) -> str:
     if len(subjects) < 2:
         return "There is one domain only."
-    models = {name: Recipe(name) for name in TRANSFERRED}
+    models = {name: maker(Recipe(name)) for name in TRANSFERRED}
     tasks = [(s, subjects, models, evaluation.seeds[:1]) for s in subjects]
     rows = _rows(transfers_to, tasks, evaluation)
     measures = ("accuracy", "beyond_noise", "fast_quarter", "regret")
     return "\n\n".join(transfer_table(rows, measure) for measure in measures)
 
 
-def _curves(subjects: Sequence[Subject], folder: Path, evaluation: Evaluation) -> str:
-    tasks: list[tuple[Subject, dict[str, Recipe], tuple[int, ...], tuple[int, ...]]] = []
+def _curves(subjects: Sequence[EvaluatedDomain], folder: Path, evaluation: EvaluationPlan) -> str:
+    tasks: list[tuple[EvaluatedDomain, dict[str, MakeModel], tuple[int, ...], tuple[int, ...]]] = []
     for subject in subjects:
-        closed: dict[str, Recipe] = {name: Recipe(name) for name in CLOSED}
+        closed: dict[str, MakeModel] = {name: maker(Recipe(name)) for name in CLOSED_FORMS}
         tasks.append((subject, closed, COUNTS, evaluation.seeds))
-        tasks.append((subject, {"ensemble": Recipe("ensemble")}, COUNTS, evaluation.seeds[:1]))
+        tasks.append(
+            (subject, {"ensemble": maker(Recipe("ensemble"))}, COUNTS, evaluation.seeds[:1])
+        )
     rows = _rows(learning_curve, tasks, evaluation)
     draw_curves(rows, folder / "learning_curves.svg")
-    named = [Row(r.domain, f"{r.simulator}, {r.trials}", "", r.trials, r.scores) for r in rows]
+    named = [
+        EvaluationRow(r.domain, f"{r.simulator}, {r.trials}", "", r.trials, r.scores) for r in rows
+    ]
     return f"![](learning_curves.svg)\n\n{table_of(named, 'beyond_noise')}"
 
 
-def _search(subjects: Sequence[Subject], folder: Path, evaluation: Evaluation) -> str:
+def _search(subjects: Sequence[EvaluatedDomain], folder: Path, evaluation: EvaluationPlan) -> str:
     curves = _each(searches, [(subject, subjects) for subject in subjects], evaluation.jobs)
     lines = []
     for number, (subject, curve) in enumerate(zip(subjects, curves, strict=True)):
@@ -168,11 +175,11 @@ def _search(subjects: Sequence[Subject], folder: Path, evaluation: Evaluation) -
     return "\n".join(lines)
 
 
-CLOSED: tuple[Literal["linear", "gaussian"], ...] = ("linear", "gaussian")
-TRANSFERRED: tuple[Literal["linear", "gaussian", "lstm"], ...] = (*CLOSED, "lstm")
+CLOSED_FORMS: tuple[Literal["linear", "gaussian"], ...] = ("linear", "gaussian")
+TRANSFERRED: tuple[Literal["linear", "gaussian", "lstm"], ...] = (*CLOSED_FORMS, "lstm")
 COUNTS = (0, 5, 10, 20, 40, 80, 150)
 
-_WRITERS: dict[str, Callable[[Sequence[Subject], Path, Evaluation], str]] = {
+_WRITERS: dict[str, Callable[[Sequence[EvaluatedDomain], Path, EvaluationPlan], str]] = {
     "comparison": _comparison,
     "features": _features,
     "transfer": _transfer,
@@ -182,8 +189,10 @@ _WRITERS: dict[str, Callable[[Sequence[Subject], Path, Evaluation], str]] = {
 
 
 def _rows(
-    table: Callable[..., list[Row]], tasks: Sequence[tuple[Any, ...]], evaluation: Evaluation
-) -> list[Row]:
+    table: Callable[..., list[EvaluationRow]],
+    tasks: Sequence[tuple[Any, ...]],
+    evaluation: EvaluationPlan,
+) -> list[EvaluationRow]:
     return [row for rows in _each(table, tasks, evaluation.jobs) for row in rows]
 
 

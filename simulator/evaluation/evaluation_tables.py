@@ -8,15 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.simulator.analytic import AnalyticSimulator
-from autosync.simulator.evaluation.dataset import MeasuredDomain
-from autosync.simulator.evaluation.metrics import Scores, judge
-from autosync.simulator.evaluation.recipes import SEEDED, MakeModel
+from autosync.simulator.evaluation.compared_models import SEEDED, MakeModel
+from autosync.simulator.evaluation.measured_dataset import MeasuredDomain
+from autosync.simulator.evaluation.metrics import RankingScores, judge
 from autosync.simulator.evaluation.splits import split_strategies
-from autosync.simulator.learned.data import features_of
-from autosync.simulator.learned.features import PARTS, Part
-from autosync.simulator.learned.learned_models import Labelled
+from autosync.simulator.learned.features.feature_names import FEATURE_PARTS, FeaturePart
+from autosync.simulator.learned.features.strategy_features import features_of
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
-from autosync.simulator.learned.recipe import Recipe
+from autosync.simulator.learned.models.learned_model import LabelledTrials
+from autosync.simulator.learned.models.model_factory import make_model
+from autosync.simulator.learned.models.recipe import Recipe
 from autosync.simulator.learned.transfer import transferred
 
 F64 = NDArray[np.float64]
@@ -25,29 +26,25 @@ SEEDS = (0, 1, 2)
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class EvaluatedDomain:
     """A measured domain with what every table needs of it: a name of its own, its features, and
     predictions that need no training."""
 
     name: str
     measured: MeasuredDomain
-    trials: Labelled
+    trials: LabelledTrials
     analytic_seconds: F64
 
     @property
     def timeline_seconds(self) -> F64:
         return self.trials.features.base_seconds
 
-    def known(self, indices: NDArray[np.int64]) -> Labelled:
-        return Labelled(
-            self.trials.domain,
-            self.trials.features.take(indices),
-            self.trials.step_seconds[indices],
-        )
+    def known(self, indices: NDArray[np.int64]) -> LabelledTrials:
+        return self.trials.take(indices)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class EvaluationRow:
     """simulator: who predicted; setting: of the ablation or transfer, else empty; scores: means
     over the seeds; trials: learned from."""
 
@@ -55,10 +52,10 @@ class Row:
     simulator: str
     setting: str
     trials: int
-    scores: Scores
+    scores: RankingScores
 
 
-def subjects_of(measured: Sequence[MeasuredDomain]) -> list[Subject]:
+def subjects_of(measured: Sequence[MeasuredDomain]) -> list[EvaluatedDomain]:
     """Domains of one name (another batch or profile) are told apart by their identity."""
     names = [each.name for each in measured]
     subjects = []
@@ -67,20 +64,20 @@ def subjects_of(measured: Sequence[MeasuredDomain]) -> list[Subject]:
         if names.count(name) > 1:
             name = f"{name} ({each.domain.id[:6]})"
         features = features_of(each.domain, each.population)
-        trials = Labelled(each.domain, features, each.label_seconds)
+        trials = LabelledTrials(each.domain, features, each.label_seconds)
         analytic = AnalyticSimulator().predict(each.domain, each.population)
-        subjects.append(Subject(name, each, trials, analytic))
+        subjects.append(EvaluatedDomain(name, each, trials, analytic))
     return subjects
 
 
 def compare_simulators(
-    subjects: Sequence[Subject], models: dict[str, MakeModel], seeds: Sequence[int] = SEEDS
-) -> list[Row]:
+    subjects: Sequence[EvaluatedDomain], models: dict[str, MakeModel], seeds: Sequence[int] = SEEDS
+) -> list[EvaluationRow]:
     """Table 8.1: held-out strategies of each domain, by each simulator; and the ceiling, which is
     the second pass ranking the first."""
     rows = []
     for subject in subjects:
-        found: dict[str, list[Scores]] = {}
+        found: dict[str, list[RankingScores]] = {}
         for seed in seeds:
             split = split_strategies(len(subject.measured), seed)
             for name, predicted in _predictions(subject, models, seed, split.known).items():
@@ -90,47 +87,52 @@ def compare_simulators(
         known = len(split.known)
         trials = dict.fromkeys(("analytic", "timeline", "ceiling"), 0)
         rows += [
-            Row(subject.name, name, "", trials.get(name, known), mean_scores(scores))
+            EvaluationRow(subject.name, name, "", trials.get(name, known), mean_scores(scores))
             for name, scores in found.items()
         ]
     return rows
 
 
-ABLATIONS: dict[str, tuple[Part, ...]] = {
-    "full": PARTS,
+ABLATIONS: dict[str, tuple[FeaturePart, ...]] = {
+    "full": FEATURE_PARTS,
     "raw and predefined": ("raw", "predefined"),
     "raw only": ("raw",),
     "predefined only": ("predefined",),
 }
 
 
-def compare_features(subjects: Sequence[Subject], seeds: Sequence[int] = SEEDS) -> list[Row]:
+def compare_features(
+    subjects: Sequence[EvaluatedDomain], seeds: Sequence[int] = SEEDS
+) -> list[EvaluationRow]:
     """Table 8.3: an LSTM that stands alone (no timeline beneath it), by the features it reads."""
     rows = []
     for subject in subjects:
         for setting, parts in ABLATIONS.items():
+            recipe = Recipe("lstm", parts, on_base=False)
             scores = []
             for seed in seeds:
                 split = split_strategies(len(subject.measured), seed)
-                simulator = LearnedSimulator(Recipe("lstm", parts, on_base=False)(seed))
+                simulator = LearnedSimulator(make_model(recipe, seed))
                 simulator.refit_features(subject.known(split.known))
                 scores.append(_judge(subject, _of(simulator, subject), split.test))
-            rows.append(Row(subject.name, "lstm", setting, len(split.known), mean_scores(scores)))
+            rows.append(
+                EvaluationRow(subject.name, "lstm", setting, len(split.known), mean_scores(scores))
+            )
     return rows
 
 
 def transfers_to(
-    target: Subject,
-    subjects: Sequence[Subject],
+    target: EvaluatedDomain,
+    subjects: Sequence[EvaluatedDomain],
     models: dict[str, MakeModel],
     seeds: Sequence[int] = SEEDS,
-) -> list[Row]:
+) -> list[EvaluationRow]:
     """Table 8.4: one domain ranked without a trial of it, by simulators that learned from the
     domains of other models (`leave model out`), of other clusters, and from all others. What
     knows no seed (closed forms) is fitted once."""
     everything = np.arange(len(target.measured))
     baseline = _judge(target, target.timeline_seconds, everything)
-    rows = [Row(target.name, "timeline", "no trials", 0, baseline)]
+    rows = [EvaluationRow(target.name, "timeline", "no trials", 0, baseline)]
     for setting, sources in transfer_sources(target, subjects).items():
         known = [source.trials for source in sources]
         for name, make in models.items():
@@ -139,11 +141,13 @@ def transfers_to(
                 simulator = transferred(make(seed), known, target.measured.domain)
                 scores.append(_judge(target, _of(simulator, target), everything))
             count = sum(len(source.measured) for source in sources)
-            rows.append(Row(target.name, name, setting, count, mean_scores(scores)))
+            rows.append(EvaluationRow(target.name, name, setting, count, mean_scores(scores)))
     return rows
 
 
-def transfer_sources(target: Subject, subjects: Sequence[Subject]) -> dict[str, list[Subject]]:
+def transfer_sources(
+    target: EvaluatedDomain, subjects: Sequence[EvaluatedDomain]
+) -> dict[str, list[EvaluatedDomain]]:
     """The sources of each setting that has any. A graph is told by its name, a cluster too."""
     domain = target.measured.domain
     others = [s for s in subjects if s.measured.domain.id != domain.id]
@@ -158,11 +162,11 @@ def transfer_sources(target: Subject, subjects: Sequence[Subject]) -> dict[str, 
 
 
 def learning_curve(
-    subject: Subject,
+    subject: EvaluatedDomain,
     models: dict[str, MakeModel],
     counts: Sequence[int] = (0, 5, 10, 20, 40, 80, 150),
     seeds: Sequence[int] = SEEDS,
-) -> list[Row]:
+) -> list[EvaluationRow]:
     """Accuracy on one held-out set as the trials grow; every count's trials contain those before.
 
     Counts beyond what is left for training are left out.
@@ -180,12 +184,12 @@ def learning_curve(
                     simulator.refit_features(subject.known(split.known[:count]))
                 scores.append(_judge(subject, _of(simulator, subject), split.test))
             if scores:
-                rows.append(Row(subject.name, name, "", count, mean_scores(scores)))
+                rows.append(EvaluationRow(subject.name, name, "", count, mean_scores(scores)))
     return rows
 
 
 def guided_search(
-    subject: Subject,
+    subject: EvaluatedDomain,
     make: Callable[[], LearnedSimulator | None],
     budget: int = 100,
     round_trials: int = 8,
@@ -213,18 +217,18 @@ def guided_search(
     return best
 
 
-def mean_scores(scores: Sequence[Scores]) -> Scores:
+def mean_scores(scores: Sequence[RankingScores]) -> RankingScores:
     """Over the seeds, NaN left out; pairs add up."""
     values: dict[str, Any] = {}
-    for field in fields(Scores):
+    for field in fields(RankingScores):
         column = np.array([getattr(each, field.name) for each in scores], dtype=np.float64)
         known = column[~np.isnan(column)]
         values[field.name] = float(known.mean()) if len(known) else float("nan")
-    return replace(Scores(**values), pairs=sum(each.pairs for each in scores))
+    return replace(RankingScores(**values), pairs=sum(each.pairs for each in scores))
 
 
 def _predictions(
-    subject: Subject, models: dict[str, MakeModel], seed: int, known: NDArray[np.int64]
+    subject: EvaluatedDomain, models: dict[str, MakeModel], seed: int, known: NDArray[np.int64]
 ) -> dict[str, F64]:
     found = {"analytic": subject.analytic_seconds, "timeline": subject.timeline_seconds}
     for name, make in models.items():
@@ -234,16 +238,16 @@ def _predictions(
     return found
 
 
-def _of(simulator: LearnedSimulator, subject: Subject) -> F64:
+def _of(simulator: LearnedSimulator, subject: EvaluatedDomain) -> F64:
     return simulator.predict_features(subject.measured.domain, subject.trials.features)[0]
 
 
-def _judge(subject: Subject, predicted: F64, indices: NDArray[np.int64]) -> Scores:
+def _judge(subject: EvaluatedDomain, predicted: F64, indices: NDArray[np.int64]) -> RankingScores:
     labels = subject.trials.step_seconds[indices]
     return judge(predicted[indices], labels, subject.measured.noise)
 
 
-def _ceiling(subject: Subject, indices: NDArray[np.int64]) -> Scores | None:
+def _ceiling(subject: EvaluatedDomain, indices: NDArray[np.int64]) -> RankingScores | None:
     measured = subject.measured
     if measured.second_seconds is None:
         return None

@@ -10,7 +10,7 @@ F64 = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
+class RankingScores:
     """Of one set of predictions; NaN where too few strategies or pairs are left to judge.
 
     accuracy: share of all pairs ranked rightly. beyond_noise: of the pairs further apart than
@@ -29,14 +29,14 @@ class Scores:
     pairs: int
 
 
-def judge(predicted: F64, measured: F64, noise: float | None) -> Scores:
+def judge(predicted: F64, measured: F64, noise: float | None) -> RankingScores:
     """predicted, measured `(n,)` seconds; noise: relative, None where it is unknown."""
     beyond = np.inf if noise is None else 2.0 * noise
     quarter = np.argsort(measured, kind="stable")[: max(2, len(measured) // 4)]
     right, count = pairs_ranked(predicted, measured, beyond)
     fast = predicted[quarter], measured[quarter]
     kendall = kendalltau(predicted, measured).statistic if len(measured) > 1 else np.nan
-    return Scores(
+    return RankingScores(
         accuracy=pairwise_accuracy(predicted, measured),
         beyond_noise=right / count if count else np.nan,
         fast_quarter=pairwise_accuracy(*fast),

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from autosync.simulator.evaluation.dataset import MeasuredDomain
-from autosync.simulator.evaluation.evaluation_tables import Subject, subjects_of
+from autosync.simulator.evaluation.compared_models import MakeModel
+from autosync.simulator.evaluation.evaluation_tables import EvaluatedDomain, subjects_of
+from autosync.simulator.evaluation.measured_dataset import MeasuredDomain
 from autosync.simulator.evaluation.metrics import pairwise_accuracy
-from autosync.simulator.evaluation.recipes import MakeModel
-from autosync.simulator.learned.checkpoint import Card, save_checkpoint
+from autosync.simulator.learned.checkpoint import CheckpointCard, save_checkpoint
 from autosync.simulator.learned.transfer import pretrained, source_of, transferred
 
 Say = Callable[[str], None]
@@ -21,7 +21,7 @@ def train_checkpoint(
     path: Path,
     seed: int = 0,
     say: Say = lambda text: None,
-) -> Card:
+) -> CheckpointCard:
     """Write PATH.safetensors and its card, of a model that has learned from every trial.
 
     The card's accuracy is over domains that a model did not see: each domain is ranked by one
@@ -48,7 +48,7 @@ def train_checkpoint(
 
 
 def _unseen_accuracy(
-    target: Subject, subjects: Sequence[Subject], make: MakeModel, seed: int
+    target: EvaluatedDomain, subjects: Sequence[EvaluatedDomain], make: MakeModel, seed: int
 ) -> float:
     others = [subject.trials for subject in subjects if subject is not target]
     simulator = transferred(make(seed), others, target.measured.domain)

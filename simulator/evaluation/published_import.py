@@ -29,7 +29,7 @@ from autosync.interop.graph_item import MAX_GRAPH_BYTES, ImportedGraph, read_gra
 from autosync.interop.resource_spec import Hardware, ResourceSpec, read_resource_spec
 from autosync.interop.strategy_import import MAX_STRATEGY_BYTES, import_strategy
 from autosync.profiling import profile_from_step_seconds
-from autosync.simulator.evaluation.dataset import write_dataset
+from autosync.simulator.evaluation.measured_dataset import write_dataset
 
 MAX_TEXT_BYTES = 1_000_000
 LAUNCHER = "imported from the published layout"
@@ -51,7 +51,7 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class DatasetFacts:
     """What the files do not say, by folder name."""
 
     models: dict[str, ModelFacts]
@@ -60,8 +60,8 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A sample that was not taken: which, why in short, and what was said of it."""
+class SkippedSample:
+    """A sample that was not taken: which, why in short, and the message of the error."""
 
     sample: str
     reason: str
@@ -69,24 +69,26 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
+class ImportedDataset:
     """trials has the columns of a dataset, a row a sample."""
 
     domains: tuple[Domain, ...]
     trials: pd.DataFrame
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[SkippedSample, ...]
 
 
-def read_facts(file: Path) -> Facts:
+def read_facts(file: Path) -> DatasetFacts:
     """Raises InvalidInput: the file is not there, is no YAML, or names the field at fault."""
-    return from_data(Facts, strict_yaml(_text(file), str(file)), str(file))
+    return from_data(DatasetFacts, strict_yaml(_text(file), str(file)), str(file))
 
 
-def import_dataset(folder: Path, out: Path, facts: Facts, *, allow_lossy: bool = False) -> Imported:
+def import_dataset(
+    folder: Path, out: Path, facts: DatasetFacts, *, allow_lossy: bool = False
+) -> ImportedDataset:
     """Read the models that `facts` names, and write them to `out` as a dataset of ours.
 
     `average` counts as one pass; its spread is that of the list `runtime`. A strategy measured
-    again in the same domain is its next pass. Samples that cannot be read are left out and told.
+    again in the same domain is its next pass. Samples that cannot be read are left out and listed.
 
     Raises:
         NotFound: a model's folder is missing. InvalidInput: a graph item is damaged, a fact is
@@ -112,7 +114,7 @@ def import_dataset(folder: Path, out: Path, facts: Facts, *, allow_lossy: bool =
             remedy="The layout is MODEL/graph_item and MODEL/cluster-X/{resource_spec,runtime,"
             "strategies}/ID.",
         )
-    imported = Imported(
+    imported = ImportedDataset(
         tuple(reading.domains.values()), pd.DataFrame(reading.rows), tuple(reading.left_out)
     )
     write_dataset(out, imported.domains, imported.trials)
@@ -121,10 +123,10 @@ def import_dataset(folder: Path, out: Path, facts: Facts, *, allow_lossy: bool =
 
 @dataclass(slots=True)
 class _PublishedReader:
-    facts: Facts
+    facts: DatasetFacts
     allow_lossy: bool
     rows: list[dict[str, Any]] = field(default_factory=list)
-    left_out: list[LeftOut] = field(default_factory=list)
+    left_out: list[SkippedSample] = field(default_factory=list)
     domains: dict[str, Domain] = field(default_factory=dict)
     passes: dict[tuple[str, str], int] = field(default_factory=dict)
 
@@ -156,9 +158,9 @@ class _PublishedReader:
                     specs[text] = replace(spec, cluster=named)
                 self.sample(sample, strategies / name, read, profile, specs[text])
             except AutosyncError as error:
-                said = isinstance(error, NotSupported) and isinstance(error.value, str)
-                reason = str(error.value) if said else f"is refused ({type(error).__name__})"
-                self.left_out.append(LeftOut(sample, reason, str(error)))
+                has_reason = isinstance(error, NotSupported) and isinstance(error.value, str)
+                reason = str(error.value) if has_reason else f"is refused ({type(error).__name__})"
+                self.left_out.append(SkippedSample(sample, reason, str(error)))
 
     def sample(
         self, sample: str, file: Path, read: ImportedGraph, profile: Profile, spec: ResourceSpec

@@ -22,12 +22,12 @@ from autosync.errors import InvalidInput, NotSupported
 from autosync.interop.graph_item_export import write_graph_item
 from autosync.interop.resource_spec import left_out_of_spec, write_resource_spec
 from autosync.interop.strategy_export import export_strategy
-from autosync.simulator.evaluation.dataset import load_dataset, read_trials
+from autosync.simulator.evaluation.measured_dataset import load_dataset, read_trials
 from autosync.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportedDataset:
     """places: by the folder made, the domain it holds. left_out: strategies by reason.
     left_out_of_specs: what the clusters' files can only hold as comments, a sentence each."""
 
@@ -37,15 +37,15 @@ class Exported:
     left_out_of_specs: tuple[str, ...]
 
 
-def export_dataset(folder: Path, out: Path) -> Exported:
+def export_dataset(folder: Path, out: Path) -> ExportedDataset:
     """Write the dataset in `folder` to `out` as far as the published layout can hold it.
 
-    Left out and counted: strategies that AutoDist cannot say, and those that failed. The layout
+    Left out and counted: strategies that AutoDist cannot express, and those that failed. The layout
     has no place for the profile, the batch size or the testbed's scales.
 
     Raises:
         NotFound, InvalidInput: as `load_dataset`; `out` holds something already.
-        NotSupported: a cluster or a graph cannot be said at all.
+        NotSupported: a cluster or a graph cannot be expressed at all.
     """
     if out.exists() and any(out.iterdir()):
         raise InvalidInput(
@@ -73,7 +73,7 @@ def export_dataset(folder: Path, out: Path) -> Exported:
         sentence for domain in domains for sentence in left_out_of_spec(domain.cluster)
     )
     named = {domain.id: f"{domain.graph.name}, {domain.cluster.name}" for domain in domains}
-    return Exported(written, {p: named[i] for i, p in places.items()}, left_out, tuple(lost))
+    return ExportedDataset(written, {p: named[i] for i, p in places.items()}, left_out, tuple(lost))
 
 
 def _places(domains: list[Domain]) -> dict[str, str]:
@@ -116,10 +116,10 @@ def _export_one(domain: Domain, passes: pd.DataFrame, place: Path) -> str:
         return "failed when it was measured"
     strategy = from_json(Strategy, passes["strategy"].iloc[0], source=f"strategy {identity}")
     try:
-        said = export_strategy(strategy, domain, allow_lossy=True)
+        encoded = export_strategy(strategy, domain, allow_lossy=True)
     except NotSupported as error:
         return error.value if isinstance(error.value, str) else error.message
-    (place / "strategies" / identity).write_bytes(said)
+    (place / "strategies" / identity).write_bytes(encoded)
     (place / "resource_spec" / identity).write_text(write_resource_spec(domain.cluster))
     runtime = {"average": float(np.mean(seconds)), "runtime": seconds}
     (place / "runtime" / identity).write_text(yaml.safe_dump(runtime))

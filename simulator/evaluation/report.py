@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.errors import NotSupported
-from autosync.simulator.evaluation.evaluation_tables import Row, mean_scores
-from autosync.simulator.evaluation.metrics import Scores
+from autosync.simulator.evaluation.evaluation_tables import EvaluationRow, mean_scores
+from autosync.simulator.evaluation.metrics import RankingScores
 
 F64 = NDArray[np.float64]
 
@@ -24,10 +24,10 @@ MEASURES: dict[str, str] = {
 }
 
 
-def table_of(rows: Sequence[Row], measure: str, by: str = "simulator") -> str:
+def table_of(rows: Sequence[EvaluationRow], measure: str, by: str = "simulator") -> str:
     """One Markdown table: a line a domain and a column a simulator (or setting), and the mean.
 
-    measure: a field of `Scores`. by: the field of `Row` that names the columns.
+    measure: a field of `RankingScores`. by: the field of `EvaluationRow` that names the columns.
     """
     columns = list(dict.fromkeys(getattr(row, by) for row in rows))
     domains = list(dict.fromkeys(row.domain for row in rows))
@@ -48,7 +48,7 @@ def table_of(rows: Sequence[Row], measure: str, by: str = "simulator") -> str:
     return "\n".join(lines)
 
 
-def summary_table(rows: Sequence[Row]) -> str:
+def summary_table(rows: Sequence[EvaluationRow]) -> str:
     """One Markdown table: a line a simulator; over the domains, how it ranks pairs that noise
     cannot turn round, on average and where it does worst, and what its first choice costs."""
     lines = [
@@ -66,21 +66,21 @@ def summary_table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def transfer_table(rows: Sequence[Row], measure: str) -> str:
+def transfer_table(rows: Sequence[EvaluationRow], measure: str) -> str:
     """One Markdown table: a line a target and setting, a column a simulator."""
     named = [
-        Row(f"{row.domain} ({row.setting})", row.simulator, "", row.trials, row.scores)
+        EvaluationRow(f"{row.domain} ({row.setting})", row.simulator, "", row.trials, row.scores)
         for row in rows
     ]
     return table_of(named, measure)
 
 
-def _cell(scores: Scores | None, measure: str) -> str:
+def _cell(scores: RankingScores | None, measure: str) -> str:
     value = float("nan") if scores is None else float(getattr(scores, measure))
     return "–" if np.isnan(value) else f"{value:.3f}"
 
 
-def draw_curves(rows: Sequence[Row], file: Path, measure: str = "beyond_noise") -> None:
+def draw_curves(rows: Sequence[EvaluationRow], file: Path, measure: str = "beyond_noise") -> None:
     """Learning curves: a panel a domain, a line a simulator.
 
     Raises:

@@ -12,7 +12,7 @@ SHARES = (0.70, 0.15, 0.15)
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class StrategySplit:
     """Indices of strategies. Validation chooses epochs and settings; test only judges."""
 
     train: I64
@@ -25,8 +25,8 @@ class Split:
         return np.concatenate([self.train, self.validation])
 
 
-def split_strategies(count: int, seed: int) -> Split:
+def split_strategies(count: int, seed: int) -> StrategySplit:
     """70/15/15 of `count` strategies in the random order of the seed."""
     order = np.random.default_rng(seed).permutation(count)
     test, validation = round(count * SHARES[2]), round(count * SHARES[1])
-    return Split(order[test + validation :], order[test : test + validation], order[:test])
+    return StrategySplit(order[test + validation :], order[test : test + validation], order[:test])

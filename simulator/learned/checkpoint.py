@@ -1,4 +1,4 @@
-"""Trained models on disk: safetensors beside a JSON card that says what they know."""
+"""Trained models on disk: safetensors beside a JSON card that says what they were trained on."""
 
 import platform
 from dataclasses import dataclass
@@ -14,21 +14,22 @@ from safetensors.numpy import load, save_file
 from autosync.documents import STRICT, from_json, to_json
 from autosync.errors import InvalidInput, NotFound
 from autosync.simulator.learned.calibration import Calibration
-from autosync.simulator.learned.descriptor import DESCRIPTOR
-from autosync.simulator.learned.features import FEATURE_VERSION, Part
-from autosync.simulator.learned.learned_models import Model
+from autosync.simulator.learned.features.domain_descriptor import DESCRIPTOR
+from autosync.simulator.learned.features.feature_names import FEATURE_VERSION, FeaturePart
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
-from autosync.simulator.learned.network_model import NetworkModel
-from autosync.simulator.learned.recipe import Kind, Recipe, recipe_of
-from autosync.simulator.learned.tensor_validation import wrong_in_tensors
-from autosync.simulator.learned.tensors import Arrays, put_tensors, tensors_of
+from autosync.simulator.learned.models.learned_model import LearnedModel
+from autosync.simulator.learned.models.model_arrays import below, check_arrays, nested
+from autosync.simulator.learned.models.model_factory import make_model
+from autosync.simulator.learned.models.recipe import ModelKind, NetworkKind, Recipe
 
 MOST_TRIALS = 10**9
 """Of one domain."""
+CALIBRATION = "calibration."
+"""Prefix of its arrays; the others are the model's."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceDomain:
     """A domain that a checkpoint was trained on. descriptor: `describe_domain` of it."""
 
     id: str
@@ -44,23 +45,23 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class CheckpointCard:
     """What a checkpoint is.
 
     accuracy: pairs of unseen strategies it ranked rightly, None where nobody held any out; unseen:
         which strategies these were. feature_version: `features.FEATURE_VERSION` at training.
-    network: the kind where it is one, empty for the others (an ensemble that names one is of a
-        version that held no other, which this one does not read).
+    network: "lstm" or "gat" where the kind is that, else empty. An early version's ensembles held
+        networks of one kind only and name it; this version does not read them.
     """
 
-    kind: Kind
-    sources: tuple[Source, ...]
+    kind: ModelKind
+    sources: tuple[SourceDomain, ...]
     accuracy: float | None
     unseen: str
     seed: int
-    parts: tuple[Part, ...]
+    parts: tuple[FeaturePart, ...]
     on_base: bool
-    network: Literal["", "lstm", "gat"] = ""
+    network: Literal[""] | NetworkKind = ""
     layers: int = 1
     width: int = 64
     feature_version: int = FEATURE_VERSION
@@ -88,17 +89,13 @@ class Card:
 def save_checkpoint(
     path: Path,
     simulator: LearnedSimulator,
-    sources: tuple[Source, ...],
+    sources: tuple[SourceDomain, ...],
     accuracy: float | None,
     unseen: str,
-) -> Card:
+) -> CheckpointCard:
     """Write PATH.safetensors and PATH.json."""
     card = _card(simulator.model, sources, accuracy, unseen)
-    arrays: Arrays = dict(tensors_of(simulator.model))
-    calibration = simulator.calibration
-    arrays["calibration.scores"] = calibration.scores
-    arrays["calibration.log_seconds"] = calibration.log_seconds
-    arrays["calibration.margin"] = np.array([calibration.margin])
+    arrays = simulator.model.arrays() | nested(CALIBRATION, simulator.calibration.arrays())
     path.parent.mkdir(parents=True, exist_ok=True)
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     save_file(contiguous, path.with_suffix(".safetensors"))
@@ -106,7 +103,7 @@ def save_checkpoint(
     return card
 
 
-def read_card(path: Path) -> Card:
+def read_card(path: Path) -> CheckpointCard:
     """The card of a checkpoint, whatever its feature version.
 
     Raises:
@@ -120,10 +117,10 @@ def read_card(path: Path) -> Card:
             value=str(path),
             remedy="Give the path of a .safetensors file with its .json beside it.",
         )
-    return from_json(Card, file.read_text(), source=file.name)
+    return from_json(CheckpointCard, file.read_text(), source=file.name)
 
 
-def load_checkpoint(path: Path) -> tuple[LearnedSimulator, Card]:
+def load_checkpoint(path: Path) -> tuple[LearnedSimulator, CheckpointCard]:
     """The simulator as it was saved.
 
     Raises:
@@ -137,11 +134,11 @@ def load_checkpoint(path: Path) -> tuple[LearnedSimulator, Card]:
     return restore(card, weights, path.name), card
 
 
-def restore(card: Card, weights: bytes, name: str) -> LearnedSimulator:
+def restore(card: CheckpointCard, weights: bytes, name: str) -> LearnedSimulator:
     """The simulator of a card and its safetensors, which are data: nothing in them is executed.
 
     Raises:
-        InvalidInput: it was trained on other features, the card says what cannot be, or the
+        InvalidInput: it was trained on other features, no model can be as the card says, or the
             tensors are not those of the card.
     """
     if card.feature_version != FEATURE_VERSION:
@@ -161,20 +158,20 @@ def restore(card: Card, weights: bytes, name: str) -> LearnedSimulator:
             remedy="Train it again on its trials.",
         )
     try:
-        arrays: Arrays = dict(load(weights))
+        arrays = load(weights)
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(name, f"holds no tensors in the safetensors format: {error}") from None
     if any(len(source.descriptor) != len(DESCRIPTOR) for source in card.sources):
         raise _damaged(name, f"a source is described by other than {len(DESCRIPTOR)} numbers")
-    simulator = LearnedSimulator(card.recipe(card.seed))
-    if wrong := wrong_in_tensors(simulator.model, arrays):
-        raise _damaged(name, wrong)
-    put_tensors(simulator.model, arrays)
-    simulator.calibration = Calibration(
-        arrays["calibration.scores"],  # type: ignore[arg-type]
-        arrays["calibration.log_seconds"],  # type: ignore[arg-type]
-        float(arrays["calibration.margin"][0]),
-    )
+    simulator = LearnedSimulator(make_model(card.recipe, card.seed))
+    calibration = below(CALIBRATION, arrays)
+    try:
+        forms = simulator.model.array_forms(arrays)
+        check_arrays(arrays, forms | nested(CALIBRATION, Calibration.array_forms(calibration)))
+    except InvalidInput as error:
+        raise _damaged(name, error.message) from None
+    simulator.model.load(arrays)
+    simulator.calibration = Calibration.from_arrays(calibration)
     return simulator
 
 
@@ -196,17 +193,19 @@ def _damaged(name: str, why: str) -> InvalidInput:
     )
 
 
-def _card(model: Model, sources: tuple[Source, ...], accuracy: float | None, unseen: str) -> Card:
-    recipe, seed = recipe_of(model)
-    return Card(
+def _card(
+    model: LearnedModel, sources: tuple[SourceDomain, ...], accuracy: float | None, unseen: str
+) -> CheckpointCard:
+    recipe = model.recipe
+    return CheckpointCard(
         recipe.kind,
         sources,
         accuracy,
         unseen,
-        seed,
+        model.seed,
         recipe.parts,
         recipe.on_base,
-        model.kind if isinstance(model, NetworkModel) else "",
+        recipe.kind if recipe.kind == "lstm" or recipe.kind == "gat" else "",
         recipe.layers,
         recipe.width,
         versions=(

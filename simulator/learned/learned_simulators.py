@@ -6,12 +6,13 @@ from numpy.typing import NDArray
 from autosync.domain import Domain
 from autosync.population import Population
 from autosync.simulator.learned.calibration import UNCALIBRATED, Calibration, calibrate
-from autosync.simulator.learned.data import feature_chunks, features_of
-from autosync.simulator.learned.ensemble import EnsembleModel
-from autosync.simulator.learned.features import Features
-from autosync.simulator.learned.learned_models import GaussianModel, Labelled, LinearModel, Model
-from autosync.simulator.learned.network_model import NetworkModel
-from autosync.simulator.learned.training import Training
+from autosync.simulator.learned.features.strategy_features import (
+    StrategyFeatures,
+    feature_chunks,
+    features_of,
+)
+from autosync.simulator.learned.models.gaussian_model import GaussianModel
+from autosync.simulator.learned.models.learned_model import LabelledTrials, LearnedModel
 
 F64 = NDArray[np.float64]
 
@@ -22,71 +23,45 @@ NORMAL_QUANTILE = 1.645
 class LearnedSimulator:
     """A model's scores, calibrated to seconds on the trials. Untrained, it is the timeline."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: LearnedModel) -> None:
         self.model = model
-        self.name = f"timeline+{model.name}"
+        self.name = f"timeline+{model.recipe.kind}"
         self.calibration: Calibration = UNCALIBRATED
 
     def predict(self, domain: Domain, population: Population) -> F64:
         """Seconds an iteration, `(strategies,)`."""
-        return self.predict_spread(domain, population)[0]
+        return self.predict_with_std(domain, population)[0]
 
-    def predict_spread(self, domain: Domain, population: Population) -> tuple[F64, F64]:
-        """Seconds, and the standard deviation of their logarithm: what the trials left open and
-        what the model missed on trials it was not fitted to; `(strategies,)` each."""
+    def predict_with_std(self, domain: Domain, population: Population) -> tuple[F64, F64]:
+        """Seconds, and the standard deviation of their logarithm, `(strategies,)` each: of the
+        model (what the trials leave open) and of its errors on trials left out, in squares."""
         chunks = feature_chunks(domain, population, self.model.with_shards)
         parts = [self.predict_features(domain, chunk) for chunk in chunks]
         seconds = np.concatenate([part[0] for part in parts] or [np.zeros(0)])
         return seconds, np.concatenate([part[1] for part in parts] or [np.zeros(0)])
 
     def predict_interval(self, domain: Domain, population: Population) -> tuple[F64, F64]:
-        """Lower and upper seconds that hold a measurement nine times of ten."""
-        seconds, spread = self.predict_spread(domain, population)
-        return (
-            seconds * np.exp(-NORMAL_QUANTILE * spread),
-            seconds * np.exp(NORMAL_QUANTILE * spread),
-        )
+        """Lower and upper seconds between which nine measurements of ten lie."""
+        seconds, std = self.predict_with_std(domain, population)
+        return seconds * np.exp(-NORMAL_QUANTILE * std), seconds * np.exp(NORMAL_QUANTILE * std)
 
-    def predict_features(self, domain: Domain, features: Features) -> tuple[F64, F64]:
-        """`predict_spread` for features at hand."""
-        scores, doubt = self.model.scores(domain, features)
+    def predict_features(self, domain: Domain, features: StrategyFeatures) -> tuple[F64, F64]:
+        """`predict_with_std` for features at hand."""
+        scores, std = self.model.scores(domain, features)
         noise = self.calibration.margin / NORMAL_QUANTILE
-        return self.calibration.seconds(scores), np.hypot(doubt, noise)
+        return self.calibration.seconds(scores), np.hypot(std, noise)
 
     def refit(self, domain: Domain, population: Population, step_seconds: F64) -> None:
         """Learn from measured strategies, `step_seconds` `(strategies,)`."""
         features = features_of(domain, population, self.model.with_shards)
-        self.refit_features(Labelled(domain, features, step_seconds))
+        self.refit_features(LabelledTrials(domain, features, step_seconds))
 
-    def refit_features(self, trials: Labelled) -> None:
+    def refit_features(self, trials: LabelledTrials) -> None:
         """`refit` for features at hand."""
         fitted = self.model.fit(trials)
-        self.calibration = calibrate(fitted.scores, trials.step_seconds, fitted.held)
-
-
-def linear_simulator() -> LearnedSimulator:
-    """Fits at once; moves the order from 8 trials on."""
-    return LearnedSimulator(LinearModel())
+        self.calibration = calibrate(fitted.scores, trials.step_seconds, fitted.left_out)
 
 
 def gaussian_simulator() -> LearnedSimulator:
-    """Fits in tenths of a second; from some forty trials on the most exact for its time."""
+    """What `learned` stands for. Fits in tenths of a second; moves the order from 16 trials on."""
     return LearnedSimulator(GaussianModel())
-
-
-def lstm_simulator(seed: int = 0) -> LearnedSimulator:
-    return LearnedSimulator(NetworkModel("lstm", Training(seed=seed)))
-
-
-def published_lstm_simulator(seed: int = 0) -> LearnedSimulator:
-    """Three layers of 128, as published; an ablation, for it takes minutes."""
-    return LearnedSimulator(NetworkModel("lstm", Training(seed=seed), layers=3, width=128))
-
-
-def gat_simulator(seed: int = 0) -> LearnedSimulator:
-    return LearnedSimulator(NetworkModel("gat", Training(seed=seed)))
-
-
-def ensemble_simulator(seed: int = 0) -> LearnedSimulator:
-    """All of them, weighed by what they say of trials left out; fits as long as LSTM and GAT."""
-    return LearnedSimulator(EnsembleModel(Training(seed=seed)))

@@ -1,4 +1,5 @@
-"""Trained on other domains, a simulator ranks a new one at once; its trials then fine-tune it."""
+"""Simulators trained on other domains rank a new one without a trial; its trials then correct
+them."""
 
 from collections.abc import Sequence
 
@@ -8,19 +9,19 @@ from numpy.typing import NDArray
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.simulator.learned.calibration import Calibration
-from autosync.simulator.learned.checkpoint import Card, Source
-from autosync.simulator.learned.descriptor import describe_domain
-from autosync.simulator.learned.learned_models import Labelled, Model
+from autosync.simulator.learned.checkpoint import CheckpointCard, SourceDomain
+from autosync.simulator.learned.features.domain_descriptor import describe_domain
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
+from autosync.simulator.learned.models.learned_model import LabelledTrials, LearnedModel
 
 F64 = NDArray[np.float64]
 
 REACH = 2.0
-"""Distance of domains at which a source counts a third (1/e); a doubling of one logarithm is 1."""
+"""Distance between domains at which a source counts 1/e. A doubling of one figure is 1."""
 
 
 def distances(target: F64, descriptors: Sequence[F64]) -> F64:
-    """How unlike each described domain is, `(domains,)`: Euclidean over the descriptor."""
+    """The Euclidean distance of each descriptor from the target's, `(domains,)`."""
     result: F64 = np.linalg.norm(np.asarray(descriptors) - target, axis=1)
     return result
 
@@ -32,7 +33,7 @@ def importance(target: F64, descriptors: Sequence[F64]) -> F64:
     return result
 
 
-def nearest_checkpoint(domain: Domain, cards: Sequence[Card]) -> int:
+def nearest_checkpoint(domain: Domain, cards: Sequence[CheckpointCard]) -> int:
     """Which checkpoint to start from: the one with the source most like the domain.
 
     Among equals the one that has seen more trials.
@@ -58,7 +59,9 @@ def nearest_checkpoint(domain: Domain, cards: Sequence[Card]) -> int:
     return min(range(len(cards)), key=lambda k: (found[k][0], -found[k][1]))
 
 
-def transferred(model: Model, sources: Sequence[Labelled], target: Domain) -> LearnedSimulator:
+def transferred(
+    model: LearnedModel, sources: Sequence[LabelledTrials], target: Domain
+) -> LearnedSimulator:
     """A simulator for `target` that knows none of its strategies, trained on the sources.
 
     Sources alike count more (linear part). Scores become seconds by the sources' median error.
@@ -78,8 +81,8 @@ def transferred(model: Model, sources: Sequence[Labelled], target: Domain) -> Le
     return _pretrained(model, sources, importance(describe_domain(target), descriptors))
 
 
-def pretrained(model: Model, sources: Sequence[Labelled]) -> LearnedSimulator:
-    """A simulator for whatever comes: all sources count alike.
+def pretrained(model: LearnedModel, sources: Sequence[LabelledTrials]) -> LearnedSimulator:
+    """A simulator for any target: all sources count alike.
 
     Raises:
         InvalidInput: there is no source.
@@ -88,9 +91,9 @@ def pretrained(model: Model, sources: Sequence[Labelled]) -> LearnedSimulator:
     return _pretrained(model, sources, np.ones(len(sources)))
 
 
-def source_of(trials: Labelled) -> Source:
+def source_of(trials: LabelledTrials) -> SourceDomain:
     """How a card names a domain that a model has learned from."""
-    return Source(
+    return SourceDomain(
         id=trials.domain.id,
         graph=trials.domain.graph.name,
         cluster=trials.domain.cluster.name,
@@ -99,7 +102,7 @@ def source_of(trials: Labelled) -> Source:
     )
 
 
-def _require(sources: Sequence[Labelled]) -> None:
+def _require(sources: Sequence[LabelledTrials]) -> None:
     if not sources:
         raise InvalidInput(
             "there is no source domain to learn from.",
@@ -109,14 +112,16 @@ def _require(sources: Sequence[Labelled]) -> None:
         )
 
 
-def _pretrained(model: Model, sources: Sequence[Labelled], weights: F64) -> LearnedSimulator:
+def _pretrained(
+    model: LearnedModel, sources: Sequence[LabelledTrials], weights: F64
+) -> LearnedSimulator:
     model.pretrain(sources, weights)
     simulator = LearnedSimulator(model)
     simulator.calibration = _level(model, sources)
     return simulator
 
 
-def _level(model: Model, sources: Sequence[Labelled]) -> Calibration:
+def _level(model: LearnedModel, sources: Sequence[LabelledTrials]) -> Calibration:
     """Shift by the median error; the interval spans the domains' levels and their errors."""
     errors = np.concatenate(
         [

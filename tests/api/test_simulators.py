@@ -24,19 +24,23 @@ from autosync.api.engine.tuning_request import enqueue, load_job
 from autosync.api.http.app import create_app
 from autosync.errors import InvalidInput, NotFound, NotSupported
 from autosync.population import encode
-from autosync.simulator.learned.checkpoint import Source, save_checkpoint
-from autosync.simulator.learned.data import Scaling
-from autosync.simulator.learned.descriptor import DESCRIPTOR, describe_domain
-from autosync.simulator.learned.features import PARTS, shard_columns, summary_columns
-from autosync.simulator.learned.learned_models import LinearModel, Model
+from autosync.simulator.learned.checkpoint import SourceDomain, save_checkpoint
+from autosync.simulator.learned.features.domain_descriptor import DESCRIPTOR, describe_domain
+from autosync.simulator.learned.features.feature_names import (
+    FEATURE_PARTS,
+    summary_columns,
+)
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
-from autosync.simulator.learned.network_model import NetworkModel
-from autosync.simulator.learned.residual import Ridge
+from autosync.simulator.learned.models.learned_model import LearnedModel
+from autosync.simulator.learned.models.linear_model import LinearModel
+from autosync.simulator.learned.models.network_inputs import Scaling
+from autosync.simulator.learned.models.network_model import NetworkModel
+from autosync.simulator.learned.models.ridge import Ridge
 from tests.api.sample import candidates, small_job
 
 Files = tuple[bytes, bytes]
 """Card and tensors."""
-SUMMARY = len(summary_columns(PARTS))
+SUMMARY = len(summary_columns(FEATURE_PARTS))
 
 
 def opinionated(scale: float = 1e-3) -> LinearModel:
@@ -51,16 +55,16 @@ def opinionated(scale: float = 1e-3) -> LinearModel:
 def network() -> NetworkModel:
     """An LSTM whose weights are those of its seed."""
     model = NetworkModel("lstm")
-    widths = len(shard_columns(PARTS)), SUMMARY
-    model.scaling = tuple(Scaling(np.zeros(n), np.full(n, np.inf)) for n in widths)  # type: ignore[assignment]
+    shards, summary = (Scaling(np.zeros(n), np.full(n, np.inf)) for n in map(len, model.columns))
+    model.scaling = shards, summary
     model.network = model.build()
     return model
 
 
 def checkpoint(
-    folder: Path, model: Model, descriptor: tuple[float, ...] = (0.5,) * len(DESCRIPTOR)
+    folder: Path, model: LearnedModel, descriptor: tuple[float, ...] = (0.5,) * len(DESCRIPTOR)
 ) -> Files:
-    source = Source("a" * 32, "chain", "grid", 60, descriptor)
+    source = SourceDomain("a" * 32, "chain", "grid", 60, descriptor)
     path = folder / "made"
     save_checkpoint(path, LearnedSimulator(model), (source,), 0.9, "10 strategies")
     return path.with_suffix(".json").read_bytes(), path.with_suffix(".safetensors").read_bytes()

@@ -10,7 +10,7 @@ from autosync.api.cli.commands.simulator import app
 from autosync.api.cli.inputs import load_simulator
 from autosync.errors import InvalidInput, NotFound
 from autosync.simulator.learned.checkpoint import load_checkpoint
-from autosync.simulator.learned.learned_models import LinearModel
+from autosync.simulator.learned.models.linear_model import LinearModel
 from tests.api.test_simulators import checkpoint
 from tests.domains import domain_of
 from tests.simulator.evaluation.test_run import measured, write

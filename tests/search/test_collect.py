@@ -24,7 +24,7 @@ from autosync.search.collect.collection_plan import (
     select_targets,
 )
 from autosync.search.collect.remaining_passes import strategies_of
-from autosync.simulator.evaluation.dataset import load_dataset, read_trials
+from autosync.simulator.evaluation.measured_dataset import load_dataset, read_trials
 from autosync.trials.contract import TrialError, TrialRequest, TrialResult, Workload
 from autosync.trials.launchers.local_launcher import LocalLauncher
 from autosync.trials.testbed.rate_probes import InaccurateLink

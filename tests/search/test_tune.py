@@ -192,7 +192,7 @@ class Contrary(TimelineSimulator):
     def predict(self, domain: Domain, population: Population) -> NDArray[np.float64]:
         return 1.0 / super().predict(domain, population)
 
-    def predict_spread(
+    def predict_with_std(
         self, domain: Domain, population: Population
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Sure of all that cuts long messages."""

@@ -84,12 +84,13 @@ def train(
 
     Example: `autosync simulator train datasets/runtimes -o trained.safetensors`
     """
-    from autosync.simulator.evaluation.dataset import load_dataset
+    from autosync.simulator.evaluation.compared_models import maker
+    from autosync.simulator.evaluation.measured_dataset import load_dataset
     from autosync.simulator.evaluation.pretraining import train_checkpoint
-    from autosync.simulator.learned.recipe import Recipe
+    from autosync.simulator.learned.models.recipe import Recipe
 
     check_folder(output)
-    card = train_checkpoint(load_dataset(folder), Recipe(model), output, seed, say)
+    card = train_checkpoint(load_dataset(folder), maker(Recipe(model)), output, seed, say)
     judged = "" if card.accuracy is None else f", {card.accuracy:.1%} of unseen domains' pairs"
     out.print(
         f"{card.kind}: {card.trials} trials of {len(card.sources)} domains{judged}\n"

@@ -11,7 +11,7 @@ from autosync.population import decode
 from autosync.search.designs.design_table import BUILDERS
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
-from autosync.simulator.evaluation.dataset import COLUMNS, write_dataset
+from autosync.simulator.evaluation.measured_dataset import COLUMNS, write_dataset
 from autosync.strategy import Strategy
 from tests.domains import chain_graph, domain_of, grid_cluster
 

@@ -6,7 +6,8 @@ import pytest
 
 from autosync.bundled_data import data_folder
 from autosync.search.collect.collection_plan import CollectionTarget, load_plan
-from autosync.simulator.evaluation.dataset import MeasuredDomain, load_dataset, read_trials
+from autosync.simulator.evaluation.datasheet import datasheet_of
+from autosync.simulator.evaluation.measured_dataset import MeasuredDomain, load_dataset, read_trials
 
 FOLDER = data_folder("runtimes")
 PLAN = load_plan(FOLDER / "plan.yaml")
@@ -45,3 +46,9 @@ def test_passes_are_those_of_the_plan(domains: list[MeasuredDomain], trials: pd.
 
 def test_what_it_takes_to_repeat_it_is_noted(trials: pd.DataFrame) -> None:
     assert not trials[["launcher", "versions", "measured_at", "load"]].isna().any().any()
+
+
+def test_the_datasheet_beside_it_is_that_of_the_data(
+    domains: list[MeasuredDomain], trials: pd.DataFrame
+) -> None:
+    assert (FOLDER / "README.md").read_text() == datasheet_of(domains, trials)

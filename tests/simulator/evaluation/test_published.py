@@ -8,19 +8,19 @@ import yaml
 
 from autosync.errors import InvalidInput, NotFound
 from autosync.interop.resource_spec import Hardware
-from autosync.simulator.evaluation.dataset import load_dataset, read_trials
+from autosync.simulator.evaluation.measured_dataset import load_dataset, read_trials
 from autosync.simulator.evaluation.published_import import (
-    Facts,
-    Imported,
+    DatasetFacts,
+    ImportedDataset,
     ModelFacts,
     import_dataset,
     read_facts,
 )
-from autosync.simulator.evaluation.published_layout import Exported, export_dataset
+from autosync.simulator.evaluation.published_layout import ExportedDataset, export_dataset
 from tests.autosync.interop.protos import parsed
 from tests.simulator.evaluation.measurements import DESIGNED, SAMPLED, write_small
 
-FACTS = Facts(
+FACTS = DatasetFacts(
     {"chain": ModelFacts(8, step_seconds=0.018)},
     {"cluster-A": Hardware(intra_bandwidth_gbps=20.0)},
 )
@@ -34,16 +34,16 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def published(ours: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Exported]:
+def published(ours: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ExportedDataset]:
     folder = tmp_path_factory.mktemp("published") / "out"
     return folder, export_dataset(ours, folder)
 
 
-def imported(published: Path, out: Path, facts: Facts = FACTS) -> Imported:
+def imported(published: Path, out: Path, facts: DatasetFacts = FACTS) -> ImportedDataset:
     return import_dataset(published, out, facts)
 
 
-def test_what_is_written(published: tuple[Path, Exported]) -> None:
+def test_what_is_written(published: tuple[Path, ExportedDataset]) -> None:
     folder, done = published
     assert done.places == {"chain/cluster-A": "chain, grid", "chain/cluster-B": "chain, row"}
     assert done.left_out["has the sending order ddp"] == 2
@@ -65,7 +65,7 @@ def test_what_is_written(published: tuple[Path, Exported]) -> None:
     assert parsed("GraphItem", (folder / "chain" / "graph_item").read_bytes()).HasField("info")
 
 
-def test_it_comes_back(ours: Path, published: tuple[Path, Exported], tmp_path: Path) -> None:
+def test_it_comes_back(ours: Path, published: tuple[Path, ExportedDataset], tmp_path: Path) -> None:
     folder, done = published
     taken = imported(folder, tmp_path)
     assert not taken.left_out
@@ -81,7 +81,7 @@ def test_it_comes_back(ours: Path, published: tuple[Path, Exported], tmp_path: P
     assert again[0].domain.profile.compute_seconds == pytest.approx(0.018)
 
 
-def test_other_names_of_the_same(published: tuple[Path, Exported], tmp_path: Path) -> None:
+def test_other_names_of_the_same(published: tuple[Path, ExportedDataset], tmp_path: Path) -> None:
     """A folder `strategy`, files ending in .yml, and a sample of a strategy measured before."""
     place = copied(published[0], tmp_path / "in") / "cluster-B"
     (place / "strategies").rename(place / "strategy")
@@ -97,7 +97,7 @@ def test_other_names_of_the_same(published: tuple[Path, Exported], tmp_path: Pat
 
 
 def test_damaged_samples_are_left_out_and_told(
-    published: tuple[Path, Exported], tmp_path: Path
+    published: tuple[Path, ExportedDataset], tmp_path: Path
 ) -> None:
     place = copied(published[0], tmp_path / "in") / "cluster-B"
     first, second, third, fourth, *_ = sorted(path.name for path in (place / "runtime").iterdir())
@@ -131,29 +131,35 @@ def copied(published: Path, folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("facts", "why"),
     [
-        (Facts({"chain": ModelFacts(8)}, FACTS.clusters), "how long a step computes on cluster-A"),
-        (Facts({"chain": ModelFacts(8, {"cluster-A": 0.1})}, FACTS.clusters), "on cluster-B"),
+        (
+            DatasetFacts({"chain": ModelFacts(8)}, FACTS.clusters),
+            "how long a step computes on cluster-A",
+        ),
+        (
+            DatasetFacts({"chain": ModelFacts(8, {"cluster-A": 0.1})}, FACTS.clusters),
+            "on cluster-B",
+        ),
     ],
 )
 def test_facts_that_are_missing(
-    facts: Facts, why: str, published: tuple[Path, Exported], tmp_path: Path
+    facts: DatasetFacts, why: str, published: tuple[Path, ExportedDataset], tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidInput, match=why):
         imported(published[0], tmp_path, facts)
 
 
-def test_models_that_are_missing(published: tuple[Path, Exported], tmp_path: Path) -> None:
+def test_models_that_are_missing(published: tuple[Path, ExportedDataset], tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no model 'bert'"):
-        imported(published[0], tmp_path, Facts({"bert": ModelFacts(8, 0.1)}))
+        imported(published[0], tmp_path, DatasetFacts({"bert": ModelFacts(8, 0.1)}))
     (tmp_path / "empty" / "bert").mkdir(parents=True)
     with pytest.raises(InvalidInput, match=r"cannot read .*graph_item"):
-        imported(tmp_path / "empty", tmp_path, Facts({"bert": ModelFacts(8, 0.1)}))
+        imported(tmp_path / "empty", tmp_path, DatasetFacts({"bert": ModelFacts(8, 0.1)}))
 
 
 def test_facts_are_read_strictly(tmp_path: Path) -> None:
     file = tmp_path / "facts.yaml"
     file.write_text("models: {chain: {batch_size: 8, step_seconds: 0.018}}\n")
-    assert read_facts(file) == Facts({"chain": ModelFacts(8, 0.018)})
+    assert read_facts(file) == DatasetFacts({"chain": ModelFacts(8, 0.018)})
     file.write_text("models: {chain: {batch: 8}}\n")
     with pytest.raises(InvalidInput, match=r"models\.chain\.batch"):
         read_facts(file)

@@ -11,15 +11,9 @@ import pytest
 from autosync.documents import to_json
 from autosync.errors import InvalidInput, NotFound
 from autosync.population import decode
-from autosync.simulator.evaluation.dataset import (
-    COLUMNS,
-    MeasuredDomain,
-    load_dataset,
-    write_dataset,
-)
-from autosync.simulator.evaluation.evaluation_run import Evaluation, evaluate
+from autosync.simulator.evaluation.evaluation_run import EvaluationPlan, evaluate
 from autosync.simulator.evaluation.evaluation_tables import (
-    Subject,
+    EvaluatedDomain,
     compare_simulators,
     guided_search,
     learning_curve,
@@ -27,9 +21,17 @@ from autosync.simulator.evaluation.evaluation_tables import (
     transfer_sources,
     transfers_to,
 )
+from autosync.simulator.evaluation.measured_dataset import (
+    COLUMNS,
+    MeasuredDomain,
+    load_dataset,
+    write_dataset,
+)
 from autosync.simulator.evaluation.report import summary_table, table_of
-from autosync.simulator.learned.learned_models import LinearModel
+from autosync.simulator.evaluation.splits import split_strategies
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
+from autosync.simulator.learned.models.learned_model import FittedScores, LabelledTrials
+from autosync.simulator.learned.models.linear_model import LinearModel
 from tests.simulator.learned.worlds import invented_seconds, small_domain, some_strategies
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -74,7 +76,7 @@ def domains() -> list[MeasuredDomain]:
 
 
 @pytest.fixture(scope="module")
-def subjects(domains: list[MeasuredDomain]) -> list[Subject]:
+def subjects(domains: list[MeasuredDomain]) -> list[EvaluatedDomain]:
     return subjects_of(domains)
 
 
@@ -150,7 +152,9 @@ def test_measurements_must_fit_their_strategies(domains: list[MeasuredDomain]) -
         MeasuredDomain(each.domain, each.population, np.zeros(60))
 
 
-def test_the_comparison_holds_every_simulator_and_the_ceiling(subjects: list[Subject]) -> None:
+def test_the_comparison_holds_every_simulator_and_the_ceiling(
+    subjects: list[EvaluatedDomain],
+) -> None:
     rows = compare_simulators(subjects, {"linear": lambda seed: LinearModel()}, seeds=(0, 1))
     found = {(row.domain, row.simulator): row for row in rows}
     assert len(found) == 3 * 4
@@ -171,26 +175,24 @@ def test_the_comparison_holds_every_simulator_and_the_ceiling(subjects: list[Sub
     assert line.split("|")[3].strip() == f"{worst:.3f}"
 
 
-def test_no_model_sees_a_test_strategy(subjects: list[Subject]) -> None:
+def test_no_model_sees_a_test_strategy(subjects: list[EvaluatedDomain]) -> None:
     """Labels of the test strategies may change at will: the predictions do not."""
     subject = subjects[0]
     seen: list[np.ndarray] = []
 
     class Spy(LinearModel):
-        def fit(self, trials):  # type: ignore[no-untyped-def]
+        def fit(self, trials: LabelledTrials) -> FittedScores:
             seen.append(trials.step_seconds)
             return super().fit(trials)
 
     compare_simulators([subject], {"spy": lambda seed: Spy()}, seeds=(0,))
     learning_curve(subject, {"spy": lambda seed: Spy()}, counts=(20,), seeds=(0,))
-    from autosync.simulator.evaluation.splits import split_strategies
-
     test = set(subject.trials.step_seconds[split_strategies(60, 0).test])
     assert seen
     assert all(test.isdisjoint(labels) for labels in seen)
 
 
-def test_learning_curves_start_at_the_timeline(subjects: list[Subject]) -> None:
+def test_learning_curves_start_at_the_timeline(subjects: list[EvaluatedDomain]) -> None:
     rows = learning_curve(
         subjects[0], {"linear": lambda seed: LinearModel()}, counts=(0, 40, 500), seeds=(0,)
     )
@@ -200,7 +202,7 @@ def test_learning_curves_start_at_the_timeline(subjects: list[Subject]) -> None:
     assert rows[0].scores.accuracy == timeline.scores.accuracy
 
 
-def test_transfer_never_learns_from_its_target(subjects: list[Subject]) -> None:
+def test_transfer_never_learns_from_its_target(subjects: list[EvaluatedDomain]) -> None:
     for target in subjects:
         for sources in transfer_sources(target, subjects).values():
             assert target not in sources
@@ -208,7 +210,9 @@ def test_transfer_never_learns_from_its_target(subjects: list[Subject]) -> None:
         assert {row.setting for row in rows} == {"no trials", "leave domain out"}
 
 
-def test_a_guided_search_finds_the_fastest_sooner_than_chance(subjects: list[Subject]) -> None:
+def test_a_guided_search_finds_the_fastest_sooner_than_chance(
+    subjects: list[EvaluatedDomain],
+) -> None:
     subject = subjects[1]
     guided = guided_search(subject, lambda: LearnedSimulator(LinearModel()), budget=24)
     random = np.mean([guided_search(subject, lambda: None, 24, seed=s) for s in range(10)], axis=0)
@@ -223,7 +227,7 @@ def test_tables_that_were_not_asked_for_stay_unless_the_measurements_changed(
     domains: list[MeasuredDomain], tmp_path: Path
 ) -> None:
     def run(measured: list[MeasuredDomain], table: str) -> str:
-        evaluate(measured, tmp_path, Evaluation((table,), seeds=(0,)), say=lambda _: None)
+        evaluate(measured, tmp_path, EvaluationPlan((table,), seeds=(0,)), say=lambda _: None)
         return (tmp_path / "evaluation.md").read_text()
 
     assert "without a trial" in run(domains[:1], "transfer")

@@ -13,13 +13,15 @@ from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotFound
 from autosync.simulator.evaluation.metrics import pairwise_accuracy
 from autosync.simulator.learned.checkpoint import load_checkpoint, read_card, save_checkpoint
-from autosync.simulator.learned.data import features_of
-from autosync.simulator.learned.descriptor import DESCRIPTOR, describe_domain
-from autosync.simulator.learned.ensemble import EnsembleModel
-from autosync.simulator.learned.learned_models import GaussianModel, Labelled, LinearModel, Model
+from autosync.simulator.learned.features.domain_descriptor import DESCRIPTOR, describe_domain
+from autosync.simulator.learned.features.strategy_features import features_of
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
-from autosync.simulator.learned.network_model import NetworkModel
-from autosync.simulator.learned.training import Training
+from autosync.simulator.learned.models.ensemble_model import EnsembleModel
+from autosync.simulator.learned.models.gaussian_model import GaussianModel
+from autosync.simulator.learned.models.learned_model import LabelledTrials, LearnedModel
+from autosync.simulator.learned.models.linear_model import LinearModel
+from autosync.simulator.learned.models.network_model import NetworkModel
+from autosync.simulator.learned.networks.network_training import TrainingSettings
 from autosync.simulator.learned.transfer import (
     importance,
     nearest_checkpoint,
@@ -29,10 +31,11 @@ from autosync.simulator.learned.transfer import (
 from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.simulator.learned.worlds import invented_seconds, small_domain, some_strategies
 
-QUICK = Training(epochs=4, decay_at=(), confidence=-100.0)
-"""So little training that only a bold guard keeps it: here the weights must differ, not be good."""
+QUICK = TrainingSettings(epochs=4, decay_at=(), confidence=-100.0)
+"""So little training that it is taken only since any gain counts as significant: here the weights
+must differ, not be good."""
 
-MAKERS: dict[str, Callable[[], Model]] = {
+MAKERS: dict[str, Callable[[], LearnedModel]] = {
     "linear": LinearModel,
     "gaussian": GaussianModel,
     "lstm": lambda: NetworkModel("lstm", QUICK),
@@ -41,18 +44,20 @@ MAKERS: dict[str, Callable[[], Model]] = {
 }
 
 
-def labelled(domain: Domain, count: int = 60, seed: int = 0) -> Labelled:
+def labelled(domain: Domain, count: int = 60, seed: int = 0) -> LabelledTrials:
     population = some_strategies(domain, count, seed)
-    return Labelled(domain, features_of(domain, population), invented_seconds(domain, population))
+    return LabelledTrials(
+        domain, features_of(domain, population), invented_seconds(domain, population)
+    )
 
 
 @pytest.fixture(scope="module")
-def trials() -> Labelled:
+def trials() -> LabelledTrials:
     return labelled(small_domain())
 
 
 @pytest.fixture(scope="module")
-def sources() -> list[Labelled]:
+def sources() -> list[LabelledTrials]:
     return [
         labelled(small_domain(gbps, layers, width), 80, seed)
         for seed, (gbps, layers, width) in enumerate(((1.5, 4, 96), (0.6, 6, 80), (0.956, 5, 128)))
@@ -61,7 +66,7 @@ def sources() -> list[Labelled]:
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_checkpoint_predicts_and_refits_as_what_was_saved(
-    name: str, trials: Labelled, tmp_path: Path
+    name: str, trials: LabelledTrials, tmp_path: Path
 ) -> None:
     simulator = LearnedSimulator(MAKERS[name]())
     simulator.refit_features(trials)
@@ -78,7 +83,7 @@ def test_a_checkpoint_predicts_and_refits_as_what_was_saved(
 
 
 def test_a_transferred_checkpoint_keeps_what_it_knew_before(
-    sources: list[Labelled], trials: Labelled, tmp_path: Path
+    sources: list[LabelledTrials], trials: LabelledTrials, tmp_path: Path
 ) -> None:
     """A Gaussian process of the trials beside that of other domains."""
     simulator = transferred(GaussianModel(), sources, trials.domain)
@@ -93,7 +98,7 @@ def test_a_transferred_checkpoint_keeps_what_it_knew_before(
         np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
-def test_a_checkpoint_of_other_features_is_refused(trials: Labelled, tmp_path: Path) -> None:
+def test_a_checkpoint_of_other_features_is_refused(trials: LabelledTrials, tmp_path: Path) -> None:
     simulator = LearnedSimulator(LinearModel())
     simulator.refit_features(trials)
     save_checkpoint(tmp_path / "old", simulator, (source_of(trials),), None, "")
@@ -128,7 +133,9 @@ def test_an_ensemble_whose_weights_are_no_shares_is_refused(
 
 
 @pytest.mark.parametrize("damage", ["truncated", "tensor missing", "other shape", "other card"])
-def test_a_damaged_checkpoint_is_refused(damage: str, trials: Labelled, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_refused(
+    damage: str, trials: LabelledTrials, tmp_path: Path
+) -> None:
     simulator = LearnedSimulator(NetworkModel("lstm", QUICK))
     simulator.refit_features(trials)
     save_checkpoint(tmp_path / "bad", simulator, (source_of(trials),), None, "")
@@ -154,15 +161,15 @@ def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["linear", "gaussian", "lstm"])
 def test_a_transferred_simulator_ranks_an_unseen_domain_better_than_the_timeline(
-    name: str, sources: list[Labelled]
+    name: str, sources: list[LabelledTrials]
 ) -> None:
     target = labelled(small_domain(gbps=0.8, layers=5, width=112), 100, seed=7)
     simulator = transferred(
-        NetworkModel("lstm", Training(epochs=12)) if name == "lstm" else MAKERS[name](),
+        NetworkModel("lstm", TrainingSettings(epochs=12)) if name == "lstm" else MAKERS[name](),
         sources,
         target.domain,
     )
-    predicted, spread = simulator.predict_features(target.domain, target.features)
+    predicted, std = simulator.predict_features(target.domain, target.features)
     accuracy = pairwise_accuracy(predicted, target.step_seconds)
     timeline = pairwise_accuracy(target.features.base_seconds, target.step_seconds)
     assert accuracy > timeline + 0.02
@@ -170,16 +177,16 @@ def test_a_transferred_simulator_ranks_an_unseen_domain_better_than_the_timeline
     assert np.median(errors) < np.median(
         np.abs(np.log(target.features.base_seconds / target.step_seconds))
     )
-    assert (spread > 0).all()
+    assert (std > 0).all()
 
 
 @pytest.mark.parametrize("make", [LinearModel, GaussianModel])
 def test_few_trials_of_the_target_improve_on_zero_and_on_none_elsewhere(
-    make: Callable[[], Model], sources: list[Labelled]
+    make: Callable[[], LearnedModel], sources: list[LabelledTrials]
 ) -> None:
     target = labelled(small_domain(gbps=0.8, layers=5, width=112), 120, seed=8)
     few, unseen = np.arange(20), np.arange(40, 120)
-    known = Labelled(target.domain, target.features.take(few), target.step_seconds[few])
+    known = LabelledTrials(target.domain, target.features.take(few), target.step_seconds[few])
     moved = transferred(make(), sources, target.domain)
     alone = LearnedSimulator(make())
 
@@ -195,26 +202,27 @@ def test_few_trials_of_the_target_improve_on_zero_and_on_none_elsewhere(
 
 
 def test_an_ensemble_of_other_domains_is_the_mean_of_its_parts_until_trials_tell(
-    sources: list[Labelled], trials: Labelled
+    sources: list[LabelledTrials], trials: LabelledTrials
 ) -> None:
     """The networks of a kind are one part."""
     model = EnsembleModel(QUICK)
     simulator = transferred(model, sources[:2], trials.domain)
-    words = [
+    member_scores = [
         np.mean([each.scores(trials.domain, trials.features)[0] for each in models], axis=0)
-        for models in model.parts
+        for models in model.members
     ]
+    base = np.log(trials.features.base_seconds)
     expected, _ = model.scores(trials.domain, trials.features)
-    np.testing.assert_allclose(expected, np.mean(words, axis=0))
-    assert np.ptp([np.std(word - np.log(trials.features.base_seconds)) for word in words]) > 1e-3
+    np.testing.assert_allclose(expected, np.mean(member_scores, axis=0))
+    assert np.ptp([np.std(each - base) for each in member_scores]) > 1e-3
     few = np.arange(6)
     simulator.refit_features(
-        Labelled(trials.domain, trials.features.take(few), trials.step_seconds[few])
+        LabelledTrials(trials.domain, trials.features.take(few), trials.step_seconds[few])
     )
     np.testing.assert_allclose(model.scores(trials.domain, trials.features)[0], expected)
 
 
-def test_the_target_may_not_be_a_source(sources: list[Labelled]) -> None:
+def test_the_target_may_not_be_a_source(sources: list[LabelledTrials]) -> None:
     with pytest.raises(InvalidInput, match="among the sources"):
         transferred(LinearModel(), sources, sources[0].domain)
     with pytest.raises(InvalidInput, match="no source"):
@@ -222,7 +230,7 @@ def test_the_target_may_not_be_a_source(sources: list[Labelled]) -> None:
 
 
 def test_the_checkpoint_most_like_the_domain_is_chosen(
-    sources: list[Labelled], tmp_path: Path
+    sources: list[LabelledTrials], tmp_path: Path
 ) -> None:
     cards = []
     for number, source in enumerate(sources):

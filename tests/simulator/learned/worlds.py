@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.cluster import Cluster, MessageCost
+from autosync.cluster import Cluster, MessageCost, MessageKind
 from autosync.domain import Domain
 from autosync.population import Population, encode
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
@@ -39,11 +39,19 @@ def invented_seconds(
     shards = np.diff(population.first)
     seconds = seconds * (1.0 + 0.15 * np.tanh(shards / shards.mean() - 1.0))
     seconds = seconds * (1.0 + 0.1 * population.overlap)
-    return seconds * np.exp(noise * np.random.default_rng(seed).standard_normal(len(seconds)))
+    result: F64 = seconds * np.exp(
+        noise * np.random.default_rng(seed).standard_normal(len(seconds))
+    )
+    return result
 
 
 def _true(cluster: Cluster) -> Cluster:
-    factors = {"all_reduce": 0.4, "reduce": 2.0, "broadcast": 1.5, "all_gather": 0.6}
+    factors: dict[MessageKind, float] = {
+        "all_reduce": 0.4,
+        "reduce": 2.0,
+        "broadcast": 1.5,
+        "all_gather": 0.6,
+    }
     factors |= {"all_to_all": 2.5, "send_recv": 3.0}
     costs = [
         replace(cost, startup_seconds=cost.startup_seconds * factor)

@@ -1,0 +1,142 @@
+"""The names of all features, in the order of their columns, and which belong together.
+
+Everything is relative (to compute, to the model's bytes, to the mean link), and nothing is a name:
+swapping identical hosts or renaming groups leaves every feature as it was.
+"""
+
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.codes import ENCODINGS, Channel, Method, Op, Order
+from autosync.graph import DType
+from autosync.simulator.learned.features.what_if import WHAT_IFS
+
+I64 = NDArray[np.int64]
+
+FEATURE_VERSION = 4
+"""Goes up whenever the meaning of a feature changes; a checkpoint of another is refused."""
+
+FeaturePart = Literal["raw", "predefined", "timeline"]
+FEATURE_PARTS: tuple[FeaturePart, ...] = ("raw", "predefined", "timeline")
+
+DTYPES: tuple[str, ...] = get_args(DType)
+DIMS = 4
+"""Dimensions a convolution's weight has; those beyond are counted, not listed."""
+
+SHARD_RAW = (
+    "variable_size",
+    "variable_fraction",
+    *(f"dimension_{k}" for k in range(DIMS)),
+    "dimensions",
+    *(f"dtype_{dtype}" for dtype in DTYPES),
+    "sparse",
+    "touched_fraction",
+    "factor_fraction",
+    "ready_place",
+    "first_use_place",
+    "set_size",
+    "set_fraction",
+    "shards",
+    "shard_squares",
+    "largest_shard",
+    "flat",
+    "axis_place",
+    *(f"method_{method.name.lower()}" for method in Method),
+    "tree",
+    "hierarchical",
+    "explicit_ring",
+    "sharded_update",
+    *(f"encoding_{name}" for name in ENCODINGS[1:]),
+    "powersgd_rank",
+    "server_bandwidth",
+    "server_link",
+    "server_slowness",
+    "server_replicas",
+    "server_dedicated",
+    "group_size",
+    "group_fraction",
+    "group_shards",
+    "group_ready_place",
+    "group_use_place",
+    "issue_place",
+    "sliced",
+    "buckets",
+    *(f"order_{order.name.lower()}" for order in Order),
+    "overlap",
+    "staleness",
+    "slowest_replica",
+    "share_squares",
+)
+"""What the strategy, the graph and the cluster say of a shard set (thesis 8.3.1)."""
+SHARD_PRE = ("transfer", "startup", "link", "group_transfer", "group_startup", "server_transfer")
+"""Terms of equations 2 and 3 in units of compute seconds."""
+SHARD_TIMES = ("ready_time", "wait_time", "done_time", "in_flight_time", "late_time")
+"""The timeline's, in units of compute seconds."""
+
+
+SIDES = ("server", "collective")
+SUMMARY_PRE = tuple(
+    f"{side}_{name}"
+    for side in SIDES
+    for name in ("most_transfer", "mean_transfer", "sum_transfer", "sum_startup", "log_messages")
+)
+"""z_pre of the whole strategy (supplement, sections 2 and 3), per architecture."""
+SUMMARY_RAW = (
+    *(f"messages_{op.name.lower()}" for op in Op),
+    *(f"wire_{op.name.lower()}" for op in Op),
+    *(f"messages_on_{channel.name.lower()}" for channel in Channel),
+    "largest_message",
+    "smallest_message",
+    "server_imbalance",
+    "late_wire",
+    "shards",
+    "sliced",
+    *(f"order_{order.name.lower()}" for order in Order),
+    "overlap",
+    "staleness",
+    "log_compute",
+)
+SPENT = ("host", "startup", "link", "copy")
+"""What messages spend seconds on, summed over a strategy's messages."""
+SUMMARY_TIMES = (
+    "log_base",
+    "log_analytic",
+    *(f"log_{name}" for name in SPENT),
+    *(f"{name}_share" for name in SPENT),
+    "log_in_flight",
+    "log_queue",
+    *(f"if_{name}" for name in WHAT_IFS),
+)
+SUMMARY_COLUMNS = (*SUMMARY_RAW, *SUMMARY_PRE, *SUMMARY_TIMES)
+SHARD_COLUMNS = (*SHARD_RAW, *SHARD_PRE, *SHARD_TIMES)
+
+_PARTS_OF: dict[FeaturePart, tuple[tuple[str, ...], ...]] = {
+    "raw": (SUMMARY_RAW, SHARD_RAW),
+    "predefined": (SUMMARY_PRE, SHARD_PRE),
+    "timeline": (SUMMARY_TIMES, SHARD_TIMES),
+}
+
+
+def summary_columns(parts: tuple[FeaturePart, ...]) -> I64:
+    """Indices of SUMMARY_COLUMNS that belong to these parts."""
+    return _columns(SUMMARY_COLUMNS, [_PARTS_OF[part][0] for part in parts])
+
+
+def shared_columns(parts: tuple[FeaturePart, ...]) -> NDArray[np.bool_]:
+    """bool per `summary_columns(parts)`: whether a column and its 0 mean the same in every domain,
+    as those of the what-ifs and the schedule's switches do."""
+    shared = {f"if_{name}" for name in WHAT_IFS} | {"sliced", "overlap", "staleness"}
+    shared |= {f"order_{order.name.lower()}" for order in Order}
+    return np.array([SUMMARY_COLUMNS[column] in shared for column in summary_columns(parts)])
+
+
+def shard_columns(parts: tuple[FeaturePart, ...]) -> I64:
+    """Indices of SHARD_COLUMNS that belong to these parts."""
+    return _columns(SHARD_COLUMNS, [_PARTS_OF[part][1] for part in parts])
+
+
+def _columns(names: tuple[str, ...], groups: list[tuple[str, ...]]) -> I64:
+    wanted = {name for group in groups for name in group}
+    return np.array([i for i, name in enumerate(names) if name in wanted], dtype=np.int64)

@@ -1,0 +1,117 @@
+"""When the timeline has each message start and end, and how an iteration depends on constants.
+
+The what-ifs are the timeline's sensitivities: by how much a strategy's time grows if a constant of
+the cluster (the startup of a kind of message, the copies of an engine, a link) is larger than
+believed. A weight on such a column is a statement about the cluster, not about a strategy, so
+it holds for strategies, models and clusters that were never measured.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.codes import Op
+from autosync.domain import Domain
+from autosync.plan import PlanTable
+from autosync.population import Population
+from autosync.simulator.compute_time import slowest_factors
+from autosync.simulator.cost.network import network_of
+from autosync.simulator.timeline.event_loop import (
+    ComputeArrays,
+    CostArrays,
+    InFlight,
+    MessageArrays,
+    play,
+)
+from autosync.simulator.timeline.timeline_simulator import arguments
+
+F64 = NDArray[np.float64]
+
+FAMILIES: dict[str, tuple[Op, ...]] = {
+    "all_reduce": (Op.ALL_REDUCE,),
+    "tree": (Op.REDUCE, Op.BROADCAST),
+    "halves": (Op.REDUCE_SCATTER, Op.ALL_GATHER),
+    "server": (Op.PUSH, Op.PULL, Op.SPARSE_PUSH, Op.SPARSE_PULL),
+    "rows": (Op.SPARSE_ALL_GATHER, Op.FACTOR_ALL_GATHER),
+}
+"""Kinds of message whose constants are likely to err together."""
+
+WHAT_IFS = (
+    "compute",
+    "bandwidth",
+    "engine",
+    "one_in_flight",
+    *(f"startup_{family}" for family in FAMILIES),
+    *(f"copies_{family}" for family in FAMILIES),
+)
+"""Compute 10 % longer; links 10 % slower; an issue that costs half a startup; collectives one by
+one; half as much startup again; copies that cost a quarter of the slowest link's time."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineTimes:
+    """seconds f64[n]: an iteration, staleness left out. start, flowing, done f64[M]: when each
+    message is issued, on the wire and received, seconds from the start of backward."""
+
+    seconds: F64
+    start: F64
+    flowing: F64
+    done: F64
+
+
+Inputs = tuple[MessageArrays, CostArrays, ComputeArrays, InFlight, F64]
+
+
+def timeline_times(plans: PlanTable, population: Population, domain: Domain) -> TimelineTimes:
+    """The timeline's iteration of each strategy, and its times of every message."""
+    return _simulate(_inputs(plans, population, domain))
+
+
+def what_ifs(plans: PlanTable, population: Population, domain: Domain, seconds: F64) -> F64:
+    """A `(strategies, len(WHAT_IFS))` array: log of each what-if's time over `seconds`, which
+    are the timeline's own."""
+    messages, costs, compute, in_flight, factors = _inputs(plans, population, domain)
+    operations = network_of(domain.cluster, plans.teams).operations
+    present = set(np.unique(plans.operation).tolist())
+    columns = []
+    for name in WHAT_IFS:
+        family = FAMILIES.get(name.partition("_")[2])
+        if family is not None and not present.intersection(family):
+            columns.append(np.zeros(len(plans)))
+            continue
+        changed = _changed(name, costs, np.isin(operations, family or ()), domain)
+        slower = factors * 1.1 if name == "compute" else factors
+        other = _simulate((messages, changed, compute, in_flight, slower))
+        columns.append(np.log(other.seconds / seconds))
+    return np.column_stack(columns)
+
+
+def _changed(
+    name: str, costs: CostArrays, of_family: NDArray[np.bool_], domain: Domain
+) -> CostArrays:
+    if name == "bandwidth":
+        return costs._replace(per_byte=costs.per_byte * 1.1)
+    if name == "engine":
+        return costs._replace(host=costs.host + 0.5 * float(np.median(costs.startup)))
+    if name == "one_in_flight":
+        return costs._replace(in_flight=np.where(costs.streamed, costs.in_flight, 1))
+    if name.startswith("startup_"):
+        return costs._replace(startup=np.where(of_family, 1.5, 1.0) * costs.startup)
+    if name.startswith("copies_"):
+        slowest = 1.0 / float(domain.cluster.nic_bytes_per_second().min())
+        return costs._replace(copy=costs.copy + np.where(of_family, 0.25 * slowest, 0.0))
+    return costs
+
+
+def _inputs(plans: PlanTable, population: Population, domain: Domain) -> Inputs:
+    factors = slowest_factors(domain, population.layouts)[population.layout]
+    return *arguments(plans, domain), factors
+
+
+def _simulate(inputs: Inputs) -> TimelineTimes:
+    messages, costs, compute, in_flight, factors = inputs
+    start, flowing, done = np.empty((3, len(messages.operation)))
+    seconds = np.empty(len(messages.first) - 1)
+    play(messages, costs, compute, in_flight, factors, start, flowing, done, seconds)
+    return TimelineTimes(seconds, start, flowing, done)

@@ -1,0 +1,1 @@
+"""The torch modules, their loss and their training. They know tensors, not domains or features."""

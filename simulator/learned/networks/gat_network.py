@@ -1,0 +1,43 @@
+"""The network that reads the graph of variables. Imported only where it is used: torch-geometric
+takes seconds to load."""
+
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from autosync.simulator.learned.networks.scoring_network import (
+    NetworkBatch,
+    ScoringNetwork,
+    output_head,
+)
+
+with warnings.catch_warnings():
+    # torch-geometric 2.8 calls torch.jit.script, which torch 2.13 deprecates
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from torch_geometric.nn import GATConv
+
+
+class GatNetwork(ScoringNetwork):
+    """Supplement, equations 8 to 10: graph attention over the pruned graph, whose nodes hold the
+    sum of their encoded shard sets; the nodes' mean, an MLP."""
+
+    def __init__(self, features: int, summary: int, heads: int = 4, width: int = 16) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(features, 64), nn.ReLU())
+        self.first = GATConv(64, width, heads)
+        self.second = GATConv(heads * width, width, heads)
+        self.head = output_head(heads * width, summary)
+
+    def forward(self, batch: NetworkBatch) -> Tensor:
+        n, nodes = len(batch.summary), int(batch.node.max()) + 1
+        encoded = self.encoder(batch.values)
+        states = encoded.new_zeros(n * nodes, encoded.shape[1])
+        states = states.index_add(0, batch.strategy * nodes + batch.node, encoded)
+        shift = nodes * torch.arange(n).repeat_interleave(batch.edges.shape[1])
+        edges = batch.edges.repeat(1, n) + shift
+        states = nn.functional.elu(self.first(states, edges))
+        states = nn.functional.elu(self.second(states, edges))
+        mean = states.view(n, nodes, -1).mean(dim=1)
+        result: Tensor = self.head(torch.cat([mean, batch.summary], dim=1))[:, 0]
+        return result

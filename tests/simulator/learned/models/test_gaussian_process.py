@@ -1,0 +1,77 @@
+"""The Gaussian process on numbers made up by formula."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from autosync.simulator.learned.models.gaussian_process import (
+    GaussianProcess,
+    fit_gaussian,
+    fit_pooled_gaussian,
+)
+
+F64 = NDArray[np.float64]
+
+
+def world(count: int, seed: int = 0, noise: float = 0.01) -> tuple[F64, F64, F64]:
+    """Columns of which two matter, one of them not linearly; residuals; base seconds."""
+    rng = np.random.default_rng(seed)
+    table = rng.standard_normal((count, 4))
+    target = 0.2 * np.sin(1.5 * table[:, 0]) + 0.1 * table[:, 1]
+    return table, target + noise * rng.standard_normal(count), 1.0 + rng.random(count)
+
+
+def fitted(table: F64, target: F64, base: F64) -> tuple[GaussianProcess, F64]:
+    gaussian, left_out = fit_gaussian(table, target, base)
+    assert gaussian is not None
+    return gaussian, left_out
+
+
+def test_a_left_out_correction_is_that_of_a_fit_without_the_trial() -> None:
+    table, target, base = world(40)
+    gaussian, left_out = fitted(table, target, base)
+    x, setting = gaussian.known, gaussian.setting
+    squares = ((x[:, None, :] - x[None, :, :]) ** 2).mean(axis=2)
+    kernel = np.exp(-0.5 * squares / setting.length**2) + setting.linear * x @ x.T / 4
+    noisy = kernel + np.diag(setting.noise * base / base.min())
+    residual = target - np.median(target)
+    for trial in (0, 17, 39):
+        others = np.arange(40) != trial
+        expected = kernel[trial, others] @ np.linalg.solve(
+            noisy[np.ix_(others, others)], residual[others]
+        )
+        assert left_out[trial] == pytest.approx(expected, rel=1e-6)
+
+
+def test_what_is_unlike_all_trials_is_left_to_the_timeline_and_doubted() -> None:
+    table, target, base = world(60)
+    gaussian, _ = fitted(table, target, base)
+    unseen, true, _ = world(200, seed=1, noise=0.0)
+    errors = gaussian.correction(unseen) - (true - np.median(target))
+    assert np.abs(errors).mean() < 0.35 * np.abs(true).mean()
+    assert np.mean(np.abs(errors) <= 2.0 * gaussian.std(unseen)) > 0.85
+    assert gaussian.std(unseen + 20.0).min() > 2.0 * np.median(gaussian.std(unseen))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_residuals_that_are_noise_teach_nothing(seed: int) -> None:
+    table, _, base = world(90, seed)
+    noise = 0.1 * np.random.default_rng(seed).standard_normal(90)
+    gaussian, left_out = fit_gaussian(table, noise, base)
+    assert gaussian is None
+    assert not left_out.any()
+
+
+def test_domains_share_what_they_have_in_common_and_keep_their_levels() -> None:
+    worlds = [world(50, seed) for seed in range(3)]
+    tables, targets, base = (list(column) for column in zip(*worlds, strict=True))
+    shifted = [target + level for target, level in zip(targets, (0.0, 0.7, -0.4), strict=True)]
+    pooled = fit_pooled_gaussian(tables, shifted, base, np.ones(3))
+    assert pooled is not None
+    unseen, true, _ = world(100, seed=9, noise=0.0)
+    assert np.corrcoef(pooled.correction(unseen), true)[0, 1] > 0.9
+
+
+def test_domains_that_contradict_each_other_teach_nothing() -> None:
+    table, target, base = world(50)
+    assert fit_pooled_gaussian([table, table], [target, -target], [base, base], np.ones(2)) is None

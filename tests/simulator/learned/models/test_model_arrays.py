@@ -1,0 +1,114 @@
+"""Every model gives its arrays, says what they must be like, and loads them again."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autosync.errors import InvalidInput
+from autosync.simulator.learned.features.strategy_features import features_of
+from autosync.simulator.learned.models.ensemble_model import EnsembleModel
+from autosync.simulator.learned.models.gaussian_model import GaussianModel
+from autosync.simulator.learned.models.learned_model import LabelledTrials, LearnedModel
+from autosync.simulator.learned.models.linear_model import LinearModel
+from autosync.simulator.learned.models.model_arrays import check_arrays
+from autosync.simulator.learned.models.model_factory import make_model
+from autosync.simulator.learned.models.network_model import NetworkModel
+from autosync.simulator.learned.networks.network_training import TrainingSettings
+from tests.simulator.learned.worlds import invented_seconds, small_domain, some_strategies
+
+BOLD = TrainingSettings(epochs=1, decay_at=(), confidence=-100.0)
+MODELS: tuple[LearnedModel, ...] = (
+    LinearModel(),
+    GaussianModel(),
+    NetworkModel("lstm", BOLD),
+    NetworkModel("gat", BOLD),
+    EnsembleModel(BOLD),
+)
+RIDGE = {"center", "covariance", "penalty", "scale", "weights"}
+PROCESS = {"center", "coefficients", "known", "precision", "scale", "setting", "share", "variance"}
+SCALINGS = {"portions.center", "portions.scale", "summary.center", "summary.scale"}
+HEAD = {"network.head.0.bias", "network.head.0.weight", "network.head.2.bias"}
+FILED: dict[str, set[str]] = {
+    "linear": {f"ridge.{name}" for name in RIDGE},
+    "gaussian": {f"own.{name}" for name in PROCESS},
+    "lstm": SCALINGS | HEAD | {"network.lstm.weight_hh_l0", "network.encoder.2.weight"},
+    "gat": SCALINGS | HEAD | {"network.first.att_src", "network.second.bias"},
+    "ensemble": {"weights", "linear0.ridge.center", "gaussian0.own.share"}
+    | {f"{kind}{k}.{name}" for kind in ("lstm", "gat") for k in range(3) for name in SCALINGS},
+}
+"""Names that files have held since the first checkpoints: they stay."""
+
+
+@pytest.fixture(scope="module")
+def trials() -> LabelledTrials:
+    domain = small_domain(layers=3)
+    population = some_strategies(domain, 48)
+    seconds = invented_seconds(domain, population)
+    return LabelledTrials(domain, features_of(domain, population), seconds)
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=lambda model: model.recipe.kind)
+def fitted(request: pytest.FixtureRequest, trials: LabelledTrials) -> LearnedModel:
+    model: LearnedModel = request.param
+    model.fit(trials)
+    return model
+
+
+def untrained(model: LearnedModel) -> LearnedModel:
+    return make_model(model.recipe, model.seed)
+
+
+def test_what_was_never_trained_has_no_arrays_but_weights() -> None:
+    for model in (untrained(model) for model in MODELS):
+        arrays = model.arrays()
+        assert arrays.keys() <= {"weights"}
+        check_arrays(arrays, model.array_forms(arrays))
+
+
+def test_the_names_in_files_stay(fitted: LearnedModel) -> None:
+    names = fitted.arrays().keys()
+    assert names >= FILED[fitted.recipe.kind]
+    if fitted.recipe.kind in ("linear", "gaussian"):
+        assert names == FILED[fitted.recipe.kind]
+
+
+def test_arrays_load_into_a_model_that_scores_alike(
+    fitted: LearnedModel, trials: LabelledTrials
+) -> None:
+    loaded, arrays = untrained(fitted), fitted.arrays()
+    check_arrays(arrays, loaded.array_forms(arrays))
+    loaded.load(arrays)
+    for found, expected in zip(
+        loaded.scores(trials.domain, trials.features),
+        fitted.scores(trials.domain, trials.features),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_every_array_is_needed_and_has_its_shape_and_type(fitted: LearnedModel) -> None:
+    arrays, model = fitted.arrays(), untrained(fitted)
+    for name, array in arrays.items():
+        less = {other: arrays[other] for other in arrays if other != name}
+        with pytest.raises(InvalidInput, match=r"is missing|do not fit"):
+            check_arrays(less, model.array_forms(less))
+        for wrong in (array[..., None], np.zeros(array.shape, np.int8)):
+            changed = arrays | {name: wrong}
+            with pytest.raises(InvalidInput, match=rf"'{name}' is |do not fit"):
+                check_arrays(changed, model.array_forms(changed))
+
+
+def test_values_that_no_fit_gives_are_refused(fitted: LearnedModel) -> None:
+    arrays, model = fitted.arrays(), untrained(fitted)
+    for name, array in arrays.items():
+        nowhere = arrays | {name: np.full_like(array, np.nan)}
+        with pytest.raises(InvalidInput, match=r"not finite|not positive"):
+            check_arrays(nowhere, model.array_forms(nowhere))
+
+
+def test_a_network_larger_than_its_arrays_is_not_built() -> None:
+    model = NetworkModel("lstm")
+    huge = make_model(replace(model.recipe, width=10**9), 0)
+    with pytest.raises(InvalidInput, match="do not fit into 4 bytes"):
+        huge.array_forms({"network.head.0.bias": np.zeros(1, np.float32)})

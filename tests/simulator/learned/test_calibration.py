@@ -1,0 +1,37 @@
+"""From scores to seconds, worked by hand."""
+
+import numpy as np
+import pytest
+
+from autosync.simulator.learned.calibration import UNTRIED_MARGIN, calibrate
+
+
+def test_calibration_follows_a_bent_curve_and_keeps_the_order() -> None:
+    rng = np.random.default_rng(0)
+    scores = np.sort(rng.uniform(-1, 1, 200))
+    seconds = np.exp(2.0 + scores**3)
+    found = calibrate(scores, seconds, np.ones(200, dtype=bool))
+    fine = np.linspace(-2, 2, 1001)
+    assert (np.diff(found.seconds(fine)) > 0).all()
+    np.testing.assert_allclose(found.seconds(scores), seconds, rtol=0.05)
+
+
+def test_calibration_keeps_the_order_where_trials_contradict_the_scores() -> None:
+    scores = np.linspace(0, 1, 20)
+    found = calibrate(scores, np.exp(-scores), np.ones(20, dtype=bool))
+    assert (np.diff(found.seconds(scores)) > 0).all()
+
+
+def test_the_interval_is_the_error_on_held_trials_alone() -> None:
+    scores = np.repeat(np.arange(10.0), 10)
+    held = np.arange(100) % 10 == 0
+    seconds = np.exp(scores) * np.where(held, 1.5, 1.0)
+    narrow = calibrate(scores, seconds, ~held)
+    wide = calibrate(scores, seconds, held)
+    assert narrow.margin < 0.1 < wide.margin
+
+
+def test_a_few_trials_fit_the_level_only() -> None:
+    found = calibrate(np.zeros(3), np.full(3, 2.0), np.ones(3, dtype=bool))
+    assert found.seconds(np.array([0.0, 1.0])) == pytest.approx([2.0, 2.0 * np.e])
+    assert found.margin == UNTRIED_MARGIN
