@@ -10,10 +10,10 @@ from sqlalchemy.orm import Session, undefer
 from autosync.api.db.database import Database
 from autosync.api.db.document_store import (
     insert_new,
-    keep_domain,
-    keep_strategy,
     load_domain,
     load_strategies,
+    store_domain,
+    store_strategy,
 )
 from autosync.api.db.tables import ACTIVE, EventRow, ProposalRow, TrialRow, TuningRow
 from autosync.documents import from_json, to_json
@@ -25,6 +25,10 @@ from autosync.search.space import Candidate
 from autosync.strategy import Strategy
 from autosync.trials.contract import TrialError, TrialResult
 from autosync.trials.measured_timeline import MeasuredTimeline
+
+PHASES = ("opening", "ranking", "search", "confirm", "done")
+"""Kinds of events that say how far a tuning is; those of any other kind only have something to
+tell (that it waits for another measurement, say)."""
 
 
 class LeaseLost(AutosyncError):
@@ -72,7 +76,7 @@ class DatabaseStore:
             domain = self._domain = self._domain or load_domain(session, tuning.domain_id)
             position = _count(session, ProposalRow, self.tuning_id)
             for proposal in proposals:
-                strategy_hash = keep_strategy(session, proposal.candidate.strategy, domain)
+                strategy_hash = store_strategy(session, proposal.candidate.strategy, domain)
                 row = _proposal_columns(proposal, position, strategy_hash)
                 position += insert_new(session, ProposalRow, tuning_id=self.tuning_id, **row)
 
@@ -82,7 +86,7 @@ class DatabaseStore:
             if proposal is None:
                 raise _refused(result.key, "is no proposal of this tuning")
             position = _count(session, TrialRow, self.tuning_id)
-            if not _keep_trial(session, tuning, proposal, position, result):
+            if not _insert_trial(session, tuning, proposal, position, result):
                 raise _refused(result.key, "is recorded already")
 
     def cancelled(self) -> bool:
@@ -97,8 +101,9 @@ class DatabaseStore:
     def report(self, event: TuningEvent) -> None:
         """Write progress: an event, and the tuning's own columns."""
         with self._fenced() as (session, tuning):
-            tuning.phase, tuning.message = event.kind, clean(event.message)
-            tuning.done, tuning.total = event.done, event.total
+            tuning.message = clean(event.message)
+            if event.kind in PHASES:
+                tuning.phase, tuning.done, tuning.total = event.kind, event.done, event.total
             if event.best_seconds is not None:
                 tuning.best_seconds = event.best_seconds
             if event.kind == "ranking" and event.done == event.total:
@@ -108,7 +113,7 @@ class DatabaseStore:
     def use_domain(self, domain: Domain) -> None:
         """From now on the tuning is about this domain: the same, with costs measured."""
         with self._fenced() as (session, tuning):
-            tuning.domain_id = keep_domain(session, domain)
+            tuning.domain_id = store_domain(session, domain)
             self._domain = domain
 
     @contextmanager
@@ -211,7 +216,7 @@ def _proposal_columns(proposal: Proposal, position: int, strategy_hash: str) -> 
     }
 
 
-def _keep_trial(
+def _insert_trial(
     session: Session, tuning: TuningRow, proposal: ProposalRow, position: int, result: TrialResult
 ) -> bool:
     error = result.error

@@ -6,7 +6,7 @@ import pytest
 import torch
 import yaml
 
-from autosync.api.cli.boundary import BROKEN, guarded
+from autosync.api.cli.error_reporting import BROKEN, guarded
 from autosync.cluster_file import save_cluster
 from tests.cli.command import autosync, small_inputs
 from tests.domains import grid_cluster

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from autosync.api.cli.argument_loading import load_simulator
 from autosync.api.cli.commands.simulator import app
-from autosync.api.cli.inputs import load_simulator
 from autosync.errors import InvalidInput, NotFound
 from autosync.simulator.learned.checkpoint import load_checkpoint
 from autosync.simulator.learned.learned_models import LinearModel
-from tests.api.test_simulators import checkpoint
+from tests.api.engine.test_simulators import checkpoint
 from tests.domains import domain_of
 from tests.simulator.evaluation.test_run import measured, write
 

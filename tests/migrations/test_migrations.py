@@ -12,7 +12,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import inspect, text
 
 from autosync.api.db import Database, connect, migrate
-from autosync.api.db.migrate import current_revision, head_revision
+from autosync.api.db.schema_migration import current_revision, head_revision
 from autosync.api.db.tables import Base
 from autosync.api.engine.database_store import DatabaseStore
 from autosync.errors import InvalidInput, NotFound
@@ -56,10 +56,10 @@ def test_migrating_again_keeps_the_rows(empty_url: str) -> None:
     with opened(empty_url) as database:
         finished(database)
         with database.reading() as session:
-            before = session.execute(text("select count(*) from trials")).scalar()
+            before = session.execute(text("select count(*) from trials")).scalar_one()
         migrate(empty_url)
         with database.reading() as session:
-            assert session.execute(text("select count(*) from trials")).scalar() == before > 0
+            assert session.execute(text("select count(*) from trials")).scalar_one() == before > 0
 
 
 def test_trials_of_the_first_schema_are_kept_without_what_it_did_not_have(empty_url: str) -> None:

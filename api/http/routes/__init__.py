@@ -1,0 +1,1 @@
+"""Paths, a file for each kind of thing. A route is a dependency, one call, an answer."""

@@ -1,4 +1,4 @@
-"""Trained simulators by name: kept as they were, refused where they are not what they say."""
+"""Trained simulators by name: stored as they were, refused where they are not what they say."""
 
 import json
 import pickle
@@ -12,15 +12,15 @@ from fastapi.testclient import TestClient
 from safetensors.numpy import load, save
 
 from autosync.api.db import Database
-from autosync.api.engine import job_queue
+from autosync.api.engine import tuning_queue
 from autosync.api.engine.simulator_store import (
     NEAREST,
-    keep_simulator,
     list_simulators,
     remove_simulator,
     simulator_of,
+    store_simulator,
 )
-from autosync.api.engine.tuning_request import enqueue, load_job
+from autosync.api.engine.submission import enqueue, load_request
 from autosync.api.http.app import create_app
 from autosync.errors import InvalidInput, NotFound, NotSupported
 from autosync.population import encode
@@ -32,7 +32,7 @@ from autosync.simulator.learned.learned_models import LinearModel, Model
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
 from autosync.simulator.learned.network_model import NetworkModel
 from autosync.simulator.learned.residual import Ridge
-from tests.api.sample import candidates, small_job
+from tests.api.sample import candidates, small_request
 
 Files = tuple[bytes, bytes]
 """Card and tensors."""
@@ -96,9 +96,9 @@ def names(database: Database) -> list[str]:
 def test_what_is_kept_predicts_as_what_was_saved(
     database: Database, linear: Files, tmp_path: Path
 ) -> None:
-    assert keep_simulator(database, "mine", *linear)
-    assert not keep_simulator(database, "mine", *linear)
-    domain = small_job().domain
+    assert store_simulator(database, "mine", *linear)
+    assert not store_simulator(database, "mine", *linear)
+    domain = small_request().domain
     population = encode([each.strategy for each in candidates(domain, 6)], domain)
     with database.reading() as session:
         found = simulator_of(session, "mine").predict(domain, population)
@@ -107,7 +107,7 @@ def test_what_is_kept_predicts_as_what_was_saved(
     assert (made != LearnedSimulator(LinearModel()).predict(domain, population)).any()
     other = checkpoint(tmp_path, opinionated(2e-3))
     with pytest.raises(NotSupported, match="another simulator's"):
-        keep_simulator(database, "mine", *other)
+        store_simulator(database, "mine", *other)
     remove_simulator(database, "mine")
     assert names(database) == []
     with database.reading() as session, pytest.raises(NotFound, match="timeline"):
@@ -115,29 +115,29 @@ def test_what_is_kept_predicts_as_what_was_saved(
 
 
 def test_a_simulator_stays_while_a_tuning_needs_it(database: Database, linear: Files) -> None:
-    keep_simulator(database, "mine", *linear)
-    tuning_id = enqueue(database, replace(small_job(), simulator="mine"))
+    store_simulator(database, "mine", *linear)
+    tuning_id = enqueue(database, replace(small_request(), simulator="mine"))
     with pytest.raises(NotSupported, match=tuning_id):
         remove_simulator(database, "mine")
-    job_queue.cancel(database, tuning_id)
+    tuning_queue.cancel(database, tuning_id)
     remove_simulator(database, "mine")
     with pytest.raises(NotFound, match="'mine'"):
-        enqueue(database, replace(small_job(), simulator="mine"))
+        enqueue(database, replace(small_request(), simulator="mine"))
 
 
 def test_nearest_is_the_one_trained_on_the_most_similar_domain(
     sqlite: Database, tmp_path: Path
 ) -> None:
-    job = replace(small_job(), simulator=NEAREST)
+    request = replace(small_request(), simulator=NEAREST)
     with pytest.raises(NotFound, match="no trained simulator"):
-        enqueue(sqlite, job)
-    here = describe_domain(job.domain)
+        enqueue(sqlite, request)
+    here = describe_domain(request.domain)
     for name, shift in (("far", 2.0), ("near", 0.1), ("remote", 5.0)):
         files = checkpoint(tmp_path, LinearModel(), tuple(float(x) for x in here + shift))
-        keep_simulator(sqlite, name, *files)
-    tuning_id = enqueue(sqlite, job)
+        store_simulator(sqlite, name, *files)
+    tuning_id = enqueue(sqlite, request)
     with sqlite.reading() as session:
-        assert load_job(session, tuning_id).simulator == "near"
+        assert load_request(session, tuning_id).simulator == "near"
 
 
 def test_over_rest_it_comes_back_to_the_byte(client: TestClient, lstm: Files) -> None:
@@ -202,7 +202,7 @@ def test_names_that_could_not_be_typed_are_refused(
     name: str, sqlite: Database, linear: Files
 ) -> None:
     with pytest.raises(InvalidInput, match="cannot be called"):
-        keep_simulator(sqlite, name, *linear)
+        store_simulator(sqlite, name, *linear)
 
 
 def test_a_tuning_that_names_no_simulator_is_refused(client: TestClient) -> None:
