@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from autosync.api.views.time_left import TimeLeft
     from autosync.search.loop.outcome import TuningEvent
 
-PHASES = {
+PHASE_WORDS = {
     "opening": "starting the workers",
     "ranking": "ranking proposals",
     "search": "trying strategies",
@@ -64,8 +64,8 @@ class TuningProgressBar:
         self._left.see(event.kind, event.done, event.total, self._clock())
         if event.best_seconds is not None:
             self._best = f", best {milliseconds(event.best_seconds)} ms"
-        if event.kind in PHASES:
-            words, total = PHASES[event.kind] + self._best, event.total or None
+        if event.kind in PHASE_WORDS:
+            words, total = PHASE_WORDS[event.kind] + self._best, event.total or None
             self._bar.update(self._task, description=words, completed=event.done, total=total)
         else:
             self.say(event.message)
@@ -117,7 +117,7 @@ def ranking_bar(quiet: bool) -> "Iterator[Callable[[TuningEvent], None]]":
     with _progress_bar(left, time.monotonic) as bar:
         if quiet:
             bar.stop()
-        task = bar.add_task(PHASES["ranking"], total=None)
+        task = bar.add_task(PHASE_WORDS["ranking"], total=None)
 
         def on_event(event: "TuningEvent") -> None:
             left.see(event.kind, event.done, event.total, time.monotonic())

@@ -16,6 +16,7 @@ from autosync.api.db.document_store import (
     store_strategy,
 )
 from autosync.api.db.tables import ACTIVE, EventRow, ProposalRow, TrialRow, TuningRow
+from autosync.api.engine.phases import PHASES
 from autosync.documents import from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import AutosyncError, InvalidInput
@@ -25,10 +26,6 @@ from autosync.search.space import Candidate
 from autosync.strategy import Strategy
 from autosync.trials.contract import TrialError, TrialResult
 from autosync.trials.measured_timeline import MeasuredTimeline
-
-PHASES = ("opening", "ranking", "search", "confirm", "done")
-"""Kinds of events that say how far a tuning is; those of any other kind only have something to
-tell (that it waits for another measurement, say)."""
 
 
 class LeaseLost(AutosyncError):

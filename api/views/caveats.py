@@ -28,7 +28,7 @@ NOT_SHAPED = Caveat(
 )
 ESTIMATED = Caveat(
     "compute estimated",
-    "Compute times come from the device's data sheet; nobody measured them.",
+    "Compute times are an estimate from the device's data sheet, not a measurement.",
 )
 
 

@@ -9,11 +9,13 @@ import numpy as np
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from autosync.api.db.clock import now_seconds
 from autosync.api.db.lookup import stored
 from autosync.api.db.tables import (
     Base,
     ClusterRow,
     DomainRow,
+    EventRow,
     GraphRow,
     OutcomeRow,
     ProposalRow,
@@ -22,6 +24,7 @@ from autosync.api.db.tables import (
     TuningRow,
 )
 from autosync.api.views.response_model import ResponseModel
+from autosync.api.views.time_left import TimeLeft
 from autosync.api.views.tuning_schemas import (
     RankedStrategies,
     RankedStrategy,
@@ -129,6 +132,15 @@ def ranked_strategies(session: Session, tuning_id: str) -> RankedStrategies:
         time_scale=row.time_scale,
         items=[RankedStrategy(rank=rank, **entry) for rank, entry in enumerate(entries, 1)],
     )
+
+
+def time_left_words(session: Session, tuning: Tuning) -> str:
+    """How long it still takes, as `TimeLeft` says it now."""
+    left = TimeLeft(tuning.settings["budget"], tuning.settings["repeats"])
+    query = select(EventRow.kind, EventRow.done, EventRow.total, EventRow.created_at)
+    for row in session.execute(query.where(EventRow.tuning_id == tuning.id).order_by(EventRow.id)):
+        left.see(*row)
+    return left.words(session.scalars(select(now_seconds())).one())
 
 
 def trials(session: Session, tuning_id: str) -> Trials:

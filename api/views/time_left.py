@@ -2,15 +2,8 @@
 
 from dataclasses import dataclass
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session
-
-from autosync.api.db.clock import now_seconds
-from autosync.api.db.tables import EventRow
-from autosync.api.views.tuning_schemas import Tuning
+from autosync.api.engine.phases import PHASES, TRIALS
 from autosync.search.loop.confirm import FINALISTS
-
-TRIALS = ("search", "confirm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +64,10 @@ class TimeLeft:
         return max(0.0, left - (now_seconds - last.at_seconds)) if left else None
 
     def words(self, now_seconds: float) -> str:
-        """Both in words; empty where nothing is known."""
-        if (seconds := self.seconds(now_seconds)) is not None:
-            return f"about {seconds:.0f} s left"
+        """Both in words; empty where nothing is known. How long it will wait is never known."""
+        if (seconds := self.seconds(now_seconds)) is not None and self._last is not None:
+            waits = self._last.kind not in PHASES
+            return f"about {seconds:.0f} s left{' after that' if waits else ''}"
         ranking = self.ranking_seconds(now_seconds)
         return "" if ranking is None else f"ranked in about {ranking:.0f} s"
 
@@ -88,12 +82,3 @@ class TimeLeft:
             return None
         other = next(iter(means.values()))
         return {phase: means.get(phase, other) for phase in TRIALS}
-
-
-def time_left_words(session: Session, tuning: Tuning) -> str:
-    """Of a tuning in the database, now."""
-    left = TimeLeft(tuning.settings["budget"], tuning.settings["repeats"])
-    query = select(EventRow.kind, EventRow.done, EventRow.total, EventRow.created_at)
-    for row in session.execute(query.where(EventRow.tuning_id == tuning.id).order_by(EventRow.id)):
-        left.see(*row)
-    return left.words(session.scalars(select(now_seconds())).one())

@@ -2,7 +2,7 @@
 
 import random
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 from autosync.api.db.database import Database
 from autosync.api.engine import tuning_queue
@@ -32,6 +32,8 @@ from autosync.trials.measured_timeline import (
     RankTimeline,
 )
 from tests.domains import domain_of
+
+TESTBED = "testbed (4 nodes)"
 
 
 def small_request(budget: int = 6) -> TuningRequest:
@@ -85,7 +87,7 @@ def result(
         step_seconds=sorted(times)[5] if times else None,
         spread=0.03 if times else None,
         error=None if times else TrialError("timeout", "no answer within 120 s", "worker 2: ..."),
-        launcher="testbed (4 nodes)",
+        launcher=TESTBED,
         byte_scale=request.byte_scale,
         time_scale=request.time_scale,
         load=0.02,
@@ -104,8 +106,10 @@ def claimed(database: Database, request: TuningRequest) -> tuple[Claim, Database
     return held, DatabaseStore(database, held.tuning_id, held.fence)
 
 
-def run_search(store: DatabaseStore, request: TuningRequest, seed: int = 1) -> None:
-    """Every proposal gets a trial; the last of them fails."""
+def run_search(
+    store: DatabaseStore, request: TuningRequest, seed: int = 1, launcher: str = TESTBED
+) -> None:
+    """Every proposal gets a trial; the last of them fails. launcher: where trials say they ran."""
     rng = random.Random(seed)
     chosen = candidates(request.domain, request.settings.budget)
     store.propose([proposal(candidate) for candidate in chosen])
@@ -116,9 +120,14 @@ def run_search(store: DatabaseStore, request: TuningRequest, seed: int = 1) -> N
         if seconds and candidate.origin == DDP:
             seconds *= 1.25
         measured = result(proposal(candidate).key, request, seconds, rng)
-        store.record(measured)
+        store.record(replace(measured, launcher=launcher))
         best = min(best, measured.step_seconds or best)
         store.report(TuningEvent("search", f"{candidate.origin} measured", done, len(chosen), best))
+
+
+def waiting(message: str) -> TuningEvent:
+    """An event that only has something to tell; the loop may send any kind of them."""
+    return TuningEvent(cast(Any, "waiting"), message)
 
 
 def run_confirmation(

@@ -13,7 +13,6 @@ from autosync.api.http.page_templates import show
 from autosync.api.http.tuning_body import TuningForm, tuning_request
 from autosync.api.views import reports, stored_documents
 from autosync.api.views.caveats import caveats_of
-from autosync.api.views.time_left import time_left_words
 from autosync.errors import AutosyncError
 
 NEWEST = 50
@@ -92,7 +91,7 @@ def _tuning(session: Session, tuning_id: str) -> dict[str, Any]:
         "ddp_seconds": next((row.step_seconds for row in ranked.items if row.is_ddp), None),
         "ran_on": reports.ran_on(session, tuning_id) or tuning.launcher,
         "caveats": caveats_of(session, [tuning])[tuning_id],
-        "time_left": time_left_words(session, tuning) if tuning.state == "running" else "",
+        "time_left": reports.time_left_words(session, tuning) if tuning.state == "running" else "",
     }
 
 

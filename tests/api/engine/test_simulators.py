@@ -24,18 +24,16 @@ from autosync.api.engine.submission import enqueue, load_request
 from autosync.api.http.app import create_app
 from autosync.errors import InvalidInput, NotFound, NotSupported
 from autosync.population import encode
-from autosync.simulator.learned.checkpoint import Source, save_checkpoint
 from autosync.simulator.learned.data import Scaling
-from autosync.simulator.learned.descriptor import DESCRIPTOR, describe_domain
+from autosync.simulator.learned.descriptor import describe_domain
 from autosync.simulator.learned.features import PARTS, shard_columns, summary_columns
-from autosync.simulator.learned.learned_models import LinearModel, Model
+from autosync.simulator.learned.learned_models import LinearModel
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
 from autosync.simulator.learned.network_model import NetworkModel
 from autosync.simulator.learned.residual import Ridge
+from tests.api.checkpoints import Files, checkpoint
 from tests.api.sample import candidates, small_request
 
-Files = tuple[bytes, bytes]
-"""Card and tensors."""
 SUMMARY = len(summary_columns(PARTS))
 
 
@@ -55,15 +53,6 @@ def network() -> NetworkModel:
     model.scaling = tuple(Scaling(np.zeros(n), np.full(n, np.inf)) for n in widths)  # type: ignore[assignment]
     model.network = model.build()
     return model
-
-
-def checkpoint(
-    folder: Path, model: Model, descriptor: tuple[float, ...] = (0.5,) * len(DESCRIPTOR)
-) -> Files:
-    source = Source("a" * 32, "chain", "grid", 60, descriptor)
-    path = folder / "made"
-    save_checkpoint(path, LearnedSimulator(model), (source,), 0.9, "10 strategies")
-    return path.with_suffix(".json").read_bytes(), path.with_suffix(".safetensors").read_bytes()
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +82,7 @@ def names(database: Database) -> list[str]:
         return [row.name for row in list_simulators(session)]
 
 
-def test_what_is_kept_predicts_as_what_was_saved(
+def test_what_is_stored_predicts_as_what_was_saved(
     database: Database, linear: Files, tmp_path: Path
 ) -> None:
     assert store_simulator(database, "mine", *linear)
@@ -141,11 +130,11 @@ def test_nearest_is_the_one_trained_on_the_most_similar_domain(
 
 
 def test_over_rest_it_comes_back_to_the_byte(client: TestClient, lstm: Files) -> None:
-    status, kept = put(client, "five-clusters", lstm)
-    assert (status, kept["kind"], kept["trials"], kept["accuracy"]) == (201, "lstm", 60, 0.9)
-    assert put(client, "five-clusters", lstm) == (200, kept)
+    status, stored = put(client, "five-clusters", lstm)
+    assert (status, stored["kind"], stored["trials"], stored["accuracy"]) == (201, "lstm", 60, 0.9)
+    assert put(client, "five-clusters", lstm) == (200, stored)
     listed = client.get("/v1/simulators").json()
-    assert listed == {"items": [kept], "bundled": ["learned", "timeline", "analytic"]}
+    assert listed == {"items": [stored], "bundled": ["learned", "timeline", "analytic"]}
     assert client.get("/v1/simulators/five-clusters").json() == json.loads(lstm[0])
     weights = client.get("/v1/simulators/five-clusters/weights")
     assert weights.content == lstm[1]

@@ -80,8 +80,10 @@ def test_killed_in_the_middle_and_started_again_it_repeats_nothing(
     with worker(url):
         until(lambda: state(database, tuning_id) == "finished", "the end")
     after = rows(database)
-    kept = [(row.key, row.fence, row.created_at, row.iteration_seconds) for row in before]
-    assert kept == [
+    recorded_before = [
+        (row.key, row.fence, row.created_at, row.iteration_seconds) for row in before
+    ]
+    assert recorded_before == [
         (row.key, row.fence, row.created_at, row.iteration_seconds) for row in after[: len(before)]
     ]
     assert {row.fence for row in before} == {1}

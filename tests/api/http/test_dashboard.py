@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,19 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from sqlalchemy import text
 
 from autosync.api.db import Database
+from autosync.api.engine import tuning_queue
 from autosync.api.views import reports
 from autosync.bundle import load_bundle
 from tests.api.databases import opened
 from tests.api.http.serving import Service, served
-from tests.api.sample import claimed, finished, run_confirmation, run_search, small_request
+from tests.api.sample import (
+    claimed,
+    finished,
+    run_confirmation,
+    run_search,
+    small_request,
+    waiting,
+)
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
@@ -96,11 +105,8 @@ def test_a_new_user_starts_a_tuning(page: Page, database: Database) -> None:
 
 
 def test_mistakes_are_explained_on_a_page(page: Page) -> None:
-    form: dict[str, str | float | bool] = {
-        "graph": "resnet50",
-        "cluster": "example-4x1",
-        "time_scale": "5000",
-    }
+    form: dict[str, str | float | bool] = {"graph": "resnet50", "cluster": "example-4x1"}
+    form["time_scale"] = "5000"
     answer = page.request.post("/tunings", form=form)
     assert answer.status == 422
     assert "time_scale: Input should be less than or equal to 1000" in answer.text()
@@ -187,6 +193,39 @@ def test_a_running_tuning_comes_in_live(page: Page, database: Database) -> None:
     run_confirmation(database, store, held, REQUEST)
     expect(page.locator("#state")).to_have_text("finished")
     expect(page.get_by_role("link", name="Download best.json")).to_be_visible()
+
+
+def test_a_tuning_that_waits_for_another_measurement_says_so(
+    page: Page, database: Database
+) -> None:
+    held, store = claimed(database, REQUEST)
+    run_search(store, REQUEST)
+    page.goto(f"/tunings/{held.tuning_id}")
+    expect(page.get_by_role("status")).to_contain_text("search 8/8")
+    expect(page.get_by_role("status")).to_contain_text(re.compile(r"about \d+ s left"))
+    store.report(waiting("another measurement runs on this machine"))
+    expect(page.get_by_role("status")).to_contain_text("another measurement runs on this machine")
+    expect(page.get_by_role("status")).to_contain_text("search 8/8")
+    tuning_queue.end_cancelled(database, held)
+
+
+def test_unshaped_links_and_estimates_are_said_beside_the_headline(
+    page: Page, database: Database
+) -> None:
+    held, store = claimed(database, replace(REQUEST, launcher="auto"))
+    page.goto(f"/tunings/{held.tuning_id}")
+    badges = page.locator(".heading .tag.caveat")
+    expect(badges).to_have_text(["compute estimated"])
+    run_search(store, REQUEST, launcher="local (unshaped links)")
+    expect(badges).to_have_text(["links not shaped", "compute estimated"])
+    expect(page.locator(".heading")).to_contain_text("do not stand for the cluster")
+    expect(page.locator(".heading")).to_contain_text("trials on local (unshaped links)")
+    page.goto("/")
+    row = page.locator("table.tunings tbody tr").filter(
+        has=page.locator(f"a[href$='{held.tuning_id}']")
+    )
+    expect(row.locator(".tag.caveat")).to_have_text(["links not shaped", "compute estimated"])
+    tuning_queue.end_cancelled(database, held)
 
 
 @pytest.mark.parametrize("width", [360, 1200])

@@ -15,7 +15,7 @@ from autosync.api.http.app import create_app
 from autosync.api.http.openapi import DOCUMENTS
 from autosync.bundle import Bundle
 from autosync.documents import from_json, to_data, to_json
-from tests.api.sample import claimed, finished, run_search, small_request
+from tests.api.sample import claimed, finished, run_search, small_request, waiting
 from tests.domains import chain_graph, domain_of, grid_cluster
 
 REQUEST = small_request()
@@ -150,6 +150,22 @@ def test_events_tell_the_whole_story_and_go_on_where_they_stopped(
     last = events[4].split("\n")[0].removeprefix("id: ")
     rest = client.get(f"/v1/tunings/{tuning_id}/events", headers={"Last-Event-ID": last})
     assert rest.text.strip().split("\n\n") == events[5:]
+
+
+def test_an_event_of_any_kind_is_told_and_hides_no_progress(
+    client: TestClient, sqlite: Database
+) -> None:
+    held, store = claimed(sqlite, REQUEST)
+    run_search(store, REQUEST)
+    before = client.get(f"/v1/tunings/{held.tuning_id}").json()["progress"]
+    store.report(waiting("another measurement runs on this machine"))
+    progress = client.get(f"/v1/tunings/{held.tuning_id}").json()["progress"]
+    assert progress == {**before, "message": "another measurement runs on this machine"}
+    tuning_queue.end_cancelled(sqlite, held)
+    told = client.get(f"/v1/tunings/{held.tuning_id}/events").text.strip().split("\n\n")
+    event = json.loads(told[-2].split("data: ")[1])
+    assert event["kind"] == "waiting"
+    assert event["message"] == "another measurement runs on this machine"
 
 
 def test_the_schema_of_every_document(client: TestClient) -> None:
