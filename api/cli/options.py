@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from autosync.api.engine.launcher_names import PREFIX, PYTHON, RAY_ADDRESS
+
 Model = Annotated[
     str,
     typer.Argument(
@@ -70,22 +72,24 @@ SIMULATOR_HELP = (
     "What ranks: learned (the timeline corrected by trials), timeline, analytic, a trained one by "
     "its name (see `autosync simulator`), or nearest (the one trained on the most similar domain)."
 )
-LauncherName = Literal["auto", "testbed", "local", "command", "ray"]
+ComputeName = Literal["waited", "kernels"]
+DeviceName = Literal["cpu", "cuda"]
+"""As `ComputeKind` and `ComputeDevice` of `autosync.trials.contract`, which takes longer to load."""
 Compute = Annotated[
-    Literal["waited", "kernels"],
+    ComputeName,
     typer.Option(
         help="What stands for the model's compute in trials: its estimated or profiled seconds, "
         "waited out, or kernels of its operations' shapes, whose seconds are measured first."
     ),
 ]
 ComputeDevice = Annotated[
-    Literal["cpu", "cuda"],
+    DeviceName,
     typer.Option(help="Where trials compute; cuda takes GPUs here or on the hosts, and kernels."),
 ]
 Prefix = Annotated[
     str | None,
     typer.Option(
-        envvar="AUTOSYNC_PREFIX",
+        envvar=PREFIX,
         help="How launcher command reaches a host: 'ssh {host}', 'srun -w {host} -N1 -n1 "
         "--overlap', 'kubectl exec -i pod-{host} --'.",
         show_default=False,
@@ -95,7 +99,7 @@ WorkerPython = Annotated[
     str | None,
     typer.Option(
         "--python",
-        envvar="AUTOSYNC_PYTHON",
+        envvar=PYTHON,
         help="Interpreter on the hosts of launcher command.",
         show_default="this one's path",
     ),
@@ -103,7 +107,7 @@ WorkerPython = Annotated[
 RayAddress = Annotated[
     str | None,
     typer.Option(
-        envvar="AUTOSYNC_RAY_ADDRESS",
+        envvar=RAY_ADDRESS,
         help="Head of the Ray cluster of launcher ray, HOST:PORT (RAY_AUTH_MODE=token).",
         show_default=False,
     ),
@@ -112,11 +116,7 @@ RayAddress = Annotated[
 
 def reach_hosts(prefix: str | None, python: str | None, ray_address: str | None) -> None:
     """Where the registry looks, in this process and in the workers that it starts."""
-    given = {
-        "AUTOSYNC_PREFIX": prefix,
-        "AUTOSYNC_PYTHON": python,
-        "AUTOSYNC_RAY_ADDRESS": ray_address,
-    }
+    given = {PREFIX: prefix, PYTHON: python, RAY_ADDRESS: ray_address}
     os.environ.update({name: value for name, value in given.items() if value is not None})
 
 

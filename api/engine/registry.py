@@ -6,20 +6,13 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from autosync.api.db.lookup import found, not_found
+from autosync.api.engine.launcher_names import PREFIX, PYTHON, RAY_ADDRESS, LauncherName
 from autosync.errors import NotSupported
 from autosync.simulator.contract import Simulator
 from autosync.trials.contract import Launcher, Pool, Workload
-
-LauncherName = Literal["auto", "testbed", "local", "command", "ray"]
-REAL_CLUSTERS = frozenset({"command", "ray"})
-"""Launchers whose links are the cluster's own: nothing is scaled unless it is asked for."""
-
-PREFIX, PYTHON, RAY_ADDRESS = "AUTOSYNC_PREFIX", "AUTOSYNC_PYTHON", "AUTOSYNC_RAY_ADDRESS"
-"""Environment variables by which the operator of a worker says how hosts are reached. A request
-only names the launcher: it never carries a command or an address to connect to."""
 
 SIMULATORS = {
     "learned": ("autosync.simulator.learned.learned_simulators", "gaussian_simulator"),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from autosync.api.engine.registry import REAL_CLUSTERS
+from autosync.api.engine.launcher_names import REAL_CLUSTERS
 from autosync.domain import Domain
 from autosync.search.loop.settings import Settings
 from autosync.search.space import Space

@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autosync.api.db.database import Database
-from autosync.api.engine.registry import LauncherName
+from autosync.api.engine.launcher_names import LauncherName
 from autosync.api.engine.request_checks import refuse_unused
 from autosync.api.engine.tuning_request import TuningRequest, at_scales
 from autosync.api.http.named_documents import cluster_named, estimated_profile, graph_named

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from autosync.api.cli.console import say
-from autosync.api.cli.options import LauncherName
+from autosync.api.engine.launcher_names import LauncherName
 
 
 def collect(

@@ -7,7 +7,6 @@ import typer
 from autosync.api.cli.console import out, print_table, say
 from autosync.api.cli.options import (
     ClusterName,
-    LauncherName,
     Prefix,
     RayAddress,
     RequiredOutput,
@@ -15,6 +14,7 @@ from autosync.api.cli.options import (
     reach_hosts,
 )
 from autosync.api.cli.output_files import check_folder
+from autosync.api.engine.launcher_names import LauncherName
 
 if TYPE_CHECKING:
     from autosync.cluster import Cluster

@@ -1,7 +1,7 @@
 """`autosync tune`: find, measure and confirm the fastest strategy."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,11 +12,12 @@ from autosync.api.cli.options import (
     Batch,
     Compute,
     ComputeDevice,
+    ComputeName,
     DatabaseUrl,
+    DeviceName,
     DeviceType,
     Efficiency,
     Json,
-    LauncherName,
     Prefix,
     ProfileFile,
     RayAddress,
@@ -25,6 +26,7 @@ from autosync.api.cli.options import (
     reach_hosts,
 )
 from autosync.api.cli.output_files import check_folder, write_text
+from autosync.api.engine.launcher_names import LauncherName
 from autosync.errors import AutosyncError, InvalidInput
 
 if TYPE_CHECKING:
@@ -145,7 +147,7 @@ def _request(
     domain: "Domain",
     settings: "Settings",
     simulator: str,
-    where: tuple[LauncherName, Literal["waited", "kernels"], Literal["cpu", "cuda"]],
+    where: tuple[LauncherName, ComputeName, DeviceName],
     byte_scale: float | None,
     time_scale: float | None,
 ) -> "TuningRequest":
@@ -155,7 +157,7 @@ def _request(
     Raises:
         InvalidInput: these do not go together. NotSupported: this machine has no GPU.
     """
-    from autosync.api.engine.registry import REAL_CLUSTERS
+    from autosync.api.engine.launcher_names import REAL_CLUSTERS
     from autosync.api.engine.tuning_request import TuningRequest, at_scales
 
     launcher, compute, device = where

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Response
 
 from autosync.api.db.document_store import store_cluster, store_graph
 from autosync.api.db.lookup import found
-from autosync.api.http import dependencies
+from autosync.api.http.dependencies import Body, DatabaseDep, Id, Limit, Offset, Reading
 from autosync.api.http.openapi import DOCUMENTS, document_answer, posted, refusals, schema_of
 from autosync.api.http.schemas import StoredDocument
 from autosync.api.views import stored_documents
@@ -29,9 +29,7 @@ STORED: dict[int | str, dict[str, Any]] = {
     responses=STORED,
     openapi_extra=posted("ModelGraph", "application/json"),
 )
-def post_graph(
-    body: dependencies.Body, database: dependencies.DatabaseDep, response: Response
-) -> StoredDocument:
+def post_graph(body: Body, database: DatabaseDep, response: Response) -> StoredDocument:
     """Store a graph (`autosync import -o graph.json` writes one). Only data is taken: nothing in
     it is executed. The same graph posted twice is one."""
     graph = from_json(ModelGraph, body, source="graph")
@@ -41,9 +39,7 @@ def post_graph(
 
 
 @router.get("/graphs", responses=refusals(422))
-def get_graphs(
-    session: dependencies.Reading, limit: dependencies.Limit = 100, offset: dependencies.Offset = 0
-) -> Graphs:
+def get_graphs(session: Reading, limit: Limit = 100, offset: Offset = 0) -> Graphs:
     """Posted graphs, the newest first, and the bundled models."""
     return stored_documents.graphs(session, limit, offset)
 
@@ -53,7 +49,7 @@ def get_graphs(
     response_class=Response,
     responses={**document_answer("ModelGraph", "The graph."), **refusals(404, 422)},
 )
-def get_graph(graph_id: dependencies.Id, session: dependencies.Reading) -> Response:
+def get_graph(graph_id: Id, session: Reading) -> Response:
     return _document(stored_documents.graph_document(session, graph_id))
 
 
@@ -63,9 +59,7 @@ def get_graph(graph_id: dependencies.Id, session: dependencies.Reading) -> Respo
     responses=STORED,
     openapi_extra=posted("Cluster", "application/json", "application/yaml"),
 )
-def post_cluster(
-    body: dependencies.Body, database: dependencies.DatabaseDep, response: Response
-) -> StoredDocument:
+def post_cluster(body: Body, database: DatabaseDep, response: Response) -> StoredDocument:
     """Store a cluster, as YAML or JSON."""
     cluster = parse_cluster(_text(body), "cluster")
     with database.writing() as session:
@@ -74,9 +68,7 @@ def post_cluster(
 
 
 @router.get("/clusters", responses=refusals(422))
-def get_clusters(
-    session: dependencies.Reading, limit: dependencies.Limit = 100, offset: dependencies.Offset = 0
-) -> Clusters:
+def get_clusters(session: Reading, limit: Limit = 100, offset: Offset = 0) -> Clusters:
     """Posted clusters, the newest first, and the bundled ones."""
     return stored_documents.clusters(session, limit, offset)
 
@@ -86,7 +78,7 @@ def get_clusters(
     response_class=Response,
     responses={**document_answer("Cluster", "The cluster."), **refusals(404, 422)},
 )
-def get_cluster(cluster_id: dependencies.Id, session: dependencies.Reading) -> Response:
+def get_cluster(cluster_id: Id, session: Reading) -> Response:
     return _document(stored_documents.cluster_document(session, cluster_id))
 
 
@@ -95,7 +87,7 @@ def get_cluster(cluster_id: dependencies.Id, session: dependencies.Reading) -> R
     response_class=Response,
     responses={**document_answer("Strategy", "The strategy."), **refusals(404, 422)},
 )
-def get_strategy(strategy_id: dependencies.Id, session: dependencies.Reading) -> Response:
+def get_strategy(strategy_id: Id, session: Reading) -> Response:
     """A strategy that some tuning proposed."""
     return _document(stored_documents.strategy_document(session, strategy_id))
 
@@ -107,7 +99,7 @@ def get_schemas() -> dict[str, str]:
 
 
 @router.get("/schemas/{name}", responses=refusals(404, 422))
-def get_schema(name: dependencies.Id) -> dict[str, Any]:
+def get_schema(name: Id) -> dict[str, Any]:
     known = name if name in DOCUMENTS else None
     remedy = f"There are: {', '.join(DOCUMENTS)}."
     return schema_of(found(known, "schema", name, remedy))

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from autosync.api.engine import tuning_queue
 from autosync.api.engine.submission import enqueue
-from autosync.api.http import dependencies
+from autosync.api.http.dependencies import DatabaseDep, Id, Reading
 from autosync.api.http.page_templates import show
 from autosync.api.http.tuning_body import TuningForm, tuning_request
 from autosync.api.views import reports, stored_documents
@@ -23,26 +23,23 @@ SCALES = (
 )
 FORM = {"graph": "resnet50", "cluster": "example-4x1", "launcher": "auto"}
 
+FilledForm = Annotated[TuningForm, Form()]
+
 router = APIRouter(include_in_schema=False)
 
 
 @router.get("/")
-def index(request: Request, session: dependencies.Reading) -> Response:
+def index(request: Request, session: Reading) -> Response:
     return show(request, "index.html", _index(session, FORM))
 
 
 @router.get("/fragments/tunings")
-def tunings_fragment(request: Request, session: dependencies.Reading) -> Response:
+def tunings_fragment(request: Request, session: Reading) -> Response:
     return show(request, "tunings.html", _tunings(session))
 
 
 @router.post("/tunings")
-def start(
-    request: Request,
-    database: dependencies.DatabaseDep,
-    session: dependencies.Reading,
-    form: Annotated[TuningForm, Form()],
-) -> Response:
+def start(request: Request, database: DatabaseDep, session: Reading, form: FilledForm) -> Response:
     try:
         tuning_id = enqueue(database, tuning_request(database, form.body()))
     except AutosyncError as error:
@@ -51,28 +48,22 @@ def start(
 
 
 @router.get("/tunings/{tuning_id}")
-def tuning_page(
-    tuning_id: dependencies.Id, request: Request, session: dependencies.Reading
-) -> Response:
+def tuning_page(tuning_id: Id, request: Request, session: Reading) -> Response:
     return show(request, "tuning.html", _tuning(session, tuning_id))
 
 
 @router.get("/tunings/{tuning_id}/live")
-def live_fragment(
-    tuning_id: dependencies.Id, request: Request, session: dependencies.Reading
-) -> Response:
+def live_fragment(tuning_id: Id, request: Request, session: Reading) -> Response:
     return show(request, "status.html", _tuning(session, tuning_id))
 
 
 @router.get("/tunings/{tuning_id}/ranked")
-def ranked_fragment(
-    tuning_id: dependencies.Id, request: Request, session: dependencies.Reading
-) -> Response:
+def ranked_fragment(tuning_id: Id, request: Request, session: Reading) -> Response:
     return show(request, "ranked.html", _tuning(session, tuning_id))
 
 
 @router.post("/tunings/{tuning_id}/cancel")
-def cancel(tuning_id: dependencies.Id, database: dependencies.DatabaseDep) -> Response:
+def cancel(tuning_id: Id, database: DatabaseDep) -> Response:
     tuning_queue.cancel(database, tuning_id)
     return RedirectResponse(f"/tunings/{tuning_id}", 303)
 

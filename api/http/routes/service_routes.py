@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 
-from autosync.api.http import dependencies
+from autosync.api.http.dependencies import DatabaseDep, Reading
 from autosync.api.http.openapi import refusals
 from autosync.api.views.exports import runtimes_csv, runtimes_parquet
 from autosync.api.views.service_health import Health, health
@@ -26,22 +26,20 @@ PARQUET_ANSWERS: dict[int | str, dict[str, Any]] = {
 
 
 @router.get("/runtimes.csv", response_class=Response, responses=CSV_ANSWERS)
-def get_runtimes_csv(
-    database: dependencies.DatabaseDep, domain: DomainId = None
-) -> StreamingResponse:
+def get_runtimes_csv(database: DatabaseDep, domain: DomainId = None) -> StreamingResponse:
     """Every trial: its domain, scales, load and versions, and of its strategy the id and one line
     of words (column `strategy`). GET /v1/strategies/{strategy_id} is the strategy itself."""
     return StreamingResponse(runtimes_csv(database, domain), media_type="text/csv")
 
 
 @router.get("/runtimes.parquet", response_class=Response, responses=PARQUET_ANSWERS)
-def get_runtimes_parquet(database: dependencies.DatabaseDep, domain: DomainId = None) -> Response:
+def get_runtimes_parquet(database: DatabaseDep, domain: DomainId = None) -> Response:
     """The same as Parquet, with the timelines of those trials that recorded one."""
     headers = {"Content-Disposition": 'attachment; filename="runtimes.parquet"'}
     return Response(runtimes_parquet(database, domain), media_type=PARQUET, headers=headers)
 
 
 @router.get("/health")
-def get_health(session: dependencies.Reading) -> Health:
+def get_health(session: Reading) -> Health:
     """Answers when the database does."""
     return health(session)

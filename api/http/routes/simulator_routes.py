@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, File, Response
 
 from autosync.api.engine.simulator_store import checkpoint_files, remove_simulator, store_simulator
-from autosync.api.http import dependencies
+from autosync.api.http.dependencies import DatabaseDep, Id, Limit, Offset, Reading
 from autosync.api.http.openapi import refusals
 from autosync.api.views import stored_documents
 from autosync.api.views.document_schemas import Simulators, TrainedSimulator
@@ -29,20 +29,14 @@ WEIGHTS: dict[int | str, dict[str, Any]] = {
 
 
 @router.get("", responses=refusals(422))
-def get_simulators(
-    session: dependencies.Reading, limit: dependencies.Limit = 100, offset: dependencies.Offset = 0
-) -> Simulators:
+def get_simulators(session: Reading, limit: Limit = 100, offset: Offset = 0) -> Simulators:
     """Trained simulators by name, and the bundled ones. A tuning takes any of them."""
     return stored_documents.simulators(session, limit, offset)
 
 
 @router.put("/{name}", status_code=201, responses=STORED)
 def put_simulator(
-    name: dependencies.Id,
-    card: Card,
-    weights: Weights,
-    database: dependencies.DatabaseDep,
-    response: Response,
+    name: Id, card: Card, weights: Weights, database: DatabaseDep, response: Response
 ) -> TrainedSimulator:
     """Store a checkpoint, the two files of `save_checkpoint`. They are data, checked against each
     other and against what this version reads; nothing in them is executed. A name that is taken is
@@ -54,19 +48,19 @@ def put_simulator(
 
 
 @router.get("/{name}", response_class=Response, responses=CARD)
-def get_card(name: dependencies.Id, session: dependencies.Reading) -> Response:
+def get_card(name: Id, session: Reading) -> Response:
     """What it learned from, how well it ranks what it had not seen, and by which versions."""
     return Response(checkpoint_files(session, name)[0], media_type="application/json")
 
 
 @router.get("/{name}/weights", response_class=Response, responses=WEIGHTS)
-def get_weights(name: dependencies.Id, session: dependencies.Reading) -> Response:
+def get_weights(name: Id, session: Reading) -> Response:
     _, weights = checkpoint_files(session, name)
     headers = {"Content-Disposition": f'attachment; filename="{name}.safetensors"'}
     return Response(weights, media_type="application/octet-stream", headers=headers)
 
 
 @router.delete("/{name}", status_code=204, responses=refusals(404, 409, 422))
-def delete_simulator(name: dependencies.Id, database: dependencies.DatabaseDep) -> None:
+def delete_simulator(name: Id, database: DatabaseDep) -> None:
     """Refused while a tuning that is not at its end uses it."""
     remove_simulator(database, name)

@@ -7,7 +7,7 @@ from fastapi.responses import StreamingResponse
 
 from autosync.api.engine import tuning_queue
 from autosync.api.engine.submission import enqueue
-from autosync.api.http import dependencies
+from autosync.api.http.dependencies import DatabaseDep, Id, LastEvent, Limit, Offset, Reading
 from autosync.api.http.event_stream import stream
 from autosync.api.http.openapi import document_answer, refusals
 from autosync.api.http.schemas import CancelledTuning
@@ -30,7 +30,7 @@ EVENTS: dict[int | str, dict[str, Any]] = {
 
 
 @router.post("", status_code=202, responses=refusals(400, 404, 409, 413, 422))
-def post_tuning(body: TuningBody, database: dependencies.DatabaseDep, response: Response) -> Tuning:
+def post_tuning(body: TuningBody, database: DatabaseDep, response: Response) -> Tuning:
     """Queue a tuning; a worker takes it up. `Location` is where to follow it."""
     tuning_id = enqueue(database, tuning_request(database, body))
     response.headers["Location"] = f"/v1/tunings/{tuning_id}"
@@ -39,44 +39,38 @@ def post_tuning(body: TuningBody, database: dependencies.DatabaseDep, response: 
 
 
 @router.get("", responses=refusals(422))
-def get_tunings(
-    session: dependencies.Reading, limit: dependencies.Limit = 50, offset: dependencies.Offset = 0
-) -> Tunings:
+def get_tunings(session: Reading, limit: Limit = 50, offset: Offset = 0) -> Tunings:
     """The newest first."""
     return reports.tunings(session, limit, offset)
 
 
 @router.get("/{tuning_id}", responses=refusals(404, 422))
-def get_tuning(tuning_id: dependencies.Id, session: dependencies.Reading) -> Tuning:
+def get_tuning(tuning_id: Id, session: Reading) -> Tuning:
     """State, progress and the best so far."""
     return reports.tuning(session, tuning_id)
 
 
 @router.get("/{tuning_id}/strategies", responses=refusals(404, 422))
-def get_strategies(tuning_id: dependencies.Id, session: dependencies.Reading) -> RankedStrategies:
+def get_strategies(tuning_id: Id, session: Reading) -> RankedStrategies:
     """Ranked: in words, predicted and measured."""
     return reports.ranked_strategies(session, tuning_id)
 
 
 @router.get("/{tuning_id}/trials", responses=refusals(404, 422))
-def get_trials(tuning_id: dependencies.Id, session: dependencies.Reading) -> Trials:
+def get_trials(tuning_id: Id, session: Reading) -> Trials:
     """Finished trials, oldest first."""
     return reports.trials(session, tuning_id)
 
 
 @router.post("/{tuning_id}/cancel", responses=refusals(404, 409, 422))
-def cancel_tuning(
-    tuning_id: dependencies.Id, database: dependencies.DatabaseDep
-) -> CancelledTuning:
+def cancel_tuning(tuning_id: Id, database: DatabaseDep) -> CancelledTuning:
     """The trial at hand is finished, then the tuning stops. What was measured stays."""
     state = tuning_queue.cancel(database, tuning_id)
     return CancelledTuning.model_validate({"id": tuning_id, "state": state})
 
 
 @router.get("/{tuning_id}/bundle", response_class=Response, responses=BUNDLE)
-def get_bundle(
-    tuning_id: dependencies.Id, session: dependencies.Reading, strategy: str | None = None
-) -> Response:
+def get_bundle(tuning_id: Id, session: Reading, strategy: str | None = None) -> Response:
     """What `autosync.distribute` applies: the confirmed answer, or any strategy of the tuning."""
     headers = {"Content-Disposition": 'attachment; filename="best.json"'}
     document = bundle_document(session, tuning_id, strategy)
@@ -84,9 +78,7 @@ def get_bundle(
 
 
 @router.get("/{tuning_id}/timeline", responses=refusals(404, 422))
-def get_timeline(
-    tuning_id: dependencies.Id, session: dependencies.Reading, strategy: str | None = None
-) -> Timeline:
+def get_timeline(tuning_id: Id, session: Reading, strategy: str | None = None) -> Timeline:
     """One iteration, message by message, predicted and measured: of the answer, or of any strategy
     of the tuning. The finalists and DDP are recorded."""
     from autosync.api.views import timeline_views  # loads numba: only when asked for
@@ -95,9 +87,7 @@ def get_timeline(
 
 
 @router.get("/{tuning_id}/trace", response_class=Response, responses=TRACE)
-def get_trace(
-    tuning_id: dependencies.Id, session: dependencies.Reading, strategy: str | None = None
-) -> Response:
+def get_trace(tuning_id: Id, session: Reading, strategy: str | None = None) -> Response:
     """The same for ui.perfetto.dev and chrome://tracing."""
     from autosync.api.views import timeline_views  # loads numba: only when asked for
 
@@ -107,9 +97,7 @@ def get_trace(
 
 
 @router.get("/{tuning_id}/events", response_class=Response, responses=EVENTS)
-def get_events(
-    tuning_id: dependencies.Id, database: dependencies.DatabaseDep, last: dependencies.LastEvent = 0
-) -> StreamingResponse:
+def get_events(tuning_id: Id, database: DatabaseDep, last: LastEvent = 0) -> StreamingResponse:
     """Progress as it happens (`progress`), and the end (`end`). Goes on after `Last-Event-ID`."""
     with database.reading() as session:
         reports.tuning(session, tuning_id)

@@ -4,7 +4,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from autosync.api.db import Database
-from autosync.api.engine.registry import PREFIX, PYTHON, RAY_ADDRESS, launcher_named
+from autosync.api.engine.launcher_names import PREFIX, PYTHON, RAY_ADDRESS
+from autosync.api.engine.registry import launcher_named
 from autosync.api.engine.tuning_request import usual_scales
 from autosync.api.http.app import create_app
 from autosync.documents import to_json
