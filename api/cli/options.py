@@ -74,7 +74,7 @@ SIMULATOR_HELP = (
 )
 ComputeName = Literal["waited", "kernels"]
 DeviceName = Literal["cpu", "cuda"]
-"""As `ComputeKind` and `ComputeDevice` of `autosync.trials.contract`, which takes longer to load."""
+"""As `ComputeKind` and `ComputeDevice` of `autosync.trials.contract`, which loads more."""
 Compute = Annotated[
     ComputeName,
     typer.Option(

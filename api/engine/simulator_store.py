@@ -68,7 +68,7 @@ def store_simulator(database: Database, name: str, card: bytes, weights: bytes) 
             card=text,
             weights=weights,
         )
-        row = _whole(session, name)
+        row = _row_with_files(session, name)
         if (row.card, row.weights) != (text, weights):
             raise NotSupported(
                 f"the name {name!r} is another simulator's.",
@@ -108,22 +108,24 @@ def simulator_of(session: Session, name: str) -> Simulator:
         NotFound: neither; lists what there is.
         InvalidInput: it was trained on other features than this version's.
     """
-    return simulator_named(name) if name in SIMULATORS else _restored(_whole(session, name))
+    return (
+        simulator_named(name) if name in SIMULATORS else _restored(_row_with_files(session, name))
+    )
 
 
-def hold_simulator(session: Session, name: str, domain: Domain) -> str:
-    """The simulator's own name; a trained one is not removed before the transaction ends.
+def lock_simulator(session: Session, name: str, domain: Domain) -> str:
+    """The name with NEAREST resolved; a trained simulator is not removed before the transaction ends.
 
     Raises:
-        NotFound, InvalidInput: as `simulator_of` and `own_name`.
+        NotFound, InvalidInput: as `simulator_of` and `resolved_name`.
     """
-    name = own_name(session, name, domain)
+    name = resolved_name(session, name, domain)
     if name not in SIMULATORS:
-        _restored(_whole(session, name, lock=True))
+        _restored(_row_with_files(session, name, lock=True))
     return name
 
 
-def own_name(session: Session, name: str, domain: Domain) -> str:
+def resolved_name(session: Session, name: str, domain: Domain) -> str:
     """The name itself, or that of the trained simulator for which NEAREST stands.
 
     Raises:
@@ -148,14 +150,14 @@ def own_name(session: Session, name: str, domain: Domain) -> str:
 
 def checkpoint_files(session: Session, name: str) -> tuple[str, bytes]:
     """The card (JSON) and the tensors (safetensors) of a trained simulator; raises NotFound."""
-    row = _whole(session, name)
+    row = _row_with_files(session, name)
     return row.card, row.weights
 
 
 def remove_simulator(database: Database, name: str) -> None:
     """Raises NotFound; NotSupported while a tuning that is not at its end uses it."""
     with database.writing() as session:
-        row = _whole(session, name, lock=True)
+        row = _row_with_files(session, name, lock=True)
         query = select(TuningRow.id).where(
             TuningRow.simulator == name, TuningRow.state.in_(("queued", *ACTIVE))
         )
@@ -175,7 +177,7 @@ def _restored(row: SimulatorRow) -> Simulator:
     return restore(from_json(Card, row.card, source="card"), row.weights, row.name)
 
 
-def _whole(session: Session, name: str, lock: bool = False) -> SimulatorRow:
+def _row_with_files(session: Session, name: str, lock: bool = False) -> SimulatorRow:
     """The row with its card and tensors.
 
     Raises:

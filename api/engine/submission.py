@@ -10,7 +10,7 @@ from autosync.api.db.document_store import load_domain, store_domain
 from autosync.api.db.tables import TuningRow
 from autosync.api.engine import tuning_queue
 from autosync.api.engine.request_checks import check_request
-from autosync.api.engine.simulator_store import hold_simulator
+from autosync.api.engine.simulator_store import lock_simulator
 from autosync.api.engine.tuning_request import TuningRequest
 from autosync.documents import from_json, to_json
 from autosync.search.loop.settings import Settings
@@ -28,7 +28,7 @@ def enqueue(database: Database, request: TuningRequest) -> str:
     check_request(request)
     tuning_id = uuid.uuid4().hex
     with database.writing() as session:
-        simulator = hold_simulator(session, request.simulator, request.domain)
+        simulator = lock_simulator(session, request.simulator, request.domain)
         tuning_queue.insert(
             session,
             id=tuning_id,

@@ -12,7 +12,7 @@ from autosync.api.cli.output_files import check_folder, write_bytes, write_text
 app = typer.Typer(
     name="simulator",
     no_args_is_help=True,
-    help="Keep trained simulators in a database, for `--simulator NAME`.\n\n"
+    help="Store trained simulators in a database, for `--simulator NAME`.\n\n"
     "A checkpoint is two files: NAME.safetensors, and its card NAME.json.",
 )
 
@@ -101,7 +101,7 @@ def add(
     ],
     db: DatabaseUrl = DEFAULT_DATABASE,
 ) -> None:
-    """Keep a checkpoint under a name.
+    """Store a checkpoint under a name.
 
     Example: `autosync simulator add five-clusters trained.safetensors`
     """
