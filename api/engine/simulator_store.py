@@ -114,7 +114,7 @@ def simulator_of(session: Session, name: str) -> Simulator:
 
 
 def lock_simulator(session: Session, name: str, domain: Domain) -> str:
-    """The name with NEAREST resolved; a trained simulator is not removed before the transaction ends.
+    """The name, NEAREST resolved; a trained simulator is not removed before the transaction ends.
 
     Raises:
         NotFound, InvalidInput: as `simulator_of` and `resolved_name`.
