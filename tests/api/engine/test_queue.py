@@ -121,12 +121,12 @@ def test_what_has_ended_cannot_be_cancelled(database: Database) -> None:
 
 CLAIMER = """
 import sys, time
-from autosync.api.engine import job_queue
+from autosync.api.engine import tuning_queue
 from autosync.api.db import connect
 database = connect(sys.argv[1])
 print("ready", flush=True)
 sys.stdin.readline()
-while (held := job_queue.claim(database, sys.argv[2])) is not None:
+while (held := tuning_queue.claim(database, sys.argv[2])) is not None:
     print(held.tuning_id, held.fence, flush=True)
     time.sleep(0.02)
 """
