@@ -29,7 +29,8 @@ from sqlalchemy import select
 from autosync.api.db import connect, migrate
 from autosync.api.db.tables import TrialRow
 from autosync.api.engine.database_store import DatabaseStore
-from autosync.api.engine.tuning_request import TuningRequest, enqueue
+from autosync.api.engine.submission import enqueue
+from autosync.api.engine.tuning_request import TuningRequest
 from autosync.search.designs import known_designs
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import Candidate, Proposal

@@ -1,4 +1,4 @@
-"""Alembic's entry: runs on the connection that `api/db/migrate.py` hands over, or on a URL."""
+"""Alembic's entry: runs on the connection of `api/db/schema_migration.py`, or on a URL."""
 
 import os
 

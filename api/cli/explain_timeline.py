@@ -25,10 +25,10 @@ COLUMNS = (
 
 def print_timeline(recorded: "RecordedTimelines") -> None:
     """Both periods, and where measured and predicted differ most."""
-    from autosync.api.views.timeline_views import compare
+    from autosync.api.views.timeline_views import compared
 
-    compared = compare(recorded.strategy, recorded.domain, recorded.timeline)
-    predicted, measured = compared.predicted, compared.measured
+    both = compared(recorded)
+    predicted, measured = both.predicted, both.measured
     words = f"\n[bold]Timeline[/] predicted {milliseconds(predicted.step_seconds)} ms"
     if measured is None:
         out.print(f"{words}, not recorded: the finalists' and DDP's first repeats are")
@@ -37,8 +37,8 @@ def print_timeline(recorded: "RecordedTimelines") -> None:
         out.print(f"{words}, measured {milliseconds(measured.step_seconds)} ms in trial {key}")
         if not measured.messages:
             out.print("torch's own DDP does not say when its messages travel.")
-    if compared.differences:
-        shown = [_cells(each) for each in compared.differences[:SHOWN]]
+    if both.differences:
+        shown = [_cells(each) for each in both.differences[:SHOWN]]
         print_table(COLUMNS, shown, right=[name for name in COLUMNS if name != "operation"])
         out.print(
             "[dim]The messages that differ most: from their turn in their channel to their "

@@ -8,7 +8,6 @@ import sys
 
 import typer
 
-from autosync.api.cli.boundary import guarded
 from autosync.api.cli.commands.clusters import clusters
 from autosync.api.cli.commands.collect import collect
 from autosync.api.cli.commands.dataset import app as dataset
@@ -28,6 +27,7 @@ from autosync.api.cli.commands.testbed import app as testbed
 from autosync.api.cli.commands.tune import tune
 from autosync.api.cli.commands.verify import verify
 from autosync.api.cli.commands.worker import worker
+from autosync.api.cli.error_reporting import guarded
 
 ABOUT = """Find, measure and apply the fastest exact way to synchronize gradients.
 

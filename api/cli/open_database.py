@@ -19,7 +19,7 @@ def opened(url: str, create: bool = False) -> "Iterator[Database]":
         NotFound: it is an SQLite file that is not there, and `create` is off.
     """
     from autosync.api.db.database import connect
-    from autosync.api.db.migrate import migrate
+    from autosync.api.db.schema_migration import migrate
 
     file = url.removeprefix("sqlite:///")
     if not create and file != url and not Path(file).exists():

@@ -72,15 +72,18 @@ SIMULATOR_HELP = (
     "What ranks: learned (the timeline corrected by trials), timeline, analytic, a trained one by "
     "its name (see `autosync simulator`), or nearest (the one trained on the most similar domain)."
 )
+ComputeName = Literal["waited", "kernels"]
+DeviceName = Literal["cpu", "cuda"]
+"""As `ComputeKind` and `ComputeDevice` of `autosync.trials.contract`, which loads more."""
 Compute = Annotated[
-    Literal["waited", "kernels"],
+    ComputeName,
     typer.Option(
         help="What stands for the model's compute in trials: its estimated or profiled seconds, "
         "waited out, or kernels of its operations' shapes, whose seconds are measured first."
     ),
 ]
 ComputeDevice = Annotated[
-    Literal["cpu", "cuda"],
+    DeviceName,
     typer.Option(help="Where trials compute; cuda takes GPUs here or on the hosts, and kernels."),
 ]
 Prefix = Annotated[
@@ -113,11 +116,7 @@ RayAddress = Annotated[
 
 def reach_hosts(prefix: str | None, python: str | None, ray_address: str | None) -> None:
     """Where the registry looks, in this process and in the workers that it starts."""
-    given = {
-        PREFIX_VARIABLE: prefix,
-        PYTHON_VARIABLE: python,
-        RAY_ADDRESS_VARIABLE: ray_address,
-    }
+    given = {PREFIX_VARIABLE: prefix, PYTHON_VARIABLE: python, RAY_ADDRESS_VARIABLE: ray_address}
     os.environ.update({name: value for name, value in given.items() if value is not None})
 
 

@@ -1,25 +1,132 @@
-"""Progress bars on stderr; lines where stderr is no terminal."""
+"""Progress on stderr: a bar with the seconds left, or lines where stderr is no terminal."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.text import Text
 
-from autosync.api.cli.console import err
+from autosync.api.cli.console import err, milliseconds
 
 if TYPE_CHECKING:
+    from autosync.api.views.time_left import TimeLeft
     from autosync.search.loop.outcome import TuningEvent
 
+PHASE_WORDS = {
+    "opening": "starting the workers",
+    "ranking": "ranking proposals",
+    "search": "trying strategies",
+    "confirm": "confirming the winner",
+    "done": "done",
+}
+"""What the bar says in each phase of a tuning."""
+WAITING = "waiting for a worker"
+SILENT = ("opening", "ranking", "done")
+"""Kinds of events that only move the bar; all others are printed, so that nothing is missed."""
+Clock = Callable[[], float]
 
-def progress_bar() -> Progress:
+
+@dataclass(frozen=True, slots=True)
+class ProgressEvent:
+    """One event of a tuning, as the database and the service's stream hold it."""
+
+    kind: str
+    message: str
+    done: int = 0
+    total: int = 0
+    best_seconds: float | None = None
+
+
+class TuningProgressBar:
+    """Prints each finished step of a tuning once, and keeps the bar at the step under way."""
+
+    def __init__(self, bar: Progress, left: "TimeLeft", clock: Clock = time.monotonic):
+        self._bar = bar
+        self._left = left
+        self._clock = clock
+        self._best = ""
+        self._task = bar.add_task(WAITING, total=None)
+
+    def see(self, event: ProgressEvent) -> None:
+        self._left.see(event.kind, event.done, event.total, self._clock())
+        if event.best_seconds is not None:
+            self._best = f", best {milliseconds(event.best_seconds)} ms"
+        if event.kind in PHASE_WORDS:
+            words, total = PHASE_WORDS[event.kind] + self._best, event.total or None
+            self._bar.update(self._task, description=words, completed=event.done, total=total)
+        else:
+            self.say(event.message)
+        if event.kind not in SILENT:
+            self._print(event)
+
+    def say(self, words: str) -> None:
+        """What the bar says until the next event; how far it is stays."""
+        self._bar.update(self._task, description=escape(words))
+
+    def _print(self, event: ProgressEvent) -> None:
+        count = f"{event.done:>3}/{event.total}" if event.total else ""
+        left = self._left.words(self._clock()) if self._bar.disable else ""
+        after = f" [dim]({left})[/]" if left else ""
+        words = f"[dim]{escape(event.kind):>7} {count}[/]  {escape(event.message)}{after}"
+        self._bar.console.print(words)
+
+
+class TimeLeftColumn(ProgressColumn):
+    """The estimate, counted down between events."""
+
+    def __init__(self, left: "TimeLeft", clock: Clock):
+        super().__init__()
+        self._left = left
+        self._clock = clock
+
+    def render(self, task: Task) -> Text:
+        return Text(self._left.words(self._clock()))
+
+
+@contextmanager
+def tuning_bar(
+    budget: int, repeats: int, clock: Clock = time.monotonic
+) -> Iterator[TuningProgressBar]:
+    """A bar over a whole tuning, that many trials and interleaved repeats."""
+    from autosync.api.views.time_left import TimeLeft
+
+    left = TimeLeft(budget, repeats)
+    with _progress_bar(left, clock) as bar:
+        yield TuningProgressBar(bar, left, clock)
+
+
+@contextmanager
+def ranking_bar(quiet: bool) -> "Iterator[Callable[[TuningEvent], None]]":
+    """A bar over sampled proposals; yields what takes the search's events."""
+    from autosync.api.views.time_left import TimeLeft
+
+    left = TimeLeft(budget=0, repeats=0)
+    with _progress_bar(left, time.monotonic) as bar:
+        if quiet:
+            bar.stop()
+        task = bar.add_task(PHASE_WORDS["ranking"], total=None)
+
+        def on_event(event: "TuningEvent") -> None:
+            left.see(event.kind, event.done, event.total, time.monotonic())
+            bar.update(task, completed=event.done, total=event.total)
+
+        yield on_event
+
+
+def _progress_bar(left: "TimeLeft", clock: Clock) -> Progress:
     """A bar that vanishes when its work is done; it draws nothing where stderr is no terminal."""
     return Progress(
         SpinnerColumn(),
@@ -27,21 +134,8 @@ def progress_bar() -> Progress:
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        TimeLeftColumn(left, clock),
         console=err,
         transient=True,
         disable=not err.is_terminal,
     )
-
-
-@contextmanager
-def ranking_bar(quiet: bool) -> "Iterator[Callable[[TuningEvent], None]]":
-    """A bar over sampled proposals; yields what takes the search's events."""
-    with progress_bar() as bar:
-        if quiet:
-            bar.stop()
-        task = bar.add_task("ranking proposals", total=None)
-
-        def on_event(event: "TuningEvent") -> None:
-            bar.update(task, completed=event.done, total=event.total)
-
-        yield on_event

@@ -7,29 +7,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 
+from autosync.api.cli.progress import ProgressEvent
 from autosync.errors import AutosyncError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from autosync.api.http.schemas import RankedStrategies, Trials, Tuning
+    from autosync.api.views.tuning_schemas import RankedStrategies, Trials, Tuning
 
     Answer = TypeVar("Answer", bound=BaseModel)
 
+EVENT_FIELDS = ("kind", "message", "done", "total", "best_seconds")
 SILENCE_SECONDS = 60.0
 """The service comments on a silent stream every 15 s; after four of them missing it is gone."""
-
-
-@dataclass(frozen=True, slots=True)
-class TuningProgress:
-    """One event of a tuning, as the service streams it; `state` at its end only."""
-
-    kind: str
-    message: str = ""
-    done: int = 0
-    total: int = 0
-    best_seconds: float | None = None
-    ended: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +33,7 @@ class Client:
     http: httpx.Client
 
     def post_graph(self, text: str) -> str:
-        """The id of the graph, kept."""
+        """The id of the graph, stored."""
         return str(self._post("/v1/graphs", content=text)["id"])
 
     def post_tuning(self, request: dict[str, Any]) -> str:
@@ -51,17 +41,17 @@ class Client:
         return str(self._post("/v1/tunings", json=request)["id"])
 
     def tuning(self, tuning_id: str) -> "Tuning":
-        from autosync.api.http.schemas import Tuning
+        from autosync.api.views.tuning_schemas import Tuning
 
         return self._get(f"/v1/tunings/{tuning_id}", Tuning)
 
     def strategies(self, tuning_id: str) -> "RankedStrategies":
-        from autosync.api.http.schemas import RankedStrategies
+        from autosync.api.views.tuning_schemas import RankedStrategies
 
         return self._get(f"/v1/tunings/{tuning_id}/strategies", RankedStrategies)
 
     def trials(self, tuning_id: str) -> "Trials":
-        from autosync.api.http.schemas import Trials
+        from autosync.api.views.tuning_schemas import Trials
 
         return self._get(f"/v1/tunings/{tuning_id}/trials", Trials)
 
@@ -69,7 +59,7 @@ class Client:
         """The document that `autosync.distribute` applies."""
         return _checked(self.http.get(f"/v1/tunings/{tuning_id}/bundle")).text
 
-    def events(self, tuning_id: str) -> Iterator[TuningProgress]:
+    def events(self, tuning_id: str) -> Iterator[ProgressEvent]:
         """Progress as it happens, until the tuning has ended."""
         path = f"/v1/tunings/{tuning_id}/events"
         with self.http.stream("GET", path, timeout=SILENCE_SECONDS) as response:
@@ -81,21 +71,15 @@ class Client:
                 field, _, value = line.partition(": ")
                 if field == "event":
                     name = value
-                elif field == "data":
-                    yield _progress(name, json.loads(value))
+                elif field == "data" and name == "progress":
+                    data = json.loads(value)
+                    yield ProgressEvent(**{key: data[key] for key in EVENT_FIELDS})
 
     def _post(self, path: str, **body: Any) -> Any:
         return _checked(self.http.post(path, **body)).json()
 
     def _get(self, path: str, schema: "type[Answer]") -> "Answer":
         return schema.model_validate_json(_checked(self.http.get(path)).content)
-
-
-def _progress(name: str, data: dict[str, Any]) -> TuningProgress:
-    if name == "end":
-        return TuningProgress("done", ended=str(data["state"]))
-    keys = ("kind", "message", "done", "total", "best_seconds")
-    return TuningProgress(**{key: data[key] for key in keys})
 
 
 def _checked(response: httpx.Response) -> httpx.Response:

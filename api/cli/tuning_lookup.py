@@ -49,7 +49,7 @@ def find_tuning(database: "Database", prefix: str) -> "TuningRow":
 def free_from_dead_worker(database: "Database", tuning: "TuningRow") -> bool:
     """End the lease of a worker of this machine that was killed; whether no worker has it."""
     from autosync.api.db.tables import ACTIVE
-    from autosync.api.engine.job_queue import Claim, expire
+    from autosync.api.engine.tuning_queue import Claim, expire
 
     if tuning.state not in ACTIVE:
         return True

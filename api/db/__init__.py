@@ -1,6 +1,9 @@
-"""The database: its tables, connections, migrations and documents."""
+"""The database: connections, tables, documents, migrations.
+
+May import no other room of the service.
+"""
 
 from autosync.api.db.database import Database, connect
-from autosync.api.db.migrate import migrate
+from autosync.api.db.schema_migration import migrate
 
 __all__ = ["Database", "connect", "migrate"]

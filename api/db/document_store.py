@@ -1,22 +1,21 @@
-"""Documents in the database: kept once under the hash of their content."""
+"""Documents in the database: stored once under the hash of their content."""
 
 import hashlib
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
+from autosync.api.db.lookup import stored
 from autosync.api.db.tables import Base, ClusterRow, DomainRow, GraphRow, StrategyRow
 from autosync.cluster import Cluster
 from autosync.documents import from_json, to_json
 from autosync.domain import Domain, Optimizer, Profile
-from autosync.errors import InvalidInput, NotFound
+from autosync.errors import InvalidInput
 from autosync.graph import ModelGraph
 from autosync.strategy import Strategy
 from autosync.strategy_description import describe
-
-Row = TypeVar("Row", bound=Base)
 
 LARGEST = 2**62
 """Of any count or size: columns hold 64 bits."""
@@ -31,7 +30,7 @@ def insert_new(session: Session, table: type[Base], **values: Any) -> bool:
     return session.execute(statement.returning(first_key)).first() is not None
 
 
-def keep_graph(session: Session, graph: ModelGraph) -> tuple[str, bool]:
+def store_graph(session: Session, graph: ModelGraph) -> tuple[str, bool]:
     """The graph's id, and whether it is new here."""
     check_name("graph", graph.name)
     sizes = (graph.batch_size, graph.parameters, graph.size_bytes)
@@ -60,7 +59,7 @@ def keep_graph(session: Session, graph: ModelGraph) -> tuple[str, bool]:
     return key, new
 
 
-def keep_cluster(session: Session, cluster: Cluster) -> tuple[str, bool]:
+def store_cluster(session: Session, cluster: Cluster) -> tuple[str, bool]:
     """The cluster's id, and whether it is new here."""
     check_name("cluster", cluster.name)
     if cluster.world_size > 2**15:
@@ -84,10 +83,10 @@ def keep_cluster(session: Session, cluster: Cluster) -> tuple[str, bool]:
     return key, new
 
 
-def keep_domain(session: Session, domain: Domain) -> str:
-    """The domain's id; its graph and cluster are kept with it."""
-    graph_id, _ = keep_graph(session, domain.graph)
-    cluster_id, _ = keep_cluster(session, domain.cluster)
+def store_domain(session: Session, domain: Domain) -> str:
+    """The domain's id; its graph and cluster are stored with it."""
+    graph_id, _ = store_graph(session, domain.graph)
+    cluster_id, _ = store_cluster(session, domain.cluster)
     insert_new(
         session,
         DomainRow,
@@ -101,7 +100,7 @@ def keep_domain(session: Session, domain: Domain) -> str:
     return domain.id
 
 
-def keep_strategy(session: Session, strategy: Strategy, domain: Domain) -> str:
+def store_strategy(session: Session, strategy: Strategy, domain: Domain) -> str:
     """The hash of the document as it is, name included: `load_strategies` gives back the same."""
     document = to_json(strategy)
     key = _hash(document)
@@ -118,15 +117,15 @@ def keep_strategy(session: Session, strategy: Strategy, domain: Domain) -> str:
 
 
 def load_graph(session: Session, key: str) -> ModelGraph:
-    return from_json(ModelGraph, found(session, GraphRow, key, "graph").document)
+    return from_json(ModelGraph, stored(session, GraphRow, key, "graph").document)
 
 
 def load_cluster(session: Session, key: str) -> Cluster:
-    return from_json(Cluster, found(session, ClusterRow, key, "cluster").document)
+    return from_json(Cluster, stored(session, ClusterRow, key, "cluster").document)
 
 
 def load_domain(session: Session, key: str) -> Domain:
-    row = found(session, DomainRow, key, "domain")
+    row = stored(session, DomainRow, key, "domain")
     return Domain(
         graph=load_graph(session, row.graph_id),
         cluster=load_cluster(session, row.cluster_id),
@@ -141,23 +140,6 @@ def load_strategies(session: Session, hashes: set[str]) -> dict[str, Strategy]:
         select(StrategyRow.hash, StrategyRow.document).where(StrategyRow.hash.in_(hashes))
     )
     return {key: from_json(Strategy, document) for key, document in rows}
-
-
-def found(session: Session, table: type[Row], key: str, thing: str) -> Row:
-    """The row under `key`.
-
-    Raises:
-        NotFound: nothing here goes by that id.
-    """
-    row = session.get(table, key) if key.isalnum() else None
-    if row is None:
-        raise NotFound(
-            f"there is no {thing} {key[:80]!r}.",
-            thing=thing,
-            value=key[:80],
-            remedy=f"GET /v1/{thing}s lists what there is.",
-        )
-    return row
 
 
 def check_name(thing: str, name: str) -> None:

@@ -123,7 +123,7 @@ class SimulatorRow(Base):
 
 
 class TuningRow(Base):
-    """A job: what is asked, who works on it under which lease, how far it is.
+    """A tuning: what is asked, who works on it under which lease, how far it is.
 
     fence: counts claims; a worker may write only under the number of its own claim.
     lease_until: by the database's clock; after it anyone may take the tuning over.

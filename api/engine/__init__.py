@@ -1,1 +1,4 @@
-"""What works off tunings: the queue, its workers, and the stores they write to."""
+"""What runs tunings: requests, the queue, its workers, and the stores they write to.
+
+May import db.
+"""

@@ -10,12 +10,13 @@ from sqlalchemy.orm import Session, undefer
 from autosync.api.db.database import Database
 from autosync.api.db.document_store import (
     insert_new,
-    keep_domain,
-    keep_strategy,
     load_domain,
     load_strategies,
+    store_domain,
+    store_strategy,
 )
 from autosync.api.db.tables import ACTIVE, EventRow, ProposalRow, TrialRow, TuningRow
+from autosync.api.engine.phases import PHASES
 from autosync.documents import from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import AutosyncError, InvalidInput
@@ -71,7 +72,7 @@ class DatabaseStore:
             domain = self._domain = self._domain or load_domain(session, tuning.domain_id)
             position = _count(session, ProposalRow, self.tuning_id)
             for proposal in proposals:
-                strategy_hash = keep_strategy(session, proposal.candidate.strategy, domain)
+                strategy_hash = store_strategy(session, proposal.candidate.strategy, domain)
                 row = _proposal_columns(proposal, position, strategy_hash)
                 position += insert_new(session, ProposalRow, tuning_id=self.tuning_id, **row)
 
@@ -81,7 +82,7 @@ class DatabaseStore:
             if proposal is None:
                 raise _refused(result.key, "is no proposal of this tuning")
             position = _count(session, TrialRow, self.tuning_id)
-            if not _keep_trial(session, tuning, proposal, position, result):
+            if not _insert_trial(session, tuning, proposal, position, result):
                 raise _refused(result.key, "is recorded already")
 
     def cancelled(self) -> bool:
@@ -97,7 +98,7 @@ class DatabaseStore:
         """Write progress: an event, and the tuning's own columns."""
         with self._fenced() as (session, tuning):
             tuning.message = clean(event.message)
-            if event.kind != "waiting":
+            if event.kind in PHASES:
                 tuning.phase, tuning.done, tuning.total = event.kind, event.done, event.total
             if event.best_seconds is not None:
                 tuning.best_seconds = event.best_seconds
@@ -108,7 +109,7 @@ class DatabaseStore:
     def use_domain(self, domain: Domain) -> None:
         """From now on the tuning is about this domain: the same, with costs measured."""
         with self._fenced() as (session, tuning):
-            tuning.domain_id = keep_domain(session, domain)
+            tuning.domain_id = store_domain(session, domain)
             self._domain = domain
 
     @contextmanager
@@ -211,7 +212,7 @@ def _proposal_columns(proposal: Proposal, position: int, strategy_hash: str) -> 
     }
 
 
-def _keep_trial(
+def _insert_trial(
     session: Session, tuning: TuningRow, proposal: ProposalRow, position: int, result: TrialResult
 ) -> bool:
     error = result.error

@@ -12,49 +12,53 @@ from autosync.trials.probe.kernel_profile import profile_kernels
 from autosync.trials.probe.message_samples import timing_pool
 
 
-def calibrated(job: TuningRequest, store: DatabaseStore, launcher: Launcher) -> TuningRequest:
-    """The job on a cluster with fitted communication costs; they become part of its domain.
+def with_measured_costs(
+    request: TuningRequest, store: DatabaseStore, launcher: Launcher
+) -> TuningRequest:
+    """The request on a cluster with fitted communication costs; they become part of its domain.
 
-    A job that brings costs, has begun, or asks for no probing stays as it is. Where its launcher
-    cannot probe, the costs stay assumed and the tuning says so.
+    A request that brings costs, has begun, or asks for no probing stays as it is. Where its
+    launcher cannot probe, the costs stay assumed and an event says so.
     """
-    if job.domain.cluster.costs or not job.settings.probe or store.proposals():
-        return job
+    if request.domain.cluster.costs or not request.settings.probe or store.proposals():
+        return request
     store.report(TuningEvent("opening", "measuring what messages cost"))
     try:
         found = probe_costs(
             launcher,
-            job.domain.cluster,
-            job.byte_scale,
-            job.time_scale,
+            request.domain.cluster,
+            request.byte_scale,
+            request.time_scale,
             brief=True,
-            compute=job.compute,
-            device=job.device,
+            compute=request.compute,
+            device=request.device,
         )
     except (NotSupported, InvalidInput) as reason:
         store.report(TuningEvent("opening", f"message costs are assumed: {reason.message}"))
-        return job
-    domain = replace(job.domain, cluster=found.cluster)
+        return request
+    domain = replace(request.domain, cluster=found.cluster)
     store.use_domain(domain)
-    return replace(job, domain=domain)
+    return replace(request, domain=domain)
 
 
-def profiled(job: TuningRequest, store: DatabaseStore, launcher: Launcher) -> TuningRequest:
-    """The job with the profile of its kernels, measured on its workers; part of its domain.
+def with_measured_kernels(
+    request: TuningRequest, store: DatabaseStore, launcher: Launcher
+) -> TuningRequest:
+    """The request with the profile of its kernels, measured on its workers; part of its domain.
 
-    A job whose compute is waited out keeps its profile, since that is what it waits; one that has
-    begun keeps the profile that it began with.
+    A request whose compute is waited out keeps its profile, since that is what it waits; one that
+    has begun keeps the profile that it began with.
 
     Raises:
         NotSupported: as `launcher.open`; or the workers could not run the kernels.
     """
-    if job.compute != "kernels" or store.proposals():
-        return job
+    if request.compute != "kernels" or store.proposals():
+        return request
     store.report(TuningEvent("opening", "measuring what the kernels take"))
-    with timing_pool(launcher, job.workload) as pool:
+    with timing_pool(launcher, request.workload) as pool:
         profile = profile_kernels(pool)
-    domain = replace(job.domain, profile=profile)
+    domain = replace(request.domain, profile=profile)
     store.use_domain(domain)
     seconds = f"{profile.compute_seconds * 1e3:.1f} ms an iteration"
     store.report(TuningEvent("opening", f"predicting from {seconds} of compute: {profile.note}"))
-    return replace(job, domain=domain)
+    return replace(request, domain=domain)

@@ -11,14 +11,18 @@ from contextlib import contextmanager
 from sqlalchemy.exc import OperationalError
 
 from autosync.api.db.database import Database, connect
-from autosync.api.engine import job_queue
+from autosync.api.engine import tuning_queue
 from autosync.api.engine.database_store import DatabaseStore, Interrupted, LeaseLost
-from autosync.api.engine.domain_measurement import calibrated, profiled
-from autosync.api.engine.job_queue import LEASE_SECONDS, Claim
+from autosync.api.engine.domain_measurement import with_measured_costs, with_measured_kernels
 from autosync.api.engine.registry import launcher_named
-from autosync.api.engine.tuning_request import load_job, outcome_row, run_job
+from autosync.api.engine.simulator_store import simulator_of
+from autosync.api.engine.submission import load_request
+from autosync.api.engine.tuning_answer import outcome_row
+from autosync.api.engine.tuning_queue import LEASE_SECONDS, Claim
+from autosync.api.engine.tuning_request import TuningRequest
 from autosync.errors import AutosyncError
-from autosync.search.loop.outcome import TuningEvent
+from autosync.search.loop.outcome import Outcome, TuningEvent
+from autosync.search.loop.tuning_loop import tune
 from autosync.trials.contract import Launcher, reporting_waits
 
 POLL_SECONDS = 1.0
@@ -44,7 +48,7 @@ def work(
     try:
         while not stop.is_set():
             try:
-                held = job_queue.claim(database, name, lease_seconds)
+                held = tuning_queue.claim(database, name, lease_seconds)
                 if held is not None:
                     run_claim(database, held, stop, launcher_of, lease_seconds)
                     continue
@@ -77,7 +81,7 @@ def run_claim(
     except LeaseLost as error:
         log.warning("%s", error)
     except Interrupted:
-        job_queue.release(database, held)
+        tuning_queue.release(database, held)
         log.info("tuning %s: given back to the queue", held.tuning_id)
 
 
@@ -88,20 +92,20 @@ def _run(
         if held.fence > MOST_CLAIMS:
             raise _keeps_dying(held)
         with database.reading() as session:
-            job = load_job(session, held.tuning_id)
+            request = load_request(session, held.tuning_id)
         if store.cancelled():
-            return job_queue.end_cancelled(database, held)
+            return tuning_queue.end_cancelled(database, held)
         launcher = reporting_waits(
-            launcher_of(job.launcher),
+            launcher_of(request.launcher),
             lambda message: store.report(TuningEvent("waiting", message)),
         )
-        job = calibrated(job, store, launcher)
-        job = profiled(job, store, launcher)
-        outcome = run_job(job, store, lambda _: launcher)
+        request = with_measured_costs(request, store, launcher)
+        request = with_measured_kernels(request, store, launcher)
+        outcome = run_tuning(request, store, launcher)
         if store.cancelled():
-            return job_queue.end_cancelled(database, held)
+            return tuning_queue.end_cancelled(database, held)
         ran_on = ", ".join(dict.fromkeys(trial.launcher for trial in store.trials()))
-        job_queue.finish(database, held, outcome_row(held.tuning_id, job, outcome, ran_on))
+        tuning_queue.finish(database, held, outcome_row(held.tuning_id, request, outcome, ran_on))
         log.info("tuning %s: finished", held.tuning_id)
     except (LeaseLost, Interrupted, OperationalError):
         raise
@@ -110,6 +114,22 @@ def _run(
     except Exception as error:  # process boundary: one broken tuning must not end the worker
         log.exception("tuning %s failed", held.tuning_id)
         _end_without_answer(database, held, store, f"{type(error).__name__}: {error}")
+
+
+def run_tuning(request: TuningRequest, store: DatabaseStore, launcher: Launcher) -> Outcome:
+    """Tune; progress goes to the store as it happens."""
+    with store.database.reading() as session:
+        simulator = simulator_of(session, request.simulator)
+    return tune(
+        request.domain,
+        request.space,
+        lambda: launcher.open(request.workload),
+        store,
+        simulator,
+        request.settings,
+        store.report,
+        stop=lambda phase: store.cancelled(),
+    )
 
 
 def _keeps_dying(held: Claim) -> AutosyncError:
@@ -124,9 +144,9 @@ def _keeps_dying(held: Claim) -> AutosyncError:
 def _end_without_answer(database: Database, held: Claim, store: DatabaseStore, error: str) -> None:
     """A tuning that was cancelled before DDP was measured has no answer, and did not fail."""
     if store.cancelled():
-        job_queue.end_cancelled(database, held)
+        tuning_queue.end_cancelled(database, held)
     else:
-        job_queue.fail(database, held, error)
+        tuning_queue.fail(database, held, error)
 
 
 @contextmanager
@@ -149,7 +169,7 @@ def _renew(database: Database, held: Claim, lease_seconds: float, done: threadin
     renewed = time.monotonic()
     while not done.wait(lease_seconds / 3):
         try:
-            if not job_queue.heartbeat(database, held, lease_seconds):
+            if not tuning_queue.heartbeat(database, held, lease_seconds):
                 return
             renewed = time.monotonic()
         except OperationalError as error:  # the database may come back before the lease ends

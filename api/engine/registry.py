@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import get_args
 
+from autosync.api.db.lookup import found, not_found
 from autosync.environment import PREFIX_VARIABLE, PYTHON_VARIABLE, RAY_ADDRESS_VARIABLE
-from autosync.errors import NotFound, NotSupported
+from autosync.errors import NotSupported
 from autosync.simulator.contract import Simulator
 from autosync.trials.contract import Launcher, OnWait, Pool, Workload
 from autosync.trials.launcher_names import LauncherName
@@ -70,7 +71,7 @@ def check_launcher(name: str) -> None:
     """Raises NotFound, which lists the names there are; NotSupported where the operator has not
     said how the launcher reaches its hosts."""
     if name not in get_args(LauncherName):
-        raise _unknown("launcher", name, get_args(LauncherName))
+        raise not_found("launcher", name, f"There are: {', '.join(get_args(LauncherName))}.")
     needed = {
         "command": (PREFIX_VARIABLE, "--prefix"),
         "ray": (RAY_ADDRESS_VARIABLE, "--ray-address"),
@@ -87,17 +88,7 @@ def check_launcher(name: str) -> None:
 
 def simulator_named(name: str) -> Simulator:
     """Raises NotFound, which lists the names there are."""
-    if name not in SIMULATORS:
-        raise _unknown("simulator", name, tuple(SIMULATORS))
-    module, factory = SIMULATORS[name]
+    remedy = f"There are: {', '.join(SIMULATORS)}."
+    module, factory = found(SIMULATORS.get(name), "simulator", name, remedy)
     made: Simulator = getattr(importlib.import_module(module), factory)()
     return made
-
-
-def _unknown(thing: str, name: str, known: tuple[str, ...]) -> NotFound:
-    return NotFound(
-        f"there is no {thing} {name!r}.",
-        thing=thing,
-        value=name,
-        remedy=f"There are: {', '.join(known)}.",
-    )

@@ -1,7 +1,7 @@
-"""Trained simulators: kept under names in the database, and found by them.
+"""Trained simulators: stored under names in the database, and found by them.
 
-What is kept was proven to be what its card says. A name means the same tensors for ever: to give
-it to others, it is removed first, which a tuning that needs it prevents.
+What is stored was checked to be what its card says. A name means the same tensors for ever: to
+give it to others, it is removed first, which a tuning that needs it prevents.
 """
 
 import re
@@ -12,12 +12,13 @@ from sqlalchemy.orm import Session, undefer
 
 from autosync.api.db.database import Database
 from autosync.api.db.document_store import insert_new
+from autosync.api.db.lookup import not_found
 from autosync.api.db.tables import ACTIVE, SimulatorRow, TuningRow
 from autosync.api.engine.database_store import clean
 from autosync.api.engine.registry import SIMULATORS, simulator_named
 from autosync.documents import from_json, to_json
 from autosync.domain import Domain
-from autosync.errors import InvalidInput, NotFound, NotSupported
+from autosync.errors import InvalidInput, NotSupported
 from autosync.simulator.contract import Simulator
 from autosync.units import MIB
 
@@ -26,12 +27,14 @@ from autosync.units import MIB
 NEAREST = "nearest"
 """Stands for the trained simulator that has learned from a domain most like the one at hand."""
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}", re.ASCII)
+LISTED = 500
+"""Of a list, where nobody asks for more or fewer."""
 LARGEST_CARD_BYTES = MIB
 """A card with a hundred source domains has a hundredth of it."""
 
 
-def keep_simulator(database: Database, name: str, card: bytes, weights: bytes) -> bool:
-    """Keep a checkpoint, the two files of `save_checkpoint`; whether it is new under this name.
+def store_simulator(database: Database, name: str, card: bytes, weights: bytes) -> bool:
+    """Store a checkpoint, the two files of `save_checkpoint`; whether it is new under this name.
 
     Raises:
         InvalidInput: the name cannot be used, the files are no checkpoint or not one of each
@@ -48,26 +51,26 @@ def keep_simulator(database: Database, name: str, card: bytes, weights: bytes) -
             value=len(card),
             remedy="Give the .json that lies beside the tensors.",
         )
-    said = from_json(CheckpointCard, card, source="card")
-    restore(said, weights, name)
-    text = to_json(said)
+    parsed = from_json(CheckpointCard, card, source="card")
+    restore(parsed, weights, name)
+    text = to_json(parsed)
     with database.writing() as session:
         new = insert_new(
             session,
             SimulatorRow,
             name=name,
-            kind=said.kind,
-            feature_version=said.feature_version,
-            domains=len(said.sources),
-            trials=said.trials,
-            accuracy=said.accuracy,
-            unseen=clean(said.unseen),
+            kind=parsed.kind,
+            feature_version=parsed.feature_version,
+            domains=len(parsed.sources),
+            trials=parsed.trials,
+            accuracy=parsed.accuracy,
+            unseen=clean(parsed.unseen),
             size_bytes=len(weights),
             card=text,
             weights=weights,
         )
-        kept = _whole(session, name)
-        if (kept.card, kept.weights) != (text, weights):
+        row = _row_with_files(session, name)
+        if (row.card, row.weights) != (text, weights):
             raise NotSupported(
                 f"the name {name!r} is another simulator's.",
                 thing="simulator",
@@ -91,7 +94,9 @@ def check_name(name: str) -> None:
     )
 
 
-def list_simulators(session: Session, limit: int = 500, offset: int = 0) -> Sequence[SimulatorRow]:
+def list_simulators(
+    session: Session, limit: int = LISTED, offset: int = 0
+) -> Sequence[SimulatorRow]:
     """Without their cards and tensors, by name."""
     query = select(SimulatorRow).order_by(SimulatorRow.name).limit(limit).offset(offset)
     return session.scalars(query).all()
@@ -104,22 +109,24 @@ def simulator_of(session: Session, name: str) -> Simulator:
         NotFound: neither; lists what there is.
         InvalidInput: it was trained on other features than this version's.
     """
-    return simulator_named(name) if name in SIMULATORS else _restored(_whole(session, name))
+    return (
+        simulator_named(name) if name in SIMULATORS else _restored(_row_with_files(session, name))
+    )
 
 
-def hold_simulator(session: Session, name: str, domain: Domain) -> str:
-    """The simulator's own name; a trained one is not removed before the transaction ends.
+def lock_simulator(session: Session, name: str, domain: Domain) -> str:
+    """The name, NEAREST resolved; a trained simulator is not removed before the transaction ends.
 
     Raises:
-        NotFound, InvalidInput: as `simulator_of` and `own_name`.
+        NotFound, InvalidInput: as `simulator_of` and `resolved_name`.
     """
-    name = own_name(session, name, domain)
+    name = resolved_name(session, name, domain)
     if name not in SIMULATORS:
-        _restored(_whole(session, name, lock=True))
+        _restored(_row_with_files(session, name, lock=True))
     return name
 
 
-def own_name(session: Session, name: str, domain: Domain) -> str:
+def resolved_name(session: Session, name: str, domain: Domain) -> str:
     """The name itself, or that of the trained simulator for which NEAREST stands.
 
     Raises:
@@ -133,28 +140,25 @@ def own_name(session: Session, name: str, domain: Domain) -> str:
 
     readable = (SimulatorRow.feature_version == FEATURE_VERSION, SimulatorRow.domains > 0)
     query = select(SimulatorRow.name, SimulatorRow.card).where(*readable)
-    found = session.execute(query.order_by(SimulatorRow.name)).all()
-    if not found:
-        raise NotFound(
-            f"no trained simulator here reads features of version {FEATURE_VERSION}.",
-            thing="simulator",
-            value=name,
-            remedy="Keep one first (`autosync simulator add`), or use learned.",
-        )
-    cards = [from_json(CheckpointCard, row.card, source="card") for row in found]
-    return str(found[nearest_checkpoint(domain, cards)].name)
+    rows = session.execute(query.order_by(SimulatorRow.name)).all()
+    if not rows:
+        message = f"no trained simulator here reads features of version {FEATURE_VERSION}."
+        remedy = "Store one first (`autosync simulator add`), or use learned."
+        raise not_found("simulator", name, remedy, message)
+    cards = [from_json(CheckpointCard, row.card, source="card") for row in rows]
+    return str(rows[nearest_checkpoint(domain, cards)].name)
 
 
 def checkpoint_files(session: Session, name: str) -> tuple[str, bytes]:
     """The card (JSON) and the tensors (safetensors) of a trained simulator; raises NotFound."""
-    row = _whole(session, name)
+    row = _row_with_files(session, name)
     return row.card, row.weights
 
 
 def remove_simulator(database: Database, name: str) -> None:
     """Raises NotFound; NotSupported while a tuning that is not at its end uses it."""
     with database.writing() as session:
-        row = _whole(session, name, lock=True)
+        row = _row_with_files(session, name, lock=True)
         query = select(TuningRow.id).where(
             TuningRow.simulator == name, TuningRow.state.in_(("queued", *ACTIVE))
         )
@@ -174,7 +178,7 @@ def _restored(row: SimulatorRow) -> Simulator:
     return restore(from_json(CheckpointCard, row.card, source="card"), row.weights, row.name)
 
 
-def _whole(session: Session, name: str, lock: bool = False) -> SimulatorRow:
+def _row_with_files(session: Session, name: str, lock: bool = False) -> SimulatorRow:
     """The row with its card and tensors.
 
     Raises:
@@ -189,9 +193,5 @@ def _whole(session: Session, name: str, lock: bool = False) -> SimulatorRow:
     if row is not None:
         return row
     known = (*SIMULATORS, *(each.name for each in list_simulators(session)))
-    raise NotFound(
-        f"there is no trained simulator {name[:40]!r}.",
-        thing="simulator",
-        value=name[:40],
-        remedy=f"There are: {', '.join(known)}.",
-    )
+    message = f"there is no trained simulator {name[:40]!r}."
+    raise not_found("simulator", name[:40], f"There are: {', '.join(known)}.", message)

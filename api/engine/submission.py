@@ -1,46 +1,61 @@
-"""From a request to a job: names and ids become documents, and all of it is checked."""
+"""A tuning request into the queue, as a row, and out of it again."""
+
+import uuid
+from typing import cast
+
+from sqlalchemy.orm import Session
 
 from autosync.api.db.database import Database
-from autosync.api.engine.tuning_request import TuningRequest, enqueue, refuse_unused, usual_scales
-from autosync.api.http.schemas import TuningBody
-from autosync.api.views.catalogue import cluster_named, estimated_profile, graph_named
-from autosync.domain import Domain
+from autosync.api.db.document_store import load_domain, store_domain
+from autosync.api.db.tables import TuningRow
+from autosync.api.engine import tuning_queue
+from autosync.api.engine.request_checks import check_request
+from autosync.api.engine.simulator_store import lock_simulator
+from autosync.api.engine.tuning_request import TuningRequest
+from autosync.documents import from_json, to_json
 from autosync.search.loop.settings import Settings
+from autosync.search.space import Space
+from autosync.trials.contract import ComputeDevice, ComputeKind
 
 
-def submit(database: Database, request: TuningBody) -> str:
-    """Check and queue a tuning; its id.
+def enqueue(database: Database, request: TuningRequest) -> str:
+    """Store the request and put it into the queue; the tuning's id.
 
     Raises:
-        NotFound: no such graph or cluster.
-        InvalidInput: the profile or a pin is for another graph, or compute and its device do not
-            go with the rest.
-        NotSupported: the operator has not set up the launcher.
+        InvalidInput, NotSupported: as `check_request`.
+        NotFound: no such simulator.
     """
-    with database.reading() as session:
-        graph = graph_named(session, request.graph, request.batch_size)
-        cluster = cluster_named(session, request.cluster)
-    refuse_unused(request.compute, {"profile": request.profile})
-    profile = request.profile or estimated_profile(graph, cluster)
-    domain = Domain(graph, cluster, profile, request.optimizer)
-    usual_bytes, usual_time = usual_scales(domain, request.launcher, request.compute)
-    job = TuningRequest(
-        domain=domain,
-        settings=Settings(
-            budget=request.budget,
-            proposals=request.proposals,
-            repeats=request.repeats,
-            seed=request.seed,
-            warmup=request.warmup,
-            iterations=request.iterations,
-            probe=request.probe,
-        ),
-        space=request.space,
-        simulator=request.simulator,
-        launcher=request.launcher,
-        byte_scale=usual_bytes if request.byte_scale is None else request.byte_scale,
-        time_scale=usual_time if request.time_scale is None else request.time_scale,
-        compute=request.compute,
-        device=request.compute_device,
+    check_request(request)
+    tuning_id = uuid.uuid4().hex
+    with database.writing() as session:
+        simulator = lock_simulator(session, request.simulator, request.domain)
+        tuning_queue.insert(
+            session,
+            id=tuning_id,
+            domain_id=store_domain(session, request.domain),
+            launcher=request.launcher,
+            byte_scale=request.byte_scale,
+            time_scale=request.time_scale,
+            compute=request.compute,
+            compute_device=request.device,
+            simulator=simulator,
+            settings=to_json(request.settings),
+            space=to_json(request.space),
+        )
+    return tuning_id
+
+
+def load_request(session: Session, tuning_id: str) -> TuningRequest:
+    """What the tuning was asked to do, on the domain it has come to."""
+    row = session.get_one(TuningRow, tuning_id)
+    return TuningRequest(
+        domain=load_domain(session, row.domain_id),
+        settings=from_json(Settings, row.settings),
+        space=from_json(Space, row.space),
+        simulator=row.simulator,
+        launcher=row.launcher,
+        byte_scale=row.byte_scale,
+        time_scale=row.time_scale,
+        compute=cast(ComputeKind, row.compute),
+        device=cast(ComputeDevice, row.compute_device),
     )
-    return enqueue(database, job)

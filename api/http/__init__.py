@@ -1,1 +1,5 @@
-"""The REST service and its dashboard."""
+"""The REST service and its dashboard: routes, requests, refusals, pages.
+
+May import views, engine and db. A request becomes a domain object here, so that no other room
+knows HTTP.
+"""

@@ -9,9 +9,10 @@ from fastapi import FastAPI
 from fastapi.staticfiles import StaticFiles
 
 from autosync.api.db.database import Database, connect
-from autosync.api.db.migrate import migrate
+from autosync.api.db.schema_migration import migrate
 from autosync.api.http import openapi, problems
 from autosync.api.http.body_limits import MAX_BODY_BYTES, BodyLimit
+from autosync.api.http.page_templates import error_page
 from autosync.api.http.routes import (
     document_routes,
     pages,
@@ -41,7 +42,7 @@ def create_app(
     for module in (document_routes, tuning_routes, simulator_routes, service_routes, pages):
         app.include_router(module.router)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
-    problems.install(app, pages.error_page)
+    problems.install(app, error_page)
     openapi.install(app)
     app.add_middleware(BodyLimit, max_body_bytes=max_body_bytes)
     app.add_middleware(Guard, access=access or Access())

@@ -62,7 +62,7 @@ def document_answer(name: str, description: str) -> dict[int | str, dict[str, An
     return {200: {"description": description, "content": {"application/json": {"schema": schema}}}}
 
 
-def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """`responses` of a route that refuses in these ways."""
     schema = {"$ref": "#/components/schemas/Problem"}
     content = {"application/problem+json": {"schema": schema}}
@@ -77,12 +77,12 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def install(app: FastAPI) -> None:
-    def openapi() -> dict[str, Any]:
+    def document() -> dict[str, Any]:
         if app.openapi_schema is None:
             app.openapi_schema = _build(app)
         return app.openapi_schema
 
-    app.openapi = openapi  # type: ignore[method-assign]  # the framework's documented way
+    app.openapi = document  # type: ignore[method-assign]  # the framework's documented way
 
 
 def _build(app: FastAPI) -> dict[str, Any]:

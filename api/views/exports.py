@@ -12,7 +12,8 @@ from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from autosync.api.db.database import Database
-from autosync.api.db.document_store import found, load_domain
+from autosync.api.db.document_store import load_domain
+from autosync.api.db.lookup import found, stored
 from autosync.api.db.tables import (
     ClusterRow,
     DomainRow,
@@ -23,10 +24,11 @@ from autosync.api.db.tables import (
     TrialRow,
     TuningRow,
 )
-from autosync.api.views.reports import ranked_strategies, trials
+from autosync.api.engine.tuning_answer import measured_on
+from autosync.api.views.reports import ran_on, ranked_strategies
 from autosync.bundle import Evidence, make_bundle
 from autosync.documents import from_json, to_json
-from autosync.errors import NotFound, NotSupported
+from autosync.errors import NotSupported
 from autosync.strategy import Strategy
 
 NUMBER, WHOLE, TEXT = pa.float64(), pa.int64(), pa.string()
@@ -79,7 +81,7 @@ def bundle_document(session: Session, tuning_id: str, strategy_id: str | None = 
     Raises:
         NotFound: no such tuning or strategy. NotSupported: there is no answer yet.
     """
-    tuning = found(session, TuningRow, tuning_id, "tuning")
+    tuning = stored(session, TuningRow, tuning_id, "tuning")
     if strategy_id is not None:
         return _bundle_of(session, tuning, strategy_id)
     outcome = session.get(OutcomeRow, tuning_id)
@@ -95,30 +97,24 @@ def bundle_document(session: Session, tuning_id: str, strategy_id: str | None = 
 
 def _bundle_of(session: Session, tuning: TuningRow, strategy_id: str) -> str:
     ranked = ranked_strategies(session, tuning.id).items
-    entry = next((entry for entry in ranked if entry.strategy_id == strategy_id), None)
-    if entry is None:
-        raise NotFound(
-            f"tuning {tuning.id} has no strategy {strategy_id[:80]!r}.",
-            thing="strategy",
-            value=strategy_id[:80],
-            remedy=f"GET /v1/tunings/{tuning.id}/strategies lists them.",
-        )
+    entry = found(
+        next((entry for entry in ranked if entry.strategy_id == strategy_id), None),
+        thing="strategy",
+        key=strategy_id,
+        remedy=f"GET /v1/tunings/{tuning.id}/strategies lists them.",
+        message=f"tuning {tuning.id} has no strategy {strategy_id[:80]!r}.",
+    )
     query = select(StrategyRow.document).where(StrategyRow.strategy_id == strategy_id)
     strategy = from_json(Strategy, session.scalars(query.limit(1)).one())
     ddp = next((entry.step_seconds for entry in ranked if entry.is_ddp), None)
-    ran_on = ", ".join(dict.fromkeys(trial.launcher for trial in trials(session, tuning.id).items))
+    where = ran_on(session, tuning.id) or tuning.launcher
     evidence = Evidence(
         predicted_seconds=entry.predicted_seconds,
         step_seconds=entry.step_seconds,
         ddp_step_seconds=ddp,
-        measured_on=measured_on(ran_on or tuning.launcher, tuning.byte_scale, tuning.time_scale),
+        measured_on=measured_on(where, tuning.byte_scale, tuning.time_scale),
     )
     return to_json(make_bundle(strategy, load_domain(session, tuning.domain_id), evidence))
-
-
-def measured_on(launcher: str, byte_scale: float, time_scale: float) -> str:
-    """Where trials ran, in the words of a bundle's evidence."""
-    return f"{launcher}, byte scale {byte_scale:g}, time scale {time_scale:g}"
 
 
 def runtimes_csv(database: Database, domain_id: str | None = None) -> Iterator[str]:

@@ -9,11 +9,13 @@ import numpy as np
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from autosync.api.db.document_store import found
+from autosync.api.db.clock import now_seconds
+from autosync.api.db.lookup import stored
 from autosync.api.db.tables import (
     Base,
     ClusterRow,
     DomainRow,
+    EventRow,
     GraphRow,
     OutcomeRow,
     ProposalRow,
@@ -21,21 +23,32 @@ from autosync.api.db.tables import (
     TrialRow,
     TuningRow,
 )
-from autosync.api.http import schemas
+from autosync.api.views.response_model import ResponseModel
+from autosync.api.views.time_left import TimeLeft
+from autosync.api.views.tuning_schemas import (
+    RankedStrategies,
+    RankedStrategy,
+    Trial,
+    Trials,
+    Tuning,
+    TuningProgress,
+    TuningResult,
+    Tunings,
+)
 from autosync.search.loop.outcome import DDP, paired_speedup
 
 
-def tunings(session: Session, limit: int, offset: int) -> schemas.Tunings:
+def tunings(session: Session, limit: int, offset: int) -> Tunings:
     """The newest first."""
     query = _SUMMARY.order_by(TuningRow.created_at.desc(), TuningRow.id)
     rows = session.execute(query.limit(limit).offset(offset))
     total = session.scalar(select(func.count()).select_from(TuningRow)) or 0
-    return schemas.Tunings(items=[_summary(*row) for row in rows], total=total)
+    return Tunings(items=[_summary(*row) for row in rows], total=total)
 
 
-def tuning(session: Session, tuning_id: str) -> schemas.Tuning:
+def tuning(session: Session, tuning_id: str) -> Tuning:
     """Raises NotFound."""
-    found(session, TuningRow, tuning_id, "tuning")
+    stored(session, TuningRow, tuning_id, "tuning")
     return _summary(*session.execute(_SUMMARY.where(TuningRow.id == tuning_id)).one())
 
 
@@ -63,10 +76,10 @@ def _summary(
     outcome: OutcomeRow | None,
     strategy: StrategyRow | None,
     trial_count: int,
-) -> schemas.Tuning:
-    return schemas.Tuning.model_validate(
+) -> Tuning:
+    return Tuning.model_validate(
         {
-            **_columns(row, schemas.Tuning),
+            **_columns(row, Tuning),
             "graph_id": graph.id,
             "graph": graph.name,
             "batch_size": graph.batch_size,
@@ -75,11 +88,11 @@ def _summary(
             "world_size": cluster.world_size,
             "profile_source": domain.profile_source,
             "settings": json.loads(row.settings),
-            "progress": _columns(row, schemas.Progress) | {"trials": trial_count},
+            "progress": _columns(row, TuningProgress) | {"trials": trial_count},
             "result": outcome
             and strategy
             and {
-                **_columns(outcome, schemas.Result),
+                **_columns(outcome, TuningResult),
                 "words": strategy.words,
                 "strategy_id": strategy.strategy_id,
             },
@@ -87,14 +100,14 @@ def _summary(
     )
 
 
-def _columns(row: Base, answer: type[schemas.ResponseModel]) -> dict[str, Any]:
+def _columns(row: Base, answer: type[ResponseModel]) -> dict[str, Any]:
     """The columns of a row that an answer shows under the same name."""
     names = answer.model_fields.keys() & row.__table__.columns.keys()
     return {name: getattr(row, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
-class _Tried:
+class _ProposalTrial:
     """A proposal, and its trial if it has one; recorded: the trial holds a timeline."""
 
     proposal: ProposalRow
@@ -103,37 +116,52 @@ class _Tried:
     recorded: bool
 
 
-def ranked_strategies(session: Session, tuning_id: str) -> schemas.RankedStrategies:
+def ranked_strategies(session: Session, tuning_id: str) -> RankedStrategies:
     """Every proposed strategy: measured ones first, the fastest on top, then those that wait or
     failed. The same judgement as `autosync.search.loop.outcome.rank_measured`."""
-    row = found(session, TuningRow, tuning_id, "tuning")
-    grouped: dict[str, list[_Tried]] = {}
-    for tried in _tried(session, tuning_id):
-        grouped.setdefault(tried.proposal.strategy_id, []).append(tried)
-    ddp = next((group for group in grouped.values() if _is_ddp(group)), None)
-    entries = [_entry(group, ddp) for group in grouped.values()]
+    row = stored(session, TuningRow, tuning_id, "tuning")
+    by_strategy: dict[str, list[_ProposalTrial]] = {}
+    for each in _proposals_with_trials(session, tuning_id):
+        by_strategy.setdefault(each.proposal.strategy_id, []).append(each)
+    ddp = next((group for group in by_strategy.values() if _is_ddp(group)), None)
+    entries = [_ranked_entry(group, ddp) for group in by_strategy.values()]
     entries.sort(key=lambda e: (e["step_seconds"] is None, e["step_seconds"], e["origin"]))
-    return schemas.RankedStrategies(
+    return RankedStrategies(
         tuning_id=tuning_id,
         byte_scale=row.byte_scale,
         time_scale=row.time_scale,
-        items=[schemas.RankedStrategy(rank=rank, **entry) for rank, entry in enumerate(entries, 1)],
+        items=[RankedStrategy(rank=rank, **entry) for rank, entry in enumerate(entries, 1)],
     )
 
 
-def trials(session: Session, tuning_id: str) -> schemas.Trials:
+def time_left_words(session: Session, tuning: Tuning) -> str:
+    """How long it still takes, as `TimeLeft` says it now."""
+    left = TimeLeft(tuning.settings["budget"], tuning.settings["repeats"])
+    query = select(EventRow.kind, EventRow.done, EventRow.total, EventRow.created_at)
+    for row in session.execute(query.where(EventRow.tuning_id == tuning.id).order_by(EventRow.id)):
+        left.see(*row)
+    return left.words(session.scalars(select(now_seconds())).one())
+
+
+def trials(session: Session, tuning_id: str) -> Trials:
     """Finished trials, oldest first."""
-    found(session, TuningRow, tuning_id, "tuning")
+    stored(session, TuningRow, tuning_id, "tuning")
     items = [
-        _trial(tried, tried.trial)
-        for tried in _tried(session, tuning_id)
-        if tried.trial is not None
+        _trial(each, each.trial)
+        for each in _proposals_with_trials(session, tuning_id)
+        if each.trial is not None
     ]
     items.sort(key=lambda trial: trial.position)
-    return schemas.Trials(tuning_id=tuning_id, items=items)
+    return Trials(tuning_id=tuning_id, items=items)
 
 
-def _tried(session: Session, tuning_id: str) -> Sequence[_Tried]:
+def ran_on(session: Session, tuning_id: str) -> str:
+    """Where its trials ran, in the launchers' words; empty before the first."""
+    query = select(TrialRow.launcher).where(TrialRow.tuning_id == tuning_id)
+    return ", ".join(dict.fromkeys(session.scalars(query.order_by(TrialRow.position))))
+
+
+def _proposals_with_trials(session: Session, tuning_id: str) -> Sequence[_ProposalTrial]:
     query = (
         select(ProposalRow, StrategyRow.words, TrialRow, TrialRow.timeline.is_not(None))
         .join(StrategyRow, StrategyRow.hash == ProposalRow.strategy_hash)
@@ -144,27 +172,28 @@ def _tried(session: Session, tuning_id: str) -> Sequence[_Tried]:
         .where(ProposalRow.tuning_id == tuning_id)
         .order_by(ProposalRow.position)
     )
-    return [_Tried(*row) for row in session.execute(query)]
+    return [_ProposalTrial(*row) for row in session.execute(query)]
 
 
-def _trial(tried: _Tried, trial: TrialRow) -> schemas.Trial:
-    return schemas.Trial.model_validate(
+def _trial(of: _ProposalTrial, trial: TrialRow) -> Trial:
+    return Trial.model_validate(
         {
-            **_columns(tried.proposal, schemas.Trial),
-            **_columns(trial, schemas.Trial),
-            "words": tried.words,
-            "recorded": tried.recorded,
+            **_columns(of.proposal, Trial),
+            **_columns(trial, Trial),
+            "words": of.words,
+            "recorded": of.recorded,
             "versions": dict(trial.versions),
         }
     )
 
 
-def _entry(group: list[_Tried], ddp: list[_Tried] | None) -> dict[str, Any]:
+def _ranked_entry(group: list[_ProposalTrial], ddp: list[_ProposalTrial] | None) -> dict[str, Any]:
+    """The fields of a `RankedStrategy` but its rank. group: all proposals of one strategy."""
     first = group[0]
-    seconds, confirmed = _judged(group)
+    seconds, confirmed = _deciding_seconds(group)
     low, median, high = np.percentile(seconds, [10, 50, 90]) if seconds else (0.0, 0.0, 0.0)
     speedup = _speedup(ddp, group) if seconds and ddp and ddp is not group else None
-    errors = [t.trial for t in group if t.trial is not None and t.trial.error_kind is not None]
+    errors = [each.trial for each in group if each.trial and each.trial.error_kind is not None]
     return {
         "strategy_id": first.proposal.strategy_id,
         "words": first.words,
@@ -178,46 +207,49 @@ def _entry(group: list[_Tried], ddp: list[_Tried] | None) -> dict[str, Any]:
         "speedup_high": speedup and speedup[2],
         "confirmed": confirmed,
         "is_ddp": _is_ddp(group),
-        "trials": sum(tried.trial is not None for tried in group),
-        "recorded": any(tried.recorded for tried in group),
+        "trials": sum(each.trial is not None for each in group),
+        "recorded": any(each.recorded for each in group),
         "error": f"{errors[0].error_kind}: {errors[0].error_message}" if errors else None,
     }
 
 
-def _judged(group: list[_Tried]) -> tuple[list[float], bool]:
+def _deciding_seconds(group: list[_ProposalTrial]) -> tuple[list[float], bool]:
     """The iteration seconds that count, and whether they are the confirmation's."""
-    measured = [(t.proposal.phase, t.trial) for t in group if t.trial and t.trial.step_seconds]
+    measured = [(e.proposal.phase, e.trial) for e in group if e.trial and e.trial.step_seconds]
     confirming = [trial for phase, trial in measured if phase == "confirm"]
-    judged = confirming or [trial for _, trial in measured]
-    return [second for trial in judged for second in trial.iteration_seconds], bool(confirming)
+    deciding = confirming or [trial for _, trial in measured]
+    return [second for trial in deciding for second in trial.iteration_seconds], bool(confirming)
 
 
-def _speedup(ddp: list[_Tried], group: list[_Tried]) -> tuple[float, float, float] | None:
+def _speedup(
+    ddp: list[_ProposalTrial], group: list[_ProposalTrial]
+) -> tuple[float, float, float] | None:
     """Repeat by repeat where both were confirmed, else of the medians (percentiles alike)."""
     ours, theirs = _repeats(group), _repeats(ddp)
     if both := sorted(ours.keys() & theirs.keys()):
         return paired_speedup([theirs[i] for i in both], [ours[i] for i in both])
-    ddp_seconds, ddp_confirmed = _judged(ddp)
+    ddp_seconds, ddp_confirmed = _deciding_seconds(ddp)
     if ddp_confirmed:
         ddp_seconds = [
             second
-            for tried in ddp
-            if tried.trial and tried.proposal.phase == "search"
-            for second in tried.trial.iteration_seconds
+            for each in ddp
+            if each.trial and each.proposal.phase == "search"
+            for second in each.trial.iteration_seconds
         ]
     if not ddp_seconds:
         return None
-    ratio = float(np.median(ddp_seconds) / np.median(_judged(group)[0]))
+    ratio = float(np.median(ddp_seconds) / np.median(_deciding_seconds(group)[0]))
     return ratio, ratio, ratio
 
 
-def _repeats(group: list[_Tried]) -> dict[int, float]:
+def _repeats(group: list[_ProposalTrial]) -> dict[int, float]:
+    """Step seconds by repeat of the confirmation."""
     return {
-        tried.proposal.round: tried.trial.step_seconds
-        for tried in group
-        if tried.proposal.phase == "confirm" and tried.trial and tried.trial.step_seconds
+        each.proposal.round: each.trial.step_seconds
+        for each in group
+        if each.proposal.phase == "confirm" and each.trial and each.trial.step_seconds
     }
 
 
-def _is_ddp(group: list[_Tried]) -> bool:
+def _is_ddp(group: list[_ProposalTrial]) -> bool:
     return group[0].proposal.origin == DDP

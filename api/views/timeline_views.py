@@ -5,12 +5,12 @@ from dataclasses import asdict, dataclass
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from autosync.api.db.document_store import found, load_domain
+from autosync.api.db.document_store import load_domain
+from autosync.api.db.lookup import found, stored
 from autosync.api.db.tables import OutcomeRow, ProposalRow, StrategyRow, TrialRow, TuningRow
-from autosync.api.http import schemas
+from autosync.api.views.timeline_schemas import Timeline, TimelineIteration, TimelineMessage
 from autosync.documents import from_json
 from autosync.domain import Domain
-from autosync.errors import NotFound
 from autosync.plan import plan_of
 from autosync.population import encode
 from autosync.search.loop.outcome import is_ddp
@@ -40,7 +40,7 @@ class RecordedTimelines:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedIterations:
     """measured: None where nothing was recorded; without messages under torch's own DDP."""
 
     predicted: IterationTrace
@@ -64,15 +64,14 @@ def recorded(session: Session, tuning_id: str, strategy_id: str | None = None) -
     Raises:
         NotFound: no such tuning, or it has not proposed the strategy (or any).
     """
-    tuning = found(session, TuningRow, tuning_id, "tuning")
-    row = _proposed(session, tuning_id, strategy_id)
-    if row is None:
-        raise NotFound(
-            f"tuning {tuning_id} has proposed no strategy {(strategy_id or '')[:80]!r}.",
-            thing="strategy",
-            value=(strategy_id or "")[:80],
-            remedy=f"GET /v1/tunings/{tuning_id}/strategies lists them.",
-        )
+    tuning = stored(session, TuningRow, tuning_id, "tuning")
+    row = found(
+        _proposed(session, tuning_id, strategy_id),
+        thing="strategy",
+        key=strategy_id or "",
+        remedy=f"GET /v1/tunings/{tuning_id}/strategies lists them.",
+        message=f"tuning {tuning_id} has proposed no strategy {(strategy_id or '')[:80]!r}.",
+    )
     trial = session.execute(
         select(TrialRow.key, TrialRow.domain_id, TrialRow.timeline)
         .where(TrialRow.tuning_id == tuning_id, TrialRow.strategy_id == row.strategy_id)
@@ -118,39 +117,46 @@ def _proposed(session: Session, tuning_id: str, strategy_id: str | None) -> Stra
     return session.scalars(query.limit(1)).first()
 
 
-def compare(strategy: Strategy, domain: Domain, timeline: MeasuredTimeline | None) -> Compared:
-    """Plays the strategy's plan beside what was measured of it."""
-    population = encode([strategy], domain)
-    plans = compile_plans_fast(population, domain)
-    predicted = predicted_iteration(plans, population, domain)
-    if timeline is None:
-        return Compared(predicted, None)
-    plan = plan_of(plans, population, 0, domain)
-    return Compared(predicted, measured_iteration(timeline, plan))
+def compared(of: RecordedTimelines) -> ComparedIterations:
+    """The prediction for the strategy's plan beside what was measured of it."""
+    population = encode([of.strategy], of.domain)
+    plans = compile_plans_fast(population, of.domain)
+    predicted = predicted_iteration(plans, population, of.domain)
+    if of.timeline is None:
+        return ComparedIterations(predicted, None)
+    plan = plan_of(plans, population, 0, of.domain)
+    return ComparedIterations(predicted, measured_iteration(of.timeline, plan))
 
 
-def timeline_answer(of: RecordedTimelines) -> schemas.Timeline:
-    compared = compare(of.strategy, of.domain, of.timeline)
-    return schemas.Timeline(
+def trace(session: Session, tuning_id: str, strategy_id: str | None) -> str:
+    """Chrome's trace of what `recorded` finds; raises NotFound as it does."""
+    return compared(recorded(session, tuning_id, strategy_id)).chrome()
+
+
+def timeline(session: Session, tuning_id: str, strategy_id: str | None) -> Timeline:
+    """What `recorded` finds beside its prediction; raises NotFound as it does."""
+    of = recorded(session, tuning_id, strategy_id)
+    both = compared(of)
+    return Timeline(
         tuning_id=of.tuning_id,
         strategy_id=of.strategy.id,
         words=of.words,
         is_ddp=is_ddp(of.strategy),
         trial=of.key,
         clock=of.timeline.clock if of.timeline else None,
-        predicted=_iteration(compared.predicted),
-        measured=_iteration(compared.measured) if compared.measured else None,
-        differences=list(compared.differences),
+        predicted=_iteration(both.predicted),
+        measured=_iteration(both.measured) if both.measured else None,
+        differences=list(both.differences),
     )
 
 
-def _iteration(trace: IterationTrace) -> schemas.Iteration:
-    turn = turns(trace)
+def _iteration(trace: IterationTrace) -> TimelineIteration:
+    turn_seconds = turns(trace)
     messages = [
-        schemas.TimelineMessage(**asdict(message), turn_seconds=turn[message.message])
+        TimelineMessage(**asdict(message), turn_seconds=turn_seconds[message.message])
         for message in trace.messages
     ]
-    return schemas.Iteration(
+    return TimelineIteration(
         step_seconds=trace.step_seconds,
         compute=list(trace.compute),
         messages=messages or None,

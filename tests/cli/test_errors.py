@@ -6,7 +6,7 @@ import pytest
 import torch
 import yaml
 
-from autosync.api.cli.boundary import BROKEN, guarded
+from autosync.api.cli.error_reporting import BROKEN, guarded
 from autosync.cluster_file import save_cluster
 from tests.cli.command import autosync, small_inputs
 from tests.domains import grid_cluster
@@ -23,9 +23,9 @@ def refusal(folder: Path, *arguments: str) -> str:
 
 
 def test_an_unknown_model_brings_close_names(folder: Path) -> None:
-    said = refusal(folder, "rank", "resnet5", "example-4x1")
-    assert "resnet5" in said
-    assert "Did you mean resnet50" in said
+    output = refusal(folder, "rank", "resnet5", "example-4x1")
+    assert "resnet5" in output
+    assert "Did you mean resnet50" in output
 
 
 def test_an_unknown_cluster_brings_close_names(folder: Path) -> None:
@@ -33,26 +33,26 @@ def test_an_unknown_cluster_brings_close_names(folder: Path) -> None:
 
 
 def test_a_negative_budget_leaves_nothing_behind(folder: Path) -> None:
-    said = refusal(folder, "tune", "chain.json", "pair.yaml", "--budget", "-3")
-    assert "budget is -3" in said
-    assert "Way out" in said
+    output = refusal(folder, "tune", "chain.json", "pair.yaml", "--budget", "-3")
+    assert "budget is -3" in output
+    assert "Way out" in output
     assert {path.name for path in folder.iterdir()} == {"chain.json", "pair.yaml"}
 
 
 def test_what_does_not_go_with_kernels_leaves_nothing_behind(folder: Path) -> None:
     scaled = ("--compute", "kernels", "--byte-scale", "0.5", "--launcher", "local")
-    said = refusal(folder, "tune", "chain.json", "pair.yaml", *scaled)
-    assert "byte_scale is 0.5" in said
-    assert "Way out" in said
+    output = refusal(folder, "tune", "chain.json", "pair.yaml", *scaled)
+    assert "byte_scale is 0.5" in output
+    assert "Way out" in output
     assert {path.name for path in folder.iterdir()} == {"chain.json", "pair.yaml"}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_machine_without_a_gpu_says_so(folder: Path) -> None:
     asked = ("--compute", "kernels", "--compute-device", "cuda", "--launcher", "local")
-    said = refusal(folder, "tune", "chain.json", "pair.yaml", *asked)
-    assert f"torch {torch.__version__} sees no GPU" in said
-    assert "--compute-device cpu" in said
+    output = refusal(folder, "tune", "chain.json", "pair.yaml", *asked)
+    assert f"torch {torch.__version__} sees no GPU" in output
+    assert "--compute-device cpu" in output
 
 
 def test_garbage_where_a_graph_is_due(folder: Path) -> None:
@@ -70,9 +70,9 @@ def test_a_cluster_without_bandwidth_names_the_node(folder: Path) -> None:
     data = yaml.safe_load((folder / "broken.yaml").read_text())
     del data["nodes"][1]["bandwidth_gbps"]
     (folder / "broken.yaml").write_text(yaml.safe_dump(data))
-    said = refusal(folder, "rank", "chain.json", "broken.yaml")
-    assert "10.77.0.2" in said
-    assert "bandwidth_gbps" in said
+    output = refusal(folder, "rank", "chain.json", "broken.yaml")
+    assert "10.77.0.2" in output
+    assert "bandwidth_gbps" in output
 
 
 def test_a_file_that_is_not_there(folder: Path) -> None:
@@ -81,9 +81,9 @@ def test_a_file_that_is_not_there(folder: Path) -> None:
 
 def test_a_folder_that_is_not_there_for_the_output(folder: Path) -> None:
     for command in (("import", "chain.json"), ("probe", "pair.yaml"), ("tune", "chain.json")):
-        said = refusal(folder, *command, "-o", "nowhere/file")
-        assert "cannot write 'nowhere/file'" in said
-        assert "Way out" in said
+        output = refusal(folder, *command, "-o", "nowhere/file")
+        assert "cannot write 'nowhere/file'" in output
+        assert "Way out" in output
 
 
 def test_a_folder_in_the_place_of_the_output(folder: Path) -> None:
@@ -97,9 +97,9 @@ def test_an_unknown_tuning_makes_no_database(folder: Path) -> None:
 
 
 def test_a_database_that_does_not_answer(folder: Path) -> None:
-    said = refusal(folder, "worker", "--once", "--db", "postgresql://nobody@127.0.0.1:1/none")
-    assert "the database does not answer" in said
-    assert "Way out" in said
+    output = refusal(folder, "worker", "--once", "--db", "postgresql://nobody@127.0.0.1:1/none")
+    assert "the database does not answer" in output
+    assert "Way out" in output
 
 
 def test_tune_without_a_model(folder: Path) -> None:

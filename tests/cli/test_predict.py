@@ -74,7 +74,7 @@ def test_unknown_names_are_refused_with_a_way_out(folder: Path) -> None:
 
 
 def test_constants_of_another_cluster_can_be_taken(folder: Path) -> None:
-    options = ("--model", "chain.json", "--cluster", "pair.yaml", "--json")
-    options = (*options, "--strategy", "ByteScheduler-A2A", "--constants", "rtx-2080-ti")
-    (answer,) = json.loads(autosync(folder, "predict", *options).stdout)
+    domain = ("--model", "chain.json", "--cluster", "pair.yaml")
+    borrowed = ("--strategy", "ByteScheduler-A2A", "--constants", "rtx-2080-ti")
+    (answer,) = json.loads(autosync(folder, "predict", *domain, *borrowed, "--json").stdout)
     assert answer["engine_seconds"] > 0

@@ -6,37 +6,37 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from autosync.api.cli.argument_loading import load_simulator
 from autosync.api.cli.commands.simulator import app
-from autosync.api.cli.inputs import load_simulator
 from autosync.errors import InvalidInput, NotFound
 from autosync.simulator.learned.checkpoint import load_checkpoint
 from autosync.simulator.learned.models.linear_model import LinearModel
-from tests.api.test_simulators import checkpoint
+from tests.api.checkpoints import checkpoint
 from tests.domains import domain_of
 from tests.simulator.evaluation.test_run import measured, write
 
 
-def test_a_simulator_is_kept_found_by_name_and_written_again(tmp_path: Path) -> None:
+def test_a_simulator_is_stored_found_by_name_and_written_again(tmp_path: Path) -> None:
     domain = domain_of()
     card, weights = checkpoint(tmp_path, LinearModel())
     db = f"sqlite:///{tmp_path / 'a.db'}"
 
-    def said(*words: str) -> str:
+    def printed(*words: str) -> str:
         done = CliRunner().invoke(app, [*words, "--db", db], catch_exceptions=False)
         assert done.exit_code == 0, done.output
         return done.stdout
 
     with pytest.raises(NotFound, match="'mine'"):
         load_simulator("mine", db, domain)
-    said("add", "mine", str(tmp_path / "made.safetensors"))
-    (listed,) = json.loads(said("list", "--json"))
+    printed("add", "mine", str(tmp_path / "made.safetensors"))
+    (listed,) = json.loads(printed("list", "--json"))
     assert (listed["name"], listed["kind"], listed["trials"]) == ("mine", "linear", 60)
-    assert json.loads(said("show", "mine")) == json.loads(card)
+    assert json.loads(printed("show", "mine")) == json.loads(card)
     assert load_simulator("nearest", db, domain).name == "timeline+linear"
-    said("save", "mine", "-o", str(tmp_path / "copy.safetensors"))
+    printed("save", "mine", "-o", str(tmp_path / "copy.safetensors"))
     assert (tmp_path / "copy.safetensors").read_bytes() == weights
     assert json.loads((tmp_path / "copy.json").read_text()) == json.loads(card)
-    said("remove", "mine")
+    printed("remove", "mine")
     with pytest.raises(NotFound) as gone:
         load_simulator("mine", db, domain)
     assert "timeline" in gone.value.remedy
@@ -55,9 +55,9 @@ def test_training_judges_by_domains_not_seen_and_writes_what_can_be_kept(tmp_pat
     assert card["unseen"] == "each domain, by a model of the others"
     added = ["add", "both", str(trained), "--db", db]
     assert CliRunner().invoke(app, added, catch_exceptions=False).exit_code == 0
-    kept = load_simulator("both", db, domains[0].domain)
+    stored = load_simulator("both", db, domains[0].domain)
     fresh, _ = load_checkpoint(trained)
-    seconds = [s.predict(domains[0].domain, domains[0].population) for s in (kept, fresh)]
+    seconds = [s.predict(domains[0].domain, domains[0].population) for s in (stored, fresh)]
     assert (seconds[0] == seconds[1]).all()
 
 

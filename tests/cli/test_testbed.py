@@ -18,8 +18,8 @@ def test_a_testbed_is_built_entered_and_removed(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     _, cluster = small_inputs(tmp_path)
     try:
-        said = autosync(tmp_path, "testbed", "up", cluster, "--byte-scale", "0.5").stdout
-        name, _, rest = said.partition(": ")
+        output = autosync(tmp_path, "testbed", "up", cluster, "--byte-scale", "0.5").stdout
+        name, _, rest = output.partition(": ")
         assert rest.startswith("2 nodes, 10.77.0.1, 10.77.0.2")
         listed = autosync(tmp_path, "testbed", "status").stdout
         assert name in listed

@@ -73,18 +73,18 @@ def test_killed_in_the_middle_and_resumed_it_repeats_no_finished_trial(
 
 
 def test_it_says_that_links_are_unshaped_and_the_scales(resumed: tuple[Path, str, str]) -> None:
-    _, said, _ = resumed
-    assert "links are not shaped" in said
-    assert "Byte scale 1 (all bytes), time scale 1" in said
-    assert "an estimate" in said
+    _, output, _ = resumed
+    assert "links are not shaped" in output
+    assert "Byte scale 1 (all bytes), time scale 1" in output
+    assert "an estimate" in output
 
 
 def test_the_bundle_and_the_two_lines_that_apply_it(resumed: tuple[Path, str, str]) -> None:
-    folder, said, _ = resumed
+    folder, output, _ = resumed
     shipped = load_bundle(folder / "mine.json")
     assert [variable.name for variable in shipped.variables] == [f"v{i}" for i in range(6)]
     assert "unshaped" in shipped.evidence.measured_on
-    assert 'autosync.distribute(model, optimizer, "mine.json")' in said
+    assert 'autosync.distribute(model, optimizer, "mine.json")' in output
     assert "Measured" in autosync(folder, "explain", "mine.json").stdout
 
 
@@ -113,8 +113,8 @@ def test_a_bundle_without_its_database_has_no_timeline(
     folder, _, _ = resumed
     (tmp_path / "mine.json").write_text((folder / "mine.json").read_text())
     assert "Timeline" not in autosync(tmp_path, "explain", "mine.json").stdout
-    said = autosync(tmp_path, "explain", "mine.json", "--trace", "trace.json", code=2).stderr
-    assert "no timeline of mine.json" in said
+    output = autosync(tmp_path, "explain", "mine.json", "--trace", "trace.json", code=2).stderr
+    assert "no timeline of mine.json" in output
     assert not (tmp_path / "autosync.db").exists()
 
 
@@ -142,9 +142,9 @@ def test_control_c_says_how_to_go_on_and_loses_nothing(tmp_path: Path) -> None:
     while not trials(tmp_path) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=LONGEST_SECONDS)
-    assert process.returncode == 130, said
-    assert "autosync tune --resume" in said
+    _, output = process.communicate(timeout=LONGEST_SECONDS)
+    assert process.returncode == 130, output
+    assert "autosync tune --resume" in output
     with sqlite3.connect(tmp_path / "autosync.db") as connection:
         assert connection.execute("SELECT state FROM tunings").fetchall() == [("queued",)]
 

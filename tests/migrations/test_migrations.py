@@ -11,11 +11,11 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import inspect, text
 
-from autosync.api.db import Database, connect, migrate
-from autosync.api.db.migrate import current_revision, head_revision
+from autosync.api.db import Database, migrate
+from autosync.api.db.schema_migration import current_revision, head_revision
 from autosync.api.db.tables import Base
 from autosync.api.engine.database_store import DatabaseStore
-from autosync.errors import InvalidInput, NotFound
+from autosync.errors import NotFound
 from tests.api.databases import opened, postgresql_database
 from tests.api.sample import finished
 
@@ -56,10 +56,10 @@ def test_migrating_again_keeps_the_rows(empty_url: str) -> None:
     with opened(empty_url) as database:
         finished(database)
         with database.reading() as session:
-            before = session.execute(text("select count(*) from trials")).scalar()
+            before = session.execute(text("select count(*) from trials")).scalar_one()
         migrate(empty_url)
         with database.reading() as session:
-            assert session.execute(text("select count(*) from trials")).scalar() == before > 0
+            assert session.execute(text("select count(*) from trials")).scalar_one() == before > 0
 
 
 def test_trials_of_the_first_schema_are_kept_without_what_it_did_not_have(empty_url: str) -> None:
@@ -100,28 +100,3 @@ def test_a_database_of_a_newer_version_is_refused(empty_url: str) -> None:
             session.execute(text("update alembic_version set version_num = '9999'"))
         with pytest.raises(NotFound, match=r"9999.*newer version"):
             migrate(empty_url)
-
-
-def test_sqlite_runs_in_wal_with_foreign_keys(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'a.db'}"
-    migrate(url)
-    with opened(url) as database, database.reading() as session:
-        assert session.execute(text("pragma journal_mode")).scalar() == "wal"
-        assert session.execute(text("pragma foreign_keys")).scalar() == 1
-        assert session.execute(text("pragma busy_timeout")).scalar() == 30_000
-
-
-@pytest.mark.parametrize(
-    ("url", "why"),
-    [
-        ("sqlite://", "names no file"),
-        ("sqlite:///:memory:", "names no file"),
-        ("sqlite:////no/such/folder/a.db", "folder"),
-        ("mysql://localhost/a", "mysql"),
-        ("nonsense", "no database URL"),
-    ],
-)
-def test_other_databases_are_refused_with_the_way_out(url: str, why: str) -> None:
-    with pytest.raises(InvalidInput, match=why) as caught:
-        connect(url)
-    assert "sqlite:///FILE" in caught.value.remedy

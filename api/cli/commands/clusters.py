@@ -19,7 +19,7 @@ def clusters(
 
     Example: `autosync clusters example-4x1 > my-cluster.yaml`
     """
-    from autosync.api.cli.inputs import load_named_cluster
+    from autosync.api.cli.argument_loading import load_named_cluster
     from autosync.cluster_file import bundled_clusters
     from autosync.documents import to_data
 
@@ -42,7 +42,7 @@ def _show(name: str, json: bool) -> None:
 
     import yaml
 
-    from autosync.api.cli.inputs import load_named_cluster
+    from autosync.api.cli.argument_loading import load_named_cluster
     from autosync.documents import to_data
 
     data = to_data(load_named_cluster(name))

@@ -47,7 +47,7 @@ def collect(
     """
     from dataclasses import replace
 
-    from autosync.api.cli.stopping import stop_on_signals
+    from autosync.api.cli.stop_signals import stop_on_signals
     from autosync.api.engine.registry import launcher_named
     from autosync.bundled_data import data_file
     from autosync.search.collect.collection import collect as measure

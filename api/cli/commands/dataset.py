@@ -5,16 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autosync.api.cli.console import (
-    milliseconds,
-    out,
-    print_json,
-    print_table,
-    say,
-    write_bytes,
-    write_text,
-)
+from autosync.api.cli.console import milliseconds, out, print_json, print_table, say
 from autosync.api.cli.options import Batch, ClusterName, Json, Model, RequiredOutput
+from autosync.api.cli.output_files import write_bytes, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -161,7 +154,7 @@ def export_one(
 
     Example: `autosync dataset export-strategy best.json resnet50 example-4x1 -o strategy`
     """
-    from autosync.api.cli.inputs import ProfileChoice, load_domain, load_strategy
+    from autosync.api.cli.argument_loading import ProfileChoice, load_domain, load_strategy
     from autosync.interop.strategy_export import export_strategy
 
     domain = load_domain(model, cluster, batch, ProfileChoice())
@@ -188,7 +181,7 @@ def import_one(
 
     Example: `autosync dataset import-strategy strategy resnet50 example-4x1 -o mine.json`
     """
-    from autosync.api.cli.inputs import ProfileChoice, load_domain, read_bytes
+    from autosync.api.cli.argument_loading import ProfileChoice, load_domain, read_bytes
     from autosync.documents import to_json
     from autosync.interop.strategy_import import import_strategy
     from autosync.strategy_description import describe as sentence

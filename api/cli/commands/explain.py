@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from autosync.api.cli.console import milliseconds, out, print_json, print_table, say, write_text
+from autosync.api.cli.console import milliseconds, out, print_json, print_table, say
 from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json
+from autosync.api.cli.output_files import write_text
 from autosync.errors import InvalidInput, NotFound
 from autosync.units import MIB
 
@@ -53,7 +54,7 @@ def explain(
         autosync explain best.json
         autosync explain 3f2a90c1 --trace trace.json
     """
-    from autosync.api.cli.inputs import load_strategy_or_bundle
+    from autosync.api.cli.argument_loading import load_strategy_or_bundle
     from autosync.bundle import Bundle
     from autosync.documents import to_data
     from autosync.strategy import Strategy
@@ -118,10 +119,9 @@ def _write_trace(recorded: "RecordedTimelines | None", trace: Path, document: st
             value=document,
             remedy="Give the id of a finished tuning or its bundle; name its database with --db.",
         )
-    from autosync.api.views.timeline_views import compare
+    from autosync.api.views.timeline_views import compared
 
-    compared = compare(recorded.strategy, recorded.domain, recorded.timeline)
-    write_text(trace, compared.chrome())
+    write_text(trace, compared(recorded).chrome())
     say(f"Trace for ui.perfetto.dev: {escape(str(trace))}")
 
 

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from autosync.api.cli.console import write_text
 from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl
+from autosync.api.cli.output_files import write_text
 
 
 def export(
@@ -26,8 +26,8 @@ def export(
     Example: `autosync export 3f2a90c1 -o best.json`
     """
     from autosync.api.cli.open_database import opened
-    from autosync.api.cli.results import print_two_lines
     from autosync.api.cli.tuning_lookup import bundle_text, find_tuning
+    from autosync.api.cli.tuning_report import print_two_lines
 
     with opened(db) as database:
         found = find_tuning(database, tuning)

@@ -1,7 +1,8 @@
 """`autosync import`: from a module to its graph."""
 
-from autosync.api.cli.console import out, print_json, say, write_text
+from autosync.api.cli.console import out, print_json, say
 from autosync.api.cli.options import Batch, Model, Output
+from autosync.api.cli.output_files import write_text
 
 
 def import_model(model: Model, output: Output = None, batch: Batch = None) -> None:
@@ -15,7 +16,7 @@ def import_model(model: Model, output: Output = None, batch: Batch = None) -> No
         autosync import resnet50 -o resnet50.json
         autosync import train:example -o mine.json     # def example(): return module, inputs, loss
     """
-    from autosync.api.cli.inputs import load_graph
+    from autosync.api.cli.argument_loading import load_graph
     from autosync.documents import to_data, to_json
 
     graph = load_graph(model, batch)

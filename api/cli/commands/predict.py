@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class StrategyToPredict:
     """A strategy to predict. engine: the system whose time a message it pays, or none."""
 
     name: str
@@ -36,7 +36,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StrategyPrediction:
     """Of one strategy. samples_per_second: over all devices. percent_of_limit: 100 cannot be
     beaten. engine_seconds: what its engine spends on each message."""
 
@@ -97,8 +97,8 @@ def predict(
     """
     from dataclasses import asdict
 
-    from autosync.api.cli.domain_words import describe_domain
-    from autosync.api.cli.inputs import ProfileChoice, load_domain, load_simulator
+    from autosync.api.cli.argument_loading import ProfileChoice, load_domain, load_simulator
+    from autosync.api.cli.domain_summary import describe_domain
     from autosync.simulator.cost.fitted_constants import calibrated
 
     choice = ProfileChoice(profile, device, efficiency, step_seconds)
@@ -154,11 +154,11 @@ def _say_constants(cluster: "Cluster", fitted: "Constants | None") -> None:
 
 def _answers(
     domain: "Domain",
-    asked: list[Asked],
+    asked: list[StrategyToPredict],
     engine: str | None,
     fitted: "Constants | None",
     predictor: "Simulator",
-) -> list[Answer]:
+) -> list[StrategyPrediction]:
     from dataclasses import replace
 
     from autosync.population import encode
@@ -172,7 +172,7 @@ def _answers(
         under = replace(domain, cluster=with_engine(domain.cluster, spent)) if spent else domain
         seconds = float(predictor.predict(under, encode([each.strategy], under))[0])
         answers.append(
-            Answer(
+            StrategyPrediction(
                 strategy=each.name,
                 predicted_seconds=seconds,
                 samples_per_second=domain.batch_size * domain.world_size / seconds,
@@ -205,24 +205,24 @@ def _engine_seconds(name: str, fitted: "Constants | None") -> float:
     return known[name]
 
 
-def _asked(domain: "Domain", names: list[str]) -> list[Asked]:
+def _asked(domain: "Domain", names: list[str]) -> list[StrategyToPredict]:
     """The named strategies; all hand-designed ones when none is named."""
     from autosync.search.designs.design_table import hand_designed
     from autosync.search.space import Space
 
     if not names:
-        return [Asked(name, design) for name, design in hand_designed(domain, Space())]
+        return [StrategyToPredict(name, design) for name, design in hand_designed(domain, Space())]
     return [_one(domain, name) for name in names]
 
 
-def _one(domain: "Domain", name: str) -> Asked:
+def _one(domain: "Domain", name: str) -> StrategyToPredict:
     """A hand-designed strategy, a published method or a file.
 
     Raises:
         InvalidInput, InvalidStrategy, NotSupported: it does not apply to this domain; says why.
         NotFound: nothing goes by that name; suggests what was probably meant.
     """
-    from autosync.api.cli.inputs import load_strategy, unknown_name
+    from autosync.api.cli.argument_loading import load_strategy, unknown_name
     from autosync.search.designs.design_table import BUILDERS
     from autosync.search.designs.published_methods import METHODS, method_named
     from autosync.verification import verify
@@ -239,4 +239,4 @@ def _one(domain: "Domain", name: str) -> Asked:
         known = [*BUILDERS, *METHODS]
         raise unknown_name("strategy", name, known, "A strategy file will do too.")
     verify(strategy, domain, allow_lossy=True, allow_staleness=True)
-    return Asked(name, strategy, engine)
+    return StrategyToPredict(name, strategy, engine)

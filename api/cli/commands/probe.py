@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autosync.api.cli.console import check_folder, out, print_table, say
+from autosync.api.cli.console import out, print_table, say
 from autosync.api.cli.options import (
     ClusterName,
     Prefix,
@@ -13,6 +13,7 @@ from autosync.api.cli.options import (
     WorkerPython,
     reach_hosts,
 )
+from autosync.api.cli.output_files import check_folder
 from autosync.trials.launcher_names import LauncherName
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ def probe(
 
     Example: `autosync probe example-4x1 -o probed.yaml`
     """
-    from autosync.api.cli.inputs import ProfileChoice, load_domain
-    from autosync.api.cli.results import print_scales, scale_words
+    from autosync.api.cli.argument_loading import ProfileChoice, load_domain
+    from autosync.api.cli.tuning_report import print_scales, scale_words
     from autosync.api.engine.registry import launcher_named
     from autosync.api.engine.tuning_request import usual_scales
     from autosync.cluster_file import save_cluster

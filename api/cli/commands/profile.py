@@ -4,16 +4,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autosync.api.cli.console import (
-    check_folder,
-    milliseconds,
-    out,
-    print_json,
-    print_table,
-    say,
-    write_text,
-)
+from autosync.api.cli.console import milliseconds, out, print_json, print_table, say
 from autosync.api.cli.options import Batch, Efficiency, Model, Output, StepSeconds
+from autosync.api.cli.output_files import check_folder, write_text
 
 if TYPE_CHECKING:
     from autosync.domain import Profile
@@ -68,7 +61,12 @@ def _found(
     step_seconds: float | None,
     iterations: int,
 ) -> "tuple[ModelGraph, Profile]":
-    from autosync.api.cli.inputs import ProfileChoice, estimated_profile, load_graph, load_module
+    from autosync.api.cli.argument_loading import (
+        ProfileChoice,
+        estimated_profile,
+        load_graph,
+        load_module,
+    )
     from autosync.importing import import_module
     from autosync.profiling import measure_profile
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from autosync.api.cli.console import check_folder, err, milliseconds, out, say, write_text
+from autosync.api.cli.console import err, out, say
 from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl
+from autosync.api.cli.output_files import check_folder, write_text
 from autosync.errors import AutosyncError
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def quickstart(
         domain = _domain()
         steps.say(3, f"tuning: {budget} strategies, then {REPEATS} interleaved repeats")
         tuning_id = _post(service.client, domain, budget)
-        _follow(service.client, tuning_id)
+        _follow(service.client, tuning_id, budget)
         steps.say(4, "done: the ranked strategies")
         _print(service.client, tuning_id, output)
         steps.say(5, "the dashboard has the whole history")
@@ -71,8 +72,8 @@ def quickstart(
 
 def _domain() -> "Domain":
     """The module recorded here and now, on the bundled cluster."""
-    from autosync.api.cli.domain_words import describe_domain
-    from autosync.api.cli.inputs import ProfileChoice, load_profile
+    from autosync.api.cli.argument_loading import ProfileChoice, load_profile
+    from autosync.api.cli.domain_summary import describe_domain
     from autosync.cluster_file import load_cluster
     from autosync.domain import Domain
 
@@ -93,7 +94,7 @@ def _imported() -> "ModelGraph":
 
 def _post(client: "Client", domain: "Domain", budget: int) -> str:
     """Queue the tuning through the service, at scales that two cores carry."""
-    from autosync.api.cli.results import scale_words
+    from autosync.api.cli.tuning_report import scale_words
     from autosync.documents import to_json
     from autosync.trials.byte_scale import automatic_scales
 
@@ -115,30 +116,17 @@ def _post(client: "Client", domain: "Domain", budget: int) -> str:
     return tuning_id
 
 
-def _follow(client: "Client", tuning_id: str) -> None:
+def _follow(client: "Client", tuning_id: str, budget: int) -> None:
     """Live progress, from the service's stream of events.
 
     Raises:
         AutosyncError: the tuning failed.
     """
-    from autosync.api.cli.follow import PHASES
-    from autosync.api.cli.progress import progress_bar
+    from autosync.api.cli.progress import tuning_bar
 
-    with progress_bar() as bar:
-        task = bar.add_task(PHASES["waiting"], total=None)
+    with tuning_bar(budget, REPEATS) as bar:
         for event in client.events(tuning_id):
-            if event.kind == "waiting":  # for another measurement; the phase goes on after it
-                bar.console.print(f"[dim]{event.kind:>7}[/]  {escape(event.message)}")
-                continue
-            best = event.best_seconds
-            ending = f", best {milliseconds(best)} ms" if best else ""
-            words = PHASES.get(event.kind, event.kind) + ending
-            bar.update(task, description=words, completed=event.done, total=event.total or None)
-            if event.kind in ("search", "confirm"):
-                bar.console.print(
-                    f"[dim]{event.kind:>7} {event.done:>3}/{event.total}[/]  ", end=""
-                )
-                bar.console.print(escape(event.message))
+            bar.see(event)
     tuning = client.tuning(tuning_id)
     if tuning.state != "finished":
         raise AutosyncError(
@@ -150,7 +138,7 @@ def _follow(client: "Client", tuning_id: str) -> None:
 
 
 def _print(client: "Client", tuning_id: str, output: Path) -> None:
-    from autosync.api.cli.results import print_results, print_two_lines
+    from autosync.api.cli.tuning_report import print_results, print_two_lines
 
     where = dict.fromkeys(trial.launcher for trial in client.trials(tuning_id).items)
     print_results(client.tuning(tuning_id), client.strategies(tuning_id), ", ".join(where))

@@ -54,8 +54,8 @@ def rank(
         autosync rank resnet50 example-4x1
         autosync rank bert_base my-cluster.yaml --step-seconds 0.18
     """
-    from autosync.api.cli.domain_words import describe_domain
-    from autosync.api.cli.inputs import ProfileChoice, load_domain, load_simulator
+    from autosync.api.cli.argument_loading import ProfileChoice, load_domain, load_simulator
+    from autosync.api.cli.domain_summary import describe_domain
 
     choice = ProfileChoice(profile, device, efficiency, step_seconds)
     domain = load_domain(model, cluster, batch, choice)

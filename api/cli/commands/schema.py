@@ -31,7 +31,7 @@ def schema(
 
     Example: `autosync schema Strategy > strategy.schema.json`
     """
-    from autosync.api.cli.inputs import unknown_name
+    from autosync.api.cli.argument_loading import unknown_name
     from autosync.api.http.openapi import schema_of
 
     spelled = {known.lower(): known for known in NAMES}

@@ -50,7 +50,7 @@ def serve(
         autosync serve
         autosync serve --db postgresql://tuner@localhost/autosync --workers 0
     """
-    from autosync.api.db.migrate import migrate
+    from autosync.api.db.schema_migration import migrate
     from autosync.api.http.app import serve as serve_until_interrupted
 
     reach_hosts(prefix, python, ray_address)

@@ -5,21 +5,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from autosync.api.cli.console import (
-    check_folder,
-    out,
-    print_json,
-    print_table,
-    say,
-    write_bytes,
-    write_text,
-)
+from autosync.api.cli.console import out, print_json, print_table, say
 from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json
+from autosync.api.cli.output_files import check_folder, write_bytes, write_text
 
 app = typer.Typer(
     name="simulator",
     no_args_is_help=True,
-    help="Keep trained simulators in a database, for `--simulator NAME`.\n\n"
+    help="Store trained simulators in a database, for `--simulator NAME`.\n\n"
     "A checkpoint is two files: NAME.safetensors, and its card NAME.json.",
 )
 
@@ -35,11 +28,11 @@ def list_all(db: DatabaseUrl = DEFAULT_DATABASE, json: Json = False) -> None:
     Example: `autosync simulator list`
     """
     from autosync.api.cli.open_database import opened
-    from autosync.api.engine.simulator_store import list_simulators
-    from autosync.api.http.schemas import TrainedSimulator
+    from autosync.api.engine.simulator_store import LISTED
+    from autosync.api.views.stored_documents import simulators
 
     with opened(db) as database, database.reading() as session:
-        found = [TrainedSimulator.model_validate(row) for row in list_simulators(session)]
+        found = simulators(session, LISTED).items
     if json:
         print_json([each.model_dump(mode="json") for each in found])
         return
@@ -109,18 +102,18 @@ def add(
     ],
     db: DatabaseUrl = DEFAULT_DATABASE,
 ) -> None:
-    """Keep a checkpoint under a name.
+    """Store a checkpoint under a name.
 
     Example: `autosync simulator add five-clusters trained.safetensors`
     """
-    from autosync.api.cli.inputs import read_bytes
+    from autosync.api.cli.argument_loading import read_bytes
     from autosync.api.cli.open_database import opened
-    from autosync.api.engine.simulator_store import keep_simulator
+    from autosync.api.engine.simulator_store import store_simulator
 
     card = read_bytes(checkpoint.with_suffix(".json"), "card")
     weights = read_bytes(checkpoint.with_suffix(".safetensors"), "checkpoint")
     with opened(db, create=True) as database:
-        new = keep_simulator(database, name, card, weights)
+        new = store_simulator(database, name, card, weights)
     say(
         f"Use it: autosync tune MODEL CLUSTER --simulator {name}" if new else "It was here already."
     )

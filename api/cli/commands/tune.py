@@ -1,18 +1,20 @@
 """`autosync tune`: find, measure and confirm the fastest strategy."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autosync.api.cli.console import check_folder, print_json, say, warn, write_text
+from autosync.api.cli.console import print_json, say, warn
 from autosync.api.cli.options import (
     DEFAULT_DATABASE,
     SIMULATOR_HELP,
     Batch,
     Compute,
     ComputeDevice,
+    ComputeName,
     DatabaseUrl,
+    DeviceName,
     DeviceType,
     Efficiency,
     Json,
@@ -23,8 +25,9 @@ from autosync.api.cli.options import (
     WorkerPython,
     reach_hosts,
 )
+from autosync.api.cli.output_files import check_folder, write_text
 from autosync.errors import AutosyncError, InvalidInput
-from autosync.trials.launcher_names import REAL_CLUSTERS, LauncherName
+from autosync.trials.launcher_names import LauncherName
 
 if TYPE_CHECKING:
     from autosync.api.db.database import Database
@@ -110,22 +113,22 @@ def tune(
         autosync tune resnet50 pair.yaml --launcher local --compute kernels --compute-device cuda
         autosync tune --resume 3f2a90c1
     """
-    from autosync.api.cli.inputs import ProfileChoice, load_domain
+    from autosync.api.cli.argument_loading import ProfileChoice, load_domain
     from autosync.api.cli.open_database import opened
-    from autosync.api.engine.tuning_request import refuse_unused
+    from autosync.api.engine.request_checks import refuse_unused
     from autosync.search.loop.settings import Settings
 
     check_folder(output)
     reach_hosts(prefix, python, ray_address)
     settings = Settings(budget=budget, proposals=proposals, repeats=repeats, seed=seed, probe=probe)
-    job: TuningRequest | None = None
+    request: TuningRequest | None = None
     if model is not None and cluster is not None:
         estimate = {"--step-seconds": step_seconds, "--efficiency": efficiency}
         refuse_unused(compute, {"--profile": profile, **estimate})
         choice = ProfileChoice(profile, device, efficiency, step_seconds)
         domain = load_domain(model, cluster, batch, choice)
         where = (launcher, compute, compute_device)
-        job = _job(domain, settings, simulator, where, byte_scale, time_scale)
+        request = _request(domain, settings, simulator, where, byte_scale, time_scale)
     elif resume is None:
         raise InvalidInput(
             "MODEL and CLUSTER are missing.",
@@ -133,66 +136,68 @@ def tune(
             remedy="Example: `autosync tune resnet50 example-4x1`; see `autosync tune --help`.",
         )
     with opened(db, create=resume is None) as database:
-        tuning_id = _resumed(database, resume, job) if resume else _started(database, job, db)
+        tuning_id = (
+            _resumed(database, resume, request) if resume else _started(database, request, db)
+        )
         _run(database, tuning_id, resumed=resume is not None, db=db)
         _report(database, tuning_id, output, top, json)
 
 
-def _job(
+def _request(
     domain: "Domain",
     settings: "Settings",
     simulator: str,
-    where: tuple[LauncherName, Literal["waited", "kernels"], Literal["cpu", "cuda"]],
+    where: tuple[LauncherName, ComputeName, DeviceName],
     byte_scale: float | None,
     time_scale: float | None,
 ) -> "TuningRequest":
-    """The job with the scales that were asked for, or those this kind of machine can carry.
+    """The request at the scales that were asked for, or those this kind of machine can carry.
     where: its launcher, what computes in its trials, and on what device.
 
     Raises:
         InvalidInput: these do not go together. NotSupported: this machine has no GPU.
     """
-    from autosync.api.engine.tuning_request import TuningRequest, usual_scales
+    from autosync.api.engine.tuning_request import TuningRequest, at_scales
+    from autosync.trials.launcher_names import REAL_CLUSTERS
 
     launcher, compute, device = where
-    usual_bytes, usual_time = usual_scales(domain, launcher, compute)
-    job = TuningRequest(
+    asked = TuningRequest(
         domain=domain,
         settings=settings,
         simulator=simulator,
         launcher=launcher,
-        byte_scale=usual_bytes if byte_scale is None else byte_scale,
-        time_scale=usual_time if time_scale is None else time_scale,
         compute=compute,
         device=device,
     )
-    if job.workload.device == "cuda" and launcher not in REAL_CLUSTERS:
+    request = at_scales(asked, byte_scale, time_scale)
+    if request.workload.device == "cuda" and launcher not in REAL_CLUSTERS:
         from autosync.trials.gpus import refuse_without_gpu
 
         refuse_without_gpu()
-    return job
+    return request
 
 
-def _started(database: "Database", job: "TuningRequest | None", db: str) -> str:
+def _started(database: "Database", request: "TuningRequest | None", db: str) -> str:
     """Put a new tuning into the database and say what it is."""
-    from autosync.api.cli.domain_words import describe_domain
-    from autosync.api.cli.results import scale_words, warn_unshaped
+    from autosync.api.cli.domain_summary import describe_domain
+    from autosync.api.cli.tuning_report import scale_words, warn_unshaped
     from autosync.api.engine.registry import launcher_named
-    from autosync.api.engine.tuning_request import enqueue
+    from autosync.api.engine.submission import enqueue
 
-    assert job is not None  # without --resume, MODEL and CLUSTER were required
-    describe_domain(job.domain)
-    say(f"{scale_words(job.byte_scale, job.time_scale)}, budget {job.settings.budget} strategies")
-    if words := job.workload.compute_words:
+    assert request is not None  # without --resume, MODEL and CLUSTER were required
+    describe_domain(request.domain)
+    scales = scale_words(request.byte_scale, request.time_scale)
+    say(f"{scales}, budget {request.settings.budget} strategies")
+    if words := request.workload.compute_words:
         say(f"Trials compute: {words}; what they take is measured first")
-    if launcher_named(job.launcher).name == "local":
+    if launcher_named(request.launcher).name == "local":
         warn_unshaped()
-    tuning_id = enqueue(database, job)
+    tuning_id = enqueue(database, request)
     say(f"[dim]Tuning {tuning_id[:8]} in {db}[/]")
     return tuning_id
 
 
-def _resumed(database: "Database", resume: str, job: "TuningRequest | None") -> str:
+def _resumed(database: "Database", resume: str, request: "TuningRequest | None") -> str:
     """The tuning to go on with.
 
     Raises:
@@ -200,13 +205,13 @@ def _resumed(database: "Database", resume: str, job: "TuningRequest | None") -> 
     """
     from autosync.api.cli.tuning_lookup import find_tuning, free_from_dead_worker
     from autosync.api.db.document_store import load_domain
-    from autosync.api.engine.job_queue import reopen
-    from autosync.api.engine.tuning_request import continues
+    from autosync.api.engine.tuning_queue import reopen
+    from autosync.api.engine.tuning_request import same_tuning
 
     tuning = find_tuning(database, resume)
     with database.reading() as session:
-        kept = load_domain(session, tuning.domain_id)
-    if job is not None and not continues(job.domain, kept, job.compute):
+        stored = load_domain(session, tuning.domain_id)
+    if request is not None and not same_tuning(request.domain, stored, request.compute):
         raise InvalidInput(
             f"tuning {tuning.id[:8]} is for another model, cluster, batch or profile.",
             thing="--resume",
@@ -220,7 +225,7 @@ def _resumed(database: "Database", resume: str, job: "TuningRequest | None") -> 
 
 
 def _run(database: "Database", tuning_id: str, resumed: bool, db: str) -> None:
-    from autosync.api.cli.follow import run_here
+    from autosync.api.cli.in_process_tuning import run_here
     from autosync.api.cli.logs import log_to_file
 
     log = log_to_file("tune")
@@ -241,8 +246,8 @@ def _run(database: "Database", tuning_id: str, resumed: bool, db: str) -> None:
 
 def _report(database: "Database", tuning_id: str, output: Path, top: int, json: bool) -> None:
     """The table, and the bundle whole or not at all."""
-    from autosync.api.cli.results import print_results, print_two_lines, results_data
     from autosync.api.cli.tuning_lookup import bundle_text
+    from autosync.api.cli.tuning_report import print_results, print_two_lines, results_data
     from autosync.api.views import reports
 
     text = bundle_text(database, tuning_id)

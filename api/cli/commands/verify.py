@@ -25,7 +25,7 @@ def verify(
 
     Example: `autosync verify best.json resnet50 example-4x1`
     """
-    from autosync.api.cli.inputs import ProfileChoice, load_domain, load_strategy
+    from autosync.api.cli.argument_loading import ProfileChoice, load_domain, load_strategy
     from autosync.errors import NotSupported
     from autosync.strategy_description import describe
     from autosync.verification import check_runnable

@@ -32,8 +32,8 @@ def worker(
 
     Example: `autosync worker --db postgresql://tuner@db.internal/autosync`
     """
-    from autosync.api.cli.stopping import stop_on_signals, stop_with_parent
-    from autosync.api.db.migrate import migrate
+    from autosync.api.cli.stop_signals import stop_on_signals, stop_with_parent
+    from autosync.api.db.schema_migration import migrate
     from autosync.api.engine.queue_worker import work
 
     reach_hosts(prefix, python, ray_address)

@@ -1,86 +1,66 @@
-"""Trained simulators: keep, list, fetch, remove."""
+"""Trained simulators: store, list, fetch, remove."""
 
 from typing import Annotated, Any
 
 from fastapi import APIRouter, File, Response
 
-from autosync.api.db.tables import SimulatorRow
-from autosync.api.engine.registry import SIMULATORS
-from autosync.api.engine.simulator_store import (
-    checkpoint_files,
-    keep_simulator,
-    list_simulators,
-    remove_simulator,
-)
-from autosync.api.http import dependencies, schemas
-from autosync.api.http.openapi import problems
+from autosync.api.engine.simulator_store import checkpoint_files, remove_simulator, store_simulator
+from autosync.api.http.dependencies import DatabaseDep, Id, Limit, Offset, Reading
+from autosync.api.http.openapi import refusals
+from autosync.api.views import stored_documents
+from autosync.api.views.document_schemas import Simulators, TrainedSimulator
 
 router = APIRouter(prefix="/v1/simulators", tags=["simulators"])
 
 Card = Annotated[bytes, File(description="The checkpoint's .json.")]
 Weights = Annotated[bytes, File(description="The checkpoint's .safetensors.")]
-KEPT: dict[int | str, dict[str, Any]] = {
-    200: {"model": schemas.TrainedSimulator, "description": "It was here already."}
+STORED: dict[int | str, dict[str, Any]] = {
+    200: {"model": TrainedSimulator, "description": "It was here already."},
+    **refusals(400, 404, 409, 413, 422),
+}
+CARD: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The card.", "content": {"application/json": {}}},
+    **refusals(404, 422),
+}
+WEIGHTS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "safetensors.", "content": {"application/octet-stream": {}}},
+    **refusals(404, 422),
 }
 
 
-@router.get("", responses=problems(422))
-def get_simulators(
-    session: dependencies.Reading, limit: dependencies.Limit = 100, offset: dependencies.Offset = 0
-) -> schemas.Simulators:
+@router.get("", responses=refusals(422))
+def get_simulators(session: Reading, limit: Limit = 100, offset: Offset = 0) -> Simulators:
     """Trained simulators by name, and the bundled ones. A tuning takes any of them."""
-    rows = list_simulators(session, limit, offset)
-    return schemas.Simulators(
-        items=[schemas.TrainedSimulator.model_validate(row) for row in rows],
-        bundled=list(SIMULATORS),
-    )
+    return stored_documents.simulators(session, limit, offset)
 
 
-@router.put("/{name}", status_code=201, responses={**KEPT, **problems(400, 404, 409, 413, 422)})
+@router.put("/{name}", status_code=201, responses=STORED)
 def put_simulator(
-    name: dependencies.Id,
-    card: Card,
-    weights: Weights,
-    database: dependencies.DatabaseDep,
-    response: Response,
-) -> schemas.TrainedSimulator:
-    """Keep a checkpoint, the two files of `save_checkpoint`. They are data, checked against each
+    name: Id, card: Card, weights: Weights, database: DatabaseDep, response: Response
+) -> TrainedSimulator:
+    """Store a checkpoint, the two files of `save_checkpoint`. They are data, checked against each
     other and against what this version reads; nothing in them is executed. A name that is taken is
     never given to another one."""
-    new = keep_simulator(database, name, card, weights)
+    new = store_simulator(database, name, card, weights)
     response.status_code = 201 if new else 200
     with database.reading() as session:
-        return schemas.TrainedSimulator.model_validate(session.get_one(SimulatorRow, name))
+        return stored_documents.simulator(session, name)
 
 
-@router.get(
-    "/{name}",
-    response_class=Response,
-    responses={
-        200: {"description": "The card.", "content": {"application/json": {}}},
-        **problems(404, 422),
-    },
-)
-def get_card(name: dependencies.Id, session: dependencies.Reading) -> Response:
+@router.get("/{name}", response_class=Response, responses=CARD)
+def get_card(name: Id, session: Reading) -> Response:
     """What it learned from, how well it ranks what it had not seen, and by which versions."""
     return Response(checkpoint_files(session, name)[0], media_type="application/json")
 
 
-@router.get(
-    "/{name}/weights",
-    response_class=Response,
-    responses={
-        200: {"description": "safetensors.", "content": {"application/octet-stream": {}}},
-        **problems(404, 422),
-    },
-)
-def get_weights(name: dependencies.Id, session: dependencies.Reading) -> Response:
+@router.get("/{name}/weights", response_class=Response, responses=WEIGHTS)
+def get_weights(name: Id, session: Reading) -> Response:
     _, weights = checkpoint_files(session, name)
     headers = {"Content-Disposition": f'attachment; filename="{name}.safetensors"'}
     return Response(weights, media_type="application/octet-stream", headers=headers)
 
 
-@router.delete("/{name}", status_code=204, responses=problems(404, 409, 422))
-def delete_simulator(name: dependencies.Id, database: dependencies.DatabaseDep) -> None:
+@router.delete("/{name}", status_code=204, responses=refusals(404, 409, 422))
+def delete_simulator(name: Id, database: DatabaseDep) -> None:
     """Refused while a tuning that is not at its end uses it."""
     remove_simulator(database, name)

@@ -14,7 +14,8 @@ from autosync.api.db import Database
 from autosync.api.db.document_store import load_domain
 from autosync.api.db.tables import EventRow, TuningRow
 from autosync.api.engine.queue_worker import work
-from autosync.api.engine.tuning_request import TuningRequest, continues, enqueue, load_job
+from autosync.api.engine.submission import enqueue, load_request
+from autosync.api.engine.tuning_request import TuningRequest, same_tuning
 from autosync.api.http.app import create_app
 from autosync.api.views import reports
 from autosync.api.views.exports import runtimes_parquet
@@ -43,10 +44,10 @@ def test_a_tuning_measures_its_kernels_and_keeps_its_records(
     sqlite: Database, device: ComputeDevice, ranks: int, words: str
 ) -> None:
     given = domain_of(cluster=grid_cluster(ranks))
-    job = TuningRequest(given, SETTINGS, launcher="local", compute="kernels", device=device)
-    tuning_id = enqueue(sqlite, job)
+    request = TuningRequest(given, SETTINGS, launcher="local", compute="kernels", device=device)
+    tuning_id = enqueue(sqlite, request)
     with sqlite.reading() as session:
-        assert load_job(session, tuning_id).workload == job.workload
+        assert load_request(session, tuning_id).workload == request.workload
     launcher = LocalLauncher(repeats=0)  # else passes are repeated while others load the machine
     work(str(sqlite.engine.url), threading.Event(), once=True, launcher_of=lambda _: launcher)
     with sqlite.reading() as session:
@@ -73,11 +74,11 @@ def test_what_was_measured_is_no_other_domain() -> None:
     cost = MessageCost("all_reduce", 1e-4, 0.0, 0.0)
     probed = replace(given, cluster=replace(given.cluster, costs=(cost,)))
     timed = replace(probed, profile=replace(given.profile, update_seconds=1.0, source="measured"))
-    assert continues(given, probed, "waited")
-    assert continues(given, timed, "kernels")
-    assert not continues(given, timed, "waited")
-    assert not continues(probed, given, "waited")
-    assert not continues(domain_of(cluster=grid_cluster(2)), probed, "kernels")
+    assert same_tuning(given, probed, "waited")
+    assert same_tuning(given, timed, "kernels")
+    assert not same_tuning(given, timed, "waited")
+    assert not same_tuning(probed, given, "waited")
+    assert not same_tuning(domain_of(cluster=grid_cluster(2)), probed, "kernels")
 
 
 def test_a_request_names_what_computes(sqlite: Database) -> None:

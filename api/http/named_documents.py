@@ -1,8 +1,9 @@
-"""From the names and ids of a request to documents: bundled ones, and those in the database."""
+"""The graph and the cluster that a request names: bundled ones, and those in the database."""
 
 from sqlalchemy.orm import Session
 
 from autosync.api.db.document_store import load_cluster, load_graph
+from autosync.api.db.lookup import not_found
 from autosync.api.db.tables import ClusterRow, GraphRow
 from autosync.bundled_data import data_file
 from autosync.cluster import Cluster
@@ -52,9 +53,7 @@ def estimated_profile(graph: ModelGraph, cluster: Cluster) -> Profile:
 
 
 def _unknown(thing: str, name: str, known: list[str]) -> NotFound:
-    return NotFound(
-        f"there is no {thing} {name[:80]!r}.",
-        thing=thing,
-        value=name[:80],
-        remedy=f"Post it to /v1/{thing}s first, or name a bundled one: {', '.join(known)}.",
+    bundled_ones = ", ".join(known)
+    return not_found(
+        thing, name, f"Post it to /v1/{thing}s first, or name a bundled one: {bundled_ones}."
     )

@@ -14,10 +14,11 @@ from sqlalchemy import func, select
 
 from autosync.api.db import Database
 from autosync.api.db.tables import EventRow, ProposalRow, TrialRow, TuningRow
-from autosync.api.engine import job_queue
-from autosync.api.engine.job_queue import Claim
+from autosync.api.engine import tuning_queue
 from autosync.api.engine.queue_worker import MOST_CLAIMS, run_claim, work
-from autosync.api.engine.tuning_request import TuningRequest, enqueue
+from autosync.api.engine.submission import enqueue
+from autosync.api.engine.tuning_queue import Claim
+from autosync.api.engine.tuning_request import TuningRequest
 from autosync.api.views import reports
 from autosync.api.views.exports import bundle_document
 from autosync.bundle import Bundle
@@ -30,7 +31,7 @@ from tests.domains import domain_of, grid_cluster
 
 pytestmark = pytest.mark.timeout(900)
 SETTINGS = Settings(budget=4, proposals=64, repeats=3, warmup=1, iterations=2, probe=False)
-JOB = TuningRequest(domain_of(cluster=grid_cluster(2)), SETTINGS, launcher="local")
+REQUEST = TuningRequest(domain_of(cluster=grid_cluster(2)), SETTINGS, launcher="local")
 WORKER = """
 import sys, threading
 from autosync.api.engine.queue_worker import work
@@ -73,7 +74,7 @@ def test_killed_in_the_middle_and_started_again_it_repeats_nothing(
     sqlite_url: str, sqlite: Database
 ) -> None:
     url, database = sqlite_url, sqlite
-    tuning_id = enqueue(database, JOB)
+    tuning_id = enqueue(database, REQUEST)
     with worker(url) as first:
         until(lambda: len(rows(database)) >= 3, "three trials")
         os.kill(first.pid, signal.SIGKILL)
@@ -83,8 +84,10 @@ def test_killed_in_the_middle_and_started_again_it_repeats_nothing(
     with worker(url):
         until(lambda: state(database, tuning_id) == "finished", "the end")
     after = rows(database)
-    kept = [(row.key, row.fence, row.created_at, row.iteration_seconds) for row in before]
-    assert kept == [
+    recorded_before = [
+        (row.key, row.fence, row.created_at, row.iteration_seconds) for row in before
+    ]
+    assert recorded_before == [
         (row.key, row.fence, row.created_at, row.iteration_seconds) for row in after[: len(before)]
     ]
     assert {row.fence for row in before} == {1}
@@ -100,7 +103,7 @@ def test_killed_in_the_middle_and_started_again_it_repeats_nothing(
     assert recorded == [trial.key for trial in trials if trial.key.startswith("confirm/0/")]
     assert len(recorded) > 1
     assert tuning.result is not None
-    assert shipped.domain_id == JOB.domain.id
+    assert shipped.domain_id == REQUEST.domain.id
     assert shipped.evidence.ddp_step_seconds == tuning.result.ddp_seconds
     assert is_ddp(shipped.strategy) == tuning.result.keep_ddp
     assert phases.count("opening") == 2
@@ -109,10 +112,10 @@ def test_killed_in_the_middle_and_started_again_it_repeats_nothing(
 
 def test_cancelled_in_the_middle_it_stops_and_keeps_its_trials(sqlite: Database) -> None:
     url = str(sqlite.engine.url)
-    tuning_id = enqueue(sqlite, JOB)
+    tuning_id = enqueue(sqlite, REQUEST)
     with worker(url):
         until(lambda: len(rows(sqlite)) >= 1, "a trial")
-        assert job_queue.cancel(sqlite, tuning_id) == "cancelling"
+        assert tuning_queue.cancel(sqlite, tuning_id) == "cancelling"
         until(lambda: state(sqlite, tuning_id) == "cancelled", "the end")
     assert 1 <= len(rows(sqlite)) < SETTINGS.budget + 4 * SETTINGS.repeats
 
@@ -127,7 +130,7 @@ class Refusing:
 
 
 def test_a_tuning_that_cannot_run_fails_and_says_why(sqlite: Database) -> None:
-    tuning_id = enqueue(sqlite, JOB)
+    tuning_id = enqueue(sqlite, REQUEST)
     work(str(sqlite.engine.url), threading.Event(), once=True, launcher_of=lambda _: Refusing())
     with sqlite.reading() as session:
         tuning = reports.tuning(session, tuning_id)
@@ -147,17 +150,17 @@ class Stopping(Refusing):
 
 
 def test_a_worker_that_stops_gives_its_tuning_back(sqlite: Database) -> None:
-    tuning_id = enqueue(sqlite, JOB)
+    tuning_id = enqueue(sqlite, REQUEST)
     stop = threading.Event()
     work(str(sqlite.engine.url), stop, launcher_of=lambda _: Stopping(stop))
     assert state(sqlite, tuning_id) == "queued"
 
 
 def test_a_tuning_that_kills_its_workers_is_not_tried_for_ever(sqlite: Database) -> None:
-    tuning_id = enqueue(sqlite, JOB)
+    tuning_id = enqueue(sqlite, REQUEST)
     with sqlite.writing() as session:
         session.get_one(TuningRow, tuning_id).fence = MOST_CLAIMS
-    held = job_queue.claim(sqlite, "a")
+    held = tuning_queue.claim(sqlite, "a")
     assert held == Claim(tuning_id, MOST_CLAIMS + 1)
     run_claim(sqlite, held, threading.Event(), lambda _: Refusing())
     with sqlite.reading() as session:

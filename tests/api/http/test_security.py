@@ -10,7 +10,7 @@ from autosync.api.db import Database
 from autosync.api.http.app import create_app
 from autosync.api.http.body_limits import MAX_BODY_BYTES
 from autosync.api.http.security import Access
-from tests.api.serving import served
+from tests.api.http.serving import served
 
 MIB = 2**20
 

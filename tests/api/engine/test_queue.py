@@ -2,20 +2,22 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
 from autosync.api.db import Database
 from autosync.api.db.tables import TuningRow
-from autosync.api.engine import job_queue
+from autosync.api.engine import tuning_queue
 from autosync.api.engine.database_store import LeaseLost
-from autosync.api.engine.job_queue import Claim
-from autosync.api.engine.tuning_request import enqueue, outcome_row
+from autosync.api.engine.submission import enqueue
+from autosync.api.engine.tuning_answer import outcome_row
+from autosync.api.engine.tuning_queue import Claim
 from autosync.errors import NotFound, NotSupported
 from autosync.search.loop.confirm import conclude
-from tests.api.sample import claimed, run_search, small_job
+from tests.api.sample import claimed, run_search, small_request
 
-JOB = small_job()
+REQUEST = small_request()
 
 
 def state(database: Database, tuning_id: str) -> str:
@@ -24,113 +26,114 @@ def state(database: Database, tuning_id: str) -> str:
 
 
 def expire(database: Database, held: Claim) -> None:
-    assert job_queue.heartbeat(database, held, lease_seconds=-1)
+    assert tuning_queue.heartbeat(database, held, lease_seconds=-1)
 
 
 def test_the_oldest_is_claimed_first_and_once(database: Database) -> None:
-    ids = [enqueue(database, JOB) for _ in range(3)]
-    claims = [job_queue.claim(database, "a") for _ in range(4)]
+    ids = [enqueue(database, REQUEST) for _ in range(3)]
+    claims = [tuning_queue.claim(database, "a") for _ in range(4)]
     assert [held and held.tuning_id for held in claims] == [*ids, None]
     assert state(database, ids[0]) == "running"
 
 
 def test_a_lease_that_ran_out_is_taken_over_under_a_new_fence(database: Database) -> None:
-    held, _ = claimed(database, JOB)
-    assert job_queue.claim(database, "b") is None
+    held, _ = claimed(database, REQUEST)
+    assert tuning_queue.claim(database, "b") is None
     expire(database, held)
-    taken = job_queue.claim(database, "b")
+    taken = tuning_queue.claim(database, "b")
     assert taken == Claim(held.tuning_id, held.fence + 1)
-    assert not job_queue.heartbeat(database, held)
-    assert job_queue.heartbeat(database, taken)
+    assert not tuning_queue.heartbeat(database, held)
+    assert tuning_queue.heartbeat(database, taken)
 
 
 def test_only_the_holder_can_end_a_tuning(database: Database) -> None:
-    held, store = claimed(database, JOB)
-    run_search(store, JOB)
-    answer = outcome_row(held.tuning_id, JOB, conclude(store))
+    held, store = claimed(database, REQUEST)
+    run_search(store, REQUEST)
+    answer = outcome_row(held.tuning_id, REQUEST, conclude(store))
     expire(database, held)
-    taken = job_queue.claim(database, "b")
+    taken = tuning_queue.claim(database, "b")
     assert taken is not None
-    for late in (
-        lambda: job_queue.finish(database, held, answer),
-        lambda: job_queue.fail(database, held, "late"),
-        lambda: job_queue.end_cancelled(database, held),
-    ):
+    ends: tuple[Callable[[], None], ...] = (
+        lambda: tuning_queue.finish(database, held, answer),
+        lambda: tuning_queue.fail(database, held, "late"),
+        lambda: tuning_queue.end_cancelled(database, held),
+    )
+    for late in ends:
         with pytest.raises(LeaseLost):
             late()
-    job_queue.release(database, held)
+    tuning_queue.release(database, held)
     assert state(database, held.tuning_id) == "running"
-    job_queue.finish(database, taken, answer)
+    tuning_queue.finish(database, taken, answer)
     assert state(database, held.tuning_id) == "finished"
-    assert job_queue.claim(database, "c") is None
+    assert tuning_queue.claim(database, "c") is None
 
 
 def test_a_tuning_given_back_is_claimed_again(database: Database) -> None:
-    held, _ = claimed(database, JOB)
-    job_queue.release(database, held)
+    held, _ = claimed(database, REQUEST)
+    tuning_queue.release(database, held)
     assert state(database, held.tuning_id) == "queued"
-    assert job_queue.claim(database, "b") == Claim(held.tuning_id, held.fence + 1)
+    assert tuning_queue.claim(database, "b") == Claim(held.tuning_id, held.fence + 1)
 
 
 def test_cancel_before_a_worker_has_it(database: Database) -> None:
-    tuning_id = enqueue(database, JOB)
-    assert job_queue.cancel(database, tuning_id) == "cancelled"
-    assert job_queue.cancel(database, tuning_id) == "cancelled"
-    assert job_queue.claim(database, "a") is None
+    tuning_id = enqueue(database, REQUEST)
+    assert tuning_queue.cancel(database, tuning_id) == "cancelled"
+    assert tuning_queue.cancel(database, tuning_id) == "cancelled"
+    assert tuning_queue.claim(database, "a") is None
 
 
 def test_cancel_while_a_worker_has_it(database: Database) -> None:
-    held, store = claimed(database, JOB)
+    held, store = claimed(database, REQUEST)
     assert not store.cancelled()
-    assert job_queue.cancel(database, held.tuning_id) == "cancelling"
+    assert tuning_queue.cancel(database, held.tuning_id) == "cancelling"
     assert store.cancelled()
-    job_queue.end_cancelled(database, held)
+    tuning_queue.end_cancelled(database, held)
     assert state(database, held.tuning_id) == "cancelled"
 
 
 def test_cancel_when_the_worker_is_gone(database: Database) -> None:
-    held, store = claimed(database, JOB)
+    held, store = claimed(database, REQUEST)
     expire(database, held)
-    assert job_queue.cancel(database, held.tuning_id) == "cancelled"
+    assert tuning_queue.cancel(database, held.tuning_id) == "cancelled"
     with pytest.raises(LeaseLost):
         store.cancelled()
 
 
 def test_what_was_cancelled_stays_so_when_its_worker_dies(database: Database) -> None:
-    held, _ = claimed(database, JOB)
-    job_queue.cancel(database, held.tuning_id)
+    held, _ = claimed(database, REQUEST)
+    tuning_queue.cancel(database, held.tuning_id)
     expire(database, held)
-    taken = job_queue.claim(database, "b")
+    taken = tuning_queue.claim(database, "b")
     assert taken is not None
     assert state(database, held.tuning_id) == "cancelling"
-    job_queue.release(database, taken)
+    tuning_queue.release(database, taken)
     assert state(database, held.tuning_id) == "cancelled"
 
 
 def test_what_has_ended_cannot_be_cancelled(database: Database) -> None:
-    held, _ = claimed(database, JOB)
-    job_queue.fail(database, held, "no\x00 workers")
+    held, _ = claimed(database, REQUEST)
+    tuning_queue.fail(database, held, "no\x00 workers")
     with pytest.raises(NotSupported, match="failed already"):
-        job_queue.cancel(database, held.tuning_id)
+        tuning_queue.cancel(database, held.tuning_id)
     with pytest.raises(NotFound):
-        job_queue.cancel(database, "f" * 32)
+        tuning_queue.cancel(database, "f" * 32)
 
 
 CLAIMER = """
 import sys, time
-from autosync.api.engine import job_queue
+from autosync.api.engine import tuning_queue
 from autosync.api.db import connect
 database = connect(sys.argv[1])
 print("ready", flush=True)
 sys.stdin.readline()
-while (held := job_queue.claim(database, sys.argv[2])) is not None:
+while (held := tuning_queue.claim(database, sys.argv[2])) is not None:
     print(held.tuning_id, held.fence, flush=True)
     time.sleep(0.02)
 """
 
 
 def test_processes_share_a_queue_without_doing_anything_twice(url: str, database: Database) -> None:
-    ids = {enqueue(database, JOB) for _ in range(30)}
+    ids = {enqueue(database, REQUEST) for _ in range(30)}
     started = [
         subprocess.Popen(
             [sys.executable, "-c", CLAIMER, url, name],

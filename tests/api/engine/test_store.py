@@ -9,7 +9,7 @@ from sqlalchemy import func, select
 
 from autosync.api.db import Database
 from autosync.api.db.tables import StrategyRow, TrialRow
-from autosync.api.engine import job_queue
+from autosync.api.engine import tuning_queue
 from autosync.api.engine.database_store import DatabaseStore, Interrupted, LeaseLost
 from autosync.errors import InvalidInput
 from autosync.search.loop.memory_store import MemoryStore
@@ -17,10 +17,10 @@ from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.tuning_store import Store
 from autosync.trials.contract import TrialError
 from tests.api.databases import opened, postgresql_database
-from tests.api.sample import candidates, claimed, proposal, result, small_job, timeline
+from tests.api.sample import candidates, claimed, proposal, result, small_request, timeline
 
-JOB = small_job()
-CANDIDATES = candidates(JOB.domain, 4)
+REQUEST = small_request()
+CANDIDATES = candidates(REQUEST.domain, 4)
 PROPOSALS = [proposal(candidate) for candidate in CANDIDATES]
 
 
@@ -29,21 +29,21 @@ def store(request: pytest.FixtureRequest) -> Iterator[Store]:
     if request.param == "memory":
         yield MemoryStore()
     elif request.param == "sqlite":
-        yield claimed(request.getfixturevalue("sqlite"), JOB)[1]
+        yield claimed(request.getfixturevalue("sqlite"), REQUEST)[1]
     else:
         server = request.getfixturevalue("postgresql")
         template = request.getfixturevalue("postgresql_template")
         with postgresql_database(server, template) as url, opened(url) as database:
-            yield claimed(database, JOB)[1]
+            yield claimed(database, REQUEST)[1]
 
 
 def test_gives_back_what_was_stored_in_order(store: Store) -> None:
     rng = random.Random(0)
     store.propose(PROPOSALS[:2])
     store.propose(PROPOSALS[2:])
-    results = [result(one.key, JOB, 0.02 * i, rng) for i, one in enumerate(PROPOSALS[::-1], 1)]
+    results = [result(one.key, REQUEST, 0.02 * i, rng) for i, one in enumerate(PROPOSALS[::-1], 1)]
     strategy = PROPOSALS[-1].candidate.strategy
-    results[0] = replace(results[0], timeline=timeline(strategy, JOB.domain, rng))
+    results[0] = replace(results[0], timeline=timeline(strategy, REQUEST.domain, rng))
     for one in results:
         store.record(one)
     assert list(store.proposals()) == PROPOSALS
@@ -60,29 +60,29 @@ def test_a_key_that_is_there_is_left_alone(store: Store) -> None:
 def test_recording_twice_is_an_error_and_the_first_stays(store: Store) -> None:
     rng = random.Random(0)
     store.propose(PROPOSALS)
-    first = result(PROPOSALS[0].key, JOB, 0.05, rng)
+    first = result(PROPOSALS[0].key, REQUEST, 0.05, rng)
     store.record(first)
     with pytest.raises(InvalidInput, match="recorded"):
-        store.record(result(PROPOSALS[0].key, JOB, 0.04, rng))
+        store.record(result(PROPOSALS[0].key, REQUEST, 0.04, rng))
     assert list(store.trials()) == [first]
 
 
 def test_a_failed_trial_is_a_result(store: Store) -> None:
     store.propose(PROPOSALS)
-    failed = result(PROPOSALS[1].key, JOB, None, random.Random(0))
+    failed = result(PROPOSALS[1].key, REQUEST, None, random.Random(0))
     store.record(failed)
     assert store.trials()[0] == failed
     assert store.trials()[0].error is not None
 
 
 def test_a_trial_without_a_proposal_is_refused(database: Database) -> None:
-    _, store = claimed(database, JOB)
+    _, store = claimed(database, REQUEST)
     with pytest.raises(InvalidInput, match="no proposal"):
-        store.record(result("search/0/unknown", JOB, 0.05, random.Random(0)))
+        store.record(result("search/0/unknown", REQUEST, 0.05, random.Random(0)))
 
 
 def test_proposals_are_stored_whole_or_not_at_all(database: Database) -> None:
-    _, store = claimed(database, JOB)
+    _, store = claimed(database, REQUEST)
     broken = replace(PROPOSALS[1], candidate=None)  # type: ignore[arg-type]
     with pytest.raises(AttributeError):
         store.propose([PROPOSALS[0], broken, PROPOSALS[2]])
@@ -90,9 +90,9 @@ def test_proposals_are_stored_whole_or_not_at_all(database: Database) -> None:
 
 
 def test_what_a_crash_prints_can_be_stored(database: Database) -> None:
-    _, store = claimed(database, JOB)
+    _, store = claimed(database, REQUEST)
     store.propose(PROPOSALS)
-    failed = result(PROPOSALS[0].key, JOB, None, random.Random(0))
+    failed = result(PROPOSALS[0].key, REQUEST, None, random.Random(0))
     odd = TrialError("crashed", "signal\x00 11", "\ud800 \x00 stderr")
     store.record(replace(failed, error=odd))
     error = store.trials()[0].error
@@ -101,7 +101,7 @@ def test_what_a_crash_prints_can_be_stored(database: Database) -> None:
 
 
 def test_a_strategy_document_is_kept_once(database: Database) -> None:
-    _, store = claimed(database, JOB)
+    _, store = claimed(database, REQUEST)
     store.propose(PROPOSALS)
     again = [replace(one, key=f"confirm/0/{i}", phase="confirm") for i, one in enumerate(PROPOSALS)]
     store.propose(again)
@@ -114,12 +114,12 @@ def test_a_strategy_document_is_kept_once(database: Database) -> None:
 
 
 def test_every_record_says_what_was_measured_where(database: Database) -> None:
-    held, store = claimed(database, JOB)
+    held, store = claimed(database, REQUEST)
     store.propose(PROPOSALS)
-    store.record(result(PROPOSALS[0].key, JOB, 0.05, random.Random(0)))
+    store.record(result(PROPOSALS[0].key, REQUEST, 0.05, random.Random(0)))
     with database.reading() as session:
         row = session.scalars(select(TrialRow)).one()
-    assert row.domain_id == JOB.domain.id
+    assert row.domain_id == REQUEST.domain.id
     assert row.strategy_id == CANDIDATES[0].strategy.id
     assert (row.byte_scale, row.time_scale) == (0.5, 2.0)
     assert dict(row.versions) == {"torch": "2.13.0", "autosync": "0.1.0", "python": "3.11"}
@@ -131,7 +131,7 @@ def test_every_record_says_what_was_measured_where(database: Database) -> None:
 
 WRITES: list[Callable[[DatabaseStore], object]] = [
     lambda store: store.propose(PROPOSALS),
-    lambda store: store.record(result(PROPOSALS[0].key, JOB, 0.05, random.Random(0))),
+    lambda store: store.record(result(PROPOSALS[0].key, REQUEST, 0.05, random.Random(0))),
     lambda store: store.report(TuningEvent("search", "late", 1, 2, 0.1)),
     lambda store: store.cancelled(),
 ]
@@ -141,10 +141,10 @@ WRITES: list[Callable[[DatabaseStore], object]] = [
 def test_a_worker_whose_lease_was_taken_over_cannot_write(
     database: Database, write: Callable[[DatabaseStore], object]
 ) -> None:
-    held, old = claimed(database, JOB)
+    held, old = claimed(database, REQUEST)
     old.propose(PROPOSALS[:1])
-    job_queue.heartbeat(database, held, lease_seconds=-1)
-    taken = job_queue.claim(database, "other")
+    tuning_queue.heartbeat(database, held, lease_seconds=-1)
+    taken = tuning_queue.claim(database, "other")
     assert taken is not None
     assert taken.tuning_id == held.tuning_id
     with pytest.raises(LeaseLost):
@@ -156,6 +156,6 @@ def test_a_worker_whose_lease_was_taken_over_cannot_write(
 
 
 def test_a_worker_that_stops_is_told_where_it_asks(sqlite: Database) -> None:
-    held, _ = claimed(sqlite, JOB)
+    held, _ = claimed(sqlite, REQUEST)
     with pytest.raises(Interrupted):
         DatabaseStore(sqlite, held.tuning_id, held.fence, lambda: True).cancelled()

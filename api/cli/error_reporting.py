@@ -52,9 +52,9 @@ def _database_unavailable(error: Exception) -> AutosyncError | None:
 
     if not isinstance(error, OperationalError) or not _of_psycopg(error.orig):
         return None
-    said = str(error.orig).strip().splitlines() or ["no reason given"]
+    lines = str(error.orig).strip().splitlines() or ["no reason given"]
     return NotSupported(
-        f"the database does not answer: {said[0]}.",
+        f"the database does not answer: {lines[0]}.",
         thing="database",
         remedy="See that it runs and that --db names it.",
     )

@@ -1,4 +1,4 @@
-"""The job queue: tunings as rows, claimed by workers under leases.
+"""The queue of tunings: rows that workers claim under leases.
 
 A claim counts the tuning's fence up; whoever holds an older number can write nothing (see
 `database_store`). A worker that dies stops renewing its lease, and after it anyone may go on.
@@ -12,7 +12,8 @@ from sqlalchemy.orm import Session
 
 from autosync.api.db.clock import now_seconds
 from autosync.api.db.database import Database
-from autosync.api.db.document_store import found, insert_new
+from autosync.api.db.document_store import insert_new
+from autosync.api.db.lookup import stored
 from autosync.api.db.tables import ACTIVE, FINAL, OutcomeRow, TuningRow
 from autosync.api.engine.database_store import LeaseLost, clean
 from autosync.errors import NotSupported
@@ -103,7 +104,7 @@ def cancel(database: Database, tuning_id: str) -> str:
         NotFound: no such tuning. NotSupported: it has ended already.
     """
     with database.writing() as session:
-        tuning = found(session, TuningRow, tuning_id, "tuning")
+        tuning = stored(session, TuningRow, tuning_id, "tuning")
         session.refresh(tuning, with_for_update=True)
         if tuning.state in ("finished", "failed"):
             raise NotSupported(
@@ -137,8 +138,8 @@ def reopen(database: Database, tuning_id: str) -> None:
         )
 
 
-def submit(session: Session, **values: object) -> None:
-    """Put a tuning into the queue; `values` are columns of TuningRow."""
+def insert(session: Session, **values: object) -> None:
+    """A tuning that waits for a worker; `values` are columns of TuningRow."""
     insert_new(session, TuningRow, **values)
 
 

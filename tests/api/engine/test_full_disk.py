@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.timeout(1500)
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def unshare() -> list[str]:
@@ -27,11 +27,11 @@ def small_disk(tmp_path: Path) -> Path:
 
 
 def test_a_full_disk_costs_the_trial_at_hand(small_disk: Path) -> None:
-    command = [*unshare(), sys.executable, "-m", "tests.api.full_disk", str(small_disk)]
+    command = [*unshare(), sys.executable, "-m", "tests.api.engine.full_disk", str(small_disk)]
     found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert found.returncode == 0, found.stderr
-    said = json.loads(found.stdout)
-    assert len(said["kept"]) >= 2
-    assert said["after"][: len(said["kept"])] == said["kept"]
-    keys = [key for key, _ in said["after"]]
-    assert len(keys) == len(set(keys)) == said["proposed"]
+    outcome = json.loads(found.stdout)
+    assert len(outcome["recorded"]) >= 2
+    assert outcome["after"][: len(outcome["recorded"])] == outcome["recorded"]
+    keys = [key for key, _ in outcome["after"]]
+    assert len(keys) == len(set(keys)) == outcome["proposed"]

@@ -1,4 +1,4 @@
-"""Trained simulators by name: kept as they were, refused where they are not what they say."""
+"""Trained simulators by name: stored as they were, refused where they are not what they say."""
 
 import json
 import pickle
@@ -12,34 +12,31 @@ from fastapi.testclient import TestClient
 from safetensors.numpy import load, save
 
 from autosync.api.db import Database
-from autosync.api.engine import job_queue
+from autosync.api.engine import tuning_queue
 from autosync.api.engine.simulator_store import (
     NEAREST,
-    keep_simulator,
     list_simulators,
     remove_simulator,
     simulator_of,
+    store_simulator,
 )
-from autosync.api.engine.tuning_request import enqueue, load_job
+from autosync.api.engine.submission import enqueue, load_request
 from autosync.api.http.app import create_app
 from autosync.errors import InvalidInput, NotFound, NotSupported
 from autosync.population import encode
-from autosync.simulator.learned.checkpoint import SourceDomain, save_checkpoint
-from autosync.simulator.learned.features.domain_descriptor import DESCRIPTOR, describe_domain
+from autosync.simulator.learned.features.domain_descriptor import describe_domain
 from autosync.simulator.learned.features.feature_names import (
     FEATURE_PARTS,
     summary_columns,
 )
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
-from autosync.simulator.learned.models.learned_model import LearnedModel
 from autosync.simulator.learned.models.linear_model import LinearModel
 from autosync.simulator.learned.models.network_inputs import Scaling
 from autosync.simulator.learned.models.network_model import NetworkModel
 from autosync.simulator.learned.models.ridge import Ridge
-from tests.api.sample import candidates, small_job
+from tests.api.checkpoints import Files, checkpoint
+from tests.api.sample import candidates, small_request
 
-Files = tuple[bytes, bytes]
-"""Card and tensors."""
 SUMMARY = len(summary_columns(FEATURE_PARTS))
 
 
@@ -59,15 +56,6 @@ def network() -> NetworkModel:
     model.scaling = shards, summary
     model.network = model.build()
     return model
-
-
-def checkpoint(
-    folder: Path, model: LearnedModel, descriptor: tuple[float, ...] = (0.5,) * len(DESCRIPTOR)
-) -> Files:
-    source = SourceDomain("a" * 32, "chain", "grid", 60, descriptor)
-    path = folder / "made"
-    save_checkpoint(path, LearnedSimulator(model), (source,), 0.9, "10 strategies")
-    return path.with_suffix(".json").read_bytes(), path.with_suffix(".safetensors").read_bytes()
 
 
 @pytest.fixture(scope="module")
@@ -97,12 +85,12 @@ def names(database: Database) -> list[str]:
         return [row.name for row in list_simulators(session)]
 
 
-def test_what_is_kept_predicts_as_what_was_saved(
+def test_what_is_stored_predicts_as_what_was_saved(
     database: Database, linear: Files, tmp_path: Path
 ) -> None:
-    assert keep_simulator(database, "mine", *linear)
-    assert not keep_simulator(database, "mine", *linear)
-    domain = small_job().domain
+    assert store_simulator(database, "mine", *linear)
+    assert not store_simulator(database, "mine", *linear)
+    domain = small_request().domain
     population = encode([each.strategy for each in candidates(domain, 6)], domain)
     with database.reading() as session:
         found = simulator_of(session, "mine").predict(domain, population)
@@ -111,7 +99,7 @@ def test_what_is_kept_predicts_as_what_was_saved(
     assert (made != LearnedSimulator(LinearModel()).predict(domain, population)).any()
     other = checkpoint(tmp_path, opinionated(2e-3))
     with pytest.raises(NotSupported, match="another simulator's"):
-        keep_simulator(database, "mine", *other)
+        store_simulator(database, "mine", *other)
     remove_simulator(database, "mine")
     assert names(database) == []
     with database.reading() as session, pytest.raises(NotFound, match="timeline"):
@@ -119,37 +107,37 @@ def test_what_is_kept_predicts_as_what_was_saved(
 
 
 def test_a_simulator_stays_while_a_tuning_needs_it(database: Database, linear: Files) -> None:
-    keep_simulator(database, "mine", *linear)
-    tuning_id = enqueue(database, replace(small_job(), simulator="mine"))
+    store_simulator(database, "mine", *linear)
+    tuning_id = enqueue(database, replace(small_request(), simulator="mine"))
     with pytest.raises(NotSupported, match=tuning_id):
         remove_simulator(database, "mine")
-    job_queue.cancel(database, tuning_id)
+    tuning_queue.cancel(database, tuning_id)
     remove_simulator(database, "mine")
     with pytest.raises(NotFound, match="'mine'"):
-        enqueue(database, replace(small_job(), simulator="mine"))
+        enqueue(database, replace(small_request(), simulator="mine"))
 
 
 def test_nearest_is_the_one_trained_on_the_most_similar_domain(
     sqlite: Database, tmp_path: Path
 ) -> None:
-    job = replace(small_job(), simulator=NEAREST)
+    request = replace(small_request(), simulator=NEAREST)
     with pytest.raises(NotFound, match="no trained simulator"):
-        enqueue(sqlite, job)
-    here = describe_domain(job.domain)
+        enqueue(sqlite, request)
+    here = describe_domain(request.domain)
     for name, shift in (("far", 2.0), ("near", 0.1), ("remote", 5.0)):
         files = checkpoint(tmp_path, LinearModel(), tuple(float(x) for x in here + shift))
-        keep_simulator(sqlite, name, *files)
-    tuning_id = enqueue(sqlite, job)
+        store_simulator(sqlite, name, *files)
+    tuning_id = enqueue(sqlite, request)
     with sqlite.reading() as session:
-        assert load_job(session, tuning_id).simulator == "near"
+        assert load_request(session, tuning_id).simulator == "near"
 
 
 def test_over_rest_it_comes_back_to_the_byte(client: TestClient, lstm: Files) -> None:
-    status, kept = put(client, "five-clusters", lstm)
-    assert (status, kept["kind"], kept["trials"], kept["accuracy"]) == (201, "lstm", 60, 0.9)
-    assert put(client, "five-clusters", lstm) == (200, kept)
+    status, stored = put(client, "five-clusters", lstm)
+    assert (status, stored["kind"], stored["trials"], stored["accuracy"]) == (201, "lstm", 60, 0.9)
+    assert put(client, "five-clusters", lstm) == (200, stored)
     listed = client.get("/v1/simulators").json()
-    assert listed == {"items": [kept], "bundled": ["learned", "timeline", "analytic"]}
+    assert listed == {"items": [stored], "bundled": ["learned", "timeline", "analytic"]}
     assert client.get("/v1/simulators/five-clusters").json() == json.loads(lstm[0])
     weights = client.get("/v1/simulators/five-clusters/weights")
     assert weights.content == lstm[1]
@@ -206,7 +194,7 @@ def test_names_that_could_not_be_typed_are_refused(
     name: str, sqlite: Database, linear: Files
 ) -> None:
     with pytest.raises(InvalidInput, match="cannot be called"):
-        keep_simulator(sqlite, name, *linear)
+        store_simulator(sqlite, name, *linear)
 
 
 def test_a_tuning_that_names_no_simulator_is_refused(client: TestClient) -> None:

@@ -12,12 +12,15 @@ from rich.markup import escape
 from autosync.api.cli.console import milliseconds, out, print_table, warn
 
 if TYPE_CHECKING:
-    from autosync.api.http.schemas import RankedStrategies, RankedStrategy, Result, Tuning
+    from autosync.api.views.tuning_schemas import (
+        RankedStrategies,
+        RankedStrategy,
+        Tuning,
+        TuningResult,
+    )
 
 LONGEST_REASON = 120
 """Characters of a failure's reason that the table shows."""
-UNSHAPED = "unshaped links"
-"""What a launcher's description says when links run at whatever speed this machine has."""
 
 
 def print_results(
@@ -70,6 +73,8 @@ def print_scales(measured_on: str, byte_scale: float, time_scale: float) -> None
     """Where it was measured and at which scales; loudly where links are not shaped."""
     out.print(f"\nMeasured on: {escape(measured_on)}")
     out.print(f"{scale_words(byte_scale, time_scale)}. Milliseconds are the cluster's own.")
+    from autosync.api.views.caveats import UNSHAPED
+
     if UNSHAPED in measured_on:
         warn_unshaped()
 
@@ -88,7 +93,7 @@ def warn_unshaped() -> None:
     )
 
 
-def _print_verdict(result: "Result") -> None:
+def _print_verdict(result: "TuningResult") -> None:
     ddp = milliseconds(result.ddp_seconds)
     if result.keep_ddp:
         out.print(f"\n[bold]Keep DDP[/]: nothing beats its {ddp} ms beyond noise.")

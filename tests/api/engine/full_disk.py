@@ -1,7 +1,7 @@
 """A disk that fills up under a tuning and is freed again, in a mount namespace of its own.
 
-`python -m tests.api.full_disk FOLDER`, started by `unshare --mount`: FOLDER becomes a small file
-system. Prints what the test looks at, as JSON.
+`python -m tests.api.engine.full_disk FOLDER`, started by `unshare --mount`: FOLDER becomes a small
+file system. Prints what the test looks at, as JSON.
 """
 
 import errno
@@ -19,14 +19,15 @@ from sqlalchemy import func, select
 from autosync.api.db import Database, connect, migrate
 from autosync.api.db.tables import ProposalRow, TrialRow, TuningRow
 from autosync.api.engine.queue_worker import work
-from autosync.api.engine.tuning_request import TuningRequest, enqueue
+from autosync.api.engine.submission import enqueue
+from autosync.api.engine.tuning_request import TuningRequest
 from autosync.search.loop.settings import Settings
 from autosync.trials.launchers.local_launcher import LocalLauncher
 from tests.domains import domain_of, grid_cluster
 
 SIZE_MIB = 16
 SETTINGS = Settings(budget=4, proposals=64, repeats=3, warmup=1, iterations=2, probe=False)
-JOB = TuningRequest(domain_of(cluster=grid_cluster(2)), SETTINGS, launcher="local")
+REQUEST = TuningRequest(domain_of(cluster=grid_cluster(2)), SETTINGS, launcher="local")
 
 
 class Complaints(logging.Handler):
@@ -82,7 +83,7 @@ def main(folder: Path) -> None:
     url = f"sqlite:///{folder / 'autosync.db'}"
     migrate(url)
     database = connect(url)
-    tuning_id = enqueue(database, JOB)
+    tuning_id = enqueue(database, REQUEST)
     complaints, stop = Complaints(), threading.Event()
     logging.getLogger("autosync.api.engine.queue_worker").addHandler(complaints)
     launcher = LocalLauncher(repeats=0)  # else passes are repeated while others load the machine
@@ -93,7 +94,7 @@ def main(folder: Path) -> None:
         until(lambda: len(trials(database)) >= 2, "two trials")
         fill(folder / "ballast")
         until(complaints.full.is_set, "a full disk")
-        kept = trials(database)
+        recorded = trials(database)
         (folder / "ballast").unlink()
         until(lambda: state(database, tuning_id) == "finished", "the end")
     finally:
@@ -103,7 +104,7 @@ def main(folder: Path) -> None:
     with database.reading() as session:
         proposed = session.scalar(select(func.count()).select_from(ProposalRow))
     database.close()
-    found = {"kept": kept, "after": after, "proposed": proposed}
+    found = {"recorded": recorded, "after": after, "proposed": proposed}
     print(json.dumps(found))
 
 

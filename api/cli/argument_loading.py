@@ -212,11 +212,11 @@ def load_simulator(name: str, db: str, domain: "Domain") -> "Simulator":
 
     if name in SIMULATORS:
         return simulator_named(name)
-    from autosync.api.engine.simulator_store import own_name, simulator_of
+    from autosync.api.engine.simulator_store import resolved_name, simulator_of
 
     try:
         with opened(db) as database, database.reading() as session:
-            return simulator_of(session, own_name(session, name, domain))
+            return simulator_of(session, resolved_name(session, name, domain))
     except NotFound as missing:
         if missing.thing != "--db":
             raise

@@ -10,15 +10,15 @@ from sqlalchemy import func, select, text
 
 from autosync.api.db import Database
 from autosync.api.db.tables import Base
-from autosync.api.engine import job_queue
+from autosync.api.engine import tuning_queue
 from autosync.api.http.app import create_app
 from autosync.api.http.openapi import DOCUMENTS
 from autosync.bundle import Bundle
 from autosync.documents import from_json, to_data, to_json
-from tests.api.sample import claimed, finished, run_search, small_job
+from tests.api.sample import claimed, finished, run_search, small_request, waiting
 from tests.domains import chain_graph, domain_of, grid_cluster
 
-JOB = small_job()
+REQUEST = small_request()
 GRAPH, CLUSTER = chain_graph(), grid_cluster()
 YAML = """
 name: two
@@ -116,7 +116,7 @@ def test_a_bundled_model_on_a_bundled_cluster(client: TestClient) -> None:
 
 
 def test_a_finished_tuning(client: TestClient, sqlite: Database) -> None:
-    tuning_id = finished(sqlite, JOB)
+    tuning_id = finished(sqlite, REQUEST)
     base = f"/v1/tunings/{tuning_id}"
     tuning = client.get(base).json()
     assert tuning["state"] == "finished"
@@ -140,7 +140,7 @@ def test_a_finished_tuning(client: TestClient, sqlite: Database) -> None:
 def test_events_tell_the_whole_story_and_go_on_where_they_stopped(
     client: TestClient, sqlite: Database
 ) -> None:
-    tuning_id = finished(sqlite, JOB)
+    tuning_id = finished(sqlite, REQUEST)
     story = client.get(f"/v1/tunings/{tuning_id}/events")
     assert story.headers["content-type"].startswith("text/event-stream")
     events = story.text.strip().split("\n\n")
@@ -150,6 +150,22 @@ def test_events_tell_the_whole_story_and_go_on_where_they_stopped(
     last = events[4].split("\n")[0].removeprefix("id: ")
     rest = client.get(f"/v1/tunings/{tuning_id}/events", headers={"Last-Event-ID": last})
     assert rest.text.strip().split("\n\n") == events[5:]
+
+
+def test_an_event_of_any_kind_is_told_and_hides_no_progress(
+    client: TestClient, sqlite: Database
+) -> None:
+    held, store = claimed(sqlite, REQUEST)
+    run_search(store, REQUEST)
+    before = client.get(f"/v1/tunings/{held.tuning_id}").json()["progress"]
+    store.report(waiting("another measurement runs on this machine"))
+    progress = client.get(f"/v1/tunings/{held.tuning_id}").json()["progress"]
+    assert progress == {**before, "message": "another measurement runs on this machine"}
+    tuning_queue.end_cancelled(sqlite, held)
+    told = client.get(f"/v1/tunings/{held.tuning_id}/events").text.strip().split("\n\n")
+    event = json.loads(told[-2].split("data: ")[1])
+    assert event["kind"] == "waiting"
+    assert event["message"] == "another measurement runs on this machine"
 
 
 def test_the_schema_of_every_document(client: TestClient) -> None:
@@ -306,11 +322,11 @@ def test_the_database_is_away(client: TestClient, sqlite: Database) -> None:
 
 
 def test_state_of_a_running_one_over_the_api(client: TestClient, sqlite: Database) -> None:
-    held, store = claimed(sqlite, JOB)
-    run_search(store, JOB)
+    held, store = claimed(sqlite, REQUEST)
+    run_search(store, REQUEST)
     tuning = client.get(f"/v1/tunings/{held.tuning_id}").json()
     assert tuning["state"] == "running"
     assert tuning["best_seconds"] > 0
     refused(client.get(f"/v1/tunings/{held.tuning_id}/bundle"), 409, "running", "?strategy=")
     assert client.post(f"/v1/tunings/{held.tuning_id}/cancel").json()["state"] == "cancelling"
-    job_queue.end_cancelled(sqlite, held)
+    tuning_queue.end_cancelled(sqlite, held)

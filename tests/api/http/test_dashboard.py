@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,15 +13,23 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from sqlalchemy import text
 
 from autosync.api.db import Database
+from autosync.api.engine import tuning_queue
 from autosync.api.views import reports
 from autosync.bundle import load_bundle
 from tests.api.databases import opened
-from tests.api.sample import claimed, finished, run_confirmation, run_search, small_job
-from tests.api.serving import Service, served
+from tests.api.http.serving import Service, served
+from tests.api.sample import (
+    claimed,
+    finished,
+    run_confirmation,
+    run_search,
+    small_request,
+    waiting,
+)
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-JOB = small_job(budget=8)
+REQUEST = small_request(budget=8)
 pytestmark = pytest.mark.skipif(
     not Path(CHROMIUM).exists(),
     reason=f"THE DASHBOARD IS NOT TESTED: no {CHROMIUM}; install chromium, or set CHROMIUM",
@@ -96,7 +105,8 @@ def test_a_new_user_starts_a_tuning(page: Page, database: Database) -> None:
 
 
 def test_mistakes_are_explained_on_a_page(page: Page) -> None:
-    form = {"graph": "resnet50", "cluster": "example-4x1", "time_scale": "5000"}
+    form: dict[str, str | float | bool] = {"graph": "resnet50", "cluster": "example-4x1"}
+    form["time_scale"] = "5000"
     answer = page.request.post("/tunings", form=form)
     assert answer.status == 422
     assert "time_scale: Input should be less than or equal to 1000" in answer.text()
@@ -107,7 +117,7 @@ def test_mistakes_are_explained_on_a_page(page: Page) -> None:
 
 
 def test_a_finished_tuning_shows_its_answer(page: Page, database: Database, tmp_path: Path) -> None:
-    tuning_id = finished(database, JOB)
+    tuning_id = finished(database, REQUEST)
     page.goto(f"/tunings/{tuning_id}")
     tiles = page.locator(".tile")
     expect(tiles.filter(has_text="Confirmed speed-up")).to_contain_text("×")
@@ -127,7 +137,7 @@ def test_a_finished_tuning_shows_its_answer(page: Page, database: Database, tmp_
         page.get_by_role("link", name="Download best.json").click()
     assert download.value.suggested_filename == "best.json"
     download.value.save_as(tmp_path / "best.json")
-    assert load_bundle(tmp_path / "best.json").domain_id == JOB.domain.id
+    assert load_bundle(tmp_path / "best.json").domain_id == REQUEST.domain.id
 
 
 def painted(page: Page, chart: str) -> int:
@@ -144,7 +154,7 @@ def painted(page: Page, chart: str) -> int:
 
 
 def test_the_timeline_of_any_strategy(page: Page, database: Database, tmp_path: Path) -> None:
-    tuning_id = finished(database, JOB)
+    tuning_id = finished(database, REQUEST)
     page.goto(f"/tunings/{tuning_id}")
     choice, note = page.locator("#timeline-of"), page.locator("#timeline-note")
     expect(choice.locator("option")).to_have_count(8)
@@ -172,24 +182,57 @@ def test_the_timeline_of_any_strategy(page: Page, database: Database, tmp_path: 
 
 
 def test_a_running_tuning_comes_in_live(page: Page, database: Database) -> None:
-    held, store = claimed(database, JOB)
+    held, store = claimed(database, REQUEST)
     page.goto(f"/tunings/{held.tuning_id}")
     expect(page.locator("#state")).to_have_text("running")
     expect(page.get_by_text("The first trial has not finished yet.")).to_be_visible()
-    run_search(store, JOB)
+    run_search(store, REQUEST)
     expect(page.get_by_text("search 8/8")).to_be_visible()
     expect(page.locator("table.ranked tbody tr")).to_have_count(8)
     expect(page.locator("#convergence canvas")).to_be_visible()
-    run_confirmation(database, store, held, JOB)
+    run_confirmation(database, store, held, REQUEST)
     expect(page.locator("#state")).to_have_text("finished")
     expect(page.get_by_role("link", name="Download best.json")).to_be_visible()
+
+
+def test_a_tuning_that_waits_for_another_measurement_says_so(
+    page: Page, database: Database
+) -> None:
+    held, store = claimed(database, REQUEST)
+    run_search(store, REQUEST)
+    page.goto(f"/tunings/{held.tuning_id}")
+    expect(page.get_by_role("status")).to_contain_text("search 8/8")
+    expect(page.get_by_role("status")).to_contain_text(re.compile(r"about \d+ s left"))
+    store.report(waiting("another measurement runs on this machine"))
+    expect(page.get_by_role("status")).to_contain_text("another measurement runs on this machine")
+    expect(page.get_by_role("status")).to_contain_text("search 8/8")
+    tuning_queue.end_cancelled(database, held)
+
+
+def test_unshaped_links_and_estimates_are_said_beside_the_headline(
+    page: Page, database: Database
+) -> None:
+    held, store = claimed(database, replace(REQUEST, launcher="auto"))
+    page.goto(f"/tunings/{held.tuning_id}")
+    badges = page.locator(".heading .tag.caveat")
+    expect(badges).to_have_text(["compute estimated"])
+    run_search(store, REQUEST, launcher="local (unshaped links)")
+    expect(badges).to_have_text(["links not shaped", "compute estimated"])
+    expect(page.locator(".heading")).to_contain_text("do not stand for the cluster")
+    expect(page.locator(".heading")).to_contain_text("trials on local (unshaped links)")
+    page.goto("/")
+    row = page.locator("table.tunings tbody tr").filter(
+        has=page.locator(f"a[href$='{held.tuning_id}']")
+    )
+    expect(row.locator(".tag.caveat")).to_have_text(["links not shaped", "compute estimated"])
+    tuning_queue.end_cancelled(database, held)
 
 
 @pytest.mark.parametrize("width", [360, 1200])
 def test_nothing_overflows_and_the_dark_scheme_is_dark(
     browser: Browser, service: Service, database: Database, width: int
 ) -> None:
-    tuning_id = finished(database, JOB)
+    tuning_id = finished(database, REQUEST)
     context = browser.new_context(
         base_url=service.address,
         color_scheme="dark",

@@ -8,11 +8,11 @@ from fastapi.testclient import TestClient
 
 from autosync.api.db import Database
 from autosync.api.http.app import create_app
-from autosync.api.http.schemas import Timeline
 from autosync.api.views import reports
-from tests.api.sample import claimed, finished, run_search, small_job
+from autosync.api.views.timeline_schemas import Timeline
+from tests.api.sample import claimed, finished, run_search, small_request
 
-JOB = small_job(budget=8)
+REQUEST = small_request(budget=8)
 
 
 def client(database: Database) -> TestClient:
@@ -27,7 +27,7 @@ def timeline(service: TestClient, tuning_id: str, strategy: str = "") -> Timelin
 
 
 def test_the_answer_measured_beside_predicted(database: Database) -> None:
-    tuning_id = finished(database, JOB)
+    tuning_id = finished(database, REQUEST)
     with client(database) as service:
         shown = timeline(service, tuning_id)
         result = service.get(f"/v1/tunings/{tuning_id}").json()["result"]
@@ -49,7 +49,7 @@ def test_the_answer_measured_beside_predicted(database: Database) -> None:
 
 
 def test_what_was_not_recorded_is_predicted_alone(database: Database) -> None:
-    tuning_id = finished(database, JOB)
+    tuning_id = finished(database, REQUEST)
     with database.reading() as session:
         rows = reports.ranked_strategies(session, tuning_id).items
         trials = reports.trials(session, tuning_id).items
@@ -71,12 +71,12 @@ def test_what_was_not_recorded_is_predicted_alone(database: Database) -> None:
 
 
 def test_before_the_answer_it_shows_ddp(sqlite: Database) -> None:
-    held, store = claimed(sqlite, JOB)
+    held, store = claimed(sqlite, REQUEST)
     with client(sqlite) as service:
         empty = service.get(f"/v1/tunings/{held.tuning_id}/timeline")
         assert empty.status_code == 404
         assert "proposed no strategy" in empty.json()["detail"]
-        run_search(store, JOB)
+        run_search(store, REQUEST)
         assert timeline(service, held.tuning_id).is_ddp
 
 
@@ -91,7 +91,7 @@ def test_a_strategy_of_another_tuning_is_not_found(database: Database, strategy:
 
 
 def test_the_trace_holds_both(sqlite: Database) -> None:
-    tuning_id = finished(sqlite, JOB)
+    tuning_id = finished(sqlite, REQUEST)
     with client(sqlite) as service:
         answer = service.get(f"/v1/tunings/{tuning_id}/trace")
     assert "trace.json" in answer.headers["content-disposition"]
@@ -101,15 +101,15 @@ def test_the_trace_holds_both(sqlite: Database) -> None:
 
 
 def test_a_domain_that_was_calibrated_predicts_with_its_own_costs(sqlite: Database) -> None:
-    held, store = claimed(sqlite, JOB)
-    run_search(store, JOB)
+    held, store = claimed(sqlite, REQUEST)
+    run_search(store, REQUEST)
     with client(sqlite) as service:
         before = timeline(service, held.tuning_id)
         slower = replace(
-            JOB.domain,
+            REQUEST.domain,
             cluster=replace(
-                JOB.domain.cluster,
-                nodes=tuple(replace(n, bandwidth_gbps=0.1) for n in JOB.domain.cluster.nodes),
+                REQUEST.domain.cluster,
+                nodes=tuple(replace(n, bandwidth_gbps=0.1) for n in REQUEST.domain.cluster.nodes),
             ),
         )
         store.use_domain(slower)

@@ -17,13 +17,13 @@ from autosync.errors import NotFound, NotSupported
 from autosync.search.loop.confirm import conclude
 from autosync.search.loop.outcome import rank_measured
 from autosync.trials.measured_timeline import MeasuredTimeline
-from tests.api.sample import claimed, finished, run_search, small_job
+from tests.api.sample import claimed, finished, run_search, small_request
 
-JOB = small_job(budget=8)
+REQUEST = small_request(budget=8)
 
 
 def test_ranked_as_the_search_ranks(database: Database) -> None:
-    tuning_id = finished(database, JOB)
+    tuning_id = finished(database, REQUEST)
     store = DatabaseStore(database, tuning_id, 1)
     expected = rank_measured(store.proposals(), store.trials())
     with database.reading() as session:
@@ -45,13 +45,14 @@ def test_ranked_as_the_search_ranks(database: Database) -> None:
 
 
 def test_what_waits_and_what_failed_come_last(sqlite: Database) -> None:
-    held, store = claimed(sqlite, JOB)
-    run_search(store, JOB)
+    held, store = claimed(sqlite, REQUEST)
+    run_search(store, REQUEST)
     with sqlite.reading() as session:
         ranked = reports.ranked_strategies(session, held.tuning_id).items
     assert ranked[-1].step_seconds is None
     assert ranked[-1].error == "timeout: no answer within 120 s"
-    measured = [row.step_seconds for row in ranked[:-1]]
+    measured = [row.step_seconds or 0.0 for row in ranked[:-1]]
+    assert all(measured)
     assert measured == sorted(measured)
     assert [row.speedup is None for row in ranked] == [
         row.is_ddp or not row.trials or row.step_seconds is None for row in ranked
@@ -60,8 +61,8 @@ def test_what_waits_and_what_failed_come_last(sqlite: Database) -> None:
 
 
 def test_progress_is_readable_while_it_runs(sqlite: Database) -> None:
-    held, store = claimed(sqlite, JOB)
-    run_search(store, JOB)
+    held, store = claimed(sqlite, REQUEST)
+    run_search(store, REQUEST)
     with sqlite.reading() as session:
         tuning = reports.tuning(session, held.tuning_id)
     assert (tuning.state, tuning.progress.phase) == ("running", "search")
@@ -72,7 +73,7 @@ def test_progress_is_readable_while_it_runs(sqlite: Database) -> None:
 
 
 def test_runtimes_say_everything_about_every_trial(database: Database) -> None:
-    tuning_id = finished(database, JOB)
+    tuning_id = finished(database, REQUEST)
     other = finished(database)
     rows = list(csv.DictReader(io.StringIO("".join(runtimes_csv(database)))))
     table = pq.read_table(io.BytesIO(runtimes_parquet(database))).to_pylist()
@@ -102,7 +103,7 @@ def test_runtimes_say_everything_about_every_trial(database: Database) -> None:
 
 
 def test_the_bundle_of_the_answer_and_of_any_strategy(sqlite: Database) -> None:
-    tuning_id = finished(sqlite, JOB)
+    tuning_id = finished(sqlite, REQUEST)
     with sqlite.reading() as session:
         tuning = reports.tuning(session, tuning_id)
         assert tuning.result is not None
@@ -119,6 +120,6 @@ def test_the_bundle_of_the_answer_and_of_any_strategy(sqlite: Database) -> None:
 
 
 def test_there_is_no_bundle_before_the_answer(sqlite: Database) -> None:
-    held, _ = claimed(sqlite, JOB)
+    held, _ = claimed(sqlite, REQUEST)
     with sqlite.reading() as session, pytest.raises(NotSupported, match="no confirmed answer"):
         bundle_document(session, held.tuning_id)

@@ -1,0 +1,57 @@
+"""The dashboard's templates, and how they write numbers and moments."""
+
+from datetime import UTC, datetime
+from fractions import Fraction
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.templating import Jinja2Templates
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def show(request: Request, name: str, context: dict[str, Any], status: int = 200) -> Response:
+    """The template, filled in."""
+    return _ENVIRONMENT.TemplateResponse(request, name, context, status_code=status)
+
+
+def error_page(request: Request, problem: dict[str, Any]) -> Response:
+    """A refusal, for someone who looks at the dashboard with a browser."""
+    return show(request, "error.html", {"problem": problem}, problem["status"])
+
+
+def _milliseconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "–"
+    value = seconds * 1e3
+    digits = 2 if value < 10 else 1 if value < 1000 else 0
+    return f"{value:,.{digits}f} ms"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f}×"
+
+
+def _fraction(scale: float) -> str:
+    return str(Fraction(scale).limit_denominator(1024))
+
+
+def _ago(moment: datetime) -> str:
+    seconds = (datetime.now(UTC) - moment).total_seconds()
+    for size, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {name} ago"
+    return "just now"
+
+
+def _environment() -> Jinja2Templates:
+    templates = Jinja2Templates(directory=TEMPLATES)
+    templates.env.globals["version"] = version("autosync")
+    filters = {"ms": _milliseconds, "times": _times, "ago": _ago, "fraction": _fraction}
+    templates.env.filters |= filters
+    return templates
+
+
+_ENVIRONMENT = _environment()

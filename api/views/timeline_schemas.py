@@ -1,0 +1,49 @@
+"""One strategy's iteration, predicted and measured, as the service answers it."""
+
+from typing import Literal
+
+from autosync.api.views.response_model import ResponseModel
+from autosync.simulator.timeline.iteration_trace import ComputeInterval
+from autosync.simulator.timeline.measured_iteration import Difference
+
+
+class TimelineMessage(ResponseModel):
+    """message: its place in the plan. turn: from when on its channel worked for it."""
+
+    message: int
+    operation: str
+    channel: str
+    wire_bytes: int
+    ranks: list[int]
+    issued_seconds: float
+    turn_seconds: float
+    arrived_seconds: float
+
+
+class TimelineIteration(ResponseModel):
+    """From the forward start of the slowest rank over one iteration to the end of the next forward
+    pass; seconds are the domain's and count from that start. messages: of this iteration; null
+    where none were recorded."""
+
+    step_seconds: float
+    compute: list[ComputeInterval]
+    messages: list[TimelineMessage] | None
+
+
+class Timeline(ResponseModel):
+    """One strategy's iteration as the timeline simulator predicts it, and as a trial recorded it.
+
+    measured: null where no trial recorded it. clock: `shared` where all ranks read one machine's
+    clock; `by host` where times of different hosts compare only as far as their latest forward
+    starts coincide. differences: where the two differ most first.
+    """
+
+    tuning_id: str
+    strategy_id: str
+    words: str
+    is_ddp: bool
+    trial: str | None
+    clock: Literal["shared", "by host"] | None
+    predicted: TimelineIteration
+    measured: TimelineIteration | None
+    differences: list[Difference]

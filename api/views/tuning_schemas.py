@@ -1,0 +1,128 @@
+"""A tuning, its ranked strategies and its trials, as the service answers them."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from autosync.api.views.response_model import Moment, ResponseModel, State
+from autosync.trials.contract import ComputeDevice, ComputeKind
+
+
+class TuningProgress(ResponseModel):
+    """done of total trials of the phase; ranked: proposals looked at so far."""
+
+    phase: str
+    message: str
+    done: int
+    total: int
+    ranked: int
+    trials: int
+
+
+class TuningResult(ResponseModel):
+    """speedup: median over interleaved repeats of DDP's time by the best's, with percentiles 10
+    and 90."""
+
+    words: str
+    strategy_id: str
+    best_seconds: float
+    ddp_seconds: float
+    speedup: float
+    speedup_low: float
+    speedup_high: float
+    repeats: int
+    keep_ddp: bool
+
+
+class Tuning(ResponseModel):
+    id: str
+    state: State
+    domain_id: str
+    graph_id: str
+    graph: str
+    batch_size: int
+    cluster_id: str
+    cluster: str
+    world_size: int
+    profile_source: Literal["measured", "estimated"]
+    launcher: str
+    byte_scale: float
+    time_scale: float
+    compute: ComputeKind
+    compute_device: ComputeDevice
+    simulator: str
+    settings: dict[str, Any]
+    progress: TuningProgress
+    best_seconds: float | None = Field(description="Of the fastest trial so far.")
+    result: TuningResult | None
+    error: str | None
+    created_at: Moment
+    started_at: Moment | None
+    finished_at: Moment | None
+
+
+class Tunings(ResponseModel):
+    items: list[Tuning]
+    total: int
+
+
+class RankedStrategy(ResponseModel):
+    """step_seconds, spread: over all measured iterations; of the confirmation alone where there
+    was one. speedup: DDP's time by this one's; over interleaved repeats where confirmed."""
+
+    rank: int
+    strategy_id: str
+    words: str
+    origin: str
+    simulator: str
+    predicted_seconds: float
+    step_seconds: float | None
+    spread: float | None
+    speedup: float | None
+    speedup_low: float | None
+    speedup_high: float | None
+    confirmed: bool
+    is_ddp: bool
+    trials: int
+    recorded: bool = Field(description="Whether a trial of it recorded its timeline.")
+    error: str | None
+
+
+class RankedStrategies(ResponseModel):
+    tuning_id: str
+    byte_scale: float
+    time_scale: float
+    items: list[RankedStrategy]
+
+
+class Trial(ResponseModel):
+    key: str
+    position: int
+    phase: str
+    round: int
+    strategy_id: str
+    words: str
+    origin: str
+    predicted_seconds: float
+    step_seconds: float | None
+    spread: float | None
+    iteration_seconds: list[float]
+    error_kind: str | None
+    error_message: str | None
+    launcher: str
+    byte_scale: float
+    time_scale: float
+    load: float | None
+    overhead_seconds: float
+    peak_memory_bytes: int | None
+    sent_bytes: list[int] | None = Field(
+        description="Of each node's NIC in one iteration, as they travelled (times byte_scale)."
+    )
+    recorded: bool = Field(description="Whether it recorded its timeline.")
+    versions: dict[str, str]
+    created_at: Moment
+
+
+class Trials(ResponseModel):
+    tuning_id: str
+    items: list[Trial]

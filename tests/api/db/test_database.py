@@ -1,0 +1,35 @@
+"""Connections: how SQLite is opened, and which databases are refused."""
+
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from autosync.api.db import connect, migrate
+from autosync.errors import InvalidInput
+from tests.api.databases import opened
+
+
+def test_sqlite_runs_in_wal_with_foreign_keys(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'a.db'}"
+    migrate(url)
+    with opened(url) as database, database.reading() as session:
+        assert session.execute(text("pragma journal_mode")).scalar() == "wal"
+        assert session.execute(text("pragma foreign_keys")).scalar() == 1
+        assert session.execute(text("pragma busy_timeout")).scalar() == 30_000
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("sqlite://", "names no file"),
+        ("sqlite:///:memory:", "names no file"),
+        ("sqlite:////no/such/folder/a.db", "folder"),
+        ("mysql://localhost/a", "mysql"),
+        ("nonsense", "no database URL"),
+    ],
+)
+def test_other_databases_are_refused_with_the_way_out(url: str, why: str) -> None:
+    with pytest.raises(InvalidInput, match=why) as caught:
+        connect(url)
+    assert "sqlite:///FILE" in caught.value.remedy

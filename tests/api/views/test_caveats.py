@@ -1,0 +1,52 @@
+"""What is said beside a tuning's figures."""
+
+from dataclasses import replace
+
+from autosync.api.db import Database
+from autosync.api.views import reports
+from autosync.api.views.caveats import ESTIMATED, NOT_SHAPED, UNSHAPED, Caveat, caveats_of
+from autosync.trials.launchers import local_launcher
+from tests.api.sample import claimed, finished, run_search, small_request
+
+REQUEST = small_request()
+
+
+def caveats(database: Database, tuning_id: str) -> tuple[Caveat, ...]:
+    with database.reading() as session:
+        return caveats_of(session, [reports.tuning(session, tuning_id)])[tuning_id]
+
+
+def measured(database: Database) -> str:
+    """A tuning whose compute was measured, over links that were shaped."""
+    profile = replace(REQUEST.domain.profile, source="measured")
+    domain = replace(REQUEST.domain, profile=profile)
+    return finished(database, replace(REQUEST, domain=domain, launcher="testbed"))
+
+
+def test_what_was_shaped_and_measured_needs_no_word(database: Database) -> None:
+    assert caveats(database, measured(database)) == ()
+
+
+def test_an_estimate_is_called_one(database: Database) -> None:
+    tuning_id = finished(database, replace(REQUEST, launcher="testbed"))
+    assert caveats(database, tuning_id) == (ESTIMATED,)
+
+
+def test_links_count_where_trials_ran_and_not_where_they_were_asked_for(
+    database: Database,
+) -> None:
+    held, store = claimed(database, replace(REQUEST, launcher="auto"))
+    assert caveats(database, held.tuning_id) == (ESTIMATED,)
+    run_search(store, REQUEST, launcher=local_launcher.DESCRIPTION)
+    assert caveats(database, held.tuning_id) == (NOT_SHAPED, ESTIMATED)
+    with database.reading() as session:
+        assert reports.ran_on(session, held.tuning_id) == local_launcher.DESCRIPTION
+
+
+def test_local_links_are_known_before_the_first_trial(sqlite: Database) -> None:
+    held, _ = claimed(sqlite, REQUEST)
+    assert NOT_SHAPED in caveats(sqlite, held.tuning_id)
+
+
+def test_the_local_launcher_says_it_in_these_words() -> None:
+    assert UNSHAPED in local_launcher.DESCRIPTION

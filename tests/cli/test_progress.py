@@ -1,0 +1,83 @@
+"""What a tuning's progress prints, on a terminal and where stderr is none."""
+
+import io
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress, TextColumn
+
+from autosync.api.cli.progress import ProgressEvent, TimeLeftColumn, TuningProgressBar
+from autosync.api.views.time_left import TimeLeft
+
+WIDTH = 120
+
+
+class Bar:
+    """A tuning's bar on a console of its own, under a clock that the test sets."""
+
+    def __init__(self, terminal: bool):
+        self.now_seconds = 0.0
+        self.written = io.StringIO()
+        left = TimeLeft(budget=4, repeats=1)
+        self.column = TimeLeftColumn(left, self.clock)
+        columns = (TextColumn("{task.description}"), self.column)
+        console = Console(file=self.written, width=WIDTH, color_system=None)
+        self.progress = Progress(
+            *columns, console=console, auto_refresh=False, disable=not terminal
+        )
+        self.shown = TuningProgressBar(self.progress, left, self.clock)
+
+    def clock(self) -> float:
+        return self.now_seconds
+
+    def see(self, kind: str, message: str, done: int = 0, total: int = 0) -> None:
+        self.shown.see(ProgressEvent(kind, message, done, total, 0.0123 if done else None))
+
+    @property
+    def description(self) -> str:
+        return self.progress.tasks[0].description
+
+    @property
+    def lines(self) -> list[str]:
+        return self.written.getvalue().splitlines()
+
+
+def search(bar: Bar) -> None:
+    """Two trials of 5 s after a ranking."""
+    bar.see("opening", "starting the workers")
+    bar.see("ranking", "ranking proposals, round 1", 100, 100)
+    for done in (1, 2):
+        bar.now_seconds += 5.0
+        bar.see("search", f"strategy {done}: 12.3 ms", done, 4)
+
+
+def test_the_seconds_left_tick_beside_the_bar() -> None:
+    bar = Bar(terminal=True)
+    search(bar)
+    task = bar.progress.tasks[0]
+    assert bar.column.render(task).plain == "about 30 s left"
+    bar.now_seconds += 2.0
+    assert bar.column.render(task).plain == "about 28 s left"
+    assert bar.description == "trying strategies, best 12.3 ms"
+    assert (task.completed, task.total) == (2, 4)
+
+
+def test_without_a_terminal_every_line_says_what_is_left() -> None:
+    bar = Bar(terminal=False)
+    search(bar)
+    assert bar.lines == [
+        " search   1/4  strategy 1: 12.3 ms (about 35 s left)",
+        " search   2/4  strategy 2: 12.3 ms (about 30 s left)",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["waiting", "something new"])
+def test_an_event_of_any_kind_shows_its_text(kind: str) -> None:
+    bar = Bar(terminal=True)
+    search(bar)
+    bar.see(kind, "waits for another [measurement] on this machine")
+    assert bar.lines[-1].endswith("waits for another [measurement] on this machine")
+    assert "waits for another" in bar.description
+    assert (bar.progress.tasks[0].completed, bar.progress.tasks[0].total) == (2, 4)
+    bar.see("search", "strategy 3: 12.2 ms", 3, 4)
+    assert bar.description.startswith("trying strategies")
