@@ -15,7 +15,7 @@ TOLERANCE = 0.05
 TRIES = 3
 
 TOGETHER_GBPS = 4.0
-"""Traffic that runs at once while links are measured; see `byte_scale.CPU_SAFE_GBPS`."""
+"""Traffic that runs at once while links are measured, and nothing else does."""
 
 
 @dataclass(frozen=True, slots=True)
