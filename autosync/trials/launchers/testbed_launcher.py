@@ -9,9 +9,9 @@ from autosync.errors import InvalidInput, NotSupported
 from autosync.trials.contract import OnWait, Workload
 from autosync.trials.gpus import refuse_without_gpu
 from autosync.trials.launchers.local_launcher import preload_for, refuse_dedicated_servers
+from autosync.trials.pool.local_place import LocalPlace
 from autosync.trials.pool.machine_lock import shared_machine_lock
 from autosync.trials.pool.process_pool import REPEATS, ProcessPool
-from autosync.trials.pool.worker_process import Placement
 from autosync.trials.pool.worker_transport import WorkerTransport
 from autosync.trials.testbed import namespaces
 from autosync.trials.testbed.namespaces import Testbed
@@ -77,8 +77,8 @@ class TestbedLauncher:
         transport = WorkerTransport(
             workload=workload,
             place=description(testbed, workload, checked),
-            placements=tuple(
-                Placement(
+            places=tuple(
+                LocalPlace(
                     testbed.prefix(int(node)),
                     "eth0",
                     int(node),

@@ -10,7 +10,7 @@ from typing import TypeVar
 from autosync.trials.contract import ErrorKind, TrialError, Workload
 from autosync.trials.gpus import local_ranks, refuse_shared_gpus
 from autosync.trials.machine import speaks_of_memory
-from autosync.trials.pool.worker_process import Answers, Place, Worker, WorkerAnswer
+from autosync.trials.pool.worker_contract import Answers, Place, Worker, WorkerAnswer
 from autosync.trials.trial_failure import TrialFailed
 from autosync.trials.worker.commands import (
     Answer,
@@ -48,14 +48,14 @@ class WorkerGroup:
     def __init__(
         self,
         workload: Workload,
-        placements: Sequence[Place],
+        places: Sequence[Place],
         host: str,
         workloads: tuple[str, ...],
         cancelled: threading.Event,
     ) -> None:
         self._cancelled = cancelled
         self._answers: Answers = queue.Queue()
-        self._placements = placements
+        self._placements = places
         self._workloads = workloads
         self._workers: list[Worker] = []
         self._heard_once: set[int] = set()

@@ -15,8 +15,8 @@ from autosync.trials.machine import wait_until_quiet
 from autosync.trials.measurement import LOAD_LIMIT, PassMeasurement
 from autosync.trials.pool.machine_lock import MachineLock, WaitCancelled
 from autosync.trials.pool.worker_answers import pass_measurement
+from autosync.trials.pool.worker_contract import Place
 from autosync.trials.pool.worker_group import WorkerGroup
-from autosync.trials.pool.worker_process import Place
 from autosync.trials.trial_failure import TrialFailed
 from autosync.trials.worker.commands import RunPass
 
@@ -42,7 +42,7 @@ class WorkerTransport:
 
     workload: Workload
     place: str
-    placements: tuple[Place, ...]
+    places: tuple[Place, ...]
     host: str
     links: Links
     workloads: tuple[str, ...] = ()
@@ -124,7 +124,7 @@ class WorkerTransport:
         """
         if self._group is None:
             group = WorkerGroup(
-                self.workload, self.placements, self.host, self.workloads, self.cancelled
+                self.workload, self.places, self.host, self.workloads, self.cancelled
             )
             try:
                 group.start()
