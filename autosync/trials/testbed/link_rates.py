@@ -7,15 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autosync.trials.byte_scale import CPU_SAFE_GBPS
 from autosync.trials.testbed.rate_probes import InaccurateLink, RateProbes
 
 Rates = NDArray[np.float64]
 
 TOLERANCE = 0.05
 TRIES = 3
-
-TOGETHER_GBPS = 4.0
-"""Traffic that runs at once while links are measured; see `byte_scale.CPU_SAFE_GBPS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +89,13 @@ def _worst(best: dict[tuple[int, int], LinkRate], i: int, j: int) -> float:
 
 
 def _rounds(links: list[tuple[int, int]], expected: Rates) -> list[list[tuple[int, int]]]:
-    """Links in rounds of disjoint ones that together stay below `TOGETHER_GBPS`."""
+    """Links in rounds of disjoint ones that together stay below `CPU_SAFE_GBPS`."""
     rounds: list[list[tuple[int, int]]] = []
     for link in links:
         for group in rounds:
             busy = {node for other in group for node in other}
             load = sum(len(_ends(i, j)) * expected[i, j] for i, j in [*group, link]) * 8e-9
-            if not busy & set(link) and load <= TOGETHER_GBPS:
+            if not busy & set(link) and load <= CPU_SAFE_GBPS:
                 group.append(link)
                 break
         else:
