@@ -1,5 +1,6 @@
-"""A rank's place on this machine: its worker starts behind a prefix, or is forked from a process that
-has torch loaded."""
+"""A rank's place on this machine: its worker starts behind a prefix, or is forked from a process
+that has torch loaded.
+"""
 
 import os
 import sys

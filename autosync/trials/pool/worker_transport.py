@@ -32,7 +32,7 @@ QUIET_SECONDS = 15.0
 class WorkerTransport:
     """Starts the workers lazily, and again after a failure.
 
-    place: where trials run, in words. placements: one per rank.
+    place: where trials run, in words. places: one per rank.
     host: address of rank 0 as the others see it. links: between the workers.
     workloads: `name=package.module:function` entries registered at the workers' start.
     machine_lock: shared with the other pools that measure on this machine.
