@@ -69,6 +69,16 @@ def fitted(trials: LabelledTrials) -> Callable[[str], LearnedSimulator]:
     return fit
 
 
+def test_most_unseen_measurements_lie_inside_their_interval(
+    fitted: Callable[[str], LearnedSimulator], trials: LabelledTrials
+) -> None:
+    unseen = some_strategies(trials.domain, 150).take(UNSEEN)
+    low, high = fitted("gaussian").predict_interval(trials.domain, unseen)
+    seconds = trials.take(UNSEEN).step_seconds
+    assert (low < high).all()
+    assert ((low <= seconds) & (seconds <= high)).mean() >= 0.8
+
+
 def unseen_accuracy(simulator: LearnedSimulator, trials: LabelledTrials) -> float:
     unseen = trials.take(UNSEEN)
     predicted, _ = simulator.predict_features(trials.domain, unseen.features)
