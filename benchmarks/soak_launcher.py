@@ -24,8 +24,8 @@ from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.tuning_loop import run_pending
 from autosync.trials.contract import TrialError, TrialRequest, TrialResult, Workload
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
+from autosync.trials.pool.local_place import LocalPlace
 from autosync.trials.pool.process_pool import ProcessPool
-from autosync.trials.pool.worker_process import Placement
 
 WORKLOADS = ("faulty=benchmarks.faulty:build_faulty",)
 PLAIN = "plain"
@@ -87,8 +87,8 @@ class SoakPool:
         threading.Thread(target=wait, daemon=True).start()
 
     def _mend_link(self, rank: int) -> None:
-        place = self.inner.transport.placements[rank]
-        assert isinstance(place, Placement)
+        place = self.inner.transport.places[rank]
+        assert isinstance(place, LocalPlace)
         subprocess.run([*place.prefix, "ip", "link", "set", "eth0", "up"], check=True)
 
 

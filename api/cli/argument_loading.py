@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from autosync.domain import Domain, Profile
     from autosync.graph import ModelGraph
     from autosync.importing.meta_copies import Inputs, Loss
-    from autosync.simulator.contract import Simulator
+    from autosync.simulator.simulator_contract import Simulator
     from autosync.strategy import Strategy
 
 

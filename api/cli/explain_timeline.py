@@ -8,7 +8,7 @@ from autosync.api.cli.console import milliseconds, out, print_table
 
 if TYPE_CHECKING:
     from autosync.api.views.timeline_views import RecordedTimelines
-    from autosync.simulator.timeline.measured_iteration import Difference
+    from autosync.simulator.timeline.trace_comparison import Difference
 
 SHOWN = 10
 """Messages listed, those that differ most."""

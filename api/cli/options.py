@@ -2,11 +2,12 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from autosync.environment import PREFIX_VARIABLE, PYTHON_VARIABLE, RAY_ADDRESS_VARIABLE
+from autosync.trials import request_names
 
 Model = Annotated[
     str,
@@ -72,18 +73,15 @@ SIMULATOR_HELP = (
     "What ranks: learned (the timeline corrected by trials), timeline, analytic, a trained one by "
     "its name (see `autosync simulator`), or nearest (the one trained on the most similar domain)."
 )
-ComputeName = Literal["waited", "kernels"]
-DeviceName = Literal["cpu", "cuda"]
-"""As `ComputeKind` and `ComputeDevice` of `autosync.trials.contract`, which loads more."""
 Compute = Annotated[
-    ComputeName,
+    request_names.ComputeKind,
     typer.Option(
         help="What stands for the model's compute in trials: its estimated or profiled seconds, "
         "waited out, or kernels of its operations' shapes, whose seconds are measured first."
     ),
 ]
 ComputeDevice = Annotated[
-    DeviceName,
+    request_names.ComputeDevice,
     typer.Option(help="Where trials compute; cuda takes GPUs here or on the hosts, and kernels."),
 ]
 Prefix = Annotated[

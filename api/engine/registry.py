@@ -11,9 +11,9 @@ from typing import get_args
 from autosync.api.db.lookup import found, not_found
 from autosync.environment import PREFIX_VARIABLE, PYTHON_VARIABLE, RAY_ADDRESS_VARIABLE
 from autosync.errors import NotSupported
-from autosync.simulator.contract import Simulator
+from autosync.simulator.simulator_contract import Simulator
 from autosync.trials.contract import Launcher, OnWait, Pool, Workload
-from autosync.trials.launcher_names import LauncherName
+from autosync.trials.request_names import LauncherName
 
 SIMULATORS = {
     "learned": ("autosync.simulator.learned.learned_simulators", "gaussian_simulator"),

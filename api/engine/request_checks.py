@@ -7,7 +7,7 @@ from autosync.api.engine.tuning_request import TuningRequest
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.search.space import Space
-from autosync.trials.contract import ComputeKind
+from autosync.trials.request_names import ComputeKind
 from autosync.verification import check_runnable
 
 

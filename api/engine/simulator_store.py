@@ -19,7 +19,7 @@ from autosync.api.engine.registry import SIMULATORS, simulator_named
 from autosync.documents import from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotSupported
-from autosync.simulator.contract import Simulator
+from autosync.simulator.simulator_contract import Simulator
 from autosync.units import MIB
 
 # Checkpoints load torch, so they are imported where one is read: a service without any needs none.

@@ -15,7 +15,7 @@ from autosync.api.engine.tuning_request import TuningRequest
 from autosync.documents import from_json, to_json
 from autosync.search.loop.settings import Settings
 from autosync.search.space import Space
-from autosync.trials.contract import ComputeDevice, ComputeKind
+from autosync.trials.request_names import ComputeDevice, ComputeKind
 
 
 def enqueue(database: Database, request: TuningRequest) -> str:

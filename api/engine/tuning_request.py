@@ -6,8 +6,8 @@ from autosync.domain import Domain
 from autosync.search.loop.settings import Settings
 from autosync.search.space import Space
 from autosync.trials.byte_scale import automatic_scales
-from autosync.trials.contract import ComputeDevice, ComputeKind, Workload
-from autosync.trials.launcher_names import REAL_CLUSTERS
+from autosync.trials.contract import Workload
+from autosync.trials.request_names import REAL_CLUSTERS, ComputeDevice, ComputeKind
 
 
 @dataclass(frozen=True, slots=True)

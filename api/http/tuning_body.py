@@ -12,8 +12,7 @@ from autosync.domain import Domain, Optimizer, Profile
 from autosync.errors import InvalidInput
 from autosync.search.loop.settings import Settings
 from autosync.search.space import Space
-from autosync.trials.contract import ComputeDevice, ComputeKind
-from autosync.trials.launcher_names import LauncherName
+from autosync.trials.request_names import ComputeDevice, ComputeKind, LauncherName
 
 
 class TuningBody(BaseModel):

@@ -4,7 +4,7 @@ from typing import Literal
 
 from autosync.api.views.response_model import ResponseModel
 from autosync.simulator.timeline.iteration_trace import ComputeInterval
-from autosync.simulator.timeline.measured_iteration import Difference
+from autosync.simulator.timeline.trace_comparison import Difference
 
 
 class TimelineMessage(ResponseModel):

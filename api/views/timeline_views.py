@@ -15,14 +15,14 @@ from autosync.plan import plan_of
 from autosync.population import encode
 from autosync.search.loop.outcome import is_ddp
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.timeline.chrome_trace import chrome_trace
 from autosync.simulator.timeline.iteration_trace import IterationTrace, predicted_iteration
-from autosync.simulator.timeline.measured_iteration import (
+from autosync.simulator.timeline.trace_comparison import (
     Difference,
     differences,
     measured_iteration,
-    turns,
+    queue_head_seconds,
 )
+from autosync.simulator.timeline.trace_export import chrome_trace
 from autosync.strategy import Strategy
 from autosync.trials.measured_timeline import MeasuredTimeline
 
@@ -151,7 +151,7 @@ def timeline(session: Session, tuning_id: str, strategy_id: str | None) -> Timel
 
 
 def _iteration(trace: IterationTrace) -> TimelineIteration:
-    turn_seconds = turns(trace)
+    turn_seconds = queue_head_seconds(trace)
     messages = [
         TimelineMessage(**asdict(message), turn_seconds=turn_seconds[message.message])
         for message in trace.messages

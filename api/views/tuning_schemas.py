@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from autosync.api.views.response_model import Moment, ResponseModel, State
-from autosync.trials.contract import ComputeDevice, ComputeKind
+from autosync.trials.request_names import ComputeDevice, ComputeKind
 
 
 class TuningProgress(ResponseModel):

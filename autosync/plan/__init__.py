@@ -1,4 +1,7 @@
-"""Strategies compiled to the ordered messages of one iteration."""
+"""Strategies compiled to the ordered messages of one iteration.
+
+Imports documents and the population; loads neither torch nor numba.
+"""
 
 from autosync.plan.compiler import compile_plans
 from autosync.plan.plan_document import Message, Piece, Plan, ShardSpec, plan_of

@@ -8,13 +8,15 @@ from autosync.domain import Domain
 from autosync.plan.compiler_arrays import (
     FIRST_SERVER,
     DomainArrays,
+    PlanArrays,
     PopulationArrays,
+    Scratch,
     domain_arrays,
     population_arrays,
     team_table,
 )
 from autosync.plan.compiler_kernels import STAGES
-from autosync.plan.compiler_loop import PlanArrays, Scratch, compile_loop
+from autosync.plan.compiler_loop import compile_loop
 from autosync.plan.plan_table import PlanTable
 from autosync.population import Population
 
@@ -66,14 +68,16 @@ def _allocate(population: Population, domain: DomainArrays) -> tuple[PlanArrays,
     slice_bytes = np.maximum(population.slice_bytes // item_bytes * item_bytes, item_bytes)
     slices = np.where(population.slice_bytes > 0, total_bytes // slice_bytes + 1, 0)
     buckets = groups + slices
-    most_buckets, most_rows = (
-        int(buckets.max(initial=0)),
-        int(np.diff(population.first).max(initial=0)),
-    )
-    total, messages = int(buckets.sum()), int(buckets.sum()) * STAGES
-    pieces = population.rows + int(slices.sum())
-    out = PlanArrays(
-        first=np.zeros(len(population) + 1, dtype=np.int64),
+    most_rows = int(np.diff(population.first).max(initial=0))
+    columns = _columns(len(population), int(buckets.sum()), population.rows + int(slices.sum()))
+    return columns, _scratch(most_rows, len(domain.elements), int(buckets.max(initial=0)))
+
+
+def _columns(strategies: int, buckets: int, pieces: int) -> PlanArrays:
+    """Columns for that many strategies, and for at most so many buckets and pieces."""
+    messages = buckets * STAGES
+    return PlanArrays(
+        first=np.zeros(strategies + 1, dtype=np.int64),
         operation=np.empty(messages, dtype=np.uint8),
         channel=np.empty(messages, dtype=np.uint8),
         root=np.empty(messages, dtype=np.int16),
@@ -86,18 +90,22 @@ def _allocate(population: Population, domain: DomainArrays) -> tuple[PlanArrays,
         gate=np.empty(messages, dtype=np.int32),
         update=np.empty(messages, dtype=np.uint8),
         bucket=np.empty(messages, dtype=np.int64),
-        bucket_first=np.zeros(total + 1, dtype=np.int64),
+        bucket_first=np.zeros(buckets + 1, dtype=np.int64),
         piece_row=np.empty(pieces, dtype=np.int64),
         piece_start=np.empty(pieces, dtype=np.int64),
         piece_stop=np.empty(pieces, dtype=np.int64),
     )
+
+
+def _scratch(rows: int, variables: int, buckets: int) -> Scratch:
+    """Working arrays for at most so many rows and buckets of one strategy."""
     row, wire, value, second, ready, gate, key, order, by_key, heap, last = (
-        np.empty(most_buckets, dtype=np.int64) for _ in range(11)
+        np.empty(buckets, dtype=np.int64) for _ in range(11)
     )
-    work = Scratch(
-        np.empty(most_rows + 2, dtype=np.int64),
-        np.empty(len(domain.elements), dtype=np.int64),
-        np.empty(most_rows, dtype=np.int64),
+    return Scratch(
+        np.empty(rows + 2, dtype=np.int64),
+        np.empty(variables, dtype=np.int64),
+        np.empty(rows, dtype=np.int64),
         row,
         wire,
         value,
@@ -109,8 +117,7 @@ def _allocate(population: Population, domain: DomainArrays) -> tuple[PlanArrays,
         by_key,
         heap,
         last,
-        np.empty(most_buckets),
-        np.empty(most_buckets),
+        np.empty(buckets),
+        np.empty(buckets),
         np.zeros((STAGES, 6), dtype=np.int32),
     )
-    return out, work

@@ -1,4 +1,5 @@
-"""What the compiler's kernels read: a domain and a population as plain tuples of arrays."""
+"""What the compiler's kernels read and write, as plain tuples of arrays: a domain and a population;
+a plan's columns and their scratch space."""
 
 from typing import NamedTuple
 
@@ -10,6 +11,8 @@ from autosync.codes import ENCODINGS, POWERSGD
 from autosync.domain import Domain
 from autosync.plan.plan_table import Teams
 from autosync.population import Option, Population
+
+I64 = NDArray[np.int64]
 
 ALL_RANKS, NODE_TEAMS, LEADERS, FIRST_SERVER = 0, 1, 2, 3
 """Team indices every PlanTable starts with; FIRST_SERVER + s is the leaders with server s in
@@ -67,6 +70,56 @@ class PopulationArrays(NamedTuple):
     hierarchical: NDArray[np.bool_]
     sharded: NDArray[np.bool_]
     encoding: NDArray[np.uint8]
+
+
+class PlanArrays(NamedTuple):
+    """The columns of a PlanTable, allocated for the most that can come out."""
+
+    first: I64
+    operation: NDArray[np.uint8]
+    channel: NDArray[np.uint8]
+    root: NDArray[np.int16]
+    ranks: NDArray[np.uint16]
+    encoding: NDArray[np.uint8]
+    carries_values: NDArray[np.bool_]
+    wire_bytes: I64
+    ready: NDArray[np.int32]
+    after: I64
+    gate: NDArray[np.int32]
+    update: NDArray[np.uint8]
+    bucket: I64
+    bucket_first: I64
+    piece_row: I64
+    piece_start: I64
+    piece_stop: I64
+
+
+class Scratch(NamedTuple):
+    """Per-strategy working arrays: R rows, V variables, C buckets at most.
+
+    row, value: a bucket's first row (population index) and its payload were it not encoded.
+    second: of its payload, what PowerSGD's second all-reduce carries; else 0. load: seconds on the
+    wire of its first half. at: seconds from the start of backward, of its gradients and then of
+    its first half's arrival.
+    """
+
+    starts: I64
+    place: I64
+    rows: I64
+    row: I64
+    wire: I64
+    value: I64
+    second: I64
+    ready: I64
+    gate: I64
+    key: I64
+    order: I64
+    sorted: I64
+    heap: I64
+    last: I64
+    load: NDArray[np.float64]
+    at: NDArray[np.float64]
+    stages: NDArray[np.int32]
 
 
 def domain_arrays(domain: Domain) -> DomainArrays:

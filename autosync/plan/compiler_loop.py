@@ -3,17 +3,13 @@
 Like `compiler_kernels`, in the subset of Python that numba compiles.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.codes import POWERSGD
-from autosync.plan.compiler_arrays import DomainArrays, PopulationArrays
+from autosync.plan.bucket_cutting import cut_buckets
+from autosync.plan.compiler_arrays import DomainArrays, PlanArrays, PopulationArrays, Scratch
 from autosync.plan.compiler_kernels import (
     LEAVES_VALUES,
-    M_AG,
-    M_AR,
     M_PS,
     M_RS,
     O_DDP,
@@ -21,150 +17,14 @@ from autosync.plan.compiler_kernels import (
     O_PRIORITY,
     SPARSE_PULL,
     T_ALL,
-    chain,
-    encoded_bytes,
-    first_dimension,
     first_half_load,
     list_schedule,
     pulled_bytes,
-    row_elements,
-    second_factor_bytes,
-    shard_bytes,
     sort_keys,
-    sort_rows,
 )
+from autosync.plan.message_chains import chain, second_half_stage
 
 I64 = NDArray[np.int64]
-
-
-class PlanArrays(NamedTuple):
-    """The columns of a PlanTable, allocated for the most that can come out."""
-
-    first: I64
-    operation: NDArray[np.uint8]
-    channel: NDArray[np.uint8]
-    root: NDArray[np.int16]
-    ranks: NDArray[np.uint16]
-    encoding: NDArray[np.uint8]
-    carries_values: NDArray[np.bool_]
-    wire_bytes: I64
-    ready: NDArray[np.int32]
-    after: I64
-    gate: NDArray[np.int32]
-    update: NDArray[np.uint8]
-    bucket: I64
-    bucket_first: I64
-    piece_row: I64
-    piece_start: I64
-    piece_stop: I64
-
-
-class Scratch(NamedTuple):
-    """Per-strategy working arrays: R rows, V variables, C buckets at most.
-
-    row, value: a bucket's first row (population index) and its payload were it not encoded.
-    second: of its payload, what PowerSGD's second all-reduce carries; else 0. load: seconds on the
-    wire of its first half. at: seconds from the start of backward, of its gradients and then of
-    its first half's arrival.
-    """
-
-    starts: I64
-    place: I64
-    rows: I64
-    row: I64
-    wire: I64
-    value: I64
-    second: I64
-    ready: I64
-    gate: I64
-    key: I64
-    order: I64
-    sorted: I64
-    heap: I64
-    last: I64
-    load: NDArray[np.float64]
-    at: NDArray[np.float64]
-    stages: NDArray[np.int32]
-
-
-def cut_buckets(
-    domain: DomainArrays,
-    population: PopulationArrays,
-    index: int,
-    out: PlanArrays,
-    work: Scratch,
-    base: int,
-    piece: int,
-) -> int:
-    """Groups, cut into slices where the schedule asks for it, as buckets `base` and on.
-
-    Fills the pieces from `piece` on, and per bucket row, wire, value, ready, gate and (for the
-    explicit order) key. Returns the number of buckets; bucket_first holds the rest.
-    """
-    groups = sort_rows(domain, population, index, work.starts, work.place, work.rows)
-    begin = population.first[index]
-    buckets = 0
-    for group in range(groups):
-        lead = begin + work.rows[work.starts[group]]
-        variable = population.variable[lead]
-        method = int(population.method[lead])
-        encoding = population.encoding[population.option[lead]]
-        if population.order[index] == O_DDP and domain.sparse[variable]:
-            method = M_AG
-        dense = method in (M_AR, M_RS) or (method == M_PS and not domain.sparse[variable])
-        limit = 0
-        if dense and population.order[index] != O_DDP and encoding < POWERSGD:
-            limit = population.slice_bytes[index] // domain.item_bytes[variable]
-        filled = 0
-        for at in range(work.starts[group], work.starts[group + 1]):
-            local = work.rows[at]
-            row = begin + local
-            variable = population.variable[row]
-            axis = population.axis[index, variable]
-            length = population.length[row]
-            elements = row_elements(domain, variable, axis, length)
-            start = 0
-            while start < elements:
-                if (at == work.starts[group] and start == 0) or filled == 0:
-                    work.row[buckets] = row
-                    work.wire[buckets] = 0
-                    work.value[buckets] = 0
-                    work.second[buckets] = 0
-                    work.ready[buckets] = 0
-                    work.gate[buckets] = domain.first_use[variable]
-                    work.key[buckets] = population.position[row]
-                    out.bucket_first[base + buckets] = piece
-                    buckets += 1
-                bucket = buckets - 1
-                stop = elements
-                if limit > 0:
-                    stop = min(elements, start + limit - filled)
-                if start == 0 and stop == elements:
-                    work.wire[bucket] += shard_bytes(
-                        domain, method, variable, axis, length, encoding
-                    )
-                    if method == M_AR:
-                        work.second[bucket] += second_factor_bytes(
-                            elements, first_dimension(domain, variable, axis, length), encoding
-                        )
-                else:
-                    work.wire[bucket] += encoded_bytes(
-                        stop - start, domain.item_bytes[variable], 1, encoding
-                    )
-                work.value[bucket] += (stop - start) * domain.item_bytes[variable]
-                work.ready[bucket] = max(work.ready[bucket], domain.ready[variable])
-                work.gate[bucket] = min(work.gate[bucket], domain.first_use[variable])
-                work.key[bucket] = min(work.key[bucket], population.position[row])
-                out.piece_row[piece] = local
-                out.piece_start[piece] = start
-                out.piece_stop[piece] = stop
-                piece += 1
-                filled += stop - start
-                start = stop
-                if filled == limit:
-                    filled = 0
-    out.bucket_first[base + buckets] = piece
-    return buckets
 
 
 def first_half_order(
@@ -227,11 +87,7 @@ def emit(
     second_half: bool,
     ring_base: int,
 ) -> int:
-    """Append the messages of one bucket from `message` on; returns the next free message.
-
-    The first half of a chain ends where its second half must wait: for `step()` when an owner or
-    a shard updates, or for the next forward pass when a reduce-scatter overlaps it.
-    """
+    """Append a half of one bucket's messages from `message` on; returns the next free message."""
     row = work.row[bucket]
     option = population.option[row]
     variable = population.variable[row]
@@ -253,11 +109,7 @@ def emit(
         work.second[bucket] > 0,
         stages,
     )
-    split = count
-    for stage in range(1, count):
-        waits = stages[stage - 1, 4] in LEAVES_VALUES
-        if stages[stage, 5] == 1 and (waits or population.overlap[index]):
-            split = min(split, stage)
+    split = second_half_stage(stages, count, population.overlap[index])
     values = False
     for stage in range(count):
         if (stage >= split) == second_half:
@@ -301,6 +153,7 @@ def compile_loop(
     for index in range(len(population.order)):
         buckets = cut_buckets(domain, population, index, out, work, base, out.bucket_first[base])
         first_half_order(domain, population, index, work, buckets)
+        # two calls: with the half a constant, the compiled loop is a fifth faster than with one
         for position in range(buckets):
             message = emit(
                 domain,

@@ -128,13 +128,7 @@ def attach(
     """
     group = working_group(process_group)
     device = device_of(model)
-    if group.size() != plan.world_size:
-        raise InvalidInput(
-            f"the plan is for {plan.world_size} ranks, the process group has {group.size()}.",
-            thing="plan.shares",
-            value=plan.world_size,
-            remedy="Tune for this number of ranks.",
-        )
+    _refuse_world_size(plan, group)
     opened = groups or open_groups(group, device)
     streams = streams or streams_for(device, opened.backend, timed=trace is not None)
     opened = opened.on(streams)
@@ -180,6 +174,16 @@ def attach(
         model_hooks.install(attachment.handles, model, engine, gates, share)
         undo.pop_all()
     return attachment
+
+
+def _refuse_world_size(plan: Plan, group: dist.ProcessGroup) -> None:
+    if group.size() != plan.world_size:
+        raise InvalidInput(
+            f"the plan is for {plan.world_size} ranks, the process group has {group.size()}.",
+            thing="plan.shares",
+            value=plan.world_size,
+            remedy="Tune for this number of ranks.",
+        )
 
 
 def _leave_open() -> None:

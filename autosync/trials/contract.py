@@ -12,10 +12,9 @@ from autosync.documents import STRICT
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.trials.measured_timeline import MeasuredTimeline
+from autosync.trials.request_names import ComputeDevice, ComputeKind
 
 ErrorKind = Literal["out_of_memory", "timeout", "crashed", "refused", "cancelled"]
-ComputeKind = Literal["waited", "kernels"]
-ComputeDevice = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,19 +32,21 @@ class TrialAttachment:
 
 
 class ReusedGroups:
-    """The process groups that plan after plan runs on."""
+    """The process groups that the engine runs plan after plan on."""
 
     def __init__(self) -> None:
         self._groups: Groups | None = None
 
-    def get(self) -> Groups:
-        """Every rank asks before every plan, so all replace them at the same one."""
+    def get(self, group: dist.ProcessGroup | None, device: torch.device | None = None) -> Groups:
+        """Every rank asks before every plan, so all replace them at the same one.
+
+        group, device: as for `open_groups`, where no groups are open.
+        """
         if self._groups is not None and len(self._groups.made) > MOST_GROUPS:
             self.close()
         if self._groups is None:
-            world = dist.group.WORLD
-            assert world is not None  # the worker joined before its first trial
-            self._groups = open_groups(world)
+            assert group is not None  # the ranks joined before their first trial
+            self._groups = open_groups(group, device)
         return self._groups
 
     def close(self) -> None:
@@ -74,7 +76,7 @@ def attach(
         bundle.plan,
         names,
         share_values=False,
-        groups=groups.get(),
+        groups=groups.get(dist.group.WORLD),
         trace=trace,
         agreed=True,  # the launcher sends every rank the same line
     )

@@ -15,7 +15,7 @@ from autosync.search.loop.selection import select
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import Candidate, Proposal, Store
 from autosync.search.space import Space
-from autosync.simulator.contract import Learner, Simulator
+from autosync.simulator.simulator_contract import Learner, Simulator
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 
 OnEvent = Callable[[TuningEvent], None]

@@ -12,7 +12,7 @@ from autosync.domain import Domain
 from autosync.population import Population
 from autosync.search.sampler.sampling import sample, sample_at
 from autosync.search.space import Space
-from autosync.simulator.contract import Simulator
+from autosync.simulator.simulator_contract import Simulator
 
 CHUNK = 512
 """Proposals sampled, compiled and predicted at a time: four times as many need half a gigabyte more

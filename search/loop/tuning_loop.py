@@ -13,7 +13,7 @@ from autosync.search.loop.proposing import OnEvent, propose
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import Phase, Proposal, Store
 from autosync.search.space import Space
-from autosync.simulator.contract import Learner, Simulator
+from autosync.simulator.simulator_contract import Learner, Simulator
 from autosync.trials.contract import Pool, TrialRequest, TrialResult
 
 StopRule = Callable[[Phase], bool]

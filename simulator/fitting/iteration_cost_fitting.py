@@ -58,14 +58,7 @@ def fit_costs(
     Raises:
         InvalidInput: no strategy, or not one positive measurement for each.
     """
-    if len(population) != len(step_seconds) or not len(population) or not (step_seconds > 0).all():
-        raise InvalidInput(
-            f"{len(population)} strategies have {len(step_seconds)} measurements, or some that "
-            "are not positive.",
-            thing="step_seconds",
-            value=len(step_seconds),
-            remedy="Give one positive number of seconds for each strategy.",
-        )
+    _refuse_unmeasured(population, step_seconds)
     plans = compile_plans_fast(population, domain)
     kinds = sorted({COST_KIND[Op(operation)] for operation in np.unique(plans.operation)})
     byte_seconds = 1.0 / float(domain.cluster.nic_bytes_per_second().min())
@@ -101,6 +94,17 @@ def fit_costs(
         step_seconds,
         predicted,
     )
+
+
+def _refuse_unmeasured(population: Population, step_seconds: F64) -> None:
+    if len(population) != len(step_seconds) or not len(population) or not (step_seconds > 0).all():
+        raise InvalidInput(
+            f"{len(population)} strategies have {len(step_seconds)} measurements, or some that "
+            "are not positive.",
+            thing="step_seconds",
+            value=len(step_seconds),
+            remedy="Give one positive number of seconds for each strategy.",
+        )
 
 
 def with_terms(

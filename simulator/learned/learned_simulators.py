@@ -1,4 +1,4 @@
-"""Learned simulators: `autosync.simulator.contract.Learner` around a model."""
+"""Learned simulators: `autosync.simulator.simulator_contract.Learner` around a model."""
 
 import numpy as np
 from numpy.typing import NDArray

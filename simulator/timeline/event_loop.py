@@ -133,12 +133,8 @@ class InFlight(NamedTuple):
 
 
 @njit(nogil=True, _nrt=False)
-def communicate(plan, costs, compute, in_flight, index, factor, issued, on_wire, arrived):
-    """Play all messages of strategy `index`: when each is issued, on the wire, and has arrived.
-
-    Returns False when messages wait for each other in a circle.
-    """
-    begin, stop = plan.first[index], plan.first[index + 1]
+def clear(in_flight):
+    """Nothing is in flight, and nothing is held."""
     in_flight.used[:] = 0.0
     in_flight.collectives[:] = 0
     in_flight.handed[:] = False
@@ -147,6 +143,26 @@ def communicate(plan, costs, compute, in_flight, index, factor, issued, on_wire,
     in_flight.clock[:] = 0.0
     in_flight.busy[:] = False
     in_flight.head[:] = -1
+
+
+@njit(nogil=True, _nrt=False)
+def earliest_slot(in_flight, size):
+    """The slot whose phase ends first; of equals the lowest."""
+    slot = 0
+    for other in range(1, size):
+        if in_flight.time[other] < in_flight.time[slot]:
+            slot = other
+    return slot
+
+
+@njit(nogil=True, _nrt=False)
+def communicate(plan, costs, compute, in_flight, index, factor, issued, on_wire, arrived):
+    """Play all messages of strategy `index`: when each is issued, on the wire, and has arrived.
+
+    Returns False when messages wait for each other in a circle.
+    """
+    begin, stop = plan.first[index], plan.first[index + 1]
+    clear(in_flight)
     start_clock(compute, in_flight, factor)
     slowing, slow = compute.slowdown > 0.0, 1.0 + compute.slowdown
     arrived[begin:stop] = -1.0
@@ -155,10 +171,7 @@ def communicate(plan, costs, compute, in_flight, index, factor, issued, on_wire,
     size = issue(plan, costs, compute, in_flight, 0, begin, stop, 0.0, factor, arrived)
     count = begin
     while size > 0:
-        slot = 0
-        for other in range(1, size):
-            if in_flight.time[other] < in_flight.time[slot]:
-                slot = other
+        slot = earliest_slot(in_flight, size)
         now = in_flight.time[slot]
         message, kind, channel = (
             in_flight.message[slot],

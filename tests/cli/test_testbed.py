@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from autosync.trials.launchers import testbed_launcher
 from autosync.trials.testbed import namespaces
+from tests.autosync.trials.testbeds import can_shape_links
 from tests.cli.command import autosync, small_inputs
 
 
@@ -13,7 +13,7 @@ from tests.cli.command import autosync, small_inputs
 def test_a_testbed_is_built_entered_and_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not testbed_launcher.testbed_available():
+    if not can_shape_links():
         pytest.skip("no network namespaces with shaped links here")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     _, cluster = small_inputs(tmp_path)

@@ -17,9 +17,10 @@ from autosync.search.live.live_tuning import TimeBudget
 from autosync.trials.contract import TrialResult
 from autosync.trials.live.live_cluster import Seat, refuse_mixed, seated_device
 from autosync.trials.live.live_commands import LivePass
-from autosync.trials.live.live_graph import Call, Tape, _adopt_orphans, _finish_order
+from autosync.trials.live.live_graph import _adopt_orphans, _finish_order
 from autosync.trials.live.live_pass import sent_by_node
 from autosync.trials.live.outside_load import CpuUse
+from autosync.trials.live.step_tape import Call, Tape
 
 pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).parents[2]

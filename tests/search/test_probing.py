@@ -14,9 +14,10 @@ from autosync.search.cluster_probe import probe_costs, probing_domain, probing_s
 from autosync.simulator.fitting.iteration_cost_fitting import fit_costs
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
-from autosync.trials.launchers import testbed_launcher
 from autosync.trials.launchers.local_launcher import LocalLauncher
+from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from autosync.verification import verify
+from tests.autosync.trials.testbeds import can_shape_links
 from tests.domains import grid_cluster
 
 KINDS: tuple[MessageKind, ...] = (
@@ -102,12 +103,10 @@ def test_unshaped_links_give_the_costs_of_single_messages() -> None:
         probe_costs(LocalLauncher(), grid_cluster(2), 1.0, 1.0)
 
 
-@pytest.mark.skipif(
-    not testbed_launcher.testbed_available(), reason="no network namespaces with shaped links here"
-)
+@pytest.mark.skipif(not can_shape_links(), reason="no network namespaces with shaped links here")
 def test_shaped_links_are_probed_by_whole_iterations() -> None:
     said: list[str] = []
-    launcher = testbed_launcher.TestbedLauncher(check=False, repeats=0)
+    launcher = TestbedLauncher(check=False, repeats=0)
     found = probe_costs(launcher, grid_cluster(3, gbps=0.2), 1.0, 1.0, True, said.append)
     assert len(found.measured) == len(found.predicted) >= 7
     assert found.residual < found.before

@@ -9,9 +9,13 @@ import pytest
 from autosync.plan import plan_of
 from autosync.population import encode
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.timeline.chrome_trace import chrome_trace
 from autosync.simulator.timeline.iteration_trace import IterationTrace, predicted_iteration
-from autosync.simulator.timeline.measured_iteration import differences, measured_iteration, turns
+from autosync.simulator.timeline.trace_comparison import (
+    differences,
+    measured_iteration,
+    queue_head_seconds,
+)
+from autosync.simulator.timeline.trace_export import chrome_trace
 from autosync.strategy import AllReduce, Schedule
 from autosync.trials.measured_timeline import (
     ComputeTimes,
@@ -90,7 +94,7 @@ def test_a_channel_works_for_its_oldest_message() -> None:
     behind = replace(other, issued_seconds=one.issued_seconds + 1e-3)
     elsewhere = replace(behind, message=2, channel="value")
     trace = replace(predicted(), messages=(one, behind, elsewhere))
-    assert turns(trace) == {
+    assert queue_head_seconds(trace) == {
         0: one.issued_seconds,
         1: one.arrived_seconds,
         2: behind.issued_seconds,

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from autosync.api.cli.console import say
-from autosync.trials.launcher_names import LauncherName
+from autosync.trials.request_names import LauncherName
 
 
 def collect(

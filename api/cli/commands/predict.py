@@ -21,8 +21,8 @@ from autosync.errors import InvalidInput
 if TYPE_CHECKING:
     from autosync.cluster import Cluster
     from autosync.domain import Domain
-    from autosync.simulator.contract import Simulator
     from autosync.simulator.cost.fitted_constants import Constants
+    from autosync.simulator.simulator_contract import Simulator
     from autosync.strategy import Strategy
 
 

@@ -14,7 +14,7 @@ from autosync.api.cli.options import (
     reach_hosts,
 )
 from autosync.api.cli.output_files import check_folder
-from autosync.trials.launcher_names import LauncherName
+from autosync.trials.request_names import LauncherName
 
 if TYPE_CHECKING:
     from autosync.cluster import Cluster

@@ -22,7 +22,7 @@ from autosync.api.cli.options import (
 if TYPE_CHECKING:
     from autosync.domain import Domain
     from autosync.search.loop.tuning_store import Candidate
-    from autosync.simulator.contract import Simulator
+    from autosync.simulator.simulator_contract import Simulator
 
 COLUMNS = ("", "strategy", "made by", "predicted ms", "times DDP")
 SAMPLED = 64

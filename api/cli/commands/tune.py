@@ -12,9 +12,7 @@ from autosync.api.cli.options import (
     Batch,
     Compute,
     ComputeDevice,
-    ComputeName,
     DatabaseUrl,
-    DeviceName,
     DeviceType,
     Efficiency,
     Json,
@@ -27,7 +25,8 @@ from autosync.api.cli.options import (
 )
 from autosync.api.cli.output_files import check_folder, write_text
 from autosync.errors import AutosyncError, InvalidInput
-from autosync.trials.launcher_names import LauncherName
+from autosync.trials import request_names
+from autosync.trials.request_names import ComputeKind, LauncherName
 
 if TYPE_CHECKING:
     from autosync.api.db.database import Database
@@ -147,7 +146,7 @@ def _request(
     domain: "Domain",
     settings: "Settings",
     simulator: str,
-    where: tuple[LauncherName, ComputeName, DeviceName],
+    where: tuple[LauncherName, ComputeKind, request_names.ComputeDevice],
     byte_scale: float | None,
     time_scale: float | None,
 ) -> "TuningRequest":
@@ -158,7 +157,7 @@ def _request(
         InvalidInput: these do not go together. NotSupported: this machine has no GPU.
     """
     from autosync.api.engine.tuning_request import TuningRequest, at_scales
-    from autosync.trials.launcher_names import REAL_CLUSTERS
+    from autosync.trials.request_names import REAL_CLUSTERS
 
     launcher, compute, device = where
     asked = TuningRequest(

@@ -16,12 +16,8 @@ from autosync.errors import InvalidInput
 from autosync.trials.contract import Workload
 from autosync.trials.launchers.local_launcher import refuse_dedicated_servers
 from autosync.trials.pool.process_pool import REPEATS, ProcessPool
-from autosync.trials.pool.worker_process import (
-    ENVIRONMENT,
-    Answers,
-    WorkerProcess,
-    worker_arguments,
-)
+from autosync.trials.pool.worker_contract import Answers
+from autosync.trials.pool.worker_process import ENVIRONMENT, WorkerProcess, worker_arguments
 from autosync.trials.pool.worker_transport import WorkerTransport
 
 PLACEHOLDER = re.compile(r"\{(\w*)\}")
@@ -72,7 +68,7 @@ class CommandLauncher:
         transport = WorkerTransport(
             workload=workload,
             place=f"command ({PurePath(program).name}, {len(cluster.nodes)} hosts)",
-            placements=places,
+            places=places,
             host=cluster.nodes[nodes[0]].address,
             links="cluster",
             workloads=self.workloads,

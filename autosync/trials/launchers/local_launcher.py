@@ -6,9 +6,9 @@ from autosync.errors import NotSupported
 from autosync.trials.contract import OnWait, Workload
 from autosync.trials.gpus import refuse_without_gpu
 from autosync.trials.pool.fork_server import ForkServer
+from autosync.trials.pool.local_place import LocalPlace
 from autosync.trials.pool.machine_lock import shared_machine_lock
 from autosync.trials.pool.process_pool import REPEATS, ProcessPool
-from autosync.trials.pool.worker_process import Placement
 from autosync.trials.pool.worker_transport import WorkerTransport
 
 LOOPBACK = "127.0.0.1"
@@ -43,7 +43,7 @@ class LocalLauncher:
         transport = WorkerTransport(
             workload=workload,
             place=DESCRIPTION,
-            placements=tuple(Placement((), "lo", int(node), preload=preload) for node in nodes),
+            places=tuple(LocalPlace((), "lo", int(node), preload=preload) for node in nodes),
             host=LOOPBACK,
             links="loopback",
             workloads=self.workloads,

@@ -6,10 +6,6 @@ lines to the same worker process that every launcher starts; nothing durable liv
 """
 
 import contextlib
-import os
-import queue
-import sys
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,27 +14,20 @@ from autosync.cluster import Cluster
 from autosync.errors import InvalidInput, NotSupported
 from autosync.trials.contract import Workload
 from autosync.trials.launchers.local_launcher import refuse_dedicated_servers
-from autosync.trials.pool.process_pool import REPEATS, ProcessPool
-from autosync.trials.pool.worker_process import (
-    ENVIRONMENT,
-    Answers,
-    WorkerAnswer,
-    WorkerExit,
-    WorkerProcess,
-    worker_arguments,
+from autosync.trials.launchers.ray_cluster import (
+    alive_nodes,
+    connect_to_ray,
+    disconnect_from_ray,
+    ray_addresses,
 )
+from autosync.trials.launchers.ray_worker import RayWorker, Relay
+from autosync.trials.pool.process_pool import REPEATS, ProcessPool
+from autosync.trials.pool.worker_contract import Answers
+from autosync.trials.pool.worker_process import ENVIRONMENT
 from autosync.trials.pool.worker_transport import WorkerTransport
-from autosync.trials.worker.commands import Answer
 
 PLACING_SECONDS = 60.0
 """How long Ray may take to reserve the resources of a pool."""
-
-LISTEN_SECONDS = 5.0
-"""How long one call to an actor waits for the worker's next answer."""
-
-KILL_SECONDS = 5.0
-LOST_SECONDS = 20.0
-"""How long a call may stay unanswered: an actor on a node that has gone never answers."""
 
 CONCURRENT_CALLS = 4
 """An actor listens for answers while it takes commands."""
@@ -76,12 +65,12 @@ class RayLauncher:
         cluster = workload.domain.cluster
         refuse_dedicated_servers(workload)
         refuse_unreserved_gpus(workload, self.gpus)
-        connected = _connect(self.address)
+        connected = connect_to_ray(self.address)
         try:
             addresses = ray_addresses(cluster, alive_nodes())
             group = _placement_group(self, cluster, addresses)
         except (InvalidInput, NotSupported):
-            _disconnect(connected)
+            disconnect_from_ray(connected)
             raise
 
         def release() -> None:
@@ -92,13 +81,13 @@ class RayLauncher:
                 with contextlib.suppress(RayError):  # the head has gone, its reservations too
                     ray.util.remove_placement_group(group)
             finally:
-                _disconnect(connected)
+                disconnect_from_ray(connected)
 
         nodes = [int(node) for node in cluster.node_of_server()[: cluster.world_size]]
         transport = WorkerTransport(
             workload=workload,
             place=f"ray ({len(cluster.nodes)} nodes)",
-            placements=tuple(
+            places=tuple(
                 RayPlace(self, cluster.nodes[node].address, addresses[node], node, group)
                 for node in nodes
             ),
@@ -146,200 +135,6 @@ class RayPlace:
         return RayWorker(rank, self.address, actor, answers)
 
 
-class Relay:
-    """The actor: starts the worker on its node and passes lines to and fro."""
-
-    def __init__(self, rank: int, workloads: tuple[str, ...], carried: Mapping[str, str]) -> None:
-        self._answers: Answers = queue.Queue()
-        command = [sys.executable, *worker_arguments(workloads)]
-        environment = {**os.environ, **carried}
-        self._worker = WorkerProcess(rank, command, environment, self._answers)
-
-    def pid(self) -> int:
-        return self._worker.pid
-
-    def send(self, line: str) -> None:
-        self._worker.send(line)
-
-    def listen(self, seconds: float) -> list[Answer | None]:
-        """The worker's next answer (None: it has ended); empty where none comes in time."""
-        try:
-            return [self._answers.get(timeout=seconds).answer]
-        except queue.Empty:
-            return []
-
-    def exit(self) -> WorkerExit:
-        return self._worker.exit()
-
-    def stderr_tail(self) -> str:
-        return self._worker.stderr_tail()
-
-    def kill(self) -> None:
-        self._worker.kill()
-
-
-class RayWorker:
-    """A worker behind an actor, as the worker group sees it."""
-
-    def __init__(self, rank: int, where: str, actor: Any, answers: Answers) -> None:
-        self.rank = rank
-        self.where = where
-        self.command = f"a Ray actor on {where}"
-        self._actor = actor
-        self._killing: Any = None
-        self._stopped = threading.Event()
-        self._listener = threading.Thread(target=self._listen, args=(answers,), daemon=True)
-        self._listener.start()
-
-    @property
-    def pid(self) -> int:
-        """Of the worker's process, on its own host."""
-        found = self._asked("pid", -1)
-        assert isinstance(found, int)
-        return found
-
-    def send(self, line: str) -> None:
-        self._actor.send.remote(line)
-
-    def stderr_tail(self) -> str:
-        return str(self._asked("stderr_tail", ""))
-
-    def exit(self) -> WorkerExit:
-        found = self._asked("exit", WorkerExit(None, False))
-        assert isinstance(found, WorkerExit)
-        return found
-
-    def begin_kill(self) -> None:
-        self._stopped.set()
-        self._killing = self._actor.kill.remote()
-
-    def kill(self) -> None:
-        """The worker first, by its own actor; then the actor, alive or not."""
-        import ray
-        from ray.exceptions import RayError
-
-        self.begin_kill()
-        self._wait(self._killing, KILL_SECONDS, None)
-        with contextlib.suppress(RayError):  # the head has gone
-            ray.kill(self._actor)
-        self._listener.join(LISTEN_SECONDS)
-
-    def _asked(self, method: str, otherwise: object) -> object:
-        return self._wait(getattr(self._actor, method).remote(), LOST_SECONDS, otherwise)
-
-    def _wait(self, reference: Any, seconds: float, otherwise: object) -> object:
-        from ray.exceptions import RayError
-
-        try:
-            return _get(reference, seconds)
-        except RayError:  # the actor or its node has gone
-            return otherwise
-
-    def _listen(self, answers: Answers) -> None:
-        from ray.exceptions import RayError
-
-        while not self._stopped.is_set():
-            try:
-                heard = _get(self._actor.listen.remote(LISTEN_SECONDS), None)
-            except RayError:
-                heard = [None]
-            for answer in heard:
-                if not self._stopped.is_set():
-                    answers.put(WorkerAnswer(self.rank, answer))
-            if None in heard:
-                return
-
-
-def ray_addresses(cluster: Cluster, alive: Mapping[str, str]) -> list[str]:
-    """Ray's address of each of the cluster's nodes.
-
-    alive: Ray's nodes by address and by host name.
-
-    Raises:
-        InvalidInput: names the node that is none of them, or the two that are one.
-    """
-    found: dict[str, str] = {}
-    for node in cluster.nodes:
-        if node.address not in alive:
-            raise InvalidInput(
-                f"node {node.address!r} is not in the Ray cluster.",
-                thing="address",
-                value=node.address,
-                remedy=f"Ray has: {', '.join(sorted(set(alive.values())))}.",
-            )
-        there = alive[node.address]
-        if there in found:
-            raise InvalidInput(
-                f"nodes {found[there]!r} and {node.address!r} are the same Ray node, {there}.",
-                thing="address",
-                value=node.address,
-                remedy="Name every host once.",
-            )
-        found[there] = node.address
-    return list(found)
-
-
-def _connect(address: str) -> bool:
-    """Whether this call made the connection (and so shall end it).
-
-    Raises:
-        NotSupported: Ray is not installed, not reachable, or runs without a token.
-    """
-    try:
-        import ray
-    except ImportError:
-        raise NotSupported(
-            "Ray is not installed.",
-            thing="launcher",
-            value="ray",
-            remedy="Install it: `pip install autosync[ray]`.",
-        ) from None
-    if os.environ.get("RAY_AUTH_MODE") != "token":
-        raise NotSupported(
-            f"RAY_AUTH_MODE is {os.environ.get('RAY_AUTH_MODE', 'not set')!r}: without a token, "
-            "everyone who reaches Ray's ports can run code on its nodes.",
-            thing="RAY_AUTH_MODE",
-            value=os.environ.get("RAY_AUTH_MODE"),
-            remedy="Set RAY_AUTH_MODE=token here and where Ray starts; see "
-            "`ray get-auth-token --generate`.",
-        )
-    if ray.is_initialized():
-        return False
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except Exception as error:  # Ray raises anything from ConnectionError to ValueError here
-        raise NotSupported(
-            f"the Ray cluster at {address!r} cannot be joined: {error}",
-            thing="address",
-            value=address,
-            remedy="Check `ray status --address` and the token (RAY_AUTH_TOKEN).",
-        ) from None
-    return True
-
-
-def _disconnect(connected: bool) -> None:
-    import ray
-
-    if connected:
-        ray.shutdown()
-
-
-def alive_nodes() -> dict[str, str]:
-    """Ray's address of every node that is alive, by address and by host name where that tells
-    them apart."""
-    import ray
-
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    names = [node["NodeManagerHostname"] for node in nodes]
-    by_name = {
-        name: str(node["NodeManagerAddress"])
-        for name, node in zip(names, nodes, strict=True)
-        if names.count(name) == 1
-    }
-    return by_name | {str(node["NodeManagerAddress"]): node["NodeManagerAddress"] for node in nodes}
-
-
 def _placement_group(launcher: RayLauncher, cluster: Cluster, addresses: Sequence[str]) -> Any:
     """Raises NotSupported when Ray cannot reserve it."""
     import ray.util
@@ -379,9 +174,3 @@ def _actor(
         scheduling_strategy=where,
     )
     return actor_class.remote(rank, workloads, carried)
-
-
-def _get(reference: Any, seconds: float | None) -> Any:
-    import ray
-
-    return ray.get(reference, timeout=seconds)

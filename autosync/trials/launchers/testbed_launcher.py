@@ -2,16 +2,15 @@
 
 import threading
 from dataclasses import dataclass, replace
-from functools import cache
 
-from autosync.cluster import Cluster, Device, Node
+from autosync.cluster import Cluster
 from autosync.errors import InvalidInput, NotSupported
 from autosync.trials.contract import OnWait, Workload
 from autosync.trials.gpus import refuse_without_gpu
 from autosync.trials.launchers.local_launcher import preload_for, refuse_dedicated_servers
+from autosync.trials.pool.local_place import LocalPlace
 from autosync.trials.pool.machine_lock import shared_machine_lock
 from autosync.trials.pool.process_pool import REPEATS, ProcessPool
-from autosync.trials.pool.worker_process import Placement
 from autosync.trials.pool.worker_transport import WorkerTransport
 from autosync.trials.testbed import namespaces
 from autosync.trials.testbed.namespaces import Testbed
@@ -56,15 +55,13 @@ class TestbedLauncher:
         refuse_dedicated_servers(workload)
         refuse_excess(workload)
         refuse_unshaped_gpus(workload)
-        machine_lock = shared_machine_lock()
         testbed = namespaces.up(cluster, workload.byte_scale, workload.time_scale)
         try:
-            with machine_lock.held(threading.Event(), self.on_wait):
-                checked = check_testbed(testbed, cluster) if self.check else None
+            checked = self._checked(testbed, cluster)
         except BaseException:  # an interrupt, too, leaves no testbed
             namespaces.down(testbed)
             raise
-        nodes = cluster.node_of_server()[: cluster.world_size]
+        nodes = [int(node) for node in cluster.node_of_server()[: cluster.world_size]]
         preload = preload_for(workload)
 
         def close() -> None:
@@ -77,34 +74,24 @@ class TestbedLauncher:
         transport = WorkerTransport(
             workload=workload,
             place=description(testbed, workload, checked),
-            placements=tuple(
-                Placement(
-                    testbed.prefix(int(node)),
-                    "eth0",
-                    int(node),
-                    testbed.namespaces(int(node)),
-                    preload,
-                )
+            places=tuple(
+                LocalPlace(testbed.prefix(node), "eth0", node, testbed.namespaces(node), preload)
                 for node in nodes
             ),
-            host=testbed.addresses[int(nodes[0])],
+            host=testbed.addresses[nodes[0]],
             links="shaped",
             workloads=self.workloads,
-            machine_lock=machine_lock,
+            machine_lock=shared_machine_lock(),
             on_wait=self.on_wait,
         )
         return ProcessPool(transport, self.repeats, close)
 
-
-@cache
-def testbed_available() -> bool:
-    """Whether this machine can shape links: builds a testbed of two nodes and removes it."""
-    nodes = tuple(Node(f"10.0.0.{i}", (Device("cpu"),), 0.1) for i in (1, 2))
-    try:
-        namespaces.down(namespaces.up(Cluster("available", nodes)))
-    except NotSupported:
-        return False
-    return True
+    def _checked(self, testbed: Testbed, cluster: Cluster) -> SelfCheck | None:
+        """What the links really carry, measured while no other pool measures on this machine."""
+        if not self.check:
+            return None
+        with shared_machine_lock().held(threading.Event(), self.on_wait):
+            return check_testbed(testbed, cluster)
 
 
 def refuse_excess(workload: Workload) -> None:

@@ -11,8 +11,9 @@ import torch.distributed as dist
 
 from autosync.cluster import Backend, Cluster, Device, Node
 from autosync.devices import device_type_of_gpu
+from autosync.environment import host_name
 from autosync.errors import InvalidInput
-from autosync.trials.live.live_job import LiveJob, node_name
+from autosync.trials.live.live_job import LiveJob
 from autosync.units import MIB
 
 SMALLEST_BYTES = 256 * 1024
@@ -59,7 +60,7 @@ def measure_cluster(job: LiveJob, step_seconds: float) -> Cluster:
         NotSupported: a GPU is of no known type, and none is stated.
     """
     device_type = device_type_of(job.device, job.stated_device_type)
-    mine = Seat(node_name(), device_type, device_memory_gb(job.device), step_seconds)
+    mine = Seat(host_name(), device_type, device_memory_gb(job.device), step_seconds)
     seats: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(seats, mine, group=job.control)
     hosts = refuse_mixed([seat.host for seat in seats])

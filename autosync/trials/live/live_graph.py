@@ -5,53 +5,23 @@ what has no variables belongs to the operation before it. That is as fine as syn
 use: a message waits for gradients and gates forwards.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from autosync.domain import Optimizer, Profile
-from autosync.errors import InvalidInput, NotSupported
+from autosync.errors import NotSupported
 from autosync.graph import ModelGraph, Operation, Variable
-from autosync.runtime.execution.nested_tensors import tensors_in
 from autosync.runtime.updates.flat_update import ELEMENTWISE
 from autosync.torch_dtypes import DTYPE_NAMES
-from autosync.trials.device_clock import DeviceMoment, moment_now, seconds_since
+from autosync.trials.device_clock import seconds_since
 from autosync.trials.live.live_job import LiveJob
+from autosync.trials.live.step_tape import Tape, record_tape, refuse_odd_step, step_refusal
 
 ITERATIONS = 3
 """Recorded after one to warm up; their medians count."""
-
-
-@dataclass(slots=True)
-class Call:
-    """A forward of a module that owns `variables`."""
-
-    name: str
-    type: str
-    variables: tuple[int, ...]
-    rows: int
-    begun: DeviceMoment
-    output_bytes: int = 0
-
-
-@dataclass(slots=True)
-class Tape:
-    """One recorded iteration. ready: by variable, when its gradient was last complete."""
-
-    begun: DeviceMoment
-    calls: list[Call] = field(default_factory=list)
-    batch_size: int = 0
-    forward_ended: DeviceMoment | None = None
-    ready: dict[int, DeviceMoment] = field(default_factory=dict)
-    gradients: dict[int, int] = field(default_factory=dict)
-    touched: dict[int, int] = field(default_factory=dict)
-    update: list[DeviceMoment] = field(default_factory=list)
-    ended: DeviceMoment | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,115 +46,16 @@ def record_job(job: LiveJob, batch_size: int | None, device_type: str) -> Record
     named = {name: p for name, p in job.model.named_parameters() if p.requires_grad}
     _refuse_types(named)
     try:
-        tapes = [_record(job, named) for _ in range(1 + ITERATIONS)]
+        tapes = [record_tape(job, named) for _ in range(1 + ITERATIONS)]
         optimizer = _optimizer_document(job)
     finally:
         job.before.restore()
     for tape in tapes:
-        _refuse_odd_step(tape, list(named))
+        refuse_odd_step(tape, list(named))
     size = batch_size or tapes[-1].batch_size or 1
     graph = _graph(job.model, named, tapes[-1], size)
     profile, step_seconds = _profile(graph, tapes[1:], device_type)
     return RecordedJob(graph, profile, optimizer, step_seconds)
-
-
-def _record(job: LiveJob, named: dict[str, nn.Parameter]) -> Tape:
-    tape = Tape(moment_now(job.device))
-    handles = _hooks(job, named, tape)
-    try:
-        job.step(job.model, job.optimizer)
-        tape.ended = moment_now(job.device)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return tape
-
-
-def _hooks(job: LiveJob, named: dict[str, nn.Parameter], tape: Tape) -> list[RemovableHandle]:
-    index = {id(p): v for v, p in enumerate(named.values())}
-    handles: list[Any] = []
-    for name, module in job.model.named_modules():
-        own = tuple(index[id(p)] for p in module.parameters(recurse=False) if id(p) in index)
-        if own:
-            running: list[Call] = []
-            on_call = _on_call(tape, name, own, job.device, running)
-            handles.append(module.register_forward_pre_hook(on_call))
-            handles.append(module.register_forward_hook(_on_output(running)))
-    handles.append(job.model.register_forward_pre_hook(_on_input(tape), with_kwargs=True))
-    handles.append(job.model.register_forward_hook(_on_end(tape, job.device)))
-    for v, parameter in enumerate(named.values()):
-        hook = _on_gradient(tape, v, job.device)
-        handles.append(parameter.register_post_accumulate_grad_hook(hook))
-    note = _on_update(tape, job.device)
-    handles.append(job.optimizer.register_step_pre_hook(note))
-    handles.append(job.optimizer.register_step_post_hook(note))
-    return handles
-
-
-def _counts() -> bool:
-    """Whether a forward trains: not an evaluation, not recomputed within a backward pass."""
-    return torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
-
-
-def _on_call(
-    tape: Tape, name: str, own: tuple[int, ...], device: torch.device, running: list[Call]
-) -> Callable[[nn.Module, Any], None]:
-    def hook(module: nn.Module, args: Any) -> None:
-        if _counts():
-            rows = 0
-            if isinstance(module, nn.Linear) and args and args[0].dim():
-                rows = args[0].numel() // max(1, args[0].shape[-1])
-            module_type = type(module).__name__.lower()
-            call = Call(name or module_type, module_type, own, rows, moment_now(device))
-            tape.calls.append(call)
-            running.append(call)
-
-    return hook
-
-
-def _on_output(running: list[Call]) -> Callable[[nn.Module, Any, Any], None]:
-    """running: calls of this module that have not returned; of others inside it, none."""
-
-    def hook(module: nn.Module, args: Any, output: Any) -> None:
-        if _counts() and running:
-            running.pop().output_bytes = sum(tensor.nbytes for tensor in tensors_in(output))
-
-    return hook
-
-
-def _on_input(tape: Tape) -> Callable[[nn.Module, Any, Any], None]:
-    def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-        shaped = [tensor for tensor in tensors_in((args, kwargs)) if tensor.dim()]
-        if _counts() and shaped:
-            tape.batch_size = tape.batch_size or int(shaped[0].shape[0])
-
-    return hook
-
-
-def _on_end(tape: Tape, device: torch.device) -> Callable[[nn.Module, Any, Any], None]:
-    def hook(module: nn.Module, args: Any, output: Any) -> None:
-        if _counts():
-            tape.forward_ended = moment_now(device)
-
-    return hook
-
-
-def _on_gradient(tape: Tape, variable: int, device: torch.device) -> Callable[[Tensor], None]:
-    def hook(parameter: Tensor) -> None:
-        tape.ready.pop(variable, None)
-        tape.ready[variable] = moment_now(device)
-        tape.gradients[variable] = tape.gradients.get(variable, 0) + 1
-        if parameter.grad is not None and parameter.grad.is_sparse:
-            tape.touched[variable] = int(parameter.grad.coalesce().indices().shape[1])
-
-    return hook
-
-
-def _on_update(tape: Tape, device: torch.device) -> Callable[..., None]:
-    def hook(*args: Any) -> None:
-        tape.update.append(moment_now(device))
-
-    return hook
 
 
 def _refuse_types(named: dict[str, nn.Parameter]) -> None:
@@ -196,26 +67,6 @@ def _refuse_types(named: dict[str, nn.Parameter]) -> None:
                 value=str(parameter.dtype),
                 remedy=f"Supported: {', '.join(DTYPE_NAMES.values())}.",
             )
-
-
-def _refuse_odd_step(tape: Tape, names: list[str]) -> None:
-    if not tape.calls or tape.forward_ended is None:
-        raise _refusal("does not call the model it is given")
-    if not tape.update:
-        raise _refusal("does not call optimizer.step()")
-    for variable, name in enumerate(names):
-        count = tape.gradients.get(variable, 0)
-        if count == 0:
-            raise _refusal(f"gives parameter {name!r} no gradient", "Freeze that parameter.")
-        if count > 1:
-            raise _refusal(
-                f"runs {count} backward passes", "Give it one: accumulate outside of tune()."
-            )
-
-
-def _refusal(what: str, remedy: str = "") -> InvalidInput:
-    usual = "A step is one whole iteration: forward, backward, optimizer.step()."
-    return InvalidInput(f"step {what}.", thing="step", value=what, remedy=remedy or usual)
 
 
 def _dtype(parameter: Tensor) -> str:
@@ -332,7 +183,7 @@ def _times(graph: ModelGraph, tape: Tape) -> tuple[list[float], list[float], flo
     assert tape.forward_ended is not None  # refused before
     assert tape.ended is not None
     if len(tape.calls) != len(graph.operations):
-        raise _refusal("runs other modules from one iteration to the next")
+        raise step_refusal("runs other modules from one iteration to the next")
     moments = [*(call.begun for call in tape.calls), tape.forward_ended, tape.ended]
     *starts, forward_end, whole = seconds_since(tape.begun, moments)
     starts[0] = 0.0

@@ -17,8 +17,9 @@ from autosync.trials.live.live_commands import (
     LiveTrial,
     Verdict,
 )
-from autosync.trials.live.live_job import LiveJob, run_trial
+from autosync.trials.live.live_job import LiveJob
 from autosync.trials.live.live_pass import live_measurement
+from autosync.trials.live.live_trial import run_trial
 from autosync.trials.measurement import PassMeasurement, refuse_drift
 from autosync.trials.trial_failure import TrialFailed
 

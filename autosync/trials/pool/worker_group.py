@@ -10,7 +10,7 @@ from typing import TypeVar
 from autosync.trials.contract import ErrorKind, TrialError, Workload
 from autosync.trials.gpus import local_ranks, refuse_shared_gpus
 from autosync.trials.machine import speaks_of_memory
-from autosync.trials.pool.worker_process import Answers, Place, Worker, WorkerAnswer
+from autosync.trials.pool.worker_contract import Answers, Place, Worker, WorkerAnswer
 from autosync.trials.trial_failure import TrialFailed
 from autosync.trials.worker.commands import (
     Answer,
@@ -48,14 +48,14 @@ class WorkerGroup:
     def __init__(
         self,
         workload: Workload,
-        placements: Sequence[Place],
+        places: Sequence[Place],
         host: str,
         workloads: tuple[str, ...],
         cancelled: threading.Event,
     ) -> None:
         self._cancelled = cancelled
         self._answers: Answers = queue.Queue()
-        self._placements = placements
+        self._places = places
         self._workloads = workloads
         self._workers: list[Worker] = []
         self._heard_once: set[int] = set()
@@ -74,10 +74,10 @@ class WorkerGroup:
                 NCCL is to use.
         """
         deadline = time.monotonic() + START_SECONDS
-        for rank, placement in enumerate(self._placements):
-            self._workers.append(placement.start(rank, self._workloads, self._answers))
-        places = local_ranks([worker.where for worker in self._workers])
-        for worker, local_rank in zip(self._workers, places, strict=True):
+        for rank, place in enumerate(self._places):
+            self._workers.append(place.start(rank, self._workloads, self._answers))
+        on_hosts = local_ranks([worker.where for worker in self._workers])
+        for worker, local_rank in zip(self._workers, on_hosts, strict=True):
             start = StartWorker(worker.rank, local_rank, self._host, self._workload)
             worker.send(command_line(start))
         started = self._collect(WorkerStarted, deadline)

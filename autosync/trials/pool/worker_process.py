@@ -10,18 +10,15 @@ import queue
 import shlex
 import signal
 import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import IO, Protocol
 
 from autosync.errors import InvalidInput, NotSupported
 from autosync.trials.machine import killed_for_memory
-from autosync.trials.pool.fork_server import ForkServer
 from autosync.trials.pool.parent_death import ParentDeath
+from autosync.trials.pool.worker_contract import Answers, WorkerAnswer, WorkerExit
 from autosync.trials.worker.commands import Answer, CommandFailed, read_answer
 
 STDERR_LINES = 60
@@ -41,112 +38,10 @@ ENVIRONMENT = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerAnswer:
-    """What a worker answered; `answer` is None when its output ended (it has died)."""
-
-    rank: int
-    answer: Answer | None
-
-
-Answers = queue.Queue[WorkerAnswer]
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerExit:
-    """How a worker ended. status: None where it is not known (its host is lost).
-
-    for_memory: whether its kernel has killed a process for lack of memory since the worker's last
-        command; False where no kernel tells: another host's, or one that does not count.
-    """
-
-    status: int | None
-    for_memory: bool
-
-
-class Worker(Protocol):
-    """One rank of a worker group, wherever it runs. Its answers go to a queue that all ranks share.
-
-    where: its host, empty for this machine. command: what started it, for error messages.
-    """
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def where(self) -> str: ...
-
-    @property
-    def command(self) -> str: ...
-
-    @property
-    def pid(self) -> int:
-        """The process to look at from outside."""
-        ...
-
-    def send(self, line: str) -> None:
-        """Hand over one command. A dead worker's is dropped: its end is an answer already."""
-        ...
-
-    def stderr_tail(self) -> str: ...
-
-    def exit(self) -> WorkerExit:
-        """How it ended, after its last answer."""
-        ...
-
-    def begin_kill(self) -> None:
-        """Send the kill; `kill` follows."""
-        ...
-
-    def kill(self) -> None:
-        """End the worker with everything it started; may be called twice."""
-        ...
-
-
-class Place(Protocol):
-    """Where one rank runs. node: index of the cluster's node."""
-
-    @property
-    def node(self) -> int: ...
-
-    def start(self, rank: int, workloads: tuple[str, ...], answers: Answers) -> Worker:
-        """Raises NotSupported when nothing can be started there."""
-        ...
-
-
 def worker_arguments(workloads: tuple[str, ...]) -> list[str]:
     """What follows the interpreter on a worker's command line."""
     named = ["--workloads", ",".join(workloads)] if workloads else []
     return ["-m", "autosync.trials.worker.worker_main", *named]
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """A rank on this machine: `prefix` goes before the command.
-
-    interface: the network interface gloo binds to. node: index of the cluster's node.
-    preload: what the worker is forked from instead, into `namespaces` (files), as the prefix would
-    bring it there.
-    """
-
-    prefix: tuple[str, ...]
-    interface: str
-    node: int
-    namespaces: tuple[str, ...] = ()
-    preload: ForkServer | None = None
-
-    def start(self, rank: int, workloads: tuple[str, ...], answers: Answers) -> "WorkerProcess":
-        command = [*self.prefix, sys.executable, *worker_arguments(workloads)]
-        environment = {
-            **os.environ,
-            **ENVIRONMENT,
-            "GLOO_SOCKET_IFNAME": self.interface,
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        }
-        begin: Begin | None = None
-        if self.preload is not None:
-            begin = partial(self.preload.fork, environment, self.namespaces, workloads)
-        return WorkerProcess(rank, command, environment, answers, begin=begin)
 
 
 class Process(Protocol):

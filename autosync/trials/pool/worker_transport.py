@@ -15,8 +15,8 @@ from autosync.trials.machine import wait_until_quiet
 from autosync.trials.measurement import LOAD_LIMIT, PassMeasurement
 from autosync.trials.pool.machine_lock import MachineLock, WaitCancelled
 from autosync.trials.pool.worker_answers import pass_measurement
+from autosync.trials.pool.worker_contract import Place
 from autosync.trials.pool.worker_group import WorkerGroup
-from autosync.trials.pool.worker_process import Place
 from autosync.trials.trial_failure import TrialFailed
 from autosync.trials.worker.commands import RunPass
 
@@ -32,7 +32,7 @@ QUIET_SECONDS = 15.0
 class WorkerTransport:
     """Starts the workers lazily, and again after a failure.
 
-    place: where trials run, in words. placements: one per rank.
+    place: where trials run, in words. places: one per rank.
     host: address of rank 0 as the others see it. links: between the workers.
     workloads: `name=package.module:function` entries registered at the workers' start.
     machine_lock: shared with the other pools that measure on this machine.
@@ -42,7 +42,7 @@ class WorkerTransport:
 
     workload: Workload
     place: str
-    placements: tuple[Place, ...]
+    places: tuple[Place, ...]
     host: str
     links: Links
     workloads: tuple[str, ...] = ()
@@ -124,7 +124,7 @@ class WorkerTransport:
         """
         if self._group is None:
             group = WorkerGroup(
-                self.workload, self.placements, self.host, self.workloads, self.cancelled
+                self.workload, self.places, self.host, self.workloads, self.cancelled
             )
             try:
                 group.start()

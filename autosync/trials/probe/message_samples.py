@@ -9,7 +9,7 @@ from autosync.cluster import Cluster, MessageKind
 from autosync.errors import InvalidInput, NotSupported
 from autosync.trials.contract import Launcher, Workload
 from autosync.trials.pool.process_pool import ProcessPool
-from autosync.trials.testbed.rate_probes import BURST_BYTES
+from autosync.trials.testbed.link_shaping import BURST_BYTES
 from autosync.trials.worker.timed_messages import KINDS
 
 SMALL_SIZES = (1024, 4 * 1024)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from autosync.trials.testbed.link_rates import TOLERANCE, TRIES, Rates
-from autosync.trials.testbed.rate_probes import BURST_BYTES, InaccurateLink, RateProbes
+from autosync.trials.testbed.link_shaping import BURST_BYTES
+from autosync.trials.testbed.rate_probes import InaccurateLink, RateProbes
 
 LINE_SECONDS = ((0.08, 1), (0.03, 3), (0.01, 8))
 """How long an all-reduce of each size occupies the slowest link; how many are timed together."""

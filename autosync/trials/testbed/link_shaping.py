@@ -10,8 +10,11 @@ from dataclasses import dataclass
 
 from autosync.cluster import Cluster
 
-BURST = "128kb"
-"""Measured: 1 mb gives 4 % free bandwidth, 4 mb defeats the shaping, 32 kb costs CPU."""
+BURST_BYTES = 128 * 1024
+"""What a shaper lets pass at once after a pause. Measured: 1 mb gives 4 % free bandwidth, 4 mb
+defeats the shaping, 32 kb costs CPU."""
+
+BURST = f"{BURST_BYTES // 1024}kb"
 
 QUEUE = "latency 50ms"
 

@@ -13,12 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.errors import AutosyncError
+from autosync.trials.testbed.link_shaping import BURST_BYTES
 from autosync.trials.testbed.namespaces import Testbed
 
 RATES_SCRIPT = str(Path(__file__).with_name("payload_rates.py"))
-
-BURST_BYTES = 128 * 1024
-"""What a shaper lets pass at once after a pause; see `link_shaping.BURST`."""
 
 SLOW_BYTES_PER_SECOND = 32e6
 """Below this a small send buffer still outlasts the pauses that a sender's process has (6 ms)."""

@@ -22,8 +22,8 @@ from autosync.api.views.exports import runtimes_parquet
 from autosync.cluster import MessageCost
 from autosync.documents import to_data, to_json
 from autosync.search.loop.settings import Settings
-from autosync.trials.contract import ComputeDevice
 from autosync.trials.launchers.local_launcher import LocalLauncher
+from autosync.trials.request_names import ComputeDevice
 from tests.domains import chain_graph, domain_of, grid_cluster
 
 GPU = pytest.mark.skipif(

@@ -6,7 +6,7 @@ from typing import Any
 
 from autosync.trials.contract import ErrorKind, Workload
 from autosync.trials.pool.process_pool import ProcessPool
-from autosync.trials.pool.worker_process import Answers, WorkerAnswer, WorkerExit
+from autosync.trials.pool.worker_contract import Answers, WorkerAnswer, WorkerExit
 from autosync.trials.pool.worker_transport import WorkerTransport
 from autosync.trials.worker.commands import (
     Answer,
@@ -46,7 +46,7 @@ class FakeWorkers:
         transport = WorkerTransport(
             workload=Workload(small_domain(), byte_scale=0.5),
             place="fake workers",
-            placements=(FakePlace(self, 0), FakePlace(self, 1)),
+            places=(FakePlace(self, 0), FakePlace(self, 1)),
             **fields,
         )
         return ProcessPool(transport)

@@ -14,7 +14,9 @@ from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from autosync.trials.machine import process_start
 from autosync.trials.pool import fork_server
 from autosync.trials.pool.fork_server import ForkServer
-from autosync.trials.pool.worker_process import Answers, Placement, WorkerProcess
+from autosync.trials.pool.local_place import LocalPlace
+from autosync.trials.pool.worker_contract import Answers
+from autosync.trials.pool.worker_process import WorkerProcess
 from autosync.trials.testbed import namespaces
 from autosync.trials.worker.commands import CommandFailed
 from tests.autosync.trials.strategies import small_domain
@@ -35,7 +37,7 @@ def answers() -> Answers:
 
 
 def started(preload: ForkServer, answers: Answers) -> WorkerProcess:
-    return Placement((), "lo", 0, preload=preload).start(0, (), answers)
+    return LocalPlace((), "lo", 0, preload=preload).start(0, (), answers)
 
 
 def test_how_a_forked_worker_ends_is_known(preload: ForkServer, answers: Answers) -> None:
@@ -77,7 +79,7 @@ def test_where_the_preloaded_process_is_lost_the_next_worker_gets_another(
 
 def test_a_namespace_that_is_not_there_is_named(preload: ForkServer, answers: Answers) -> None:
     with pytest.raises(NotSupported, match="/proc/self/ns/nowhere"):
-        Placement((), "lo", 0, ("/proc/self/ns/nowhere",), preload).start(0, (), answers)
+        LocalPlace((), "lo", 0, ("/proc/self/ns/nowhere",), preload).start(0, (), answers)
 
 
 def test_nothing_is_left_of_a_closed_one(answers: Answers) -> None:

@@ -5,8 +5,8 @@ import pytest
 from autosync.errors import InvalidInput
 from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.trials.live.live_commands import PARTED, LiveFailure
-from autosync.trials.live.live_job import _kind
 from autosync.trials.live.live_transport import first_cause
+from autosync.trials.live.live_trial import _kind
 
 
 def test_a_wait_that_ended_goes_before_the_peers_it_cost() -> None:

@@ -11,10 +11,10 @@ import torch
 from autosync.cluster import Backend
 from autosync.trials.contract import TrialRequest, Workload
 from autosync.trials.launchers.local_launcher import LOOPBACK, LocalLauncher
+from autosync.trials.pool.local_place import LocalPlace
 from autosync.trials.pool.process_pool import ProcessPool
 from autosync.trials.pool.worker_answers import pass_measurement
 from autosync.trials.pool.worker_group import WorkerGroup
-from autosync.trials.pool.worker_process import Placement
 from autosync.trials.probe.kernel_profile import profile_kernels
 from autosync.trials.worker.commands import StretchesTimed, TimeStretches
 from tests.autosync.trials.strategies import ddp, mixed, small_domain
@@ -101,7 +101,7 @@ def test_one_rank_starts_and_computes() -> None:
 
 def check_alone(workload: Workload) -> None:
     """A group of one meets itself, and computes."""
-    group = WorkerGroup(workload, (Placement((), "lo", 0),), LOOPBACK, (), threading.Event())
+    group = WorkerGroup(workload, (LocalPlace((), "lo", 0),), LOOPBACK, (), threading.Event())
     try:
         group.start()
         (answer,) = group.ask(TimeStretches(2), StretchesTimed, 200.0)

@@ -15,7 +15,7 @@ from autosync.errors import InvalidInput, NotFound
 from autosync.trials.contract import Workload
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from autosync.trials.machine import process_start
-from autosync.trials.pool.worker_process import Placement
+from autosync.trials.pool.local_place import LocalPlace
 from autosync.trials.testbed import namespaces
 from tests.domains import domain_of, grid_cluster
 
@@ -167,8 +167,8 @@ def test_ranks_of_a_node_share_its_namespace_and_say_how_they_talk() -> None:
     )
     launcher = TestbedLauncher(check=False)
     with launcher.open(Workload(domain_of(cluster=cluster))) as pool:
-        places = pool.transport.placements
-        prefixes = [place.prefix for place in places if isinstance(place, Placement)]
+        places = pool.transport.places
+        prefixes = [place.prefix for place in places if isinstance(place, LocalPlace)]
         assert prefixes[0] == prefixes[1] != prefixes[2] == prefixes[3]
         assert "intra-node links shaped" in pool.description
     assert all(cluster.name != testbed.cluster for testbed in namespaces.status())

@@ -13,7 +13,8 @@ import pytest
 
 from autosync.errors import InvalidInput, NotSupported
 from autosync.trials.launchers import ray_launcher
-from autosync.trials.launchers.ray_launcher import RayLauncher, alive_nodes, ray_addresses
+from autosync.trials.launchers.ray_cluster import alive_nodes, ray_addresses
+from autosync.trials.launchers.ray_launcher import RayLauncher
 from autosync.trials.pool.process_pool import ProcessPool
 from tests.autosync.trials.conftest import FAULTY, MARK
 from tests.autosync.trials.contract_suite import PoolContract, SecondNode, wait_for
@@ -126,10 +127,10 @@ def test_a_head_that_has_gone_leaves_a_pool_that_closes(monkeypatch: pytest.Monk
 
     ended: list[bool] = []
     alive = {"a": "10.0.0.1", "b": "10.0.0.2"}
-    monkeypatch.setattr(ray_launcher, "_connect", lambda address: True)
+    monkeypatch.setattr(ray_launcher, "connect_to_ray", lambda address: True)
     monkeypatch.setattr(ray_launcher, "alive_nodes", lambda: alive)
     monkeypatch.setattr(ray_launcher, "_placement_group", lambda *given: object())
-    monkeypatch.setattr(ray_launcher, "_disconnect", ended.append)
+    monkeypatch.setattr(ray_launcher, "disconnect_from_ray", ended.append)
     monkeypatch.setattr("ray.util.remove_placement_group", gone)
     with RayLauncher("10.0.0.1:6379").open(workload_at("a", "b")):
         assert not ended

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from autosync.trials.pool import worker_process
-from autosync.trials.pool.worker_process import Answers, WorkerProcess
+from autosync.trials.pool.worker_contract import Answers
+from autosync.trials.pool.worker_process import WorkerProcess
 from autosync.trials.worker.commands import CommandFailed
 
 WAIT_SECONDS = 200

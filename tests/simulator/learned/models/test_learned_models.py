@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from autosync.simulator.contract import Learner
 from autosync.simulator.evaluation.metrics import pairwise_accuracy
 from autosync.simulator.learned.features import strategy_features
 from autosync.simulator.learned.features.strategy_features import features_of
@@ -23,6 +22,7 @@ from autosync.simulator.learned.models.network_model import NetworkModel
 from autosync.simulator.learned.models.recipe import ModelKind, NetworkKind, Recipe
 from autosync.simulator.learned.networks import network_training
 from autosync.simulator.learned.networks.network_training import TrainingSettings
+from autosync.simulator.simulator_contract import Learner
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from tests.simulator.learned.worlds import invented_seconds, small_domain, some_strategies
 
@@ -67,6 +67,16 @@ def fitted(trials: LabelledTrials) -> Callable[[str], LearnedSimulator]:
         return simulator
 
     return fit
+
+
+def test_most_unseen_measurements_lie_inside_their_interval(
+    fitted: Callable[[str], LearnedSimulator], trials: LabelledTrials
+) -> None:
+    unseen = some_strategies(trials.domain, 150).take(UNSEEN)
+    low, high = fitted("gaussian").predict_interval(trials.domain, unseen)
+    seconds = trials.take(UNSEEN).step_seconds
+    assert (low < high).all()
+    assert ((low <= seconds) & (seconds <= high)).mean() >= 0.8
 
 
 def unseen_accuracy(simulator: LearnedSimulator, trials: LabelledTrials) -> float:

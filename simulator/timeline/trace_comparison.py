@@ -53,8 +53,8 @@ def _compute(rank: int, timeline: RankTimeline) -> list[ComputeInterval]:
     return [ComputeInterval(rank, phase, start, stop) for phase, start, stop in spans]
 
 
-def turns(trace: IterationTrace) -> dict[int, float]:
-    """For each message, when it became the oldest of its channel that had not arrived.
+def queue_head_seconds(trace: IterationTrace) -> dict[int, float]:
+    """When each message became the head of its channel's queue: its oldest that had not arrived.
 
     From then to its arrival the channel works for it. What was issued behind others has waited
     for them before: on gloo the runtime issues a message as soon as it is ready, the backend
@@ -73,7 +73,8 @@ def turns(trace: IterationTrace) -> dict[int, float]:
 class Difference:
     """One message, predicted and measured.
 
-    predicted_seconds, measured_seconds: what it took from its turn (see `turns`) to its arrival.
+    predicted_seconds, measured_seconds: from when it headed its channel's queue (see
+        `queue_head_seconds`) to its arrival.
     *_arrived_seconds: from the forward start of the iteration.
     """
 
@@ -90,15 +91,15 @@ class Difference:
 def differences(predicted: IterationTrace, measured: IterationTrace) -> tuple[Difference, ...]:
     """Of all messages in both traces, where they differ most first."""
     of = {message.message: message for message in predicted.messages}
-    turn, real_turn = turns(predicted), turns(measured)
+    begun, really_begun = queue_head_seconds(predicted), queue_head_seconds(measured)
     found = [
         Difference(
             message=real.message,
             operation=real.operation,
             channel=real.channel,
             wire_bytes=real.wire_bytes,
-            predicted_seconds=of[real.message].arrived_seconds - turn[real.message],
-            measured_seconds=real.arrived_seconds - real_turn[real.message],
+            predicted_seconds=of[real.message].arrived_seconds - begun[real.message],
+            measured_seconds=real.arrived_seconds - really_begun[real.message],
             predicted_arrived_seconds=of[real.message].arrived_seconds,
             measured_arrived_seconds=real.arrived_seconds,
         )

@@ -1,0 +1,97 @@
+"""A running Ray cluster: joining it, leaving it, and the nodes it has."""
+
+import os
+from collections.abc import Mapping
+
+from autosync.cluster import Cluster
+from autosync.errors import InvalidInput, NotSupported
+
+
+def ray_addresses(cluster: Cluster, alive: Mapping[str, str]) -> list[str]:
+    """Ray's address of each of the cluster's nodes.
+
+    alive: Ray's nodes by address and by host name.
+
+    Raises:
+        InvalidInput: names the node that is none of them, or the two that are one.
+    """
+    found: dict[str, str] = {}
+    for node in cluster.nodes:
+        if node.address not in alive:
+            raise InvalidInput(
+                f"node {node.address!r} is not in the Ray cluster.",
+                thing="address",
+                value=node.address,
+                remedy=f"Ray has: {', '.join(sorted(set(alive.values())))}.",
+            )
+        there = alive[node.address]
+        if there in found:
+            raise InvalidInput(
+                f"nodes {found[there]!r} and {node.address!r} are the same Ray node, {there}.",
+                thing="address",
+                value=node.address,
+                remedy="Name every host once.",
+            )
+        found[there] = node.address
+    return list(found)
+
+
+def connect_to_ray(address: str) -> bool:
+    """Whether this call made the connection (and so shall end it).
+
+    Raises:
+        NotSupported: Ray is not installed, not reachable, or runs without a token.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise NotSupported(
+            "Ray is not installed.",
+            thing="launcher",
+            value="ray",
+            remedy="Install it: `pip install autosync[ray]`.",
+        ) from None
+    if os.environ.get("RAY_AUTH_MODE") != "token":
+        raise NotSupported(
+            f"RAY_AUTH_MODE is {os.environ.get('RAY_AUTH_MODE', 'not set')!r}: without a token, "
+            "everyone who reaches Ray's ports can run code on its nodes.",
+            thing="RAY_AUTH_MODE",
+            value=os.environ.get("RAY_AUTH_MODE"),
+            remedy="Set RAY_AUTH_MODE=token here and where Ray starts; see "
+            "`ray get-auth-token --generate`.",
+        )
+    if ray.is_initialized():
+        return False
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except Exception as error:  # Ray raises anything from ConnectionError to ValueError here
+        raise NotSupported(
+            f"the Ray cluster at {address!r} cannot be joined: {error}",
+            thing="address",
+            value=address,
+            remedy="Check `ray status --address` and the token (RAY_AUTH_TOKEN).",
+        ) from None
+    return True
+
+
+def disconnect_from_ray(connected: bool) -> None:
+    import ray
+
+    if connected:
+        ray.shutdown()
+
+
+def alive_nodes() -> dict[str, str]:
+    """Ray's address of every node that is alive, by address and by host name where that tells
+    them apart."""
+    import ray
+
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    names = [node["NodeManagerHostname"] for node in nodes]
+    by_name = {
+        name: str(node["NodeManagerAddress"])
+        for name, node in zip(names, nodes, strict=True)
+        if names.count(name) == 1
+    }
+    return by_name | {str(node["NodeManagerAddress"]): node["NodeManagerAddress"] for node in nodes}

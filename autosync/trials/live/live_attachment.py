@@ -1,0 +1,88 @@
+"""Puts a trial's plan under a running job's model and takes it off again."""
+
+import gc
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+
+from autosync.bundle import Bundle
+from autosync.errors import NotSupported
+from autosync.runtime import attachment as runtime
+from autosync.runtime.execution.execution_trace import ExecutionTrace
+from autosync.runtime.torch_ddp import wrap_in_ddp
+from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.trials.live.live_job import LiveJob
+
+
+@dataclass(slots=True)
+class LiveAttachment:
+    """abandon: after a failure, let go of everything without waiting."""
+
+    model: nn.Module
+    flush: Callable[[], None]
+    detach: Callable[[], None]
+    abandon: Callable[[], None]
+
+
+def attach_live(
+    job: LiveJob, bundle: Bundle, trace: ExecutionTrace | None = None
+) -> LiveAttachment:
+    """Synchronize the job's model as the bundle says, on the groups of its trials.
+
+    trace: as for `autosync.trials.trial_attachment.attach`.
+
+    Raises:
+        NotSupported: the optimizer or the backend cannot do what the plan asks.
+    """
+    if bundle.plan.engine == "ddp":
+        return _attach_ddp(job, bundle.plan.bucket_bytes)
+    names = tuple(variable.name for variable in bundle.variables)
+    attachment = runtime.attach(
+        job.model,
+        job.optimizer,
+        bundle.plan,
+        names,
+        job.group,
+        max_grad_norm=job.max_grad_norm,
+        share_values=False,
+        groups=job.reused_groups.get(job.group, job.device),
+        trace=trace,
+        agreed=True,  # rank 0 has just told all the others
+    )
+
+    def abandon() -> None:
+        engine = attachment.engine
+        with engine.condition:
+            if engine.failure is None:
+                engine.failure = SynchronizationFailed("the trial was abandoned.")
+            engine.condition.notify_all()
+        attachment.detach()
+
+    return LiveAttachment(job.model, attachment.engine.flush, attachment.detach, abandon)
+
+
+def _attach_ddp(job: LiveJob, bucket_bytes: int) -> LiveAttachment:
+    # replicas are equal: every trial begins with the restored state
+    replicas = [wrap_in_ddp(job.model, bucket_bytes, job.group, share_values=False)]
+    alive = weakref.ref(replicas[0])
+    attached = LiveAttachment(replicas[0], lambda: None, lambda: None, lambda: None)
+
+    def let_go() -> None:
+        replicas.clear()
+        attached.model = job.model
+        gc.collect()  # the reducer is in a reference cycle, and its hooks live as long as it
+
+    def detach() -> None:
+        let_go()
+        if alive() is not None:
+            raise NotSupported(
+                "step keeps a reference to the model it was given, so torch's DDP cannot be "
+                "taken off again.",
+                thing="step",
+                remedy="Use the model within the step only; keep the original one elsewhere.",
+            )
+
+    attached.detach, attached.abandon = detach, let_go
+    return attached

@@ -1,0 +1,130 @@
+"""A trial on one rank of a running job: what it measured, or why it failed."""
+
+import gc
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from autosync.environment import host_name
+from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.trials.contract import ErrorKind
+from autosync.trials.device_clock import moment_now, seconds_since
+from autosync.trials.iteration_recording import RankRecording
+from autosync.trials.live.live_attachment import LiveAttachment, attach_live
+from autosync.trials.live.live_commands import (
+    PARTED,
+    LiveAnswer,
+    LiveFailure,
+    LivePass,
+    LiveTrial,
+    RecordedSteps,
+)
+from autosync.trials.live.live_job import LiveJob
+from autosync.trials.live.outside_load import CpuUse, cpu_use
+from autosync.trials.live.step_recording import recorded_steps, watched
+from autosync.trials.machine import (
+    host_id,
+    network_bytes,
+    peak_memory_bytes,
+    reset_peak_memory,
+    software_versions,
+)
+from autosync.trials.trial_attachment import replica_digest
+from autosync.trials.worker.worker_main import error_kind
+
+
+def run_trial(job: LiveJob, trial: LiveTrial) -> LiveAnswer:
+    """What this rank measured, or why it failed. State is restored either way."""
+    attached: list[LiveAttachment] = []
+    in_host_memory = job.device.type == "cpu"
+    recording = RankRecording() if trial.record and in_host_memory else None
+    can_tell_peak = reset_peak_memory()
+    begun = time.monotonic()
+    try:
+        attached.append(attach_live(job, trial.bundle, recording.trace if recording else None))
+        measured = _measure(job, attached[0], trial, recording)
+        attached[0].detach()
+        return LivePass(
+            host=host_id(),
+            node=host_name(),
+            versions=tuple(sorted(software_versions().items())),
+            starts=measured.starts,
+            overhead_seconds=time.monotonic() - begun - measured.within_seconds,
+            cpu_use=measured.cpu_use,
+            # what NCCL sends need not pass the kernel, whose counters these are
+            sent_bytes=measured.sent_bytes if in_host_memory else None,
+            peak_memory_bytes=peak_memory_bytes() if can_tell_peak else None,
+            digest=measured.digest,
+            recorded=measured.recorded,
+        )
+    except Exception as error:  # a process boundary: the job goes on whatever a strategy does
+        failure = LiveFailure(time.monotonic() - begun, _kind(error), _words(error))
+        error.__traceback__ = None  # its frames hold the replicas that must go
+        job.abort_groups()
+        while attached:
+            attached.pop().abandon()
+        gc.collect()  # engines are in reference cycles, and hold connections
+        job.end_groups()
+        return failure
+    finally:
+        job.before.restore()
+        if job.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _kind(error: Exception) -> ErrorKind | Literal["parted"]:
+    """Of a broken process group torch raises RuntimeErrors; the connections of the user's own step,
+    to a data source for instance, fail with OSErrors."""
+    if isinstance(error, RuntimeError | SynchronizationFailed):
+        message = str(error).lower()
+        if "timed out" in message:
+            return "timeout"
+        if isinstance(error, SynchronizationFailed) or "connection" in message:
+            return PARTED
+    return error_kind(error)
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+@dataclass(frozen=True, slots=True)
+class _MeasuredSteps:
+    """within_seconds: of all steps, the warm-up's included; the rest as in `LivePass`."""
+
+    starts: tuple[float, ...]
+    within_seconds: float
+    cpu_use: CpuUse
+    sent_bytes: int
+    digest: float
+    recorded: RecordedSteps | None
+
+
+def _measure(
+    job: LiveJob, attached: LiveAttachment, trial: LiveTrial, recording: RankRecording | None
+) -> _MeasuredSteps:
+    dist.barrier(job.group)
+    starts = []
+    begun = time.monotonic()
+    with watched(job.optimizer, attached.model, recording):
+        for iteration in range(trial.warmup + trial.iterations):
+            if iteration == trial.warmup:
+                before, sent_before = cpu_use(), network_bytes()
+            starts.append(moment_now(job.device))
+            job.step(attached.model, job.optimizer)
+    starts.append(moment_now(job.device))
+    attached.flush()
+    seconds = seconds_since(starts[0], starts)
+    return _MeasuredSteps(
+        starts=tuple(seconds),
+        within_seconds=time.monotonic() - begun,
+        sent_bytes=network_bytes() - sent_before,
+        cpu_use=cpu_use().since(before),
+        digest=replica_digest(job.model),
+        recorded=recorded_steps(recording, starts, trial.bundle.plan.engine, trial.warmup)
+        if recording
+        else None,
+    )

@@ -1,0 +1,41 @@
+"""A rank's place on this machine: its worker starts behind a prefix, or is forked from a process
+that has torch loaded.
+"""
+
+import os
+import sys
+from dataclasses import dataclass
+from functools import partial
+
+from autosync.trials.pool.fork_server import ForkServer
+from autosync.trials.pool.worker_contract import Answers
+from autosync.trials.pool.worker_process import ENVIRONMENT, Begin, WorkerProcess, worker_arguments
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPlace:
+    """A rank on this machine: `prefix` goes before the command.
+
+    interface: the network interface gloo binds to. node: index of the cluster's node.
+    preload: what the worker is forked from instead, into `namespaces` (files), as the prefix would
+    bring it there.
+    """
+
+    prefix: tuple[str, ...]
+    interface: str
+    node: int
+    namespaces: tuple[str, ...] = ()
+    preload: ForkServer | None = None
+
+    def start(self, rank: int, workloads: tuple[str, ...], answers: Answers) -> WorkerProcess:
+        command = [*self.prefix, sys.executable, *worker_arguments(workloads)]
+        environment = {
+            **os.environ,
+            **ENVIRONMENT,
+            "GLOO_SOCKET_IFNAME": self.interface,
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        }
+        begin: Begin | None = None
+        if self.preload is not None:
+            begin = partial(self.preload.fork, environment, self.namespaces, workloads)
+        return WorkerProcess(rank, command, environment, answers, begin=begin)

@@ -1,0 +1,13 @@
+"""The words by which commands and requests ask for a launcher and for compute; quick to import."""
+
+from typing import Literal
+
+LauncherName = Literal["auto", "testbed", "local", "command", "ray"]
+
+REAL_CLUSTERS = frozenset({"command", "ray"})
+"""Launchers whose links are the cluster's own: nothing is scaled unless it is asked for."""
+
+ComputeKind = Literal["waited", "kernels"]
+"""What stands for the model's compute in a replay; see `contract.Workload`."""
+
+ComputeDevice = Literal["cpu", "cuda"]
