@@ -52,8 +52,8 @@ def quickstart(
     """Tune ResNet-50 for a small cluster from scratch: about three minutes, no GPU needed.
 
     Starts the service on 127.0.0.1 with a worker, imports a real ResNet-50 module, posts it with
-    a bundled cluster of 4 nodes (emulated on this machine at byte scale 1/32), shows the search
-    live, and ends with the ranked table, the bundle, and the two lines that apply it.
+    a bundled cluster of 4 nodes (emulated on this machine, at scales that it prints), shows the
+    search live, and ends with the ranked table, the bundle, and the two lines that apply it.
     """
     from autosync.api.cli.service_process import Service
 

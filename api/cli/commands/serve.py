@@ -42,8 +42,8 @@ def serve(
 ) -> None:
     """Run the service with its dashboard and a worker, over one database.
 
-    The database is created and upgraded through its migrations. Tunings that were under way go
-    on where they stopped. Ctrl-C ends the service in good order.
+    The database is created and upgraded through its migrations. Unfinished tunings go on where
+    they stopped. Ctrl-C ends the service in good order.
 
     Examples:
 
