@@ -14,8 +14,8 @@ from autosync.search.cluster_probe import probe_costs, probing_domain, probing_s
 from autosync.simulator.fitting.iteration_cost_fitting import fit_costs
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
-from autosync.trials.launchers import testbed_launcher
 from autosync.trials.launchers.local_launcher import LocalLauncher
+from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from autosync.verification import verify
 from tests.domains import grid_cluster
 
@@ -93,8 +93,8 @@ def test_a_fit_needs_a_positive_measurement_for_each() -> None:
 
 
 def test_unshaped_links_give_the_costs_of_single_messages() -> None:
-    said: list[str] = []
-    found = probe_costs(LocalLauncher(), grid_cluster(3), 1 / 64, 1.0, True, said.append)
+    lines: list[str] = []
+    found = probe_costs(LocalLauncher(), grid_cluster(3), 1 / 64, 1.0, True, lines.append)
     assert {cost.kind for cost in found.cluster.costs} == set(KINDS)
     assert not len(found.measured)
     assert all(cost.host_seconds == 0.0 for cost in found.cluster.costs)
@@ -102,14 +102,12 @@ def test_unshaped_links_give_the_costs_of_single_messages() -> None:
         probe_costs(LocalLauncher(), grid_cluster(2), 1.0, 1.0)
 
 
-@pytest.mark.skipif(
-    not testbed_launcher.testbed_available(), reason="no network namespaces with shaped links here"
-)
+@pytest.mark.usefixtures("testbed_possible")
 def test_shaped_links_are_probed_by_whole_iterations() -> None:
-    said: list[str] = []
-    launcher = testbed_launcher.TestbedLauncher(check=False, repeats=0)
-    found = probe_costs(launcher, grid_cluster(3, gbps=0.2), 1.0, 1.0, True, said.append)
+    lines: list[str] = []
+    launcher = TestbedLauncher(check=False, repeats=0)
+    found = probe_costs(launcher, grid_cluster(3, gbps=0.2), 1.0, 1.0, True, lines.append)
     assert len(found.measured) == len(found.predicted) >= 7
     assert found.residual < found.before
     assert {c.residual for c in found.cluster.costs if c.kind == "all_reduce"} == {found.residual}
-    assert any("ring all-reduce, each alone" in line for line in said)
+    assert any("ring all-reduce, each alone" in line for line in lines)

@@ -4,7 +4,6 @@ import threading
 from dataclasses import dataclass, replace
 from functools import cache
 
-from autosync.cluster import Cluster, Device, Node
 from autosync.errors import InvalidInput, NotSupported
 from autosync.trials.contract import OnWait, Workload
 from autosync.trials.gpus import refuse_without_gpu
@@ -94,17 +93,6 @@ class TestbedLauncher:
             on_wait=self.on_wait,
         )
         return ProcessPool(transport, self.repeats, close)
-
-
-@cache
-def testbed_available() -> bool:
-    """Whether this machine can shape links: builds a testbed of two nodes and removes it."""
-    nodes = tuple(Node(f"10.0.0.{i}", (Device("cpu"),), 0.1) for i in (1, 2))
-    try:
-        namespaces.down(namespaces.up(Cluster("available", nodes)))
-    except NotSupported:
-        return False
-    return True
 
 
 def refuse_excess(workload: Workload) -> None:

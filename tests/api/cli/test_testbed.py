@@ -4,17 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from autosync.trials.launchers import testbed_launcher
 from autosync.trials.testbed import namespaces
 from tests.api.cli.command import autosync, small_inputs
 
 
 @pytest.mark.testbed
+@pytest.mark.usefixtures("testbed_possible")
 def test_a_testbed_is_built_entered_and_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not testbed_launcher.testbed_available():
-        pytest.skip("no network namespaces with shaped links here")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     _, cluster = small_inputs(tmp_path)
     try:
