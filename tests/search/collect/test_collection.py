@@ -1,92 +1,32 @@
-"""Collecting a dataset: what is measured, stopping and going on, repeating, and the plan file."""
+"""Collecting a dataset: what is measured, stopping and going on, repeating."""
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from autosync.bundled_data import data_file
 from autosync.cluster_file import save_cluster
-from autosync.documents import to_json
-from autosync.domain import Domain
-from autosync.errors import AutosyncError, InvalidInput, NotFound
+from autosync.errors import AutosyncError, InvalidInput
 from autosync.search.collect.collection import collect
 from autosync.search.collect.collection_log import CONTROL, CollectionLog, PassKey
-from autosync.search.collect.collection_plan import (
-    CollectionPlan,
-    CollectionTarget,
-    domain_of,
-    load_plan,
-    ring_seconds,
-    select_targets,
-)
+from autosync.search.collect.collection_plan import CollectionPlan, CollectionTarget
 from autosync.search.collect.remaining_passes import strategies_of
 from autosync.simulator.evaluation.measured_dataset import load_dataset, read_trials
-from autosync.trials.contract import TrialError, TrialRequest, TrialResult, Workload
+from autosync.trials.contract import TrialRequest, TrialResult, Workload
 from autosync.trials.launchers.local_launcher import LocalLauncher
 from autosync.trials.testbed.rate_probes import InaccurateLink
-from tests.domains import domain_of as small_domain
 from tests.domains import grid_cluster
-
-DOMAIN = small_domain(cluster=grid_cluster(4, gbps=0.05))
-TARGET = CollectionTarget("small", "resnet50", "example-4x1", 1.0, "1")
-COUNT = 25
-
-Seconds = Callable[[TrialRequest, int], float | None]
-
-
-class Killed(Exception):
-    """Stands for the process dying in the middle of a trial."""
-
-
-class ScriptedLauncher:
-    """A cluster whose seconds are a function of the request and of how many trials came before."""
-
-    name = "scripted"
-
-    def __init__(self, seconds: Seconds, dies_after: int = 10**9) -> None:
-        self.seconds = seconds
-        self.dies_after = dies_after
-        self.ran: list[str] = []
-        self.closed = 0
-
-    @property
-    def description(self) -> str:
-        return self.name
-
-    def open(self, workload: Workload) -> "ScriptedLauncher":
-        return self
-
-    def run(self, request: TrialRequest) -> TrialResult:
-        if len(self.ran) >= self.dies_after:
-            raise Killed
-        value = self.seconds(request, len(self.ran))
-        self.ran.append(request.bundle.strategy.id)
-        error = None if value else TrialError("crashed", "the worker fell over")
-        iterations = (value,) * request.iterations if value else ()
-        return TrialResult(request.key, iterations, value, 0.0, error, "scripted", 1.0, 1.0)
-
-    def close(self) -> None:
-        self.closed += 1
-
-
-def steady(request: TrialRequest, number: int) -> float:
-    return 0.1 + int(request.bundle.strategy.id[:4], 16) / 1e6
-
-
-def prepared(folder: Path, occasions: int = 1) -> CollectionPlan:
-    """A plan whose one domain was probed before."""
-    (folder / "targets").mkdir(parents=True)
-    (folder / "targets" / "small.json").write_text(to_json(DOMAIN))
-    target = CollectionTarget("small", "resnet50", "example-4x1", 1.0, "1", occasions=occasions)
-    return CollectionPlan((target,), strategies=COUNT, seed=3)
-
-
-def silent(text: str) -> None:
-    pass
+from tests.search.collect.scripted_launcher import (
+    COUNT,
+    DOMAIN,
+    ScriptedLauncher,
+    prepared,
+    silent,
+    steady,
+)
+from tests.search.killed import Killed
 
 
 def test_every_strategy_is_measured_in_two_passes_of_different_order(tmp_path: Path) -> None:
@@ -274,7 +214,7 @@ def test_passes_at_other_scales_are_not_mixed(tmp_path: Path) -> None:
     assert "--again small" in refused.value.remedy
 
 
-def test_a_strategy_that_fails_is_kept_with_its_reason(tmp_path: Path) -> None:
+def test_a_strategy_that_fails_is_stored_with_its_reason(tmp_path: Path) -> None:
     lost = strategies_of(DOMAIN, COUNT, 3)[-1].strategy.id
 
     def failing(request: TrialRequest, number: int) -> float | None:
@@ -348,50 +288,6 @@ def test_stopping_is_asked_before_every_trial(tmp_path: Path) -> None:
     assert len(launcher.ran) == 5 + 1
     assert CollectionLog(tmp_path).control_seconds(DOMAIN.id) != []
     assert launcher.closed == 1
-
-
-def test_the_bundled_plan_is_the_dataset_that_is_promised() -> None:
-    plan = load_plan(data_file("runtimes", "plan.yaml"))
-    domains: list[Domain] = [domain_of(target) for target in plan.domains]
-    assert plan.strategies >= 220
-    assert len(domains) >= 8
-    assert len({domain.graph.name for domain in domains}) >= 5
-    assert sum(target.occasions == 2 for target in plan.domains) >= 2
-    for target, domain in zip(plan.domains, domains, strict=True):
-        ring = ring_seconds(domain.graph, domain.cluster)
-        ratio = ring / domain.profile.compute_seconds
-        assert ratio == pytest.approx(target.ring_over_compute)
-        assert 1 <= target.ring_over_compute <= 3 or any(v.sparse for v in domain.graph.variables)
-        assert all(scale > 0 for scale in target.scales)
-
-
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("domains: [{name: a, model: resnet50}]", "cluster"),
-        ("strategies: 0\ndomains: []", "strategies"),
-        ("domains: 3", "domains"),
-        ("- 1", "plan.yaml"),
-        ("domains: [", "plan"),
-    ],
-)
-def test_a_bad_plan_is_refused_by_name(tmp_path: Path, text: str, names: str) -> None:
-    file = tmp_path / "plan.yaml"
-    file.write_text(text)
-    with pytest.raises(InvalidInput, match=names):
-        load_plan(file)
-
-
-def test_what_a_plan_does_not_have_is_named(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="no collection plan"):
-        load_plan(tmp_path / "none.yaml")
-    with pytest.raises(InvalidInput, match="'large' is not in the plan"):
-        select_targets(CollectionPlan((TARGET,)), ("large",))
-    bad = CollectionTarget("bad", "resnet50", "example-4x1", 1.0, "1/0")
-    with pytest.raises(InvalidInput, match=r"bad\.byte_scale"):
-        _ = bad.scales
-    with pytest.raises(InvalidInput, match="stands twice"):
-        CollectionPlan((TARGET, TARGET))
 
 
 def test_real_workers_are_measured(tmp_path: Path) -> None:

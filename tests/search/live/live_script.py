@@ -138,11 +138,11 @@ def tuning(rank: int, out: Path) -> dict[str, Any]:
     twin, twin_optimizer = made(rank)
     before = fingerprint(model, optimizer)
     events: list[str] = []
-    said: list[str] = []
+    messages: list[str] = []
 
     def note(event: TuningEvent) -> None:
         events.append(event.kind)
-        said.append(event.message)
+        messages.append(event.message)
 
     begun = time.monotonic()
     model_after, optimizer_after = autosync.tune(
@@ -162,7 +162,7 @@ def tuning(rank: int, out: Path) -> dict[str, Any]:
         "same_objects": inner is model and optimizer_after is optimizer,
         "restored": before == after,
         "events": events,
-        "said": said,
+        "messages": messages,
         "kind": type(model_after).__name__,
         "difference": max(float((a - b).abs().max()) for a, b in zip(mine, theirs, strict=True)),
         "seconds": time.monotonic() - begun,
@@ -182,12 +182,12 @@ def falling_back(rank: int) -> dict[str, Any]:
         if rank == 1 and calls[0] > 5:
             raise RuntimeError("always")
 
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         after, _ = autosync.tune(
             step, model, optimizer, minutes=MINUTES, settings=Settings(budget=2, proposals=50)
         )
-    words = " ".join(str(one.message) for one in said)
+    words = " ".join(str(one.message) for one in caught)
     return {
         "kind": type(after).__name__,
         "restored": before == fingerprint(model, optimizer),

@@ -70,7 +70,7 @@ def test_tuning_restores_every_bit_and_trains_on_as_ddp_would(seen: Seen, out: P
     assert events.count("done") == 1
     assert events[-1] == "done"
     assert not seen[1]["tuning"]["events"]
-    slowed = [text for text in seen[0]["tuning"]["said"] if "compute" in text]
+    slowed = [text for text in seen[0]["tuning"]["messages"] if "compute" in text]
     assert len(slowed) == 1  # told, or why it is not
     assert "while messages are under way" in slowed[0] or "is not known" in slowed[0]
     shipped = load_bundle(out / "best.json")
@@ -99,10 +99,10 @@ def test_a_job_whose_every_trial_fails_goes_on_with_ddp(seen: Seen) -> None:
 
 def test_one_rank_alone_cannot_go_on_without_the_others(seen: Seen) -> None:
     for number, rank in enumerate(seen):
-        said = rank["refusals"]
-        assert "does not call the model" in said["nothing"]
-        assert ("rank 1 cannot tune" in said["nothing"]) == (number != 1)
-        assert "2 backward passes" in said["twice"]
+        refusals = rank["refusals"]
+        assert "does not call the model" in refusals["nothing"]
+        assert ("rank 1 cannot tune" in refusals["nothing"]) == (number != 1)
+        assert "2 backward passes" in refusals["twice"]
 
 
 def test_a_tuning_leaves_no_process_group(seen: Seen) -> None:

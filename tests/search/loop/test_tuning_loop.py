@@ -22,13 +22,10 @@ from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy
 from autosync.trials.contract import TrialError, TrialRequest, TrialResult
 from tests.domains import domain_of, grid_cluster
+from tests.search.killed import Killed
 
 DOMAIN = domain_of(cluster=grid_cluster(2, 2, gbps=0.01))
 SETTINGS = Settings(budget=10, proposals=64, repeats=4)
-
-
-class Killed(Exception):
-    """Stands for the process dying in the middle of a trial."""
 
 
 class TablePool:

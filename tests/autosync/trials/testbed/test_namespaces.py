@@ -58,8 +58,8 @@ def test_nothing_shows_outside_and_two_never_collide() -> None:
         assert {first.id, second.id} <= {testbed.id for testbed in namespaces.status()}
         command = [*first.prefix(0), "sh", "-c", "echo inside; exec sleep 600"]
         listener = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        with listener, listener.stdout as said:  # type: ignore[union-attr]
-            assert said.readline() == "inside\n"
+        with listener, listener.stdout as output:  # type: ignore[union-attr]
+            assert output.readline() == "inside\n"
             namespaces.down(first)
             assert listener.wait(timeout=200) != 0  # what runs inside goes with it
         assert "eth0" in inside(second, 1, "ip", "addr")
