@@ -1,6 +1,6 @@
 """The emulated clusters that the runtime's benchmarks share, and what may be reached on them."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from autosync.allowed import Allowed
 from autosync.cluster import Cluster, Device, Node
@@ -83,7 +83,3 @@ def open_testbed(domain: Domain, scales: Scales, workload: str = "baselines") ->
     )
     asked = Workload(domain, workload, scales.byte_scale, scales.time_scale)
     return launcher.open(asked)
-
-
-def with_compute(domain: Domain, seconds: float) -> Domain:
-    return replace(domain, profile=profile_from_step_seconds(domain.graph, seconds, "v100"))

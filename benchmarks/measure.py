@@ -68,12 +68,12 @@ def paired(
     """The rows of all ways, the first being the reference. A way that fails has an error."""
     bundles = [make_bundle(way.strategy, domain) for way in ways]
     results: list[list[TrialResult]] = [[] for _ in ways]
-    for turn in range(rounds):
+    for number in range(rounds):
         for step in range(len(ways)):
-            which = (turn + step) % len(ways)
+            which = (number + step) % len(ways)
             if results[which] and results[which][-1].error is not None:
                 continue
-            key = f"{ways[which].mode}/{case}/{ways[which].name}/{turn}"
+            key = f"{ways[which].mode}/{case}/{ways[which].name}/{number}"
             request = TrialRequest(key, bundles[which], warmup=warmup, iterations=iterations)
             results[which].append(pool.run(request))
     reference = [result.step_seconds or np.nan for result in results[0]]

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from autosync.bundle import Bundle
 from autosync.plan.plan_document import DDP_BUCKET_BYTES
 from autosync.trials.contract import Workload
-from autosync.trials.worker.replay import GradientStage, Replay, replay_module
+from autosync.trials.worker.replay import BackwardStage, GradientStage, Replay, replay_module
 from autosync.trials.worker.training_job import (
     LEARNING_RATE,
     TrainingJob,
@@ -74,23 +74,11 @@ class StagedReplay(Replay):
         return signal
 
 
-class _OwnedStage(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, signal: Tensor, stage: GradientStage, *parameters: Tensor) -> Tensor:
-        ctx.stage = stage
-        return signal.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *signals: Any) -> Any:
-        ctx.stage.compute.run(ctx.stage.stretch)
-        return signals[0], None, *(source.make() for source in ctx.stage.gradients)
-
-
 def _stage_hook(stages: list[tuple[GradientStage, list[str]]]) -> Any:
     def hook(module: nn.Module, args: Any, signal: Tensor) -> Tensor:
         for stage, names in stages:
             parameters = [module.get_parameter(name) for name in names]
-            signal = cast(Tensor, _OwnedStage.apply(signal, stage, *parameters))  # type: ignore[no-untyped-call]
+            signal = cast(Tensor, BackwardStage.apply(signal, stage, *parameters))  # type: ignore[no-untyped-call]
         return signal
 
     return hook

@@ -64,11 +64,6 @@ def current_revision(connection: Connection) -> str | None:
     return MigrationContext.configure(connection).get_current_revision()
 
 
-def head_revision() -> str | None:
-    """The schema revision of this version."""
-    return ScriptDirectory.from_config(alembic_config()).get_current_head()
-
-
 def alembic_config() -> Config:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))

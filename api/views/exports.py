@@ -88,7 +88,7 @@ def bundle_document(session: Session, tuning_id: str, strategy_id: str | None = 
     if outcome is None:
         raise NotSupported(
             f"tuning {tuning_id} is {tuning.state} and has no confirmed answer.",
-            thing="make_bundle",
+            thing="bundle",
             value=tuning.state,
             remedy="Wait until it has finished, or ask for one of its strategies (?strategy=ID).",
         )

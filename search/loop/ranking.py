@@ -23,7 +23,7 @@ for BERT-large, and no less time."""
 class RankedProposals:
     """The best proposals, best first.
 
-    seed, index i64[kept]: what identifies a proposal. seconds f64[kept]: what the simulator
+    seed, index i64[n]: what identifies a proposal. seconds f64[n]: what the simulator
     predicts. proposals: how many were looked at.
     """
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import inspect, text
 
 from autosync.api.db import Database, migrate
-from autosync.api.db.schema_migration import current_revision, head_revision
+from autosync.api.db.schema_migration import alembic_config, current_revision
 from autosync.api.db.tables import Base
 from autosync.api.engine.database_store import DatabaseStore
 from autosync.errors import NotFound
@@ -38,7 +39,8 @@ def test_migrations_make_exactly_the_tables_of_the_models(empty_url: str) -> Non
     with opened(empty_url) as database, database.engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         assert compare_metadata(context, Base.metadata) == []
-        assert current_revision(connection) == head_revision()
+        head = ScriptDirectory.from_config(alembic_config()).get_current_head()
+        assert current_revision(connection) == head
 
 
 def test_down_leaves_nothing_and_up_again_works(empty_url: str) -> None:

@@ -87,14 +87,16 @@ import autosync
 assert autosync.__file__.startswith({str(target)!r}), autosync.__file__
 import autosync.api, autosync.search, autosync.simulator
 from autosync.api.cli.main import run
-from autosync.api.db.migrate import head_revision, migrate
+from alembic.script import ScriptDirectory
+from autosync.api.db.schema_migration import alembic_config, migrate
 from autosync.cluster_file import bundled_clusters, load_cluster
 from autosync.models import BUNDLED, bundled
 assert load_cluster(bundled_clusters()[0]).world_size > 1
 assert all(bundled(name).name == name for name in BUNDLED)
 migrate("sqlite:///installed.db")
 rows = sqlite3.connect("installed.db").execute("select version_num from alembic_version")
-assert [row[0] for row in rows] == [head_revision()]
+head = ScriptDirectory.from_config(alembic_config()).get_current_head()
+assert [row[0] for row in rows] == [head]
 assert autosync.tune.__module__.startswith("autosync.search.")
 print("works")
 """

@@ -18,7 +18,7 @@ from autosync.strategy import (
     Synchronizer,
 )
 from tests.domains import chain_graph, domain_of
-from tests.simulator.cases import cluster_of, strategy_of
+from tests.simulator.worked_examples import cluster_of, strategy_of
 
 MEGABYTE = (250_000,)  # float32 elements of one megabyte
 RATE = 1e8  # bytes a second, 0.8 Gbit/s

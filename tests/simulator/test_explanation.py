@@ -7,7 +7,7 @@ import pytest
 from autosync.simulator.explanation import explain
 from autosync.strategy import AllReduce, ParameterServer
 from tests.domains import chain_graph, domain_of
-from tests.simulator.cases import cluster_of, strategy_of
+from tests.simulator.worked_examples import cluster_of, strategy_of
 
 
 def test_parts_by_hand() -> None:

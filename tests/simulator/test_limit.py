@@ -14,7 +14,7 @@ from autosync.simulator.limit import iteration_limit, longest_tail_first
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Encoding
 from tests.domains import chain_graph, domain_of
-from tests.simulator.cases import cluster_of, random_strategy
+from tests.simulator.worked_examples import cluster_of, random_strategy
 
 SHAPES = ((64, 32), (300, 7), (128, 64), (33,), (10, 128))
 

@@ -18,7 +18,7 @@ from autosync.simulator.peak_memory import (
 )
 from autosync.strategy import AllReduce, ParameterServer, ReduceScatter, Strategy
 from tests.domains import chain_graph, domain_of
-from tests.simulator.cases import cluster_of, strategy_of
+from tests.simulator.worked_examples import cluster_of, strategy_of
 
 MEGABYTE = (250_000,)
 

@@ -129,7 +129,9 @@ def gradient_value(rank: int) -> float:
     return float(2 ** -(6 + rank % 4))
 
 
-class _BackwardStage(torch.autograd.Function):
+class BackwardStage(torch.autograd.Function):
+    """Backward, it computes for its stage's time and then returns the stage's gradients."""
+
     @staticmethod
     def forward(ctx: Any, signal: Tensor, stage: GradientStage, *parameters: Tensor) -> Tensor:
         ctx.stage = stage
@@ -207,7 +209,7 @@ class Replay(nn.Module):
         for operation in self.operations.values():
             signal = operation(signal)
         for stage, parameters in self._backward:
-            signal = cast(Tensor, _BackwardStage.apply(signal, stage, *parameters))  # type: ignore[no-untyped-call]
+            signal = cast(Tensor, BackwardStage.apply(signal, stage, *parameters))  # type: ignore[no-untyped-call]
         return signal
 
 

@@ -121,5 +121,6 @@ def test_the_bundle_of_the_answer_and_of_any_strategy(sqlite: Database) -> None:
 
 def test_there_is_no_bundle_before_the_answer(sqlite: Database) -> None:
     held, _ = claimed(sqlite, REQUEST)
-    with sqlite.reading() as session, pytest.raises(NotSupported, match="no confirmed answer"):
+    with sqlite.reading() as session, pytest.raises(NotSupported, match="no confirmed") as refused:
         bundle_document(session, held.tuning_id)
+    assert refused.value.thing == "bundle"

@@ -30,7 +30,7 @@ from autosync.strategy import (
 from autosync.verification import verify
 from tests.autosync.interop.protos import P, parsed
 from tests.domains import chain_graph, domain_of, grid_cluster
-from tests.search.drawn import domains
+from tests.search.drawn_domains import domains
 
 SHAPES = ((64, 32), (10, 6), (7,))
 

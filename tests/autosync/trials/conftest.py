@@ -5,12 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from autosync.errors import NotSupported
 from autosync.trials.contract import Workload
 from autosync.trials.launchers.local_launcher import LocalLauncher
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from autosync.trials.pool.process_pool import ProcessPool
-from autosync.trials.testbed import namespaces
 from tests.autosync.trials.strategies import small_domain
 
 pytest.register_assert_rewrite("tests.autosync.trials.contract_suite")
@@ -26,14 +24,6 @@ def launchers() -> dict[str, LocalLauncher | TestbedLauncher]:
         "local": LocalLauncher(workloads=FAULTY, repeats=0),
         "testbed": TestbedLauncher(workloads=FAULTY, repeats=0, check=False),
     }
-
-
-@pytest.fixture(scope="session")
-def testbed_possible() -> None:
-    try:
-        namespaces.down(namespaces.up(small_domain().cluster))
-    except NotSupported as error:
-        pytest.skip(f"NO TESTBED HERE, its tests do not run: {error}")
 
 
 @pytest.fixture(scope="module")

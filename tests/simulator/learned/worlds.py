@@ -12,7 +12,7 @@ from autosync.domain import Domain
 from autosync.population import Population, encode
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from tests.domains import chain_graph, domain_of, grid_cluster
-from tests.simulator.cases import random_strategy
+from tests.simulator.worked_examples import random_strategy
 
 F64 = NDArray[np.float64]
 

@@ -10,7 +10,6 @@ from torch import nn
 from autosync.errors import NotSupported
 from autosync.runtime.device.streams import Streams, Tracked
 from autosync.runtime.execution.engine import Engine
-from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import (
     Case,
     attached,
@@ -24,8 +23,8 @@ from tests.autosync.runtime.cases import (
 from tests.autosync.runtime.parts import gradient_of, linear, total_of
 from tests.autosync.runtime.place import HERE
 from tests.autosync.runtime.ranks import Ranks
+from tests.autosync.runtime.training import OVERLAP
 
-OVERLAP = Schedule("priority", slice_bytes=100, overlap_forward=True)
 DEFERRED = (
     Case(schedule=OVERLAP, groups=3),
     Case(partition="even", schedule=OVERLAP, groups=3),
@@ -177,7 +176,7 @@ READINGS: dict[str, Callable[[nn.Module], object]] = {
 
 def readings(rank: int, world: int) -> list[str]:
     """Every reading is refused, whatever it reads first, and does no harm: training goes on."""
-    said = []
+    messages = []
     for case in PARTED:
         model, optimizer, attachment = attached(case, world)
         for iteration in range(case.iterations):
@@ -189,25 +188,25 @@ def readings(rank: int, world: int) -> list[str]:
             for name in READINGS:
                 try:
                     READINGS[name](model)
-                    said.append(f"{name} was not refused")
+                    messages.append(f"{name} was not refused")
                 except NotSupported as error:
-                    said.append(str(error))
+                    messages.append(str(error))
             optimizer.step()
         attachment.detach()
         assert worst_difference(model, train_reference(case, world)) < 3e-6, case
-    return said
+    return messages
 
 
 def test_gradients_that_no_rank_holds_are_refused(pair: Ranks) -> None:
-    for said in pair.run(readings):
-        assert len(said) == len(PARTED) * len(READINGS) * Case().iterations
-        for message in said:
+    for messages in pair.run(readings):
+        assert len(messages) == len(PARTED) * len(READINGS) * Case().iterations
+        for message in messages:
             assert "was read between backward and step()" in message
             assert "max_grad_norm=" in message
 
 
 def replaced(rank: int, world: int) -> list[str]:
-    said = []
+    messages = []
     for case in PARTED:
         model, optimizer, attachment = attached(case, world)
         loss_of(model, 0, rank).backward()
@@ -216,14 +215,14 @@ def replaced(rank: int, world: int) -> list[str]:
         try:
             optimizer.step()
         except NotSupported as error:
-            said.append(str(error))
+            messages.append(str(error))
         attachment.detach()
-    return said
+    return messages
 
 
 def test_replacing_what_no_rank_holds_is_refused(pair: Ranks) -> None:
-    for said in pair.run(replaced):
-        assert ["was replaced before step()" in message for message in said] == [True] * 3
+    for messages in pair.run(replaced):
+        assert ["was replaced before step()" in message for message in messages] == [True] * 3
 
 
 class Fused:
@@ -282,7 +281,7 @@ def test_scalers_see_the_sums(
 
 def unscaled_then_clipped(rank: int, world: int) -> tuple[list[float], list[str]]:
     """The usual recipe: exact where gradients are the average, refused where none holds them."""
-    found, said = [], []
+    found, messages = [], []
     for case in (*DEFERRED, *PARTED):
         model, optimizer, attachment = attached(case, world)
         scaler = torch.amp.GradScaler(HERE.device.type, init_scale=1024.0)
@@ -293,20 +292,20 @@ def unscaled_then_clipped(rank: int, world: int) -> tuple[list[float], list[str]
             try:
                 nn.utils.clip_grad_norm_(model.parameters(), LIMIT)
             except NotSupported as error:
-                said.append(str(error))
+                messages.append(str(error))
             scaler.step(optimizer)
             scaler.update()
         attachment.detach()
         clips = case in DEFERRED
         alone = changed_alone(case, world, clip_norm) if clips else train_reference(case, world)
         found.append(worst_difference(model, alone))
-    return found, said
+    return found, messages
 
 
 def test_clipping_behind_a_scaler(pair: Ranks) -> None:
-    for differences, said in pair.run(unscaled_then_clipped):
+    for differences, messages in pair.run(unscaled_then_clipped):
         assert max(differences) < 3e-6, differences
-        assert len(said) == len(PARTED) * Case().iterations
+        assert len(messages) == len(PARTED) * Case().iterations
 
 
 def unscaled_by_hand(rank: int, world: int) -> list[float]:

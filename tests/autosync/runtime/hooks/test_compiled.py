@@ -123,23 +123,23 @@ def told(rank: int, world: int, wrapped: bool) -> tuple[float, list[str]]:
             model.compile(backend=BACKEND)
         caught.clear()
         network, optimizer = autosync.distribute(network, optimizer, given)
-        said = [str(warning.message) for warning in caught]
+        warned = [str(warning.message) for warning in caught]
         for iteration in range(case.iterations):
             optimizer.zero_grad()
             loss_of(network, iteration, rank).backward()
             optimizer.step()
     model.state_dict()
-    return worst_difference(model, train_reference(case, world)), said
+    return worst_difference(model, train_reference(case, world)), warned
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
 def test_the_user_is_told_that_overlap_is_lost(pair: Ranks, wrapped: bool) -> None:
     pair.run(settle)
-    for worst, said in pair.run(told, wrapped):
+    for worst, warned in pair.run(told, wrapped):
         assert worst < 2e-6
-        assert len(said) == 1
-        assert "compiled as one region" in said[0]
-        assert "block.compile()" in said[0]
+        assert len(warned) == 1
+        assert "compiled as one region" in warned[0]
+        assert "block.compile()" in warned[0]
 
 
 def settle(rank: int, world: int) -> None:

@@ -26,7 +26,7 @@ from autosync.strategy import (
     split,
 )
 from tests.domains import chain_graph, domain_of, grid_cluster
-from tests.simulator.cases import random_strategy, strategy_of
+from tests.simulator.worked_examples import random_strategy, strategy_of
 
 SHAPES = ((64, 32), (64,), (128, 64), (128,), (10, 128), (10,))
 

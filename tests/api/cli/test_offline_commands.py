@@ -1,0 +1,98 @@
+"""Commands that run nothing: rank, predict, verify, explain, import, models, clusters, schema."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from tests.api.cli.command import autosync, small_inputs
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("rank")
+    small_inputs(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def ranked(folder: Path) -> list[dict[str, object]]:
+    done = autosync(folder, "rank", "chain.json", "pair.yaml", "--proposals", "200", "--json")
+    assert "estimate" in done.stderr
+    found: list[dict[str, object]] = json.loads(done.stdout)
+    return found
+
+
+def test_the_fastest_comes_first(ranked: list[dict[str, object]]) -> None:
+    seconds = [float(str(each["predicted_seconds"])) for each in ranked]
+    assert len(ranked) == 10
+    assert seconds == sorted(seconds)
+    assert [each["rank"] for each in ranked] == list(range(1, 11))
+
+
+def test_a_ranked_strategy_verifies_and_explains_itself(
+    folder: Path, ranked: list[dict[str, object]]
+) -> None:
+    (folder / "best.json").write_text(json.dumps(ranked[0]["strategy"]))
+    sound = autosync(folder, "verify", "best.json", "chain.json", "pair.yaml")
+    assert "Sound" in sound.stdout
+    words = autosync(folder, "explain", "best.json").stdout
+    assert all(f"v{i}" in words for i in range(6))
+
+
+def test_a_ranked_strategy_follows_the_printed_schema(
+    folder: Path, ranked: list[dict[str, object]]
+) -> None:
+    schema = json.loads(autosync(folder, "schema", "Strategy").stdout)
+    jsonschema.validate(ranked[0]["strategy"], schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"choices": []}, schema)
+
+
+def test_a_strategy_for_another_graph_is_refused(
+    folder: Path, ranked: list[dict[str, object]]
+) -> None:
+    (folder / "other.json").write_text(json.dumps(ranked[0]["strategy"]))
+    refused = autosync(folder, "verify", "other.json", "resnet50", "pair.yaml", code=2)
+    assert "v0" in refused.stderr
+    assert "Way out" in refused.stderr
+
+
+def test_the_table_marks_ddp_and_that_nothing_ran(folder: Path) -> None:
+    options = ("--proposals", "50", "--top", "3", "--simulator", "analytic")
+    table = autosync(folder, "rank", "chain.json", "pair.yaml", *options).stdout
+    assert "DDP" in table
+    assert "nothing was run" in table
+
+
+def test_prediction_of_named_strategies(folder: Path) -> None:
+    options = ("--model", "chain.json", "--cluster", "pair.yaml", "--strategy", "ddp", "--json")
+    slow = autosync(folder, "predict", *options, "--step-seconds-one-device", "2.0")
+    (answer,) = json.loads(slow.stdout)
+    assert answer["strategy"] == "ddp"
+    assert answer["predicted_seconds"] >= 2.0
+
+
+def test_models_and_clusters_are_listed(folder: Path) -> None:
+    models = {model["name"] for model in json.loads(autosync(folder, "models", "--json").stdout)}
+    assert {"resnet50", "vgg16", "bert_base"} <= models
+    names = {each["name"] for each in json.loads(autosync(folder, "clusters", "--json").stdout)}
+    assert "example-4x1" in names
+
+
+def test_a_bundled_cluster_is_printed_as_a_file_that_loads(folder: Path) -> None:
+    (folder / "mine.yaml").write_text(autosync(folder, "clusters", "example-4x1").stdout)
+    shown = json.loads(autosync(folder, "clusters", "mine.yaml", "--json").stdout)
+    assert shown["name"] == "example-4x1"
+
+
+def test_import_of_a_function_of_ones_own(folder: Path) -> None:
+    (folder / "mine.py").write_text(
+        "import torch\n\n\ndef tiny():\n"
+        "    return torch.nn.Linear(4, 2), (torch.zeros(8, 4),), lambda y, x: y.sum()\n"
+    )
+    autosync(folder, "import", "mine:tiny", "-o", "tiny.json")
+    graph = json.loads((folder / "tiny.json").read_text())
+    assert [variable["name"] for variable in graph["variables"]] == ["weight", "bias"]
+    assert graph["batch_size"] == 8

@@ -1,0 +1,179 @@
+"""Real network namespaces: built, shaped, found, taken down, and never left behind."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autosync.cluster import Cluster, Device, Node
+from autosync.errors import InvalidInput, NotFound
+from autosync.trials.contract import Workload
+from autosync.trials.launchers.testbed_launcher import TestbedLauncher
+from autosync.trials.machine import process_start
+from autosync.trials.pool.local_place import LocalPlace
+from autosync.trials.testbed import namespaces
+from tests.domains import domain_of, grid_cluster
+
+pytestmark = [pytest.mark.testbed, pytest.mark.usefixtures("testbed_possible")]
+
+
+def inside(testbed: namespaces.Testbed, node: int, *command: str) -> str:
+    return subprocess.run(
+        [*testbed.prefix(node), *command], capture_output=True, text=True, check=True
+    ).stdout
+
+
+@pytest.mark.parametrize("unprivileged", [False, True])
+def test_a_namespace_a_node_with_shaped_links(unprivileged: bool) -> None:
+    cluster = grid_cluster(3, 1, (0.8, 0.4, 0.2))
+    testbed = namespaces.up(cluster, 0.5, 2.0, unprivileged=unprivileged)
+    try:
+        assert testbed in namespaces.status()
+        assert namespaces.find(testbed.id) == testbed
+        for node, megabits in enumerate((200, 100, 50)):
+            assert f"10.77.0.{node + 1}/16" in inside(testbed, node, "ip", "addr")
+            shaped = inside(testbed, node, "tc", "qdisc", "show", "dev", "eth0")
+            rate = int(shaped.split("rate ")[1].split("Kbit")[0]) / 1000
+            assert rate == pytest.approx(megabits / 0.9564, rel=1e-3)
+    finally:
+        namespaces.down(testbed)
+    namespaces.down(testbed)  # twice is fine
+    assert not testbed.alive
+    assert testbed not in namespaces.status()
+    with pytest.raises(NotFound, match=testbed.id):
+        namespaces.find(testbed.id)
+
+
+def test_nothing_shows_outside_and_two_never_collide() -> None:
+    before = outside_view()
+    first = namespaces.up(grid_cluster(2))
+    second = namespaces.up(grid_cluster(2))
+    try:
+        assert outside_view() == before
+        assert {first.id, second.id} <= {testbed.id for testbed in namespaces.status()}
+        command = [*first.prefix(0), "sh", "-c", "echo inside; exec sleep 600"]
+        listener = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        with listener, listener.stdout as output:  # type: ignore[union-attr]
+            assert output.readline() == "inside\n"
+            namespaces.down(first)
+            assert listener.wait(timeout=200) != 0  # what runs inside goes with it
+        assert "eth0" in inside(second, 1, "ip", "addr")
+    finally:
+        namespaces.down(first)
+        namespaces.down(second)
+    assert outside_view() == before
+
+
+def outside_view() -> tuple[str, str]:
+    """Interfaces and mounts of this process's own namespaces."""
+    names = Path("/proc/self/net/dev").read_text().splitlines()[2:]
+    interfaces = ",".join(line.split(":")[0].strip() for line in names)
+    return interfaces, Path("/proc/self/mounts").read_text()
+
+
+@pytest.fixture
+def own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runtime folder into which no other process looks: it would take down what is stale."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+OWNER = """
+import subprocess, sys, time
+from autosync.trials.testbed import namespaces
+from tests.domains import grid_cluster
+made = namespaces.up(grid_cluster(2))
+if "heir" in sys.argv:
+    subprocess.Popen(["cat"], pass_fds=[namespaces._pipes[made.supervisor].stdin.fileno()])
+print(made.id, *made.supervisor, flush=True)
+time.sleep(600)
+"""
+
+
+@contextmanager
+def killed_owner(*arguments: str) -> Iterator[tuple[str, tuple[int, str]]]:
+    """Testbed and supervisor of a process that was killed. heir: another process has inherited
+    its end of the supervisor's pipe; it ends with the block."""
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[4],
+    ) as owner:
+        assert owner.stdout is not None
+        testbed_id, process, started = owner.stdout.readline().split()
+        owner.kill()
+        owner.wait()
+        yield testbed_id, (int(process), started)
+
+
+@pytest.mark.usefixtures("own_records")
+def test_kill_minus_nine_leaves_no_testbed() -> None:
+    with killed_owner() as (testbed_id, supervisor):
+        wait_until(lambda: process_start(supervisor[0]) != supervisor[1])
+        assert namespaces.status() == ()
+        assert namespaces.remove_stale() == (testbed_id,)
+        assert namespaces._records() == []
+
+
+@pytest.mark.usefixtures("own_records")
+def test_a_testbed_that_outlives_its_owner_is_taken_down() -> None:
+    with killed_owner("heir") as (testbed_id, supervisor):
+        assert [left.id for left in namespaces.status()] == [testbed_id]
+        assert namespaces.remove_stale() == (testbed_id,)
+        wait_until(lambda: process_start(supervisor[0]) != supervisor[1])
+        assert namespaces._records() == []
+
+
+@pytest.mark.usefixtures("own_records")
+def test_what_cannot_be_recorded_is_taken_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = dict(namespaces._pipes)
+    monkeypatch.setattr(namespaces, "_record_path", lambda name: tmp_path / "missing" / name)
+    with pytest.raises(FileNotFoundError):
+        namespaces.up(grid_cluster(2))
+    assert namespaces._pipes == before
+
+
+def test_a_process_number_that_is_used_again_is_no_supervisor() -> None:
+    live = namespaces.up(grid_cluster(2))
+    try:
+        namespaces.down(replace(live, id="stale", supervisor=(live.supervisor[0], "0")))
+        assert live in namespaces.status()
+    finally:
+        namespaces.down(live)
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    for _ in range(4000):
+        if true():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it never came true")
+
+
+def test_ranks_of_a_node_share_its_namespace_and_say_how_they_talk() -> None:
+    cluster = Cluster(
+        "pairs",
+        tuple(
+            Node(f"h{i}", (Device("cpu", 2),), 0.1, inner) for i, inner in enumerate((0.5, 20.0))
+        ),
+    )
+    launcher = TestbedLauncher(check=False)
+    with launcher.open(Workload(domain_of(cluster=cluster))) as pool:
+        places = pool.transport.places
+        prefixes = [place.prefix for place in places if isinstance(place, LocalPlace)]
+        assert prefixes[0] == prefixes[1] != prefixes[2] == prefixes[3]
+        assert "intra-node links shaped" in pool.description
+    assert all(cluster.name != testbed.cluster for testbed in namespaces.status())
+
+
+def test_more_than_the_cores_carry_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"40\.0 Gbit/s together at s = 1, k = 1"):
+        TestbedLauncher().open(Workload(domain_of(cluster=grid_cluster(4, 1, 10.0))))

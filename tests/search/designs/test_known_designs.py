@@ -1,0 +1,193 @@
+import inspect
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch._C import _distributed_c10d as c10d
+
+from autosync.cluster import Cluster, Device, Node
+from autosync.domain import Domain, Optimizer
+from autosync.graph import ModelGraph, Variable
+from autosync.plan.plan_document import DDP_FIRST_BUCKET_BYTES
+from autosync.search.designs import known_designs
+from autosync.search.designs.building_blocks import (
+    assemble,
+    by_divisor,
+    by_non_divisor,
+    collective,
+    ddp_buckets,
+    owned,
+)
+from autosync.search.designs.design_table import BUILDERS, hand_designed
+from autosync.search.space import Space
+from autosync.strategy import AllGather, AllReduce, Factors, ParameterServer, Strategy, whole
+from autosync.strategy import VariableChoice as Choice
+from autosync.verification import verify
+from tests.domains import chain_graph, domain_of, grid_cluster
+from tests.search.drawn_domains import domains, spaces
+
+LINEAR = domain_of(chain_graph(((512, 256), (512,), (640, 512), (640,)), factor_rows=8))
+SPARSE = domain_of(chain_graph(((3000, 64), (64,), (128, 64)), (0,), 2), grid_cluster(2, 2))
+MIXED = (("float32", (10, 30)), ("bfloat16", (7,)), ("float32", (9,)), ("float32", (40, 4)))
+
+
+def groups_of(strategy: Strategy) -> list[list[int]]:
+    return [[shard.group for shard in choice.shards] for choice in strategy.choices]
+
+
+@settings(deadline=None, max_examples=30)
+@given(domains(), spaces)
+def test_hand_designed_strategies_verify_and_ddp_is_first(domain: Domain, space: Space) -> None:
+    found = hand_designed(domain, space)
+    assert found[0][0] == "ddp"
+    for _, strategy in found:
+        verify(strategy, domain)
+
+
+def test_where_everything_applies_all_builders_are_there() -> None:
+    domain = domain_of(chain_graph(((640, 512), (64,), (3000, 64)), (2,), 2), grid_cluster(2, 2))
+    assert [name for name, _ in hand_designed(domain, Space())] == list(BUILDERS)
+    assert all(builder.sentence.endswith(".") for builder in BUILDERS.values())
+
+
+def test_what_does_not_apply_is_skipped() -> None:
+    names = {name for name, _ in hand_designed(LINEAR, Space())}
+    assert not names & {"hierarchical_ps", "hierarchical_all_reduce", "hierarchical_sliced"}
+    whole_updates = domain_of(LINEAR.graph, optimizer=Optimizer("lbfgs", elementwise=False))
+    names = {name for name, _ in hand_designed(whole_updates, Space())}
+    assert "zero1" not in names
+    assert not any(name.startswith("ps_") for name in names)
+    assert "dear" in names
+
+
+def test_the_space_and_its_pins_are_respected_except_by_ddp() -> None:
+    pin = Choice("v0", whole((512, 256)), (ParameterServer(3, 0),))
+    space = Space(reduce_scatter=False, priority=False, pins=(pin,))
+    found = dict(hand_designed(LINEAR, space))
+    assert "dear" not in found
+    assert "priority_sliced" not in found
+    assert isinstance(found.pop("ddp").choices[0].shards[0], AllReduce)
+    for strategy in found.values():
+        shard = strategy.choices[0].shards[0]
+        assert replace(shard, group=0) == pin.shards[0]
+        others = {s.group for choice in strategy.choices[1:] for s in choice.shards}
+        assert shard.group not in others
+
+
+@pytest.mark.parametrize("limits", [(1, 1), (64, 400), (100, 10**9), (10**9, 10**9)])
+def test_ddp_buckets_are_torchs_own(limits: tuple[int, int]) -> None:
+    tensors = [torch.empty(s, dtype=getattr(torch, dtype)) for dtype, s in MIXED]
+    variables = tuple(Variable(f"v{i}", s, dtype) for i, (dtype, s) in enumerate(MIXED))  # type: ignore[arg-type]
+    graph = replace(chain_graph(tuple(s for _, s in MIXED)), variables=variables)
+    domain = domain_of(replace(graph, gradient_order=(2, 3, 1, 0)))
+    order = list(graph_order(domain.graph))
+    expected, _ = c10d._compute_bucket_assignment_by_size(
+        [tensors[i] for i in order], list(limits), [False] * len(order), order
+    )
+    assert sorted(ddp_buckets(domain, *limits)) == sorted(tuple(bucket) for bucket in expected)
+
+
+def graph_order(graph: ModelGraph) -> tuple[int, ...]:
+    return graph.gradient_order
+
+
+def test_ddp_keeps_torchs_default_sizes() -> None:
+    assert DDP_FIRST_BUCKET_BYTES == c10d._DEFAULT_FIRST_BUCKET_BYTES
+    signature = inspect.signature(torch.nn.parallel.DistributedDataParallel.__init__)
+    assert signature.parameters["bucket_cap_mb"].default in (None, 25)
+    shapes = ((256, 1024), (4096, 1600), (256, 1024), (256, 1024))  # 1, 25, 1 and 1 MiB
+    strategy = known_designs.ddp(domain_of(chain_graph(shapes)))
+    assert groups_of(strategy) == [[0], [1], [1], [2]]
+    assert strategy.schedule.slice_bytes == 25 * 2**20
+
+
+def test_groups_close_at_their_limit_in_ready_order() -> None:
+    domain = domain_of(chain_graph(((256, 256),) * 8))  # 256 KiB each
+    grouped = assemble(domain, collective(domain, AllReduce(0)), limit_bytes=3 << 18)
+    assert groups_of(grouped) == [[0], [0], [1], [1], [1], [2], [2], [2]]
+    counted = assemble(domain, collective(domain, AllReduce(0)), limit_shards=5)
+    assert groups_of(counted) == [[0]] * 3 + [[1]] * 5
+    alone = assemble(domain, collective(domain, AllReduce(0)))
+    assert groups_of(alone) == [[i] for i in range(8)]
+
+
+HALVED = ("reduce_scatter_25mb", "dear", "dear_sliced", "zero1", "zero1_overlap")
+
+
+@pytest.mark.parametrize("name", HALVED)
+@pytest.mark.parametrize(
+    ("first", "groups"),
+    [
+        ((96, 96), [[0], [0], [1]]),  # 36 KB stay over behind two groups of 25 MiB
+        ((1, 819_199), [[0], [0], [1]]),  # 4 bytes below an eighth of 25 MiB, which is 3,276,800
+        ((1, 819_200), [[0], [1], [2]]),
+    ],
+)
+def test_what_travels_in_two_halves_leaves_no_tiny_group(
+    name: str, first: tuple[int, int], groups: list[list[int]]
+) -> None:
+    domain = domain_of(chain_graph((first, (2560, 2560), (2560, 2560))))
+    assert groups_of(getattr(known_designs, name)(domain)) == groups
+    assert groups_of(known_designs.all_reduce_25mb(domain)) == [[0], [1], [2]]
+
+
+def test_a_tiny_group_without_a_neighbour_stays() -> None:
+    domain = domain_of(chain_graph(((96, 96), (100, 64)), sparse=(1,)))
+    assert groups_of(known_designs.dear(domain)) == [[0], [1]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "divisor", "non_divisor"),
+    [(6, 2, 4), (9, 3, 2), (7, 7, 2), (2, 2, 1), (1, 1, 1), (97, 1, 2)],
+)
+def test_partitions_of_autodist(rows: int, divisor: int, non_divisor: int) -> None:
+    variable = Variable("v", (rows, 3))
+    assert len(by_divisor(variable).lengths) == divisor
+    assert len(by_non_divisor(variable).lengths) == non_divisor
+
+
+def test_owners_take_the_fewest_bytes_first() -> None:
+    domain = domain_of(chain_graph(((100,), (60,), (50,), (30,), (10,))), grid_cluster(2))
+    choices = owned(domain, list(range(5)))
+    servers = [choices[i].shards[0].server for i in range(5)]  # type: ignore[union-attr]
+    assert servers == [0, 1, 1, 0, 1]
+
+
+def test_owners_by_bandwidth_carry_their_part() -> None:
+    domain = domain_of(chain_graph(((64, 64),) * 30), grid_cluster(2, 1, (2.0, 1.0)))
+    choices = owned(domain, list(range(30)), by_bandwidth=True)
+    servers = [choice.shards[0].server for choice in choices.values()]  # type: ignore[union-attr]
+    assert servers.count(0) == 20
+
+
+def test_poseidons_rule() -> None:
+    # K(P-1)(M+N) < MN(P1+P2-2)/P2: with 4 workers and servers 2K*3*(M+N) < 3MN.
+    def kind(rows: int) -> type:
+        graph = chain_graph(((100, 300),), factor_rows=rows)
+        return type(known_designs.poseidon(domain_of(graph)).choices[0].shards[0])
+
+    assert kind(37) is Factors  # 2*37*3*400 = 88,800 < 90,000
+    assert kind(38) is ParameterServer  # 91,200
+
+
+def test_parallax_sends_sparse_gradients_to_owners() -> None:
+    first, *others = known_designs.parallax(SPARSE).choices
+    assert isinstance(first.shards[0], ParameterServer)
+    assert all(isinstance(choice.shards[0], AllReduce) for choice in others)
+    gathered = known_designs.all_reduce_25mb(SPARSE).choices[0]
+    assert isinstance(gathered.shards[0], AllGather)
+
+
+def test_random_axis_depends_on_its_seed_only() -> None:
+    drawn = [known_designs.random_axis_partition_ar(LINEAR, seed) for seed in (1, 1, 2, 3, 4)]
+    assert drawn[0] == drawn[1]
+    assert len({strategy.id for strategy in drawn}) > 1
+
+
+def test_proportional_shares_join_where_the_space_allows_them() -> None:
+    nodes = (Node("a", (Device("v100"),), 1.0), Node("b", (Device("v100", slowdown=3.0),), 1.0))
+    domain = domain_of(LINEAR.graph, Cluster("mixed", nodes))
+    names = {name for name, _ in hand_designed(domain, Space(uneven_shares=True))}
+    assert "all_reduce_25mb_proportional" in names
+    assert not any(name.endswith("_proportional") for name, _ in hand_designed(domain, Space()))

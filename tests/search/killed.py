@@ -1,0 +1,2 @@
+class Killed(Exception):
+    """Stands for the process dying in the middle of a trial."""

@@ -1,0 +1,360 @@
+"""A training script under torchrun that tunes itself; every rank writes what it saw as JSON."""
+
+import gc
+import hashlib
+import json
+import os
+import random
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import autosync
+from autosync.documents import to_json
+from autosync.domain import Domain
+from autosync.search.live.live_tuning import _go_on
+from autosync.search.loop.outcome import TuningEvent
+from autosync.search.loop.settings import Settings
+from autosync.trials.contract import TrialRequest, TrialResult
+from autosync.trials.live.live_cluster import measure_cluster
+from autosync.trials.live.live_commands import Verdict
+from autosync.trials.live.live_graph import record_job
+from autosync.trials.live.live_job import LiveJob
+from autosync.trials.live.live_pool import JobPool
+from autosync.trials.live.live_transport import serve
+from autosync.trials.live.snapshot import take_snapshot
+from tests.autosync.trials.strategies import ddp, mixed, small_domain
+
+VOCABULARY, WIDTH, LENGTH, BATCH = 64, 32, 6, 4
+TRIAL_TIMEOUT = timedelta(seconds=12)
+"""Of a collective: what a sound trial of three ranks never needs, beside other load too."""
+
+HANGING_SECONDS = 20
+
+MINUTES = 5
+"""For a tuning that is through with its few trials in seconds: it must not run out of time."""
+
+
+class Tiny(nn.Module):
+    """A transformer with dropout, a tied embedding, and buffers that change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(WIDTH, 2, 64, dropout=0.1, batch_first=True)
+            for _ in range(2)
+        )
+        self.norm = nn.BatchNorm1d(LENGTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.embedding(tokens)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        logits: Tensor = self.head(self.norm(hidden))
+        return logits
+
+
+def batch_of(rank: int, number: int) -> Tensor:
+    generator = torch.Generator().manual_seed(100 * number + rank)
+    return torch.randint(VOCABULARY, (BATCH, LENGTH), generator=generator)
+
+
+def step_on(tokens: Tensor) -> Callable[[nn.Module, torch.optim.Optimizer], None]:
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        outputs = model(tokens)
+        nn.functional.cross_entropy(outputs.flatten(0, 1), tokens.flatten()).backward()
+        optimizer.step()
+
+    return step
+
+
+def fingerprint(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """Changes with any bit of the values, gradients, state, settings and random states."""
+    seen = hashlib.sha256()
+
+    def add(value: Any) -> None:
+        if isinstance(value, Tensor):
+            seen.update(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        elif isinstance(value, dict):
+            for key in sorted(value, key=str):
+                seen.update(str(key).encode())
+                add(value[key])
+        elif isinstance(value, list | tuple):
+            for part in value:
+                add(part)
+        else:
+            seen.update(repr(value).encode())
+
+    add([*model.parameters(), *model.buffers()])
+    add([p.grad for p in model.parameters()])
+    add(optimizer.state_dict())
+    legacy = np.random.get_state()
+    assert isinstance(legacy, tuple)
+    add([torch.get_rng_state(), list(random.getstate()), legacy[1].tolist()])
+    add([module.training for module in model.modules()])
+    return seen.hexdigest()
+
+
+def made(rank: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Trained a step already, so that there is a state and a gradient to lose."""
+    torch.manual_seed(7)
+    model = Tiny()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    step_on(batch_of(0, 99))(model, optimizer)
+    torch.manual_seed(1000 + rank)
+    random.seed(rank)
+    return model, optimizer
+
+
+def trained(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> list[Tensor]:
+    """Values after some iterations on batches of each rank's own; rank 0's buffers too (those of
+    the others are equal after the next exchange only, in DDP and here at different moments)."""
+    torch.manual_seed(55 + rank)
+    for number in range(4):
+        step_on(batch_of(rank, number))(model, optimizer)
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    values = inner.state_dict()  # waits for updates that were to run into the next forward
+    named = {name for name, _ in inner.named_parameters(remove_duplicate=False)}
+    return [value.clone() for name, value in values.items() if rank == 0 or name in named]
+
+
+def tuning(rank: int, out: Path) -> dict[str, Any]:
+    """The whole of `autosync.tune`, then training against torch's DDP."""
+    model, optimizer = made(rank)
+    twin, twin_optimizer = made(rank)
+    before = fingerprint(model, optimizer)
+    events: list[str] = []
+    messages: list[str] = []
+
+    def note(event: TuningEvent) -> None:
+        events.append(event.kind)
+        messages.append(event.message)
+
+    begun = time.monotonic()
+    model_after, optimizer_after = autosync.tune(
+        step_on(batch_of(rank, 0)),
+        model,
+        optimizer,
+        minutes=MINUTES,
+        settings=Settings(budget=6, proposals=200, repeats=2),
+        save=out / "best.json",
+        on_event=note,
+    )
+    inner = model_after.module if isinstance(model_after, DistributedDataParallel) else model_after
+    after = fingerprint(inner, optimizer_after) if inner is model_after else before
+    mine = trained(model_after, optimizer_after, rank)
+    theirs = trained(DistributedDataParallel(twin), twin_optimizer, rank)
+    return {
+        "same_objects": inner is model and optimizer_after is optimizer,
+        "restored": before == after,
+        "events": events,
+        "messages": messages,
+        "kind": type(model_after).__name__,
+        "difference": max(float((a - b).abs().max()) for a, b in zip(mine, theirs, strict=True)),
+        "seconds": time.monotonic() - begun,
+    }
+
+
+def falling_back(rank: int) -> dict[str, Any]:
+    """A step that always fails on one rank once it is synchronized."""
+    model, optimizer = made(rank)
+    before = fingerprint(model, optimizer)
+    plain = step_on(batch_of(rank, 0))
+    calls = [0]
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        calls[0] += 1
+        plain(model, optimizer)
+        if rank == 1 and calls[0] > 5:
+            raise RuntimeError("always")
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        after, _ = autosync.tune(
+            step, model, optimizer, minutes=MINUTES, settings=Settings(budget=2, proposals=50)
+        )
+    words = " ".join(str(one.message) for one in caught)
+    return {
+        "kind": type(after).__name__,
+        "restored": before == fingerprint(model, optimizer),
+        "warned": "torch's DDP is used" in words and "always" in words,
+    }
+
+
+class Faults:
+    """A step that misbehaves on rank 1 as the last trial's name says."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.fault = ""
+        self.calls = 0
+        self.held: list[Any] = []
+        self.plain = step_on(batch_of(rank, 0))
+
+    def __call__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.calls += 1
+        if self.fault and self.rank == 1 and self.calls % 3 == 2:
+            if self.fault == "raise":
+                raise RuntimeError("raised on purpose")
+            if self.fault == "hang":
+                time.sleep(HANGING_SECONDS)
+        if self.fault == "late" and self.rank == 1 and self.calls == 4:  # the others are done
+            raise RuntimeError("raised at the end")
+        if self.fault == "keep":
+            self.held.append(model)
+        self.plain(model, optimizer)
+        if self.fault == "drift" and self.rank == 1:
+            with torch.no_grad():
+                next(iter(model.parameters())).add_(1.0)
+
+
+def contract(rank: int) -> dict[str, Any]:
+    """What every pool must do, on a job's own ranks. The fault of a trial travels in its key."""
+    model, optimizer = made(rank)
+    step = Faults(rank)
+    control = dist.new_group(timeout=timedelta(minutes=10))
+    before = take_snapshot(model, optimizer)
+    print_before = fingerprint(model, optimizer)
+    job = LiveJob(step, model, optimizer, before, control, TRIAL_TIMEOUT)
+    recorded = record_job(job, None, "cpu")
+    job.renew_groups()
+    cluster = measure_cluster(job, recorded.step_seconds)
+    told = [Domain(recorded.graph, cluster, recorded.profile, recorded.optimizer)]
+    dist.broadcast_object_list(told, src=0, group=control)  # ranks may record other orders
+    domain = told[0]
+    results: dict[str, Any] = {}
+    for fault, bundle in (
+        ("", ddp(domain)),
+        ("", mixed(domain)),
+        ("raise", ddp(domain)),
+        ("", mixed(domain)),
+        ("raise", mixed(domain)),
+        ("", ddp(domain)),
+        ("hang", mixed(domain)),
+        ("hang", ddp(domain)),
+        ("keep", ddp(domain)),
+        ("drift", ddp(domain)),
+        ("late", mixed(domain)),
+        ("", mixed(domain)),
+    ):
+        key = f"{len(results)}:{fault}:{bundle.plan.engine}"
+        step.fault, step.calls = fault, 0
+        if rank:
+            results[key] = serve(job).reason
+        else:
+            pool = JobPool(job, "job (test)")
+            begun = time.monotonic()
+            result = pool.run(TrialRequest(key, bundle, warmup=1, iterations=3, record=True))
+            assert pool.run(TrialRequest(key, bundle)) is result
+            results[key] = summary(result, time.monotonic() - begun)
+            if len(results) == 1:
+                other = pool.run(TrialRequest("other", ddp(small_domain(5))))
+                results["other"] = summary(other, 0.0)
+            pool.dismiss(Verdict(None))
+        step.held.clear()
+        assert fingerprint(model, optimizer) == print_before, key
+    job.end_groups()
+    twin, twin_optimizer = made(rank)
+    theirs = trained(DistributedDataParallel(twin), twin_optimizer, rank)
+    going_on = _go_on(job, Verdict(mixed(domain)), None)
+    mine = trained(*going_on, rank)
+    return {
+        "difference": max(float((a - b).abs().max()) for a, b in zip(mine, theirs, strict=True)),
+        "results": results,
+        "variables": [v.name for v in domain.graph.variables],
+        "gradient_order": [domain.graph.variables[v].name for v in domain.graph.gradient_order],
+        "batch_size": domain.batch_size,
+        "forward": sum(recorded.profile.forward_seconds),
+        "backward": sum(recorded.profile.backward_seconds),
+        "step": recorded.step_seconds,
+        "hosts": len(cluster.nodes),
+        "gbps": [node.bandwidth_gbps for node in cluster.nodes],
+        "intra_gbps": [node.intra_bandwidth_gbps for node in cluster.nodes],
+        "optimizer": [recorded.optimizer.name, recorded.optimizer.state_tensors],
+    }
+
+
+def summary(result: TrialResult, seconds: float) -> dict[str, Any]:
+    error = result.error
+    return {
+        "kind": error.kind if error else "",
+        "message": error.message if error else "",
+        "iterations": len(result.iteration_seconds),
+        "seconds": seconds,
+        "result": json.loads(to_json(result)),
+    }
+
+
+def held() -> dict[str, int]:
+    """What process groups leave behind where nobody ends them."""
+    gc.collect()
+    files = Path("/proc/self/fd")
+    kinds = [os.readlink(file) for file in files.iterdir() if os.path.lexists(file)]
+    return {
+        "groups": len(dist.distributed_c10d._world.pg_map),
+        "sockets": sum(kind.startswith("socket:") for kind in kinds),
+        "threads": len(os.listdir("/proc/self/task")),
+    }
+
+
+def refusals(rank: int) -> dict[str, Any]:
+    """Steps that are none: the same error on every rank, though one rank alone is wrong. held:
+    before the first tuning, after it and after the second."""
+    plain = step_on(batch_of(rank, 0))
+
+    def nothing(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Does nothing on rank 1."""
+        if rank != 1:
+            plain(model, optimizer)
+
+    def twice(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        plain(model, optimizer)
+        plain(model, optimizer)
+
+    found: dict[str, Any] = {"held": [held()]}
+    for name, step in (("nothing", nothing), ("twice", twice)):
+        model, optimizer = made(rank)
+        before = fingerprint(model, optimizer)
+        try:
+            autosync.tune(step, model, optimizer, minutes=MINUTES)
+        except autosync.errors.InvalidInput as error:
+            found[name] = str(error)
+        assert fingerprint(model, optimizer) == before
+        found["held"].append(held())
+    return found
+
+
+def main() -> None:
+    out = Path(sys.argv[1])
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    os.environ["AUTOSYNC_HOST"] = "first" if rank < 2 else "second"
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "tuning": lambda: tuning(rank, out),
+        "falling_back": lambda: falling_back(rank),
+        "contract": lambda: contract(rank),
+        "refusals": lambda: refusals(rank),
+    }
+    seen = {name: part() for name, part in parts.items() if name in sys.argv[2:]}
+    (out / f"rank{rank}.json").write_text(json.dumps(seen))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

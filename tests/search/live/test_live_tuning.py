@@ -1,0 +1,219 @@
+"""`autosync.tune` inside a real torchrun job of three ranks; see `live_script`."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autosync
+from autosync.bundle import load_bundle
+from autosync.documents import from_json
+from autosync.errors import InvalidInput, NotSupported
+from autosync.search.live.live_tuning import TimeBudget
+from autosync.trials.contract import TrialResult
+from autosync.trials.live.live_cluster import Seat, refuse_mixed, seated_device
+from autosync.trials.live.live_commands import LivePass
+from autosync.trials.live.live_graph import _adopt_orphans, _finish_order
+from autosync.trials.live.live_pass import sent_by_node
+from autosync.trials.live.outside_load import CpuUse
+from autosync.trials.live.step_tape import Call, Tape
+
+pytestmark = pytest.mark.timeout(900)
+ROOT = Path(__file__).parents[3]
+RANKS = 3
+PARTS = ("refusals", "contract", "falling_back", "tuning")
+
+Seen = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("live")
+
+
+@pytest.fixture(scope="module")
+def seen(out: Path) -> Seen:
+    """What each rank saw, in one run of all parts."""
+    job = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", str(RANKS)),
+            *("tests/search/live/live_script.py", str(out), *PARTS),
+        ],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=800,
+    )
+    assert job.returncode == 0, job.stderr[-6000:]
+    return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+def test_tuning_restores_every_bit_and_trains_on_as_ddp_would(seen: Seen, out: Path) -> None:
+    for rank in seen:
+        tuned = rank["tuning"]
+        assert tuned["same_objects"]
+        assert tuned["restored"]
+        assert tuned["difference"] < 1e-5  # AdamW divides by small numbers: rounding grows
+    assert len({rank["tuning"]["kind"] for rank in seen}) == 1
+    events = seen[0]["tuning"]["events"]
+    assert {"opening", "search", "done"} <= set(events)
+    assert events.count("done") == 1
+    assert events[-1] == "done"
+    assert not seen[1]["tuning"]["events"]
+    slowed = [text for text in seen[0]["tuning"]["messages"] if "compute" in text]
+    assert len(slowed) == 1  # told, or why it is not
+    assert "while messages are under way" in slowed[0] or "is not known" in slowed[0]
+    shipped = load_bundle(out / "best.json")
+    assert shipped.hosts == ("first", "first", "second")
+    assert shipped.evidence.measured_on == "job (3 ranks on 2 hosts)"
+    engine = seen[0]["tuning"]["kind"] != "DistributedDataParallel"
+    assert engine == (shipped.plan.engine == "autosync")
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "slowdown"), [(0.1, 1.0), (0.105, 1.0), (0.095, 1.0), (0.2, 2.0), (0.05, 0.5)]
+)
+def test_ranks_are_as_slow_as_the_profiled_one_says(step_seconds: float, slowdown: float) -> None:
+    """Not as the fastest says: where rank 0 is slow, its profile holds that already."""
+    assert seated_device(Seat("host", "cpu", None, step_seconds), 0.1).slowdown == slowdown
+
+
+def test_a_job_whose_every_trial_fails_goes_on_with_ddp(seen: Seen) -> None:
+    for rank in seen:
+        assert rank["falling_back"] == {
+            "kind": "DistributedDataParallel",
+            "restored": True,
+            "warned": True,
+        }
+
+
+def test_one_rank_alone_cannot_go_on_without_the_others(seen: Seen) -> None:
+    for number, rank in enumerate(seen):
+        refusals = rank["refusals"]
+        assert "does not call the model" in refusals["nothing"]
+        assert ("rank 1 cannot tune" in refusals["nothing"]) == (number != 1)
+        assert "2 backward passes" in refusals["twice"]
+
+
+def test_a_tuning_leaves_no_process_group(seen: Seen) -> None:
+    """The first one may start threads of torch's own; the second adds nothing."""
+    for rank in seen:
+        before, first, second = rank["refusals"]["held"]
+        assert first["groups"] == second["groups"] == before["groups"]
+        assert second["sockets"] <= first["sockets"]
+        assert second["threads"] <= first["threads"]
+
+
+def results(seen: Seen) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = seen[0]["contract"]["results"]
+    return found
+
+
+def test_faults_cost_their_own_trial(seen: Seen) -> None:
+    """Every faulty trial is followed by a good one, the last included."""
+    by_fault: dict[str, list[dict[str, Any]]] = {}
+    for key, result in results(seen).items():
+        by_fault.setdefault(key.split(":")[1] if ":" in key else key, []).append(result)
+    assert [result["kind"] for result in by_fault[""]] == [""] * 5
+    assert all(result["iterations"] >= 3 for result in by_fault[""])
+    for raised in by_fault["raise"]:
+        assert raised["kind"] == "crashed"
+        assert raised["message"] == "rank 1: RuntimeError: raised on purpose"
+    assert [result["kind"] for result in by_fault["hang"]] == ["timeout", "timeout"]
+    assert "keeps a reference" in by_fault["keep"][0]["message"]
+    assert by_fault["late"][0]["message"] == "rank 1: RuntimeError: raised at the end"
+    assert "ended unequal" in by_fault["drift"][0]["message"]
+    assert by_fault["other"][0]["kind"] == "refused"
+
+
+def test_a_trial_tells_what_a_running_job_can_know(seen: Seen) -> None:
+    sound = {key: r["result"] for key, r in results(seen).items() if "::" in key}
+    for key, result in sound.items():
+        told = from_json(TrialResult, json.dumps(result))
+        assert {name for name, _ in told.versions} == {"torch", "autosync", "python"}
+        assert told.load is not None
+        assert 0 <= told.load <= 1
+        assert told.peak_memory_bytes is not None
+        assert told.peak_memory_bytes > 2**20
+        assert told.sent_bytes == ()  # two hosts by name, on one kernel
+        assert told.timeline is not None
+        assert told.timeline.clock == "shared"
+        assert len(told.timeline.ranks) == RANKS
+        for rank in told.timeline.ranks:
+            assert {"forward", "backward", "update"} <= set(rank.compute.phase)
+            assert (rank.messages is None) == key.endswith("ddp")
+            if rank.messages is not None:
+                assert set(rank.messages.message) == set(range(len(rank.messages.message)))
+                assert rank.messages.message
+
+
+def test_nics_are_told_where_every_node_has_its_own_kernel() -> None:
+    def answer(node: str, host: str, sent: int | None) -> LivePass:
+        return LivePass(host, node, (), (), 0.0, CpuUse(0.0, 0.0, 0.0), sent, None, 0.0, None)
+
+    first, second, other = answer("a", "x", 90), answer("a", "x", 60), answer("b", "y", 30)
+    assert sent_by_node([first, second, other], 3) == (30, 10)
+    assert sent_by_node([first, answer("b", "x", 30)], 3) == ()
+    assert sent_by_node([first, second], 3) == ()
+    assert sent_by_node([first, answer("b", "y", None)], 3) == ()
+
+
+def test_a_given_strategy_trains_on_as_ddp_would(seen: Seen) -> None:
+    assert all(rank["contract"]["difference"] < 1e-5 for rank in seen)
+
+
+def test_the_recorded_domain(seen: Seen) -> None:
+    found = seen[0]["contract"]
+    assert found["variables"][0] == found["gradient_order"][-1] == "embedding.weight"  # tied
+    assert sorted(found["variables"]) == sorted(found["gradient_order"])
+    assert found["gradient_order"].index("layers.1.linear1.weight") < found["gradient_order"].index(
+        "layers.0.linear1.weight"
+    )
+    assert found["batch_size"] == 4
+    assert 0 < found["forward"] + found["backward"] <= found["step"]
+    assert found["hosts"] == 2
+    assert all(rate > 0 for rate in found["gbps"])
+    assert found["intra_gbps"][0] > 0
+    assert found["intra_gbps"][1] is None
+    assert found["optimizer"] == ["adamw", 2]
+
+
+def test_ranks_of_a_host_must_follow_one_another() -> None:
+    assert refuse_mixed(["a", "a", "b"]) == {"a": [0, 1], "b": [2]}
+    with pytest.raises(InvalidInput, match="one after another"):
+        refuse_mixed(["a", "b", "a"])
+
+
+def test_orders_of_a_recorded_step() -> None:
+    """A tied variable (0) completes with its first call; 4 is read without a call of its own."""
+    calls = [
+        Call(str(i), "linear", own, 0, 0.0) for i, own in enumerate([(0,), (1, 2), (3,), (0,)])
+    ]
+    tape = Tape(0.0, calls, ready={3: 1.0, 4: 2.0, 2: 3.0, 1: 4.0, 0: 5.0})
+    _adopt_orphans(tape)
+    assert calls[1].variables == (1, 2, 4)
+    assert _finish_order(tape) == [3, 2, 1, 0]
+
+
+@pytest.mark.parametrize(("now", "search", "confirm"), [(9, 0, 0), (10, 1, 0), (20, 1, 1)])
+def test_the_confirmation_has_its_own_time(now: float, search: bool, confirm: bool) -> None:
+    budget = TimeBudget(search_until=10.0, until=20.0, clock=lambda: now)
+    assert budget.over("search") == search
+    assert budget.over("confirm") == confirm
+
+
+def test_without_the_search_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "autosync.search.live.live_tuning", None)
+    with pytest.raises(NotSupported, match="not installed"):
+        autosync.tune  # noqa: B018

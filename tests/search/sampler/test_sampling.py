@@ -1,0 +1,375 @@
+import hashlib
+import multiprocessing
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autosync.cluster import Cluster, Device, Node
+from autosync.codes import Method, Order
+from autosync.domain import Domain, Optimizer
+from autosync.errors import InvalidInput, InvalidStrategy
+from autosync.population import Population, concatenate, decode, encode
+from autosync.search.sampler.sampling import sample, sample_at
+from autosync.search.space import Space
+from autosync.strategy import (
+    AllReduce,
+    Encoding,
+    ParameterServer,
+    VariableChoice,
+    pieces,
+    split,
+    whole,
+)
+from autosync.verification import verify
+from tests.domains import chain_graph, domain_of, grid_cluster
+from tests.search.drawn_domains import domains, lossy, seeds, spaces
+
+SMALL = Space(whole_below_bytes=1000)
+
+
+def assert_same(left: Population, right: Population) -> None:
+    for field in fields(Population):
+        a, b = getattr(left, field.name), getattr(right, field.name)
+        if isinstance(a, np.ndarray):
+            assert a.dtype == b.dtype, field.name
+            np.testing.assert_array_equal(a, b, err_msg=field.name)
+        else:
+            assert a == b, field.name
+
+
+@settings(deadline=None, max_examples=60)
+@given(domains(), spaces, seeds)
+def test_every_sample_verifies(domain: Domain, space: Space, seed: int) -> None:
+    drawn = sample(domain, space, 0, 20, seed)
+    for index in range(len(drawn)):
+        verify(decode(drawn, index, domain), domain)
+
+
+@settings(deadline=None, max_examples=30)
+@given(domains(), spaces, seeds)
+def test_lossy_encodings_verify_where_they_are_allowed(
+    domain: Domain, space: Space, seed: int
+) -> None:
+    drawn = sample(domain, replace(space, encodings=lossy), 0, 20, seed)
+    for index in range(len(drawn)):
+        verify(decode(drawn, index, domain), domain, allow_lossy=True)
+
+
+@settings(deadline=None, max_examples=40)
+@given(domains(), spaces, seeds, st.integers(0, 2**62), st.integers(0, 12))
+def test_a_row_depends_only_on_seed_and_index(
+    domain: Domain, space: Space, seed: int, start: int, cut: int
+) -> None:
+    at_once = sample(domain, space, start, 12, seed)
+    chunks = [sample(domain, space, start, cut, seed)]
+    chunks.append(sample(domain, space, start + cut, 12 - cut, seed))
+    joined = concatenate(chunks)
+    assert_same(at_once, joined)
+    shuffled = np.random.default_rng(cut).permutation(12)
+    scattered = sample_at(domain, space, (start + shuffled).astype(np.uint64), seed)
+    assert_same(at_once.take(shuffled), scattered)
+
+
+def test_threads_and_processes_draw_the_same() -> None:
+    domain = domain_of()
+    expected = sample(domain, SMALL, 0, 64, 7)
+    with ThreadPoolExecutor(4) as pool:
+        chunks = list(pool.map(lambda at: sample(domain, SMALL, at, 8, 7), range(0, 64, 8)))
+    assert_same(expected, concatenate(chunks))
+    with multiprocessing.get_context("spawn").Pool(1) as processes:
+        elsewhere = processes.apply(sample, (domain, SMALL, 0, 64, 7))
+    assert_same(expected, elsewhere)
+
+
+def test_another_seed_draws_others() -> None:
+    domain = domain_of()
+    left, right = sample(domain, SMALL, 0, 50, 1), sample(domain, SMALL, 0, 50, 2)
+    same = [decode(left, i, domain).id == decode(right, i, domain).id for i in range(50)]
+    assert sum(same) < 10
+
+
+@settings(deadline=None, max_examples=40)
+@given(domains(), spaces, seeds)
+def test_encode_is_the_inverse_of_decode(domain: Domain, space: Space, seed: int) -> None:
+    drawn = sample(domain, space, 0, 10, seed)
+    strategies = [decode(drawn, index, domain) for index in range(len(drawn))]
+    again = encode(strategies, domain)
+    for name in ("order", "slice_bytes", "overlap", "staleness", "axis", "parts", "first"):
+        np.testing.assert_array_equal(getattr(drawn, name), getattr(again, name), err_msg=name)
+    for name in ("variable", "length", "method", "server", "group", "position"):
+        np.testing.assert_array_equal(getattr(drawn, name), getattr(again, name), err_msg=name)
+    options = [drawn.options[code] for code in drawn.option]
+    assert options == [again.options[code] for code in again.option]
+    assert [decode(again, index, domain) for index in range(len(again))] == strategies
+
+
+@settings(deadline=None, max_examples=60)
+@given(domains(elementwise=True), spaces, seeds)
+def test_load_is_proportional_to_bandwidth_within_one_largest_shard(
+    domain: Domain, space: Space, seed: int
+) -> None:
+    drawn = sample(domain, space, 0, 20, seed)
+    nodes = domain.cluster.nodes
+    rates = np.array([n.bandwidth_gbps / n.ranks for n in nodes for _ in range(n.ranks)])
+    for index in range(len(drawn)):
+        rows = slice(drawn.first[index], drawn.first[index + 1])
+        owned = drawn.method[rows] == Method.PARAMETER_SERVER
+        size = shard_bytes(domain, drawn, index)[owned]
+        if not len(size):
+            continue
+        load = np.bincount(drawn.server[rows][owned], size, minlength=len(rates))
+        wanted = size.sum() * rates / rates.sum()
+        assert np.abs(load - wanted).max() <= size.max() * (1 + 1e-9)
+
+
+def shard_bytes(domain: Domain, drawn: Population, index: int) -> np.ndarray:
+    """What a replica sends for each shard of a strategy: touched rows only when sparse."""
+    rows = range(drawn.first[index], drawn.first[index + 1])
+    found = []
+    for row in rows:
+        variable = domain.graph.variables[drawn.variable[row]]
+        axis = drawn.axis[index, drawn.variable[row]]
+        span = variable.elements if axis < 0 else variable.shape[axis]
+        touched = variable.touched_rows / variable.shape[0] if variable.sparse else 1.0
+        found.append(variable.size_bytes * min(1.0, touched) * drawn.length[row] / span)
+    return np.array(found)
+
+
+@settings(deadline=None, max_examples=60)
+@given(domains(), spaces, seeds)
+def test_groups_are_contiguous_in_gradient_ready_order(
+    domain: Domain, space: Space, seed: int
+) -> None:
+    drawn = sample(domain, space, 0, 20, seed)
+    for index in range(len(drawn)):
+        rows = range(drawn.first[index], drawn.first[index + 1])
+        ready = sorted(rows, key=lambda row: (domain.variables.ready[drawn.variable[row]], row))
+        buckets: dict[tuple[int, int, int, bool], list[int]] = {}
+        for row in ready:
+            how = (int(drawn.method[row]), int(drawn.option[row]), int(drawn.server[row]))
+            kind = (*how, domain.graph.variables[drawn.variable[row]].sparse)
+            buckets.setdefault(kind, []).append(int(drawn.group[row]))
+        seen: set[int] = set()
+        for groups in buckets.values():
+            runs = [g for g, before in zip(groups, [None, *groups], strict=False) if g != before]
+            assert len(runs) == len(set(runs)), "a group is interrupted"
+            assert not seen & set(runs), "a group spans methods, options, owners or sparsity"
+            seen |= set(runs)
+        assert seen == set(range(len(seen))), "groups are numbered without gaps"
+
+
+@settings(deadline=None, max_examples=40)
+@given(domains(), spaces, seeds)
+def test_no_more_groups_than_the_space_allows(domain: Domain, space: Space, seed: int) -> None:
+    drawn = sample(domain, space, 0, 20, seed)
+    for index in range(len(drawn)):
+        rows = slice(drawn.first[index], drawn.first[index + 1])
+        method, server = drawn.method[rows], drawn.server[rows]
+        sparse = domain.variables.sparse[drawn.variable[rows]]  # never shares with a dense one
+        kinds: dict[int, dict[tuple[int, int, bool], set[int]]] = {}
+        options, groups = drawn.option[rows], drawn.group[rows]
+        for m, o, z, s, g in zip(method, options, sparse, server, groups, strict=True):
+            kinds.setdefault(int(s), {}).setdefault((int(m), int(o), bool(z)), set()).add(int(g))
+        for family in kinds.values():
+            # Rounding shares among the kinds of a family adds at most one group for each of them.
+            assert sum(map(len, family.values())) <= space.max_groups + len(family)
+
+
+def test_groups_of_one_kind_hold_about_equal_bytes() -> None:
+    domain = domain_of(chain_graph(((256, 16),) * 60))
+    drawn = sample(domain, Space(parameter_server=False, reduce_scatter=False), 0, 200, 3)
+    for index in range(len(drawn)):
+        rows = slice(drawn.first[index], drawn.first[index + 1])
+        if len(set(drawn.option[rows])) > 1:
+            continue
+        sizes = np.bincount(drawn.group[rows], shard_bytes(domain, drawn, index))
+        whole_shards = shard_bytes(domain, drawn, index).max()
+        assert sizes.max() - sizes.min() <= 2 * whole_shards
+
+
+def test_every_choice_of_the_space_is_drawn() -> None:
+    domain = domain_of(
+        chain_graph(((3000, 64), (64,), (512, 64), (128,), (1000, 512)), (0,), 2),
+        grid_cluster(2, 2),
+    )
+    drawn = sample(domain, SMALL, 0, 2000, 0)
+    assert set(drawn.method) == {int(method) for method in Method}
+    used = {drawn.options[code] for code in set(drawn.option.tolist())}
+    assert {option.algorithm for option in used} == {"ring", "tree", "hierarchical"}
+    assert any(option.hierarchical for option in used)
+    assert any(option.sharded_update for option in used)
+    assert set(drawn.order) == {Order.FIFO, Order.PRIORITY}
+    assert set(drawn.slice_bytes) == set(SMALL.slice_bytes)
+    assert set(drawn.overlap) == {True, False}
+    assert {-1, 0, 1} <= set(drawn.axis[:, 2])
+    assert set(drawn.axis[drawn.parts[:, 0] > 1, 0]) == {0}, "sparse: axis 0 only"
+    assert drawn.parts.max() <= SMALL.max_parts
+
+
+def test_embeddings_are_cut_along_axis_0_or_into_pieces() -> None:
+    graph = chain_graph(((3000, 64), (64, 3000)))
+    operations = (replace(graph.operations[0], type="embedding"), graph.operations[1])
+    drawn = sample(domain_of(replace(graph, operations=operations)), SMALL, 0, 500, 0)
+    assert set(drawn.axis[:, 0]) == {-1, 0}
+    assert set(drawn.axis[:, 1]) == {-1, 0, 1}
+
+
+def test_the_first_pick_follows_bandwidth() -> None:
+    domain = domain_of(chain_graph(((64, 64),)), grid_cluster(2, 1, (3.0, 1.0)))
+    drawn = sample(domain, Space(all_reduce=False, reduce_scatter=False), 0, 4000, 0)
+    assert 0.70 < np.mean(drawn.server == 0) < 0.80
+
+
+OWNERS_ONLY = Space(all_reduce=False, reduce_scatter=False)
+
+
+def test_noise_never_breaks_the_balance_of_many_servers() -> None:
+    domain = domain_of(chain_graph(((64, 64),) * 40), grid_cluster(8))
+    drawn = sample(domain, OWNERS_ONLY, 0, 500, 0)
+    for servers in drawn.server.reshape(500, 40):
+        assert np.abs(np.bincount(servers, minlength=8) - 5).max() <= 1
+
+
+def test_large_shards_go_first() -> None:
+    """The largest comes last in the graph: placed last it would put 16 units on one server."""
+    domain = domain_of(chain_graph((*((64,),) * 64, (32 * 64,))), grid_cluster(2))
+    drawn = sample(domain, OWNERS_ONLY, 0, 200, 0)
+    for index in range(200):
+        rows = slice(drawn.first[index], drawn.first[index + 1])
+        load = np.bincount(drawn.server[rows], drawn.length[rows] / 64, minlength=2)
+        assert np.abs(load - 48).max() <= 4
+
+
+def test_a_giant_at_the_end_takes_no_group_from_the_others() -> None:
+    domain = domain_of(chain_graph(((1000, 10), (10,), (10,))))
+    drawn = sample(domain, Space(parameter_server=False, reduce_scatter=False), 0, 900, 0)
+    groups = np.array([drawn.group[first:stop].max() + 1 for first, stop in spans(drawn)])
+    assert np.abs(np.bincount(groups, minlength=4)[1:] / 900 - 1 / 3).max() < 0.06
+
+
+def spans(drawn: Population) -> list[tuple[int, int]]:
+    return [(int(a), int(b)) for a, b in zip(drawn.first, drawn.first[1:], strict=False)]
+
+
+def test_placement_varies_among_equal_servers() -> None:
+    domain = domain_of(chain_graph(((64, 64),) * 8), grid_cluster(4))
+    drawn = sample(domain, OWNERS_ONLY, 0, 50, 0)
+    assert len({tuple(row) for row in drawn.server.reshape(50, 8).tolist()}) > 40
+
+
+def test_an_optimizer_that_is_not_elementwise_gets_no_owners_or_sharded_updates() -> None:
+    domain = domain_of(optimizer=Optimizer("lbfgs", elementwise=False))
+    drawn = sample(domain, SMALL, 0, 300, 0)
+    assert Method.PARAMETER_SERVER not in drawn.method
+    assert not any(drawn.options[code].sharded_update for code in set(drawn.option.tolist()))
+
+
+def test_owners_alone_are_refused_where_the_optimizer_takes_none() -> None:
+    domain = domain_of(optimizer=Optimizer("lbfgs", elementwise=False))
+    with pytest.raises(InvalidInput, match="neither collectives nor a parameter server"):
+        sample(domain, OWNERS_ONLY, 0, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("start", "n", "seed"), [(-1, 2, 0), (0, -1, 0), (0, 1, -1), (0, 1, 2**64)]
+)
+def test_arguments_out_of_range_are_refused(start: int, n: int, seed: int) -> None:
+    with pytest.raises(InvalidInput):
+        sample(domain_of(), Space(), start, n, seed)
+
+
+def test_no_proposals_are_an_empty_population() -> None:
+    drawn = sample(domain_of(), Space(), 5, 0, 0)
+    assert (len(drawn), drawn.rows) == (0, 0)
+
+
+@settings(deadline=None, max_examples=30)
+@given(spaces, seeds)
+def test_pins_are_kept_exactly(space: Space, seed: int) -> None:
+    domain = domain_of()
+    pins = (
+        VariableChoice(
+            "v0",
+            split((64, 32), 1, 3),
+            (ParameterServer(2, 9), AllReduce(4, device_order=(1, 0, 3, 2)), ParameterServer(2, 9)),
+        ),
+        VariableChoice("v3", whole((128,)), (AllReduce(4, device_order=(1, 0, 3, 2)),)),
+        VariableChoice("v4", pieces((10, 128), 500), (AllReduce(5),) * 3),
+    )
+    drawn = sample(domain, replace(space, pins=pins), 0, 20, seed)
+    for index in range(len(drawn)):
+        strategy = decode(drawn, index, domain)
+        verify(strategy, domain)
+        kept = {choice.variable: choice for choice in strategy.choices}
+        numbers: dict[int, set[int]] = {}
+        for pin in pins:
+            choice = kept.pop(pin.variable)
+            assert choice.partition == pin.partition
+            for got, wanted in zip(choice.shards, pin.shards, strict=True):
+                assert replace(got, group=wanted.group) == wanted
+                numbers.setdefault(wanted.group, set()).add(got.group)
+        assert all(len(found) == 1 for found in numbers.values())
+        pinned = {group for found in numbers.values() for group in found}
+        others = {shard.group for choice in kept.values() for shard in choice.shards}
+        assert len(pinned) == 3
+        assert not pinned & others
+
+
+def test_a_pin_of_no_variable_is_refused() -> None:
+    pin = VariableChoice("v99", whole((4,)), (AllReduce(0),))
+    with pytest.raises(InvalidStrategy, match="v99"):
+        sample(domain_of(), Space(pins=(pin,)), 0, 1, 0)
+
+
+def test_lossless_by_default() -> None:
+    drawn = sample(domain_of(), Space(), 0, 300, 0)
+    assert {drawn.options[code].encoding for code in set(drawn.option.tolist())} == {Encoding()}
+
+
+def test_uneven_shares_follow_the_devices_in_whole_samples() -> None:
+    nodes = (Node("a", (Device("v100"),), 1.0), Node("b", (Device("v100", slowdown=3.0),), 1.0))
+    domain = domain_of(cluster=Cluster("mixed", nodes))
+    assert len(sample(domain, Space(), 0, 50, 0).layouts) == 1
+    drawn = sample(domain, Space(uneven_shares=True), 0, 50, 0)
+    assert [replica.share for replica in drawn.layouts[1]] == [12 / 16, 4 / 16]
+    assert set(drawn.layout) == {0, 1}
+
+
+def digest(population: Population) -> str:
+    sha = hashlib.sha256()
+    for field in fields(Population):
+        column = getattr(population, field.name)
+        if isinstance(column, np.ndarray):
+            sha.update(f"{field.name} {column.dtype} {column.shape}".encode())
+            sha.update(np.ascontiguousarray(column).tobytes())
+    return sha.hexdigest()[:16]
+
+
+EVERYTHING = Space(
+    whole_below_bytes=0,
+    uneven_shares=True,
+    encodings=lossy,
+    pins=(
+        VariableChoice("v0", split((64, 32), 1, 3), (ParameterServer(2, 9), *[AllReduce(4)] * 2)),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("space", "seed", "expected"),
+    [
+        (Space(), 0, "c135d1cc3ae1f183"),
+        (SMALL, 7, "cb00d05bad4c97a3"),
+        (EVERYTHING, 2**64 - 1, "42dae02a64117532"),
+        (Space(whole_below_bytes=0, all_reduce=False, reduce_scatter=False), 3, "0fdba2d0a06bac98"),
+    ],
+)
+def test_a_proposal_is_its_seed_and_index_in_every_version(
+    space: Space, seed: int, expected: str
+) -> None:
+    """Stored tunings name their samples by seed and index."""
+    assert digest(sample(domain_of(), space, 1 << 40, 500, seed)) == expected

@@ -1,0 +1,144 @@
+"""Compute that messages slow down, worked out by hand: RATE is 100 MB/s, a ring of four ranks
+carries 1.5 times the bytes, so a megabyte is on the wire for 15 ms. With a slowdown of a half,
+compute does 10 ms of its work meanwhile."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autosync.cluster import Backend
+from autosync.domain import Domain
+from autosync.population import encode
+from autosync.simulator.explanation import explain
+from autosync.simulator.timeline.intervals import union
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+from autosync.strategy import AllReduce, ParameterServer, Schedule
+from tests.domains import chain_graph, domain_of
+from tests.simulator.worked_examples import cluster_of, period, random_strategy, strategy_of
+
+MEGABYTE = (250_000,)
+OVERLAP = Schedule(overlap_forward=True)
+
+
+def slowed(domain: Domain, slowdown: float) -> Domain:
+    return replace(domain, cluster=replace(domain.cluster, overlap_slowdown=slowdown))
+
+
+def domain_with(operation_ms: float, *megabytes: int, backend: Backend = "nccl") -> Domain:
+    """Each operation takes operation_ms forward and twice that backward; a slowdown of a half."""
+    graph = chain_graph(tuple((250_000 * size,) for size in megabytes))
+    return slowed(domain_of(graph, cluster_of(backend=backend), operation_ms * 1e-3), 0.5)
+
+
+def test_a_message_within_backward_stretches_it() -> None:
+    domain = domain_with(10.0, 1, 1, 1, 1)
+    # One message from 20 to 35 ms, so backward ends at 85; then three megabytes, then forward.
+    two = strategy_of(domain, lambda v: AllReduce(int(v == 3)))
+    assert period(domain, two) == pytest.approx([0.085 + 0.045 + 0.040])
+    # Each gradient but the first comes 5 ms later than the one before it did: 20, 45, 70, 95.
+    each = strategy_of(domain, AllReduce)
+    assert period(domain, each) == pytest.approx([0.095 + 0.015 + 0.040])
+
+
+def test_a_message_goes_on_from_backward_into_forward() -> None:
+    domain = domain_with(20.0, 1, 6, backend="gloo")
+    # Alone from 40 ms on, when 40 ms of backward are left: they take 60. At 100 ms it has 30 of its
+    # 90 ms left and shares the link with the other, which arrives at 130; it does so at 145.
+    # Forward waits until 130, does 10 ms of its work until 145, and the other 30 until 175.
+    assert period(domain, strategy_of(domain, AllReduce, OVERLAP)) == pytest.approx([0.175])
+    # Where compute keeps its pace: backward until 80, the messages until 110 and 145, and the
+    # second operation waits for the second one.
+    plain = slowed(domain, 0.0)
+    assert period(plain, strategy_of(plain, AllReduce, OVERLAP)) == pytest.approx([0.165])
+
+
+def test_two_messages_at_once_count_once() -> None:
+    domain = domain_with(10.0, 1, 1, 1, 3, backend="gloo")
+    # 3 MB from 20 ms on; the next gradient comes at 50, and both arrive at 80, when backward has
+    # done 60 of its 80 ms. The last two gradients go together, from 100 to 130.
+    some = strategy_of(domain, lambda v: AllReduce(max(v, 1)))
+    assert period(domain, some) == pytest.approx([0.130 + 0.040])
+
+
+def test_owners_send_what_they_updated_after_the_stretched_step() -> None:
+    graph = chain_graph((MEGABYTE, MEGABYTE, (1_000_000,)))
+    domain = slowed(domain_of(graph, cluster_of(4), 40e-3), 0.5)
+    owned = strategy_of(domain, lambda v: ParameterServer(3, v))
+    # Three senders into one link: 4 MB from 80 to 200, when the next gradient comes, and 1 MB
+    # until 230. The last 60 ms of backward are undisturbed. The values leave from 290 to 470.
+    assert period(domain, owned) == pytest.approx([0.470 + 0.120])
+
+
+def test_staleness_leaves_what_messages_take_from_compute() -> None:
+    domain = domain_with(10.0, 1, 1, 1, 1)
+    late = replace(strategy_of(domain, lambda v: AllReduce(0)), staleness=9)
+    # 60 ms on the wire beside compute, which does 40 ms of its work meanwhile.
+    assert period(domain, late) == pytest.approx([0.120 + 0.020])
+
+
+def test_an_explanation_tells_compute_slowed_by_messages_apart() -> None:
+    domain = domain_with(10.0, 1, 1, 1, 1)
+    told = explain(domain, strategy_of(domain, AllReduce))
+    assert told.compute_seconds == pytest.approx(0.120)
+    assert told.transfer_seconds == pytest.approx(0.015)
+    assert told.slowed_seconds == pytest.approx(0.015)
+    assert told.step_seconds == pytest.approx(0.150)
+    assert "compute slowed by messages 15.0 ms" in str(told)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_whatever_there_is_keeps_its_pace_or_loses_it(backend: Backend) -> None:
+    """A slowdown too small to count takes the way of one that does, and changes nothing."""
+    shapes = ((64, 32), (300, 7), (128, 64), (33,), (10, 128))
+    cluster = cluster_of(2, 2, gbps=0.01, startup=1e-4, backend=backend, servers=1)
+    domain = domain_of(chain_graph(shapes, (1,), factor_rows=4), cluster, 1e-3)
+    domain = replace(domain, profile=replace(domain.profile, update_seconds=2e-3))
+    rng = np.random.default_rng(8)
+    population = encode([random_strategy(domain, rng) for _ in range(200)], domain)
+    timeline = TimelineSimulator()
+    free = timeline.predict(domain, population)
+    same = timeline.predict(slowed(domain, 1e-300), population)
+    np.testing.assert_allclose(same, free, rtol=1e-12)
+    half = timeline.predict(slowed(domain, 0.5), population)
+    assert (half <= free + 1.5 * domain.profile.compute_seconds).all()
+    assert np.median(half) > np.median(free)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.integers(1, 8), min_size=2, max_size=6),
+    st.integers(1, 6),
+    st.floats(1e-3, 30e-3),
+    st.floats(0.0, 5e-3),
+    st.booleans(),
+    st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1.0)),
+)
+def test_one_channel_loses_more_the_more_it_is_slowed(
+    megabytes: list[int],
+    groups: int,
+    operation_seconds: float,
+    startup: float,
+    overlap: bool,
+    slowdowns: tuple[float, float],
+) -> None:
+    """At most what all of compute would. (Where messages share links or overtake each other, a
+    later one can leave an earlier one more of a link, as in any schedule.)"""
+    graph = chain_graph(tuple((250_000 * size,) for size in megabytes))
+    cluster = cluster_of(backend="nccl", startup=startup)
+    domain = domain_of(graph, cluster, operation_seconds)
+    schedule = Schedule(overlap_forward=overlap)
+    strategy = strategy_of(domain, lambda v: AllReduce(v % groups), schedule)
+    less, more = sorted(slowdowns)
+    free, some, most = (period(slowed(domain, s), strategy)[0] for s in (0.0, less, more))
+    assert free <= some * (1 + 1e-12)
+    assert some <= most * (1 + 1e-12)
+    assert most <= (free + more * domain.profile.compute_seconds) * (1 + 1e-12)
+
+
+def test_the_union_of_intervals() -> None:
+    starts, stops = np.array([5.0, 0.0, 1.0, 3.0, 8.0]), np.array([6.0, 2.0, 1.5, 5.0, 9.0])
+    assert union(starts, stops).tolist() == [[0.0, 2.0], [3.0, 6.0], [8.0, 9.0]]
+    assert len(union(np.array([]), np.array([]))) == 0
