@@ -125,6 +125,15 @@ def _check_partition(variable: Variable, choice: VariableChoice) -> None:
         raise _refusal(
             variable, "axis", axis, "has a sparse gradient, which is cut along axis 0 only"
         )
+    kinds = sorted({shard.kind for shard in choice.shards})
+    if variable.sparse and {"all_gather", "parameter_server"} <= set(kinds):
+        raise _refusal(
+            variable,
+            "synchronizer",
+            kinds,
+            "has a sparse gradient, whose rows are all gathered or all owned",
+            "Choose one of the two for all of its shards.",
+        )
 
 
 def _check_shard(

@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autosync.codes import Op, Update
-from autosync.errors import InvalidInput
+from autosync.errors import InvalidInput, NotSupported
 from autosync.plan import Plan
 from autosync.runtime.device.streams import Streams
 from autosync.runtime.layout.queue_order import queue_names
@@ -68,6 +68,7 @@ def build_records(
     ]
     _check_coverage(variables)
     _find_flat(plan, buckets)
+    _check_tables(buckets)
     _find_deferred(plan, buckets)
     share = plan.shares[groups.rank]
     _give_carriers(model, optimizer, buckets, carried, share, groups.streams)
@@ -181,6 +182,20 @@ def _check_coverage(variables: list[VariableRecord]) -> None:
                 value=covered,
                 remedy="This plan belongs to another model: tune this one.",
             )
+
+
+def _check_tables(buckets: list[Bucket]) -> None:
+    """Raises NotSupported where some rows of a table are updated by every rank and others by an
+    owner: torch's sparse optimizers keep one state for the whole table."""
+    owned: dict[VariableRecord, bool] = {}
+    for bucket in buckets:
+        for rows in bucket.ranges:
+            if owned.setdefault(rows.variable, bucket.values_travel) != bucket.values_travel:
+                raise NotSupported(
+                    f"some rows of variable {rows.variable.name!r} are gathered and others owned.",
+                    thing=f"variable {rows.variable.name}",
+                    remedy="Choose all_gather or parameter_server for all of its shards.",
+                )
 
 
 def _find_flat(plan: Plan, buckets: list[Bucket]) -> None:

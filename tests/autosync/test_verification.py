@@ -289,3 +289,9 @@ def test_torchs_ddp_carries_sparse_gradients() -> None:
 def test_a_strategy_for_another_graph_is_refused(names: tuple[str, ...], words: str) -> None:
     choices = tuple(VariableChoice(name, Partition(-1, (1,)), (AllReduce(0),)) for name in names)
     refused(replace(plain(), choices=choices), words)
+
+
+def test_rows_of_a_table_are_all_gathered_or_all_owned() -> None:
+    cut = split((64, 32), 0, 2)
+    mixed = with_choice(0, cut, AllGather(0), ParameterServer(1, 9), domain=SPARSE)
+    refused(mixed, "'v0' has a sparse gradient, whose rows are all gathered or all owned", SPARSE)

@@ -77,6 +77,13 @@ def spread(shard: int, name: str, sparse: bool, world: int) -> tuple[int, Synchr
     return 5, ParameterServer(shard % world, shard % (2 * world) + 2)
 
 
+def mixed(shard: int, name: str, sparse: bool, world: int) -> tuple[int, Synchronizer]:
+    """Every other part of a table gathered, the rest owned."""
+    if not sparse:
+        return 1, AllReduce(1)
+    return 4, AllGather(shard % 2 + 2) if shard % 2 else ParameterServer(shard % world, shard + 10)
+
+
 WAYS: dict[str, Choose] = {"gathered": gathered, "owned": owned, "spread": spread}
 OPTIMIZERS = ("sgd", "momentum", "nesterov", "adagrad", "sparse_adam")
 
@@ -298,7 +305,7 @@ def test_only_touched_rows_travel_back(pair: Ranks) -> None:
 def refusal(rank: int, world: int, case: str) -> str:
     model = Lookup()
     optimizer = optimizer_of(model, "adamw" if case == "adamw" else "sgd")
-    made = plan(model, world, gathered if case != "sharded" else owned)
+    made = plan(model, world, mixed if case == "mixed" else gathered)
     if case == "decay":
         optimizer.param_groups[0]["weight_decay"] = 0.1
     if case == "became dense":
@@ -324,6 +331,7 @@ def refusal(rank: int, world: int, case: str) -> str:
     [
         ("adamw", ".weight' has a sparse gradient, which optimizer AdamW", "SparseAdam"),
         ("decay", "SGD does not take with weight_decay", "group of its own"),
+        ("mixed", "rows of variable 'words.weight' are gathered and others owned", "all_gather or"),
         ("became dense", "'words.weight' is synchronized by touched rows", "sparse=True"),
         ("became sparse", "'words.weight' has a sparse gradient, but the plan", "sparse=False"),
     ],
