@@ -145,18 +145,16 @@ def test_an_edit_anywhere_is_seen(
 SAMPLE = """
 import numpy as np
 from autosync.search.sampler.draw_kernels import draw_choices
-from autosync.search.sampler. import drawing
+from autosync.search.sampler.drawn_columns import empty_choices
+from autosync.search.sampler.sampling_tables import sampler_inputs
 from autosync.search.space import Space
 from tests.domains import chain_graph, domain_of
 
 n, shapes = 50, ((64, 32), (300, 7), (33,))
-domain = domain_of(chain_graph(shapes))
-columns = [np.empty(n, dtype) for dtype in (np.uint8, np.uint8, np.int64, np.bool_)]
-for dtype in (np.int8, np.int32, np.int16, np.int64):
-    columns.append(np.zeros((n, len(shapes)), dtype))
-indices = np.arange(n, dtype=np.uint64)
-draw_choices(drawing(domain, Space()).tables, np.uint64(1), indices, *columns)
-print([column.tolist() for column in columns])
+tables = sampler_inputs(domain_of(chain_graph(shapes)), Space()).tables
+choices = empty_choices(n, len(shapes))
+draw_choices(tables, np.uint64(1), np.arange(n, dtype=np.uint64), choices)
+print([column.tolist() for column in (choices.order, choices.slice_bytes, choices.axis)])
 """
 
 
