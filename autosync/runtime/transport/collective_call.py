@@ -40,7 +40,7 @@ class CollectiveCalls:
             arrival.wait(timedelta(seconds=PATIENCE_SECONDS))
         except RuntimeError as error:
             if arrival.is_completed():
-                raise dist.DistBackendError(f"{self._words(what)}: {error}") from error
+                raise self._failed(what, error) from error
             self._warn(what)
             self._wait_on(arrival, what)
         if self._calls > 1:  # every rank has left the call before
@@ -50,24 +50,33 @@ class CollectiveCalls:
         try:
             arrival.wait()
         except RuntimeError as error:
-            raise dist.DistBackendError(f"{self._words(what)}: {error}") from error
+            raise self._failed(what, error) from error
+
+    def _failed(self, what: str, error: RuntimeError) -> dist.DistBackendError:
+        return dist.DistBackendError(f"{self._words(what, self._missing())}: {error}")
 
     def _warn(self, what: str) -> None:
+        missing = self._missing()
+        if not missing:
+            return
         message = (
-            f"{self._words(what)} in {PATIENCE_SECONDS:g} s. Under this plan no rank holds all of "
-            f"the optimizer's state, and {what} gathers it: call it on every rank, and write the "
-            "file on one."
+            f"{self._words(what, missing)} in {PATIENCE_SECONDS:g} s. Under this plan no rank "
+            f"holds all of the optimizer's state, and {what} gathers it: call it on every rank, "
+            "and write the file on one."
         )
         log.warning(message)
         warnings.warn(message, stacklevel=2)
 
-    def _words(self, what: str) -> str:
-        here, world = self._group.rank(), self._group.size()
-        missing = [rank for rank in range(world) if not self._store.check([self._key(rank)])]
+    def _missing(self) -> list[int]:
+        ranks = range(self._group.size())
+        return [rank for rank in ranks if not self._store.check([self._key(rank)])]
+
+    def _words(self, what: str, missing: list[int]) -> str:
+        here = f"rank {self._group.rank()} waits in {what}"
         if not missing:
-            return f"rank {here} waits in {what} for a rank that has called it too"
+            return f"{here} for a rank that has called it too"
         others = f"rank {missing[0]} has" if len(missing) == 1 else f"ranks {missing} have"
-        return f"rank {here} waits in {what}, which {others} not called"
+        return f"{here}, which {others} not called"
 
     def _key(self, rank: int, call: int = 0) -> str:
         return f"{call or self._calls}/{rank}"

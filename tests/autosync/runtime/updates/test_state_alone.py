@@ -2,10 +2,11 @@
 
 import warnings
 from datetime import timedelta
+from unittest.mock import patch
 
 import pytest
 import torch.distributed as dist
-from torch import nn
+from torch.distributed.distributed_c10d import Store
 
 from autosync.runtime.attachment import Attachment, attach
 from autosync.runtime.transport import collective_call
@@ -23,7 +24,10 @@ SPLIT = (
 WHOLE = (Case(), Case(method="rs", schedule=OVERLAP))
 
 
-def trained(case: Case, rank: int, world: int, timeout_seconds: float) -> tuple[Attachment, nn.Module]:
+SHORT = patch.object(collective_call, "PATIENCE_SECONDS", 0.01)
+
+
+def trained(case: Case, rank: int, world: int, timeout_seconds: float = 60.0) -> Attachment:
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
     assert isinstance(group, dist.ProcessGroup)
     model = make_model(case.model)
@@ -32,16 +36,15 @@ def trained(case: Case, rank: int, world: int, timeout_seconds: float) -> tuple[
     made = attach(model, optimizer, plan(case, model, world), names, group)
     loss_of(model, 0, rank).backward()
     optimizer.step()
-    return made, model
+    return made
 
 
 def late(rank: int, world: int, cases: tuple[Case, ...]) -> list[str]:
     """Rank 1 calls it only when rank 0 has said that it waits."""
-    collective_call.PATIENCE_SECONDS = 0.05
     store = dist.distributed_c10d._get_default_store()
     found = []
     for number, case in enumerate(cases):
-        made, _ = trained(case, rank, world, 60)
+        made = trained(case, rank, world)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             if rank == 1:
@@ -51,11 +54,11 @@ def late(rank: int, world: int, cases: tuple[Case, ...]) -> list[str]:
                 state = said(made, store, f"said/{number}")
         assert len(state["state"]) == 5
         found += [str(warning.message) for warning in caught]
-        made.detach()
+        made.detach(keep_state=False)
     return found
 
 
-def said(made: Attachment, store: dist.Store, key: str) -> dict[str, object]:
+def said(made: Attachment, store: Store, key: str) -> dict[str, object]:
     show = warnings.showwarning
 
     def tell(*arguments: object, **named: object) -> None:
@@ -64,7 +67,8 @@ def said(made: Attachment, store: dist.Store, key: str) -> dict[str, object]:
 
     warnings.showwarning = tell
     try:
-        return made.optimizer.state_dict()
+        with SHORT:
+            return made.optimizer.state_dict()
     finally:
         warnings.showwarning = show
 
@@ -79,18 +83,18 @@ def test_a_rank_that_waits_says_for_whom(pair: Ranks) -> None:
 
 
 def alone(rank: int, world: int, case: Case) -> str:
-    """Rank 1 never calls it, but trains on where it can."""
-    collective_call.PATIENCE_SECONDS = 0.05
-    made, _ = trained(case, rank, world, 2)
+    """Rank 1 never calls it."""
+    made = trained(case, rank, world, 2.0)
     store = dist.distributed_c10d._get_default_store()
     key = f"given up/{case.method}"
     if rank == 1:
         store.wait([key])
         made.detach(keep_state=False)
         return ""
-    with warnings.catch_warnings(), pytest.raises(SynchronizationFailed) as caught:
+    with SHORT, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made.optimizer.state_dict()
+        with pytest.raises(SynchronizationFailed) as caught:
+            made.optimizer.state_dict()
     store.set(key, "")
     made.detach()
     return str(caught.value)
@@ -105,7 +109,7 @@ def on_one(rank: int, world: int, cases: tuple[Case, ...]) -> int:
     """Where every rank holds everything, one may save alone."""
     saved = 0
     for case in cases:
-        made, _ = trained(case, rank, world, 60)
+        made = trained(case, rank, world)
         if rank == 0:
             saved += len(made.optimizer.state_dict()["state"])
         dist.barrier()
