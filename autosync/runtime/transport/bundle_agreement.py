@@ -16,6 +16,7 @@ from autosync.bundle import Bundle
 from autosync.environment import host_name
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.runtime.device.streams import on_device
+from autosync.runtime.transport.rank_agreement import ranks_meet
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,10 @@ def exchange_reports(
 
     Raises:
         InvalidInput: on every rank, when one of them cannot begin, or was given something else.
+        SynchronizationFailed: a peer died or did not come.
     """
     reports = [mine] * group.size()
-    with on_device(device):
+    with ranks_meet(), on_device(device):
         dist.all_gather_object(reports, mine, group=group)
     for rank, report in enumerate(reports):
         if report.error and not mine.error:

@@ -1,5 +1,6 @@
 """Ranks that were given different bundles or arguments: refused on every rank, none waits."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,8 +74,14 @@ def test_what_differs_is_named(pair: Ranks) -> None:
         [(fits, {"max_grad_norm": 1.0}), (fits, {})],
         [(fits, {}), (fits, {"ddp_options": {"static_graph": True}})],
     )
-    words = ("number of ranks is 2", "engine is", "plan is", "variables and hosts is")
-    words += ("max_grad_norm is 1.0 on rank 0, None on rank 1", "ddp_options['static_graph'] is")
+    words = (
+        "number of ranks is 2",
+        "engine is",
+        "plan is",
+        "variables and hosts is",
+        "max_grad_norm is 1.0 on rank 0, None on rank 1",
+        "ddp_options['static_graph'] is",
+    )
     for both, named in zip(found, words, strict=True):
         assert both[0] == both[1]
         assert named in both[0]
@@ -89,6 +96,7 @@ def test_what_one_rank_cannot_read_stops_the_others_too(pair: Ranks, tmp_path: P
 
 def own_devices(rank: int, world: int, given: Bundle) -> str:
     """What belongs to a rank may differ: torch itself refuses devices of a model on the host."""
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
     model = make_model("mlp")
     options = {"device_ids": [rank]}
     with pytest.raises(ValueError, match="device_ids") as caught:

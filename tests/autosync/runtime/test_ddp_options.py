@@ -1,5 +1,6 @@
 """Options of torch's DDP: passed on where DDP is used, refused where they contradict the plan."""
 
+import os
 import warnings
 from typing import Any
 
@@ -29,6 +30,7 @@ def with_branches(
     rank: int, world: int, given: Bundle, options: dict[str, Any]
 ) -> tuple[str, float]:
     """Trains with parameters that some or all passes leave out, beside torch by itself."""
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
     case = Case()
     model = Branches()
     optimizer = make_optimizer(case.optimizer, model)
