@@ -4,13 +4,18 @@ numba's own cache watches the file of the decorated function alone: an edit of a
 constant that it imports leaves the old machine code in place. Here the name of the cached code
 holds a stamp over the sources of all functions that the kernel reaches and over the constants that
 they read, so that code of other sources is never found.
+
+The machine code lies in NUMBA_CACHE_DIR, or else beside the sources, or else, where that folder
+cannot be written to, in the user's own cache folder.
 """
 
 import dis
 import hashlib
 import sys
 import types
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial, update_wrapper
 from pathlib import Path
 from threading import Lock
@@ -18,6 +23,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import numpy as np
 from numba import njit
+from numba.core.event import Event, Listener, install_listener
 from numba.extending import register_jitable
 
 P = ParamSpec("P")
@@ -29,6 +35,9 @@ NAMED = (type, types.ModuleType, types.BuiltinFunctionType, np.ufunc)
 """What a kernel may read besides, known by its name; its file is among the sources."""
 GIVEN = ("numba", "numpy")
 """Packages whose functions are no sources: they change with their versions."""
+
+KERNEL = "_autosync_kernel"
+"""Under which a function that is compiled bears the kernel's name."""
 
 
 class Kernel(Generic[P, R]):
@@ -67,8 +76,45 @@ class Kernel(Generic[P, R]):
             function.__closure__,
         )
         stamped.__qualname__ = f"{function.__qualname__}_{stamp_of(function)}"
-        compiled: Callable[P, R] = njit(nogil=True, cache=True, _nrt=self._allocates)(stamped)
+        stamped.__dict__[KERNEL] = function.__name__
+        compiled: Callable[P, R]
+        try:
+            compiled = njit(nogil=True, cache=True, _nrt=self._allocates)(stamped)
+        except RuntimeError as error:  # numba can write to none of the folders that it knows
+            _warn_of_no_folder(function, error)
+            compiled = njit(nogil=True, _nrt=self._allocates)(stamped)
         return compiled
+
+
+def _warn_of_no_folder(function: types.FunctionType, error: RuntimeError) -> None:
+    folder = Path(function.__code__.co_filename).parent / "__pycache__"
+    warnings.warn(
+        f"compiled kernels cannot be kept, so every process compiles them again: {error}. Set "
+        f"NUMBA_CACHE_DIR to a folder that can be written to, as {str(folder)!r} and the user's "
+        "cache folder cannot.",
+        stacklevel=4,
+    )
+
+
+class _CompilationListener(Listener):  # type: ignore[misc]  # numba has no types
+    def __init__(self, tell: Callable[[str], None]):
+        self._tell = tell
+
+    def on_start(self, event: Event) -> None:
+        name = event.data["dispatcher"].py_func.__dict__.get(KERNEL)
+        if name is not None:  # or a part of a kernel
+            self._tell(name)
+
+    def on_end(self, event: Event) -> None:
+        """Nothing to say."""
+
+
+@contextmanager
+def compilations_told(tell: Callable[[str], None]) -> Iterator[None]:
+    """Calls `tell` with the name of each kernel that is compiled inside, before it is; not of one
+    that is loaded."""
+    with install_listener("numba:compile", _CompilationListener(tell)):
+        yield
 
 
 @overload

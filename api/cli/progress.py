@@ -19,7 +19,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from autosync.api.cli.console import err, milliseconds
+from autosync.api.cli.console import err, milliseconds, say
 
 if TYPE_CHECKING:
     from autosync.api.views.time_left import TimeLeft
@@ -36,6 +36,15 @@ PHASE_WORDS = {
 WAITING = "waiting for a worker"
 SILENT = ("opening", "ranking", "done")
 """Kinds of events that only move the bar; all others are printed, so that nothing is missed."""
+RANKING_KERNELS = (
+    "compile_loop",
+    "play",
+    "draw_choices",
+    "fill_shards",
+    "balance_load",
+    "merge_adjacent",
+)
+"""What a ranking compiles the first time it is run on a machine, in this order."""
 Clock = Callable[[], float]
 
 
@@ -124,6 +133,25 @@ def ranking_bar(quiet: bool) -> "Iterator[Callable[[TuningEvent], None]]":
             bar.update(task, completed=event.done, total=event.total)
 
         yield on_event
+
+
+@contextmanager
+def compilation_lines() -> Iterator[None]:
+    """A line on stderr for each kernel that is compiled inside; nothing where all are loaded."""
+    from autosync.simulator.numba_cache import compilations_told
+
+    begun: list[str] = []
+
+    def tell(kernel: str) -> None:
+        if not begun:
+            say("Compiling the ranking kernels once for this machine, in a minute or two:")
+        if kernel not in begun:
+            begun.append(kernel)
+        behind = RANKING_KERNELS.index(kernel) if kernel in RANKING_KERNELS else len(begun) - 1
+        say(f"  {behind} of {len(RANKING_KERNELS)} done, compiling {escape(kernel)}")
+
+    with compilations_told(tell):
+        yield
 
 
 def _progress_bar(left: "TimeLeft", clock: Clock) -> Progress:

@@ -22,6 +22,7 @@ from autosync.runtime.hooks.forward_gates import Gates
 from autosync.runtime.hooks.gradient_hooks import Removable
 from autosync.runtime.hooks.synchronized_optimizer import adopt, release
 from autosync.runtime.records_builder import build_records
+from autosync.runtime.transport.collective_call import CollectiveCalls
 from autosync.runtime.transport.module_buffers import BufferBroadcast
 from autosync.runtime.transport.process_groups import Groups, open_groups, working_group
 from autosync.runtime.transport.rank_agreement import (
@@ -145,12 +146,16 @@ def attach(
             for_buffers = opened.get("buffers", everyone, "gloo")
             buffers = BufferBroadcast(model, for_buffers, group.rank(), streams)
             records, low_rank = build_records(model, optimizer, plan, names, opened)
-            unused = UnusedVariables(own_store(opened), group.size())
+            store = own_store(opened)
+            unused = UnusedVariables(store, group.size())
+            calls = None
+            if low_rank or not all(bucket.whole for bucket in records.buckets):
+                calls = CollectiveCalls(opened.get("calls", everyone, "gloo"), store)
         engine = Engine(
             optimizer,
             plan,
             records,
-            ShardedOptimizerState(optimizer, records, low_rank, group, control),
+            ShardedOptimizerState(optimizer, records, low_rank, group, control, calls),
             opened.close,
             control,
             unused,

@@ -2,7 +2,9 @@
 
 import logging
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,10 +14,20 @@ from torch.optim import Optimizer
 from autosync.bundle import Bundle, load_bundle
 from autosync.environment import host_name
 from autosync.runtime.attachment import attach
-from autosync.runtime.device.streams import on_device
 from autosync.runtime.hooks.torch_compile import compiled_from, warn_if_compiled
 from autosync.runtime.payloads.encodings import check_lossless
-from autosync.runtime.torch_ddp import wrap_in_ddp
+from autosync.runtime.torch_ddp import (
+    check_options,
+    comparable,
+    for_any_plan,
+    wrap_in_ddp,
+)
+from autosync.runtime.transport.bundle_agreement import (
+    RankReport,
+    exchange_reports,
+    given_to,
+    refused_everywhere,
+)
 from autosync.runtime.transport.process_groups import working_group
 from autosync.runtime.updates.clipping import clip_before_step
 from autosync.torch_dtypes import TORCH_DTYPES
@@ -30,54 +42,73 @@ def distribute(
     process_group: dist.ProcessGroup | None = None,
     max_grad_norm: float | None = None,
     allow_lossy: bool = False,
+    ddp_options: Mapping[str, Any] | None = None,
 ) -> tuple[nn.Module, Optimizer]:
     """Train as the bundle says: returns the model and the optimizer to go on with.
 
     The model comes back as the same object (with hooks), unless the bundle says torch's DDP or
     no longer fits: then it is wrapped in DistributedDataParallel, with a warning in the latter
     case. max_grad_norm: clip by the true global norm before every update. allow_lossy: start a plan
-    whose messages are packed with loss (fp16, bf16, PowerSGD).
+    whose messages are packed with loss (fp16, bf16, PowerSGD). ddp_options: of
+    DistributedDataParallel, where that is used (`find_unused_parameters`, `device_ids`, ...).
 
     Raises:
-        InvalidInput: there is no such bundle, or torch.distributed is not initialized.
-        NotSupported: the optimizer cannot be applied to parts of variables, as the plan needs, or
-            the plan is lossy and that is not allowed.
+        InvalidInput: there is no such bundle, ranks were given different ones, an option is none
+            of DistributedDataParallel's, or torch.distributed is not initialized.
+        NotSupported: the optimizer cannot be applied to parts of variables, as the plan needs, the
+            plan is lossy and that is not allowed, or an option of DDP's contradicts the plan.
     """
     group = working_group(process_group)
-    shipped = bundle if isinstance(bundle, Bundle) else load_bundle(bundle)
     network = compiled_from(model)
-    if changed := _changes_anywhere(shipped, network, group):
+    options = dict(ddp_options or {})
+    parameter = next(network.parameters(), None)
+    device = torch.device("cpu") if parameter is None else parameter.device
+    with refused_everywhere(group, device):
+        shipped = bundle if isinstance(bundle, Bundle) else load_bundle(bundle)
+        check_options(options, shipped.plan)
+    arguments = {"max_grad_norm": max_grad_norm, "allow_lossy": allow_lossy, **comparable(options)}
+    mine = RankReport(
+        host_name(),
+        change=variable_changes(shipped, network),
+        given=given_to(shipped, arguments),
+    )
+    reports = exchange_reports(mine, group, device)
+    changed = _changes_anywhere(shipped, reports)
+    if changed:
         message = f"the bundle does not fit this job, so torch's DDP is used: {changed}."
         warnings.warn(message, stacklevel=2)
         log.warning(message)
+    if changed or shipped.plan.engine == "ddp":
         if max_grad_norm:
             clip_before_step(model, optimizer, max_grad_norm)
-        return wrap_in_ddp(model, process_group=group), optimizer
-    if shipped.plan.engine == "ddp":
-        if max_grad_norm:
-            clip_before_step(model, optimizer, max_grad_norm)
-        return wrap_in_ddp(model, shipped.plan.bucket_bytes, group), optimizer
+        bucket_bytes = 0 if changed else shipped.plan.bucket_bytes
+        if shipped.plan.engine != "ddp":
+            options = for_any_plan(options)
+        return wrap_in_ddp(model, bucket_bytes, group, options=options), optimizer
     if not allow_lossy:
         check_lossless(shipped.plan)
     names = tuple(variable.name for variable in shipped.variables)
     warn_if_compiled(model)
-    attach(network, optimizer, shipped.plan, names, group, max_grad_norm=max_grad_norm)
+    attach(
+        network,
+        optimizer,
+        shipped.plan,
+        names,
+        group,
+        max_grad_norm=max_grad_norm,
+        agreed=True,
+    )
     return model, optimizer
 
 
-def _changes_anywhere(shipped: Bundle, model: nn.Module, group: dist.ProcessGroup) -> str:
+def _changes_anywhere(shipped: Bundle, reports: tuple[RankReport, ...]) -> str:
     """What no longer matches on any rank; the same words on every rank."""
-    mine = (host_name(), variable_changes(shipped, model))
-    reports: list[tuple[str, str]] = [("", "")] * group.size()
-    parameter = next(model.parameters(), None)
-    with on_device(torch.device("cpu") if parameter is None else parameter.device):
-        dist.all_gather_object(reports, mine, group=group)
     if len(shipped.hosts) != len(reports):
         return f"it is for {len(shipped.hosts)} ranks, this job has {len(reports)}"
-    for rank, (_, change) in enumerate(reports):
-        if change:
-            return f"on rank {rank}, {change}"
-    return host_changes(shipped.hosts, tuple(host for host, _ in reports))
+    for rank, report in enumerate(reports):
+        if report.change:
+            return f"on rank {rank}, {report.change}"
+    return host_changes(shipped.hosts, tuple(report.host for report in reports))
 
 
 def variable_changes(shipped: Bundle, model: nn.Module) -> str:

@@ -52,15 +52,17 @@ PAIR = (0, 0.25)
 """
 
 
-def run(folder: Path, *command: str) -> str:
-    """What a new process prints that finds packages in the folder first."""
+def run(folder: Path, *command: str, cache: Path | None = None) -> str:
+    """What a new process prints that finds packages in the folder first. cache: the user's."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
     environment.pop("NUMBA_CACHE_DIR", None)
+    if cache is not None:
+        environment |= {"XDG_CACHE_HOME": str(cache), "PYTHONWARNINGS": "always"}
     done = subprocess.run(
         [sys.executable, *command], env=environment, capture_output=True, text=True, cwd=folder
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return done.stdout.strip() if cache is None else f"{done.stdout} {done.stderr}".strip()
 
 
 @pytest.fixture
@@ -94,6 +96,30 @@ def test_a_second_process_compiles_nothing(small: Path) -> None:
     assert len(first) == 1
     assert total_of(small) == 10.75
     assert compiled_files(small) == first
+
+
+def test_where_the_packages_folder_cannot_be_written_to_the_users_cache_serves(
+    small: Path, tmp_path: Path
+) -> None:
+    (small / "__pycache__").write_text("no folder: nobody, root included, can write to it")
+    cache = tmp_path / "cache"
+    assert run(tmp_path, "-m", "small.kernel", cache=cache) == "10.75"
+    kept = compiled_files(cache)
+    assert len(kept) == 1
+    written = {path: path.stat().st_mtime_ns for path in kept}
+    assert run(tmp_path, "-m", "small.kernel", cache=cache) == "10.75"
+    assert {path: path.stat().st_mtime_ns for path in compiled_files(cache)} == written
+
+
+def test_where_no_folder_can_be_written_to_it_compiles_and_says_so(
+    small: Path, tmp_path: Path
+) -> None:
+    (small / "__pycache__").write_text("no folder")
+    (tmp_path / "cache").write_text("no folder either")
+    said = run(tmp_path, "-m", "small.kernel", cache=tmp_path / "cache")
+    assert said.startswith("10.75")
+    assert "every process compiles them again" in said
+    assert "NUMBA_CACHE_DIR" in said
 
 
 @pytest.mark.parametrize(

@@ -56,13 +56,15 @@ def rank(
     """
     from autosync.api.cli.argument_loading import ProfileChoice, load_domain, load_simulator
     from autosync.api.cli.domain_summary import describe_domain
+    from autosync.api.cli.progress import compilation_lines
 
     choice = ProfileChoice(profile, device, efficiency, step_seconds)
     domain = load_domain(model, cluster, batch, choice)
     describe_domain(domain)
-    ranked = best_by_prediction(
-        domain, load_simulator(simulator, db, domain), proposals, seed, quiet=json
-    )
+    with compilation_lines():
+        ranked = best_by_prediction(
+            domain, load_simulator(simulator, db, domain), proposals, seed, quiet=json
+        )
     ddp = next(candidate for candidate in ranked if candidate.origin == "ddp")
     if json:
         seconds = ddp.predicted_seconds

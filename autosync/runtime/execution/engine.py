@@ -232,7 +232,7 @@ class Engine:
         where updates are owned or sharded, or messages packed by PowerSGD."""
         self.flush()
         with self.monitor.exchange("the gathering of the optimizer's state"):
-            gathered = self.state.gather()
+            gathered = self.state.gather("optimizer.state_dict()")
             errors = self.state.gather_errors()
         yield errors
         for variable in gathered:

@@ -14,6 +14,7 @@ from autosync.runtime.device.streams import on_device
 from autosync.runtime.layout.records import Bucket, RangeState, Records, VariableRecord
 from autosync.runtime.payloads.powersgd import LowRank
 from autosync.runtime.payloads.powersgd_state import SavedErrors, gather_errors, restore_errors
+from autosync.runtime.transport.collective_call import CollectiveCalls
 from autosync.runtime.updates.flat_update import SCALARS
 from autosync.runtime.updates.row_update import fill_rows
 
@@ -23,7 +24,8 @@ class ShardedOptimizerState:
     """Brings the parts of a state together, and takes them apart again.
 
     low_rank: the matrices that PowerSGD packs, whose errors belong to a checkpoint. group: of the
-    script. control: of all ranks, for small exchanges.
+    script. control: of all ranks, for small exchanges. calls: where ranks meet before they gather;
+    None where every rank holds everything.
     """
 
     optimizer: Optimizer
@@ -31,12 +33,15 @@ class ShardedOptimizerState:
     low_rank: Sequence[LowRank]
     group: dist.ProcessGroup
     control: Any
+    calls: CollectiveCalls | None = None
 
-    def gather(self) -> list[VariableRecord]:
+    def gather(self, call: str = "detach()") -> list[VariableRecord]:
         """Put the state of every variable into `optimizer.state`; returns those it was done for.
 
-        A collective: every rank receives the whole state.
+        A collective: every rank receives the whole state. call: of the script, for which it is.
         """
+        if self.calls is not None:
+            self.calls.meet(call)
         variables, buckets = self.records.variables, self.records.buckets
         if all(bucket.whole for bucket in buckets):
             return []

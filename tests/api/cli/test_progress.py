@@ -1,13 +1,25 @@
 """What a tuning's progress prints, on a terminal and where stderr is none."""
 
 import io
+from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
-from autosync.api.cli.progress import ProgressEvent, TimeLeftColumn, TuningProgressBar
+from autosync.api.cli.commands.rank import best_by_prediction
+from autosync.api.cli.progress import (
+    RANKING_KERNELS,
+    ProgressEvent,
+    TimeLeftColumn,
+    TuningProgressBar,
+    compilation_lines,
+)
 from autosync.api.views.time_left import TimeLeft
+from autosync.simulator.numba_cache import Kernel
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+from tests.domains import chain_graph, domain_of
 
 WIDTH = 120
 
@@ -81,3 +93,35 @@ def test_an_event_of_any_kind_shows_its_text(kind: str) -> None:
     assert (bar.progress.tasks[0].completed, bar.progress.tasks[0].total) == (2, 4)
     bar.see("search", "strategy 3: 12.2 ms", 3, 4)
     assert bar.description.startswith("trying strategies")
+
+
+def test_what_a_ranking_compiles_is_said_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
+
+    def balance_load(value: int) -> int:
+        return value + 1
+
+    for expected in (["4 of 6 done, compiling balance_load"], []):  # then it is loaded
+        with compilation_lines():
+            assert Kernel(balance_load)(1) == 2
+        first, *lines = capsys.readouterr().err.splitlines() or [""]
+        assert ("once for this machine" in first) == bool(expected)
+        assert [line.strip() for line in lines] == expected
+
+
+def test_the_kernels_of_a_ranking_are_those_that_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used: list[str] = []
+    call = Kernel.__call__
+
+    def noted(kernel: Kernel[..., Any], *arguments: Any, **named: Any) -> Any:
+        used.append(kernel.__name__)  # type: ignore[attr-defined]  # as a function's
+        return call(kernel, *arguments, **named)
+
+    monkeypatch.setattr(Kernel, "__call__", noted)
+    domain = domain_of(chain_graph(((64, 32), (300, 7), (33,))))
+    best_by_prediction(domain, TimelineSimulator(), proposals=50, seed=0)
+    assert tuple(dict.fromkeys(used)) == RANKING_KERNELS

@@ -1,0 +1,115 @@
+"""Ranks that were given different bundles or arguments: refused on every rank, none waits."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autosync
+from autosync.bundle import Bundle, make_bundle
+from autosync.errors import AutosyncError
+from autosync.strategy import Schedule
+from tests.autosync.runtime.cases import Case, domain, make_model, make_optimizer, strategy
+from tests.autosync.runtime.ranks import Ranks
+
+OVERLAP = Schedule("priority", slice_bytes=100, overlap_forward=True)
+CASES = {
+    "all_reduce": Case(),
+    "overlapping reduce-scatter": Case(method="rs", schedule=OVERLAP),
+    "ZeRO-1": Case(method="zero", schedule=OVERLAP),
+    "parameter server": Case(method="ps"),
+    "ddp": Case(schedule=Schedule("ddp"), groups=1),
+}
+
+
+def shipped(case: Case, world: int = 2) -> Bundle:
+    """For ranks on a host each."""
+    where = domain(make_model(case.model), world)
+    return make_bundle(strategy(case, where.graph, world), where)
+
+
+Given = tuple[Bundle | Path, dict[str, Any]]
+
+
+def refused(rank: int, world: int, each: list[list[Given]]) -> list[str]:
+    """The error of every attempt, in which rank r is given the attempt's r-th."""
+    found = []
+    for attempt in each:
+        given, arguments = attempt[rank]
+        model = make_model("mlp")
+        with pytest.raises(AutosyncError) as caught:
+            autosync.distribute(model, make_optimizer("sgd", model), given, **arguments)
+        found.append(str(caught.value))
+    return found
+
+
+def attempts(pool: Ranks, *each: list[Given]) -> list[tuple[str, str]]:
+    mine, other = pool.run(refused, list(each))
+    return list(zip(mine, other, strict=True))
+
+
+@pytest.mark.parametrize("other", CASES)
+def test_another_bundle_on_one_rank_is_refused_on_every_rank(pair: Ranks, other: str) -> None:
+    plan = "all_reduce" if other != "all_reduce" else "ZeRO-1"
+    one, two = shipped(CASES[plan]), shipped(CASES[other])
+    elsewhere = shipped(CASES[other], 4)
+    for both in attempts(pair, [(one, {}), (two, {})], [(elsewhere, {}), (two, {})]):
+        assert both[0] == both[1]
+        assert "different bundles" in both[0]
+        assert "rank 0" in both[0]
+        assert "rank 1" in both[0]
+
+
+def test_what_differs_is_named(pair: Ranks) -> None:
+    fits, more = shipped(CASES["ZeRO-1"]), shipped(CASES["ZeRO-1"], 4)
+    renamed = replace(fits, hosts=("elsewhere", *fits.hosts[1:]))
+    found = attempts(
+        pair,
+        [(fits, {}), (more, {})],
+        [(fits, {}), (shipped(CASES["ddp"]), {})],
+        [(fits, {}), (shipped(CASES["parameter server"]), {})],
+        [(fits, {}), (renamed, {})],
+        [(fits, {"max_grad_norm": 1.0}), (fits, {})],
+        [(fits, {}), (fits, {"ddp_options": {"static_graph": True}})],
+    )
+    words = (
+        "number of ranks is 2",
+        "engine is",
+        "plan is",
+        "variables and hosts is",
+        "max_grad_norm is 1.0 on rank 0, None on rank 1",
+        "ddp_options['static_graph'] is",
+    )
+    for both, named in zip(found, words, strict=True):
+        assert both[0] == both[1]
+        assert named in both[0]
+
+
+def test_what_one_rank_cannot_read_stops_the_others_too(pair: Ranks, tmp_path: Path) -> None:
+    fits = shipped(CASES["all_reduce"])
+    ((other, mine),) = attempts(pair, [(fits, {}), (tmp_path / "gone.json", {})])
+    assert "cannot read the bundle" in mine
+    assert other.startswith("rank 1 cannot begin: cannot read the bundle")
+
+
+def own_devices(rank: int, world: int, given: Bundle) -> str:
+    """What belongs to a rank may differ: torch itself refuses devices of a model on the host."""
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    model = make_model("mlp")
+    options = {"device_ids": [rank]}
+    with pytest.raises(ValueError, match="device_ids") as caught:
+        autosync.distribute(model, make_optimizer("sgd", model), given, ddp_options=options)
+    return type(caught.value).__name__
+
+
+def test_devices_may_differ(pair: Ranks) -> None:
+    assert pair.run(own_devices, shipped(CASES["ddp"])) == ["ValueError"] * 2
+
+
+def test_an_error_of_every_rank_is_its_own(pair: Ranks, tmp_path: Path) -> None:
+    gone = tmp_path / "gone.json"
+    ((one, two),) = attempts(pair, [(gone, {}), (gone, {})])
+    assert one == two
+    assert one.startswith("cannot read the bundle")
