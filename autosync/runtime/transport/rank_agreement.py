@@ -1,6 +1,6 @@
 """What all ranks exchange before a plan starts: the same plan, the same initial values."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,8 +9,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from autosync.errors import InvalidInput
+from autosync.errors import AutosyncError, InvalidInput
 from autosync.plan import Plan
+from autosync.runtime.device.streams import on_device
 from autosync.runtime.transport.failures import lost_peer
 from autosync.runtime.transport.process_groups import Groups
 
@@ -24,6 +25,26 @@ def ranks_meet() -> Iterator[None]:
         raise lost_peer(
             f"the ranks did not meet to begin: {error}", "process_group", None, state_is_split=False
         ) from error
+
+
+def refuse_together(
+    check: Callable[[], None], group: dist.ProcessGroup, device: torch.device
+) -> None:
+    """Run a check on every rank; what it raises on one is raised on all. device: of the model."""
+    mine: AutosyncError | None = None
+    try:
+        check()
+    except AutosyncError as error:
+        mine = error
+    found: list[AutosyncError | None] = [None] * group.size()
+    with on_device(device):
+        dist.all_gather_object(found, mine, group=group)
+    if mine is not None:
+        raise mine
+    for rank, theirs in enumerate(found):
+        if theirs is not None:
+            theirs.message = f"on rank {rank}, {theirs.message}"
+            raise theirs
 
 
 def own_store(groups: Groups) -> Store:
