@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 from autosync.errors import NotSupported
 
 if TYPE_CHECKING:
+    from autosync.runtime.detachment import detach
     from autosync.runtime.distributed import distribute
     from autosync.runtime.share_sampler import ShareSampler, local_batch_size
 
     tune: Any
 
-__all__ = ["ShareSampler", "distribute", "local_batch_size", "tune"]
+__all__ = ["ShareSampler", "detach", "distribute", "local_batch_size", "tune"]
 
 _HOMES = {
     "ShareSampler": "autosync.runtime.share_sampler",
+    "detach": "autosync.runtime.detachment",
     "distribute": "autosync.runtime.distributed",
     "local_batch_size": "autosync.runtime.share_sampler",
     "tune": "autosync.search.live.live_tuning",  # by name only: a job may lack the search

@@ -2,16 +2,19 @@
 
 import atexit
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from autosync.errors import InvalidInput
+from autosync.errors import AutosyncError, InvalidInput
 from autosync.plan import Plan
+from autosync.runtime.attached_models import ATTACHED, check_plain
 from autosync.runtime.device.model_device import device_of
 from autosync.runtime.device.streams import Streams, streams_for
 from autosync.runtime.execution.engine import Engine
@@ -20,7 +23,9 @@ from autosync.runtime.execution.exit import finish_at_exit
 from autosync.runtime.hooks import model_hooks
 from autosync.runtime.hooks.forward_gates import Gates
 from autosync.runtime.hooks.gradient_hooks import Removable
-from autosync.runtime.hooks.synchronized_optimizer import adopt, release
+from autosync.runtime.hooks.optimizer_coverage import CoverageGuard, check_held
+from autosync.runtime.hooks.plain_copies import PlainCopies
+from autosync.runtime.hooks.synchronized_optimizer import adopt, follows_plan, release
 from autosync.runtime.records_builder import build_records
 from autosync.runtime.transport.collective_call import CollectiveCalls
 from autosync.runtime.transport.module_buffers import BufferBroadcast
@@ -31,23 +36,31 @@ from autosync.runtime.transport.rank_agreement import (
     ranks_meet,
     share_initial_values,
 )
+from autosync.runtime.updates.joined_optimizers import JoinedOptimizers
 from autosync.runtime.updates.optimizer_state import ShardedOptimizerState
 from autosync.runtime.updates.unused_variables import UnusedVariables
 
 ABANDON_SECONDS = 10.0
 """How long a device may go on with updates after a failure."""
 
+REFUSAL_PATIENCE = timedelta(seconds=10)
+"""How long a rank that refuses a plan waits for the others to refuse it, too."""
+
 
 @dataclass(slots=True)
 class Attachment:
-    """A plan at work. `detach` leaves model and optimizer as they were, trained on."""
+    """A plan at work. `detach` leaves model and optimizers as they were, trained on.
+
+    given: the optimizer, or the list of several, as the script gave it.
+    """
 
     model: nn.Module
-    optimizer: Optimizer
+    optimizers: Sequence[Optimizer]
     engine: Engine
     gates: Gates
     end_groups: Callable[[], None]
     at_exit: Callable[[], None]
+    given: Optimizer | Sequence[Optimizer]
     handles: list[Removable] = field(default_factory=list)
 
     def detach(self, keep_state: bool = True) -> None:
@@ -81,8 +94,10 @@ class Attachment:
         self.handles.clear()
         self.gates.close()
         self.model.__dict__.pop("no_sync", None)
-        if type(self.optimizer) is not self.engine.optimizer_class:
-            release(self.optimizer, self.engine.optimizer_class)
+        for optimizer in self.optimizers:
+            if follows_plan(optimizer):
+                release(optimizer, self.engine.optimizer_class_of(optimizer))
+        ATTACHED.plans.pop(id(self.model), None)
 
     def undo(self) -> None:
         """Take back what an attachment that failed half way has done to model and optimizer."""
@@ -93,7 +108,7 @@ class Attachment:
 
 def attach(
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizer: Optimizer | Sequence[Optimizer],
     plan: Plan,
     names: tuple[str, ...],
     process_group: dist.ProcessGroup | None = None,
@@ -107,6 +122,7 @@ def attach(
 ) -> Attachment:
     """Begin to synchronize as the plan says. A collective over the process group.
 
+    optimizer: of the model, or several that hold different parameters of it.
     names: the plan's variables, in its order, as `model.named_parameters()` has them.
     max_grad_norm: clip by the true global norm before every update.
     share_values: begin with rank 0's parameters and buffers on every rank.
@@ -122,11 +138,16 @@ def attach(
 
     Raises:
         InvalidInput: the plan is for another world size or another model, or differs from rank
-            0's.
+            0's; or the model or an optimizer follows a plan already, or an optimizer trains what
+            is not the model's.
         SynchronizationFailed: a peer died or hung.
         NotSupported: the optimizer or the backend cannot do what the plan asks, or the model is
             neither in host memory nor on one NVIDIA GPU.
     """
+    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    check_plain(model, optimizers)
+    check_held(model, optimizers)
+    joined = optimizers[0] if len(optimizers) == 1 else JoinedOptimizers(optimizers)
     group = working_group(process_group)
     device = device_of(model)
     _refuse_world_size(plan, group)
@@ -145,17 +166,18 @@ def attach(
                 share_initial_values(control, model)
             for_buffers = opened.get("buffers", everyone, "gloo")
             buffers = BufferBroadcast(model, for_buffers, group.rank(), streams)
-            records, low_rank = build_records(model, optimizer, plan, names, opened)
+            with _refused_together(control):
+                records, low_rank = build_records(model, joined, plan, names, opened)
             store = own_store(opened)
             unused = UnusedVariables(store, group.size())
             calls = None
             if low_rank or not all(bucket.whole for bucket in records.buckets):
                 calls = CollectiveCalls(opened.get("calls", everyone, "gloo"), store)
         engine = Engine(
-            optimizer,
+            joined,
             plan,
             records,
-            ShardedOptimizerState(optimizer, records, low_rank, group, control, calls),
+            ShardedOptimizerState(joined, records, low_rank, group, control, calls),
             opened.close,
             control,
             unused,
@@ -167,17 +189,30 @@ def attach(
         )
         gates = Gates(model, engine.variables, engine.wait_for)
         at_exit = finish_at_exit(engine, end_groups)
-        attachment = Attachment(model, optimizer, engine, gates, end_groups, at_exit)
+        attachment = Attachment(
+            model,
+            optimizers,
+            engine,
+            gates,
+            end_groups,
+            at_exit,
+            given=optimizer,
+        )
         undo.callback(attachment.undo)
-        undo.callback(optimizer.state.update, dict(optimizer.state))
+        for one in optimizers:
+            undo.callback(one.state.update, dict(one.state))
         engine.state.scatter({})
         streams.synchronize_current()
         engine.start()
-        adopt(optimizer, engine)
+        guard = CoverageGuard(model, optimizers, engine.variables)
+        attachment.handles += [guard.watch_others(), PlainCopies(model, engine)]
+        for one in optimizers:
+            adopt(one, engine, guard)
         model.__dict__["no_sync"] = engine.no_sync
         share = plan.shares[group.rank()]
         model_hooks.install(attachment.handles, model, engine, gates, share)
         undo.pop_all()
+    ATTACHED.plans[id(model)] = attachment
     return attachment
 
 
@@ -189,6 +224,17 @@ def _refuse_world_size(plan: Plan, group: dist.ProcessGroup) -> None:
             value=plan.world_size,
             remedy="Tune for this number of ranks.",
         )
+
+
+@contextmanager
+def _refused_together(control: Any) -> Iterator[None]:
+    """What one rank refuses every other does: no group ends before they all have."""
+    try:
+        yield
+    except AutosyncError:
+        with suppress(RuntimeError):  # a rank that does not refuse never comes
+            control.barrier(dist.BarrierOptions()).wait(REFUSAL_PATIENCE)
+        raise
 
 
 def _leave_open() -> None:

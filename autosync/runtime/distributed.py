@@ -2,9 +2,9 @@
 
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -13,7 +13,10 @@ from torch.optim import Optimizer
 
 from autosync.bundle import Bundle, load_bundle
 from autosync.environment import host_name
+from autosync.runtime.attached_models import ATTACHED, WrappedByDdp, check_plain, check_unwrapped
 from autosync.runtime.attachment import attach
+from autosync.runtime.hooks.gradient_hooks import Removable
+from autosync.runtime.hooks.optimizer_coverage import check_held, warn_unheld
 from autosync.runtime.hooks.torch_compile import compiled_from, warn_if_compiled
 from autosync.runtime.payloads.encodings import check_lossless
 from autosync.runtime.torch_ddp import (
@@ -29,43 +32,51 @@ from autosync.runtime.transport.bundle_agreement import (
     refused_everywhere,
 )
 from autosync.runtime.transport.process_groups import working_group
-from autosync.runtime.updates.clipping import clip_before_step
+from autosync.runtime.updates.clipping import clip_before_step, clipping_of_several
 from autosync.torch_dtypes import TORCH_DTYPES
 
 log = logging.getLogger("autosync")
 
+Optimizers = TypeVar("Optimizers", bound=Optimizer | Sequence[Optimizer])
+
 
 def distribute(
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizer: Optimizers,
     bundle: Bundle | str | Path,
     process_group: dist.ProcessGroup | None = None,
     max_grad_norm: float | None = None,
     allow_lossy: bool = False,
     ddp_options: Mapping[str, Any] | None = None,
-) -> tuple[nn.Module, Optimizer]:
+) -> tuple[nn.Module, Optimizers]:
     """Train as the bundle says: returns the model and the optimizer to go on with.
 
     The model comes back as the same object (with hooks), unless the bundle says torch's DDP or
     no longer fits: then it is wrapped in DistributedDataParallel, with a warning in the latter
-    case. max_grad_norm: clip by the true global norm before every update. allow_lossy: start a plan
-    whose messages are packed with loss (fp16, bf16, PowerSGD). ddp_options: of
+    case. optimizer: of the model, or a list of several that hold different parameters of it; the
+    same comes back. max_grad_norm: clip by the true global norm before every update. allow_lossy:
+    start a plan whose messages are packed with loss (fp16, bf16, PowerSGD). ddp_options: of
     DistributedDataParallel, where that is used (`find_unused_parameters`, `device_ids`, ...).
 
     Raises:
         InvalidInput: there is no such bundle, ranks were given different ones, an option is none
-            of DistributedDataParallel's, or torch.distributed is not initialized.
+            of DistributedDataParallel's, or torch.distributed is not initialized; the model or an
+            optimizer is distributed already; an optimizer trains what is not the model's. On every
+            rank, whichever finds it.
         NotSupported: the optimizer cannot be applied to parts of variables, as the plan needs, the
             plan is lossy and that is not allowed, or an option of DDP's contradicts the plan.
     """
     group = working_group(process_group)
     network = compiled_from(model)
     options = dict(ddp_options or {})
+    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     parameter = next(network.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
     with refused_everywhere(group, device):
+        _check(network, optimizers)
         shipped = bundle if isinstance(bundle, Bundle) else load_bundle(bundle)
         check_options(options, shipped.plan)
+    warn_unheld(network, optimizers)
     arguments = {"max_grad_norm": max_grad_norm, "allow_lossy": allow_lossy, **comparable(options)}
     mine = RankReport(
         host_name(),
@@ -79,12 +90,11 @@ def distribute(
         warnings.warn(message, stacklevel=2)
         log.warning(message)
     if changed or shipped.plan.engine == "ddp":
-        if max_grad_norm:
-            clip_before_step(model, optimizer, max_grad_norm)
         bucket_bytes = 0 if changed else shipped.plan.bucket_bytes
         if shipped.plan.engine != "ddp":
             options = for_any_plan(options)
-        return wrap_in_ddp(model, bucket_bytes, group, options=options), optimizer
+        wrapped = _wrapped(model, optimizer, max_grad_norm, bucket_bytes, group, options)
+        return wrapped, optimizer
     if not allow_lossy:
         check_lossless(shipped.plan)
     names = tuple(variable.name for variable in shipped.variables)
@@ -99,6 +109,31 @@ def distribute(
         agreed=True,
     )
     return model, optimizer
+
+
+def _check(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    check_plain(model, optimizers)
+    check_unwrapped(model)
+    check_held(model, optimizers)
+
+
+def _wrapped(
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer],
+    max_grad_norm: float | None,
+    bucket_bytes: int,
+    group: dist.ProcessGroup,
+    options: Mapping[str, Any],
+) -> nn.Module:
+    """The model in torch's DDP, as `autosync.detach` finds it."""
+    if max_grad_norm and not isinstance(optimizer, Optimizer):
+        raise clipping_of_several()
+    made = wrap_in_ddp(model, bucket_bytes, group, options=options)
+    handles: tuple[Removable, ...] = ()
+    if max_grad_norm and isinstance(optimizer, Optimizer):
+        handles = (clip_before_step(model, optimizer, max_grad_norm),)
+    ATTACHED.wrapped[made] = WrappedByDdp(optimizer, handles)
+    return made
 
 
 def _changes_anywhere(shipped: Bundle, reports: tuple[RankReport, ...]) -> str:

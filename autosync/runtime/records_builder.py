@@ -32,6 +32,7 @@ from autosync.runtime.payloads.sparse_rows import (
 from autosync.runtime.transport.process_groups import Groups, team_of
 from autosync.runtime.transport.team_role import chunk_of
 from autosync.runtime.updates.flat_update import FlatUpdate, check_elementwise
+from autosync.runtime.updates.joined_optimizers import optimizer_class_of
 from autosync.runtime.updates.row_update import RowUpdate, check_sparse
 
 MESSAGES = {
@@ -69,6 +70,7 @@ def build_records(
     _check_coverage(variables)
     _find_flat(plan, buckets)
     _check_tables(buckets)
+    _check_updates(optimizer, buckets)  # before any group opens: on every rank alike
     _find_deferred(plan, buckets)
     share = plan.shares[groups.rank]
     _give_carriers(model, optimizer, buckets, carried, share, groups.streams)
@@ -76,7 +78,7 @@ def build_records(
     messages = _messages(plan, buckets, factored, groups)
     for record in messages:
         if record.message.update != Update.NONE and not record.bucket.whole:
-            record.bucket.update = _update(type(optimizer), plan, record, groups.rank)
+            record.bucket.update = _update(optimizer, plan, record, groups.rank)
     matrices = [matrix for packed in factored.values() for matrix in packed.matrices]
     return Records(variables, buckets, messages), matrices
 
@@ -214,6 +216,15 @@ def _find_flat(plan: Plan, buckets: list[Bucket]) -> None:
             grown.extend(other for other in variable.buckets if other.whole)
 
 
+def _check_updates(optimizer: Optimizer, buckets: list[Bucket]) -> None:
+    for bucket in buckets:
+        if bucket.whole or bucket.ranges:
+            continue
+        for variable in bucket.variables:
+            if variable.group >= 0:
+                check_elementwise(optimizer_class_of(optimizer, variable.group), variable.name)
+
+
 def _find_deferred(plan: Plan, buckets: list[Bucket]) -> None:
     last = {message.bucket: message for message in plan.messages}
     for index, message in last.items():
@@ -245,13 +256,12 @@ def _messages(
 
 
 def _update(
-    optimizer_class: type[Optimizer], plan: Plan, record: MessageRecord, rank: int
+    optimizer: Optimizer, plan: Plan, record: MessageRecord, rank: int
 ) -> BucketUpdate | None:
     """The part of a bucket that this rank updates when the message has landed."""
-    bucket, message = record.bucket, record.message
+    bucket, message, optimizer_class = record.bucket, record.message, type(optimizer)
     if message.operation.sparse and message.operation.to_owner:
         return RowUpdate(optimizer_class, bucket) if message.root == rank else None
-    check_elementwise(optimizer_class, bucket.variables[0].name)
     team = team_of(plan.teams[message.teams], rank)
     start, stop = 0, bucket.size
     if message.update == Update.OWNER:

@@ -28,12 +28,15 @@ from autosync.runtime.execution.message_queues import MessageQueues
 from autosync.runtime.execution.monitor import Monitor
 from autosync.runtime.execution.pending_gradients import check_synchronized
 from autosync.runtime.execution.script_gradients import ScriptGradients
+from autosync.runtime.execution.step_turns import StepTurns
 from autosync.runtime.layout.packing import pack_zeros
 from autosync.runtime.layout.queue_order import issue_order
 from autosync.runtime.layout.records import Records, VariableRecord
 from autosync.runtime.payloads.powersgd_state import SavedErrors
 from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.runtime.transport.module_buffers import BufferBroadcast
+from autosync.runtime.updates.clipping import clipping_of_several
+from autosync.runtime.updates.joined_optimizers import JoinedOptimizers
 from autosync.runtime.updates.optimizer_application import OptimizerApplication
 from autosync.runtime.updates.optimizer_state import ShardedOptimizerState
 from autosync.runtime.updates.unused_variables import UnusedVariables
@@ -42,8 +45,9 @@ from autosync.runtime.updates.unused_variables import UnusedVariables
 class Engine:
     """One attached plan at work.
 
-    optimizer_class: the optimizer's own. synchronizing: False inside `no_sync`.
-    control: a process group of all ranks for small exchanges. gradients: in the script's hands.
+    optimizer_class: the optimizer's own. synchronizing: False inside `no_sync`. turns: of several
+    optimizers. control: a process group of all ranks for small exchanges. gradients: in the
+    script's hands.
     patience_seconds: see `MessageQueue`.
     """
 
@@ -92,6 +96,11 @@ class Engine:
             control,
             max_grad_norm,
         )
+        self.turns: StepTurns | None = None
+        if isinstance(optimizer, JoinedOptimizers):
+            self.turns = StepTurns(optimizer, self.variables, bool(self.gradients.pending))
+            if max_grad_norm and not self.turns.together:
+                raise clipping_of_several()
         self.queues = MessageQueues(self.completion, self.monitor, streams, patience_seconds)
 
     @property
@@ -109,6 +118,12 @@ class Engine:
     @property
     def phase(self) -> Phase:
         return self.iteration.phase
+
+    def optimizer_class_of(self, optimizer: Optimizer) -> type[Optimizer]:
+        """The class that an optimizer of the script had before it followed the plan."""
+        if isinstance(self.optimizer, JoinedOptimizers):
+            return self.optimizer.classes[self.optimizer.optimizers.index(optimizer)]
+        return self.optimizer_class
 
     def start(self) -> None:
         """Start the threads of every queue of messages."""
@@ -129,8 +144,11 @@ class Engine:
                 thing="backward",
                 remedy="Run all but the last of them inside `with model.no_sync():`.",
             )
+        self._check_turns()
         self._drain()
         with self.condition:
+            if self.turns is not None:
+                self.turns.begin()
             self.gradients.scaler_looked = False
             self.iteration.rewind()
             self.queues.rewind()
@@ -149,6 +167,7 @@ class Engine:
         if torch._C._current_graph_task_id() != -1:  # recomputed within a backward pass
             return
         self.monitor.check()
+        self._check_turns()
         self._finish_buffers()
         self.end_is_expected = False
         if self.phase is Phase.BACKWARD:
@@ -203,11 +222,30 @@ class Engine:
 
     # --- step
 
-    def step(self) -> None:
-        """The script's `optimizer.step()`."""
+    def step(self, optimizer: Optimizer) -> None:
+        """The `step()` of the script's optimizer, or of one of them."""
         if self.phase is not Phase.REDUCING:
             check_synchronized(self.variables)
-            return
+        elif self.turns is None or (self.turns.together and self.turns.note(optimizer)):
+            self._step()
+        elif not self.turns.together:
+            self._step_alone(self.turns, optimizer)
+
+    def _step_alone(self, turns: StepTurns, optimizer: Optimizer) -> None:
+        """Update what one of several optimizers holds; all sums are here."""
+        updated = turns.take(optimizer)
+        self.gradients.take_for_step()
+        self.application.note_step()
+        with self.streams.landing():
+            self.application.update_whole(updated, all_of_them=False)
+            self.streams.set_last_event(updated)
+        if turns.all_taken():
+            with self.condition:
+                self.iteration.phase = Phase.STEPPED
+                self.iteration.values_arrived(self.iteration.take_updatable())
+        self.streams.wait_last_events(updated)
+
+    def _step(self) -> None:
         self.gradients.take_for_step()
         self.application.note_step()
         with self.condition:
@@ -219,7 +257,8 @@ class Engine:
         with self.condition:
             updatable = self.iteration.take_updatable()
         with self.streams.landing():
-            all_of_them = self.all_whole and len(updatable) == len(self.variables)
+            every = self.all_whole and len(updatable) == len(self.variables)
+            all_of_them = every and self.turns is None
             self.completion.update_whole(updatable, all_of_them)
         for variable in self.gradients.pending:
             variable.parameter.grad = None
@@ -251,8 +290,13 @@ class Engine:
     def flush(self) -> None:
         """Wait for every message and update in flight, module buffers included."""
         self.monitor.check()
+        self._check_turns()
         self._drain()
         self._finish_buffers()
+
+    def _check_turns(self) -> None:
+        if self.turns is not None and self.phase is Phase.REDUCING:
+            self.turns.check_finished()
 
     def _finish_buffers(self) -> None:
         with self.monitor.exchange("the broadcast of module buffers"):
@@ -266,8 +310,10 @@ class Engine:
         self.streams.wait_last_events(self.variables)
 
     def drop_gradients(self) -> None:
-        """`zero_grad()` without a `step()`: what was reduced is of no use."""
-        if self.phase is Phase.REDUCING:
+        """`zero_grad()` without a `step()`: what was reduced is of no use. Not where several
+        optimizers step by themselves: the others may still."""
+        alone = self.turns is not None and not self.turns.together
+        if self.phase is Phase.REDUCING and not alone:
             self.flush()
             self.gradients.make_plain()
             self.iteration.phase = Phase.IDLE

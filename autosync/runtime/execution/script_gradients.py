@@ -16,8 +16,10 @@ from autosync.runtime.execution.pending_gradients import (
     make_plain,
     take_for_step,
 )
+from autosync.runtime.execution.step_turns import scaler_of_several
 from autosync.runtime.layout.records import Bucket, VariableRecord
 from autosync.runtime.updates.clipping import agree_on_infinity, clip_gradients, loss_scale
+from autosync.runtime.updates.joined_optimizers import JoinedOptimizers
 from autosync.runtime.updates.scaler_gradients import show_gradients, take_back
 
 
@@ -82,6 +84,8 @@ class ScriptGradients:
         or sharded: all ranks must find the same infinities."""
         if self._iteration.phase is not Phase.REDUCING:
             return
+        if isinstance(self._optimizer, JoinedOptimizers):
+            raise scaler_of_several()
         self._wait_for_sums()
         make_plain(self.pending)
         if self.scaler_looked:

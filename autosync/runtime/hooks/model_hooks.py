@@ -5,7 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from autosync.errors import InvalidInput
 from autosync.runtime.execution.engine import Engine
 from autosync.runtime.execution.nested_tensors import tensors_in
 from autosync.runtime.hooks.forward_gates import Gates
@@ -42,11 +44,26 @@ def _before_forward(
         if not (torch.is_grad_enabled() and model.training):
             engine.flush()
             return
+        if DistributedDataParallel._active_ddp_module is not None:
+            _check_unwrapped(model, DistributedDataParallel._active_ddp_module)
         engine.begin_forward()
         if record and not gates.recorded:
             gates.start_recording()
 
     return opaque(hook)
+
+
+def _check_unwrapped(model: nn.Module, ddp: nn.Module) -> None:
+    """Raises InvalidInput where the running forward pass of torch's DDP is one of this model."""
+    if any(module is model for module in ddp.modules()):
+        raise InvalidInput(
+            f"torch's DistributedDataParallel was put around a model ({type(model).__name__}) that "
+            "autosync.distribute has distributed, so both would average its gradients.",
+            thing="model",
+            value=type(model).__name__,
+            remedy="Train the model that autosync.distribute returned: do not wrap it, and do not "
+            "give it to Accelerate's prepare or to a Trainer, which do.",
+        )
 
 
 def _after_forward(

@@ -13,9 +13,12 @@ from torch.optim import Optimizer
 
 from autosync.errors import NotSupported
 from autosync.runtime.execution.engine import Engine
+from autosync.runtime.hooks.optimizer_coverage import CoverageGuard
+from autosync.runtime.hooks.plain_copies import reduce_optimizer
 from autosync.runtime.payloads.powersgd_state import KEY as POWERSGD_ERRORS
 
 ENGINE = "_autosync_engine"
+GUARD = "_autosync_guard"
 WRAPPED_STEP = "_autosync_wrapped_step"
 
 
@@ -31,20 +34,22 @@ class Synchronized(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         engine: Engine = self.__dict__[ENGINE]
-        engine.step()
+        guard: CoverageGuard = self.__dict__[GUARD]
+        guard.check(self)
+        engine.step(self)
+        if engine.turns is not None and engine.turns.all_taken():
+            for optimizer, set_to_none in engine.turns.take_postponed():
+                _clear(optimizer, set_to_none)
         return loss
 
     step.hooked = True  # type: ignore[attr-defined]  # or torch wraps it once more as it loads state
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         engine: Engine = self.__dict__[ENGINE]
+        if engine.turns is not None and engine.turns.postpone(self, set_to_none):
+            return
         engine.drop_gradients()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if set_to_none:
-                    parameter.grad = None
-                elif parameter.grad is not None:
-                    parameter.grad.requires_grad_(False).zero_()
+        _clear(self, set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
         """Whole on every rank. Where the plan owns or shards updates, or packs by PowerSGD, this
@@ -59,8 +64,14 @@ class Synchronized(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         engine: Engine = self.__dict__[ENGINE]
         engine.flush()
+        if engine.turns is not None:
+            engine.state.gather()  # the other optimizers' state lies in the same buckets
         super().load_state_dict(state_dict)
         engine.state.scatter(state_dict.get(POWERSGD_ERRORS, {}))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickled or copied as the plain optimizer; a collective where `state_dict()` is one."""
+        return reduce_optimizer(self, self.__dict__[ENGINE])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         raise NotSupported(
@@ -71,15 +82,29 @@ class Synchronized(Optimizer):
         )
 
 
+def _clear(optimizer: Optimizer, set_to_none: bool) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.requires_grad_(False).zero_()
+
+
+def follows_plan(optimizer: Optimizer) -> bool:
+    return ENGINE in optimizer.__dict__
+
+
 @cache
 def synchronized_class(kind: type[Optimizer]) -> type[Optimizer]:
     return type(f"Synchronized{kind.__name__}", (Synchronized, kind), {})
 
 
-def adopt(optimizer: Optimizer, engine: Engine) -> None:
+def adopt(optimizer: Optimizer, engine: Engine, guard: CoverageGuard) -> None:
     """Make `optimizer` follow the engine until `release`."""
     bound = optimizer.__dict__.pop("step", None)
     optimizer.__dict__[ENGINE] = engine
+    optimizer.__dict__[GUARD] = guard
     optimizer.__class__ = synchronized_class(type(optimizer))  # type: ignore[arg-type]
     if bound is None:
         return
@@ -98,6 +123,7 @@ def release(optimizer: Optimizer, optimizer_class: type[Optimizer]) -> None:
     """Give the optimizer its own class back."""
     optimizer.__class__ = optimizer_class
     optimizer.__dict__.pop(ENGINE)
+    optimizer.__dict__.pop(GUARD)
     late = optimizer.__dict__.pop("step", None)
     bound = optimizer.__dict__.pop(WRAPPED_STEP, None)
     if bound is None and late is not None:

@@ -7,7 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
+from autosync.errors import NotSupported
 from autosync.runtime.device.streams import Streams
 from autosync.runtime.layout.packing import whole_gradients
 from autosync.runtime.layout.records import Bucket, VariableRecord
@@ -36,14 +38,25 @@ def clip_gradients(
     return norm
 
 
-def clip_before_step(model: nn.Module, optimizer: Optimizer, max_norm: float) -> None:
+def clip_before_step(model: nn.Module, optimizer: Optimizer, max_norm: float) -> RemovableHandle:
     """Clip where torch's DDP synchronizes: every rank holds whole gradients then."""
     parameters = list(model.parameters())
 
     def clip(stepping: Optimizer, args: Any, kwargs: Any) -> None:
         nn.utils.clip_grad_norm_(parameters, max_norm * loss_scale(stepping))
 
-    optimizer.register_step_pre_hook(clip)
+    return optimizer.register_step_pre_hook(clip)
+
+
+def clipping_of_several() -> NotSupported:
+    """At the first `step()` a GradScaler may have unscaled one optimizer's gradients only."""
+    return NotSupported(
+        "max_grad_norm was given with several optimizers, where each steps by itself: the norm "
+        "over all gradients belongs in front of the first step().",
+        thing="max_grad_norm",
+        remedy="Leave it out and call torch.nn.utils.clip_grad_norm_(model.parameters(), ...) "
+        "before the first step(): every rank holds whole gradients under this plan.",
+    )
 
 
 def loss_scale(optimizer: Optimizer) -> float:

@@ -111,7 +111,8 @@ class FlatUpdate:
             start, stop = max(low, segment.start), min(high, segment.stop)
             if start >= stop:
                 continue
-            for key, value in optimizer.state.get(variable.parameter, {}).items():
+            held = optimizer.state.get(variable.parameter, {}) if variable.group >= 0 else {}
+            for key, value in held.items():
                 if key in SCALARS or not isinstance(value, Tensor):
                     found[key] = value.clone() if isinstance(value, Tensor) else value
                     continue

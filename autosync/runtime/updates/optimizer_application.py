@@ -13,6 +13,7 @@ from autosync.runtime.layout.packing import unpack_values
 from autosync.runtime.layout.records import Bucket, Settings, VariableRecord
 from autosync.runtime.updates import twin_optimizer
 from autosync.runtime.updates.clipping import keep_scaler_tensors
+from autosync.runtime.updates.joined_optimizers import settings_of
 from autosync.runtime.updates.unused_variables import UnusedVariables
 
 
@@ -36,7 +37,7 @@ class OptimizerApplication:
     def note_step(self) -> None:
         """The script calls `step()`: gradients are what it leaves, and on a GPU its stream has
         been asked for everything that still reads the values before."""
-        self._settings = twin_optimizer.snapshot(self.optimizer)
+        self._settings = settings_of(self.optimizer)
         keep_scaler_tensors(self.optimizer, self.streams)
         self._step_event = self.streams.record_event()
 

@@ -16,6 +16,7 @@ from autosync.runtime.payloads.powersgd import LowRank
 from autosync.runtime.payloads.powersgd_state import SavedErrors, gather_errors, restore_errors
 from autosync.runtime.transport.collective_call import CollectiveCalls
 from autosync.runtime.updates.flat_update import SCALARS
+from autosync.runtime.updates.joined_optimizers import JoinedOptimizers
 from autosync.runtime.updates.row_update import fill_rows
 
 
@@ -49,7 +50,7 @@ class ShardedOptimizerState:
         everyone: list[dict[int, list[RangeState]]] = [{}] * self.group.size()
         with on_device(variables[0].parameter.device):
             dist.all_gather_object(everyone, mine, group=self.group)
-        gathered = [variable for variable in variables if not variable.whole]
+        gathered = [v for v in variables if not v.whole and v.group >= 0]
         for variable in gathered:
             self.optimizer.state[variable.parameter] = {}
         for bucket in buckets:
@@ -65,13 +66,16 @@ class ShardedOptimizerState:
     def scatter(self, errors: SavedErrors) -> None:
         """The reverse, from what the script's optimizer holds: each rank keeps the parts that it
         updates, and its part of PowerSGD's errors."""
+        if isinstance(self.optimizer, JoinedOptimizers):
+            self.optimizer.refresh()
         split = [bucket for bucket in self.records.buckets if not bucket.whole]
         for bucket in split:
             if bucket.update:
                 bucket.update.take_state(self.optimizer)
         for bucket in split:
             for variable in bucket.variables:
-                self.optimizer.state.pop(variable.parameter, None)
+                if variable.group >= 0:
+                    self.optimizer.state.pop(variable.parameter, None)
         restore_errors(self.optimizer, self.low_rank, errors, self.group.size())
 
 
@@ -80,6 +84,8 @@ def _fill(optimizer: Optimizer, bucket: Bucket, states: list[RangeState]) -> Non
         fill_rows(optimizer, bucket, states)
         return
     for variable, segment, view in bucket.pieces:
+        if variable.group < 0:
+            continue
         state = optimizer.state[variable.parameter]
         for low, high, of_range in states:
             start, stop = max(low, segment.start), min(high, segment.stop)

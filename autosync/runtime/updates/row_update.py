@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from autosync.errors import NotSupported
 from autosync.runtime.layout.records import Bucket, RangeState, RowRange, Settings, VariableRecord
 from autosync.runtime.payloads.sparse_rows import TouchedRows, sparse_tensor
+from autosync.runtime.updates.joined_optimizers import optimizer_class_of
 from autosync.runtime.updates.twin_optimizer import grouped, on_host, step_twin
 
 SPARSE_OPTIMIZERS: tuple[type[Optimizer], ...] = (
@@ -25,9 +26,10 @@ def check_sparse(optimizer: Optimizer, variable: VariableRecord) -> None:
     """Raises NotSupported where the optimizer cannot apply sparse gradients to the variable."""
     if variable.group < 0:
         return
-    name = type(optimizer).__name__
+    kind = optimizer_class_of(optimizer, variable.group)
+    name = kind.__name__
     group = optimizer.param_groups[variable.group]
-    if type(optimizer) not in SPARSE_OPTIMIZERS:
+    if kind not in SPARSE_OPTIMIZERS:
         known = ", ".join(known.__name__ for known in SPARSE_OPTIMIZERS)
         raise NotSupported(
             f"variable {variable.name!r} has a sparse gradient, which optimizer {name} does not "
@@ -93,7 +95,8 @@ class RowUpdate:
     def take_state(self, optimizer: Optimizer) -> None:
         """The rows' part of what the script's optimizer holds."""
         for rows, table in zip(self.bucket.ranges, self.tables, strict=True):
-            whole = optimizer.state.get(rows.variable.parameter, {})
+            held = rows.variable.group >= 0
+            whole = optimizer.state.get(rows.variable.parameter, {}) if held else {}
             self.state[table] = {
                 key: _narrowed(value, rows) if _per_row(value, rows.variable) else _copied(value)
                 for key, value in whole.items()
@@ -122,6 +125,8 @@ def _narrowed(value: Tensor, rows: RowRange) -> Tensor:
 def fill_rows(optimizer: Optimizer, bucket: Bucket, states: list[RangeState]) -> None:
     """Put an owner's state of a bucket into the script's optimizer."""
     for rows, (start, stop, of_rows) in zip(bucket.ranges, states, strict=True):
+        if rows.variable.group < 0:
+            continue
         table = rows.variable.alias
         state = optimizer.state[rows.variable.parameter]
         for key, value in of_rows.items():

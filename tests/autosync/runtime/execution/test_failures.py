@@ -60,7 +60,7 @@ def survive(rank: int, world: int, case: Case, victim: int, moment: str) -> Obit
 
 def raises_again(attachment: Attachment, model: nn.Module, what: str) -> bool:
     try:
-        loss_of(model, 0, 0) if what == "forward" else attachment.optimizer.state_dict()
+        loss_of(model, 0, 0) if what == "forward" else attachment.optimizers[0].state_dict()
     except SynchronizationFailed as error:
         return error is attachment.engine.failure
     return False

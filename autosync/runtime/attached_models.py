@@ -1,0 +1,107 @@
+"""Which models of this process follow a plan, or torch's DDP, since `distribute`: a second engine
+on one of them would average gradients twice."""
+
+import gc
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+from weakref import WeakKeyDictionary, WeakSet
+
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
+
+from autosync.errors import InvalidInput
+from autosync.runtime.hooks.gradient_hooks import Removable
+from autosync.runtime.hooks.synchronized_optimizer import follows_plan
+from autosync.runtime.hooks.torch_compile import compiled_from
+
+REPLICATED = (DistributedDataParallel, DataParallel)
+
+
+class AttachedPlan(Protocol):
+    """An attachment, as far as it is looked up by its model."""
+
+    @property
+    def model(self) -> nn.Module: ...
+
+
+@dataclass(frozen=True, slots=True)
+class WrappedByDdp:
+    """What `distribute` has done to an optimizer beside torch's DDP: `handles` take it off.
+    optimizers: as the script gave them, one or a list."""
+
+    optimizers: Optimizer | Sequence[Optimizer]
+    handles: tuple[Removable, ...] = ()
+
+
+class AttachedModels:
+    """By identity. A plan holds its model until it is detached, DDP's wrapper is held weakly."""
+
+    def __init__(self) -> None:
+        self.plans: dict[int, AttachedPlan] = {}
+        self.wrapped: WeakKeyDictionary[DistributedDataParallel, WrappedByDdp] = WeakKeyDictionary()
+        self.detached: WeakSet[DistributedDataParallel] = WeakSet()
+
+    def ddp_around(self, model: nn.Module) -> DistributedDataParallel | None:
+        """torch's DDP that `distribute` has put around the model, or that is the model itself."""
+        for ddp in self.wrapped:
+            if ddp is model or compiled_from(ddp.module) is model:
+                return ddp
+        return None
+
+
+ATTACHED = AttachedModels()
+
+
+def check_plain(model: nn.Module, optimizers: Iterable[Optimizer]) -> None:
+    """Raises InvalidInput where the model, part of it, or an optimizer follows a plan already."""
+    mine = {id(parameter): name for name, parameter in model.named_parameters()}
+    for plan in ATTACHED.plans.values():
+        for parameter in plan.model.parameters():
+            if (name := mine.get(id(parameter))) is not None:
+                raise _distributed_already(model, f"its parameter {name!r} follows a plan")
+    for optimizer in optimizers:
+        if follows_plan(optimizer):
+            raise InvalidInput(
+                f"the optimizer ({type(optimizer).__name__}) follows the plan of another model.",
+                thing="optimizer",
+                value=type(optimizer).__name__,
+                remedy="Give each distributed model an optimizer of its own, or distribute one "
+                "module that holds both; `autosync.detach(model)` takes the first plan off.",
+            )
+
+
+def check_unwrapped(model: nn.Module) -> None:
+    """Raises InvalidInput where torch's DDP is in the model or around it."""
+    for name, module in model.named_modules():
+        if isinstance(module, REPLICATED):
+            where = f"its module {name!r} is" if name else "it is"
+            raise _distributed_already(model, f"{where} torch's {type(module).__name__}")
+    if _wrappers(model):
+        gc.collect()  # a reducer is in a reference cycle: what is dropped goes now
+    if _wrappers(model):
+        raise _distributed_already(model, "torch's DistributedDataParallel is around it")
+
+
+def _wrappers(model: nn.Module) -> bool:
+    """Whether any DDP of this process synchronizes a parameter of the model."""
+    mine = {id(parameter) for parameter in model.parameters()}
+    found = (one for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel))
+    return any(
+        id(parameter) in mine
+        for ddp in found
+        if ddp not in ATTACHED.detached
+        for parameter in ddp.parameters()
+    )
+
+
+def _distributed_already(model: nn.Module, why: str) -> InvalidInput:
+    return InvalidInput(
+        f"the model ({type(model).__name__}) is distributed already: {why}, and two engines would "
+        "both average its gradients.",
+        thing="model",
+        value=type(model).__name__,
+        remedy="Call autosync.distribute once, with the plain model; "
+        "`autosync.detach(model)` gives a distributed one back.",
+    )

@@ -1,0 +1,169 @@
+"""Whether plan, model and optimizers speak of the same parameters: when a plan begins, and at each
+step since, for a script may freeze, add and replace parameters.
+
+A parameter that trains outside of the plan differs from rank to rank, or is never updated.
+"""
+
+import warnings
+from collections.abc import Iterable, Sequence
+from operator import is_not
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from autosync.errors import InvalidInput, NotSupported
+from autosync.runtime.hooks.gradient_hooks import Removable
+from autosync.runtime.layout.records import VariableRecord
+
+MOST_NAMED = 5
+"""Parameters that a message lists."""
+
+
+def check_held(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    """Raises InvalidInput where an optimizer trains what is not the model's, or two the same."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    holder: dict[int, Optimizer] = {}
+    outside = []
+    for optimizer in optimizers:
+        for number, group in enumerate(optimizer.param_groups):
+            for place, parameter in enumerate(group["params"]):
+                if id(parameter) not in names:
+                    if parameter.requires_grad:
+                        shape = tuple(parameter.shape)
+                        outside.append(f"parameter {place} of group {number}, shape {shape}")
+                    continue
+                if holder.setdefault(id(parameter), optimizer) is not optimizer:
+                    raise _held_twice(names[id(parameter)], holder[id(parameter)], optimizer)
+    if outside:
+        raise InvalidInput(
+            f"the optimizer trains {len(outside)} parameters that are not the model's, so no plan "
+            f"synchronizes them: {_listed(outside)}.",
+            thing="optimizer",
+            value=len(outside),
+            remedy="Distribute a module that holds them all, under one optimizer or several; or, "
+            "if they are to differ from rank to rank, give them an optimizer of their own.",
+        )
+
+
+def warn_unheld(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    """Say which trainable parameters no optimizer updates: synchronized as under torch's DDP, and
+    never trained."""
+    held = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
+    unheld = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
+    if unheld:
+        warnings.warn(
+            f"no optimizer holds {len(unheld)} trainable parameters of the model, so nothing "
+            f"updates them: {_listed(unheld)}. Give autosync.distribute every optimizer of the "
+            "model as a list, or freeze them by requires_grad_(False) and tune again.",
+            stacklevel=3,
+        )
+
+
+class CoverageGuard:
+    """Compares what is trained with what was, at each `step()`: one pass over identities.
+
+    optimizers: that follow the plan. variables: of the plan.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        variables: Sequence[VariableRecord],
+    ):
+        planned = {id(variable.parameter) for variable in variables}
+        self._frozen = [(n, p) for n, p in model.named_parameters() if id(p) not in planned]
+        known = planned | {id(parameter) for _, parameter in self._frozen}
+        self._frozen += _frozen_outside(optimizers, known)
+        self._held = {
+            id(o): [list(group["params"]) for group in o.param_groups] for o in optimizers
+        }
+        self._apart = {id(parameter): name for name, parameter in self._frozen}
+        for variable in variables:
+            if variable.deferred or not variable.whole:
+                self._apart[id(variable.parameter)] = variable.name
+
+    def check(self, optimizer: Optimizer) -> None:
+        """At the `step()` of an optimizer of the plan.
+
+        Raises:
+            NotSupported: a frozen parameter was unfrozen, or the optimizer holds other ones.
+        """
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise _unplanned(name, "was unfrozen")
+        for number, (before, group) in enumerate(
+            zip(self._held[id(optimizer)], optimizer.param_groups, strict=False)
+        ):
+            now = group["params"]
+            if len(before) != len(now) or any(map(is_not, before, now)):
+                raise _unplanned(f"parameter group {number} of the optimizer", "was changed")
+        if len(self._held[id(optimizer)]) != len(optimizer.param_groups):
+            raise _unplanned("the list of the optimizer's parameter groups", "was changed")
+
+    def watch_others(self) -> Removable:
+        """Refuse the `step()` of any other optimizer on parameters whose gradients a rank does not
+        have whole, or that no plan synchronizes."""
+
+        def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            if id(optimizer) in self._held or not self._apart:
+                return
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    name = self._apart.get(id(parameter))
+                    if name is not None and parameter.requires_grad:
+                        raise _other_optimizer(optimizer, name)
+
+        handle: Removable = register_optimizer_step_pre_hook(hook)
+        return handle
+
+
+def _frozen_outside(
+    optimizers: Iterable[Optimizer], known: set[int]
+) -> list[tuple[str, nn.Parameter]]:
+    return [
+        (f"parameter {place} of group {number} of the optimizer, outside the model", parameter)
+        for optimizer in optimizers
+        for number, group in enumerate(optimizer.param_groups)
+        for place, parameter in enumerate(group["params"])
+        if id(parameter) not in known
+    ]
+
+
+def _listed(words: Sequence[str]) -> str:
+    more = f" and {len(words) - MOST_NAMED} more" if len(words) > MOST_NAMED else ""
+    return ", ".join(words[:MOST_NAMED]) + more
+
+
+def _held_twice(name: str, first: Optimizer, second: Optimizer) -> InvalidInput:
+    kinds = f"{type(first).__name__} and {type(second).__name__}"
+    return InvalidInput(
+        f"two optimizers ({kinds}) hold parameter {name!r}.",
+        thing=f"parameter {name}",
+        value=kinds,
+        remedy="Give each parameter to one of them.",
+    )
+
+
+def _unplanned(what: str, happened: str) -> NotSupported:
+    return NotSupported(
+        f"{what} {happened} after autosync.distribute: the plan does not synchronize it, and every "
+        "rank would train its own.",
+        thing=what,
+        remedy="Begin a new stage: `model, optimizer = autosync.detach(model)`, change what is "
+        "trained, and call autosync.distribute with a bundle that was tuned for it.",
+    )
+
+
+def _other_optimizer(optimizer: Optimizer, name: str) -> NotSupported:
+    kind = type(optimizer).__name__
+    return NotSupported(
+        f"optimizer {kind}, which autosync.distribute was not given, steps on {name!r}: under this "
+        "plan no gradient of it is whole there.",
+        thing=f"parameter {name}",
+        value=kind,
+        remedy="Give every optimizer of the model to it: "
+        "`model, (a, b) = autosync.distribute(model, [a, b], bundle)`.",
+    )

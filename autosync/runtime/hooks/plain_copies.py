@@ -1,0 +1,86 @@
+"""What is pickled or copied is plain: `torch.save(model)`, `copy.deepcopy(model)` and the same of
+an optimizer leave hooks, threads and process groups of the plan behind, and wait for what is in
+flight.
+
+Python asks the object itself how it is reduced, so a module keeps its class.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from copyreg import _reconstructor as made_again  # type: ignore[attr-defined]
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from autosync.runtime.execution.engine import Engine
+
+REDUCE = "__reduce_ex__"
+ADDED = (REDUCE, "no_sync", "forward")
+"""Attributes that a plan gives a module, where they are the runtime's."""
+
+OURS = "autosync.runtime."
+
+
+class PlainCopies:
+    """Of the modules of an attached model, until removed."""
+
+    def __init__(self, model: nn.Module, engine: Engine):
+        self._modules = list(model.modules())
+        for module in self._modules:
+            module.__dict__[REDUCE] = _reducer(module, engine)
+
+    def remove(self) -> None:
+        for module in self._modules:
+            module.__dict__.pop(REDUCE, None)
+
+
+def _reducer(module: nn.Module, engine: Engine) -> Callable[[Any], Any]:
+    def reduce(protocol: Any) -> Any:
+        engine.flush()
+        made = type(module).__reduce_ex__(module, protocol)
+        if isinstance(made, str):
+            return made
+        return tuple(_plain_state(part) if isinstance(part, dict) else part for part in made)
+
+    return reduce
+
+
+def _plain_state(state: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of a module without what a plan has added to them."""
+    found = {
+        key: _plain_hooks(value) if isinstance(value, OrderedDict) else value
+        for key, value in state.items()
+        if not (key in ADDED and _is_ours(value))
+    }
+    known = {number for value in found.values() for number in _numbers(value)}
+    for key in ("_forward_hooks_always_called", "_forward_hooks_with_kwargs"):
+        if key in found:
+            found[key] = OrderedDict((n, flag) for n, flag in found[key].items() if n in known)
+    return found
+
+
+def _numbers(value: Any) -> Iterable[int]:
+    if not isinstance(value, OrderedDict):
+        return ()
+    return (number for number, hook in value.items() if callable(hook))
+
+
+def _plain_hooks(hooks: Mapping[Any, Any]) -> OrderedDict[Any, Any]:
+    return OrderedDict((key, hook) for key, hook in hooks.items() if not _is_ours(hook))
+
+
+def _is_ours(value: Any) -> bool:
+    """A hook, a reducer, or a method of the engine."""
+    function = getattr(value, "hook", value)  # torch wraps some hooks
+    home = getattr(function, "__module__", None)
+    return callable(function) and isinstance(home, str) and home.startswith(OURS)
+
+
+def reduce_optimizer(optimizer: Optimizer, engine: Engine) -> tuple[Any, ...]:
+    """As the class that it had, with the state of every parameter. A collective where the plan owns
+    or shards updates, like `state_dict()`."""
+    with engine.gathered_state():
+        attributes = dict(optimizer.__getstate__())
+        attributes["state"] = type(optimizer.state)(dict, dict(optimizer.state))
+    return made_again, (engine.optimizer_class_of(optimizer), object, None), attributes

@@ -1,0 +1,101 @@
+"""`autosync.distribute` on the ranks of a test, and torch's DDP beside it."""
+
+import copy
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+import autosync
+from autosync.bundle import Bundle, make_bundle
+from autosync.errors import AutosyncError
+from autosync.strategy import Schedule
+from tests.autosync.runtime.cases import Case, domain, loss_of, strategy
+from tests.autosync.runtime.training import OVERLAP
+
+PLANS = {
+    "all-reduce": Case(),
+    "reduce-scatter": Case(method="rs", partition="even", schedule=OVERLAP),
+    "sharded": Case(method="zero", schedule=OVERLAP),
+    "server": Case(method="ps"),
+}
+"""One of each way to update, and torch's own DDP."""
+
+DDP = Case(schedule=Schedule("ddp"), groups=1)
+
+Optimizers = TypeVar("Optimizers", bound=Optimizer | list[Optimizer])
+
+
+def bundle_of(case: Case, model: nn.Module, world: int) -> Bundle:
+    where = domain(model, world, case.ranks_per_node)
+    return make_bundle(strategy(case, where.graph, world), where)
+
+
+def distributed(
+    rank: int,
+    world: int,
+    case: Case,
+    model: nn.Module,
+    optimizer: Optimizers,
+    max_grad_norm: float | None = None,
+) -> tuple[nn.Module, Optimizers]:
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    plain = model.module if isinstance(model, DistributedDataParallel) else model
+    bundle = bundle_of(case, plain, world)
+    return autosync.distribute(model, optimizer, bundle, max_grad_norm=max_grad_norm)
+
+
+def refusal(function: Callable[[], object]) -> str:
+    """The words in which something is refused; empty where it is not."""
+    try:
+        function()
+    except AutosyncError as error:
+        return str(error)
+    return ""
+
+
+def warned(function: Callable[[], object]) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        function()
+    return [str(warning.message) for warning in caught]
+
+
+def train(
+    rank: int, network: nn.Module, optimizers: Sequence[Optimizer], iterations: Sequence[int]
+) -> None:
+    for iteration in iterations:
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss_of(network, iteration, rank).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def ddp_of(model: nn.Module) -> tuple[nn.Module, DistributedDataParallel]:
+    """A copy of a model, and torch's DDP around it."""
+    alone = copy.deepcopy(model)
+    return alone, DistributedDataParallel(alone)
+
+
+def largest_difference(first: object, second: object) -> float:
+    """Between the tensors of two structures of one shape; infinite where their shapes differ."""
+    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+        if first.shape != second.shape:
+            return float("inf")
+        return float((first.double() - second.double()).abs().max()) if first.numel() else 0.0
+    if isinstance(first, dict) and isinstance(second, dict):
+        if first.keys() != second.keys():
+            return float("inf")
+        return max((largest_difference(first[k], second[k]) for k in first), default=0.0)
+    if isinstance(first, list) and isinstance(second, list):
+        if len(first) != len(second):
+            return float("inf")
+        pairs = zip(first, second, strict=True)
+        return max((largest_difference(a, b) for a, b in pairs), default=0.0)
+    return 0.0 if first == second else float("inf")

@@ -1,0 +1,136 @@
+"""Parameters that train outside of the plan: named before training, or at the step."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import autosync
+from tests.autosync.runtime.cases import Case, loss_of, make_model, make_optimizer, worst_difference
+from tests.autosync.runtime.distributing import (
+    DDP,
+    PLANS,
+    ddp_of,
+    distributed,
+    refusal,
+    train,
+    warned,
+)
+from tests.autosync.runtime.parts import linear
+from tests.autosync.runtime.ranks import Ranks
+
+each_plan = pytest.mark.parametrize("case", PLANS.values(), ids=PLANS)
+
+
+def with_outside(rank: int, world: int, case: Case) -> str:
+    """Rank 1's optimizer alone holds a layer that is not the model's."""
+    model, head = make_model("mlp"), nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if rank == 1:
+        optimizer.add_param_group({"params": list(head.parameters())})
+    found = refusal(lambda: distributed(rank, world, case, model, optimizer))
+    assert type(optimizer) is torch.optim.SGD
+    return found
+
+
+@pytest.mark.parametrize("case", [*PLANS.values(), DDP], ids=[*PLANS, "ddp"])
+def test_parameters_outside_of_the_model_are_refused_on_every_rank(pair: Ranks, case: Case) -> None:
+    for rank, found in enumerate(pair.run(with_outside, case)):
+        assert "trains 2 parameters that are not the model's" in found
+        assert "parameter 0 of group 1, shape (1, 3)" in found
+        assert ("on rank 1" in found) == (rank == 0)
+
+
+def with_unheld(rank: int, world: int, case: Case) -> tuple[list[str], float]:
+    """Nobody trains the first layer: it stays, as under torch's DDP, and checkpoints hold."""
+    model = make_model("mlp")
+    alone, network = ddp_of(model)
+    held = list(model.parameters())[2:]
+    optimizer = torch.optim.SGD(held, lr=0.1, momentum=0.9)
+    beside = torch.optim.SGD(list(alone.parameters())[2:], lr=0.1, momentum=0.9)
+    words = warned(lambda: distributed(rank, world, case, model, optimizer))
+    train(rank, model, [optimizer], range(2))
+    optimizer.load_state_dict(optimizer.state_dict())
+    train(rank, model, [optimizer], range(2, 4))
+    train(rank, network, [beside], range(4))
+    autosync.detach(model)
+    return words, worst_difference(model, alone)
+
+
+@each_plan
+def test_what_no_optimizer_holds_is_named_and_stays(pair: Ranks, case: Case) -> None:
+    for words, difference in pair.run(with_unheld, case):
+        assert len(words) == 1
+        assert "0.weight, 0.bias" in words[0]
+        assert difference < 3e-6
+
+
+def unfrozen(rank: int, world: int, case: Case) -> list[str]:
+    """The script unfreezes a layer in the second iteration: refused, until a new stage begins."""
+    model = make_model("mlp")
+    layer = linear(model, 0).requires_grad_(False)
+    optimizer = make_optimizer("sgd", model)
+    distributed(rank, world, case, model, optimizer)
+    train(rank, model, [optimizer], range(1))
+    layer.requires_grad_(True)
+    found = [refusal(lambda: train(rank, model, [optimizer], [1]))]
+    autosync.detach(model)
+    alone, network = ddp_of(model)
+    beside = make_optimizer("sgd", alone)
+    beside.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    distributed(rank, world, case, model, optimizer)
+    train(rank, model, [optimizer], range(2, 4))
+    train(rank, network, [beside], range(2, 4))
+    autosync.detach(model)
+    assert worst_difference(model, alone) < 3e-6
+    return found
+
+
+@each_plan
+def test_unfreezing_is_refused_until_a_new_stage(pair: Ranks, case: Case) -> None:
+    for found in pair.run(unfrozen, case):
+        assert all("0.weight was unfrozen after autosync.distribute" in words for words in found)
+
+
+def replaced(rank: int, world: int, case: Case) -> str:
+    """The script exchanges a parameter in the optimizer's own list."""
+    model = make_model("mlp")
+    optimizer = make_optimizer("sgd", model)
+    distributed(rank, world, case, model, optimizer)
+    optimizer.param_groups[1]["params"][0] = nn.Parameter(torch.zeros(10))
+    found = refusal(lambda: train(rank, model, [optimizer], [0]))
+    autosync.detach(model)
+    return found
+
+
+def another_optimizer(rank: int, world: int, case: Case) -> tuple[str, float]:
+    """An optimizer that distribute does not know trains the rest: as beside DDP, or refused."""
+    model = make_model("mlp")
+    alone, network = ddp_of(model)
+    mine, other = halves(model)
+    warned(lambda: distributed(rank, world, case, model, mine))
+    found = refusal(lambda: train(rank, model, [mine, other], range(3)))
+    if found:
+        loss_of(model, 0, rank)  # ranks are together still
+    else:
+        train(rank, network, halves(alone), range(3))
+    autosync.detach(model)
+    return found, 0.0 if found else worst_difference(model, alone)
+
+
+def halves(model: nn.Module) -> list[torch.optim.Optimizer]:
+    parameters = list(model.parameters())
+    return [
+        torch.optim.SGD(parameters[:2], lr=0.1, momentum=0.9),
+        torch.optim.Adam(parameters[2:], lr=0.01),
+    ]
+
+
+@each_plan
+def test_other_parameters_and_optimizers_are_named(pair: Ranks, case: Case) -> None:
+    for found in pair.run(replaced, case):
+        assert "parameter group 1 of the optimizer was changed" in found
+    for found, difference in pair.run(another_optimizer, case):
+        assert difference < 3e-6
+        assert (case == PLANS["all-reduce"]) != ("optimizer Adam, which" in found)

@@ -1,0 +1,161 @@
+"""One engine on a model at a time, and `autosync.detach` between two stages."""
+
+import copy
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import autosync
+from autosync.errors import InvalidInput
+from tests.autosync.runtime.cases import (
+    Case,
+    loss_of,
+    make_model,
+    make_optimizer,
+    train_reference,
+    worst_difference,
+)
+from tests.autosync.runtime.distributing import (
+    DDP,
+    PLANS,
+    ddp_of,
+    distributed,
+    largest_difference,
+    refusal,
+    train,
+)
+from tests.autosync.runtime.ranks import Ranks
+
+STAGES = {**PLANS, "ddp": DDP}
+each_stage = pytest.mark.parametrize("case", STAGES.values(), ids=STAGES)
+each_plan = pytest.mark.parametrize("case", PLANS.values(), ids=PLANS)
+
+
+def two_stages(rank: int, world: int, case: Case) -> tuple[float, float, str]:
+    """Train by a plan, detach, and go on by another way, beside torch's DDP all along."""
+    model = make_model("mlp")
+    alone, network = ddp_of(model)
+    optimizer, beside = make_optimizer("adamw", model), make_optimizer("adamw", alone)
+    given, kind = model, type(optimizer)
+    between = float("inf")
+    for stage, way in enumerate((case, PLANS["sharded"], DDP)):
+        returned, optimizer = distributed(rank, world, way, model, optimizer)
+        iterations = range(2 * stage, 2 * stage + 2)
+        train(rank, returned, [optimizer], iterations)
+        train(rank, network, [beside], iterations)
+        model, optimizer = autosync.detach(returned)
+        assert model is given
+        assert type(optimizer) is kind
+        between = largest_difference(optimizer.state_dict(), beside.state_dict())
+        assert between < 3e-6
+    again = refusal(lambda: autosync.detach(model))
+    return worst_difference(model, alone), between, again
+
+
+@each_stage
+def test_a_second_stage_goes_on(pair: Ranks, case: Case) -> None:
+    for difference, between, again in pair.run(two_stages, case):
+        assert difference < 3e-6
+        assert between < 3e-6
+        assert "is not distributed" in again
+
+
+def twice(rank: int, world: int, case: Case) -> list[str]:
+    model = make_model("mlp")
+    optimizer = make_optimizer("sgd", model)
+    network, _ = distributed(rank, world, case, model, optimizer)
+    found = [
+        refusal(lambda: distributed(rank, world, case, model, optimizer)),
+        refusal(lambda: distributed(rank, world, case, network, optimizer)),
+        refusal(lambda: distributed(rank, world, case, model, make_optimizer("sgd", model))),
+    ]
+    train(rank, network, [optimizer], range(4))
+    autosync.detach(network)
+    assert worst_difference(model, train_reference(case, world)) < 3e-6
+    return found
+
+
+@each_stage
+def test_distributing_twice_is_refused(pair: Ranks, case: Case) -> None:
+    for found in pair.run(twice, case):
+        assert ["is distributed already" in words for words in found] == [True] * 3
+
+
+def wrapped_after(rank: int, world: int, case: Case) -> list[str]:
+    model = make_model("mlp")
+    optimizer = make_optimizer("sgd", model)
+    distributed(rank, world, case, model, optimizer)
+    found = []
+    for outer in (model, torch.nn.Sequential(model)):
+        network = DistributedDataParallel(outer)
+        found.append(refusal(lambda n=network: loss_of(n, 0, rank)))  # type: ignore[misc]
+    del network
+    train(rank, model, [optimizer], range(2))
+    autosync.detach(model)
+    return found
+
+
+@each_plan
+def test_ddp_around_a_distributed_model_is_refused(pair: Ranks, case: Case) -> None:
+    for found in pair.run(wrapped_after, case):
+        assert ["was put around a model (Sequential)" in words for words in found] == [True] * 2
+
+
+def wrapped_before(rank: int, world: int, case: Case) -> list[str]:
+    model = make_model("mlp")
+    optimizer = make_optimizer("sgd", model)
+    network: torch.nn.Module = DistributedDataParallel(model)
+    found = [
+        refusal(lambda: distributed(rank, world, case, model, optimizer)),
+        refusal(lambda: distributed(rank, world, case, network, optimizer)),
+    ]
+    network = model
+    distributed(rank, world, case, model, optimizer)  # DDP has gone
+    train(rank, model, [optimizer], range(4))
+    autosync.detach(model)
+    assert worst_difference(model, train_reference(case, world)) < 3e-6
+    return found
+
+
+@each_plan
+def test_a_model_in_ddp_is_refused(pair: Ranks, case: Case) -> None:
+    for around, inside in pair.run(wrapped_before, case):
+        assert "DistributedDataParallel is around it" in around
+        assert "it is torch's DistributedDataParallel" in inside
+
+
+def stale(rank: int, world: int) -> str:
+    """The wrapper that detach took off cannot train beside the second stage."""
+    model = make_model("mlp")
+    network, _ = distributed(rank, world, DDP, model, make_optimizer("sgd", model))
+    autosync.detach(network)
+    with pytest.raises(InvalidInput) as caught:
+        loss_of(network, 0, rank)
+    return str(caught.value)
+
+
+def test_a_detached_wrapper_says_so(pair: Ranks) -> None:
+    for found in pair.run(stale):
+        assert "after autosync.detach" in found
+
+
+def clipping_goes(rank: int, world: int, case: Case) -> float:
+    model = make_model("mlp")
+    optimizer = make_optimizer("sgd", model)
+    network, _ = distributed(rank, world, case, model, optimizer, 1e-9)
+    train(rank, network, [optimizer], range(1))
+    autosync.detach(network)
+    alone, beside = ddp_of(model)
+    theirs = make_optimizer("sgd", alone)
+    theirs.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    network, _ = distributed(rank, world, case, model, optimizer)
+    train(rank, network, [optimizer], range(1, 3))
+    train(rank, beside, [theirs], range(1, 3))
+    autosync.detach(network)
+    return worst_difference(model, alone)
+
+
+@each_stage
+def test_clipping_ends_with_its_stage(pair: Ranks, case: Case) -> None:
+    assert max(pair.run(clipping_goes, case)) < 3e-6
