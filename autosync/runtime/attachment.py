@@ -17,6 +17,7 @@ from autosync.runtime.device.streams import Streams, streams_for
 from autosync.runtime.execution.engine import Engine
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.execution.exit import finish_at_exit
+from autosync.runtime.execution.parameter_storage import ParameterStorage
 from autosync.runtime.hooks import model_hooks
 from autosync.runtime.hooks.forward_gates import Gates
 from autosync.runtime.hooks.gradient_hooks import Removable
@@ -30,6 +31,7 @@ from autosync.runtime.transport.rank_agreement import (
     ranks_meet,
     share_initial_values,
 )
+from autosync.runtime.transport.refusals import Refusals
 from autosync.runtime.updates.optimizer_state import ShardedOptimizerState
 from autosync.runtime.updates.unused_variables import UnusedVariables
 
@@ -79,6 +81,7 @@ class Attachment:
             handle.remove()
         self.handles.clear()
         self.gates.close()
+        self.engine.owed.release_all()
         self.model.__dict__.pop("no_sync", None)
         if type(self.optimizer) is not self.engine.optimizer_class:
             release(self.optimizer, self.engine.optimizer_class)
@@ -151,7 +154,8 @@ def attach(
             for_buffers = opened.get("buffers", everyone, "gloo")
             buffers = BufferBroadcast(model, for_buffers, group.rank(), streams)
             records, low_rank = build_records(model, optimizer, plan, names, opened)
-            unused = UnusedVariables(own_store(opened), group.size())
+            store = own_store(opened)
+            unused = UnusedVariables(store, group.size())
         engine = Engine(
             optimizer,
             plan,
@@ -161,6 +165,8 @@ def attach(
             control,
             unused,
             buffers,
+            ParameterStorage(model, records.variables),
+            Refusals(store, group.rank()),
             max_grad_norm,
             trace,
             streams,

@@ -39,12 +39,13 @@ class Synchronized(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         engine: Engine = self.__dict__[ENGINE]
         engine.drop_gradients()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if set_to_none:
-                    parameter.grad = None
-                elif parameter.grad is not None:
-                    parameter.grad.requires_grad_(False).zero_()
+        with torch._C.DisableTorchFunctionSubclass():  # no value of a parameter is read
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if set_to_none:
+                        parameter.grad = None
+                    elif parameter.grad is not None:
+                        parameter.grad.requires_grad_(False).zero_()
 
     def state_dict(self) -> dict[str, Any]:
         """Whole on every rank. Where the plan owns or shards updates, or packs by PowerSGD, this
