@@ -18,10 +18,12 @@ from autosync.runtime.execution.nested_tensors import tensors_in
 from autosync.runtime.execution.pending_gradients import METADATA
 from autosync.runtime.layout.records import VariableRecord
 
+_GRAD: Any = Tensor.grad
+
 READS_NO_VALUE = METADATA | {
-    Tensor.grad.__get__,
-    Tensor.grad.__set__,
-    Tensor.grad.__delete__,
+    _GRAD.__get__,
+    _GRAD.__set__,
+    _GRAD.__delete__,
     Tensor.requires_grad.__set__,  # type: ignore[attr-defined]  # torch says bool
     Tensor.requires_grad_,
     Tensor.register_hook,

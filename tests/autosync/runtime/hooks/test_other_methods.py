@@ -17,6 +17,8 @@ from tests.autosync.runtime.ranks import Ranks
 class Holder(nn.Module):
     """A model as frameworks hold it. DDP trains it by forward."""
 
+    mean: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(6)
@@ -92,6 +94,8 @@ def test_whatever_the_script_calls(pair: Ranks, plan: str) -> None:
 
 
 class Growing(nn.Module):
+    seen: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.net = nn.Linear(6, 3)
