@@ -10,6 +10,9 @@ from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.transport.failures import lost_peer
 from autosync.runtime.transport.refusals import Refusals
 
+LOOK_SECONDS = 1.0
+"""How often a wait looks whether a peer has refused to go on: gloo does not say so."""
+
 
 class Monitor:
     """abort: ends the process groups, so that every other rank notices a failure too.
@@ -34,7 +37,11 @@ class Monitor:
         """Raises SynchronizationFailed as soon as anything failed."""
         begun = time.monotonic()
         with self.condition:
-            self.condition.wait_for(lambda: self.failure is not None or condition())
+            while not self.condition.wait_for(
+                lambda: self.failure is not None or condition(), LOOK_SECONDS
+            ):
+                if (refusal := self._refusals.find()) is not None:
+                    self._end(refusal)
             if self._trace is not None:
                 self._trace.waited(begun)
         self.check()
