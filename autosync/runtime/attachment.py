@@ -20,6 +20,7 @@ from autosync.runtime.device.streams import Streams, streams_for
 from autosync.runtime.execution.engine import Engine
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.execution.exit import finish_at_exit
+from autosync.runtime.execution.parameter_storage import ParameterStorage
 from autosync.runtime.hooks import model_hooks
 from autosync.runtime.hooks.forward_gates import Gates
 from autosync.runtime.hooks.gradient_hooks import Removable
@@ -36,6 +37,7 @@ from autosync.runtime.transport.rank_agreement import (
     ranks_meet,
     share_initial_values,
 )
+from autosync.runtime.transport.refusals import Refusals
 from autosync.runtime.updates.joined_optimizers import JoinedOptimizers
 from autosync.runtime.updates.optimizer_state import ShardedOptimizerState
 from autosync.runtime.updates.unused_variables import UnusedVariables
@@ -93,6 +95,7 @@ class Attachment:
             handle.remove()
         self.handles.clear()
         self.gates.close()
+        self.engine.owed.release_all()
         self.model.__dict__.pop("no_sync", None)
         for optimizer in self.optimizers:
             if follows_plan(optimizer):
@@ -182,6 +185,8 @@ def attach(
             control,
             unused,
             buffers,
+            ParameterStorage(model, records.variables),
+            Refusals(store, group.rank()),
             max_grad_norm,
             trace,
             streams,

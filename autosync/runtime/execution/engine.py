@@ -26,6 +26,9 @@ from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.execution.iteration import IterationState, Phase
 from autosync.runtime.execution.message_queues import MessageQueues
 from autosync.runtime.execution.monitor import Monitor
+from autosync.runtime.execution.nested_backward import inside_another
+from autosync.runtime.execution.owed_parameters import OwedParameters
+from autosync.runtime.execution.parameter_storage import ParameterStorage
 from autosync.runtime.execution.pending_gradients import check_synchronized
 from autosync.runtime.execution.script_gradients import ScriptGradients
 from autosync.runtime.execution.step_turns import StepTurns
@@ -35,6 +38,7 @@ from autosync.runtime.layout.records import Records, VariableRecord
 from autosync.runtime.payloads.powersgd_state import SavedErrors
 from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.runtime.transport.module_buffers import BufferBroadcast
+from autosync.runtime.transport.refusals import Refusals
 from autosync.runtime.updates.clipping import clipping_of_several
 from autosync.runtime.updates.joined_optimizers import JoinedOptimizers
 from autosync.runtime.updates.optimizer_application import OptimizerApplication
@@ -47,7 +51,8 @@ class Engine:
 
     optimizer_class: the optimizer's own. synchronizing: False inside `no_sync`. turns: of several
     optimizers. control: a process group of all ranks for small exchanges. gradients: in the
-    script's hands.
+    script's hands. storage: of the parameters, which the script may exchange. owed: parameters
+    whose values are on their way.
     patience_seconds: see `MessageQueue`.
     """
 
@@ -61,6 +66,8 @@ class Engine:
         control: Any,
         unused: UnusedVariables,
         buffers: BufferBroadcast,
+        storage: ParameterStorage,
+        refusals: Refusals,
         max_grad_norm: float | None = None,
         trace: ExecutionTrace | None = None,
         streams: Streams = HOST,
@@ -77,13 +84,16 @@ class Engine:
         self.control = control
         self.unused = unused
         self.buffers = buffers
+        self.storage = storage
+        self.owed = OwedParameters(self.variables, self.wait_for)
         self.end_is_expected = False
+        self.buffers_sent = False
         self.synchronizing = True
         self.all_whole = all(v.whole for v in self.variables)
         self.application = OptimizerApplication(optimizer, self.optimizer_class, unused, streams)
         self.iteration = IterationState(records)
         values_travel = any(bucket.values_travel for bucket in self.buckets)
-        self.monitor = Monitor(abort, values_travel, trace)
+        self.monitor = Monitor(abort, values_travel, refusals, trace)
         self.condition = self.monitor.condition
         self.completion = Completion(self.iteration, self.application, self.monitor, streams, trace)
         self.gradients = ScriptGradients(
@@ -145,7 +155,19 @@ class Engine:
                 remedy="Run all but the last of them inside `with model.no_sync():`.",
             )
         self._check_turns()
+        if not self.end_is_expected and inside_another():
+            raise NotSupported(
+                "a reentrant checkpoint runs its own backward pass, and the model itself was not "
+                "called, so where the whole backward pass ends is not known.",
+                thing="backward",
+                remedy="Checkpoint with use_reentrant=False, or call model(...) itself.",
+            )
         self._drain()
+        with self.monitor.refusing():
+            self.storage.check_backward()
+        if not self.buffers_sent:  # the script called a submodule, or another method than forward
+            self.end_forward()
+        self.buffers_sent = False
         with self.condition:
             if self.turns is not None:
                 self.turns.begin()
@@ -168,6 +190,8 @@ class Engine:
             return
         self.monitor.check()
         self._check_turns()
+        with self.monitor.refusing():
+            self.storage.check_forward()
         self._finish_buffers()
         self.end_is_expected = False
         if self.phase is Phase.BACKWARD:
@@ -181,9 +205,17 @@ class Engine:
         """Module buffers are final: they travel beside the backward pass."""
         with self.monitor.exchange("the broadcast of module buffers"):
             self.buffers.start()
+        self.buffers_sent = True
 
     def packed(self, variable: VariableRecord) -> None:
         """The gradient of a variable is in its buffers. Its last bucket to be full leaves."""
+        if variable.is_packed:
+            raise NotSupported(
+                f"the gradient of {variable.name!r} became ready twice in one backward pass.",
+                thing=f"variable {variable.name}",
+                remedy="Where reentrant checkpoints share a weight, use use_reentrant=False; after "
+                "a backward pass that failed, start all ranks again from the last checkpoint.",
+            )
         variable.is_packed = True
         full = False
         self.streams.order_packing()
@@ -224,6 +256,9 @@ class Engine:
 
     def step(self, optimizer: Optimizer) -> None:
         """The `step()` of the script's optimizer, or of one of them."""
+        self.monitor.check()
+        with self.monitor.refusing():
+            self.storage.check_step()
         if self.phase is not Phase.REDUCING:
             check_synchronized(self.variables)
         elif self.turns is None or (self.turns.together and self.turns.note(optimizer)):
@@ -243,6 +278,8 @@ class Engine:
             with self.condition:
                 self.iteration.phase = Phase.STEPPED
                 self.iteration.values_arrived(self.iteration.take_updatable())
+            if not self.streams.mode.threads:
+                self._finish_buffers()
         self.streams.wait_last_events(updated)
 
     def _step(self) -> None:
@@ -262,8 +299,12 @@ class Engine:
             self.completion.update_whole(updatable, all_of_them)
         for variable in self.gradients.pending:
             variable.parameter.grad = None
-        self.monitor.wait(lambda: all(v.missing_values == 0 or v.deferred for v in self.variables))
-        self.streams.wait_last_events(v for v in self.variables if not v.deferred)
+        awaited = [v for v in self.variables if not v.deferred] + self.owed.unguarded
+        self.monitor.wait(lambda: all(v.missing_values == 0 for v in awaited))
+        self.streams.wait_last_events(awaited)
+        self.owed.mark(of_a_device=self.streams.asynchronous)
+        if not self.streams.mode.threads:  # else a thread waits for the device: not here
+            self._finish_buffers()
 
     @contextmanager
     def gathered_state(self) -> Iterator[SavedErrors]:
@@ -286,6 +327,7 @@ class Engine:
         if self.iteration.outdated_variables or self.failure:
             self.monitor.wait(lambda: all(variable.missing_values == 0 for variable in variables))
         self.streams.wait_last_events(variables)
+        self.owed.release(variables)
 
     def flush(self) -> None:
         """Wait for every message and update in flight, module buffers included."""
@@ -308,6 +350,7 @@ class Engine:
         elif self.phase is Phase.REDUCING:
             self.monitor.wait(lambda: self.iteration.unreduced_buckets == 0)
         self.streams.wait_last_events(self.variables)
+        self.owed.release_all()
 
     def drop_gradients(self) -> None:
         """`zero_grad()` without a `step()`: what was reduced is of no use. Not where several

@@ -5,30 +5,43 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Condition, RLock
 
-from autosync.errors import AutosyncError
+from autosync.errors import AutosyncError, NotSupported
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.transport.failures import lost_peer
+from autosync.runtime.transport.refusals import Refusals
+
+LOOK_SECONDS = 1.0
+"""How often a wait looks whether a peer has refused to go on: gloo does not say so."""
 
 
 class Monitor:
     """abort: ends the process groups, so that every other rank notices a failure too.
-    state_is_split: every rank holds only its own part of the optimizer's state. trace: notes
-    waits."""
+    state_is_split: every rank holds only its own part of the optimizer's state. refusals: of all
+    ranks. trace: notes waits."""
 
     def __init__(
-        self, abort: Callable[[], None], state_is_split: bool, trace: ExecutionTrace | None = None
+        self,
+        abort: Callable[[], None],
+        state_is_split: bool,
+        refusals: Refusals,
+        trace: ExecutionTrace | None = None,
     ):
         self.condition = Condition(RLock())
         self.failure: AutosyncError | None = None
         self._abort = abort
         self._state_is_split = state_is_split
+        self._refusals = refusals
         self._trace = trace
 
     def wait(self, condition: Callable[[], bool]) -> None:
         """Raises SynchronizationFailed as soon as anything failed."""
         begun = time.monotonic()
         with self.condition:
-            self.condition.wait_for(lambda: self.failure is not None or condition())
+            while not self.condition.wait_for(
+                lambda: self.failure is not None or condition(), LOOK_SECONDS
+            ):
+                if (refusal := self._refusals.find()) is not None:
+                    self._end(refusal)
             if self._trace is not None:
                 self._trace.waited(begun)
         self.check()
@@ -38,10 +51,24 @@ class Monitor:
             raise self.failure
 
     def fail(self, what: str, thing: str, value: object = None) -> AutosyncError:
-        """Returns the first failure."""
+        """Returns the first failure. Where a peer has refused to go on, that is what failed."""
+        refusal = None if self.failure else self._refusals.find()
+        return self._end(refusal or lost_peer(what, thing, value, self._state_is_split))
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Around a check of this rank alone: where it refuses, all ranks stop and say why."""
+        try:
+            yield
+        except NotSupported as error:
+            self._refusals.post(error)
+            self._end(error)
+            raise
+
+    def _end(self, error: AutosyncError) -> AutosyncError:
         with self.condition:
             if self.failure is None:
-                self.failure = lost_peer(what, thing, value, self._state_is_split)
+                self.failure = error
             self.condition.notify_all()
         self._abort()
         return self.failure

@@ -83,12 +83,13 @@ class Synchronized(Optimizer):
 
 
 def _clear(optimizer: Optimizer, set_to_none: bool) -> None:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if set_to_none:
-                parameter.grad = None
-            elif parameter.grad is not None:
-                parameter.grad.requires_grad_(False).zero_()
+    with torch._C.DisableTorchFunctionSubclass():  # no value of a parameter is read
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if set_to_none:
+                    parameter.grad = None
+                elif parameter.grad is not None:
+                    parameter.grad.requires_grad_(False).zero_()
 
 
 def follows_plan(optimizer: Optimizer) -> bool:

@@ -54,6 +54,7 @@ class FactorCapture:
         self.packed: Factors = self._none()
         self._owner = owner
         self._accumulator: Any = None
+        self._hook: Callable[[Any, Any], None] | None = None
         self._handle: RemovableHandle | None = None
         self._taken: list[tuple[int, torch.cuda.Stream | None, Factors]] = []
         self._accumulated_factors: list[Factors] = []
@@ -66,15 +67,34 @@ class FactorCapture:
         The hook runs when all uses of the weight have been through backward, whether or not a
         gradient came: torch's accumulator of the parameter counts them.
         """
-        parameter = self.variable.parameter
-        edge = parameter.view_as(parameter).grad_fn
-        assert edge is not None
-        self._accumulator = edge.next_functions[0][0]  # the parameter itself holds it weakly
-        self._handle = self._accumulator.register_hook(hook)
+        self._hook = hook
+        self._listen(self._current_accumulator())
         if isinstance(self._owner, HandsFactors):
             self._owner.hand_factors(self.take)
         else:
             self._owner.forward = MethodType(_forward_of(self._owner, self.take), self._owner)
+
+    def follows(self) -> bool:
+        """A parameter that was converted to another type, and back, has another accumulator."""
+        return self._accumulator is self._current_accumulator()
+
+    def follow_accumulator(self) -> None:
+        """Before a forward pass."""
+        if not self.follows():
+            self._listen(self._current_accumulator())
+
+    def _current_accumulator(self) -> Any:
+        parameter = self.variable.parameter
+        with torch.enable_grad(), torch._C.DisableTorchFunctionSubclass():
+            edge = parameter.view_as(parameter).grad_fn
+        assert edge is not None
+        return edge.next_functions[0][0]
+
+    def _listen(self, accumulator: Any) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+        self._accumulator = accumulator  # the parameter itself holds it weakly
+        self._handle = accumulator.register_hook(self._hook)
 
     def remove(self) -> None:
         """The owner of the weight computes its gradient again."""

@@ -7,6 +7,7 @@ by a thread that waits for it while the script goes on.
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from threading import Thread
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from autosync.errors import NotSupported
 from autosync.runtime.device.streams import HOST, DeviceEvent, Streams
 
 ALIGNMENT_BYTES = 16
@@ -41,23 +43,62 @@ class Aside:
             raise self._error
 
 
+@dataclass(frozen=True, slots=True)
+class BufferHome:
+    """Where a module holds a buffer, which it may replace by another tensor, and how it was when
+    the plan was attached. place: of its values among those that travel."""
+
+    name: str
+    held: dict[str, Any]
+    key: str
+    shape: torch.Size
+    dtype: torch.dtype
+    place: Tensor
+
+    def current(self) -> Tensor:
+        """Raises NotSupported where it is another than the other ranks expect."""
+        found: Any = self.held.get(self.key)
+        if isinstance(found, Tensor) and (found.shape, found.dtype) == (self.shape, self.dtype):
+            return found
+        now = f"{found.dtype}{list(found.shape)}" if isinstance(found, Tensor) else repr(found)
+        raise NotSupported(
+            f"module buffer {self.name!r} is {now} now; when the plan was attached it was "
+            f"{self.dtype}{list(self.shape)}.",
+            thing=f"module buffer {self.name}",
+            value=now,
+            remedy="Keep what changes its shape in a plain attribute, and convert the model before "
+            "autosync.distribute.",
+        )
+
+
 class BufferBroadcast:
     """group: of its own, so that nothing else waits behind it. rank: 0 sends."""
 
     def __init__(self, model: nn.Module, group: Any, rank: int, streams: Streams = HOST):
-        self.buffers = [buffer for buffer in model.buffers() if buffer.numel()]
+        found = [(name, buffer) for name, buffer in model.named_buffers() if buffer.numel()]
         self.group = group
         self.rank = rank
         self.streams = streams
-        size = sum(_aligned(buffer.nbytes) for buffer in self.buffers)
+        size = sum(_aligned(buffer.nbytes) for _, buffer in found)
         self.flat = streams.host_buffer(torch.empty(size, dtype=torch.uint8, device="cpu"))
+        self.buffers: list[BufferHome] = []
         self.work: Any = None
+        start = 0
+        for name, buffer in found:
+            path, _, key = name.rpartition(".")
+            module = model.get_submodule(path)
+            held = module._buffers if "_buffers" in module.__dict__ else {key: buffer}
+            place = self.flat[start : start + buffer.nbytes]
+            self.buffers.append(BufferHome(name, held, key, buffer.shape, buffer.dtype, place))
+            start += _aligned(buffer.nbytes)
 
     def start(self) -> None:
         """After a training forward: rank 0's values leave."""
         self.finish()
         if not self.buffers:
             return
+        for home in self.buffers:  # refused on every rank, before anything leaves
+            home.current()
         if not self.streams.mode.threads:
             self._collect()
             self.work = self._send()
@@ -76,9 +117,9 @@ class BufferBroadcast:
 
     def _collect(self) -> None:
         if self.rank == 0:
-            for buffer, place in self._places():
-                values = buffer.detach().contiguous().view(-1).view(torch.uint8)
-                place.copy_(values, non_blocking=True)
+            for home in self.buffers:
+                values = home.current().detach().contiguous().view(-1).view(torch.uint8)
+                home.place.copy_(values, non_blocking=True)
 
     def _send(self) -> Any:
         return self.group.broadcast([self.flat], dist.BroadcastOptions())
@@ -90,9 +131,9 @@ class BufferBroadcast:
         work, self.work = self.work, None
         work.wait()
         if self.rank != 0:
-            for buffer, place in self._places():
-                values = place.view(buffer.dtype).view(buffer.shape)
-                buffer.detach().copy_(values, non_blocking=True)
+            for home in self.buffers:
+                values = home.place.view(home.dtype).view(home.shape)
+                home.current().detach().copy_(values, non_blocking=True)
 
     def close(self) -> None:
         """The group has ended: so does what is under way, arrived or not."""
@@ -100,13 +141,6 @@ class BufferBroadcast:
             with suppress(RuntimeError):
                 self.work.wait()
         self.work = None
-
-    def _places(self) -> list[tuple[Tensor, Tensor]]:
-        places, start = [], 0
-        for buffer in self.buffers:
-            places.append((buffer, self.flat[start : start + buffer.nbytes]))
-            start += _aligned(buffer.nbytes)
-        return places
 
 
 def _aligned(size_bytes: int) -> int:

@@ -81,6 +81,11 @@ class RowUpdate:
             return moving
         return rows.sums._indices()[0]
 
+    def follow_tables(self) -> None:
+        """A table has another storage now; the state is kept by what stands for its rows."""
+        for rows, table in zip(self.bucket.ranges, self.tables, strict=True):
+            table.data = rows.variable.alias[rows.start : rows.stop]
+
     def gradients(self) -> list[Tensor]:
         return [rows.sums._values() for rows in self.bucket.ranges if rows.sums is not None]
 

@@ -49,7 +49,7 @@ def late(rank: int, world: int, cases: tuple[Case, ...]) -> list[str]:
             warnings.simplefilter("always")
             if rank == 1:
                 store.wait([f"said/{number}"])
-                state = made.optimizer.state_dict()
+                state = made.optimizers[0].state_dict()
             else:
                 state = said(made, store, f"said/{number}")
         assert len(state["state"]) == 5
@@ -68,7 +68,7 @@ def said(made: Attachment, store: Store, key: str) -> dict[str, object]:
     warnings.showwarning = tell
     try:
         with SHORT:
-            return made.optimizer.state_dict()
+            return made.optimizers[0].state_dict()
     finally:
         warnings.showwarning = show
 
@@ -94,7 +94,7 @@ def alone(rank: int, world: int, case: Case) -> str:
     with SHORT, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(SynchronizationFailed) as caught:
-            made.optimizer.state_dict()
+            made.optimizers[0].state_dict()
     store.set(key, "")
     made.detach()
     return str(caught.value)
@@ -111,7 +111,7 @@ def on_one(rank: int, world: int, cases: tuple[Case, ...]) -> int:
     for case in cases:
         made = trained(case, rank, world)
         if rank == 0:
-            saved += len(made.optimizer.state_dict()["state"])
+            saved += len(made.optimizers[0].state_dict()["state"])
         dist.barrier()
         made.detach()
     return saved

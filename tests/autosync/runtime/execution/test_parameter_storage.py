@@ -1,0 +1,187 @@
+"""Scripts that give parameters another storage: followed, or refused by name on every rank."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from autosync.errors import NotSupported
+from tests.autosync.runtime.beside_ddp import PLANS, Script, beside_ddp
+from tests.autosync.runtime.cases import Case, attached, loss_of
+from tests.autosync.runtime.parts import linear
+from tests.autosync.runtime.ranks import Ranks
+
+
+def nothing(model: nn.Module, moment: str, iteration: int) -> None:
+    """What most scripts do."""
+
+
+def average_in_and_out(rank: int) -> Script:
+    """An average of weights is swapped in for an evaluation; what comes back is now the same
+    tensor, now a copy."""
+    averages: list[torch.Tensor] = []
+
+    def script(model: nn.Module, moment: str, iteration: int) -> None:
+        if moment != "stepped":
+            return
+        weights = [p.data for p in model.parameters()]
+        if not averages:
+            averages.extend(w.clone() for w in weights)
+        for average, weight in zip(averages, weights, strict=True):
+            average.lerp_(weight, 0.5)
+        for p, average in zip(model.parameters(), averages, strict=True):
+            p.data = average
+        with torch.no_grad():
+            loss_of(model, iteration, rank)
+        for p, weight in zip(model.parameters(), weights, strict=True):
+            p.data = weight.clone() if iteration % 2 else weight
+
+    return script
+
+
+def averages_stay(rank: int) -> Script:
+    """Training goes on from the average."""
+    averages: list[torch.Tensor] = []
+
+    def script(model: nn.Module, moment: str, iteration: int) -> None:
+        if moment != "stepped":
+            return
+        if not averages:
+            averages.extend(p.detach().clone() for p in model.parameters())
+        for p, average in zip(model.parameters(), averages, strict=True):
+            average.lerp_(p.detach(), 0.5)
+            p.data = average.clone()
+
+    return script
+
+
+def first_rank_only(rank: int) -> Script:
+    return average_in_and_out(rank) if rank == 0 else nothing
+
+
+def through_a_vector(rank: int) -> Script:
+    def script(model: nn.Module, moment: str, iteration: int) -> None:
+        if moment == "stepped":
+            vector = parameters_to_vector(model.parameters()).detach() * 0.9
+            vector_to_parameters(vector, model.parameters())
+
+    return script
+
+
+def converted_and_back(rank: int) -> Script:
+    def script(model: nn.Module, moment: str, iteration: int) -> None:
+        if moment == "stepped" and "no_sync" in model.__dict__:  # DDP loses its hooks by it
+            model.double().float()
+
+    return script
+
+
+def other_strides(rank: int) -> Script:
+    def script(model: nn.Module, moment: str, iteration: int) -> None:
+        if moment == "gradients":
+            weight = linear(model, 2).weight
+            weight.data = weight.data.t().contiguous().t()
+
+    return script
+
+
+def converted_before_step(rank: int) -> Script:
+    def script(model: nn.Module, moment: str, iteration: int) -> None:
+        if moment == "gradients" and "no_sync" in model.__dict__:  # DDP loses its hooks by it
+            model.double().float()
+
+    return script
+
+
+SCRIPTS: tuple[Callable[[int], Script], ...] = (
+    average_in_and_out,
+    averages_stay,
+    first_rank_only,
+    through_a_vector,
+    converted_and_back,
+    other_strides,
+)
+
+
+def all_scripts(
+    rank: int, world: int, case: Case, scripts: tuple[Callable[[int], Script], ...]
+) -> dict[str, float]:
+    return {make.__name__: beside_ddp(rank, world, case, make) for make in scripts}
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_exchanged_storages_are_followed(pair: Ranks, plan: str) -> None:
+    for differences in pair.run(all_scripts, PLANS[plan], SCRIPTS):
+        assert max(differences.values()) < 3e-6, differences
+
+
+@pytest.mark.parametrize("plan", ["all-reduce"])
+def test_gradients_may_be_converted_where_they_are_whole(pair: Ranks, plan: str) -> None:
+    for differences in pair.run(all_scripts, PLANS[plan], (converted_before_step,)):
+        assert max(differences.values()) < 3e-6, differences
+
+
+def to_bfloat16(model: nn.Module) -> None:
+    model.bfloat16()
+
+
+def loaded_by_assignment(model: nn.Module) -> None:
+    model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
+
+
+CHANGES: dict[str, tuple[Callable[[nn.Module], None], str]] = {
+    "type": (to_bfloat16, "'0.weight' has type torch.bfloat16"),
+    "assign": (loaded_by_assignment, "'0.weight' is no longer the parameter"),
+}
+
+
+def refusals(rank: int, world: int, case: Case) -> dict[str, str]:
+    """What each change leads to, where the next iteration notices it."""
+    said = {}
+    for name, (change, _) in CHANGES.items():
+        model, optimizer, attachment = attached(case, world)
+        loss_of(model, 0, rank).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        change(model)
+        try:
+            model(torch.ones(4, 6, dtype=next(model.parameters()).dtype)).sum().backward()
+            optimizer.step()
+            said[name] = "nothing"
+        except NotSupported as error:
+            said[name] = str(error)
+        attachment.detach()
+    return said
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_what_does_not_fit_is_refused_by_name(pair: Ranks, plan: str) -> None:
+    for said in pair.run(refusals, PLANS[plan]):
+        for name, (_, words) in CHANGES.items():
+            assert words in said[name]
+            assert "autosync.distribute" in said[name]
+
+
+def refused_by_one(rank: int, world: int, case: Case) -> str:
+    model, optimizer, attachment = attached(case, world)
+    for iteration in range(3):
+        if rank == 1 and iteration == 2:
+            model.bfloat16()
+        try:
+            model(torch.ones(4, 6, dtype=next(model.parameters()).dtype)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            model.state_dict()
+        except NotSupported as error:
+            attachment.detach()
+            return str(error)
+    return "nothing"
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_refusal_of_one_rank_is_named_on_all(pair: Ranks, plan: str) -> None:
+    other, mine = pair.run(refused_by_one, PLANS[plan])
+    assert mine.startswith("variable '0.weight' has type torch.bfloat16")
+    assert other == f"rank 1 stopped: {mine}"
