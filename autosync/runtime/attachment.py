@@ -30,6 +30,7 @@ from autosync.runtime.hooks.synchronized_optimizer import adopt, follows_plan, r
 from autosync.runtime.records_builder import build_records
 from autosync.runtime.transport.collective_call import CollectiveCalls
 from autosync.runtime.transport.module_buffers import BufferBroadcast
+from autosync.runtime.transport.peer_refusals import Refusals
 from autosync.runtime.transport.process_groups import Groups, open_groups, working_group
 from autosync.runtime.transport.rank_agreement import (
     check_same_plan,
@@ -37,7 +38,6 @@ from autosync.runtime.transport.rank_agreement import (
     ranks_meet,
     share_initial_values,
 )
-from autosync.runtime.transport.refusals import Refusals
 from autosync.runtime.updates.joined_optimizers import JoinedOptimizers
 from autosync.runtime.updates.optimizer_state import ShardedOptimizerState
 from autosync.runtime.updates.unused_variables import UnusedVariables

@@ -38,7 +38,7 @@ from autosync.runtime.layout.records import Records, VariableRecord
 from autosync.runtime.payloads.powersgd_state import SavedErrors
 from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.runtime.transport.module_buffers import BufferBroadcast
-from autosync.runtime.transport.refusals import Refusals
+from autosync.runtime.transport.peer_refusals import Refusals
 from autosync.runtime.updates.clipping import clipping_of_several
 from autosync.runtime.updates.joined_optimizers import JoinedOptimizers
 from autosync.runtime.updates.optimizer_application import OptimizerApplication

@@ -8,7 +8,7 @@ from threading import Condition, RLock
 from autosync.errors import AutosyncError, NotSupported
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.transport.failures import lost_peer
-from autosync.runtime.transport.refusals import Refusals
+from autosync.runtime.transport.peer_refusals import Refusals
 
 LOOK_SECONDS = 1.0
 """How often a wait looks whether a peer has refused to go on: gloo does not say so."""
