@@ -182,6 +182,6 @@ def test_automatic_scales_keep_links_within_what_cores_carry(
 
 
 def test_automatic_scales_stretch_short_compute() -> None:
-    byte_scale, time_scale = automatic_scales(domain_of(None, grid_cluster(4, 1, 0.5), 1e-4))
+    byte_scale, time_scale = automatic_scales(domain_of(None, grid_cluster(4, 1, 0.25), 1e-4))
     assert byte_scale == 1.0
     assert 6 * 3e-4 * time_scale >= 0.02
