@@ -24,7 +24,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT))  # for `benchmarks`, so imports of the project come after it
 
 from autosync.bundle import make_bundle  # noqa: E402
 from autosync.cluster import Cluster  # noqa: E402

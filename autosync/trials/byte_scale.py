@@ -268,7 +268,7 @@ def cluster_scales(cluster: Cluster) -> tuple[float, float]:
 CPU_SAFE_GBPS = 1.0
 """All nodes' NICs together, one direction, on two cores of any speed. Measured on slow ones, with
 ResNet-50 on four nodes: at 2.4 Gbit/s (s = 1/16, k = 1) iterations spread by 8 to 15 %, at 0.6
-(s = 1/32, k = 2) by 1 to 5 %."""
+(s = 1/32, k = 2) by 1 to 8 %; `autosync quickstart` prints such spreads."""
 
 SMALLEST_BYTE_SCALE = 1 / 32
 """Smaller messages cost their startup and little else, and time scales do as well."""
