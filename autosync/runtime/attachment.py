@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from autosync.errors import AutosyncError, InvalidInput
+from autosync.errors import AutosyncError, InvalidInput, NotSupported
 from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED, check_plain
 from autosync.runtime.device.model_device import device_of
@@ -153,7 +153,7 @@ def attach(
     joined = optimizers[0] if len(optimizers) == 1 else JoinedOptimizers(optimizers)
     group = working_group(process_group)
     device = device_of(model)
-    _refuse_world_size(plan, group)
+    _check_runs_here(plan, group)
     opened = groups or open_groups(group, device)
     streams = streams or streams_for(device, opened.backend, timed=trace is not None)
     opened = opened.on(streams)
@@ -221,13 +221,21 @@ def attach(
     return attachment
 
 
-def _refuse_world_size(plan: Plan, group: dist.ProcessGroup) -> None:
+def _check_runs_here(plan: Plan, group: dist.ProcessGroup) -> None:
     if group.size() != plan.world_size:
         raise InvalidInput(
             f"the plan is for {plan.world_size} ranks, the process group has {group.size()}.",
             thing="plan.shares",
             value=plan.world_size,
             remedy="Tune for this number of ranks.",
+        )
+    if plan.staleness:
+        raise NotSupported(
+            f"the plan lets ranks lag {plan.staleness} iterations behind each other, which can be "
+            "predicted, but not run.",
+            thing="plan.staleness",
+            value=plan.staleness,
+            remedy="Use a strategy of staleness 0.",
         )
 
 

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -118,3 +119,19 @@ def trains(rank: int, world: int) -> bool:
 def test_another_plan_attaches_where_one_has_failed(pair: Ranks) -> None:
     pair.run(left_behind, "hook", "zero")
     assert pair.run(trains) == [True, True]
+
+
+def stale(rank: int, world: int) -> str:
+    model = make_model("mlp")
+    names = tuple(name for name, _ in model.named_parameters())
+    made = replace(plan(Case(), model, world), staleness=2)
+    try:
+        attachment.attach(model, make_optimizer("sgd", model), made, names)
+    except NotSupported as error:
+        return str(error)
+    return "it runs, synchronized in every iteration"
+
+
+def test_a_stale_plan_is_refused_on_every_rank(pair: Ranks) -> None:
+    for words in pair.run(stale):
+        assert "lag 2 iterations behind each other" in words
