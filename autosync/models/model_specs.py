@@ -124,6 +124,13 @@ BUNDLED: dict[str, ModelSpec] = _specs(
         "autosync.models.ncf:ncf_sparse",
     ),
     ModelSpec(
+        "dlrm",
+        "DLRM for Criteo's Kaggle data, sparse embedding gradients",
+        2048,
+        540_677_217,
+        "autosync.models.dlrm:dlrm_kaggle",
+    ),
+    ModelSpec(
         "gpt2",
         "GPT-2 small (tied embedding), sentences of 1024 tokens",
         4,

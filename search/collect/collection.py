@@ -7,11 +7,15 @@ control: where it is off the median of all that the domain's controls took befor
 at once, those trials are repeated; where it fails twice, the collection ends, as all else would
 fail. At the end, what failed or ran beside other load is measured once more.
 
+Where the plan asks for picks, searches then choose further strategies in rounds (`pick_rounds`):
+the first pass of a round comes before the next round is chosen, the others after the last one.
+
 What is measured anew stands beside what was measured before until it is whole, then replaces it.
 """
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -29,10 +33,14 @@ from autosync.search.collect.collected_domains import (
     stored_domain,
     stored_domains,
 )
+from autosync.search.collect.collected_strategy import CollectedStrategy
 from autosync.search.collect.collection_log import CollectionLog
 from autosync.search.collect.collection_plan import CollectionPlan, CollectionTarget, domain_of
 from autosync.search.collect.pass_runner import PassRunner, ReportLine
-from autosync.search.collect.remaining_passes import OccasionPasses, strategies_of
+from autosync.search.collect.pick_rounds import PickRound, choose_round, trained_elsewhere
+from autosync.search.collect.remaining_passes import PASSES, OccasionPasses, strategies_of
+from autosync.simulator.evaluation.measured_dataset import MeasuredDomain, measured_domain
+from autosync.simulator.learned.learned_simulators import LearnedSimulator
 from autosync.trials.contract import Launcher, Workload
 from autosync.trials.testbed.rate_probes import InaccurateLink
 
@@ -52,13 +60,15 @@ def collect(
 ) -> None:
     """Measure what the folder's log lacks, and write the dataset after every domain.
 
-    All first occasions come before any second one. `stopped` is asked before every trial.
+    All first occasions come before any pick, and these before any second occasion. `stopped` is
+    asked before every trial.
     again: names of the plan's targets to measure anew. Called with the same names after a stop, it
     goes on.
 
     Raises:
         NotSupported, InaccurateLink: as `launcher.open`. InvalidInput: the folder holds passes of a
-            target at other scales than the plan's. AutosyncError: the control fails.
+            target at other scales than the plan's, or none of a domain whose strategies the choice
+            of picks needs. AutosyncError: the control fails.
     """
     run = _Run(plan, folder, CollectionLog(folder), launcher, report, stopped)
     for target in plan.domains:
@@ -71,6 +81,12 @@ def collect(
                 continue
             _measure_target(run, target, occasion)
             run.log.checkpoint(stored_domains(folder))
+        if occasion > 1:
+            continue
+        for target in plan.domains:
+            if target.picks and not stopped():
+                _measure_picks(run, target)
+                run.log.checkpoint(stored_domains(folder))
     for target in plan.domains:
         _drop_replaced(run, target)
 
@@ -90,16 +106,110 @@ class _Run:
 def _measure_target(run: _Run, target: CollectionTarget, occasion: int) -> None:
     """All that is still to measure of one domain on one occasion, on one pool."""
     domain = _probed_domain(run, target)
-    passes = _passes(run, domain, occasion)
+    passes = _passes(run, target, domain, occasion)
     if not passes.pending(run.log):
         return
-    byte_scale, time_scale = target.scales
     _require_scales(run.log, domain, target)
     run.report(f"{target.name}, occasion {occasion}: {len(passes.strategies)} strategies")
+    with _runner(run, target, domain) as runner:
+        runner.run_all(passes, later=2 * target.picks)
+
+
+def _measure_picks(run: _Run, target: CollectionTarget) -> None:
+    """Choose and measure what is missing of a domain's picks, on one pool."""
+    domain = _probed_domain(run, target)
+    base = _passes(run, target, domain, 1)
+    if base.pending(run.log):
+        return  # stopped before they were whole
+    rounds = range(1, run.plan.pick_rounds + 1)
+    chosen = run.log.picks(domain.id)
+    whole = {one.round for one in chosen} == set(rounds)
+    if whole and not _pick_passes(run, domain, chosen).pending(run.log):
+        return
+    _require_scales(run.log, domain, target)
+    run.report(f"{target.name}: {target.picks} picks in {run.plan.pick_rounds} rounds")
+    simulator = trained_elsewhere(_pick_sources(run, target), domain)
+    with _runner(run, target, domain) as runner:
+        for number in rounds:
+            chosen = [one for one in run.log.picks(domain.id) if one.round == number]
+            if not chosen:
+                chosen = _choose_round(run, target, domain, simulator, number)
+            left = (run.plan.pick_rounds - number) * len(chosen) + target.picks
+            runner.run_all(_pick_passes(run, domain, chosen, (1,)), later=left)
+            if run.stopped():
+                return
+        runner.run_all(_pick_passes(run, domain, run.log.picks(domain.id)))
+
+
+def _choose_round(
+    run: _Run,
+    target: CollectionTarget,
+    domain: Domain,
+    simulator: LearnedSimulator,
+    number: int,
+) -> list[CollectedStrategy]:
+    """Choose a round and store it, before anything of it is measured."""
+    begun = time.monotonic()
+    trials = run.log.trials(domain.id, picks=True)
+    if len(trials):
+        known = measured_domain(domain, trials)
+        simulator.refit(domain, known.population, known.label_seconds)
+    earlier = [
+        one.strategy
+        for one in (*_passes(run, target, domain, 1).strategies, *run.log.picks(domain.id))
+    ]
+    asked = PickRound(
+        number, target.picks // run.plan.pick_rounds, run.plan.proposals, run.plan.seed
+    )
+    chosen = choose_round(domain, simulator, earlier, asked)
+    if len(chosen) < asked.picks:
+        run.report(f"  only {len(chosen)} of {asked.picks} picks differ from what is there")
+    run.log.record_round(domain.id, chosen)
+    run.report(f"  round {number}: {len(chosen)} chosen in {time.monotonic() - begun:.0f} s")
+    return chosen
+
+
+def _pick_sources(run: _Run, target: CollectionTarget) -> list[MeasuredDomain]:
+    """What was measured of the plan's sources but the target, picks left out.
+
+    Raises:
+        InvalidInput: nothing was, of one of them.
+    """
+    sources = []
+    for name in run.plan.pick_sources:
+        if name == target.name:
+            continue
+        domain = stored_domain(run.folder, name)
+        trials = None if domain is None else run.log.trials(domain.id, picks=False)
+        if domain is None or trials is None or not len(trials):
+            raise InvalidInput(
+                f"the picks of {target.name} need the strategies of {name}, of which none was "
+                "measured.",
+                thing="pick_sources",
+                value=name,
+                remedy=f"Collect {name} first, or take it out of the plan's pick_sources.",
+            )
+        sources.append(measured_domain(domain, trials))
+    return sources
+
+
+def _pick_passes(
+    run: _Run,
+    domain: Domain,
+    chosen: Sequence[CollectedStrategy],
+    numbers: tuple[int, ...] = PASSES,
+) -> OccasionPasses:
+    return OccasionPasses(domain.id, 1, tuple(chosen), run.plan.seed, numbers)
+
+
+@contextmanager
+def _runner(run: _Run, target: CollectionTarget, domain: Domain) -> Iterator[PassRunner]:
+    """On a pool of its own, closed at the end."""
+    byte_scale, time_scale = target.scales
     workload = Workload(domain, byte_scale=byte_scale, time_scale=time_scale)
     pool = _patiently(run, lambda: run.launcher.open(workload))
     try:
-        PassRunner(target, domain, passes, pool, run.log, run.report, run.stopped).run_all()
+        yield PassRunner(target, domain, pool, run.log, run.report, run.stopped)
     finally:
         pool.close()
 
@@ -158,7 +268,7 @@ def _drop_replaced(run: _Run, target: CollectionTarget) -> None:
     old = replaced_domain(run.folder, target.name)
     if domain is None or old is None or domain == old:
         return
-    if any(_passes(run, domain, n + 1).pending(run.log) for n in range(target.occasions)):
+    if any(_passes(run, target, domain, n + 1).pending(run.log) for n in range(target.occasions)):
         return
     run.log.forget(old.id)
     run.log.checkpoint(stored_domains(run.folder))
@@ -166,6 +276,7 @@ def _drop_replaced(run: _Run, target: CollectionTarget) -> None:
     run.report(f"{target.name}: what was measured before is replaced")
 
 
-def _passes(run: _Run, domain: Domain, occasion: int) -> OccasionPasses:
-    strategies = strategies_of(domain, run.plan.strategies, run.plan.seed)
+def _passes(run: _Run, target: CollectionTarget, domain: Domain, occasion: int) -> OccasionPasses:
+    """Of the domain's strategies, picks not counted."""
+    strategies = strategies_of(domain, run.plan.strategies_of(target), run.plan.seed)
     return OccasionPasses(domain.id, occasion, tuple(strategies), run.plan.seed)

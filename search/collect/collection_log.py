@@ -5,6 +5,8 @@ synced, so that a collection stops anywhere and goes on. A line of the log is a 
 (`autosync.simulator.evaluation.measured_dataset`), or
 
     {"strategy": document, "id": ...}    before the first pass of a strategy
+    {"picks": [{"domain", "strategy_id", "origin", "round", "predicted_seconds"}]}
+                                         a round, stored whole before the first pass of it
     {"void": [passes]}                   beside which the control drifted; measured again
     {"forget": domain}                   all of which was measured anew, as another domain
 """
@@ -18,9 +20,11 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from autosync.documents import to_json
+from autosync.atomic_write import replaced_atomically
+from autosync.documents import from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
+from autosync.search.collect.collected_strategy import PICK_ORIGINS, CollectedStrategy
 from autosync.simulator.evaluation.measured_dataset import read_trials, write_dataset
 from autosync.strategy import Strategy
 from autosync.trials.contract import TrialResult
@@ -54,6 +58,7 @@ class CollectionLog:
     _controls: dict[tuple[str, int, float], dict[str, Any]] = field(default_factory=dict)
     _voided: set[PassKey] = field(default_factory=set)
     _strategies: dict[str, str] = field(default_factory=dict)
+    _picks: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -92,10 +97,6 @@ class CollectionLog:
     def __contains__(self, key: PassKey) -> bool:
         return key in self._rows
 
-    def count(self, domain: str, occasion: int, number: int) -> int:
-        """How many strategies have had this pass."""
-        return sum(key[:3] == (domain, occasion, number) for key in self._rows)
-
     def control_seconds(self, domain: str) -> list[float]:
         """Of the controls that ran, oldest first."""
         return [
@@ -107,19 +108,48 @@ class CollectionLog:
     def record(
         self,
         key: PassKey,
-        strategy: Strategy,
-        origin: str,
+        collected: CollectedStrategy,
         measured_at: float,
         result: TrialResult,
     ) -> None:
         """Append one pass; controls (pass 0) are stored beside the others."""
-        if key.strategy_id not in self._strategies:
-            line = {"strategy": to_json(strategy), "id": key.strategy_id}
-            self._append(line)
-            self._take(line)
-        row = _row(key, origin, measured_at, result)
+        self._keep_strategy(collected.strategy)
+        row = _row(key, collected, measured_at, result)
         self._append(row)
         self._take(row)
+
+    def record_round(self, domain: str, chosen: Sequence[CollectedStrategy]) -> None:
+        """Append a round of picks, whole or not at all."""
+        for one in chosen:
+            self._keep_strategy(one.strategy)
+        line = {"picks": [_pick(domain, one) for one in chosen]}
+        self._append(line)
+        self._take(line)
+
+    def picks(self, domain: str) -> list[CollectedStrategy]:
+        """Every pick of a domain, measured or still to be, in the order of their rounds."""
+        found = [pick for key, pick in self._picks.items() if key[0] == domain]
+        return [
+            CollectedStrategy(
+                pick["origin"],
+                from_json(Strategy, self._strategies[pick["strategy_id"]], source="picks"),
+                pick["round"],
+                pick["predicted_seconds"],
+            )
+            for pick in sorted(found, key=lambda pick: pick["round"])
+        ]
+
+    def trials(self, domain: str, picks: bool) -> pd.DataFrame:
+        """The passes of a domain's picks, or those of its other strategies, as in the dataset."""
+        rows = [
+            row
+            for key, row in self._rows.items()
+            if key.domain == domain and (row["round"] is not None) == picks
+        ]
+        table = pd.DataFrame(rows, columns=list(rows[0]) if rows else None)
+        if rows:
+            table["strategy"] = table["strategy_id"].map(self._strategies)
+        return table
 
     def other_load(self, key: PassKey) -> float:
         """What else used the machine's cores during a pass, 0 to 1; 0 where none was measured."""
@@ -155,12 +185,29 @@ class CollectionLog:
         table = pd.DataFrame(rows)
         table["strategy"] = table["strategy_id"].map(self._strategies)
         measured = set(table["domain"])
+        table["round"] = table["round"].astype("Int64")
+        table["predicted_seconds"] = table["predicted_seconds"].astype("float64")
         write_dataset(self.folder, [each for each in domains if each.id in measured], table)
-        self._log.unlink(missing_ok=True)
+        self._begin_log()
+
+    def _begin_log(self) -> None:
+        """A new log, of the picks that no pass has measured yet."""
+        measured = {(key.domain, key.strategy_id) for key in self._rows}
+        waiting = [pick for key, pick in self._picks.items() if key not in measured]
+        if not waiting:
+            self._log.unlink(missing_ok=True)
+            return
+        ids = [pick["strategy_id"] for pick in waiting]
+        lines: list[dict[str, Any]] = [{"strategy": self._strategies[i], "id": i} for i in ids]
+        with replaced_atomically(self._log) as draft:
+            draft.write_text("".join(map(_line, [*lines, {"picks": waiting}])))
 
     def _take(self, row: dict[str, Any]) -> None:
         if "strategy" in row:
             self._strategies[row["id"]] = row["strategy"]
+            return
+        if "picks" in row:
+            self._picks |= {(pick["domain"], pick["strategy_id"]): pick for pick in row["picks"]}
             return
         if "void" in row:
             for fields in row["void"]:
@@ -172,7 +219,10 @@ class CollectionLog:
             gone = row["forget"]
             self._rows = {key: row for key, row in self._rows.items() if key.domain != gone}
             self._controls = {key: row for key, row in self._controls.items() if key[0] != gone}
+            self._picks = {key: row for key, row in self._picks.items() if key[0] != gone}
             return
+        for name in ("round", "predicted_seconds"):  # NA where missing, as Parquet keeps them
+            row[name] = None if pd.isna(row.get(name)) else row[name]
         if row["step_seconds"] is not None and not row["step_seconds"] > 0:
             row["step_seconds"] = None  # NaN, as Parquet keeps what is missing
         if row["pass"] == CONTROL:
@@ -180,20 +230,43 @@ class CollectionLog:
         else:
             key = PassKey(row["domain"], row["occasion"], row["pass"], row["strategy_id"])
             self._rows[key] = row
+            if row["origin"] in PICK_ORIGINS:
+                self._picks[row["domain"], row["strategy_id"]] = {name: row[name] for name in PICK}
+
+    def _keep_strategy(self, strategy: Strategy) -> None:
+        if strategy.id not in self._strategies:
+            line = {"strategy": to_json(strategy), "id": strategy.id}
+            self._append(line)
+            self._take(line)
 
     def _append(self, row: dict[str, Any]) -> None:
         with self._log.open("a") as file:
-            file.write(json.dumps(row, separators=(",", ":"), default=list) + "\n")
+            file.write(_line(row))
             file.flush()
             os.fsync(file.fileno())
 
 
-def _row(key: PassKey, origin: str, measured_at: float, result: TrialResult) -> dict[str, Any]:
+PICK = ("domain", "strategy_id", "origin", "round", "predicted_seconds")
+"""What is stored of a pick."""
+
+
+def _pick(domain: str, chosen: CollectedStrategy) -> dict[str, Any]:
+    values = (domain, chosen.strategy.id, chosen.origin, chosen.round, chosen.predicted_seconds)
+    return dict(zip(PICK, values, strict=True))
+
+
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps(row, separators=(",", ":"), default=list) + "\n"
+
+
+def _row(
+    key: PassKey, collected: CollectedStrategy, measured_at: float, result: TrialResult
+) -> dict[str, Any]:
     error = result.error
     return {
         "domain": key.domain,
         "strategy_id": key.strategy_id,
-        "origin": origin,
+        "origin": collected.origin,
         "occasion": key.occasion,
         "pass": key.number,
         "step_seconds": result.step_seconds,
@@ -208,5 +281,7 @@ def _row(key: PassKey, origin: str, measured_at: float, result: TrialResult) -> 
         "peak_memory_bytes": result.peak_memory_bytes,
         "sent_bytes": result.sent_bytes,
         "measured_at": round(measured_at, 3),
+        "round": collected.round,
+        "predicted_seconds": collected.predicted_seconds,
         "versions": ", ".join(f"{name} {version}" for name, version in result.versions),
     }

@@ -16,6 +16,7 @@ from autosync.errors import InvalidInput, NotFound
 from autosync.graph import ModelGraph
 from autosync.models import bundled
 from autosync.profiling import profile_from_step_seconds
+from autosync.search.collect.collected_strategy import PICK_ORIGINS
 
 STATE_TENSORS = {"sgd": 0, "momentum": 1, "adagrad": 1, "adam": 2, "adamw": 2}
 
@@ -31,6 +32,8 @@ class CollectionTarget:
     warmup, iterations: of a pass. A large time_scale with few iterations repeats better than the
         reverse in the same time: on two cores 0.4 % at k = 4 with 1 + 3, 0.9 % at k = 2 with 2 + 5
         (benchmarks/repeatability.py, the transformer, a quiet hour).
+    strategies: of this domain, where it is not the plan's number.
+    picks: strategies that searches choose, measured beside the others (`pick_rounds`).
     """
 
     name: str
@@ -43,6 +46,8 @@ class CollectionTarget:
     occasions: int = 1
     warmup: int = 2
     iterations: int = 5
+    strategies: int | None = None
+    picks: int = 0
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     @property
@@ -53,11 +58,19 @@ class CollectionTarget:
 @dataclass(frozen=True, slots=True)
 class CollectionPlan:
     """strategies: of each domain, hand-designed ones included. seed: of the sampled ones and of
-    the order of trials."""
+    the order of trials.
+
+    pick_rounds: in which a domain's picks are chosen, a third of each by every chooser.
+    pick_sources: the domains from which the transferred simulator learns, but for the one that it
+        picks in. proposals: of a round.
+    """
 
     domains: tuple[CollectionTarget, ...]
     strategies: int = 220
     seed: int = 0
+    pick_rounds: int = 5
+    pick_sources: tuple[str, ...] = ()
+    proposals: int = 30_000
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     def __post_init__(self) -> None:
@@ -67,6 +80,23 @@ class CollectionPlan:
                 raise _refused("domains", name, "stands twice in the plan", "Use each name once.")
         if self.strategies < 1:
             raise _refused("strategies", self.strategies, "is below 1", "Ask for some.")
+        for name, value in (("pick_rounds", self.pick_rounds), ("proposals", self.proposals)):
+            if value < 1:
+                raise _refused(name, value, "is below 1", "Ask for one at least.")
+        share = self.pick_rounds * len(PICK_ORIGINS)
+        for target in self.domains:
+            if target.picks < 0 or target.picks % share:
+                raise _refused(
+                    f"{target.name}.picks",
+                    target.picks,
+                    f"is no multiple of {share}",
+                    f"{self.pick_rounds} rounds have as many picks of each of "
+                    f"{len(PICK_ORIGINS)} choosers.",
+                )
+
+    def strategies_of(self, target: CollectionTarget) -> int:
+        """How many of a domain, picks not counted."""
+        return self.strategies if target.strategies is None else target.strategies
 
 
 def load_plan(file: Path) -> CollectionPlan:

@@ -2,18 +2,18 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from autosync.bundle import make_bundle
 from autosync.domain import Domain
 from autosync.errors import AutosyncError
+from autosync.search.collect.collected_strategy import CollectedStrategy
 from autosync.search.collect.collection_log import CONTROL, CONTROL_ORIGIN, CollectionLog, PassKey
 from autosync.search.collect.collection_plan import CollectionTarget
-from autosync.search.collect.remaining_passes import CollectedStrategy, OccasionPasses
+from autosync.search.collect.remaining_passes import OccasionPasses
 from autosync.search.designs import known_designs
-from autosync.strategy import Strategy
 from autosync.trials.contract import Pool, TrialRequest, TrialResult
 
 CONTROL_EVERY = 20
@@ -30,7 +30,6 @@ class PassRunner:
 
     target: CollectionTarget
     domain: Domain
-    passes: OccasionPasses
     pool: Pool
     log: CollectionLog
     report: ReportLine
@@ -38,13 +37,26 @@ class PassRunner:
     _number: int = 0
     _seconds: float = 0.0
 
-    def run_all(self) -> None:
-        """Run all passes that are missing, and once more what failed or ran beside other load."""
-        while todo := self.passes.pending(self.log) or self._once_more():
+    def run_all(self, passes: OccasionPasses, later: int = 0) -> None:
+        """Run all passes that are missing, and once more what failed or ran beside other load.
+
+        later: passes of the domain that come after these, for what is said of the time left.
+        """
+        while todo := passes.pending(self.log) or self._once_more(passes):
             for start in range(0, len(todo), CONTROL_EVERY):
                 if self.stopped():
                     return
                 self._run_block(todo[start : start + CONTROL_EVERY])
+                self._report_progress(todo[0][0].number, passes, later)
+
+    def _report_progress(self, number: int, passes: OccasionPasses, later: int) -> None:
+        missing = replace(passes, numbers=(number,)).left(self.log)
+        every, rate = len(passes.strategies), self._number / self._seconds
+        left = (passes.left(self.log) + later) / rate / 60
+        self.report(
+            f"  pass {number}: {every - missing} of {every}, {rate * 3600:.0f} passes an hour, "
+            f"{left:.0f} min left"
+        )
 
     def _run_block(self, todo: list[tuple[PassKey, CollectedStrategy]]) -> None:
         """Measure, then run the control; where that has drifted twice, all is measured again."""
@@ -53,25 +65,21 @@ class PassRunner:
         for key, one in todo:
             if self.stopped():
                 break
-            self._run_trial(key, one.origin, one.strategy)
+            self._run_trial(key, one)
             done.append(key)
         if not done:
             return
         agrees = self._control_agrees(done) or self._control_agrees(done)
         self._seconds += time.monotonic() - begun
-        number = todo[0][0].number
-        have = self.log.count(self.domain.id, self.passes.occasion, number)
-        every, rate = len(self.passes.strategies), self._number / self._seconds * 3600
-        self.report(f"  pass {number}: {have} of {every}, {rate:.0f} passes an hour")
         if not agrees and (voided := self.log.void_once(done)):
             self.report(f"  the control has drifted: {len(voided)} of them are measured again")
 
-    def _once_more(self) -> list[tuple[PassKey, CollectedStrategy]]:
+    def _once_more(self, passes: OccasionPasses) -> list[tuple[PassKey, CollectedStrategy]]:
         """Forget what failed or ran beside other load, each pass once; returns what is pending."""
-        voided = self.log.void_once(self.passes.unreliable(self.log))
+        voided = self.log.void_once(passes.unreliable(self.log))
         if voided:
             self.report(f"  {len(voided)} passes failed or ran beside other load: once more")
-        return self.passes.pending(self.log)
+        return passes.pending(self.log)
 
     def _control_agrees(self, done: list[PassKey]) -> bool:
         """Run the control; whether it agrees with the median of those before it, where there are
@@ -81,10 +89,10 @@ class PassRunner:
             AutosyncError: it fails, and again. What else failed since the last one is forgotten.
         """
         earlier = self.log.control_seconds(self.domain.id)
-        strategy = known_designs.all_reduce_25mb(self.domain)
-        key = PassKey(self.domain.id, self.passes.occasion, CONTROL, strategy.id)
+        control = CollectedStrategy(CONTROL_ORIGIN, known_designs.all_reduce_25mb(self.domain))
+        key = done[0]._replace(number=CONTROL, strategy_id=control.strategy.id)
         for _ in range(2):
-            result = self._run_trial(key, CONTROL_ORIGIN, strategy)
+            result = self._run_trial(key, control)
             if result.step_seconds is not None:
                 ratio = result.step_seconds / float(np.median(earlier)) if earlier else 1.0
                 return len(earlier) < 3 or abs(ratio - 1) <= CONTROL_TOLERANCE
@@ -94,20 +102,20 @@ class PassRunner:
             f"{self.target.name}: the control, an all-reduce, failed twice"
             + (f": {error.kind}: {error.message}" if error else "."),
             thing=self.target.name,
-            value=strategy.id,
+            value=control.strategy.id,
             remedy="Mend that. The same command goes on; what failed is measured again.",
         )
 
-    def _run_trial(self, key: PassKey, origin: str, strategy: Strategy) -> TrialResult:
+    def _run_trial(self, key: PassKey, collected: CollectedStrategy) -> TrialResult:
         self._number += 1
         request = TrialRequest(
             key=f"{key}/{self._number}",
-            bundle=make_bundle(strategy, self.domain),
+            bundle=make_bundle(collected.strategy, self.domain),
             warmup=self.target.warmup,
             iterations=self.target.iterations,
             timeout_seconds=TIMEOUT_SECONDS * max(1.0, self.target.scales[1]),
         )
         measured_at = time.time()
         result = self.pool.run(request)
-        self.log.record(key, strategy, origin, measured_at, result)
+        self.log.record(key, collected, measured_at, result)
         return result

@@ -5,21 +5,13 @@ from dataclasses import dataclass
 
 from autosync.domain import Domain
 from autosync.population import decode
+from autosync.search.collect.collected_strategy import CollectedStrategy
 from autosync.search.collect.collection_log import CollectionLog, PassKey
 from autosync.search.designs.design_table import hand_designed
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
-from autosync.strategy import Strategy
 from autosync.trials.measurement import LOAD_LIMIT
 from autosync.trials.trial_procedure import PASS_TOLERANCE
-
-
-@dataclass(frozen=True, slots=True)
-class CollectedStrategy:
-    """origin: `sampled`, or the name of the builder that made it."""
-
-    origin: str
-    strategy: Strategy
 
 
 def strategies_of(domain: Domain, count: int, seed: int) -> list[CollectedStrategy]:
@@ -36,18 +28,26 @@ def strategies_of(domain: Domain, count: int, seed: int) -> list[CollectedStrate
     return list(found.values())[:count]
 
 
+PASSES = (1, 2, 3)
+"""The third only where the first two differ by more than `PASS_TOLERANCE`."""
+
+
 @dataclass(frozen=True, slots=True)
 class OccasionPasses:
-    """What there is to measure on one occasion of a domain."""
+    """What there is to measure on one occasion of a domain.
+
+    numbers: of the passes, in their order.
+    """
 
     domain_id: str
     occasion: int
     strategies: tuple[CollectedStrategy, ...]
     seed: int
+    numbers: tuple[int, ...] = PASSES
 
     def pending(self, log: CollectionLog) -> list[tuple[PassKey, CollectedStrategy]]:
         """What is missing of the first pass that is not complete, in that pass's order."""
-        for number in (1, 2, 3):
+        for number in self.numbers:
             order = list(self.strategies)
             random.Random(f"{self.seed}/{self.domain_id}/{self.occasion}/{number}").shuffle(order)
             keys = [PassKey(self.domain_id, self.occasion, number, c.strategy.id) for c in order]
@@ -60,11 +60,20 @@ class OccasionPasses:
                 return todo
         return []
 
+    def left(self, log: CollectionLog) -> int:
+        """How many passes are missing, third ones not counted."""
+        return sum(
+            PassKey(self.domain_id, self.occasion, number, one.strategy.id) not in log
+            for number in self.numbers
+            if number < PASSES[-1]
+            for one in self.strategies
+        )
+
     def unreliable(self, log: CollectionLog) -> list[PassKey]:
         """Passes that failed, or ran beside other load."""
         keys = [
             PassKey(self.domain_id, self.occasion, number, one.strategy.id)
-            for number in (1, 2, 3)
+            for number in self.numbers
             for one in self.strategies
         ]
         return [

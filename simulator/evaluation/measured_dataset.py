@@ -136,7 +136,7 @@ def load_dataset(folder: Path) -> list[MeasuredDomain]:
     table = read_trials(folder)
     measured = []
     for identity, rows in table.groupby("domain", sort=True):
-        measured.append(_measured(_read_domain(folder, str(identity)), rows))
+        measured.append(measured_domain(_read_domain(folder, str(identity)), rows))
     return sorted(measured, key=lambda each: each.name)
 
 
@@ -243,7 +243,8 @@ def _read_domain(folder: Path, identity: str) -> Domain:
     return from_json(Domain, file.read_text(), source=file.name)
 
 
-def _measured(domain: Domain, rows: pd.DataFrame) -> MeasuredDomain:
+def measured_domain(domain: Domain, rows: pd.DataFrame) -> MeasuredDomain:
+    """The domain of these rows of the tables, its controls left out."""
     rows = rows[rows["pass"] > 0].sort_values(["occasion", "pass"], kind="stable")
     again = rows.loc[rows["occasion"] == 2, "strategy_id"].nunique()
     twice = again == rows["strategy_id"].nunique()

@@ -128,12 +128,12 @@ class TestPresets:
     def test_the_presets_that_are_promised(self) -> None:
         sizes = {name: load_cluster(name).world_size for name in bundled_clusters()}
         assert sizes["example-4x1"] == sizes["example-2x2"] == sizes["example-mixed"] == 4
-        assert sizes["example-8x1"] == 8
+        assert sizes["example-8x1"] == sizes["example-4x2"] == 8
         assert sizes["aws-g4dn-12xlarge-x4"] == 16
         assert sizes["rtx-2080-ti-4x4-10gbe"] == sizes["rtx-2080-ti-4x4-ib100"] == 16
 
     def test_an_unknown_name_lists_the_presets(self) -> None:
-        for name in ("example-4x2", "../clusters/example-4x1", ""):
+        for name in ("example-4x3", "../clusters/example-4x1", ""):
             with pytest.raises(NotFound, match="example-4x1"):
                 load_cluster(name)
 

@@ -36,6 +36,12 @@ def collect(
             "May be repeated.",
         ),
     ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1, help="Stop after so many; the same command goes on.", show_default="no limit"
+        ),
+    ] = None,
     launcher: Annotated[LauncherName, typer.Option(help="As in `autosync tune`.")] = "testbed",
 ) -> None:
     """Measure many strategies of several domains, as simulators learn from.
@@ -45,6 +51,7 @@ def collect(
 
     Example: `autosync collect runtimes --domain resnet50-4x1`
     """
+    import time
     from dataclasses import replace
 
     from autosync.api.cli.stop_signals import stop_on_signals
@@ -60,9 +67,14 @@ def collect(
     names = tuple(dict.fromkeys((*(domain or ()), *anew)))
     asked = select_targets(load_plan(plan or data_file("runtimes", "plan.yaml")), names)
     stop = stop_on_signals()
+    end = float("inf") if minutes is None else time.monotonic() + 60 * minutes
+
+    def stopped() -> bool:
+        return stop.is_set() or time.monotonic() >= end
+
     where = launcher_named(launcher)
     if isinstance(where, TestbedLauncher | LocalLauncher):
         where = replace(where, repeats=0)  # a third pass, much later, tells more than one at once
     where = reporting_waits(where, say)
-    measure(asked, folder, where, say, stop.is_set, anew)
-    say("Stopped: the same command goes on." if stop.is_set() else f"Written to {folder}.")
+    measure(asked, folder, where, say, stopped, anew)
+    say("Stopped: the same command goes on." if stopped() else f"Written to {folder}.")

@@ -11,8 +11,9 @@ from autosync.models import BUNDLED, bundled, graph_file, spec_of
 from autosync.models.bert import BertPretraining
 from autosync.models.model_specs import import_bundled
 
-# Published: torchvision's model pages, the BERT and GPT-2 releases; DeAR table I counts 161, 206
-# and 398 tensors for ResNet-50, BERT-base and BERT-large.
+# Published: torchvision's model pages, the BERT and GPT-2 releases; DeAR table I counts 161, 206 and
+# 398 tensors for ResNet-50, BERT-base and BERT-large. DLRM has the 33,762,577 categories of Criteo's
+# Kaggle data in 16 columns each (540 million parameters, arXiv 1906.00091).
 PARAMETERS = {
     "resnet50": 25_557_032,
     "resnet101": 44_549_160,
@@ -21,6 +22,7 @@ PARAMETERS = {
     "bert_base": 110_106_428,
     "bert_large": 336_226_108,
     "gpt2": 124_439_808,
+    "dlrm": 33_762_577 * 16 + 475_985,
 }
 TENSORS = {"resnet50": 161, "vgg16": 32, "bert_base": 206, "bert_large": 398}
 
@@ -78,6 +80,13 @@ def test_ncf_differs_in_the_sparsity_of_its_embeddings_only() -> None:
     assert {v.touched_rows for v in tables} == {256}
     assert not any(v.sparse or v.touched_rows for v in dense.variables)
     assert [v.shape for v in sparse.variables] == [v.shape for v in dense.variables]
+
+
+def test_dlrm_looks_up_one_row_a_table() -> None:
+    tables = [v for v in bundled("dlrm").variables if v.sparse]
+    assert len(tables) == 26
+    assert all(v.touched_rows == min(v.shape[0], 2048) for v in tables)
+    assert sum(v.shape[0] for v in tables) == 33_762_577
 
 
 def test_another_batch_size_scales_what_depends_on_it() -> None:
