@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from autosync.bundle import make_bundle, save_bundle
+from autosync.bundle import Bundle, make_bundle, save_bundle
 from autosync.domain import Domain
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.runtime.distributed import distribute
@@ -242,13 +242,17 @@ def _lead(
             verdict = _searched(pool, domain, space, settings, on_event)
     except SynchronizationFailed:  # a rank is lost: nobody is left to tell
         raise
+    except AutosyncError as error:
+        verdict = Verdict(_keep_ddp(domain), str(error))
     except Exception as error:  # a process boundary: the training job must go on
-        if not isinstance(error, AutosyncError):
-            traceback.print_exc()
-        words = str(error) if isinstance(error, AutosyncError) else f"{type(error).__name__}: {error}"
-        verdict = Verdict(make_bundle(known_designs.ddp(domain), domain), words)
+        traceback.print_exc()
+        verdict = Verdict(_keep_ddp(domain), f"{type(error).__name__}: {error}")
     pool.dismiss(verdict)
     return verdict
+
+
+def _keep_ddp(domain: Domain) -> Bundle:
+    return make_bundle(known_designs.ddp(domain), domain)
 
 
 def _searched(
@@ -272,4 +276,5 @@ def _searched(
 
 
 def _log_event(event: TuningEvent) -> None:
-    log.info("%s: %s", event.kind, event.message)
+    count = f" {event.done}/{event.total}" if event.total else ""
+    log.info("%s%s: %s", event.kind, count, event.message)

@@ -1,4 +1,4 @@
-"""What messages cost on a running job's own ranks: timed before the search, as a service's probe."""
+"""What messages cost on a running job's own ranks: timed before the search, as a probe does."""
 
 import time
 from collections.abc import Callable

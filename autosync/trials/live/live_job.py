@@ -61,7 +61,8 @@ class LiveJob:
     @property
     def takes_unused(self) -> bool:
         """Whether a step may leave parameters without a gradient."""
-        return any(self.ddp_options.get(name) for name in ("find_unused_parameters", "static_graph"))
+        finders = ("find_unused_parameters", "static_graph")
+        return any(self.ddp_options.get(name) for name in finders)
 
     def renew_groups(self) -> None:
         """Process groups of the trials to come. Every rank calls this at the same time."""

@@ -131,14 +131,15 @@ def _take_part(job: LiveJob, command: LiveTrial | TimeMessages) -> list[LiveAnsw
     A rank that is stuck in the user's own code cannot be ended. The others wait for as long as its
     steps and a collective may take, and then fail.
     """
-    patience = job.timeout + LATE
+    begun = time.monotonic()
     if isinstance(command, LiveTrial):
-        patience += timedelta(seconds=command.timeout_seconds)
+        may_take = timedelta(seconds=command.timeout_seconds) + job.timeout
         mine = run_trial(job, command)
     else:
-        patience += job.timeout * command.repeats
+        may_take = job.timeout * (command.repeats + 1)
         mine = run_messages(job, command)
-    job.control.meet(patience)
+    left = may_take - timedelta(seconds=time.monotonic() - begun)
+    job.control.meet(max(left, timedelta(0)) + LATE)
     answers: list[LiveAnswer] = job.control.gathered(mine)
     if any(isinstance(answer, LiveFailure) for answer in answers):
         job.end_groups()

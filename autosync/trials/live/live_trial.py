@@ -1,4 +1,4 @@
-"""What one rank of a running job does for a trial or a probe: what it measured, or why it failed."""
+"""A trial or single messages on one rank of a running job: what it measured, or why it failed."""
 
 import gc
 import time

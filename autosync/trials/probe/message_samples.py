@@ -103,7 +103,7 @@ def measure_messages(
         for ranks in worker_counts(cluster)
         for size in sizes or usual_sizes(cluster, byte_scale / time_scale)
     ]
-    samples = []
+    samples: list[MessageSample] = []
     for kind, ranks, size in todo:
         if out_of_time():
             raise NotSupported(

@@ -194,7 +194,7 @@ def tuning(rank: int, out: Path) -> dict[str, Any]:
 
 def falling_back(rank: int) -> dict[str, Any]:
     """A step that always fails on one rank once it is synchronized. What `tune` was told counts
-    under the DDP that is left, too: one step on equal batches tells the norm that was clipped to."""
+    under the DDP that is left, too: a step's gradients have the norm that was clipped to."""
     model, optimizer = made(rank)
     before = fingerprint(model, optimizer)
     plain = step_on(batch_of(rank, 0))
@@ -297,9 +297,7 @@ def contract(rank: int) -> dict[str, Any]:
             begun = time.monotonic()
             may = SLOW_SECONDS / 2 if fault == "slow" else 60.0
             result = pool.run(
-                TrialRequest(
-                    key, bundle, warmup=1, iterations=3, record=True, timeout_seconds=may
-                )
+                TrialRequest(key, bundle, warmup=1, iterations=3, record=True, timeout_seconds=may)
             )
             assert pool.run(TrialRequest(key, bundle)) is result
             results[key] = summary(result, time.monotonic() - begun)

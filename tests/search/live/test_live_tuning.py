@@ -13,7 +13,6 @@ import autosync
 from autosync.bundle import load_bundle
 from autosync.documents import from_json
 from autosync.errors import InvalidInput, NotSupported
-from autosync.search.live.time_budget import TimeBudget
 from autosync.trials.contract import TrialResult
 from autosync.trials.live.live_cluster import Seat, refuse_mixed, seated_device
 from autosync.trials.live.live_commands import LivePass, MeasuredSteps
@@ -223,13 +222,6 @@ def test_orders_of_a_recorded_step() -> None:
     _adopt_orphans(tape)
     assert calls[1].variables == (1, 2, 4)
     assert _finish_order(tape) == [3, 2, 1, 0]
-
-
-@pytest.mark.parametrize(("now", "search", "confirm"), [(9, 0, 0), (10, 1, 0), (20, 1, 1)])
-def test_the_confirmation_has_its_own_time(now: float, search: bool, confirm: bool) -> None:
-    budget = TimeBudget(search_until=10.0, until=20.0, clock=lambda: now)
-    assert budget.over("search") == search
-    assert budget.over("confirm") == confirm
 
 
 def test_without_the_search_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
