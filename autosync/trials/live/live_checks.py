@@ -28,8 +28,8 @@ def check_tunable(
         InvalidInput: the model or an optimizer is distributed already; an optimizer trains what is
             not the model's; an option is none of DistributedDataParallel's; one of `others` has no
             state to put back.
-        NotSupported: the model is compiled; an option of DDP's contradicts every plan; the
-            gradients of several optimizers are to be clipped.
+        NotSupported: the model, or a module of it, is compiled; an option of DDP's contradicts
+            every plan; the gradients of several optimizers are to be clipped.
     """
     check_distributable(model, optimizers)
     _refuse_compiled(model)
@@ -50,12 +50,14 @@ def check_tunable(
 
 
 def _refuse_compiled(model: nn.Module) -> None:
-    if is_compiled(model):
-        raise NotSupported(
-            f"the model ({type(model).__name__}) is compiled as one region, in which hooks see "
-            "neither its modules nor their order.",
-            thing="model",
-            value=type(model).__name__,
-            remedy="Tune the plain model with save=..., and give autosync.distribute the compiled "
-            "one with that bundle.",
-        )
+    for name, module in model.named_modules():
+        if is_compiled(module):
+            which = f"module {name!r} of the model" if name else "the model"
+            raise NotSupported(
+                f"{which} is compiled: the hooks that record its iterations would tear the "
+                "compiled region apart, also after the tuning.",
+                thing="model",
+                value=name or type(model).__name__,
+                remedy="Tune the plain model with save=..., and give autosync.distribute the "
+                "compiled one with that bundle.",
+            )

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import autosync
 from autosync.errors import AutosyncError
 from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.settings import Settings
 from autosync.trials.live import control_group, live_transport
 from tests.autosync.runtime.cases import Case, attached
@@ -65,7 +66,8 @@ def refused(rank: int, world: int) -> dict[str, str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model, _ = small()
-        found["unheld"] = refusal(model, torch.optim.SGD(model[0].parameters(), lr=0.1), {})
+        first = next(model.children())
+        found["unheld"] = refusal(model, torch.optim.SGD(first.parameters(), lr=0.1), {})
     found["warned"] = " ".join(str(one.message) for one in caught)
     return found
 
@@ -87,6 +89,7 @@ def cases(rank: int) -> dict[str, tuple[nn.Module, Any, dict[str, Any]]]:
         "others": (model, optimizer, {"others": [object()]}),
         "clipped": (model, halves, {"max_grad_norm": 1.0}),
         "compiled": (Compiled(model), optimizer, {}),
+        "compiled part": (nn.Sequential(Compiled(model)), optimizer, {}),
     }
 
 
@@ -118,7 +121,8 @@ def refusals(world: Ranks) -> list[dict[str, str]]:
         ("buffers", "broadcast_buffers=False contradicts the plan"),
         ("others", "others[0] (object) has no state_dict"),
         ("clipped", "max_grad_norm was given with several optimizers"),
-        ("compiled", "is compiled as one region"),
+        ("compiled", "the model is compiled"),
+        ("compiled part", "module '0' of the model is compiled"),
     ],
 )
 def test_what_no_trial_can_mend_is_refused_first(
@@ -157,14 +161,14 @@ def losing(rank: int, world: int, way: str) -> tuple[str, bool]:
 
     settings = Settings(budget=2, proposals=8, timeout_seconds=TRIAL_SECONDS, probe=False)
     before: list[torch.Tensor] = []
+
+    def note(event: TuningEvent) -> None:
+        """Before the first trial."""
+        if not before:
+            before.extend(parameter.clone() for parameter in model.parameters())
+
     try:
-        autosync.tune(
-            step,
-            model,
-            optimizer,
-            settings=settings,
-            on_event=lambda event: before or before.extend(p.clone() for p in model.parameters()),
-        )
+        autosync.tune(step, model, optimizer, settings=settings, on_event=note)
     except SynchronizationFailed as error:
         pairs = zip(before, model.parameters(), strict=rank == 0)
         return str(error), all(torch.equal(a, b) for a, b in pairs)
