@@ -19,10 +19,9 @@ REPEATS = 1
 @dataclass
 class JobPool:
     """The Pool protocol on rank 0, and `MessagePool`. A trial that fails restores every rank and
-    costs itself only. Ranks are the job's own and are not killed: one that hangs in a collective
-    ends with that's timeout, and one whose steps take longer than the request allows, before the
-    next step. `close` leaves the ranks serving, so that another pool may follow; `dismiss` ends
-    that.
+    costs itself only. Ranks are the job's own and are not killed: a collective that hangs ends with
+    its timeout, and a trial whose steps take longer than the request allows before the next step.
+    `close` leaves the ranks serving, so that another pool may follow; `dismiss` ends that.
 
     until: of `time.monotonic()`; no step of a trial begins later.
     """

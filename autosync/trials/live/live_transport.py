@@ -32,7 +32,7 @@ from autosync.trials.worker.commands import MessagesTimed, TimeMessages
 A = TypeVar("A", LivePass, MessagesTimed)
 
 LATE = timedelta(seconds=30)
-"""How much longer than it may a rank is waited for: to restore its state, on a busy machine."""
+"""How long a rank is waited for beyond what a command may take: it puts its state back."""
 
 
 @dataclass
