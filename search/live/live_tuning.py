@@ -26,6 +26,7 @@ from autosync.search.live.time_budget import (
     PROBE_SHARE,
     SEARCH_SHARE,
     TimeBudget,
+    collective_timeout,
     with_fewer_iterations,
     with_fewer_proposals,
 )
@@ -54,9 +55,6 @@ Optimizers = TypeVar("Optimizers", bound=Optimizer | Sequence[Optimizer])
 
 GRACE = timedelta(minutes=10)
 """How long beyond the tuning's time ranks wait for what rank 0 says next."""
-
-LEAST_TIMEOUT_SECONDS = 20.0
-"""Of a trial's collectives, unless the settings or the process group say less."""
 
 
 def tune(
@@ -207,13 +205,6 @@ def _agreed(control: ControlGroup, task: Callable[[], Any]) -> Any:
                 raise error
             raise InvalidInput(f"rank {rank} cannot tune: {text}", thing="step", value=text)
     return result
-
-
-def collective_timeout(own: timedelta, step_seconds: float, trial_seconds: float) -> timedelta:
-    """Of a trial's collectives: long enough for ranks that are 60 steps apart, as far as the job's
-    process group (`own`) and the settings allow."""
-    usual = timedelta(seconds=max(LEAST_TIMEOUT_SECONDS, 60 * step_seconds))
-    return min(usual, own, timedelta(seconds=trial_seconds))
 
 
 def _own_timeout(job: LiveJob) -> timedelta:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import timedelta
 
 from autosync.domain import Domain
 from autosync.search.loop.outcome import TuningEvent
@@ -27,6 +28,9 @@ FEWEST_TRIALS = 8
 FEWEST_PROPOSALS = 64
 """Ranked in any case, and once before the search: a ranking's speed is measured on them."""
 
+LEAST_TIMEOUT_SECONDS = 20.0
+"""Of a trial's collectives, unless the settings or the process group say less."""
+
 Clock = Callable[[], float]
 
 
@@ -41,6 +45,13 @@ class TimeBudget:
     def over(self, phase: Phase) -> bool:
         """The tuning loop's stop rule."""
         return self.clock() >= (self.search_until if phase == "search" else self.until)
+
+
+def collective_timeout(own: timedelta, step_seconds: float, trial_seconds: float) -> timedelta:
+    """Of a trial's collectives: long enough for ranks that are 60 steps apart, as far as the job's
+    process group (`own`) and the settings allow."""
+    usual = timedelta(seconds=max(LEAST_TIMEOUT_SECONDS, 60 * step_seconds))
+    return min(usual, own, timedelta(seconds=trial_seconds))
 
 
 def with_fewer_iterations(settings: Settings, step_seconds: float, seconds: float) -> Settings:

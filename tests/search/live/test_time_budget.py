@@ -1,6 +1,7 @@
 """What each part of a live tuning may take of its minutes, by a clock of the test's."""
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from autosync.search.live.time_budget import (
     RANKING_SHARE,
     SEARCH_SHARE,
     TimeBudget,
+    collective_timeout,
     with_fewer_iterations,
     with_fewer_proposals,
 )
@@ -79,3 +81,14 @@ def test_the_confirmation_has_its_own_time(now: float, search: bool, confirm: bo
     budget = TimeBudget(search_until=10.0, until=20.0, clock=lambda: now)
     assert budget.over("search") == search
     assert budget.over("confirm") == confirm
+
+
+@pytest.mark.parametrize(
+    ("own", "step_seconds", "trial_seconds", "expected"),
+    [(600, 0.1, 120.0, 20), (600, 1.0, 120.0, 60), (600, 9.0, 120.0, 120), (15, 1.0, 120.0, 15)],
+)
+def test_a_collective_waits_no_longer_than_anything_allows(
+    own: int, step_seconds: float, trial_seconds: float, expected: int
+) -> None:
+    found = collective_timeout(timedelta(seconds=own), step_seconds, trial_seconds)
+    assert found == timedelta(seconds=expected)
