@@ -394,7 +394,8 @@ class Sidestepping(nn.Module):
 
 
 def several(rank: int) -> dict[str, Any]:
-    """Two optimizers, and a parameter that some steps leave without a gradient, beside DDP."""
+    """Two optimizers, and a parameter that some steps leave without a gradient, beside DDP.
+    restored: by the end of the search, on rank 0."""
     model, optimizers = sidestepping()
     twin, twin_optimizers = sidestepping()
     step = alternating_step(rank)
@@ -404,12 +405,16 @@ def several(rank: int) -> dict[str, Any]:
     except autosync.errors.InvalidInput as error:
         refused = str(error)
     failures: list[str] = []
+    restored: list[bool] = []
+    before = [fingerprint(model, optimizer) for optimizer in optimizers]
 
     def note(event: TuningEvent) -> None:
+        if event.kind == "done":
+            now = [fingerprint(model, optimizer) for optimizer in optimizers]
+            restored.append(now == before)
         if event.kind in ("search", "confirm") and not event.message.endswith(" ms"):
             failures.append(event.message)
 
-    before = [fingerprint(model, optimizer) for optimizer in optimizers]
     after, same = autosync.tune(
         step,
         model,
@@ -419,7 +424,6 @@ def several(rank: int) -> dict[str, Any]:
         settings=Settings(budget=4, proposals=64, repeats=1, probe=False),
         on_event=note,
     )
-    restored = before == [fingerprint(model, optimizer) for optimizer in optimizers]
     by_ddp = DistributedDataParallel(twin, find_unused_parameters=True)
     for network, stepping in ((after, same), (by_ddp, twin_optimizers)):
         step = alternating_step(rank)
