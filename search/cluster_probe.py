@@ -78,7 +78,7 @@ def probe_costs(
     with timing_pool(launcher, workload) as pool:
         say("timing single messages")
         sizes = brief_sizes(cluster, byte_scale / time_scale) if brief else ()
-        samples = measure_messages(pool, sizes, BRIEF_REPEATS if brief else REPEATS)
+        samples = measure_messages(pool, cluster, sizes, BRIEF_REPEATS if brief else REPEATS)
         alone = with_message_costs(cluster, samples)
         if not pool.at_cluster_rates or compute == "kernels":
             nothing = np.empty(0)

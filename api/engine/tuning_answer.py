@@ -2,9 +2,9 @@
 
 from autosync.api.db.tables import OutcomeRow
 from autosync.api.engine.tuning_request import TuningRequest
-from autosync.bundle import Bundle, Evidence, make_bundle
+from autosync.bundle import Bundle
 from autosync.documents import content_hash, to_json
-from autosync.search.loop.outcome import Outcome
+from autosync.search.loop.outcome import Outcome, shipped_bundle
 
 
 def outcome_row(
@@ -27,13 +27,8 @@ def outcome_row(
 
 
 def best_bundle(request: TuningRequest, outcome: Outcome, ran_on: str) -> Bundle:
-    evidence = Evidence(
-        predicted_seconds=outcome.best.predicted_seconds,
-        step_seconds=outcome.best_seconds,
-        ddp_step_seconds=outcome.ddp_seconds,
-        measured_on=measured_on(ran_on, request.byte_scale, request.time_scale),
-    )
-    return make_bundle(outcome.best.strategy, request.domain, evidence)
+    where = measured_on(ran_on, request.byte_scale, request.time_scale)
+    return shipped_bundle(outcome, request.domain, where)
 
 
 def measured_on(launcher: str, byte_scale: float, time_scale: float) -> str:

@@ -73,9 +73,9 @@ def distribute(
     parameter = next(network.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
     with refused_everywhere(group, device):
-        _check(network, optimizers)
+        check_distributable(network, optimizers)
         shipped = bundle if isinstance(bundle, Bundle) else load_bundle(bundle)
-        check_options(options, shipped.plan)
+        check_options(options, shipped.plan.engine)
     warn_unheld(network, optimizers)
     arguments = {"max_grad_norm": max_grad_norm, "allow_lossy": allow_lossy, **comparable(options)}
     mine = RankReport(
@@ -111,7 +111,9 @@ def distribute(
     return model, optimizer
 
 
-def _check(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+def check_distributable(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    """Raises InvalidInput where the model or an optimizer is distributed already, or an optimizer
+    trains what is not the model's."""
     check_plain(model, optimizers)
     check_unwrapped(model)
     check_held(model, optimizers)

@@ -3,14 +3,13 @@ sizes stand here and nowhere else."""
 
 from collections.abc import Mapping
 from inspect import signature
-from typing import Any
+from typing import Any, Literal
 
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from autosync.errors import InvalidInput, NotSupported
-from autosync.plan import Plan
 from autosync.plan.plan_document import DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES
 from autosync.units import MIB
 
@@ -78,10 +77,12 @@ def bucket_limits_mebibytes(bucket_bytes: int, byte_scale: float) -> list[float]
     return [max(bytes_, 1) / MIB for bytes_ in limits]
 
 
-def check_options(options: Mapping[str, Any], plan: Plan) -> None:
-    """Raises:
-    InvalidInput: DistributedDataParallel has no such option.
-    NotSupported: the plan, or `distribute` itself, says otherwise.
+def check_options(options: Mapping[str, Any], engine: Literal["autosync", "ddp"]) -> None:
+    """engine: of the plan.
+
+    Raises:
+        InvalidInput: DistributedDataParallel has no such option.
+        NotSupported: the plan, or `distribute` itself, says otherwise.
     """
     known = [name for name in signature(DistributedDataParallel).parameters if name not in SETTLED]
     for name, value in options.items():
@@ -94,7 +95,7 @@ def check_options(options: Mapping[str, Any], plan: Plan) -> None:
                 value=value,
                 remedy=f"Options are {', '.join(known)}.",
             )
-        if name in OF_BUFFERS and value is False and plan.engine != "ddp":
+        if name in OF_BUFFERS and value is False and engine != "ddp":
             why = "this plan sends rank 0's buffers to every rank"
             raise _refused(name, value, why, "Leave it out, or ship the strategy `ddp`.")
 

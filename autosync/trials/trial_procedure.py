@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from autosync.errors import AutosyncError, InvalidInput
+from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.trials.contract import TrialError, TrialRequest, TrialResult
 from autosync.trials.measurement import LOAD_LIMIT, PassMeasurement, relative_spread
 from autosync.trials.trial_failure import TrialFailed
@@ -88,6 +89,8 @@ class TrialProcedure:
             if not failure.ranks_usable:
                 self.transport.reset_ranks()
             return self._failed(request, failure.error)
+        except SynchronizationFailed:  # the pool is itself a rank, and another is gone for good
+            raise
         except AutosyncError as error:
             return self._failed(request, TrialError("refused", str(error)))
         except BaseException:  # the ranks may still be at work on it

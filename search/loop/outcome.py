@@ -7,7 +7,9 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import ConfigDict
 
+from autosync.bundle import Bundle, Evidence, make_bundle
 from autosync.documents import STRICT
+from autosync.domain import Domain
 from autosync.search.loop.tuning_store import Candidate, Proposal
 from autosync.strategy import Strategy
 from autosync.trials.contract import TrialResult
@@ -68,6 +70,17 @@ class Outcome:
     ranked: tuple[MeasuredRow, ...]
     cancelled: bool = False
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+def shipped_bundle(outcome: Outcome, domain: Domain, measured_on: str) -> Bundle:
+    """The answer with what is known of its speed. measured_on: where trials ran, in words."""
+    evidence = Evidence(
+        predicted_seconds=outcome.best.predicted_seconds,
+        step_seconds=outcome.best_seconds,
+        ddp_step_seconds=outcome.ddp_seconds,
+        measured_on=measured_on,
+    )
+    return make_bundle(outcome.best.strategy, domain, evidence)
 
 
 def strategy_id(proposal: Proposal) -> str:

@@ -226,10 +226,12 @@ def _resumed(database: "Database", resume: str, request: "TuningRequest | None")
 def _run(database: "Database", tuning_id: str, resumed: bool, db: str) -> None:
     from autosync.api.cli.in_process_tuning import run_here
     from autosync.api.cli.logs import log_to_file
+    from autosync.api.cli.progress import compilation_lines
 
     log = log_to_file("tune")
     try:
-        tuning = run_here(database, tuning_id, resumed)
+        with compilation_lines():
+            tuning = run_here(database, tuning_id, resumed)
     except KeyboardInterrupt:
         where = "" if db == DEFAULT_DATABASE else f" --db {db}"
         warn(f"stopped. Nothing is lost; go on with: autosync tune --resume {tuning_id[:8]}{where}")

@@ -13,6 +13,7 @@ from autosync.runtime import attachment as runtime
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.torch_ddp import wrap_in_ddp
 from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.runtime.updates.clipping import clip_before_step
 from autosync.trials.live.live_job import LiveJob
 
 
@@ -65,12 +66,22 @@ def attach_live(
 
 def _attach_ddp(job: LiveJob, bucket_bytes: int) -> LiveAttachment:
     # replicas are equal: every trial begins with the restored state
-    replicas = [wrap_in_ddp(job.model, bucket_bytes, job.group, share_values=False)]
+    options = job.ddp_options
+    replicas = [
+        wrap_in_ddp(job.model, bucket_bytes, job.group, share_values=False, options=options)
+    ]
     alive = weakref.ref(replicas[0])
+    clips = [
+        clip_before_step(job.model, optimizer, job.max_grad_norm)
+        for optimizer in job.optimizers
+        if job.max_grad_norm
+    ]
     attached = LiveAttachment(replicas[0], lambda: None, lambda: None, lambda: None)
 
     def let_go() -> None:
         replicas.clear()
+        while clips:
+            clips.pop().remove()
         attached.model = job.model
         gc.collect()  # the reducer is in a reference cycle, and its hooks live as long as it
 

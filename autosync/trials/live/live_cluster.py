@@ -4,7 +4,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -61,8 +60,7 @@ def measure_cluster(job: LiveJob, step_seconds: float) -> Cluster:
     """
     device_type = device_type_of(job.device, job.stated_device_type)
     mine = Seat(host_name(), device_type, device_memory_gb(job.device), step_seconds)
-    seats: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(seats, mine, group=job.control)
+    seats: list[Seat] = job.control.gathered(mine)
     hosts = refuse_mixed([seat.host for seat in seats])
     between = _link_rates(job, [ranks[0] for ranks in hosts.values()])
     within = [
@@ -118,8 +116,7 @@ def _link_rates(job: LiveJob, ring: Sequence[int]) -> list[float]:
     size = SMALLEST_BYTES
     _exchange(job, ring, size)  # opens the connections
     while True:
-        seconds: list[float] = [0.0] * dist.get_world_size()
-        dist.all_gather_object(seconds, _exchange(job, ring, size), group=job.control)
+        seconds: list[float] = job.control.gathered(_exchange(job, ring, size))
         if max(seconds) >= LONG_ENOUGH_SECONDS or size >= LARGEST_BYTES:
             received = [size / max(seconds[rank], 1e-9) for rank in ring]
             return received[1:] + received[:1]  # of the link behind each member
@@ -164,6 +161,5 @@ def _latency_seconds(job: LiveJob) -> float:
             elif rank == target:
                 dist.recv(small, source, job.group)
         trips.append(time.monotonic() - begun)
-    told = [sorted(trips)[len(trips) // 2] / 2]
-    dist.broadcast_object_list(told, src=0, group=job.control)
-    return told[0]
+    found: float = job.control.from_first(sorted(trips)[len(trips) // 2] / 2)
+    return found

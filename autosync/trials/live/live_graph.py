@@ -18,7 +18,13 @@ from autosync.runtime.updates.flat_update import ELEMENTWISE
 from autosync.torch_dtypes import DTYPE_NAMES
 from autosync.trials.device_clock import seconds_since
 from autosync.trials.live.live_job import LiveJob
-from autosync.trials.live.step_tape import Tape, record_tape, refuse_odd_step, step_refusal
+from autosync.trials.live.step_tape import (
+    Tape,
+    add_unused,
+    record_tape,
+    refuse_odd_step,
+    step_refusal,
+)
 
 ITERATIONS = 3
 """Recorded after one to warm up; their medians count."""
@@ -51,7 +57,8 @@ def record_job(job: LiveJob, batch_size: int | None, device_type: str) -> Record
     finally:
         job.before.restore()
     for tape in tapes:
-        refuse_odd_step(tape, list(named))
+        refuse_odd_step(tape, list(named), job.takes_unused)
+        add_unused(tape, len(named))
     size = batch_size or tapes[-1].batch_size or 1
     graph = _graph(job.model, named, tapes[-1], size)
     profile, step_seconds = _profile(graph, tapes[1:], device_type)
@@ -205,7 +212,12 @@ def _optimizer_document(job: LiveJob) -> Optimizer:
     """After a recorded step, when the optimizer has made its state."""
     state_tensors = [
         sum(isinstance(value, Tensor) and value.shape == key.shape for value in state.values())
-        for key, state in job.optimizer.state.items()
+        for optimizer in job.optimizers
+        for key, state in optimizer.state.items()
     ]
-    cls = type(job.optimizer)
-    return Optimizer(cls.__name__.lower(), cls in ELEMENTWISE, max(state_tensors, default=0))
+    kinds = [type(optimizer) for optimizer in job.optimizers]
+    return Optimizer(
+        "+".join(kind.__name__.lower() for kind in kinds),
+        all(kind in ELEMENTWISE for kind in kinds),
+        max(state_tensors, default=0),
+    )

@@ -1,7 +1,7 @@
 """A running training job as a workload: what one rank does in its trials."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -9,51 +9,71 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.distributed_c10d import PrefixStore
 from torch.optim import Optimizer
 
+from autosync.trials.live.control_group import ControlGroup
 from autosync.trials.live.snapshot import Snapshot
 from autosync.trials.trial_attachment import ReusedGroups
+from autosync.trials.worker.timed_messages import MessageGroups
 
-Step = Callable[[Any, Optimizer], object]
+Step = Callable[[Any, Any], object]
 """One whole training iteration: forward, backward, `optimizer.step()`."""
 
-LEAVING = timedelta(seconds=10)
-"""How long a rank that leaves waits for the others."""
+OptimizerOrSeveral = Optimizer | Sequence[Optimizer]
+
+
+def several(optimizer: OptimizerOrSeveral) -> list[Optimizer]:
+    """The optimizers, where one or a list of them is given."""
+    return [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
 
 
 @dataclass(slots=True)
 class LiveJob:
     """The user's job on this rank.
 
-    before: its state, restored after every trial. control: a gloo group that no trial uses, so
-    that ranks agree even after a trial has failed. timeout: of a collective within a trial.
+    optimizer: as the script gave it, one or a list of several; the step is given the same.
+    before: its state, restored after every trial. timeout: of a collective within a trial.
+    ddp_options: of DistributedDataParallel, where a trial runs it.
     stated_device_type: what the user calls this rank's GPU; None to go by its name.
     """
 
     step: Step
     model: nn.Module
-    optimizer: Optimizer
+    optimizer: OptimizerOrSeveral
     before: Snapshot
-    control: dist.ProcessGroup
+    control: ControlGroup
     timeout: timedelta
     max_grad_norm: float | None = None
+    ddp_options: Mapping[str, Any] = field(default_factory=dict)
     stated_device_type: str | None = None
     group: Any = None
     reused_groups: ReusedGroups = field(default_factory=ReusedGroups)
+    message_groups: MessageGroups = field(default_factory=MessageGroups)
 
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        return several(self.optimizer)
+
+    @property
+    def takes_unused(self) -> bool:
+        """Whether a step may leave parameters without a gradient."""
+        finders = ("find_unused_parameters", "static_graph")
+        return any(self.ddp_options.get(name) for name in finders)
+
     def renew_groups(self) -> None:
         """Process groups of the trials to come. Every rank calls this at the same time."""
         self.end_groups()
         self.group = dist.new_group(timeout=self.timeout)
+        self.message_groups = MessageGroups(self.timeout)
 
     def abort_groups(self) -> None:
         """What is in flight on the trials' groups fails."""
         self.reused_groups.close()
+        self.message_groups.close()
         if self.group is not None:
             with contextlib.suppress(RuntimeError):  # it may have failed already
                 self.group._get_backend(self.device).abort()
@@ -65,19 +85,3 @@ class LiveJob:
         if self.group is not None:
             dist.destroy_process_group(self.group)
             self.group = None
-
-
-def leave(control: dist.ProcessGroup) -> None:
-    """End a control group. All ranks wait for each other before, since what one has told another
-    may still be in flight; one that does not come in time fails in what it exchanges.
-
-    They meet in the store, not on the group: a rank that has failed leaves in the middle of the
-    others' exchange, and would be taken for a member of it.
-    """
-    with contextlib.suppress(RuntimeError):  # out of time, or the store has gone with a rank
-        default = dist.distributed_c10d._get_default_store()
-        store = PrefixStore(f"autosync/{control.group_name}/left", default)
-        if store.add("ranks", 1) == control.size():
-            store.set("all", "")
-        store.wait(["all"], LEAVING)
-    dist.destroy_process_group(control)

@@ -14,11 +14,11 @@ from autosync.trials.measurement import PassMeasurement
 
 def live_measurement(request: TrialRequest, answers: Sequence[LivePass]) -> PassMeasurement:
     """answers: of all ranks, in rank order."""
-    starts = np.array([answer.starts for answer in answers]).max(axis=0)
+    starts = np.array([answer.steps.starts for answer in answers]).max(axis=0)
     peaks = [answer.peak_memory_bytes for answer in answers if answer.peak_memory_bytes is not None]
     return PassMeasurement(
         iteration_seconds=tuple(float(period) for period in np.diff(starts)[request.warmup :]),
-        load=largest_outside_share([(answer.host, answer.cpu_use) for answer in answers]),
+        load=largest_outside_share([(answer.host, answer.steps.cpu_use) for answer in answers]),
         overhead_seconds=max(answer.overhead_seconds for answer in answers),
         peak_memory_bytes=max(peaks) if len(peaks) == len(answers) else None,
         sent_bytes=sent_by_node(answers, request.iterations),
@@ -32,14 +32,14 @@ def sent_by_node(answers: Sequence[LivePass], iterations: int) -> tuple[int, ...
     counters miss what they send each other, or where messages need not pass it."""
     first = {answer.node: answer for answer in reversed(answers)}
     nodes = [first[name] for name in dict.fromkeys(answer.node for answer in answers)]
-    sent = [node.sent_bytes for node in nodes if node.sent_bytes is not None]
+    sent = [node.steps.sent_bytes for node in nodes if node.counts_bytes]
     if len(sent) < len(nodes) or len({node.host for node in nodes}) < max(2, len(nodes)):
         return ()
     return tuple(bytes_ // iterations for bytes_ in sent)
 
 
 def _timeline(request: TrialRequest, answers: Sequence[LivePass]) -> MeasuredTimeline | None:
-    recorded = [answer.recorded for answer in answers if answer.recorded is not None]
+    recorded = [one.steps.recorded for one in answers if one.steps.recorded is not None]
     if len(recorded) < len(answers):
         return None
     return measured_timeline(

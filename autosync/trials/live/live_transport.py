@@ -3,7 +3,12 @@
 Rank 0 leads; the others serve. Commands and answers travel on the job's control group.
 """
 
+import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
 
 import torch.distributed as dist
 
@@ -11,25 +16,36 @@ from autosync.trials.contract import TrialError, TrialRequest
 from autosync.trials.live.live_commands import (
     PARTED,
     LiveAnswer,
-    LiveCommand,
     LiveFailure,
     LivePass,
     LiveTrial,
+    RenewGroups,
     Verdict,
 )
 from autosync.trials.live.live_job import LiveJob
 from autosync.trials.live.live_pass import live_measurement
-from autosync.trials.live.live_trial import run_trial
+from autosync.trials.live.live_trial import run_messages, run_trial
 from autosync.trials.measurement import PassMeasurement, refuse_drift
 from autosync.trials.trial_failure import TrialFailed
+from autosync.trials.worker.commands import MessagesTimed, TimeMessages
+
+A = TypeVar("A", LivePass, MessagesTimed)
+
+LATE = timedelta(seconds=30)
+"""How long a rank is waited for beyond what a command may take: it puts its state back."""
 
 
 @dataclass
 class LiveTransport:
-    """Rank 0's side. A failed trial restores every rank; the next begins on new process groups."""
+    """Rank 0's side. A failed trial restores every rank; the next begins on new process groups.
+
+    until: of `clock`, in seconds: no step of a trial begins later.
+    """
 
     job: LiveJob
     description: str
+    until: float = math.inf
+    clock: Callable[[], float] = time.monotonic
     scales: tuple[float, float] = (1.0, 1.0)
     _renew_groups: bool = True
 
@@ -43,20 +59,44 @@ class LiveTransport:
 
     def run_pass(self, request: TrialRequest, after_load: bool) -> PassMeasurement:
         """Load is not waited out: the job's time is short."""
-        trial = LiveTrial(
-            request.bundle, request.warmup, request.iterations, request.record, self._renew_groups
+        left = self.until - self.clock()
+        if left <= 0:
+            text = "the time of the tuning is up."
+            raise TrialFailed(TrialError("timeout", text), ranks_usable=True)
+        passes = self._ask(
+            LiveTrial(
+                request.bundle,
+                request.warmup,
+                request.iterations,
+                request.record,
+                min(request.timeout_seconds, left),
+            ),
+            LivePass,
         )
-        self._renew_groups = False
-        _broadcast(self.job, trial)
-        answers = _run_on_this_rank(self.job, trial)
+        refuse_drift(request.bundle, [one.steps.digest for one in passes])
+        return live_measurement(request, passes)
+
+    def time_messages(self, command: TimeMessages) -> list[MessagesTimed]:
+        """Raises TrialFailed: a rank failed; the next command finds new process groups."""
+        try:
+            return self._ask(command, MessagesTimed)
+        except TrialFailed:
+            self.reset_ranks()
+            raise
+
+    def _ask(self, command: LiveTrial | TimeMessages, answered_by: type[A]) -> list[A]:
+        if self._renew_groups:
+            self.job.control.from_first(RenewGroups())
+            self.job.renew_groups()
+            self._renew_groups = False
+        self.job.control.from_first(command)
+        answers = _take_part(self.job, command)
         failures = {
             rank: answer for rank, answer in enumerate(answers) if isinstance(answer, LiveFailure)
         }
         if failures:
             raise TrialFailed(first_cause(failures))
-        passes = [answer for answer in answers if isinstance(answer, LivePass)]
-        refuse_drift(request.bundle, [one.digest for one in passes])
-        return live_measurement(request, passes)
+        return [answer for answer in answers if isinstance(answer, answered_by)]
 
     def contamination(self, measured: PassMeasurement) -> float:
         """Outside load alone: how much periods spread is the job's own."""
@@ -68,34 +108,39 @@ class LiveTransport:
 
     def dismiss(self, verdict: Verdict) -> None:
         """Tell all ranks what to go on with."""
-        _broadcast(self.job, verdict)
+        self.job.control.from_first(verdict)
 
 
 def serve(job: LiveJob) -> Verdict:
     """The other ranks' side: trials until rank 0 says what to go on with."""
     while True:
-        received: list[LiveCommand | None] = [None]
-        dist.broadcast_object_list(received, src=0, group=job.control)
-        match received[0]:
-            case LiveTrial() as trial:
-                _run_on_this_rank(job, trial)
+        match job.control.from_first():
+            case RenewGroups():
+                job.renew_groups()
+            case LiveTrial() | TimeMessages() as command:
+                _take_part(job, command)
             case Verdict() as verdict:
                 return verdict
             case other:
                 raise TypeError(f"rank 0 sent no command, but {other!r}.")
 
 
-def _broadcast(job: LiveJob, command: LiveCommand) -> None:
-    dist.broadcast_object_list([command], src=0, group=job.control)
+def _take_part(job: LiveJob, command: LiveTrial | TimeMessages) -> list[LiveAnswer]:
+    """Run a trial's pass, or single messages, together with all ranks; every rank's answer.
 
-
-def _run_on_this_rank(job: LiveJob, trial: LiveTrial) -> list[LiveAnswer]:
-    """Run a trial's pass together with all ranks; every rank's answer."""
-    if trial.renew_groups:
-        job.renew_groups()
-    mine = run_trial(job, trial)
-    answers: list[LiveAnswer] = [mine] * dist.get_world_size()
-    dist.all_gather_object(answers, mine, group=job.control)
+    A rank that is stuck in the user's own code cannot be ended. The others wait for as long as its
+    steps and a collective may take, and then fail.
+    """
+    begun = time.monotonic()
+    if isinstance(command, LiveTrial):
+        may_take = timedelta(seconds=command.timeout_seconds) + job.timeout
+        mine = run_trial(job, command)
+    else:
+        may_take = job.timeout * (command.repeats + 1)
+        mine = run_messages(job, command)
+    left = may_take - timedelta(seconds=time.monotonic() - begun)
+    job.control.meet(max(left, timedelta(0)) + LATE)
+    answers: list[LiveAnswer] = job.control.gathered(mine)
     if any(isinstance(answer, LiveFailure) for answer in answers):
         job.end_groups()
     return answers

@@ -1,8 +1,7 @@
-"""A trial on one rank of a running job: what it measured, or why it failed."""
+"""A trial or single messages on one rank of a running job: what it measured, or why it failed."""
 
 import gc
 import time
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -20,10 +19,10 @@ from autosync.trials.live.live_commands import (
     LiveFailure,
     LivePass,
     LiveTrial,
-    RecordedSteps,
+    MeasuredSteps,
 )
 from autosync.trials.live.live_job import LiveJob
-from autosync.trials.live.outside_load import CpuUse, cpu_use
+from autosync.trials.live.outside_load import cpu_use
 from autosync.trials.live.step_recording import recorded_steps, watched
 from autosync.trials.machine import (
     host_id,
@@ -33,7 +32,13 @@ from autosync.trials.machine import (
     software_versions,
 )
 from autosync.trials.trial_attachment import replica_digest
+from autosync.trials.worker.commands import TimeMessages
+from autosync.trials.worker.timed_messages import time_messages
 from autosync.trials.worker.worker_main import error_kind
+
+
+class StepsTookTooLong(Exception):
+    """The steps of a trial took longer than it may."""
 
 
 def run_trial(job: LiveJob, trial: LiveTrial) -> LiveAnswer:
@@ -51,14 +56,10 @@ def run_trial(job: LiveJob, trial: LiveTrial) -> LiveAnswer:
             host=host_id(),
             node=host_name(),
             versions=tuple(sorted(software_versions().items())),
-            starts=measured.starts,
+            steps=measured,
+            counts_bytes=in_host_memory,  # what NCCL sends need not pass the kernel
             overhead_seconds=time.monotonic() - begun - measured.within_seconds,
-            cpu_use=measured.cpu_use,
-            # what NCCL sends need not pass the kernel, whose counters these are
-            sent_bytes=measured.sent_bytes if in_host_memory else None,
             peak_memory_bytes=peak_memory_bytes() if can_tell_peak else None,
-            digest=measured.digest,
-            recorded=measured.recorded,
         )
     except Exception as error:  # a process boundary: the job goes on whatever a strategy does
         failure = LiveFailure(time.monotonic() - begun, _kind(error), _words(error))
@@ -75,9 +76,21 @@ def run_trial(job: LiveJob, trial: LiveTrial) -> LiveAnswer:
             torch.cuda.empty_cache()
 
 
+def run_messages(job: LiveJob, command: TimeMessages) -> LiveAnswer:
+    """What single messages took on this rank, or why they failed."""
+    begun = time.monotonic()
+    try:
+        return time_messages(dist.get_rank(), command, job.device, job.message_groups)
+    except Exception as error:  # a process boundary: the job goes on without
+        job.end_groups()
+        return LiveFailure(time.monotonic() - begun, _kind(error), _words(error))
+
+
 def _kind(error: Exception) -> ErrorKind | Literal["parted"]:
     """Of a broken process group torch raises RuntimeErrors; the connections of the user's own step,
     to a data source for instance, fail with OSErrors."""
+    if isinstance(error, StepsTookTooLong):
+        return "timeout"
     if isinstance(error, RuntimeError | SynchronizationFailed):
         message = str(error).lower()
         if "timed out" in message:
@@ -91,26 +104,17 @@ def _words(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-@dataclass(frozen=True, slots=True)
-class _MeasuredSteps:
-    """within_seconds: of all steps, the warm-up's included; the rest as in `LivePass`."""
-
-    starts: tuple[float, ...]
-    within_seconds: float
-    cpu_use: CpuUse
-    sent_bytes: int
-    digest: float
-    recorded: RecordedSteps | None
-
-
 def _measure(
     job: LiveJob, attached: LiveAttachment, trial: LiveTrial, recording: RankRecording | None
-) -> _MeasuredSteps:
+) -> MeasuredSteps:
     dist.barrier(job.group)
     starts = []
     begun = time.monotonic()
-    with watched(job.optimizer, attached.model, recording):
+    with watched(job.optimizers, attached.model, recording):
         for iteration in range(trial.warmup + trial.iterations):
+            if time.monotonic() - begun > trial.timeout_seconds:
+                limit = f"{trial.timeout_seconds:.3g} s"
+                raise StepsTookTooLong(f"{iteration} steps have taken {limit}, all that they may.")
             if iteration == trial.warmup:
                 before, sent_before = cpu_use(), network_bytes()
             starts.append(moment_now(job.device))
@@ -118,7 +122,7 @@ def _measure(
     starts.append(moment_now(job.device))
     attached.flush()
     seconds = seconds_since(starts[0], starts)
-    return _MeasuredSteps(
+    return MeasuredSteps(
         starts=tuple(seconds),
         within_seconds=time.monotonic() - begun,
         sent_bytes=network_bytes() - sent_before,

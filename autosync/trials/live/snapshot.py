@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 
@@ -30,9 +31,7 @@ class Snapshot:
     parameters: list[tuple[nn.Parameter, Tensor, Tensor | None]]
     buffers: list[tuple[Tensor, Tensor]]
     modes: list[tuple[nn.Module, bool]]
-    optimizer: Optimizer
-    optimizer_state: dict[Any, dict[str, Any]]
-    optimizer_groups: list[dict[str, Any]]
+    optimizers: list["OptimizerCopy"]
     others: list[tuple[Stateful, dict[str, Any]]]
     random_states: tuple[Any, Any, Tensor, list[Tensor]]
 
@@ -48,20 +47,35 @@ class Snapshot:
                 buffer.copy_(value)
         for module, training in self.modes:
             module.training = training
-        self.optimizer.state.clear()
-        for key, state in self.optimizer_state.items():
-            self.optimizer.state[key] = copied(state)
-        for group, saved in zip(self.optimizer.param_groups, self.optimizer_groups, strict=True):
-            members = group["params"]
-            group.clear()
-            group.update(copied(saved), params=members)
+        for optimizer in self.optimizers:
+            optimizer.restore()
         for other, state in self.others:
             other.load_state_dict(copied(state))
+            if isinstance(other, GradScaler):
+                other._per_optimizer_states.clear()  # what a step that failed half way had begun
         _restore_random(self.random_states)
 
 
+@dataclass(frozen=True, slots=True)
+class OptimizerCopy:
+    """State of an optimizer by parameter, and its groups without their parameters."""
+
+    optimizer: Optimizer
+    state: dict[Any, dict[str, Any]]
+    groups: list[dict[str, Any]]
+
+    def restore(self) -> None:
+        self.optimizer.state.clear()
+        for key, state in self.state.items():
+            self.optimizer.state[key] = copied(state)
+        for group, saved in zip(self.optimizer.param_groups, self.groups, strict=True):
+            members = group["params"]
+            group.clear()
+            group.update(copied(saved), params=members)
+
+
 def take_snapshot(
-    model: nn.Module, optimizer: Optimizer, others: Sequence[Stateful] = ()
+    model: nn.Module, optimizers: Sequence[Optimizer], others: Sequence[Stateful] = ()
 ) -> Snapshot:
     return Snapshot(
         parameters=[
@@ -70,14 +84,20 @@ def take_snapshot(
         ],
         buffers=[(buffer, host_copy(buffer)) for buffer in model.buffers()],
         modes=[(module, module.training) for module in model.modules()],
-        optimizer=optimizer,
-        optimizer_state={key: copied(state) for key, state in optimizer.state.items()},
-        optimizer_groups=[
+        optimizers=[_optimizer_copy(optimizer) for optimizer in optimizers],
+        others=[(other, copied(other.state_dict())) for other in others],
+        random_states=_random(),
+    )
+
+
+def _optimizer_copy(optimizer: Optimizer) -> OptimizerCopy:
+    return OptimizerCopy(
+        optimizer,
+        state={key: copied(state) for key, state in optimizer.state.items()},
+        groups=[
             {name: copied(value) for name, value in group.items() if name != "params"}
             for group in optimizer.param_groups
         ],
-        others=[(other, copied(other.state_dict())) for other in others],
-        random_states=_random(),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from autosync.trials.device_clock import DeviceMoment
 from autosync.trials.iteration_recording import RankRecording
@@ -16,9 +17,10 @@ from autosync.trials.live.live_commands import RecordedSteps
 
 @contextmanager
 def watched(
-    optimizer: Optimizer, model: nn.Module, recording: RankRecording | None
+    optimizers: Sequence[Optimizer], model: nn.Module, recording: RankRecording | None
 ) -> Iterator[None]:
-    """Note when the model's forward passes end and the optimizer's steps begin."""
+    """Note when the model's forward passes end and the optimizer's steps begin; of several
+    optimizers, those of the one that steps first."""
     if recording is None:
         yield
         return
@@ -26,13 +28,15 @@ def watched(
     def forward_ended(*_: Any) -> None:
         recording.forwards.append(time.monotonic())
 
-    def step_begins(*_: Any) -> None:
-        recording.backwards.append(time.monotonic())
+    leading: list[Optimizer] = []
 
-    handles = (
-        model.register_forward_hook(forward_ended),
-        optimizer.register_step_pre_hook(step_begins),
-    )
+    def step_begins(optimizer: Optimizer, *_: Any) -> None:
+        leading[:] = leading or [optimizer]
+        if optimizer is leading[0]:
+            recording.backwards.append(time.monotonic())
+
+    handles: list[RemovableHandle] = [model.register_forward_hook(forward_ended)]
+    handles += [optimizer.register_step_pre_hook(step_begins) for optimizer in optimizers]
     try:
         yield
     finally:

@@ -69,8 +69,9 @@ def _hooks(job: LiveJob, named: dict[str, nn.Parameter], tape: Tape) -> list[Rem
         hook = _on_gradient(tape, v, job.device)
         handles.append(parameter.register_post_accumulate_grad_hook(hook))
     note = _on_update(tape, job.device)
-    handles.append(job.optimizer.register_step_pre_hook(note))
-    handles.append(job.optimizer.register_step_post_hook(note))
+    for optimizer in job.optimizers:
+        handles.append(optimizer.register_step_pre_hook(note))
+        handles.append(optimizer.register_step_post_hook(note))
     return handles
 
 
@@ -140,15 +141,36 @@ def _on_update(tape: Tape, device: torch.device) -> Callable[..., None]:
     return hook
 
 
-def refuse_odd_step(tape: Tape, names: list[str]) -> None:
+def add_unused(tape: Tape, variables: int) -> None:
+    """Parameters without a gradient count as ready last, with the end of the backward pass."""
+    last = next(reversed(tape.ready.values()), tape.forward_ended)
+    for variable in range(variables):
+        if last is not None:
+            tape.ready.setdefault(variable, last)
+
+
+def refuse_odd_step(tape: Tape, names: list[str], takes_unused: bool = False) -> None:
+    """takes_unused: parameters may be without a gradient.
+
+    Raises:
+        InvalidInput: the step is not one whole iteration.
+    """
     if not tape.calls or tape.forward_ended is None:
         raise step_refusal("does not call the model it is given")
     if not tape.update:
-        raise step_refusal("does not call optimizer.step()")
+        raise step_refusal(
+            "does not call optimizer.step()",
+            "A step is one whole iteration: forward, backward, optimizer.step(). A gradient scaler "
+            "leaves the last out where gradients overflow: tune once its scale has settled.",
+        )
     for variable, name in enumerate(names):
         count = tape.gradients.get(variable, 0)
-        if count == 0:
-            raise step_refusal(f"gives parameter {name!r} no gradient", "Freeze that parameter.")
+        if count == 0 and not takes_unused:
+            raise step_refusal(
+                f"gives parameter {name!r} no gradient",
+                "Freeze that parameter; or, where some steps leave parameters out, give "
+                "ddp_options={'find_unused_parameters': True}.",
+            )
         if count > 1:
             raise step_refusal(
                 f"runs {count} backward passes", "Give it one: accumulate outside of tune()."

@@ -51,6 +51,11 @@ class ProcessPool:
         return self.transport.workload
 
     @property
+    def scales(self) -> tuple[float, float]:
+        """Byte scale s and time scale k."""
+        return self.transport.scales
+
+    @property
     def links(self) -> Links:
         return self.transport.links
 

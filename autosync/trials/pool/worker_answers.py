@@ -29,10 +29,10 @@ def pass_measurement(
         TrialFailed: the replicas ended unequal.
     """
     refuse_drift(request.bundle, [answer.digest for answer in answers])
-    starts = np.array([answer.starts for answer in answers]).max(axis=0)
-    finished = max(answer.finished for answer in answers)
+    starts = np.array([answer.measured.starts for answer in answers]).max(axis=0)
+    finished = max(answer.measured.finished for answer in answers)
     periods = np.diff(starts)[request.warmup :] / workload.time_scale
-    sent = [answer.sent_bytes // request.iterations for answer in answers]
+    sent = [answer.measured.sent_bytes // request.iterations for answer in answers]
     return PassMeasurement(
         iteration_seconds=tuple(float(period) for period in periods),
         load=_outside_load(group.hosts, answers),
@@ -48,8 +48,8 @@ def _outside_load(hosts: Sequence[str], answers: Sequence[PassDone]) -> float:
     """The share of the CPU that others used, on the host where that is largest."""
     loads = []
     for host in set(hosts):
-        here = [answer for answer, of in zip(answers, hosts, strict=True) if of == host]
-        own = sum(answer.cpu_seconds for answer in here)
+        here = [one.measured for one, of in zip(answers, hosts, strict=True) if of == host]
+        own = sum(one.cpu_seconds for one in here)
         loads.append(outside_share(here[0].busy_seconds, own, here[0].total_seconds))
     return max(loads)
 
@@ -65,7 +65,7 @@ def _timeline(
     if group.scaled:
         plan_index = surviving_messages(plan, workload.domain.graph, workload.byte_scale)
     return measured_timeline(
-        [answer.starts for answer in answers],
+        [answer.measured.starts for answer in answers],
         recordings,
         group.hosts,
         request.warmup,

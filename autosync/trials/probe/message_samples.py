@@ -1,7 +1,8 @@
 """Times single messages of each kind on a pool's workers, over sizes and numbers of workers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -53,36 +54,68 @@ class MessageSamples:
     burst_bytes: float = 0.0
 
 
+class MessagePool(Protocol):
+    """Ranks that time single messages: of a pool's workers, or of a running job.
+
+    scales: byte scale s and time scale k. at_cluster_rates: whether messages show the cluster's
+    links. shaped: whether links are emulated.
+    """
+
+    @property
+    def scales(self) -> tuple[float, float]: ...
+
+    @property
+    def at_cluster_rates(self) -> bool: ...
+
+    @property
+    def shaped(self) -> bool: ...
+
+    def time_messages(
+        self, kind: MessageKind, size_bytes: int, workers: tuple[int, ...], repeats: int
+    ) -> list[float]:
+        """Seconds of each message of a kind among the ranks `workers`. Raises TrialFailed."""
+        ...
+
+
 def measure_messages(
-    pool: ProcessPool,
+    pool: MessagePool,
+    cluster: Cluster,
     sizes: Sequence[int] = (),
     repeats: int = REPEATS,
     kinds: tuple[MessageKind, ...] = KINDS,
+    out_of_time: Callable[[], bool] = lambda: False,
 ) -> MessageSamples:
-    """Samples of every kind on workers that are there already, whatever they train.
+    """Samples of every kind on ranks that are there already, whatever they train.
 
-    sizes: bytes a replica contributes, as they travel here (scaled); by default a few small ones
-        and two that the links' rates decide.
+    cluster: that the ranks are. sizes: bytes a replica contributes, as they travel here (scaled);
+        by default a few small ones and two that the links' rates decide. out_of_time: asked before
+        every sample, for whoever has no time for them all.
 
     Raises:
         InvalidInput: fewer than three ranks, which cannot tell a startup from a worker's share.
-        Failed: a worker failed or hung.
+        NotSupported: the time is up before all kinds are measured.
+        TrialFailed: a worker failed or hung.
     """
-    workload = pool.workload
-    cluster = workload.domain.cluster
-    samples = tuple(
-        MessageSample(
-            kind,
-            size / workload.byte_scale,
-            ranks,
-            float(np.median(pool.time_messages(kind, size, ranks, repeats))) / workload.time_scale,
-        )
+    byte_scale, time_scale = pool.scales
+    todo = [
+        (kind, ranks, size)
         for kind in kinds
         for ranks in worker_counts(cluster)
-        for size in sizes or usual_sizes(cluster, workload.byte_scale / workload.time_scale)
-    )
-    burst_bytes = BURST_BYTES / workload.byte_scale if pool.shaped else 0.0
-    return MessageSamples(samples, pool.at_cluster_rates, burst_bytes)
+        for size in sizes or usual_sizes(cluster, byte_scale / time_scale)
+    ]
+    samples: list[MessageSample] = []
+    for kind, ranks, size in todo:
+        if out_of_time():
+            raise NotSupported(
+                f"there was time for {len(samples)} of {len(todo)} samples of single messages.",
+                thing="probe",
+                value=len(samples),
+                remedy="Give the tuning more time.",
+            )
+        seconds = float(np.median(pool.time_messages(kind, size, ranks, repeats)))
+        samples.append(MessageSample(kind, size / byte_scale, ranks, seconds / time_scale))
+    burst_bytes = BURST_BYTES / byte_scale if pool.shaped else 0.0
+    return MessageSamples(tuple(samples), pool.at_cluster_rates, burst_bytes)
 
 
 def usual_sizes(cluster: Cluster, rate_factor: float) -> tuple[int, ...]:

@@ -86,11 +86,11 @@ class RunPass:
 
 
 @dataclass(frozen=True, slots=True)
-class PassDone:
+class MeasuredIterations:
     """starts: on `time.monotonic()`, of all forward passes and one moment after the last
     iteration. finished: when the last synchronization ended. cpu_seconds: of this process;
     busy_seconds, total_seconds: of its machine, all during the measured iterations, as are
-    sent_bytes. digest: differs between replicas that are unequal."""
+    sent_bytes."""
 
     starts: tuple[float, ...]
     finished: float
@@ -98,6 +98,14 @@ class PassDone:
     busy_seconds: float
     total_seconds: float
     sent_bytes: int
+    __pydantic_config__: ClassVar[ConfigDict] = WIRE
+
+
+@dataclass(frozen=True, slots=True)
+class PassDone:
+    """digest: differs between replicas that are unequal."""
+
+    measured: MeasuredIterations
     peak_memory_bytes: int
     digest: float
     recording: RecordedPass | None = None

@@ -5,7 +5,6 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -33,6 +32,7 @@ from autosync.trials.worker.commands import (
     Command,
     GroupJoined,
     JoinGroup,
+    MeasuredIterations,
     PassDone,
     RunPass,
     StartWorker,
@@ -43,7 +43,7 @@ from autosync.trials.worker.commands import (
 )
 from autosync.trials.worker.replay_compute import sharpen_timer
 from autosync.trials.worker.stretch_times import time_stretches
-from autosync.trials.worker.timed_messages import time_messages
+from autosync.trials.worker.timed_messages import MessageGroups, time_messages
 from autosync.trials.worker.training_job import (
     ReplayJob,
     TrainingJob,
@@ -67,6 +67,7 @@ class Rank:
         self._device = torch.device("cpu")
         self._store: Store | None = None
         self._groups = ReusedGroups()
+        self._message_groups = MessageGroups()
         self._bundle: Bundle | None = None
         self._attached: TrialAttachment | None = None
 
@@ -80,7 +81,7 @@ class Rank:
             case RunPass():
                 return self.run_pass(command)
             case TimeMessages():
-                return time_messages(self._rank, command, self._device)
+                return time_messages(self._rank, command, self._device, self._message_groups)
             case TimeStretches():
                 return self.time_stretches(command)
 
@@ -163,12 +164,7 @@ class Rank:
         )
         self.take_plan_off()
         return PassDone(
-            starts=measured.starts,
-            finished=measured.finished,
-            cpu_seconds=measured.cpu_seconds,
-            busy_seconds=measured.busy_seconds,
-            total_seconds=measured.total_seconds,
-            sent_bytes=measured.sent_bytes,
+            measured=measured,
             peak_memory_bytes=self._peak_memory_bytes(),
             digest=replica_digest(job.model),
             recording=recording.recorded(bundle.plan.engine, command.warmup) if recording else None,
@@ -196,18 +192,6 @@ class Rank:
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated()
         return peak_memory_bytes()
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredIterations:
-    """As in `PassDone`."""
-
-    starts: tuple[float, ...]
-    finished: float
-    cpu_seconds: float
-    busy_seconds: float
-    total_seconds: float
-    sent_bytes: int
 
 
 @contextmanager

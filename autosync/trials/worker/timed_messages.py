@@ -1,7 +1,9 @@
 """Times single messages of each kind on a rank: what a probe fits communication costs to."""
 
+import contextlib
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -21,10 +23,36 @@ KINDS: tuple[MessageKind, ...] = (
     "send_recv",
 )
 
-_groups: dict[tuple[int, ...], Any] = {}
+
+class MessageGroups:
+    """The process groups that single messages travel on, one for each set of ranks.
+
+    timeout: of a message; by default the default process group's.
+    """
+
+    def __init__(self, timeout: timedelta | None = None) -> None:
+        self._timeout = timeout
+        self._made: dict[tuple[int, ...], Any] = {}
+
+    def get(self, workers: tuple[int, ...]) -> Any:
+        """Every rank of the job asks, members or not, in the same order."""
+        if workers not in self._made:
+            self._made[workers] = dist.new_group(list(workers), timeout=self._timeout)
+        return self._made[workers]
+
+    def close(self) -> None:
+        """End them all; what is in flight on them fails."""
+        while self._made:
+            _, group = self._made.popitem()
+            if isinstance(group, dist.ProcessGroup):  # this rank is a member
+                with contextlib.suppress(RuntimeError):  # it may have failed already
+                    group.abort()
+                dist.destroy_process_group(group)
 
 
-def time_messages(rank: int, command: TimeMessages, device: torch.device) -> MessagesTimed:
+def time_messages(
+    rank: int, command: TimeMessages, device: torch.device, groups: MessageGroups
+) -> MessagesTimed:
     """When each of the messages began and ended on this rank.
 
     A message's time is taken on every member from a common start to its own end; the pool takes
@@ -32,11 +60,9 @@ def time_messages(rank: int, command: TimeMessages, device: torch.device) -> Mes
     it travels as in the runtime, through a copy.
     """
     workers = command.workers
-    if workers not in _groups:
-        _groups[workers] = dist.new_group(list(workers))
+    group = groups.get(workers)
     if rank not in workers:
         return MessagesTimed(host_id(), (), ())
-    group = _groups[workers]
     staged = device.type == "cuda" and dist.get_backend(group) == "gloo"
     travels = torch.device("cpu") if staged else device
     elements = command.size_bytes // 4

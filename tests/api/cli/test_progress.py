@@ -1,13 +1,16 @@
 """What a tuning's progress prints, on a terminal and where stderr is none."""
 
 import io
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
+from autosync.api.cli.commands import tune
 from autosync.api.cli.commands.rank import best_by_prediction
 from autosync.api.cli.progress import (
     RANKING_KERNELS,
@@ -109,6 +112,28 @@ def test_what_a_ranking_compiles_is_said_before(
         first, *lines = capsys.readouterr().err.splitlines() or [""]
         assert ("once for this machine" in first) == bool(expected)
         assert [line.strip() for line in lines] == expected
+
+
+def test_a_tuning_says_what_it_compiles(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the thread that runs it."""
+    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("autosync.api.cli.logs.log_to_file", lambda name: tmp_path / name)
+
+    def play(value: int) -> int:
+        return value + 1
+
+    def run_here(*arguments: object) -> SimpleNamespace:
+        thread = threading.Thread(target=Kernel(play), args=(1,))
+        thread.start()
+        thread.join()
+        return SimpleNamespace(state="done")
+
+    monkeypatch.setattr("autosync.api.cli.in_process_tuning.run_here", run_here)
+    database: Any = None
+    tune._run(database, "3f2a90c1", resumed=False, db="")
+    assert "1 of 6 done, compiling play" in capsys.readouterr().err
 
 
 def test_the_kernels_of_a_ranking_are_those_that_are_counted(

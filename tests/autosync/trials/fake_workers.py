@@ -14,6 +14,7 @@ from autosync.trials.worker.commands import (
     CommandFailed,
     GroupJoined,
     JoinGroup,
+    MeasuredIterations,
     PassDone,
     RunPass,
     StartWorker,
@@ -84,12 +85,14 @@ class FakeWorker:
         seconds, load = self.group.passes[self.trials - 1]
         count = command.warmup + command.iterations
         return PassDone(
-            starts=tuple(seconds * number for number in range(count + 1)),
-            finished=seconds * count,
-            cpu_seconds=0.0,
-            busy_seconds=load,
-            total_seconds=1.0,
-            sent_bytes=SENT_BYTES * command.iterations,
+            measured=MeasuredIterations(
+                starts=tuple(seconds * number for number in range(count + 1)),
+                finished=seconds * count,
+                cpu_seconds=0.0,
+                busy_seconds=load,
+                total_seconds=1.0,
+                sent_bytes=SENT_BYTES * command.iterations,
+            ),
             peak_memory_bytes=1,
             digest=1.0,
         )

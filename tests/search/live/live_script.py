@@ -22,10 +22,10 @@ from torch.nn.parallel import DistributedDataParallel
 import autosync
 from autosync.documents import to_json
 from autosync.domain import Domain
-from autosync.search.live.live_tuning import _go_on
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.settings import Settings
 from autosync.trials.contract import TrialRequest, TrialResult
+from autosync.trials.live.control_group import open_control
 from autosync.trials.live.live_cluster import measure_cluster
 from autosync.trials.live.live_commands import Verdict
 from autosync.trials.live.live_graph import record_job
@@ -40,6 +40,10 @@ TRIAL_TIMEOUT = timedelta(seconds=12)
 """Of a collective: what a sound trial of three ranks never needs, beside other load too."""
 
 HANGING_SECONDS = 20
+SLOW_SECONDS = 0.5
+
+CLIPPED = 1e-3
+"""A norm that every gradient here exceeds."""
 
 MINUTES = 5
 """For a tuning that is through with its few trials in seconds: it must not run out of time."""
@@ -72,12 +76,28 @@ def batch_of(rank: int, number: int) -> Tensor:
     return torch.randint(VOCABULARY, (BATCH, LENGTH), generator=generator)
 
 
+def loss_on(model: nn.Module, tokens: Tensor) -> Tensor:
+    loss: Tensor = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+    return loss
+
+
 def step_on(tokens: Tensor) -> Callable[[nn.Module, torch.optim.Optimizer], None]:
     def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         optimizer.zero_grad()
-        outputs = model(tokens)
-        nn.functional.cross_entropy(outputs.flatten(0, 1), tokens.flatten()).backward()
+        loss_on(model, tokens).backward()
         optimizer.step()
+
+    return step
+
+
+def scaled_step_on(
+    tokens: Tensor, scaler: torch.amp.GradScaler
+) -> Callable[[nn.Module, torch.optim.Optimizer], None]:
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        scaler.scale(loss_on(model, tokens)).backward()
+        scaler.step(optimizer)
+        scaler.update()
 
     return step
 
@@ -136,6 +156,8 @@ def tuning(rank: int, out: Path) -> dict[str, Any]:
     """The whole of `autosync.tune`, then training against torch's DDP."""
     model, optimizer = made(rank)
     twin, twin_optimizer = made(rank)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+    scaled_before = scaler.state_dict()
     before = fingerprint(model, optimizer)
     events: list[str] = []
     messages: list[str] = []
@@ -146,10 +168,11 @@ def tuning(rank: int, out: Path) -> dict[str, Any]:
 
     begun = time.monotonic()
     model_after, optimizer_after = autosync.tune(
-        step_on(batch_of(rank, 0)),
+        scaled_step_on(batch_of(rank, 0), scaler),
         model,
         optimizer,
         minutes=MINUTES,
+        others=[scaler],
         settings=Settings(budget=6, proposals=200, repeats=2),
         save=out / "best.json",
         on_event=note,
@@ -160,7 +183,7 @@ def tuning(rank: int, out: Path) -> dict[str, Any]:
     theirs = trained(DistributedDataParallel(twin), twin_optimizer, rank)
     return {
         "same_objects": inner is model and optimizer_after is optimizer,
-        "restored": before == after,
+        "restored": before == after and scaler.state_dict() == scaled_before,
         "events": events,
         "messages": messages,
         "kind": type(model_after).__name__,
@@ -170,7 +193,8 @@ def tuning(rank: int, out: Path) -> dict[str, Any]:
 
 
 def falling_back(rank: int) -> dict[str, Any]:
-    """A step that always fails on one rank once it is synchronized."""
+    """A step that always fails on one rank once it is synchronized. What `tune` was told counts
+    under the DDP that is left, too: a step's gradients have the norm that was clipped to."""
     model, optimizer = made(rank)
     before = fingerprint(model, optimizer)
     plain = step_on(batch_of(rank, 0))
@@ -185,12 +209,23 @@ def falling_back(rank: int) -> dict[str, Any]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         after, _ = autosync.tune(
-            step, model, optimizer, minutes=MINUTES, settings=Settings(budget=2, proposals=50)
+            step,
+            model,
+            optimizer,
+            minutes=MINUTES,
+            max_grad_norm=CLIPPED,
+            ddp_options={"gradient_as_bucket_view": True},
+            settings=Settings(budget=2, proposals=50, probe=False),
         )
     words = " ".join(str(one.message) for one in caught)
+    restored = before == fingerprint(model, optimizer)
+    plain(after, optimizer)
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
     return {
         "kind": type(after).__name__,
-        "restored": before == fingerprint(model, optimizer),
+        "restored": restored,
+        "clipped": abs(float(nn.utils.get_total_norm(gradients)) / CLIPPED - 1) < 1e-3,
+        "options": getattr(after, "gradient_as_bucket_view", None),
         "warned": "torch's DDP is used" in words and "always" in words,
     }
 
@@ -212,6 +247,8 @@ class Faults:
                 raise RuntimeError("raised on purpose")
             if self.fault == "hang":
                 time.sleep(HANGING_SECONDS)
+            if self.fault == "slow":
+                time.sleep(SLOW_SECONDS)
         if self.fault == "late" and self.rank == 1 and self.calls == 4:  # the others are done
             raise RuntimeError("raised at the end")
         if self.fault == "keep":
@@ -226,16 +263,15 @@ def contract(rank: int) -> dict[str, Any]:
     """What every pool must do, on a job's own ranks. The fault of a trial travels in its key."""
     model, optimizer = made(rank)
     step = Faults(rank)
-    control = dist.new_group(timeout=timedelta(minutes=10))
-    before = take_snapshot(model, optimizer)
+    control = open_control(timedelta(minutes=10))
+    before = take_snapshot(model, [optimizer])
     print_before = fingerprint(model, optimizer)
     job = LiveJob(step, model, optimizer, before, control, TRIAL_TIMEOUT)
     recorded = record_job(job, None, "cpu")
     job.renew_groups()
     cluster = measure_cluster(job, recorded.step_seconds)
-    told = [Domain(recorded.graph, cluster, recorded.profile, recorded.optimizer)]
-    dist.broadcast_object_list(told, src=0, group=control)  # ranks may record other orders
-    domain = told[0]
+    mine = Domain(recorded.graph, cluster, recorded.profile, recorded.optimizer)
+    domain = control.from_first(mine)  # ranks may record other orders
     results: dict[str, Any] = {}
     for fault, bundle in (
         ("", ddp(domain)),
@@ -249,6 +285,7 @@ def contract(rank: int) -> dict[str, Any]:
         ("keep", ddp(domain)),
         ("drift", ddp(domain)),
         ("late", mixed(domain)),
+        ("slow", mixed(domain)),
         ("", mixed(domain)),
     ):
         key = f"{len(results)}:{fault}:{bundle.plan.engine}"
@@ -258,22 +295,27 @@ def contract(rank: int) -> dict[str, Any]:
         else:
             pool = JobPool(job, "job (test)")
             begun = time.monotonic()
-            result = pool.run(TrialRequest(key, bundle, warmup=1, iterations=3, record=True))
+            may = SLOW_SECONDS / 2 if fault == "slow" else 60.0
+            result = pool.run(
+                TrialRequest(key, bundle, warmup=1, iterations=3, record=True, timeout_seconds=may)
+            )
             assert pool.run(TrialRequest(key, bundle)) is result
             results[key] = summary(result, time.monotonic() - begun)
             if len(results) == 1:
                 other = pool.run(TrialRequest("other", ddp(small_domain(5))))
                 results["other"] = summary(other, 0.0)
-            pool.dismiss(Verdict(None))
+            pool.dismiss(Verdict(bundle))
         step.held.clear()
         assert fingerprint(model, optimizer) == print_before, key
     job.end_groups()
     twin, twin_optimizer = made(rank)
     theirs = trained(DistributedDataParallel(twin), twin_optimizer, rank)
-    going_on = _go_on(job, Verdict(mixed(domain)), None)
-    mine = trained(*going_on, rank)
+    going_on = autosync.distribute(model, optimizer, mixed(domain))
+    mine_after = trained(*going_on, rank)
     return {
-        "difference": max(float((a - b).abs().max()) for a, b in zip(mine, theirs, strict=True)),
+        "difference": max(
+            float((a - b).abs().max()) for a, b in zip(mine_after, theirs, strict=True)
+        ),
         "results": results,
         "variables": [v.name for v in domain.graph.variables],
         "gradient_order": [domain.graph.variables[v].name for v in domain.graph.gradient_order],
@@ -338,6 +380,88 @@ def refusals(rank: int) -> dict[str, Any]:
     return found
 
 
+class Sidestepping(nn.Module):
+    """Leaves a parameter out of some forward passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4))
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, values: Tensor, scaled: bool) -> Tensor:
+        found: Tensor = self.inner(values)
+        return found * self.scale if scaled else found
+
+
+def several(rank: int) -> dict[str, Any]:
+    """Two optimizers, and a parameter that some steps leave without a gradient, beside DDP.
+    restored: by the end of the search, on rank 0."""
+    model, optimizers = sidestepping()
+    twin, twin_optimizers = sidestepping()
+    step = alternating_step(rank)
+    refused = ""
+    try:
+        autosync.tune(step, model, optimizers, minutes=MINUTES)
+    except autosync.errors.InvalidInput as error:
+        refused = str(error)
+    failures: list[str] = []
+    restored: list[bool] = []
+    before = [fingerprint(model, optimizer) for optimizer in optimizers]
+
+    def note(event: TuningEvent) -> None:
+        if event.kind == "done":
+            now = [fingerprint(model, optimizer) for optimizer in optimizers]
+            restored.append(now == before)
+        if event.kind in ("search", "confirm") and not event.message.endswith(" ms"):
+            failures.append(event.message)
+
+    after, same = autosync.tune(
+        step,
+        model,
+        optimizers,
+        minutes=MINUTES,
+        ddp_options={"find_unused_parameters": True},
+        settings=Settings(budget=4, proposals=64, repeats=1, probe=False),
+        on_event=note,
+    )
+    by_ddp = DistributedDataParallel(twin, find_unused_parameters=True)
+    for network, stepping in ((after, same), (by_ddp, twin_optimizers)):
+        step = alternating_step(rank)
+        for _ in range(4):
+            step(network, stepping)
+    model.state_dict()  # waits for what is on its way
+    pairs = zip(model.parameters(), twin.parameters(), strict=True)
+    return {
+        "refused": refused,
+        "failures": failures,
+        "same": same is optimizers,
+        "restored": restored,
+        "difference": max(float((a - b).detach().abs().max()) for a, b in pairs),
+    }
+
+
+def sidestepping() -> tuple[Sidestepping, list[torch.optim.Optimizer]]:
+    torch.manual_seed(3)
+    model = Sidestepping()
+    inner = torch.optim.AdamW(model.inner.parameters(), lr=1e-3)
+    return model, [inner, torch.optim.SGD([model.scale], lr=0.1)]
+
+
+def alternating_step(rank: int) -> Callable[[nn.Module, list[torch.optim.Optimizer]], None]:
+    values = torch.randn(4, 8, generator=torch.Generator().manual_seed(rank))
+    calls = [0]
+
+    def step(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        calls[0] += 1
+        model(values, calls[0] % 2 == 1).square().mean().backward()
+        for optimizer in reversed(optimizers):
+            optimizer.step()
+
+    return step
+
+
 def main() -> None:
     out = Path(sys.argv[1])
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -349,6 +473,7 @@ def main() -> None:
         "tuning": lambda: tuning(rank, out),
         "falling_back": lambda: falling_back(rank),
         "contract": lambda: contract(rank),
+        "several": lambda: several(rank),
         "refusals": lambda: refusals(rank),
     }
     seen = {name: part() for name, part in parts.items() if name in sys.argv[2:]}

@@ -13,10 +13,9 @@ import autosync
 from autosync.bundle import load_bundle
 from autosync.documents import from_json
 from autosync.errors import InvalidInput, NotSupported
-from autosync.search.live.live_tuning import TimeBudget
 from autosync.trials.contract import TrialResult
 from autosync.trials.live.live_cluster import Seat, refuse_mixed, seated_device
-from autosync.trials.live.live_commands import LivePass
+from autosync.trials.live.live_commands import LivePass, MeasuredSteps
 from autosync.trials.live.live_graph import _adopt_orphans, _finish_order
 from autosync.trials.live.live_pass import sent_by_node
 from autosync.trials.live.outside_load import CpuUse
@@ -25,7 +24,7 @@ from autosync.trials.live.step_tape import Call, Tape
 pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).parents[3]
 RANKS = 3
-PARTS = ("refusals", "contract", "falling_back", "tuning")
+PARTS = ("refusals", "contract", "falling_back", "several", "tuning")
 
 Seen = list[dict[str, Any]]
 
@@ -71,7 +70,10 @@ def test_tuning_restores_every_bit_and_trains_on_as_ddp_would(seen: Seen, out: P
     assert events.count("done") == 1
     assert events[-1] == "done"
     assert not seen[1]["tuning"]["events"]
-    slowed = [text for text in seen[0]["tuning"]["messages"] if "compute" in text]
+    messages = seen[0]["tuning"]["messages"]
+    assert "measuring what messages cost" in messages
+    assert not any("assumed" in text for text in messages)
+    slowed = [text for text in messages if "compute" in text]
     assert len(slowed) == 1  # told, or why it is not
     assert "while messages are under way" in slowed[0] or "is not known" in slowed[0]
     shipped = load_bundle(out / "best.json")
@@ -94,6 +96,8 @@ def test_a_job_whose_every_trial_fails_goes_on_with_ddp(seen: Seen) -> None:
         assert rank["falling_back"] == {
             "kind": "DistributedDataParallel",
             "restored": True,
+            "clipped": True,
+            "options": True,
             "warned": True,
         }
 
@@ -115,6 +119,17 @@ def test_a_tuning_leaves_no_process_group(seen: Seen) -> None:
         assert second["threads"] <= first["threads"]
 
 
+def test_several_optimizers_and_parameters_that_steps_leave_out(seen: Seen) -> None:
+    assert seen[0]["several"]["restored"] == [True]
+    for rank in seen:
+        found = rank["several"]
+        assert "no gradient" in found["refused"]
+        assert "find_unused_parameters" in found["refused"]
+        assert found["failures"] == []
+        assert found["same"]
+        assert found["difference"] < 1e-5
+
+
 def results(seen: Seen) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = seen[0]["contract"]["results"]
     return found
@@ -126,6 +141,8 @@ def test_faults_cost_their_own_trial(seen: Seen) -> None:
     for key, result in results(seen).items():
         by_fault.setdefault(key.split(":")[1] if ":" in key else key, []).append(result)
     assert [result["kind"] for result in by_fault[""]] == [""] * 5
+    assert by_fault["slow"][0]["kind"] == "timeout"
+    assert "all that they may" in by_fault["slow"][0]["message"]
     assert all(result["iterations"] >= 3 for result in by_fault[""])
     for raised in by_fault["raise"]:
         assert raised["kind"] == "crashed"
@@ -160,7 +177,8 @@ def test_a_trial_tells_what_a_running_job_can_know(seen: Seen) -> None:
 
 def test_nics_are_told_where_every_node_has_its_own_kernel() -> None:
     def answer(node: str, host: str, sent: int | None) -> LivePass:
-        return LivePass(host, node, (), (), 0.0, CpuUse(0.0, 0.0, 0.0), sent, None, 0.0, None)
+        steps = MeasuredSteps((), 0.0, CpuUse(0.0, 0.0, 0.0), sent or 0, 0.0, None)
+        return LivePass(host, node, (), steps, sent is not None, 0.0, None)
 
     first, second, other = answer("a", "x", 90), answer("a", "x", 60), answer("b", "y", 30)
     assert sent_by_node([first, second, other], 3) == (30, 10)
@@ -204,13 +222,6 @@ def test_orders_of_a_recorded_step() -> None:
     _adopt_orphans(tape)
     assert calls[1].variables == (1, 2, 4)
     assert _finish_order(tape) == [3, 2, 1, 0]
-
-
-@pytest.mark.parametrize(("now", "search", "confirm"), [(9, 0, 0), (10, 1, 0), (20, 1, 1)])
-def test_the_confirmation_has_its_own_time(now: float, search: bool, confirm: bool) -> None:
-    budget = TimeBudget(search_until=10.0, until=20.0, clock=lambda: now)
-    assert budget.over("search") == search
-    assert budget.over("confirm") == confirm
 
 
 def test_without_the_search_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

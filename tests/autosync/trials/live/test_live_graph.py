@@ -3,9 +3,9 @@
 from datetime import timedelta
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
+from autosync.trials.live.control_group import ControlGroup
 from autosync.trials.live.live_graph import record_job
 from autosync.trials.live.live_job import LiveJob
 from autosync.trials.live.snapshot import take_snapshot
@@ -37,8 +37,8 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 def test_a_module_that_holds_others_has_its_own_output() -> None:
     model = Outer()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    control: dist.ProcessGroup = None  # type: ignore[assignment]  # recording asks nobody
-    before = take_snapshot(model, optimizer)
+    control: ControlGroup = None  # type: ignore[assignment]  # recording asks nobody
+    before = take_snapshot(model, [optimizer])
     job = LiveJob(step, model, optimizer, before, control, timedelta(seconds=1))
     operations = record_job(job, None, "cpu").graph.operations
     row_bytes = BATCH * 4

@@ -1,12 +1,17 @@
 """Which of a live trial's errors is told: its cause, whatever the ranks' clocks say."""
 
+from typing import Any
+
 import pytest
 
 from autosync.errors import InvalidInput
 from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.trials.contract import TrialRequest
 from autosync.trials.live.live_commands import PARTED, LiveFailure
-from autosync.trials.live.live_transport import first_cause
+from autosync.trials.live.live_transport import LiveTransport, first_cause
 from autosync.trials.live.live_trial import _kind
+from autosync.trials.trial_failure import TrialFailed
+from tests.autosync.trials.strategies import ddp, small_domain
 
 
 def test_a_wait_that_ended_goes_before_the_peers_it_cost() -> None:
@@ -43,3 +48,13 @@ def test_a_lost_peer_alone_is_a_crash() -> None:
 )
 def test_the_steps_own_connections_are_no_peers(error: Exception, kind: str) -> None:
     assert _kind(error) == kind
+
+
+def test_no_pass_begins_when_the_tunings_time_is_up() -> None:
+    """No rank is asked: all can go on."""
+    job: Any = None
+    transport = LiveTransport(job, "job (test)", until=10.0, clock=lambda: 10.0)
+    with pytest.raises(TrialFailed, match="the time of the tuning is up") as raised:
+        transport.run_pass(TrialRequest("late", ddp(small_domain())), after_load=False)
+    assert raised.value.ranks_usable
+    assert raised.value.error.kind == "timeout"

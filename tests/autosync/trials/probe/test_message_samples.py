@@ -29,7 +29,7 @@ def test_launchers_say_whose_links_their_messages_take() -> None:
 def test_real_messages_are_told_in_the_domains_units() -> None:
     workload = Workload(domain_of(cluster=grid_cluster(3)), byte_scale=0.5, time_scale=2.0)
     with timing_pool(LocalLauncher(), workload) as pool:
-        measured = measure_messages(pool, sizes=(1024, 65536), repeats=2)
+        measured = measure_messages(pool, workload.domain.cluster, (1024, 65536), repeats=2)
     assert not measured.at_cluster_rates
     assert measured.burst_bytes == 0.0
     assert {sample.kind for sample in measured.samples} == set(KINDS)

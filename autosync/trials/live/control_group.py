@@ -1,0 +1,81 @@
+"""What the ranks of a running job tell each other while it is tuned: on a group that no trial uses,
+so that they agree even after a trial has failed."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.distributed_c10d import PrefixStore
+
+from autosync.runtime.transport.failures import lost_peer
+from autosync.runtime.transport.rank_agreement import share_initial_values
+
+LEAVING = timedelta(seconds=10)
+"""How long a rank that leaves waits for the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlGroup:
+    """A gloo group of all ranks. Whatever it is asked raises SynchronizationFailed where a rank has
+    died or does not come: no rank can go on then."""
+
+    group: dist.ProcessGroup
+
+    def gathered(self, mine: Any) -> list[Any]:
+        """What every rank tells, by rank, on all of them."""
+        everyone: list[Any] = [None] * self.group.size()
+        with _all_ranks():
+            dist.all_gather_object(everyone, mine, group=self.group)
+        return everyone
+
+    def from_first(self, told: Any = None) -> Any:
+        """What rank 0 tells, on every rank."""
+        carried = [told]
+        with _all_ranks():
+            dist.broadcast_object_list(carried, src=0, group=self.group)
+        return carried[0]
+
+    def meet(self, patience: timedelta) -> None:
+        """Wait until every rank has come, for that long; then rank 0's error names who has not."""
+        with _all_ranks():
+            dist.monitored_barrier(self.group, patience, wait_all_ranks=True)
+
+    def share_values(self, model: nn.Module) -> None:
+        """Every rank begins with rank 0's parameters and buffers."""
+        with _all_ranks():
+            share_initial_values(self.group, model)
+
+    def leave(self) -> None:
+        """End the group. All ranks wait for each other before, since what one has told another may
+        still be in flight; one that does not come in time fails in what it exchanges.
+
+        They meet in the store, not on the group: a rank that has failed leaves in the middle of the
+        others' exchange, and would be taken for a member of it.
+        """
+        with contextlib.suppress(RuntimeError):  # out of time, or the store has gone with a rank
+            default = dist.distributed_c10d._get_default_store()
+            store = PrefixStore(f"autosync/{self.group.group_name}/left", default)
+            if store.add("ranks", 1) == self.group.size():
+                store.set("all", "")
+            store.wait(["all"], LEAVING)
+        dist.destroy_process_group(self.group)
+
+
+def open_control(patience: timedelta) -> ControlGroup:
+    """A collective. patience: how long a rank waits for what another tells."""
+    group = dist.new_group(backend="gloo", timeout=patience)
+    assert isinstance(group, dist.ProcessGroup)  # every rank is a member
+    return ControlGroup(group)
+
+
+@contextlib.contextmanager
+def _all_ranks() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # what torch raises for a broken process group
+        text = f"a rank of the job was lost while it was tuned: {error}"
+        raise lost_peer(text, "process_group", None, state_is_split=False) from error

@@ -1,0 +1,60 @@
+"""What messages cost on a running job's own ranks: timed before the search, as a probe does."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from autosync.cluster import Cluster
+from autosync.domain import Domain
+from autosync.errors import InvalidInput, NotSupported
+from autosync.search.cluster_probe import BRIEF_REPEATS
+from autosync.search.loop.outcome import TuningEvent
+from autosync.search.loop.proposing import OnEvent
+from autosync.search.loop.settings import Settings
+from autosync.simulator.fitting.message_cost_fitting import with_message_costs
+from autosync.trials.probe.message_samples import MessagePool, brief_sizes, measure_messages
+from autosync.trials.trial_failure import TrialFailed
+from autosync.units import MIB
+
+MOST_RECEIVED_BYTES = 256 * MIB
+"""That a rank holds for a probe at once, beside what the job holds already."""
+
+
+def measure_message_costs(
+    pool: MessagePool,
+    domain: Domain,
+    settings: Settings,
+    until: float,
+    on_event: OnEvent,
+    clock: Callable[[], float] = time.monotonic,
+) -> Domain:
+    """The domain with the costs of single messages in its cluster, fitted to what its ranks take;
+    or as it was, where they cannot be told by `until` (of `clock`, in seconds), which an event
+    says. As for a service's tunings whose compute is real, whole iterations are not fitted."""
+
+    def assumed(why: str) -> Domain:
+        on_event(TuningEvent("opening", f"message costs are assumed: {why}"))
+        return domain
+
+    if not settings.probe:
+        return assumed("the settings ask for no probe.")
+    on_event(TuningEvent("opening", "measuring what messages cost"))
+    try:
+        samples = measure_messages(
+            pool,
+            domain.cluster,
+            probe_sizes(domain.cluster),
+            BRIEF_REPEATS,
+            out_of_time=lambda: clock() >= until,
+        )
+    except (InvalidInput, NotSupported) as reason:
+        return assumed(reason.message)
+    except TrialFailed as failure:
+        return assumed(failure.error.message)
+    return replace(domain, cluster=with_message_costs(domain.cluster, samples))
+
+
+def probe_sizes(cluster: Cluster) -> tuple[int, ...]:
+    """Those of a brief probe, as far as a rank that receives from all others has room for them."""
+    most = MOST_RECEIVED_BYTES // max(1, cluster.world_size - 1)
+    return tuple(min(size, most) for size in brief_sizes(cluster, 1.0))

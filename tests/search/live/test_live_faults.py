@@ -1,0 +1,197 @@
+"""What `autosync.tune` refuses before a trial, and what becomes of it when a rank is lost."""
+
+import os
+import signal
+import time
+import warnings
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import autosync
+from autosync.errors import AutosyncError
+from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.search.loop.outcome import TuningEvent
+from autosync.search.loop.settings import Settings
+from autosync.trials.live import control_group, live_transport
+from tests.autosync.runtime.cases import Case, attached
+from tests.autosync.runtime.ranks import Ranks, ranks
+
+RECORDED_STEPS = 4
+"""Plain ones, before the first trial."""
+
+TRIAL_SECONDS = 3.0
+STUCK_SECONDS = 10.0
+"""Longer than the others wait: a trial's seconds, a collective's, and what follows."""
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[Ranks]:
+    with ranks(2) as pool:
+        yield pool
+
+
+class Compiled(nn.Module):
+    """As torch.compile wraps a model."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = inner
+
+
+def small() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+
+
+def refused(rank: int, world: int) -> dict[str, str]:
+    """By case, the error of this rank."""
+    found = {}
+    for name, (model, optimizer, options) in cases(rank).items():
+        found[name] = refusal(model, optimizer, options)
+    model, optimizer, attachment = attached(Case(), world)
+    found["distributed"] = refusal(model, optimizer, {})
+    attachment.detach()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model, _ = small()
+        first = next(model.children())
+        found["unheld"] = refusal(model, torch.optim.SGD(first.parameters(), lr=0.1), {})
+    found["warned"] = " ".join(str(one.message) for one in caught)
+    return found
+
+
+def cases(rank: int) -> dict[str, tuple[nn.Module, Any, dict[str, Any]]]:
+    model, optimizer = small()
+    stray = [nn.Parameter(torch.zeros(2))] if rank == 1 else []
+    foreign = torch.optim.SGD([*model.parameters(), *stray], lr=0.1)
+    halves = [torch.optim.SGD(part.parameters(), lr=0.1) for part in model.children()]
+    inner, of_inner = small()
+    replicated = DistributedDataParallel(inner)
+    return {
+        "foreign": (model, foreign, {}),
+        "wrapped": (replicated, of_inner, {}),
+        "around": (inner, of_inner, {}),
+        "inside": (nn.Sequential(replicated), of_inner, {}),
+        "option": (model, optimizer, {"ddp_options": {"find_unused": True}}),
+        "buffers": (model, optimizer, {"ddp_options": {"broadcast_buffers": False}}),
+        "others": (model, optimizer, {"others": [object()]}),
+        "clipped": (model, halves, {"max_grad_norm": 1.0}),
+        "compiled": (Compiled(model), optimizer, {}),
+        "compiled part": (nn.Sequential(Compiled(model)), optimizer, {}),
+    }
+
+
+def refusal(model: nn.Module, optimizer: Any, options: dict[str, Any]) -> str:
+    def step(model: nn.Module, optimizer: Any) -> None:
+        raise ValueError("a step ran")
+
+    try:
+        autosync.tune(step, model, optimizer, **options)
+    except (AutosyncError, ValueError) as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.fixture(scope="module")
+def refusals(world: Ranks) -> list[dict[str, str]]:
+    return world.run(refused)
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("foreign", "1 parameters that are not the model's"),
+        ("wrapped", "it is torch's DistributedDataParallel"),
+        ("around", "DistributedDataParallel is around it"),
+        ("inside", "its module '0' is torch's DistributedDataParallel"),
+        ("distributed", "follows a plan"),
+        ("option", "no option 'find_unused'"),
+        ("buffers", "broadcast_buffers=False contradicts the plan"),
+        ("others", "others[0] (object) has no state_dict"),
+        ("clipped", "max_grad_norm was given with several optimizers"),
+        ("compiled", "the model is compiled"),
+        ("compiled part", "module '0' of the model is compiled"),
+    ],
+)
+def test_what_no_trial_can_mend_is_refused_first(
+    refusals: list[dict[str, str]], case: str, words: str
+) -> None:
+    for rank in refusals:
+        assert words in rank[case]
+
+
+def test_what_one_rank_refuses_every_rank_is_told(refusals: list[dict[str, str]]) -> None:
+    assert refusals[0]["foreign"].startswith("rank 1 cannot tune: ")
+    assert not refusals[1]["foreign"].startswith("rank 1 cannot tune: ")
+
+
+def test_parameters_without_an_optimizer_are_warned_of(refusals: list[dict[str, str]]) -> None:
+    for rank in refusals:
+        assert rank["unheld"] == "a step ran"
+        assert "no optimizer holds 2 trainable parameters" in rank["warned"]
+
+
+def losing(rank: int, world: int, way: str) -> tuple[str, bool]:
+    """The error of a tuning that loses rank 1 in its first trial, and whether the model is what it
+    was."""
+    live_transport.LATE = timedelta(seconds=1)
+    control_group.LEAVING = timedelta(seconds=2 if way == "killed" else 10)
+    model, optimizer = small()
+    calls = [0]
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        calls[0] += 1
+        if rank == 1 and calls[0] == RECORDED_STEPS + 2:
+            if way == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(STUCK_SECONDS)
+        train(model, optimizer)
+
+    settings = Settings(budget=2, proposals=8, timeout_seconds=TRIAL_SECONDS, probe=False)
+    before: list[torch.Tensor] = []
+
+    def note(event: TuningEvent) -> None:
+        """Before the first trial."""
+        if not before:
+            before.extend(parameter.clone() for parameter in model.parameters())
+
+    try:
+        autosync.tune(step, model, optimizer, settings=settings, on_event=note)
+    except SynchronizationFailed as error:
+        pairs = zip(before, model.parameters(), strict=rank == 0)
+        return str(error), all(torch.equal(a, b) for a, b in pairs)
+    return "no error", False
+
+
+def test_a_rank_that_is_stuck_in_the_step_ends_the_tuning_on_all(world: Ranks) -> None:
+    """It is nobody's to kill; the others say who it is instead of waiting for it."""
+    (first, restored), (second, _) = world.run(losing, "stuck")
+    assert restored
+    assert "a rank of the job was lost" in first
+    assert "Ranks 1 failed" in first
+    assert "a rank of the job was lost" in second
+
+
+def test_a_rank_that_dies_ends_the_tuning(world: Ranks) -> None:
+    for pipe in world.pipes:
+        pipe.send((losing, ("killed",)))
+    kind, (error, restored) = world._answer(0)
+    assert kind == "ok"
+    assert "a rank of the job was lost" in error
+    assert "Start all ranks again from the last checkpoint" in error
+    assert restored
+    assert world._answer(1) == ("error", "died")
+    for process in world.processes:  # torch's own goodbye waits for the dead
+        process.kill()
