@@ -88,7 +88,7 @@ class BundleAccelerator(Accelerator):  # type: ignore[misc]  # has no types
         given = list(zip(args, placement, strict=True))
         models = [(one, place) for one, place in given if isinstance(one, nn.Module)]
         new = [m for m, _ in models if _trains(m) and ATTACHED.network_of(m) is None]
-        optimizers = [one for one in args if isinstance(one, Optimizer)]
+        optimizers = [_inner(one) for one in args if isinstance(one, Optimizer)]
         networks = {
             id(model): self._distribute(new, optimizers, place)
             if model in new
@@ -180,6 +180,12 @@ def _trains(model: nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in model.parameters())
 
 
+def _inner(optimizer: Optimizer) -> Optimizer:
+    """Of Accelerate's wrapper, unless that holds the `step` of before, as it does for a scaler."""
+    wrapped = isinstance(optimizer, AcceleratedOptimizer) and optimizer.scaler is None
+    return optimizer.optimizer if wrapped else optimizer  # type: ignore[attr-defined]
+
+
 def _ddp_options(accelerator: Any) -> dict[str, Any]:
     """What Accelerate itself would give to DistributedDataParallel."""
     handler = accelerator.ddp_handler
@@ -234,7 +240,7 @@ def _check_one(models: list[nn.Module], optimizers: list[Optimizer]) -> None:
         raise _without_optimizer(model)
     if any(isinstance(optimizer, AcceleratedOptimizer) for optimizer in optimizers):
         raise InvalidInput(
-            "the optimizer was prepared before its model.",
+            "the optimizer was prepared before its model, with a gradient scaler.",
             thing="optimizer",
             remedy="Prepare both in one call: `model, optimizer = accelerator.prepare(model, "
             "optimizer)`.",
