@@ -221,7 +221,8 @@ def _check_one(models: list[nn.Module], optimizers: list[Optimizer]) -> None:
     """Raises InvalidInput unless one plain model comes with its plain optimizers."""
     if len(models) > 1:
         raise InvalidInput(
-            f"{len(models)} models to train came in one accelerator.prepare(): a bundle is for one.",
+            f"{len(models)} models to train came in one accelerator.prepare(), and a bundle is for "
+            "one.",
             thing="accelerator.prepare",
             value=len(models),
             remedy="Call use_bundle(accelerator, bundle) and then accelerator.prepare(model, "

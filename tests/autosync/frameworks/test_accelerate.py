@@ -227,7 +227,9 @@ def two_models(rank: int, world: int, case: Case | None) -> list[dict[str, Tenso
 
     def train(number: int) -> None:
         for inputs, wanted in data_loader(world):
-            loss = nn.functional.mse_loss(networks[number](inputs[rank::world]), wanted[rank::world])
+            loss = nn.functional.mse_loss(
+                networks[number](inputs[rank::world]), wanted[rank::world]
+            )
             accelerator.backward(loss)
             optimizers[number].step()
             optimizers[number].zero_grad()

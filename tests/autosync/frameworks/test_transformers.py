@@ -112,8 +112,8 @@ def found(trainer: Any) -> dict[str, Any]:
 def same_training(
     rank: int, world: int, case: Case, after: Case | None, folder: str, options: dict[str, Any]
 ) -> dict[str, Any]:
-    """How far the training is from the Trainer's own DDP, and one that is resumed from its checkpoint
-    from the whole. after: what the resumed one runs, None for the Trainer's own DDP."""
+    """How far the training is from the Trainer's own DDP, and a resumed one from the whole. after:
+    what the resumed one runs, None for the Trainer's own DDP."""
     launched(rank, world)
     theirs = make_trainer(f"{folder}/ddp", **options)
     theirs.train()
@@ -200,7 +200,7 @@ def new_models(rank: int, world: int, folder: str) -> list[Any]:
     before = len(ATTACHED.plans)
     trainer = make_trainer(folder, model_init=language_model, save_strategy="no")
     assert type(trainer) is Trainer
-    use(trainer, PLANS["sharded"], world)
+    use(trainer, SHARDED, world)
     trainer.train()
     first = found(trainer)
     trainer.train()
@@ -218,10 +218,10 @@ def refused(rank: int, world: int, folder: str) -> dict[str, str]:
     from autosync.frameworks.transformers import use_bundle
 
     found = {}
+    shipped = bundle_of(SHARDED, language_model(), world)
     for name in ("without the line", "with it"):
         launched(rank, world)
         model = language_model()
-        shipped = bundle_of(PLANS["sharded"], model, world)
         optimizer = torch.optim.AdamW(model.parameters())
         model, optimizer = autosync.distribute(model, optimizer, shipped)
         trainer = make_trainer(folder, model)

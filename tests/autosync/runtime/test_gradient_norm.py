@@ -16,7 +16,7 @@ from tests.autosync.runtime.cases import (
 )
 from tests.autosync.runtime.distributing import refusal
 from tests.autosync.runtime.ranks import Ranks
-from tests.autosync.runtime.training import CASES, each_case
+from tests.autosync.runtime.training import each_case
 
 MAX_NORM = 0.05
 
@@ -24,7 +24,7 @@ MAX_NORM = 0.05
 def train(
     network: nn.Module, optimizer: torch.optim.Optimizer, case: Case, rank: int, scaled: bool
 ) -> list[float]:
-    """Returns the norms before clipping. scaled: by a GradScaler, which unscales gradients first."""
+    """Returns the norms before clipping. scaled: by a GradScaler, which unscales before."""
     ours = not isinstance(network, DistributedDataParallel)
     clip = autosync.clip_grad_norm_ if ours else nn.utils.clip_grad_norm_
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, enabled=scaled)
