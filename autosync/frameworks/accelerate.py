@@ -76,7 +76,7 @@ def use_bundle(
     given = BundleOptions(bundle, allow_lossy, dict(ddp_options or {}))
     accelerator.__dict__[GIVEN] = given
     if not isinstance(accelerator, BundleAccelerator):
-        accelerator.__class__ = _bundle_class(type(accelerator))
+        accelerator.__class__ = _bundle_class(type(accelerator))  # type: ignore[arg-type]
 
 
 class BundleAccelerator(Accelerator):  # type: ignore[misc]  # has no types
@@ -84,8 +84,8 @@ class BundleAccelerator(Accelerator):  # type: ignore[misc]  # has no types
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """As Accelerate's. A model that is trained comes with its optimizers, in one call."""
-        placement = device_placement or [None] * len(args)
-        given = list(zip(args, placement, strict=True))
+        placement: list[bool | None] = list(device_placement or [None] * len(args))
+        given: list[tuple[Any, bool | None]] = list(zip(args, placement, strict=True))
         models = [(one, place) for one, place in given if isinstance(one, nn.Module)]
         new = [m for m, _ in models if _trains(m) and ATTACHED.network_of(m) is None]
         optimizers = [_inner(one) for one in args if isinstance(one, Optimizer)]

@@ -51,7 +51,7 @@ def use_bundle(
     )
     shared = isinstance(trainer.accelerator, accelerate.BundleAccelerator)
     if shared and not isinstance(trainer, BundleTrainer):
-        trainer.__class__ = _bundle_class(type(trainer))
+        trainer.__class__ = _bundle_class(type(trainer))  # type: ignore[arg-type]
 
 
 class BundleTrainer(Trainer):  # type: ignore[misc]  # has no types here

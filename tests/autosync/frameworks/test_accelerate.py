@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +214,7 @@ def two_models(rank: int, world: int, case: Case | None) -> list[dict[str, Tenso
     """Two models with a bundle each, and a second stage of one of them."""
     accelerator = fresh(rank, world)
     plain = [make_model("mlp"), make_model("mlp")]
-    plain[1][0].weight.data.mul_(0.5)  # type: ignore[index, union-attr]
+    plain[1][0].weight.data.mul_(0.5)  # type: ignore[index]
     networks, optimizers = [], []
     for model in plain:
         if case is not None:
@@ -274,7 +275,7 @@ def refused(rank: int, world: int) -> dict[str, str]:
     case = PLANS["sharded"]
     shipped = bundle_of(case, make_model("mlp"), world)
     wrapped = accelerator.prepare(*pair_of())
-    found["in DDP"] = refusal(lambda: autosync.distribute(*wrapped, shipped))
+    found["in DDP"] = refusal(lambda: autosync.distribute(wrapped[0], wrapped[1], shipped))
     model, optimizer = autosync.distribute(*pair_of(), shipped)
     late = accelerator.prepare(model, optimizer)[0]
     found["distributed first"] = refusal(lambda: late(torch.zeros(2, 6)))
@@ -289,14 +290,16 @@ def refused(rank: int, world: int) -> dict[str, str]:
     found["uneven"] = refusal(lambda: accelerator.prepare(*pair_of()))
     use_bundle(accelerator, f"missing on rank {rank}" if rank else shipped)
     found["missing"] = refusal(lambda: accelerator.prepare(*pair_of()))
+    def all_of_it(accelerator: Any) -> None:
+        use_bundle(accelerator, shipped)
+        accelerator.prepare(*pair_of())
+
     for name, options in (
         ("bucket", DistributedDataParallelKwargs(bucket_cap_mb=3)),
         ("hook", DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.FP16)),
     ):
         other = fresh(rank, world, kwargs_handlers=[options])
-        found[name] = refusal(
-            lambda a=other: (use_bundle(a, shipped), a.prepare(*pair_of()))  # type: ignore[misc]
-        )
+        found[name] = refusal(partial(all_of_it, other))
     return found
 
 

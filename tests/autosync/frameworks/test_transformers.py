@@ -217,7 +217,7 @@ def test_a_new_model_for_every_training(pair: Ranks, tmp_path: Path) -> None:
 def refused(rank: int, world: int, folder: str) -> dict[str, str]:
     from autosync.frameworks.transformers import use_bundle
 
-    found = {}
+    found: dict[str, str] = {}
     shipped = bundle_of(SHARDED, language_model(), world)
     for name in ("without the line", "with it"):
         launched(rank, world)
