@@ -13,14 +13,23 @@ from autosync.errors import NotSupported
 if TYPE_CHECKING:
     from autosync.runtime.detachment import detach
     from autosync.runtime.distributed import distribute
+    from autosync.runtime.gradient_norm import clip_grad_norm_
     from autosync.runtime.share_sampler import ShareSampler, local_batch_size
 
     tune: Any
 
-__all__ = ["ShareSampler", "detach", "distribute", "local_batch_size", "tune"]
+__all__ = [
+    "ShareSampler",
+    "clip_grad_norm_",
+    "detach",
+    "distribute",
+    "local_batch_size",
+    "tune",
+]
 
 _HOMES = {
     "ShareSampler": "autosync.runtime.share_sampler",
+    "clip_grad_norm_": "autosync.runtime.gradient_norm",
     "detach": "autosync.runtime.detachment",
     "distribute": "autosync.runtime.distributed",
     "local_batch_size": "autosync.runtime.share_sampler",

@@ -50,6 +50,12 @@ class AttachedModels:
                 return ddp
         return None
 
+    def network_of(self, model: nn.Module) -> nn.Module | None:
+        """What is trained in the place of a distributed model: itself, or torch's DDP around it.
+        None where nobody has distributed it."""
+        plain = compiled_from(model)
+        return model if id(plain) in self.plans else self.ddp_around(plain)
+
 
 ATTACHED = AttachedModels()
 
@@ -103,5 +109,8 @@ def _distributed_already(model: nn.Module, why: str) -> InvalidInput:
         thing="model",
         value=type(model).__name__,
         remedy="Call autosync.distribute once, with the plain model; "
-        "`autosync.detach(model)` gives a distributed one back.",
+        "`autosync.detach(model)` gives a distributed one back. Where Accelerate or a Trainer "
+        "prepares the model, write `use_bundle(accelerator, bundle)` of "
+        "autosync.frameworks.accelerate, or `use_bundle(trainer, bundle)` of "
+        "autosync.frameworks.transformers, instead.",
     )

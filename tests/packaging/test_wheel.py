@@ -49,6 +49,11 @@ def elsewhere(folder: Path) -> Path:
     return folder / "elsewhere"
 
 
+@pytest.fixture(scope="module")
+def installed(wheel: Path, folder: Path) -> Path:
+    return install(wheel, folder / "installed")
+
+
 def contents(wheel: Path) -> dict[str, int]:
     """Checksum by name."""
     with zipfile.ZipFile(wheel) as opened:
@@ -75,16 +80,15 @@ def test_the_sdist_makes_the_same_wheel(wheel: Path, tree: Path, folder: Path) -
 
 
 def test_the_installed_package_works_beside_a_users_own_modules(
-    wheel: Path, folder: Path, elsewhere: Path
+    installed: Path, elsewhere: Path
 ) -> None:
-    target = install(wheel, folder / "installed")
     code = f"""
 import sqlite3
 import search, api, simulator, datasets, migrations
 for module in (search, api, simulator, datasets, migrations):
     assert module.MINE == module.__name__
 import autosync
-assert autosync.__file__.startswith({str(target)!r}), autosync.__file__
+assert autosync.__file__.startswith({str(installed)!r}), autosync.__file__
 import autosync.api, autosync.search, autosync.simulator
 from autosync.api.cli.main import run
 from alembic.script import ScriptDirectory
@@ -100,7 +104,37 @@ assert [row[0] for row in rows] == [head]
 assert autosync.tune.__module__.startswith("autosync.search.")
 print("works")
 """
-    assert run_installed(target, code, elsewhere) == "works\n"
+    assert run_installed(installed, code, elsewhere) == "works\n"
+
+
+def test_a_trainer_trains_beside_it_with_the_real_datasets(installed: Path, folder: Path) -> None:
+    """A user's script with a search.py of their own, in one process."""
+    place = folder / "script"
+    place.mkdir()
+    (place / "search.py").write_text(USERS_OWN["search.py"])
+    code = f"""
+import sys
+sys.modules["torchvision"] = None  # transformers imports it where it is, beside whichever torch
+import search, transformers, datasets
+assert search.MINE == "search"
+assert not datasets.__file__.startswith({str(installed)!r}), datasets.__file__
+import autosync
+assert autosync.__file__.startswith({str(installed)!r}), autosync.__file__
+assert autosync.tune.__module__.startswith("autosync.search.")
+from autosync.frameworks.transformers import use_bundle
+config = transformers.GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=16, n_positions=8)
+tokens = [[1, 2, 3, 4]] * 4
+trainer = transformers.Trainer(
+    transformers.GPT2LMHeadModel(config),
+    transformers.TrainingArguments(
+        "out", use_cpu=True, max_steps=1, report_to=[], save_strategy="no", disable_tqdm=True
+    ),
+    train_dataset=datasets.Dataset.from_dict({{"input_ids": tokens, "labels": tokens}}),
+)
+use_bundle(trainer, "for-more-than-one-process.json")
+print("steps", trainer.train().global_step)
+"""
+    assert run_installed(installed, code, place).splitlines()[-1] == "steps 1"
 
 
 def test_an_editable_install_exposes_autosync_alone(

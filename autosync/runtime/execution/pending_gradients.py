@@ -167,8 +167,8 @@ def incomplete_gradient(variable: VariableRecord, what: str) -> NotSupported:
         f"the gradient of {variable.name!r} {what}, but no rank holds all of it: the strategy "
         "updates parts of variables on the ranks that own them.",
         thing=f"variable {variable.name}.grad",
-        remedy="Clip by max_grad_norm= of autosync.distribute, or use a strategy without owned or "
-        "sharded updates.",
+        remedy="Clip by max_grad_norm= of autosync.distribute or by autosync.clip_grad_norm_, or "
+        "use a strategy without owned or sharded updates.",
     )
 
 

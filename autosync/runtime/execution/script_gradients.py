@@ -120,6 +120,21 @@ class ScriptGradients:
         if self._max_grad_norm:
             self._clip(self._max_grad_norm)
 
+    def clip_now(self, max_norm: float) -> float:
+        """The script clips all gradients between backward and `step()`. Returns the norm before.
+        A collective where updates are owned or sharded."""
+        self._wait_for_sums()
+        make_plain(self.pending)
+        shown = [b for b in self._buckets if self.scaler_looked and b.update and not b.whole]
+        for bucket in shown:
+            take_back(bucket)
+        with self._monitor.exchange("clipping by the global norm"):
+            norm = clip_gradients(self._variables, self._buckets, self._control, max_norm)
+        for bucket in shown:
+            show_gradients(bucket)
+        self.make_gradients_pending()
+        return norm
+
     def _clip(self, max_grad_norm: float) -> None:
         with self._monitor.exchange("clipping by the global norm"):
             scale = loss_scale(self._optimizer)

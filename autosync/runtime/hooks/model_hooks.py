@@ -61,8 +61,11 @@ def _check_unwrapped(model: nn.Module, ddp: nn.Module) -> None:
             "autosync.distribute has distributed, so both would average its gradients.",
             thing="model",
             value=type(model).__name__,
-            remedy="Train the model that autosync.distribute returned: do not wrap it, and do not "
-            "give it to Accelerate's prepare or to a Trainer, which do.",
+            remedy="Train the model that autosync.distribute returned and do not wrap it. "
+            "Accelerate's prepare and a Trainer do: give them the plain model, and write "
+            "`use_bundle(accelerator, bundle)` of autosync.frameworks.accelerate, or "
+            "`use_bundle(trainer, bundle)` of autosync.frameworks.transformers, before, in place "
+            "of autosync.distribute.",
         )
 
 

@@ -1,0 +1,390 @@
+"""Scripts under Accelerate, on a bundle and on Accelerate's own DDP."""
+
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import autosync
+from autosync.runtime.attached_models import ATTACHED
+from autosync.runtime.attachment import Attachment
+from tests.autosync.frameworks.launched import as_launched
+from tests.autosync.runtime.cases import Case, make_model
+from tests.autosync.runtime.distributing import (
+    DDP,
+    PLANS,
+    bundle_of,
+    largest_difference,
+    refusal,
+    warned,
+)
+from tests.autosync.runtime.ranks import Ranks
+
+WAYS = {**PLANS, "ddp": DDP}
+EXACT = ("all-reduce", "reduce-scatter", "ddp")
+"""Every rank updates all variables by torch's own step; others sum the norm in another order."""
+
+BATCHES = 8
+ACCUMULATED = 2
+MAX_NORM = 0.2
+
+
+def fresh(rank: int, world: int, precision: str = "no", **options: Any) -> Any:
+    as_launched(rank, world)
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    return Accelerator(cpu=True, mixed_precision=precision, **options)
+
+
+def data_loader(world: int) -> DataLoader[tuple[Tensor, ...]]:
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.randn(4 * BATCHES * world, 6, generator=generator)
+    return DataLoader(TensorDataset(inputs, inputs[:, :3].sin()), batch_size=4)
+
+
+class Script:
+    """A training script as Accelerate's guides write it."""
+
+    def __init__(self, accelerator: Any, world: int):
+        self.accelerator = accelerator
+        self.plain = make_model("mlp")
+        optimizer = torch.optim.AdamW(self.plain.parameters(), lr=0.05)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+        self.model, self.optimizer, self.loader, self.scheduler = accelerator.prepare(
+            self.plain, optimizer, data_loader(world), scheduler
+        )
+        self.norms: list[float] = []
+
+    def train(self, skipped: int = 0, save_at: int = -1, folder: str = "") -> None:
+        accelerator = self.accelerator
+        loader = accelerator.skip_first_batches(self.loader, skipped) if skipped else self.loader
+        for batch, (inputs, wanted) in enumerate(loader, start=skipped):
+            if batch == save_at:
+                accelerator.save_state(folder)
+            with accelerator.accumulate(self.model):
+                loss = nn.functional.mse_loss(self.model(inputs), wanted)
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    norm = accelerator.clip_grad_norm_(self.model.parameters(), MAX_NORM)
+                    self.norms.append(float(norm))
+                self.optimizer.step()
+                self.scheduler.step()
+                self.optimizer.zero_grad()
+
+    def found(self) -> dict[str, Any]:
+        return {
+            "weights": dict(self.accelerator.get_state_dict(self.model)),
+            "state": self.optimizer.state_dict()["state"],
+            "norms": torch.tensor(self.norms),
+            "rate": self.scheduler.get_last_lr(),
+        }
+
+
+def prepared(rank: int, world: int, case: Case | None, precision: str = "no") -> Script:
+    accelerator = fresh(rank, world, precision, gradient_accumulation_steps=ACCUMULATED)
+    if case is not None:
+        from autosync.frameworks.accelerate import use_bundle
+
+        use_bundle(accelerator, bundle_of(case, make_model("mlp"), world))
+    return Script(accelerator, world)
+
+
+def same_script(rank: int, world: int, case: Case, precision: str, folder: str) -> dict[str, float]:
+    """How far the script is from DDP's, and a resumed one from one that was not interrupted."""
+    theirs = prepared(rank, world, None, precision)
+    theirs.train()
+    ours = prepared(rank, world, case, precision)
+    ours.train(save_at=BATCHES // 2, folder=folder)
+    plan = ATTACHED.plans.get(id(ours.plain))
+    if isinstance(plan, Attachment):
+        assert plan.engine.iteration.number == BATCHES // ACCUMULATED - 1  # from 0
+    assert ours.accelerator.unwrap_model(ours.model) is ours.plain
+    beside, without = theirs.found(), ours.found()
+    autosync.detach(ours.plain)
+    again = prepared(rank, world, case, precision)
+    again.accelerator.load_state(folder)
+    again.train(skipped=BATCHES // 2)
+    resumed = again.found()
+    resumed["norms"] = torch.cat([without["norms"][: len(ours.norms) // 2], resumed["norms"]])
+    autosync.detach(again.plain)
+    assert any(norm > MAX_NORM for norm in theirs.norms)
+    return {
+        "beside DDP": largest_difference(without, beside),
+        "resumed": largest_difference(resumed, without),
+    }
+
+
+CASES = [(name, "no") for name in WAYS] + [("all-reduce", "bf16"), ("sharded", "bf16")]
+
+
+@pytest.mark.parametrize(("name", "precision"), CASES)
+def test_a_script_trains_as_under_accelerates_own_ddp(
+    pair: Ranks, name: str, precision: str, tmp_path: Path
+) -> None:
+    for found in pair.run(same_script, WAYS[name], precision, str(tmp_path)):
+        assert found["resumed"] == 0
+        assert found["beside DDP"] <= (0 if name in EXACT else 3e-6), found
+
+
+def synchronized_late(rank: int, world: int, case: Case | None) -> dict[str, Tensor]:
+    """Forward passes under `no_sync`, and a backward pass that is to be synchronized after all."""
+    accelerator = fresh(rank, world)
+    if case is not None:
+        from autosync.frameworks.accelerate import use_bundle
+
+        use_bundle(accelerator, bundle_of(case, make_model("mlp"), world))
+    plain = make_model("mlp")
+    model, optimizer = accelerator.prepare(plain, torch.optim.SGD(plain.parameters(), lr=0.5))
+    for inputs, wanted in data_loader(world):
+        mine = inputs[rank::world], wanted[rank::world]
+        with accelerator.no_sync(model):
+            first = nn.functional.mse_loss(model(mine[0]), mine[1])
+            second = model(mine[0] + 1).square().mean()
+            accelerator.backward(first)
+        with accelerator.trigger_sync_in_backward(model):
+            accelerator.backward(second)
+        optimizer.step()
+        optimizer.zero_grad()
+    weights = {name: value.clone() for name, value in accelerator.get_state_dict(model).items()}
+    if case is not None:
+        autosync.detach(plain)
+    return weights
+
+
+def late_difference(rank: int, world: int) -> dict[str, float]:
+    theirs = synchronized_late(rank, world, None)
+    return {
+        name: largest_difference(synchronized_late(rank, world, case), theirs)
+        for name, case in WAYS.items()
+    }
+
+
+def test_a_backward_pass_that_is_synchronized_after_all(pair: Ranks) -> None:
+    assert pair.run(late_difference) == [dict.fromkeys(WAYS, 0.0)] * 2
+
+
+def several(rank: int, world: int, case: Case | None) -> dict[str, Tensor]:
+    """Two optimizers of one model, and a teacher that is not trained, from one `prepare`."""
+    accelerator = fresh(rank, world)
+    plain, teacher = make_model("mlp"), make_model("mlp").requires_grad_(False)
+    parameters = list(plain.parameters())
+    made = [torch.optim.SGD(parameters[:2], lr=0.1), torch.optim.AdamW(parameters[2:], lr=0.01)]
+    if case is None:
+        model, first, second = accelerator.prepare(plain, *made)
+    else:
+        from autosync.frameworks.accelerate import use_bundle
+
+        use_bundle(accelerator, bundle_of(case, plain, world))
+        model, first, teacher, second = accelerator.prepare(plain, made[0], teacher, made[1])
+    for inputs, _ in data_loader(world):
+        mine = inputs[rank::world]
+        accelerator.backward(nn.functional.mse_loss(model(mine), teacher(mine) + 1))
+        accelerator.clip_grad_norm_(model.parameters(), MAX_NORM)
+        for optimizer in (first, second):
+            optimizer.step()
+        for optimizer in (first, second):
+            optimizer.zero_grad()
+    weights = {name: value.clone() for name, value in accelerator.get_state_dict(model).items()}
+    if case is not None:
+        given = autosync.detach(plain)[1]
+        assert given == made
+    return weights
+
+
+def several_difference(rank: int, world: int) -> dict[str, float]:
+    theirs = several(rank, world, None)
+    return {name: largest_difference(several(rank, world, WAYS[name]), theirs) for name in WAYS}
+
+
+def test_several_optimizers_and_a_model_that_is_not_trained(pair: Ranks) -> None:
+    for found in pair.run(several_difference):
+        assert max(found.values()) < 3e-6, found
+
+
+def two_models(rank: int, world: int, case: Case | None) -> list[dict[str, Tensor]]:
+    """Two models with a bundle each, and a second stage of one of them."""
+    accelerator = fresh(rank, world)
+    plain = [make_model("mlp"), make_model("mlp")]
+    plain[1][0].weight.data.mul_(0.5)  # type: ignore[index]
+    networks, optimizers = [], []
+    for model in plain:
+        if case is not None:
+            from autosync.frameworks.accelerate import use_bundle
+
+            use_bundle(accelerator, bundle_of(case, model, world))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        network, optimizer = accelerator.prepare(model, optimizer)
+        networks.append(network)
+        optimizers.append(optimizer)
+
+    def train(number: int) -> None:
+        for inputs, wanted in data_loader(world):
+            loss = nn.functional.mse_loss(
+                networks[number](inputs[rank::world]), wanted[rank::world]
+            )
+            accelerator.backward(loss)
+            optimizers[number].step()
+            optimizers[number].zero_grad()
+
+    train(0)
+    train(1)
+    if case is not None:
+        autosync.detach(plain[0])
+        again = accelerator.prepare(plain[0], optimizers[0])
+        assert again[1] is optimizers[0]
+        networks[0] = again[0]
+    train(0)
+    weights = [{k: v.clone() for k, v in model.state_dict().items()} for model in plain]
+    if case is not None:
+        for model in plain:
+            autosync.detach(model)
+    return weights
+
+
+def two_models_difference(rank: int, world: int) -> dict[str, float]:
+    theirs = two_models(rank, world, None)
+    return {name: largest_difference(two_models(rank, world, WAYS[name]), theirs) for name in WAYS}
+
+
+def test_two_models_and_a_second_stage(pair: Ranks) -> None:
+    assert pair.run(two_models_difference) == [dict.fromkeys(WAYS, 0.0)] * 2
+
+
+def refused(rank: int, world: int) -> dict[str, str]:
+    """Ways to write it that would train wrongly, or not by the bundle."""
+    accelerator = fresh(rank, world)
+    from accelerate import DistributedDataParallelKwargs
+    from accelerate.utils import DDPCommunicationHookType
+
+    from autosync.frameworks.accelerate import use_bundle
+
+    def pair_of() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = make_model("mlp")
+        return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    found = {}
+    case = PLANS["sharded"]
+    shipped = bundle_of(case, make_model("mlp"), world)
+    wrapped = accelerator.prepare(*pair_of())
+    found["in DDP"] = refusal(lambda: autosync.distribute(wrapped[0], wrapped[1], shipped))
+    model, optimizer = autosync.distribute(*pair_of(), shipped)
+    late = accelerator.prepare(model, optimizer)[0]
+    found["distributed first"] = refusal(lambda: late(torch.zeros(2, 6)))
+    autosync.detach(model)
+    use_bundle(accelerator, shipped)
+    found["late"] = refusal(lambda: accelerator.prepare(*wrapped))
+    found["alone"] = refusal(lambda: accelerator.prepare(make_model("mlp")))
+    found["alone, too"] = refusal(lambda: accelerator.prepare_model(make_model("mlp")))
+    found["two"] = refusal(lambda: accelerator.prepare(*pair_of(), *pair_of()))
+    uneven = bundle_of(Case(shares=(0.75, 0.25)), make_model("mlp"), world)
+    use_bundle(accelerator, uneven)
+    found["uneven"] = refusal(lambda: accelerator.prepare(*pair_of()))
+    use_bundle(accelerator, f"missing on rank {rank}" if rank else shipped)
+    found["missing"] = refusal(lambda: accelerator.prepare(*pair_of()))
+    def all_of_it(accelerator: Any) -> None:
+        use_bundle(accelerator, shipped)
+        accelerator.prepare(*pair_of())
+
+    for name, options in (
+        ("bucket", DistributedDataParallelKwargs(bucket_cap_mb=3)),
+        ("hook", DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.FP16)),
+    ):
+        other = fresh(rank, world, kwargs_handlers=[options])
+        found[name] = refusal(partial(all_of_it, other))
+    return found
+
+
+def test_what_would_train_wrongly_is_refused_with_the_line_to_write(pair: Ranks) -> None:
+    expected = {
+        "in DDP": "write `use_bundle(accelerator, bundle)`",
+        "distributed first": "write `use_bundle(accelerator, bundle)`",
+        "late": "Call use_bundle(accelerator, bundle) before accelerator.prepare",
+        "alone": "`model, optimizer = accelerator.prepare(model, optimizer)`",
+        "alone, too": "`model, optimizer = accelerator.prepare(model, optimizer)`",
+        "two": "2 models to train came in one accelerator.prepare()",
+        "uneven": "gives ranks the shares (0.75, 0.25)",
+        "missing": "cannot read the bundle 'missing on rank 1'",
+        "bucket": "bucket_cap_mb=3 contradicts the plan",
+        "hook": "the communication hook 'fp16'",
+    }
+    for found in pair.run(refused):
+        assert found.keys() == expected.keys()
+        for name, words in expected.items():
+            assert words in found[name], f"{name}: {found[name]!r}"
+
+
+def clipped_otherwise(rank: int, world: int, case: Case) -> list[str]:
+    accelerator = fresh(rank, world)
+    from autosync.frameworks.accelerate import use_bundle
+
+    use_bundle(accelerator, bundle_of(case, make_model("mlp"), world))
+    plain = make_model("mlp")
+    model, optimizer = accelerator.prepare(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
+    accelerator.backward(model(torch.ones(2, 6)).square().mean())
+    some = list(model.parameters())[:2]
+    found = [
+        refusal(lambda: accelerator.clip_grad_norm_(model.parameters(), 1.0, norm_type=1)),
+        refusal(lambda: accelerator.clip_grad_norm_(some, 1.0)),
+        refusal(lambda: accelerator.clip_grad_value_(model.parameters(), 0.1)),
+        refusal(lambda: accelerator.join_uneven_inputs([model])),
+    ]
+    optimizer.step()
+    autosync.detach(plain)
+    return found
+
+
+def test_other_clipping_is_refused_where_no_rank_holds_all_gradients(pair: Ranks) -> None:
+    for norm, some, value, join in pair.run(clipped_otherwise, PLANS["sharded"]):
+        assert "the norm is of type 1" in norm
+        assert "3 of them were left out" in some
+        assert "was read between backward and step()" in value
+        assert "join_uneven_inputs" in join
+    for found in pair.run(clipped_otherwise, PLANS["all-reduce"]):
+        assert ["" if words else "works" for words in found] == ["works"] * 3 + [""]
+
+
+def alone(rank: int, world: int) -> tuple[list[str], bool]:
+    from accelerate import Accelerator
+
+    as_launched(rank, world)
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = Accelerator()  # without a launcher's device: one process
+    from autosync.frameworks.accelerate import use_bundle
+
+    said = warned(lambda: use_bundle(accelerator, "none.json"))
+    return said, type(accelerator) is Accelerator
+
+
+def test_one_process_is_told_that_nothing_is_synchronized(pair: Ranks) -> None:
+    for said, plain in pair.run(alone):
+        assert len(said) == 1
+        assert "runs one process" in said[0]
+        assert plain
+
+
+def test_a_framework_that_is_not_installed_is_named() -> None:
+    code = """
+import sys
+for package in ("accelerate", "transformers"):
+    sys.modules[package] = None
+    try:
+        __import__(f"autosync.frameworks.{package}")
+    except Exception as error:
+        print(type(error).__name__, error)
+    del sys.modules[package]
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for package, said in zip(("accelerate", "transformers"), done.stdout.splitlines(), strict=True):
+        assert said.startswith(f"NotSupported autosync.frameworks.{package} needs {package}")
+        assert said.endswith(f"pip install 'autosync[{package}]'")
