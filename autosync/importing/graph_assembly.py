@@ -17,7 +17,8 @@ class StepRecording:
 
     loss_operation: the operation that made the loss, None when it is a bare parameter.
     nodes: autograd nodes in the order they ran. ready: for each variable, in the order the
-    gradients became ready, the operation whose backward was running.
+    gradients became ready, the operation whose backward was running (None for those without a
+    gradient: they come last).
     """
 
     recorder: Recorder
@@ -152,7 +153,8 @@ def _completed_by(recording: StepRecording, variable: int, position: dict[int, i
         return max(consumers, key=position.__getitem__)
     # Consumed only where autograd makes no node of its own: the operation that ran just then.
     running = recording.ready[list(recording.parameters)[variable]]
-    return running if running is not None else 0
+    # Without a gradient: that is known at the end of backward.
+    return running if running is not None else max(position, key=position.__getitem__)
 
 
 def _variable(name: str, parameter: nn.Parameter, variable: int, records: list[Record]) -> Variable:

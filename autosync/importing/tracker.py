@@ -1,4 +1,4 @@
-"""Which operation is running: shared by the recorder (meta device) and the timer (CPU).
+"""Which operation is running: shared by the recorder (tensors without memory) and the timer (CPU).
 
 An aten call of the forward pass is an operation unless it is a pure view or a bare allocation.
 Autograd numbers its nodes in the order it makes them, and makes an operation's node just before
@@ -8,7 +8,7 @@ node that runs during backward names the operation.
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -185,8 +185,3 @@ def module_paths(module: nn.Module, tracker: Tracker) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def on_meta() -> AbstractContextManager[Any]:
-    """Tensors made inside have shapes but no memory."""
-    return torch.device("meta")
