@@ -91,9 +91,7 @@ def recorded_graph(
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        graph = import_module(
-            module, inputs, loss, name=name, batch_size=batch_size, values=values
-        )
+        graph = import_module(module, inputs, loss, name=name, batch_size=batch_size, values=values)
     for warning in caught:
         if warning.category is UserWarning and str(warning.message).startswith(repr(name)):
             warn(str(warning.message))

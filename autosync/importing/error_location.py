@@ -18,9 +18,9 @@ def first_line(error: BaseException) -> str:
 
 
 def at(error: BaseException) -> str:
-    """` (file:line in function)`, to stand in a sentence: of the innermost frame that is neither torch's, transformers',
-    AutoSync's nor Python's own; of the innermost third-party frame where there is none such. Empty
-    where only torch and AutoSync ran."""
+    """` (file:line in function)`, to stand in a sentence: of the innermost frame that is neither
+    torch's, transformers', AutoSync's nor Python's own; of the innermost third-party frame where
+    there is none such. Empty where only torch and AutoSync ran."""
     frames = list(reversed(traceback.extract_tb(error.__traceback__)))
     for skipped in (_library_folders(), _folders_of("torch", "autosync")):
         for frame in frames:

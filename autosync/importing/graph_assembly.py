@@ -16,15 +16,13 @@ class StepRecording:
     """One recorded step.
 
     loss_operation: the operation that made the loss, None when it is a bare parameter.
-    nodes: autograd nodes in the order they ran. ready: for each variable, in the order the
-    gradients became ready, the operation whose backward was running (None for those without a
-    gradient: they come last).
+    ready: for each variable, in the order the gradients became ready, the operation whose backward
+    was running (None for those without a gradient: they come last).
     """
 
     recorder: Recorder
     parameters: dict[str, nn.Parameter]
     loss_operation: int | None
-    nodes: list[int] = field(default_factory=list)
     ready: dict[str, int | None] = field(default_factory=dict)
 
     def watch(self, loss: torch.Tensor) -> None:
@@ -45,7 +43,7 @@ class StepRecording:
 
     def _runs(self, number: int) -> Callable[[object], None]:
         def hook(_: object) -> None:
-            self.nodes.append(number)
+            self.recorder.nodes_run.append(number)
 
         return hook
 
@@ -60,7 +58,7 @@ class StepRecording:
     def backward_position(self) -> dict[int, int]:
         """When each operation's backward ended, as a position among all nodes that ran."""
         position: dict[int, int] = {}
-        for index, node in enumerate(self.nodes):
+        for index, node in enumerate(self.recorder.nodes_run):
             operation = self.recorder.node_operation.get(node)
             if operation is not None:
                 position[operation] = index

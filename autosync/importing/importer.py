@@ -83,13 +83,13 @@ def _imported(
     name: str,
     batch_size: int,
 ) -> ModelGraph:
+    if device.has_values and _lacks_values(module_or_factory, inputs):
+        raise refusals.no_values(name)
     module = copied_module(module_or_factory, device, name)
     check_arguments(module, inputs, loss, name)
     trainable = {key: value for key, value in module.named_parameters() if value.requires_grad}
     if not trainable:
         raise refusals.no_parameters(name)
-    if device.has_values and _lacks_values(module_or_factory, inputs):
-        raise refusals.no_values(name)
     for key, value in trainable.items():
         if value.dtype not in DTYPE_NAMES:
             raise refusals.other_dtype(name, key, value.dtype, tuple(DTYPE_NAMES.values()))

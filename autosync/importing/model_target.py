@@ -18,7 +18,7 @@ from autosync.importing.training_step import Loss
 FORM = "Give it as package.module:function, e.g. train:example."
 RETURNS = (
     "Return (module, example_inputs, loss): an nn.Module, a tuple of tensors or a dict of keyword "
-    "arguments, and a function (outputs, *inputs) -> loss, or None when the module returns the loss."
+    "arguments, and a function (outputs, *inputs) -> loss, or None when the module returns it."
 )
 
 

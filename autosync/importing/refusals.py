@@ -16,7 +16,11 @@ READS_VALUES = (
     ".tolist() is not supported for tensor subclasses",
 )
 SHAPE_FROM_VALUES = ("data-dependent", "data-independent", "dynamic shape", "DynamicOutputShape")
-NO_META_KERNEL = ("fake impl or Meta kernel", "from the 'Meta' backend")
+NO_META_KERNEL = (
+    "fake impl or Meta kernel",
+    "from the 'Meta' backend",
+    "UnsupportedOperatorException",
+)
 OR_RUN = "or let the step run on the CPU (`autosync import --values`)."
 OTHER_DEVICE = ("Expected all tensors to be on the same device", "Torch not compiled with CUDA")
 

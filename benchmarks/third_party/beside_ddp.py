@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -21,25 +22,28 @@ RATE = 0.01
 
 
 def compare(rank: int, world: int, name: str, bundles: dict[str, Bundle]) -> dict[str, float]:
-    """For each bundle the largest difference of a parameter from torch's DDP after `STEPS`."""
+    """For each bundle the largest difference of a parameter or buffer from torch's DDP after
+    `STEPS`."""
     chosen = model_named(name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        _seed(0)
+        begun = {name: value.clone() for name, value in chosen.build().state_dict().items()}
         expected = _trained(chosen, rank, _in_ddp(chosen))
+        if not _largest_difference(begun, expected):
+            raise AssertionError("three steps changed nothing, so that nothing is compared")
         return {
             kind: _largest_difference(expected, _trained(chosen, rank, _under(bundle)))
             for kind, bundle in bundles.items()
         }
 
 
-Distribute = Callable[
-    [nn.Module, torch.optim.Optimizer], tuple[nn.Module, torch.optim.Optimizer]
-]
+Distribute = Callable[[nn.Module, torch.optim.Optimizer], tuple[nn.Module, torch.optim.Optimizer]]
 
 
 def _in_ddp(chosen: ThirdPartyModel) -> Distribute:
     def distribute(model: nn.Module, optimizer: Any) -> tuple[nn.Module, Any]:
-        return DistributedDataParallel(model, find_unused_parameters=chosen.unused), optimizer
+        return DistributedDataParallel(model, **chosen.ddp), optimizer
 
     return distribute
 
@@ -68,9 +72,12 @@ def _trained(chosen: ThirdPartyModel, rank: int, distribute: Distribute) -> dict
         optimizer.zero_grad()
         loss_of(network(*args, **keywords), inputs, chosen.loss).backward()
         optimizer.step()
-    found = {name: value.detach().clone() for name, value in model.state_dict().items()}
     if network is model:
         autosync.detach(model)
+    else:
+        for buffer in model.buffers():  # as DDP does before its next forward pass
+            dist.broadcast(buffer, 0)
+    found = {name: value.detach().clone() for name, value in model.state_dict().items()}
     return found
 
 

@@ -1,6 +1,6 @@
 """Language models of transformers, at small configurations."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -8,7 +8,9 @@ import transformers
 from torch import nn
 
 from benchmarks.third_party.zoo import (
+    STATIC,
     TOKENS,
+    UNUSED,
     WORDS,
     Batch,
     ThirdPartyModel,
@@ -45,9 +47,11 @@ def _model(
     return build
 
 
-def _encoder(name: str, kind: str, config: str, unused: bool = False, **options: Any) -> Any:
+def _encoder(
+    name: str, kind: str, config: str, ddp: Mapping[str, bool] | None = None, **options: Any
+) -> ThirdPartyModel:
     build = _model(kind, config, **options)
-    return ThirdPartyModel(name, "transformers", build, sentences, unused=unused)
+    return ThirdPartyModel(name, "transformers", build, sentences, ddp=ddp or {})
 
 
 def _decoder(
@@ -55,11 +59,11 @@ def _decoder(
     kind: str,
     config: str,
     prepare: Callable[[nn.Module], Any] | None = None,
-    unused: bool = False,
+    ddp: Mapping[str, bool] | None = None,
     **options: Any,
 ) -> ThirdPartyModel:
     build = _model(kind, config, prepare, **options)
-    return ThirdPartyModel(name, "transformers", build, sentences, unused=unused)
+    return ThirdPartyModel(name, "transformers", build, sentences, ddp=ddp or {})
 
 
 def _checkpointed(reentrant: bool) -> Callable[[nn.Module], Any]:
@@ -88,7 +92,7 @@ def _encoders() -> list[ThirdPartyModel]:
             "DistilBERT",
             "DistilBertForMaskedLM",
             "DistilBertConfig",
-            **{"vocab_size": WORDS, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
+            vocab_size=WORDS, dim=32, n_layers=2, n_heads=4, hidden_dim=48,
         ),
         _encoder("ALBERT", "AlbertForMaskedLM", "AlbertConfig", embedding_size=16, **SIZE),
         _encoder("ELECTRA", "ElectraForMaskedLM", "ElectraConfig", embedding_size=16, **SIZE),
@@ -100,21 +104,22 @@ def _encoders() -> list[ThirdPartyModel]:
             "XLNet",
             "XLNetLMHeadModel",
             "XLNetConfig",
-            unused=True,
-            **{"vocab_size": WORDS, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48},
+            ddp=UNUSED,
+            vocab_size=WORDS, d_model=32, n_layer=2, n_head=4, d_inner=48,
         ),
         ThirdPartyModel(
             "Longformer",
             "transformers",
             _model("LongformerForMaskedLM", "LongformerConfig", attention_window=8, **SIZE),
             _long,
-            unused=True,
+            ddp=UNUSED,
         ),
         ThirdPartyModel(
             "BigBird",
             "transformers",
             _model("BigBirdForMaskedLM", "BigBirdConfig", attention_type="original_full", **SIZE),
             _long,
+            ddp=UNUSED,
         ),
         ThirdPartyModel(
             "Reformer",
@@ -135,8 +140,13 @@ def _encoders() -> list[ThirdPartyModel]:
                 num_buckets=4,
                 max_position_embeddings=32,
                 is_decoder=False,
+                hash_seed=0,  # it draws its own seeds for hashes and dropout, other ones each run
+                hidden_dropout_prob=0.0,
+                local_attention_probs_dropout_prob=0.0,
+                lsh_attention_probs_dropout_prob=0.0,
             ),
             _long,
+            ddp=STATIC,
         ),
         ThirdPartyModel(
             "Perceiver",
@@ -185,14 +195,12 @@ def _decoders() -> list[ThirdPartyModel]:
         _decoder("Llama, checkpointed", *llama, _checkpointed(False), **DECODER),
         _decoder("Llama, checkpointed (reentrant)", *llama, _checkpointed(True), **DECODER),
         _decoder("Mistral", "MistralForCausalLM", "MistralConfig", sliding_window=8, **DECODER),
-        _decoder(
-            "Mixtral", "MixtralForCausalLM", "MixtralConfig", num_local_experts=4, **DECODER
-        ),
+        _decoder("Mixtral", "MixtralForCausalLM", "MixtralConfig", num_local_experts=4, **DECODER),
         _decoder(
             "Mixtral, experts one by one",
             "MixtralForCausalLM",
             "MixtralConfig",
-            unused=True,
+            ddp=UNUSED,
             num_local_experts=4,
             experts_implementation="eager",
             **DECODER,
@@ -218,9 +226,7 @@ def _decoders() -> list[ThirdPartyModel]:
         _decoder("Gemma", "GemmaForCausalLM", "GemmaConfig", **gemma),
         _decoder("Gemma 2", "Gemma2ForCausalLM", "Gemma2Config", **gemma),
         _decoder("Phi", "PhiForCausalLM", "PhiConfig", **DECODER),
-        _decoder(
-            "Falcon", "FalconForCausalLM", "FalconConfig", **{**SIZE, **IDS, "alibi": False}
-        ),
+        _decoder("Falcon", "FalconForCausalLM", "FalconConfig", **{**SIZE, **IDS, "alibi": False}),
         _decoder("BLOOM", "BloomForCausalLM", "BloomConfig", **bloom),
         _decoder("OLMo", "OlmoForCausalLM", "OlmoConfig", **DECODER),
         ThirdPartyModel(

@@ -99,7 +99,9 @@ def torchvision_models() -> list[ThirdPartyModel]:
             **{"growth_rate": 8, "block_config": (2, 2), "num_init_features": 16, **count},
             memory_efficient=True,
         ),
-        _torchvision("GoogLeNet", "googlenet", _with_auxiliary, _larger, init_weights=False, **count),
+        _torchvision(
+            "GoogLeNet", "googlenet", _with_auxiliary, _larger, init_weights=False, **count
+        ),
         _torchvision(
             "VisionTransformer",
             "VisionTransformer",
@@ -110,7 +112,7 @@ def torchvision_models() -> list[ThirdPartyModel]:
         _torchvision(
             "SwinTransformer",
             "SwinTransformer",
-            **{"patch_size": [2, 2], "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4]},
+            patch_size=[2, 2], embed_dim=16, depths=[2, 2], num_heads=[2, 4],
             window_size=[4, 4],
             **count,
         ),

@@ -1,6 +1,6 @@
 """Models of transformers for images, sound and series, at small configurations."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from benchmarks.third_party.zoo import (
     CLASSES,
     PIXELS,
     TOKENS,
+    UNUSED,
     WORDS,
     Batch,
     ThirdPartyModel,
@@ -39,9 +40,11 @@ def _model(kind: str, config: str, **options: Any) -> Callable[[], nn.Module]:
     return build
 
 
-def _vision(name: str, kind: str, config: str, unused: bool = False, **options: Any) -> Any:
+def _vision(
+    name: str, kind: str, config: str, ddp: Mapping[str, bool] | None = None, **options: Any
+) -> ThirdPartyModel:
     build = _model(kind, config, **options)
-    return ThirdPartyModel(name, "transformers", build, pictures, unused=unused)
+    return ThirdPartyModel(name, "transformers", build, pictures, ddp=ddp or {})
 
 
 def _segments(generator: torch.Generator) -> Batch:
@@ -107,7 +110,7 @@ def vision_models() -> list[ThirdPartyModel]:
         _vision("ViT", "ViTForImageClassification", "ViTConfig", **PATCHES),
         _vision("DeiT", "DeiTForImageClassification", "DeiTConfig", **PATCHES),
         _vision("BEiT", "BeitForImageClassification", "BeitConfig", **PATCHES),
-        _vision("DINOv2", "Dinov2ForImageClassification", "Dinov2Config", unused=True, **PATCHES),
+        _vision("DINOv2", "Dinov2ForImageClassification", "Dinov2Config", ddp=UNUSED, **PATCHES),
         _vision(
             "Swin",
             "SwinForImageClassification",
@@ -127,7 +130,7 @@ def vision_models() -> list[ThirdPartyModel]:
             "ResNet",
             "ResNetForImageClassification",
             "ResNetConfig",
-            **{"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 2]},
+            embedding_size=8, hidden_sizes=[8, 16], depths=[1, 2],
             num_labels=CLASSES,
             layer_type="basic",
         ),
@@ -193,7 +196,10 @@ def sound_models() -> list[ThirdPartyModel]:
     }
     return [
         ThirdPartyModel(
-            "Wav2Vec2", "transformers", _model("Wav2Vec2ForCTC", "Wav2Vec2Config", **speech), _speech
+            "Wav2Vec2",
+            "transformers",
+            _model("Wav2Vec2ForCTC", "Wav2Vec2Config", **speech),
+            _speech,
         ),
         ThirdPartyModel(
             "HuBERT", "transformers", _model("HubertForCTC", "HubertConfig", **speech), _speech
@@ -204,11 +210,11 @@ def sound_models() -> list[ThirdPartyModel]:
             _model(
                 "WhisperForConditionalGeneration",
                 "WhisperConfig",
-                **{"vocab_size": WORDS, "d_model": 32, "num_mel_bins": 16},
-                **{"encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 48},
-                **{"encoder_attention_heads": 4, "decoder_attention_heads": 4},
-                **{"decoder_ffn_dim": 48, "max_source_positions": 16, "max_target_positions": 32},
-                **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+                vocab_size=WORDS, d_model=32, num_mel_bins=16,
+                encoder_layers=2, decoder_layers=2, encoder_ffn_dim=48,
+                encoder_attention_heads=4, decoder_attention_heads=4,
+                decoder_ffn_dim=48, max_source_positions=16, max_target_positions=32,
+                pad_token_id=0, bos_token_id=1, eos_token_id=2,
                 decoder_start_token_id=1,
             ),
             _spectrogram,

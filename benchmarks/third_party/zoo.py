@@ -1,7 +1,7 @@
 """What a third-party model needs to be trained for a few steps."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,6 +10,11 @@ from torch import Tensor, nn
 BATCH, TOKENS, WORDS, PIXELS, CLASSES = 4, 16, 96, 32, 10
 
 Batch = tuple[Any, ...] | dict[str, Any]
+UNUSED = {"find_unused_parameters": True}
+"""For models that leave parameters without a gradient, or only some batches use them."""
+
+STATIC = {"static_graph": True}
+"""For models whose backward pass runs others inside, and leaves parameters without a gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +23,7 @@ class ThirdPartyModel:
 
     build: makes it, anew each time. batch: what one rank trains on in one iteration, drawn with a
     generator. loss: as a training script would compute it; None where the model returns it.
-    batch_size: in samples, for one rank. unused: it leaves parameters without a gradient, so that
-    torch's DDP needs find_unused_parameters.
+    batch_size: in samples, for one rank. ddp: options that torch's DDP needs for it.
     """
 
     name: str
@@ -27,8 +31,8 @@ class ThirdPartyModel:
     build: Callable[[], nn.Module]
     batch: Callable[[torch.Generator], Batch]
     loss: Callable[..., Tensor] | None = None
-    unused: bool = False
     batch_size: int = BATCH
+    ddp: Mapping[str, bool] = field(default_factory=dict)
 
 
 def words(generator: torch.Generator, tokens: int = TOKENS, batch: int = BATCH) -> Tensor:
