@@ -78,7 +78,9 @@ def tried(chosen: ThirdPartyModel, pool: Ranks) -> dict[str, Any]:
     row |= {"operations": len(graph.operations), "variables": len(graph.variables)}
     try:
         answers = pool.run(beside_ddp.compare, chosen.name, bundles_of(graph))
-        row["differences"] = {kind: max(a[kind] for a in answers) for kind in answers[0]}
+        largest = {kind: max(a[kind] for a in answers) for kind in answers[0]}
+        row["differences"] = {kind: difference for kind, (difference, _) in largest.items()}
+        row["differ"] = sorted({name for difference, name in largest.values() if difference})
     except (AutosyncError, AssertionError) as error:
         row["failed"] = str(error)[-600:]
     return row
@@ -104,6 +106,8 @@ def table(rows: list[dict[str, Any]]) -> str:
             graph += ", with values"
         found = row.get("differences", {})
         cells = [f"{found[kind]:.2g}" if kind in found else "failed" for kind in STRATEGIES]
+        if row.get("differ"):
+            cells[-1] += f" ({', '.join(row['differ'])})"
         lines.append(f"| {row['model']} | {row['library']} | {graph} | {' | '.join(cells)} |")
     refused = [row for row in rows if "refused" in row]
     if refused:

@@ -3,7 +3,7 @@
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
@@ -141,7 +141,7 @@ def _record(
     return recording
 
 
-def _uncompiled() -> AbstractContextManager[Any]:
+def _uncompiled() -> Any:
     """What the model compiles in parts runs as it is written."""
     if "torch._dynamo" not in sys.modules:
         return nullcontext()

@@ -123,7 +123,7 @@ class Tracker(TorchDispatchMode):
             return None
         made = range(self._next_node, _next_node())
         self._next_node = made.stop
-        function = node._sequence_nr()  # type: ignore[attr-defined]  # of the C++ base
+        function = node._sequence_nr()
         operation = self._recomputed_next.get(function, self.node_operation.get(function))
         if operation is None or self.types[operation : operation + 1] != [kind]:
             return None  # a view, say

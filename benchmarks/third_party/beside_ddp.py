@@ -21,16 +21,19 @@ STEPS = 3
 RATE = 0.01
 
 
-def compare(rank: int, world: int, name: str, bundles: dict[str, Bundle]) -> dict[str, float]:
-    """For each bundle the largest difference of a parameter or buffer from torch's DDP after
-    `STEPS`."""
+Difference = tuple[float, str]
+"""How far a parameter or buffer is off, and its name."""
+
+
+def compare(rank: int, world: int, name: str, bundles: dict[str, Bundle]) -> dict[str, Difference]:
+    """For each bundle the largest difference from torch's DDP after `STEPS`."""
     chosen = model_named(name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _seed(0)
         begun = {name: value.clone() for name, value in chosen.build().state_dict().items()}
         expected = _trained(chosen, rank, _in_ddp(chosen))
-        if not _largest_difference(begun, expected):
+        if not _largest_difference(begun, expected)[0]:
             raise AssertionError("three steps changed nothing, so that nothing is compared")
         return {
             kind: _largest_difference(expected, _trained(chosen, rank, _under(bundle)))
@@ -38,7 +41,7 @@ def compare(rank: int, world: int, name: str, bundles: dict[str, Bundle]) -> dic
         }
 
 
-Distribute = Callable[[nn.Module, torch.optim.Optimizer], tuple[nn.Module, torch.optim.Optimizer]]
+Distribute = Callable[[nn.Module, Any], tuple[nn.Module, Any]]
 
 
 def _in_ddp(chosen: ThirdPartyModel) -> Distribute:
@@ -62,7 +65,7 @@ def _trained(chosen: ThirdPartyModel, rank: int, distribute: Distribute) -> dict
     """Parameters and buffers after the steps."""
     _seed(0)
     model = chosen.build()
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
     network, optimizer = distribute(model, optimizer)
     for step in range(STEPS):
         generator = torch.Generator().manual_seed(1000 * step + rank)
@@ -87,9 +90,9 @@ def _seed(seed: int) -> None:
     random.seed(seed)
 
 
-def _largest_difference(expected: dict[str, Tensor], found: dict[str, Tensor]) -> float:
+def _largest_difference(expected: dict[str, Tensor], found: dict[str, Tensor]) -> Difference:
     return max(
-        float((value.double() - expected[name].double()).abs().max())
+        (float((value.double() - expected[name].double()).abs().max()), name)
         for name, value in found.items()
         if value.numel()
     )

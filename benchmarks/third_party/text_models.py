@@ -26,9 +26,9 @@ SIZE: dict[str, Any] = {
     "intermediate_size": 48,
     "max_position_embeddings": 64,
 }
-IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-EXPERTS = {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2}
-DECODER = {**SIZE, **IDS, "num_key_value_heads": 2}
+IDS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+EXPERTS: dict[str, Any] = {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2}
+DECODER: dict[str, Any] = {**SIZE, **IDS, "num_key_value_heads": 2}
 
 
 def _config(name: str, **options: Any) -> Any:
@@ -48,7 +48,7 @@ def _model(
 
 
 def _encoder(
-    name: str, kind: str, config: str, ddp: Mapping[str, bool] | None = None, **options: Any
+    name: str, kind: str, config: str, ddp: Mapping[str, Any] | None = None, **options: Any
 ) -> ThirdPartyModel:
     build = _model(kind, config, **options)
     return ThirdPartyModel(name, "transformers", build, sentences, ddp=ddp or {})
@@ -59,7 +59,7 @@ def _decoder(
     kind: str,
     config: str,
     prepare: Callable[[nn.Module], Any] | None = None,
-    ddp: Mapping[str, bool] | None = None,
+    ddp: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> ThirdPartyModel:
     build = _model(kind, config, prepare, **options)
@@ -84,7 +84,7 @@ def _long(generator: torch.Generator) -> Batch:
 
 
 def _encoders() -> list[ThirdPartyModel]:
-    deberta = {**SIZE, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
+    deberta: dict[str, Any] = {**SIZE, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
     return [
         _encoder("BERT", "BertForMaskedLM", "BertConfig", **SIZE),
         _encoder("RoBERTa", "RobertaForMaskedLM", "RobertaConfig", **SIZE),
@@ -92,7 +92,11 @@ def _encoders() -> list[ThirdPartyModel]:
             "DistilBERT",
             "DistilBertForMaskedLM",
             "DistilBertConfig",
-            vocab_size=WORDS, dim=32, n_layers=2, n_heads=4, hidden_dim=48,
+            vocab_size=WORDS,
+            dim=32,
+            n_layers=2,
+            n_heads=4,
+            hidden_dim=48,
         ),
         _encoder("ALBERT", "AlbertForMaskedLM", "AlbertConfig", embedding_size=16, **SIZE),
         _encoder("ELECTRA", "ElectraForMaskedLM", "ElectraConfig", embedding_size=16, **SIZE),
@@ -105,7 +109,11 @@ def _encoders() -> list[ThirdPartyModel]:
             "XLNetLMHeadModel",
             "XLNetConfig",
             ddp=UNUSED,
-            vocab_size=WORDS, d_model=32, n_layer=2, n_head=4, d_inner=48,
+            vocab_size=WORDS,
+            d_model=32,
+            n_layer=2,
+            n_head=4,
+            d_inner=48,
         ),
         ThirdPartyModel(
             "Longformer",
@@ -176,9 +184,22 @@ def _perceived(generator: torch.Generator) -> Batch:
 
 
 def _decoders() -> list[ThirdPartyModel]:
-    bloom = {"vocab_size": WORDS, "hidden_size": 32, "n_layer": 2, "n_head": 4, **IDS}
-    gpt = {"vocab_size": WORDS, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, **IDS}
-    gemma = {**DECODER, "head_dim": 8}
+    bloom: dict[str, Any] = {
+        "vocab_size": WORDS,
+        "hidden_size": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        **IDS,
+    }
+    gpt: dict[str, Any] = {
+        "vocab_size": WORDS,
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 64,
+        **IDS,
+    }
+    gemma: dict[str, Any] = {**DECODER, "head_dim": 8}
     llama = ("LlamaForCausalLM", "LlamaConfig")
     return [
         _decoder("GPT-2", "GPT2LMHeadModel", "GPT2Config", **gpt),
@@ -259,7 +280,7 @@ def _decoders() -> list[ThirdPartyModel]:
 
 
 def _sequence_to_sequence() -> list[ThirdPartyModel]:
-    layers = {
+    layers: dict[str, Any] = {
         "encoder_layers": 2,
         "decoder_layers": 2,
         "encoder_attention_heads": 4,
@@ -267,9 +288,16 @@ def _sequence_to_sequence() -> list[ThirdPartyModel]:
         "encoder_ffn_dim": 48,
         "decoder_ffn_dim": 48,
     }
-    bart = {"vocab_size": WORDS, "d_model": 32, "max_position_embeddings": 64, **IDS, **layers}
+    bart: dict[str, Any] = {"vocab_size": WORDS, "d_model": 32, **IDS, **layers}
+    bart["max_position_embeddings"] = 64
     bart["decoder_start_token_id"] = 2
-    t5 = {"vocab_size": WORDS, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2}
+    t5: dict[str, Any] = {
+        "vocab_size": WORDS,
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 48,
+        "num_layers": 2,
+    }
     t5 |= {"num_heads": 4, "decoder_start_token_id": 0}
     return [
         _encoder("T5", "T5ForConditionalGeneration", "T5Config", **t5),

@@ -79,8 +79,8 @@ def _detected(generator: torch.Generator) -> Batch:
 
 
 def torchvision_models() -> list[ThirdPartyModel]:
-    count = {"num_classes": CLASSES}
-    detection = {"weights": None, "weights_backbone": None, **count}
+    count: dict[str, Any] = {"num_classes": CLASSES}
+    detection: dict[str, Any] = {"weights": None, "weights_backbone": None, **count}
     return [
         _torchvision("ResNet-18", "resnet18", **count),
         _torchvision("MobileNetV3-small", "mobilenet_v3_small", batch=_larger, **count),
@@ -112,7 +112,10 @@ def torchvision_models() -> list[ThirdPartyModel]:
         _torchvision(
             "SwinTransformer",
             "SwinTransformer",
-            patch_size=[2, 2], embed_dim=16, depths=[2, 2], num_heads=[2, 4],
+            patch_size=[2, 2],
+            embed_dim=16,
+            depths=[2, 2],
+            num_heads=[2, 4],
             window_size=[4, 4],
             **count,
         ),
@@ -134,7 +137,9 @@ def torchvision_models() -> list[ThirdPartyModel]:
     ]
 
 
-def _timm(name: str, batch: Callable[[torch.Generator], Batch] = labelled, **options: Any) -> Any:
+def _timm(
+    name: str, batch: Callable[[torch.Generator], Batch] = labelled, **options: Any
+) -> ThirdPartyModel:
     def build() -> nn.Module:
         timm = importlib.import_module("timm")
         model: nn.Module = timm.create_model(name, num_classes=CLASSES, **options)
@@ -144,7 +149,7 @@ def _timm(name: str, batch: Callable[[torch.Generator], Batch] = labelled, **opt
 
 
 def timm_models() -> list[ThirdPartyModel]:
-    patches = {"img_size": PIXELS, "patch_size": 8, "embed_dim": 32, "depth": 2}
+    patches: dict[str, Any] = {"img_size": PIXELS, "patch_size": 8, "embed_dim": 32, "depth": 2}
     return [
         _timm("resnet10t"),
         _timm("vit_tiny_patch16_224", num_heads=4, **patches),
@@ -157,5 +162,4 @@ def timm_models() -> list[ThirdPartyModel]:
         _timm("edgenext_xx_small", _larger),
         _timm("levit_128s", _large),
         _timm("efficientvit_b0", _larger),
-        _timm("poolformer_s12", _larger, dims=(8, 16, 24, 32), depths=(1, 1, 1, 1)),
     ]

@@ -41,7 +41,7 @@ def _model(kind: str, config: str, **options: Any) -> Callable[[], nn.Module]:
 
 
 def _vision(
-    name: str, kind: str, config: str, ddp: Mapping[str, bool] | None = None, **options: Any
+    name: str, kind: str, config: str, ddp: Mapping[str, Any] | None = None, **options: Any
 ) -> ThirdPartyModel:
     build = _model(kind, config, **options)
     return ThirdPartyModel(name, "transformers", build, pictures, ddp=ddp or {})
@@ -105,7 +105,7 @@ def _series(generator: torch.Generator) -> Batch:
 
 
 def vision_models() -> list[ThirdPartyModel]:
-    stages = {"image_size": PIXELS, "num_labels": CLASSES}
+    stages: dict[str, Any] = {"image_size": PIXELS, "num_labels": CLASSES}
     return [
         _vision("ViT", "ViTForImageClassification", "ViTConfig", **PATCHES),
         _vision("DeiT", "DeiTForImageClassification", "DeiTConfig", **PATCHES),
@@ -130,7 +130,9 @@ def vision_models() -> list[ThirdPartyModel]:
             "ResNet",
             "ResNetForImageClassification",
             "ResNetConfig",
-            embedding_size=8, hidden_sizes=[8, 16], depths=[1, 2],
+            embedding_size=8,
+            hidden_sizes=[8, 16],
+            depths=[1, 2],
             num_labels=CLASSES,
             layer_type="basic",
         ),
@@ -168,10 +170,16 @@ def vision_models() -> list[ThirdPartyModel]:
 
 
 def _clip() -> nn.Module:
-    text = {**LAYERS, "vocab_size": WORDS, "max_position_embeddings": TOKENS, "eos_token_id": 2}
-    seen = {**LAYERS, "image_size": PIXELS, "patch_size": 8}
+    text: dict[str, Any] = {
+        **LAYERS,
+        "vocab_size": WORDS,
+        "max_position_embeddings": TOKENS,
+        "eos_token_id": 2,
+    }
+    seen: dict[str, Any] = {**LAYERS, "image_size": PIXELS, "patch_size": 8}
     config = transformers.CLIPConfig(text_config=text, vision_config=seen, projection_dim=16)
-    return transformers.CLIPModel(config).train()
+    model: nn.Module = transformers.CLIPModel(config)
+    return model.train()
 
 
 def _yolos() -> nn.Module:
@@ -179,7 +187,8 @@ def _yolos() -> nn.Module:
         **{**LAYERS, "image_size": [64, 64], "patch_size": 16, "num_labels": CLASSES},
         num_detection_tokens=5,
     )
-    return transformers.YolosForObjectDetection(config).train()
+    model: nn.Module = transformers.YolosForObjectDetection(config)
+    return model.train()
 
 
 def sound_models() -> list[ThirdPartyModel]:
@@ -210,11 +219,20 @@ def sound_models() -> list[ThirdPartyModel]:
             _model(
                 "WhisperForConditionalGeneration",
                 "WhisperConfig",
-                vocab_size=WORDS, d_model=32, num_mel_bins=16,
-                encoder_layers=2, decoder_layers=2, encoder_ffn_dim=48,
-                encoder_attention_heads=4, decoder_attention_heads=4,
-                decoder_ffn_dim=48, max_source_positions=16, max_target_positions=32,
-                pad_token_id=0, bos_token_id=1, eos_token_id=2,
+                vocab_size=WORDS,
+                d_model=32,
+                num_mel_bins=16,
+                encoder_layers=2,
+                decoder_layers=2,
+                encoder_ffn_dim=48,
+                encoder_attention_heads=4,
+                decoder_attention_heads=4,
+                decoder_ffn_dim=48,
+                max_source_positions=16,
+                max_target_positions=32,
+                pad_token_id=0,
+                bos_token_id=1,
+                eos_token_id=2,
                 decoder_start_token_id=1,
             ),
             _spectrogram,

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 BATCH, TOKENS, WORDS, PIXELS, CLASSES = 4, 16, 96, 32, 10
 
 Batch = tuple[Any, ...] | dict[str, Any]
-UNUSED = {"find_unused_parameters": True}
+UNUSED: Mapping[str, Any] = {"find_unused_parameters": True}
 """For models that leave parameters without a gradient, or only some batches use them."""
 
-STATIC = {"static_graph": True}
+STATIC: Mapping[str, Any] = {"static_graph": True}
 """For models whose backward pass runs others inside, and leaves parameters without a gradient."""
 
 
@@ -32,7 +32,7 @@ class ThirdPartyModel:
     batch: Callable[[torch.Generator], Batch]
     loss: Callable[..., Tensor] | None = None
     batch_size: int = BATCH
-    ddp: Mapping[str, bool] = field(default_factory=dict)
+    ddp: Mapping[str, Any] = field(default_factory=dict)
 
 
 def words(generator: torch.Generator, tokens: int = TOKENS, batch: int = BATCH) -> Tensor:
