@@ -12,7 +12,8 @@ from autosync.graph import ModelGraph, Operation
 if TYPE_CHECKING:
     from torch import nn
 
-    from autosync.importing.meta_copies import Inputs, Loss
+    from autosync.importing.example_inputs import Inputs
+    from autosync.importing.training_step import Loss
 
 EFFICIENCY = 0.65
 """Share of its peak that a device reaches in matrix products and convolutions. With it an

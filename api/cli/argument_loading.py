@@ -1,10 +1,12 @@
 """From what the user typed to domain objects, each refusal naming what was typed."""
 
+import warnings
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from autosync.api.cli.console import warn
 from autosync.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
@@ -14,7 +16,8 @@ if TYPE_CHECKING:
     from autosync.cluster import Cluster
     from autosync.domain import Domain, Profile
     from autosync.graph import ModelGraph
-    from autosync.importing.meta_copies import Inputs, Loss
+    from autosync.importing.example_inputs import Inputs
+    from autosync.importing.training_step import Loss
     from autosync.simulator.simulator_contract import Simulator
     from autosync.strategy import Strategy
 
@@ -29,12 +32,13 @@ class ProfileChoice:
     step_seconds: float | None = None
 
 
-def load_graph(model: str, batch_size: int | None) -> "ModelGraph":
-    """The graph of a bundled model, of a graph JSON, or of `package.module:function`."""
+def load_graph(model: str, batch_size: int | None, values: bool = False) -> "ModelGraph":
+    """The graph of a bundled model, of a graph JSON, or of `package.module:function`. values: a
+    step of the latter that depends on values runs on the CPU."""
     if _is_file_name(model):
         return _graph_file(Path(model), batch_size)
     if ":" in model:
-        return _import_target(model, batch_size)
+        return _import_target(model, batch_size, values)
     return _bundled_graph(model, batch_size)
 
 
@@ -57,10 +61,10 @@ def _graph_file(path: Path, batch_size: int | None) -> "ModelGraph":
     return graph
 
 
-def _import_target(target: str, batch_size: int | None) -> "ModelGraph":
-    from autosync.importing import import_module, load_target
+def _import_target(target: str, batch_size: int | None, values: bool) -> "ModelGraph":
+    from autosync.importing import load_target
 
-    found = load_target(target)
+    found = load_target(target, allocate=values)
     if batch_size is not None and batch_size != found.batch_size:
         raise InvalidInput(
             f"{target} makes inputs of batch size {found.batch_size}, but --batch is {batch_size}.",
@@ -68,13 +72,30 @@ def _import_target(target: str, batch_size: int | None) -> "ModelGraph":
             value=batch_size,
             remedy="Let the function make inputs of that batch size.",
         )
-    return import_module(
-        found.module,
-        found.example_inputs,
-        found.loss,
-        name=target.partition(":")[2],
-        batch_size=found.batch_size,
+    name = target.partition(":")[2]
+    return recorded_graph(
+        found.module, found.example_inputs, found.loss, name, found.batch_size, values
     )
+
+
+def recorded_graph(
+    module: "nn.Module",
+    inputs: "Inputs",
+    loss: "Loss | None",
+    name: str,
+    batch_size: int,
+    values: bool,
+) -> "ModelGraph":
+    """The module's graph; what the recording warns of is said in a line each."""
+    from autosync.importing import import_module
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        graph = import_module(module, inputs, loss, name=name, batch_size=batch_size, values=values)
+    for warning in caught:
+        if warning.category is UserWarning and str(warning.message).startswith(repr(name)):
+            warn(str(warning.message))
+    return graph
 
 
 def _bundled_graph(name: str, batch_size: int | None) -> "ModelGraph":

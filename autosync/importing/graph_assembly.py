@@ -16,14 +16,13 @@ class StepRecording:
     """One recorded step.
 
     loss_operation: the operation that made the loss, None when it is a bare parameter.
-    nodes: autograd nodes in the order they ran. ready: for each variable, in the order the
-    gradients became ready, the operation whose backward was running.
+    ready: for each variable, in the order the gradients became ready, the operation whose backward
+    was running (None for those without a gradient: they come last).
     """
 
     recorder: Recorder
     parameters: dict[str, nn.Parameter]
     loss_operation: int | None
-    nodes: list[int] = field(default_factory=list)
     ready: dict[str, int | None] = field(default_factory=dict)
 
     def watch(self, loss: torch.Tensor) -> None:
@@ -44,7 +43,7 @@ class StepRecording:
 
     def _runs(self, number: int) -> Callable[[object], None]:
         def hook(_: object) -> None:
-            self.nodes.append(number)
+            self.recorder.nodes_run.append(number)
 
         return hook
 
@@ -59,7 +58,7 @@ class StepRecording:
     def backward_position(self) -> dict[int, int]:
         """When each operation's backward ended, as a position among all nodes that ran."""
         position: dict[int, int] = {}
-        for index, node in enumerate(self.nodes):
+        for index, node in enumerate(self.recorder.nodes_run):
             operation = self.recorder.node_operation.get(node)
             if operation is not None:
                 position[operation] = index
@@ -152,7 +151,8 @@ def _completed_by(recording: StepRecording, variable: int, position: dict[int, i
         return max(consumers, key=position.__getitem__)
     # Consumed only where autograd makes no node of its own: the operation that ran just then.
     running = recording.ready[list(recording.parameters)[variable]]
-    return running if running is not None else 0
+    # Without a gradient: that is known at the end of backward.
+    return running if running is not None else max(position, key=position.__getitem__)
 
 
 def _variable(name: str, parameter: nn.Parameter, variable: int, records: list[Record]) -> Variable:

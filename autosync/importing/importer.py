@@ -1,53 +1,91 @@
 """import_module: one recorded training step becomes a ModelGraph."""
 
-from collections.abc import Callable
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
 from torch import nn
 
-from autosync.errors import InvalidInput
+from autosync.errors import InvalidInput, NotTraceable
 from autosync.graph import ModelGraph
 from autosync.importing import refusals
-from autosync.importing.graph_assembly import StepRecording, assemble_graph
-from autosync.importing.meta_copies import (
+from autosync.importing.example_inputs import (
     Inputs,
-    Loss,
-    check_arguments,
     check_inputs,
-    compute_loss,
-    meta_inputs,
-    meta_module,
+    has_batch_size,
+    input_tensors,
+    resize_batch,
 )
+from autosync.importing.graph_assembly import StepRecording, assemble_graph
+from autosync.importing.module_copies import copied_module
 from autosync.importing.recorder import Recorder
-from autosync.importing.tracker import LOSS_PATH, module_paths, on_meta, storage_of
+from autosync.importing.recording_devices import (
+    FakeTensors,
+    MetaDevice,
+    RealTensors,
+    RecordingDevice,
+)
+from autosync.importing.tracker import LOSS_PATH, module_paths, storage_of
+from autosync.importing.training_step import Loss, check_arguments, compute_loss
 from autosync.torch_dtypes import DTYPE_NAMES
 
 
 def import_module(
     module_or_factory: nn.Module | Callable[[], nn.Module],
-    example_inputs: Inputs,
+    example_inputs: object,
     loss: Loss | None,
     *,
     name: str,
     batch_size: int,
+    values: bool = False,
 ) -> ModelGraph:
     """The dataflow graph of one training step, recorded from a real forward and backward pass on
-    the meta device: no weight is allocated, and a given module is not touched.
+    tensors without memory: no weight is allocated, and a given module is not touched.
 
-    loss: `(outputs, *inputs) -> scalar`; None when the module returns the loss (it then gets all
-        inputs, otherwise the leading ones that its `forward` requires).
+    example_inputs: a tuple of positional arguments or a dict of keyword arguments: tensors, plain
+        values, and containers of them.
+    loss: `(outputs, *inputs) -> scalar`, or `(outputs, **inputs)` where inputs are keywords; None
+        when the module returns the loss (as it is, as `loss` of its outputs, or as their first).
+        `compute_loss` says which inputs the module then gets.
     batch_size: of the example inputs.
+    values: where the step depends on values, run it on the CPU with a copy of the module and with
+        the example inputs; all that it computes stays in memory until then.
+
+    Warns where the loss does not reach a trainable parameter.
 
     Raises:
-        NotTraceable: names the module and operation that cannot be recorded, and the way out.
-        InvalidInput: example_inputs is no tuple of tensors.
+        NotTraceable: names the module, the operation and the line of code that cannot be recorded,
+            and the way out.
+        InvalidInput: example_inputs is none of these.
     """
     inputs = check_inputs(example_inputs, name)
-    shapes = [tuple(value.shape) for value in inputs]
-    if batch_size < 1 or not any(batch_size in shape for shape in shapes):
+    if batch_size < 1 or not has_batch_size(inputs, batch_size):
+        shapes = [tuple(value.shape) for value in input_tensors(inputs)]
         raise refusals.no_batch(name, batch_size, shapes)
-    module = meta_module(module_or_factory, name)
+    with suppress(NotTraceable):  # for a reason that only the meta device knows, perhaps
+        return _imported(MetaDevice(), module_or_factory, inputs, loss, name, batch_size)
+    if not values:
+        return _imported(FakeTensors(), module_or_factory, inputs, loss, name, batch_size)
+    with suppress(NotTraceable):
+        return _imported(FakeTensors(), module_or_factory, inputs, loss, name, batch_size)
+    with torch.random.fork_rng(devices=()):
+        return _imported(RealTensors(), module_or_factory, inputs, loss, name, batch_size)
+
+
+def _imported(
+    device: RecordingDevice,
+    module_or_factory: nn.Module | Callable[[], nn.Module],
+    inputs: Inputs,
+    loss: Loss | None,
+    name: str,
+    batch_size: int,
+) -> ModelGraph:
+    if device.has_values and _lacks_values(module_or_factory, inputs):
+        raise refusals.no_values(name)
+    module = copied_module(module_or_factory, device, name)
     check_arguments(module, inputs, loss, name)
     trainable = {key: value for key, value in module.named_parameters() if value.requires_grad}
     if not trainable:
@@ -55,9 +93,20 @@ def import_module(
     for key, value in trainable.items():
         if value.dtype not in DTYPE_NAMES:
             raise refusals.other_dtype(name, key, value.dtype, tuple(DTYPE_NAMES.values()))
-    recording = _record(module, meta_inputs(inputs, batch_size), loss, name, trainable)
-    doubled = _shapes(module, meta_inputs(inputs, batch_size, factor=2), loss, recording.recorder)
+    first = resize_batch(inputs, batch_size, 1, device)
+    recording = _record(module, first, loss, name, trainable, device)
+    doubled = None
+    if not device.has_values:
+        second = resize_batch(inputs, batch_size, 2, device)
+        doubled = _shapes(module, second, loss, recording.recorder, device)
     return assemble_graph(recording, doubled, name, batch_size)
+
+
+def _lacks_values(given: nn.Module | Callable[[], nn.Module], inputs: Inputs) -> bool:
+    tensors = input_tensors(inputs)
+    if isinstance(given, nn.Module):
+        tensors += [*given.parameters(), *given.buffers()]
+    return any(tensor.device.type == "meta" for tensor in tensors)
 
 
 def _record(
@@ -66,28 +115,37 @@ def _record(
     loss: Loss | None,
     name: str,
     trainable: dict[str, nn.Parameter],
+    device: RecordingDevice,
 ) -> StepRecording:
-    recorder = Recorder(list(trainable.values()))
-    with on_meta(), torch.enable_grad(), recorder:
+    recorder = Recorder(list(trainable.values()), device)
+    with device.active(), _uncompiled(), torch.enable_grad(), recorder:
         value = _forward(module, inputs, loss, name, recorder)
     _check_loss(value, name)
     if mixed := _mixed_tables(module, recorder):
         for table in mixed:
             table.sparse = False
-        return _record(module, inputs, loss, name, trainable)
+        return _record(module, inputs, loss, name, trainable, device)
     recorder.start_backward()
     recording = StepRecording(recorder, trainable, recorder.writer_of(value))
     recording.watch(value)
     try:
-        with on_meta(), recorder:
+        with device.active(), _uncompiled(), recorder:
             value.backward()
     except Exception as error:  # the user's own autograd functions may raise anything
         raise refusals.failed_call(
             name, "backward", recorder.call, error, len(recorder.names)
         ) from None
     if missing := [key for key in trainable if key not in recording.ready]:
-        raise refusals.no_gradient(name, missing)
+        warnings.warn(refusals.without_gradient(name, missing), stacklevel=4)
+        recording.ready.update(dict.fromkeys(missing))
     return recording
+
+
+def _uncompiled() -> Any:
+    """What the model compiles in parts runs as it is written."""
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")
 
 
 def _mixed_tables(module: nn.Module, recorder: Recorder) -> list[nn.Embedding | nn.EmbeddingBag]:
@@ -107,13 +165,12 @@ def _mixed_tables(module: nn.Module, recorder: Recorder) -> list[nn.Embedding | 
 def _forward(
     module: nn.Module, inputs: Inputs, loss: Loss | None, name: str, recorder: Recorder
 ) -> Any:
-    def traced_loss(outputs: Any, *given: torch.Tensor) -> Any:
+    def in_loss() -> None:
         recorder.path = LOSS_PATH
-        return loss(outputs, *given) if loss else outputs
 
     try:
         with module_paths(module, recorder):
-            return compute_loss(module, inputs, traced_loss if loss else None)
+            return compute_loss(module, inputs, loss, in_loss)
     except Exception as error:  # the user's own code may raise anything
         raise refusals.failed_call(
             name, "forward", (recorder.path, recorder.call[1]), error, len(recorder.names)
@@ -122,20 +179,31 @@ def _forward(
 
 def _check_loss(value: Any, name: str) -> None:
     if not isinstance(value, torch.Tensor):
-        raise refusals.no_scalar_loss(name, f"a {type(value).__name__}")
+        raise refusals.no_scalar_loss(name, _in_words(value))
     if value.numel() != 1:
         raise refusals.no_scalar_loss(name, f"a tensor of shape {tuple(value.shape)}")
     if not value.requires_grad:
         raise refusals.no_scalar_loss(name, "a loss that does not depend on the parameters")
 
 
+def _in_words(value: Any) -> str:
+    kind = f"a {type(value).__name__}"
+    if isinstance(value, Mapping) and value:
+        return f"{kind} of {', '.join(map(repr, list(value)[:6]))}"
+    return kind
+
+
 def _shapes(
-    module: nn.Module, inputs: Inputs, loss: Loss | None, first: Recorder
+    module: nn.Module,
+    inputs: Inputs,
+    loss: Loss | None,
+    first: Recorder,
+    device: RecordingDevice,
 ) -> list[tuple[int, ...]] | None:
     """Every operation's output shape at another batch size; None where that cannot be had."""
-    recorder = Recorder([])
+    recorder = Recorder([], device)
     try:
-        with on_meta(), torch.enable_grad(), recorder:
+        with device.active(), _uncompiled(), torch.enable_grad(), recorder:
             _forward(module, inputs, loss, "", recorder)
     except InvalidInput:
         raise

@@ -11,16 +11,21 @@ import torch
 from torch import nn
 
 from autosync.errors import InvalidInput, NotFound
-from autosync.importing.meta_copies import Inputs, Loss, check_inputs, first_line
-from autosync.importing.tracker import on_meta
+from autosync.importing.error_location import at, first_line
+from autosync.importing.example_inputs import Inputs, batch_size_of, check_inputs
+from autosync.importing.training_step import Loss
 
 FORM = "Give it as package.module:function, e.g. train:example."
-RETURNS = "Return (module, example_inputs, loss): an nn.Module, a tuple of tensors, and a function "
+RETURNS = (
+    "Return (module, example_inputs, loss): an nn.Module, a tuple of tensors or a dict of keyword "
+    "arguments, and a function (outputs, *inputs) -> loss, or None when the module returns it."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelTarget:
-    """What the user's function returned, and the batch size of its first input."""
+    """What the user's function returned, and the batch size of its inputs: the leading dimension
+    that most of them have."""
 
     module: nn.Module
     example_inputs: Inputs
@@ -49,9 +54,10 @@ def load_target(target: str, *, allocate: bool = False) -> ModelTarget:
     if loss is not None and not callable(loss):
         raise _wrong(target, type(loss).__name__, "the third value must be a function or None")
     inputs = check_inputs(example_inputs, target)
-    if inputs[0].dim() == 0:
-        raise _wrong(target, "a scalar input", "the first input must have the batch dimension")
-    return ModelTarget(module, inputs, loss, int(inputs[0].shape[0]))
+    batch_size = batch_size_of(inputs)
+    if not batch_size:
+        raise _wrong(target, "none", "an input must have the batch dimension")
+    return ModelTarget(module, inputs, loss, batch_size)
 
 
 def _function(target: str) -> Callable[[], Any]:
@@ -112,7 +118,7 @@ def _import(module_name: str, target: str) -> Any:
 def _call(function: Callable[[], Any], target: str, allocate: bool) -> Any:
     if not allocate:
         try:
-            with on_meta():
+            with torch.device("meta"):
                 return function()
         except Exception:  # it may load or read weights: called again below, on the CPU
             pass
@@ -121,7 +127,7 @@ def _call(function: Callable[[], Any], target: str, allocate: bool) -> Any:
             return function()
     except Exception as error:  # the user's own code may raise anything
         raise InvalidInput(
-            f"{target!r} fails: {first_line(error)}.",
+            f"{target!r} fails{at(error)}: {first_line(error)}.",
             thing="model",
             value=type(error).__name__,
             remedy="It must run without arguments.",
@@ -133,5 +139,5 @@ def _wrong(target: str, value: str, why: str) -> InvalidInput:
         f"{target!r}: {why}, got {value}.",
         thing="model",
         value=value,
-        remedy=RETURNS + "(outputs, *inputs) -> loss, or None when the module returns the loss.",
+        remedy=RETURNS,
     )

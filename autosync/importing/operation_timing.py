@@ -12,8 +12,11 @@ from torch import nn
 
 from autosync.errors import InvalidInput, NotSupported
 from autosync.graph import ModelGraph
-from autosync.importing.meta_copies import Inputs, Loss, check_inputs, compute_loss, first_line
+from autosync.importing.error_location import first_line
+from autosync.importing.example_inputs import Inputs, check_inputs, has_batch_size, input_tensors
+from autosync.importing.module_copies import unwrapped
 from autosync.importing.tracker import LOSS_PATH, Tracker, module_paths
+from autosync.importing.training_step import Loss, compute_loss
 
 Seconds = tuple[float, ...]
 
@@ -51,7 +54,7 @@ class Timer(Tracker):
 
 def measure_operations(
     module: nn.Module,
-    example_inputs: Inputs,
+    example_inputs: object,
     loss: Loss | None,
     graph: ModelGraph,
     iterations: int,
@@ -63,6 +66,7 @@ def measure_operations(
         NotSupported: the step does not run on the CPU.
     """
     inputs = check_inputs(example_inputs, graph.name)
+    module = unwrapped(module)
     _check_same(module, inputs, graph)
     with _left_as_it_was(module), torch.random.fork_rng(devices=()), torch.enable_grad():
         _step(module, inputs, loss, graph.name)
@@ -88,15 +92,16 @@ def _check_same(module: nn.Module, inputs: Inputs, graph: ModelGraph) -> None:
             value=len(shapes),
             remedy="Import this module, and profile it with its own graph.",
         )
-    if not any(graph.batch_size in value.shape for value in inputs):
+    given = input_tensors(inputs)
+    if not has_batch_size(inputs, graph.batch_size):
         raise InvalidInput(
-            f"the example inputs have shapes {[tuple(value.shape) for value in inputs]}, the graph "
+            f"the example inputs have shapes {[tuple(value.shape) for value in given]}, the graph "
             f"is of batch size {graph.batch_size}.",
             thing="example_inputs",
             value=graph.batch_size,
             remedy="Profile at the batch size of the graph.",
         )
-    tensors = [*module.parameters(), *module.buffers(), *inputs]
+    tensors = [*module.parameters(), *module.buffers(), *given]
     if other := next((t.device.type for t in tensors if t.device.type != "cpu"), None):
         raise NotSupported(
             f"a profile is measured on the CPU, but a tensor is on {other!r}.",
@@ -146,20 +151,19 @@ def _timed(module: nn.Module, inputs: Inputs, loss: Loss | None) -> Timer:
         parameter.grad = None
     timer = Timer()
 
-    def traced_loss(outputs: Any, *given: torch.Tensor) -> Any:
+    def in_loss() -> None:
         timer.path = LOSS_PATH
-        return loss(outputs, *given) if loss else outputs
 
     with timer, module_paths(module, timer):
-        value = compute_loss(module, inputs, traced_loss if loss else None)
+        value = compute_loss(module, inputs, loss, in_loss)
         timer.start_backward()
         value.backward()
     return timer
 
 
 def _attribute(timer: Timer, graph: ModelGraph) -> tuple[list[float], list[float]]:
-    """Seconds of each operation of the graph. Where the CPU runs other operations than the meta
-    device did (fused ones, say), a module's seconds are shared out evenly among those of its
+    """Seconds of each operation of the graph. Where the CPU runs other operations than the
+    recording did (fused ones, say), a module's seconds are shared out evenly among those of its
     operations that were not seen."""
     index = {operation.name: i for i, operation in enumerate(graph.operations)}
     seen = set(timer.names)

@@ -1,4 +1,4 @@
-"""Records one forward and one backward pass on the meta device."""
+"""Records one forward and one backward pass, on tensors without memory."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,6 +7,8 @@ import torch
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
 
+from autosync.importing.operator_rules import FLOPS, SHAPES
+from autosync.importing.recording_devices import RecordingDevice
 from autosync.importing.tracker import Tracker, storage_of, storages, tensors
 
 
@@ -35,8 +37,9 @@ class Recorder(Tracker):
     variables: index of each parameter of the module, in order.
     """
 
-    def __init__(self, variables: list[torch.nn.Parameter]) -> None:
+    def __init__(self, variables: list[torch.nn.Parameter], device: RecordingDevice) -> None:
         super().__init__()
+        self._device = device
         self.records: list[Record] = []
         self.variable_of = {storage_of(value): i for i, value in enumerate(variables)}
         self._writer: dict[int, int] = {}
@@ -57,7 +60,7 @@ class Recorder(Tracker):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _execute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        args, kwargs = tree_map(_without_values, (args, kwargs))
+        args, kwargs = tree_map(self._adopted, (args, kwargs))
         if func is not torch.ops.prim.device.default:
             outer, self._nested = self._nested, True
             try:
@@ -67,8 +70,10 @@ class Recorder(Tracker):
                 self._nested = outer
             if out is not NotImplemented:
                 return out
-        out = func(*args, **kwargs)
-        count = flop_registry.get(func._overloadpacket)
+        shapes_of = SHAPES.get(func._overloadpacket)
+        run = func if shapes_of is None or self._device.has_values else shapes_of
+        out = run(*args, **kwargs)
+        count = flop_registry.get(func._overloadpacket) or FLOPS.get(func._overloadpacket)
         if count is not None:
             self._flops += int(count(*args, **kwargs, out_val=out))
         return out
@@ -129,9 +134,5 @@ class Recorder(Tracker):
             self.records[operation].backward_flops += self._flops
         return out
 
-
-def _without_values(value: Any) -> Any:
-    """A tensor that escaped the meta device (a constant that is no buffer of the module)."""
-    if isinstance(value, torch.Tensor) and value.device.type != "meta" and value.dim() > 0:
-        return value.to("meta")
-    return value
+    def _adopted(self, value: Any) -> Any:
+        return self._device.adopted(value) if isinstance(value, torch.Tensor) else value

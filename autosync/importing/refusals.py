@@ -1,7 +1,7 @@
 """Why a module could not be recorded, in words that say what to change."""
 
 from autosync.errors import NotTraceable
-from autosync.importing.meta_copies import first_line
+from autosync.importing.error_location import at, first_line
 from autosync.importing.tracker import LOSS_PATH
 
 READS_VALUES = (
@@ -11,9 +11,17 @@ READS_VALUES = (
     "Boolean value of Tensor",
     "Cannot access data pointer",
     "meta tensor to a scalar",
+    "DataDependentOutput",
+    ".numpy() is not supported for tensor subclasses",
+    ".tolist() is not supported for tensor subclasses",
 )
 SHAPE_FROM_VALUES = ("data-dependent", "data-independent", "dynamic shape", "DynamicOutputShape")
-NO_META_KERNEL = ("fake impl or Meta kernel", "from the 'Meta' backend")
+NO_META_KERNEL = (
+    "fake impl or Meta kernel",
+    "from the 'Meta' backend",
+    "UnsupportedOperatorException",
+)
+OR_RUN = "or let the step run on the CPU (`autosync import --values`)."
 OTHER_DEVICE = ("Expected all tensors to be on the same device", "Torch not compiled with CUDA")
 
 
@@ -32,13 +40,13 @@ def failed_call(
         why = "reads a tensor's value, which a recording without data cannot know"
         remedy = (
             "Replace .item(), float(tensor), tolist(), numpy() and `if tensor:` by tensor "
-            "operations such as torch.where, or move them out of forward and the loss."
+            f"operations such as torch.where, or move them out of forward and the loss; {OR_RUN}"
         )
     elif any(sign in cause for sign in SHAPE_FROM_VALUES):
         why = "makes a tensor whose shape depends on data"
         remedy = (
             "Use operations of fixed shape: torch.where or a mask instead of nonzero, "
-            "masked_select, unique or boolean indexing."
+            f"masked_select, unique or boolean indexing; {OR_RUN}"
         )
     elif any(sign in cause for sign in NO_META_KERNEL):
         why = "has no implementation that computes shapes only (a meta kernel)"
@@ -53,10 +61,20 @@ def failed_call(
             f"that one training step of it runs as usual (recorded before: {depth} operations)."
         )
     return NotTraceable(
-        f"{name!r}, {direction} pass, {where}, {after}: it {why}.",
+        f"{name!r}, {direction} pass, {where}{at(error)}, {after}: it {why}.",
         thing=f"{path}.{kind}" if path else kind or name,
         value=type(error).__name__,
         remedy=remedy,
+    )
+
+
+def no_values(name: str) -> NotTraceable:
+    return NotTraceable(
+        f"{name!r} can be recorded with values only, but its weights or example inputs have none: "
+        "they are on the meta device.",
+        thing=name,
+        value="meta",
+        remedy="Build both on the CPU.",
     )
 
 
@@ -74,19 +92,18 @@ def no_scalar_loss(name: str, what: str) -> NotTraceable:
         f"{name!r}: the step returns {what}, not a scalar loss.",
         thing="loss",
         value=what,
-        remedy="Give a loss function (outputs, *inputs) that returns one number, "
-        "or let the module return it.",
+        remedy="Give a loss function (outputs, *inputs) that returns one number (of several "
+        "losses, how they add up), or let the module return it, as `loss` of its outputs or alone "
+        "(Hugging Face's do when the inputs have labels).",
     )
 
 
-def no_gradient(name: str, variables: list[str]) -> NotTraceable:
+def without_gradient(name: str, variables: list[str]) -> str:
     more = f" and {len(variables) - 3} more" if len(variables) > 3 else ""
-    return NotTraceable(
-        f"{name!r}: the loss does not reach {', '.join(map(repr, variables[:3]))}{more}: "
-        "these parameters get no gradient.",
-        thing=f"variable {variables[0]}",
-        value=len(variables),
-        remedy="Freeze them with requires_grad_(False), or use them in the loss.",
+    return (
+        f"{name!r}: the loss does not reach {', '.join(map(repr, variables[:3]))}{more}, so that "
+        "they get no gradient: freeze them with requires_grad_(False), unless other iterations use "
+        "them (DDP then needs find_unused_parameters=True, a plan needs nothing)."
     )
 
 

@@ -1,4 +1,4 @@
-"""Which operation is running: shared by the recorder (meta device) and the timer (CPU).
+"""Which operation is running: shared by the recorder (tensors without memory) and the timer (CPU).
 
 An aten call of the forward pass is an operation unless it is a pure view or a bare allocation.
 Autograd numbers its nodes in the order it makes them, and makes an operation's node just before
@@ -8,11 +8,12 @@ node that runs during backward names the operation.
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -27,7 +28,7 @@ class Tracker(TorchDispatchMode):
 
     path: of the module that runs now. call: (module path, aten name) of the latest call.
     names, node_operation: name of every operation; operation of every autograd node (None for a
-    view of no operation's output).
+    view of no operation's output). nodes_run: the nodes in the order they ran in backward.
     """
 
     def __init__(self) -> None:
@@ -36,6 +37,7 @@ class Tracker(TorchDispatchMode):
         self.paths: list[str] = []
         self.types: list[str] = []
         self.node_operation: dict[int, int | None] = {}
+        self.nodes_run: list[int] = []
         self.path = ""
         self.call = ("", "")
         self.in_backward = False
@@ -44,6 +46,8 @@ class Tracker(TorchDispatchMode):
         self._enclosing: list[int] = []
         self._occurrences: Counter[str] = Counter()
         self._next_node = _next_node()
+        self._recomputed_next: dict[int, int] = {}
+        self._recomputed_nodes: set[int] = set()
 
     def __torch_dispatch__(
         self,
@@ -54,12 +58,14 @@ class Tracker(TorchDispatchMode):
     ) -> Any:
         self.call = (self.path, aten_name(func))
         if self.in_backward:
-            return self.backward_call(self._running(), func, args, kwargs or {})
+            operation = self._recomputed(self.call[1])
+            if operation is None:
+                operation = self._running()
+            return self.backward_call(operation, func, args, kwargs or {})
         # The node of this call (if it has one) and nodes made since the last dispatch.
         nodes = range(self._next_node, _next_node())
         self._next_node = nodes.stop
         out = self.forward_call(func, args, kwargs or {})
-        operation: int | None
         if is_operation(func, args, out):
             operation = self._enlist()
             self.forward_operation(operation, func, args, kwargs or {}, out)
@@ -100,10 +106,32 @@ class Tracker(TorchDispatchMode):
     def _running(self) -> int | None:
         """The operation whose backward runs now; of nodes without one, the one before."""
         node = torch._C._current_autograd_node()
-        operation = self.node_operation.get(node._sequence_nr()) if node else None
+        number = -1 if node is None else node._sequence_nr()
+        operation = self.node_operation.get(number)
         if operation is not None:
             self.latest_backward = operation
+        if number in self._recomputed_nodes:
+            self.nodes_run.append(number)
         return self.latest_backward
+
+    def _recomputed(self, kind: str) -> int | None:
+        """The operation that runs again, within the backward of a custom function that runs a part
+        of the model once more and then its backward (a reentrant checkpoint). It runs its
+        operations in the order of the forward pass, which began with the function's own."""
+        node: Any = torch._C._current_autograd_node()
+        if not (torch.is_grad_enabled() and isinstance(node, BackwardCFunction)):
+            return None
+        made = range(self._next_node, _next_node())
+        self._next_node = made.stop
+        function = node._sequence_nr()
+        operation = self._recomputed_next.get(function, self.node_operation.get(function))
+        if operation is None or self.types[operation : operation + 1] != [kind]:
+            return None  # a view, say
+        self._recomputed_next[function] = operation + 1
+        if made:
+            self.node_operation[made[-1]] = operation
+            self._recomputed_nodes.add(made[-1])
+        return operation
 
     def forward_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Execute any aten call of the forward pass."""
@@ -185,8 +213,3 @@ def module_paths(module: nn.Module, tracker: Tracker) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def on_meta() -> AbstractContextManager[Any]:
-    """Tensors made inside have shapes but no memory."""
-    return torch.device("meta")

@@ -14,7 +14,8 @@ from autosync.graph import ModelGraph
 if TYPE_CHECKING:
     from torch import nn
 
-    from autosync.importing.meta_copies import Inputs, Loss
+    from autosync.importing.example_inputs import Inputs
+    from autosync.importing.training_step import Loss
 
 
 @dataclass(frozen=True, slots=True)

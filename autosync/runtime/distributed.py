@@ -33,6 +33,7 @@ from autosync.runtime.transport.bundle_agreement import (
 )
 from autosync.runtime.transport.process_groups import working_group
 from autosync.runtime.updates.clipping import clip_before_step, clipping_of_several
+from autosync.runtime.variable_names import matched_names, similar_names
 from autosync.torch_dtypes import TORCH_DTYPES
 
 log = logging.getLogger("autosync")
@@ -97,7 +98,7 @@ def distribute(
         return wrapped, optimizer
     if not allow_lossy:
         check_lossless(shipped.plan)
-    names = tuple(variable.name for variable in shipped.variables)
+    names = _model_names(shipped, network)
     warn_if_compiled(model)
     attach(
         network,
@@ -151,14 +152,30 @@ def _changes_anywhere(shipped: Bundle, reports: tuple[RankReport, ...]) -> str:
 def variable_changes(shipped: Bundle, model: nn.Module) -> str:
     """The first difference between the bundle's variables and the model's, in words."""
     found = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    planned = [variable.name for variable in shipped.variables]
+    model_name = matched_names(planned, found)
+    left = dict(found)
     for spec in shipped.variables:
-        if (parameter := found.pop(spec.name, None)) is None:
-            return f"variable {spec.name!r} is missing or frozen"
+        parameter = left.pop(model_name.get(spec.name, spec.name), None)
+        if parameter is None:
+            alike = similar_names(spec.name, planned, found)
+            return f"variable {spec.name!r} is missing or frozen{alike}"
         if tuple(parameter.shape) != spec.shape:
             return f"variable {spec.name!r} has shape {tuple(parameter.shape)}, not {spec.shape}"
         if parameter.dtype != TORCH_DTYPES[spec.dtype]:
             return f"variable {spec.name!r} is {parameter.dtype}, not {spec.dtype}"
-    return f"variable {next(iter(found))!r} is not in the bundle" if found else ""
+    return f"variable {next(iter(left))!r} is not in the bundle" if left else ""
+
+
+def _model_names(shipped: Bundle, model: nn.Module) -> tuple[str, ...]:
+    """The plan's variables, in its order, as the model that it fits calls them."""
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    model_name = matched_names((variable.name for variable in shipped.variables), trained)
+    for planned, own in model_name.items():
+        if planned != own:
+            log.info("the bundle's variables have other names: %r is %r here.", planned, own)
+            break
+    return tuple(model_name[variable.name] for variable in shipped.variables)
 
 
 def host_changes(planned: tuple[str, ...], actual: tuple[str, ...]) -> str:

@@ -1,11 +1,22 @@
 """`autosync import`: from a module to its graph."""
 
+from typing import Annotated
+
+import typer
+
 from autosync.api.cli.console import out, print_json, say
 from autosync.api.cli.options import Batch, Model, Output
 from autosync.api.cli.output_files import write_text
 
 
-def import_model(model: Model, output: Output = None, batch: Batch = None) -> None:
+def import_model(
+    model: Model,
+    output: Output = None,
+    batch: Batch = None,
+    values: Annotated[
+        bool, typer.Option("--values", help="Run a step that depends on values on the CPU.")
+    ] = False,
+) -> None:
     """Record a model's dataflow graph, without allocating its weights.
 
     The graph is data: `rank`, `tune` and a service take it in the model's place, and execute
@@ -15,11 +26,12 @@ def import_model(model: Model, output: Output = None, batch: Batch = None) -> No
 
         autosync import resnet50 -o resnet50.json
         autosync import train:example -o mine.json     # def example(): return module, inputs, loss
+        autosync import train:detector --values -o detector.json    # boxes are matched to targets
     """
     from autosync.api.cli.argument_loading import load_graph
     from autosync.documents import to_data, to_json
 
-    graph = load_graph(model, batch)
+    graph = load_graph(model, batch, values)
     if output is None:
         print_json(to_data(graph))
         return

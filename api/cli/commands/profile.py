@@ -66,8 +66,8 @@ def _found(
         estimated_profile,
         load_graph,
         load_module,
+        recorded_graph,
     )
-    from autosync.importing import import_module
     from autosync.profiling import measure_profile
 
     if device is not None or efficiency is not None or step_seconds is not None:
@@ -76,9 +76,8 @@ def _found(
         return graph, estimated_profile(graph, device or "cpu", choice)
     module, inputs, loss, size = load_module(model, batch)
     say("[dim]running the model on this machine's CPU[/]")
-    graph = import_module(
-        module, inputs, loss, name=model.partition(":")[2] or model, batch_size=size
-    )
+    name = model.partition(":")[2] or model
+    graph = recorded_graph(module, inputs, loss, name, size, values=True)  # it runs here anyway
     return graph, measure_profile(module, inputs, loss, graph, iterations=iterations)
 
 

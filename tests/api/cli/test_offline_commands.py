@@ -87,6 +87,34 @@ def test_a_bundled_cluster_is_printed_as_a_file_that_loads(folder: Path) -> None
     assert shown["name"] == "example-4x1"
 
 
+VALUES = """
+import torch
+
+class Picky(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.idle = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        return {"loss": self.layer(x[x[:, 0] > 0]).sum()}
+
+def picky():
+    return Picky(), {"x": torch.ones(8, 4)}, None
+"""
+
+
+def test_import_of_a_step_that_depends_on_values(folder: Path) -> None:
+    (folder / "mine.py").write_text(VALUES)
+    refused = autosync(folder, "import", "mine:picky", "-o", "picky.json", code=2)
+    words = " ".join(refused.stderr.split())
+    assert "mine.py:10 in forward" in words
+    assert "--values" in words
+    told = autosync(folder, "import", "mine:picky", "--values", "-o", "picky.json")
+    assert "'idle.weight', 'idle.bias'" in " ".join(told.stderr.split())
+    graph = json.loads((folder / "picky.json").read_text())
+    assert len(graph["variables"]) == 4
+
+
 def test_import_of_a_function_of_ones_own(folder: Path) -> None:
     (folder / "mine.py").write_text(
         "import torch\n\n\ndef tiny():\n"

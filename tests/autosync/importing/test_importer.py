@@ -10,7 +10,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from autosync.graph import ModelGraph
 from autosync.importing import import_module
-from autosync.importing.meta_copies import compute_loss, meta_inputs, meta_module
+from autosync.importing.example_inputs import Inputs, resize_batch
+from autosync.importing.module_copies import copied_module
+from autosync.importing.recording_devices import MetaDevice
+from autosync.importing.training_step import compute_loss
 from autosync.models import BUNDLED
 from autosync.models.model_specs import import_bundled
 from tests.autosync.importing import modules
@@ -43,7 +46,7 @@ MADE: dict[str, Callable[[], nn.Module]] = {
 
 
 def assert_flops_are_torchs(
-    graph: ModelGraph, module: nn.Module, inputs: tuple[torch.Tensor, ...], loss: object
+    graph: ModelGraph, module: nn.Module, inputs: Inputs, loss: object
 ) -> None:
     with torch.device("meta"):
         with FlopCounterMode(display=False) as counter:
@@ -70,8 +73,9 @@ def test_flops_equal_torchs_own_counter_for_unusual_modules(kind: str) -> None:
     module = MADE[kind]()
     inputs = (features(), labels())
     graph = recorded(module)
-    copied = meta_module(module, kind)
-    assert_flops_are_torchs(graph, copied, meta_inputs(inputs, BATCH), cross_entropy)
+    meta = MetaDevice()
+    copied = copied_module(module, meta, kind)
+    assert_flops_are_torchs(graph, copied, resize_batch(inputs, BATCH, 1, meta), cross_entropy)
 
 
 @pytest.mark.parametrize("kind", MADE)

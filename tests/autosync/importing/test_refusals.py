@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from autosync.errors import InvalidInput, NotTraceable
+from autosync.errors import NotTraceable
 from autosync.importing import import_module
 from tests.autosync.importing import modules
 from tests.autosync.importing.modules import BATCH, Layer, cross_entropy, features, labels
@@ -58,9 +58,17 @@ def test_shapes_that_depend_on_data_are_refused() -> None:
 
 
 def test_an_operation_without_meta_kernel_is_named() -> None:
-    error = refusal(Layer(torch.unique), loss=lambda out, *_: out.sum())
-    assert "_unique2" in error.message
+    torch.library.define("tried::without_shapes", "(Tensor x) -> Tensor")
+    operation = torch.ops.tried.without_shapes
+    torch.library.impl("tried::without_shapes", "cpu", lambda x: x * 2)
+    error = refusal(Layer(operation), loss=lambda out, *_: out.sum())
+    assert "without_shapes" in error.message
     assert "register_fake" in error.remedy
+
+
+def test_unique_is_a_shape_that_depends_on_data() -> None:
+    error = refusal(Layer(torch.unique), loss=lambda out, *_: out.sum())
+    assert "shape depends on data" in error.message
 
 
 def test_no_parameters() -> None:
@@ -98,26 +106,19 @@ def test_no_input_has_the_batch_size() -> None:
     assert "batch size 0" in refusal(modules.perceptron(), batch_size=0).message
 
 
-@pytest.mark.parametrize("inputs", [(), 3, (1, 2), ({"x": 1},)])
-def test_inputs_that_are_no_tensors(inputs: Any) -> None:
-    with pytest.raises(InvalidInput, match="tuple of tensors"):
-        import_module(modules.perceptron(), inputs, None, name="mine", batch_size=4)
+def reads(x: torch.Tensor) -> torch.Tensor:
+    return x * x.max().item()
 
 
-def test_parameters_without_gradient_are_named() -> None:
-    class Unused(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.used = nn.Linear(8, 3)
-            self.idle = nn.Linear(8, 3)
+def test_a_refusal_names_the_users_line() -> None:
+    line = reads.__code__.co_firstlineno + 1
+    message = refusal(Layer(reads)).message
+    assert f"{__name__.replace('.', '/')}.py:{line} in reads" in message
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            scores: torch.Tensor = self.used(x)
-            return scores
 
-    error = refusal(Unused())
-    assert "'idle.weight', 'idle.bias'" in error.message
-    assert "requires_grad_(False)" in error.remedy
+def test_a_line_of_a_package_is_named_where_there_is_no_other() -> None:
+    message = refusal(nn.Linear(8, 3), inputs=(torch.randn(BATCH, 7), labels())).message
+    assert "linear.py" not in message, "torch's own lines say nothing"
 
 
 def test_a_backward_that_fails_is_refused() -> None:

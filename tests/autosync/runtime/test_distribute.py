@@ -124,6 +124,34 @@ def test_what_no_longer_fits_falls_back_to_ddp(pair: Ranks) -> None:
             assert words in caught[0]
 
 
+class WithLoss(torch.nn.Module):
+    """What is often imported: it computes the loss, and holds the model that is distributed."""
+
+    def __init__(self, *models: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = models[0]
+        self.others = torch.nn.ModuleList(models[1:])
+
+
+def test_a_bundle_of_a_wrapper_fits_the_model_inside(pair: Ranks) -> None:
+    case = Case(method="zero")
+    wrapped = domain(WithLoss(make_model(case.model)), 2)
+    assert wrapped.graph.variables[0].name == "model.0.weight"
+    given = make_bundle(strategy(case, wrapped.graph, 2), wrapped)
+    for kind, caught in pair.run(train, case, given, "host{rank}"):
+        assert kind == "Sequential"
+        assert caught == []
+
+
+def test_a_bundle_of_two_such_models_fits_neither(pair: Ranks) -> None:
+    case = Case()
+    both = domain(WithLoss(make_model(case.model), make_model(case.model)), 2)
+    given = make_bundle(strategy(case, both.graph, 2), both)
+    for kind, caught in pair.run(train, case, given, "host{rank}"):
+        assert kind == "DistributedDataParallel"
+        assert "'0.weight' could be 'model.0.weight' or 'others.0.0.weight'" in caught[0]
+
+
 def differing(rank: int, world: int) -> str:
     model = make_model("mlp")
     optimizer = make_optimizer("sgd", model)
