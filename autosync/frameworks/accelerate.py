@@ -84,7 +84,9 @@ class BundleAccelerator(Accelerator):  # type: ignore[misc]  # has no types
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """As Accelerate's. A model that is trained comes with its optimizers, in one call."""
-        placement: list[bool | None] = list(device_placement or [None] * len(args))
+        placement: list[bool | None] = [None for _ in args]
+        if device_placement is not None:
+            placement = list(device_placement)
         given: list[tuple[Any, bool | None]] = list(zip(args, placement, strict=True))
         models = [(one, place) for one, place in given if isinstance(one, nn.Module)]
         new = [m for m, _ in models if _trains(m) and ATTACHED.network_of(m) is None]

@@ -290,6 +290,7 @@ def refused(rank: int, world: int) -> dict[str, str]:
     found["uneven"] = refusal(lambda: accelerator.prepare(*pair_of()))
     use_bundle(accelerator, f"missing on rank {rank}" if rank else shipped)
     found["missing"] = refusal(lambda: accelerator.prepare(*pair_of()))
+
     def all_of_it(accelerator: Any) -> None:
         use_bundle(accelerator, shipped)
         accelerator.prepare(*pair_of())
