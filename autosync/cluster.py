@@ -95,6 +95,12 @@ class Cluster:
         second becomes 1.05). NCCL's kernels take multiprocessors and memory bandwidth from it,
         gloo's threads take cores. 0: nothing, or not known; a replay that
         sleeps for its compute seconds has none.
+    transfer_slowdown: share by which what passes a device's port takes longer while devices run
+        backward (1: twice as long), since collectives' kernels wait for multiprocessors and memory.
+        Messages that a slower link holds back anyway are not delayed. 0: nothing, or not known.
+    connection_gbps: payload rate that one connection between two hosts reaches, in Gbit/s; what
+        several connections carry adds up to the NICs' rates. 0: a connection fills its NIC, or not
+        known. On TCP a connection is the work of one core, and slower than a fast port.
     """
 
     name: str
@@ -103,6 +109,8 @@ class Cluster:
     links: tuple[Link, ...] = ()
     costs: tuple[MessageCost, ...] = ()
     overlap_slowdown: Annotated[float, UNLESS_ZERO] = 0.0
+    transfer_slowdown: Annotated[float, UNLESS_ZERO] = 0.0
+    connection_gbps: Annotated[float, UNLESS_ZERO] = 0.0
     description: str = ""
     version: Literal[1] = 1
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -126,6 +134,24 @@ class Cluster:
                 value=self.overlap_slowdown,
                 remedy="State the share by which compute takes longer while messages are on the "
                 "wire: 0.05 for 5 %, 0 for not at all.",
+            )
+        if not 0 <= self.transfer_slowdown < np.inf:
+            raise InvalidInput(
+                f"cluster {self.name!r}: transfer_slowdown must be 0 or more and finite, got "
+                f"{self.transfer_slowdown!r}.",
+                thing="transfer_slowdown",
+                value=self.transfer_slowdown,
+                remedy="State the share by which transfers take longer while devices compute: 0.5 "
+                "for half as long again, 0 for not at all.",
+            )
+        if not 0 <= self.connection_gbps < np.inf:
+            raise InvalidInput(
+                f"cluster {self.name!r}: connection_gbps must be 0 or more and finite, got "
+                f"{self.connection_gbps!r}.",
+                thing="connection_gbps",
+                value=self.connection_gbps,
+                remedy="State what one connection between two hosts reaches (`iperf3` without -P "
+                "measures it), or leave it out.",
             )
         if self.world_size < 2:
             raise InvalidInput(

@@ -6,19 +6,23 @@ lock; see `event_loop`."""
 
 from numba import njit
 
+from autosync.simulator.timeline.compute_clock import END
+
 HANDED, STARTING, ON_WIRE = 0, 1, 2
 """Phases: waits for its processor, starts up, or is on the wire."""
 
 
 @njit(nogil=True, _nrt=False)
 def share_links(costs, in_flight, size, now):
-    """Share the links anew: a message slows down as its most wanted resource is oversubscribed."""
+    """Share the links anew: a message slows down as its most wanted resource is oversubscribed.
+    During backward compute takes its part of the devices' ports, whatever else passes them."""
     used = in_flight.used
     touches = costs.touches
+    contended = costs.contended and now < in_flight.pace[END]
     for slot in range(size):
         if in_flight.phase[slot] == ON_WIRE:
             kind = in_flight.kind[slot]
-            slow = 1.0
+            slow = costs.beside_compute[kind] if contended else 1.0
             for resource in range(len(used)):
                 slow = max(slow, used[resource] * touches[kind, resource])
             if slow != in_flight.slow[slot]:
