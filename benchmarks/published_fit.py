@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,7 +98,7 @@ def calibrated_range(rows: list[PublishedRow]) -> CalibratedRange:
     """What the rows cover, and how far off predictions of left-out ones were."""
     off: list[float] = []
     for by in ("gpus", "model", "network"):
-        for _, predicted in left_out_predictions(rows, by):
+        for _, predicted in left_out_predictions(tuple(rows), by):
             measured = np.array([row.seconds for row in rows])
             found = np.isfinite(predicted)
             off += np.abs(measured[found] / predicted[found] - 1.0).tolist()
@@ -115,7 +116,8 @@ def gigabytes_per_compute_second(row: PublishedRow) -> float:
     return sum(map(gradient_bytes, graph.variables)) / 1e9 / profile.compute_seconds
 
 
-def left_out_predictions(rows: list[PublishedRow], by: str) -> list[tuple[str, F64]]:
+@cache
+def left_out_predictions(rows: tuple[PublishedRow, ...], by: str) -> list[tuple[str, F64]]:
     """Predicted seconds of rows by constants that never saw them, `(rows,)`; NaN: not predicted.
 
     by: `row` (a twelfth in each of twelve fits), or every number of GPUs, model or network in turn.
@@ -140,7 +142,7 @@ def left_out_predictions(rows: list[PublishedRow], by: str) -> list[tuple[str, F
     ]
 
 
-def without(rows: list[PublishedRow], left_out: list[bool]) -> F64:
+def without(rows: tuple[PublishedRow, ...], left_out: list[bool]) -> F64:
     """Those rows by a fit to the others."""
     values = fit([row for row, out in zip(rows, left_out, strict=True) if not out])
     constants = constants_at(values, NOT_KNOWN)

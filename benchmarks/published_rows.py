@@ -98,7 +98,7 @@ def main() -> None:
     for a, b in misranked(rows, predicted):
         print(f"- {a.model}, {a.network}, {a.gpus} GPUs: {a.method} before {b.method}")
     for by in given.left_out:
-        for title, left_out in left_out_predictions(rows, by):
+        for title, left_out in left_out_predictions(tuple(rows), by):
             found = np.isfinite(left_out)
             chosen = [row for row, is_found in zip(rows, found, strict=True) if is_found]
             print_summary(title, chosen, left_out[found])

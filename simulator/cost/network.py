@@ -56,7 +56,7 @@ class Network:
     server i16[K]: the owner a kind works for, -1 for collectives.
     load f64[K, R]: seconds per byte that a resource is held. resources: their names.
     utilization f64[K, U]: the same over seconds_per_byte, in [0, 1]; equal columns once.
-    port_utilization f64[K]: the largest of a device's port.
+    ports bool[U]: columns that are devices' ports.
     in_flight: collectives at once per channel. engine_seconds: an engine's for each message.
     """
 
@@ -72,7 +72,7 @@ class Network:
     load: F64
     resources: tuple[str, ...]
     utilization: F64
-    port_utilization: F64
+    ports: NDArray[np.bool_]
     in_flight: int
     engine_seconds: float
 
@@ -118,9 +118,11 @@ class Resources:
         return len(self.link)
 
     @property
-    def ports(self) -> slice:
-        """Which resources are the ports of devices."""
-        return slice(2 * self.nodes, 2 * self.nodes + 2 * len(self.node))
+    def ports(self) -> NDArray[np.bool_]:
+        """Which resources are the ports of devices, `(R,)`."""
+        place = np.arange(len(self.rate)) - 2 * self.nodes
+        result: NDArray[np.bool_] = (place >= 0) & (place < 2 * len(self.node))
+        return result
 
 
 def resources_of(cluster: Cluster) -> Resources:
@@ -189,7 +191,10 @@ def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
     load = np.array([row[4] for row in rows])
     alone = np.maximum(load.max(axis=1), [row[6] for row in rows])
     share = load / np.where(alone > 0, alone, 1.0)[:, None]
-    utilization = np.unique(share[:, share.any(axis=0)], axis=1)
+    used = share.any(axis=0)
+    utilization, column = np.unique(share[:, used], axis=1, return_inverse=True)
+    ports = np.zeros(utilization.shape[1], dtype=np.bool_)
+    ports[column.ravel()[where.ports[used]]] = True
     engine = cluster.cost("engine")
     copies = np.array([row[1] for row in rows]) + engine.seconds_per_byte
     operations = [row[5] for row in rows]
@@ -209,7 +214,7 @@ def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
         load=load,
         resources=where.names,
         utilization=np.ascontiguousarray(utilization),
-        port_utilization=share[:, where.ports].max(axis=1),
+        ports=ports,
         in_flight=MESSAGES_IN_FLIGHT[cluster.backend],
         engine_seconds=(
             engine.startup_seconds + engine.startup_seconds_per_worker * cluster.world_size

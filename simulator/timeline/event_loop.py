@@ -59,8 +59,8 @@ class MessageArrays(NamedTuple):
 
 class CostArrays(NamedTuple):
     """Per kind; see `cost.network.Network`. touches f64[K, U]: 1 where utilization is positive.
-    beside_compute f64[K]: how many times its seconds a message takes during backward at least,
-    where it is `contended`.
+    ports bool[U]: of them devices' ports, through which transfers take the share transfer_slowdown
+    longer during backward.
     in_flight i64[K]: collectives at once in the kind's channel; streamed ones are not counted.
     host, host_byte f64[K]: how long a message keeps the hosts' processors from every other one.
     ahead: seconds that an engine spends on each message of a channel on a host that runs ahead of
@@ -72,8 +72,8 @@ class CostArrays(NamedTuple):
     per_byte: F64
     utilization: F64
     touches: F64
-    beside_compute: F64
-    contended: bool
+    ports: NDArray[np.bool_]
+    transfer_slowdown: float
     in_flight: I64
     streamed: NDArray[np.bool_]
     host: F64
@@ -170,7 +170,7 @@ def communicate(plan, costs, compute, in_flight, index, factor, issued, on_wire,
     clear(in_flight)
     start_clock(compute, in_flight, factor)
     slowing, slow = compute.slowdown > 0.0, 1.0 + compute.slowdown
-    computes = costs.contended
+    computes = costs.transfer_slowdown > 0.0
     arrived[begin:stop] = -1.0
     for channel in range(CHANNELS):
         in_flight.cursor[channel] = next_of(plan, channel, begin, stop)

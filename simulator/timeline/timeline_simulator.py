@@ -144,7 +144,6 @@ def arguments(
 def _kernel_costs(domain: Domain, costs: Network) -> CostArrays:
     gloo = domain.cluster.backend == "gloo"
     streamed = np.isin(costs.operations, STREAMED) & (gloo | (costs.server >= domain.world_size))
-    transfer_slowdown = domain.cluster.transfer_slowdown
     return CostArrays(
         kind=costs.kind,
         startup=costs.startup_seconds,
@@ -152,8 +151,8 @@ def _kernel_costs(domain: Domain, costs: Network) -> CostArrays:
         per_byte=costs.seconds_per_byte,
         utilization=costs.utilization,
         touches=(costs.utilization > 0).astype(np.float64),
-        beside_compute=np.maximum(1.0, (1.0 + transfer_slowdown) * costs.port_utilization),
-        contended=transfer_slowdown > 0.0,
+        ports=costs.ports,
+        transfer_slowdown=domain.cluster.transfer_slowdown,
         in_flight=np.full(len(streamed), costs.in_flight, dtype=np.int64),
         streamed=streamed,
         host=costs.host_seconds + (costs.engine_seconds if gloo else 0.0),
