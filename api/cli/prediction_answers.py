@@ -86,7 +86,8 @@ def calibrate(alone: Domain, name: str, compute_is_known: bool) -> Calibration:
         return Calibration(alone, None, UNKNOWN_SHARE, (why,))
     beyond = extrapolations(alone, constants)
     warnings = [f"beyond what was measured: {each.why}" for each in beyond]
-    domain, connections = alone, ()
+    domain = alone
+    connections: tuple[float, ...] = ()
     if own != constants:
         warnings.append(f"nothing was fitted on {alone.cluster.name}: constants of another cluster")
         if alone.cluster.backend == "nccl":
