@@ -130,16 +130,23 @@ def left_out_predictions(rows: tuple[PublishedRow, ...], by: str) -> list[tuple[
         folds = np.array([place[each] % 12 for each in measurements])
         parts = [without(rows, (folds == fold).tolist()) for fold in range(12)]
         return [("Each row by a fit without it and its fold", np.nanmax(np.array(parts), axis=0))]
-    kinds = {
-        "gpus": [row.gpus for row in rows],
-        "model": [row.model for row in rows],
-        "network": [row.network_constants for row in rows],
-    }[by]
+    kinds = [_kind(row, by) for row in rows]
     return [
         (f"{kind} from the others", without(rows, [each == kind for each in kinds]))
         for kind in dict.fromkeys(kinds)
-        if kind is not None
+        if kind
     ]
+
+
+def _kind(row: PublishedRow, by: str) -> str:
+    """What is left out with a row; nothing where it is empty."""
+    match by:
+        case "gpus":
+            return f"{row.gpus} GPUs"
+        case "model":
+            return row.model
+        case _:
+            return row.network_constants or ""
 
 
 def without(rows: tuple[PublishedRow, ...], left_out: list[bool]) -> F64:

@@ -1,6 +1,7 @@
 """Fitted constants: read, matched to clusters by name, and within what is physically possible."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -45,8 +46,9 @@ def test_other_clusters_have_no_constants() -> None:
 def test_constants_beyond_their_physical_bounds_are_refused(field: str) -> None:
     least, most, why = PHYSICAL_BOUNDS[field]
     for value in (most * 1.01, least - 1e-9):
+        changed: dict[str, Any] = {field: value}
         with pytest.raises(InvalidInput, match=field) as refused:
-            replace(FITTED, **{field: value})
+            replace(FITTED, **changed)
         assert why in str(refused.value)
     with pytest.raises(InvalidInput, match="engine_x"):
         replace(FITTED, engine_seconds={"engine_x": -1e-3})
