@@ -85,6 +85,17 @@ class MessageCost:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
 
+OPTIONAL_NUMBERS = {
+    "overlap_slowdown": "State the share by which compute takes longer while messages are on the "
+    "wire: 0.05 for 5 %, 0 for not at all.",
+    "transfer_slowdown": "State the share by which transfers take longer while devices compute: "
+    "0.5 for half as long again, 0 for not at all.",
+    "connection_gbps": "State what one connection between two hosts reaches (`iperf3` without -P "
+    "measures it), or leave it out.",
+}
+"""Of a cluster, with what to do where one is impossible."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """D. Ranks count devices node by node, in the order of the file.
@@ -126,33 +137,14 @@ class Cluster:
             seen.add(node.address)
         for link in self.links:
             self._check_link(link, seen)
-        if not 0 <= self.overlap_slowdown < np.inf:
-            raise InvalidInput(
-                f"cluster {self.name!r}: overlap_slowdown must be 0 or more and finite, got "
-                f"{self.overlap_slowdown!r}.",
-                thing="overlap_slowdown",
-                value=self.overlap_slowdown,
-                remedy="State the share by which compute takes longer while messages are on the "
-                "wire: 0.05 for 5 %, 0 for not at all.",
-            )
-        if not 0 <= self.transfer_slowdown < np.inf:
-            raise InvalidInput(
-                f"cluster {self.name!r}: transfer_slowdown must be 0 or more and finite, got "
-                f"{self.transfer_slowdown!r}.",
-                thing="transfer_slowdown",
-                value=self.transfer_slowdown,
-                remedy="State the share by which transfers take longer while devices compute: 0.5 "
-                "for half as long again, 0 for not at all.",
-            )
-        if not 0 <= self.connection_gbps < np.inf:
-            raise InvalidInput(
-                f"cluster {self.name!r}: connection_gbps must be 0 or more and finite, got "
-                f"{self.connection_gbps!r}.",
-                thing="connection_gbps",
-                value=self.connection_gbps,
-                remedy="State what one connection between two hosts reaches (`iperf3` without -P "
-                "measures it), or leave it out.",
-            )
+        for field, remedy in OPTIONAL_NUMBERS.items():
+            if not 0 <= (value := getattr(self, field)) < np.inf:
+                raise InvalidInput(
+                    f"cluster {self.name!r}: {field} must be 0 or more and finite, got {value!r}.",
+                    thing=field,
+                    value=value,
+                    remedy=remedy,
+                )
         if self.world_size < 2:
             raise InvalidInput(
                 f"cluster {self.name!r} has {self.world_size} device for replicas: with one device "
