@@ -86,14 +86,11 @@ def with_borrowed_constants(cluster: Cluster, constants: Constants) -> Cluster:
     """
     tcp = uses_tcp(cluster)
     hops = {each.transport: each.hop_seconds for each in constants.networks.values()}
-    costs = cluster.costs
-    if not any(cost.kind == "all_reduce" for cost in costs):
-        fitted = ring_costs(cluster, constants, hops["tcp" if tcp else "rdma"])
-        stated = {cost.kind for cost in costs}
-        costs = (*costs, *(cost for cost in fitted if cost.kind not in stated))
+    fitted = ring_costs(cluster, constants, hops["tcp" if tcp else "rdma"])
+    stated = {cost.kind for cost in cluster.costs}
     return replace(
         cluster,
-        costs=costs,
+        costs=(*cluster.costs, *(cost for cost in fitted if cost.kind not in stated)),
         transfer_slowdown=cluster.transfer_slowdown or constants.transfer_slowdown,
         connection_gbps=cluster.connection_gbps or (CONNECTION_GBPS if tcp else 0.0),
     )
