@@ -19,12 +19,12 @@ EFFICIENCY = 0.65
 
 MATRIX_PRODUCTS = frozenset({"addmm", "mm", "bmm", "baddbmm", "linear", "matmul"})
 MATRIX_SHARE, CONVOLUTION_SHARE = 1.17, 0.745
-"""Of that efficiency, on GPUs. With them an RTX 2080 Ti is estimated at the 253 images/s of
-ResNet-50 and 213 sentences/s of BERT-base (batch 64) that were measured (Shi et al. 2020, arXiv
+"""Of that efficiency, on GPUs without TF32. With them an RTX 2080 Ti is estimated at 253 images/s
+of ResNet-50 and 213 sentences/s of BERT-base (batch 64), as was measured (Shi et al. 2020, arXiv
 2005.13247)."""
 WINOGRAD_SAVING = 2.25
 """Times fewer multiplications that a 3x3 convolution of stride 1 takes by Winograd's algorithm
-F(2x2, 3x3) (Lavin and Gray 2016), which cuDNN takes for them."""
+F(2x2, 3x3) (Lavin and Gray 2016), which cuDNN takes for them in float32."""
 
 LOOKUPS = frozenset({"embedding", "_embedding_bag"})
 """Operations that read a few rows of their variable, not all of it."""
@@ -44,12 +44,13 @@ def estimate_profile(
         raise _refused("efficiency", efficiency, "in (0, 1]")
     if not 0 < slowdown < float("inf"):
         raise _refused("slowdown", slowdown, "positive")
+    by_class = device.is_gpu and not device.tf32
     trained = reach_variables(graph)
     forward, backward = [], []
     for index, operation in enumerate(graph.operations):
         moved = forward_bytes(graph, operation)
         flops_per_second = device.peak_flops_per_second * (
-            _class_efficiency(graph, operation, efficiency) if device.is_gpu else efficiency
+            _class_efficiency(graph, operation, efficiency) if by_class else efficiency
         )
         forward.append(_roofline(operation.forward_flops, moved, flops_per_second, device))
         moved = backward_bytes(graph, operation) if trained[index] else 0

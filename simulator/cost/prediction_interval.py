@@ -15,8 +15,8 @@ from autosync.simulator.cost.network_constants import (
 from autosync.simulator.cost.replicated_compute import gradient_bytes
 
 ESTIMATED_COMPUTE_SHARE = 0.25
-"""A roofline's seconds of a step may be off by this much: it is 4 % for ResNet-50 and 14 % for
-BERT-Base, whose speeds set its efficiency."""
+"""A roofline's seconds of a step may be off by this much. With one efficiency for all operations it
+was 4 % off for ResNet-50 and 14 % for BERT-Base; no model that did not set it was measured."""
 RATE_TOLERANCE = 1.3
 """Networks whose payload differs by less count as measured."""
 

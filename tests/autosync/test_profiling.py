@@ -115,7 +115,7 @@ class TestEstimate:
             rate = 64 / seconds
             assert rate == pytest.approx(measured, rel=0.05)
 
-    def test_convolutions_of_3x3_take_winograds_algorithm_on_gpus(self) -> None:
+    def test_convolutions_of_3x3_take_winograds_algorithm_in_float32(self) -> None:
         """ResNet-50 has 16, of which 3 have a stride of 2; VGG-16 has nothing else."""
         for name, count in (("resnet50", 13), ("vgg16", 13), ("bert_base", 0)):
             graph = bundled(name)
@@ -126,6 +126,8 @@ class TestEstimate:
         peak_seconds = flops / DEVICE_TYPES["v100"].peak_flops_per_second
         seconds = estimate_profile(graph, "v100").compute_seconds
         assert peak_seconds / 2.25 < seconds < peak_seconds / EFFICIENCY
+        peak_seconds = flops / DEVICE_TYPES["a100"].peak_flops_per_second
+        assert estimate_profile(graph, "a100").compute_seconds > peak_seconds / EFFICIENCY
 
     @pytest.mark.parametrize("efficiency", [0, -1, 1.01, float("nan")])
     def test_absurd_efficiencies_are_refused(self, efficiency: float) -> None:
