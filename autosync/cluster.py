@@ -85,6 +85,17 @@ class MessageCost:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
 
+OPTIONAL_NUMBERS = {
+    "overlap_slowdown": "State the share by which compute takes longer while messages are on the "
+    "wire: 0.05 for 5 %, 0 for not at all.",
+    "transfer_slowdown": "State the share by which transfers take longer while devices compute: "
+    "0.5 for half as long again, 0 for not at all.",
+    "connection_gbps": "State what one connection between two hosts reaches (`iperf3` without -P "
+    "measures it), or leave it out.",
+}
+"""Of a cluster, with what to do where one is impossible."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """D. Ranks count devices node by node, in the order of the file.
@@ -95,6 +106,12 @@ class Cluster:
         second becomes 1.05). NCCL's kernels take multiprocessors and memory bandwidth from it,
         gloo's threads take cores. 0: nothing, or not known; a replay that
         sleeps for its compute seconds has none.
+    transfer_slowdown: share by which what passes a device's port takes longer while devices run
+        backward (1: twice as long), since collectives' kernels wait for multiprocessors and memory.
+        Messages that a slower link holds back anyway are not delayed. 0: nothing, or not known.
+    connection_gbps: payload rate that one connection between two hosts reaches, in Gbit/s; what
+        several connections carry adds up to the NICs' rates. 0: a connection fills its NIC, or not
+        known. On TCP a connection is the work of one core, and slower than a fast port.
     """
 
     name: str
@@ -103,6 +120,8 @@ class Cluster:
     links: tuple[Link, ...] = ()
     costs: tuple[MessageCost, ...] = ()
     overlap_slowdown: Annotated[float, UNLESS_ZERO] = 0.0
+    transfer_slowdown: Annotated[float, UNLESS_ZERO] = 0.0
+    connection_gbps: Annotated[float, UNLESS_ZERO] = 0.0
     description: str = ""
     version: Literal[1] = 1
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -118,15 +137,14 @@ class Cluster:
             seen.add(node.address)
         for link in self.links:
             self._check_link(link, seen)
-        if not 0 <= self.overlap_slowdown < np.inf:
-            raise InvalidInput(
-                f"cluster {self.name!r}: overlap_slowdown must be 0 or more and finite, got "
-                f"{self.overlap_slowdown!r}.",
-                thing="overlap_slowdown",
-                value=self.overlap_slowdown,
-                remedy="State the share by which compute takes longer while messages are on the "
-                "wire: 0.05 for 5 %, 0 for not at all.",
-            )
+        for field, remedy in OPTIONAL_NUMBERS.items():
+            if not 0 <= (value := getattr(self, field)) < np.inf:
+                raise InvalidInput(
+                    f"cluster {self.name!r}: {field} must be 0 or more and finite, got {value!r}.",
+                    thing=field,
+                    value=value,
+                    remedy=remedy,
+                )
         if self.world_size < 2:
             raise InvalidInput(
                 f"cluster {self.name!r} has {self.world_size} device for replicas: with one device "

@@ -7,7 +7,7 @@ import yaml
 
 from autosync.atomic_write import replaced_atomically
 from autosync.bundled_data import data_file, data_folder
-from autosync.cluster import Cluster
+from autosync.cluster import OPTIONAL_NUMBERS, Cluster
 from autosync.documents import from_data, to_data
 from autosync.errors import InvalidInput
 
@@ -135,7 +135,7 @@ def _check_document(data: dict[Any, Any], source: str) -> None:
     nodes = data.get("nodes")
     if not isinstance(nodes, list) or not nodes:
         raise _refused(source, "names no nodes", "List them under `nodes:`.")
-    _check_numbers(data, ("overlap_slowdown",), source)
+    _check_numbers(data, tuple(OPTIONAL_NUMBERS), source)
     for position, node in enumerate(nodes, 1):
         if not isinstance(node, dict):
             raise _refused(source, f"node number {position} is a {type(node).__name__}")

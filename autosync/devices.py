@@ -11,10 +11,13 @@ from autosync.errors import InvalidInput, NotSupported
 
 @dataclass(frozen=True, slots=True)
 class DeviceType:
+    """tf32: convolutions and, where allowed, matrix products run on tensor cores as TF32."""
+
     peak_flops_per_second: float
     memory_bytes_per_second: float
     memory_gb: float
     is_gpu: bool = True
+    tf32: bool = False
 
 
 DEVICE_TYPES: dict[str, DeviceType] = {
@@ -27,12 +30,12 @@ DEVICE_TYPES: dict[str, DeviceType] = {
     "t4": DeviceType(8.1e12, 3.2e11, 16.0),
     "rtx-2080-ti": DeviceType(1.345e13, 6.16e11, 11.0),
     "v100": DeviceType(1.57e13, 9.0e11, 32.0),
-    "rtx-3090": DeviceType(3.56e13, 9.36e11, 24.0),
-    "a10g": DeviceType(3.5e13, 6.0e11, 24.0),
-    "l4": DeviceType(3.03e13, 3.0e11, 24.0),
-    "a100": DeviceType(1.56e14, 1.555e12, 40.0),
-    "h100": DeviceType(4.94e14, 3.35e12, 80.0),
-    "h200": DeviceType(4.94e14, 4.8e12, 141.0),
+    "rtx-3090": DeviceType(3.56e13, 9.36e11, 24.0, tf32=True),
+    "a10g": DeviceType(3.5e13, 6.0e11, 24.0, tf32=True),
+    "l4": DeviceType(3.03e13, 3.0e11, 24.0, tf32=True),
+    "a100": DeviceType(1.56e14, 1.555e12, 40.0, tf32=True),
+    "h100": DeviceType(4.94e14, 3.35e12, 80.0, tf32=True),
+    "h200": DeviceType(4.94e14, 4.8e12, 141.0, tf32=True),
 }
 
 

@@ -16,9 +16,16 @@ if TYPE_CHECKING:
     from autosync.importing.training_step import Loss
 
 EFFICIENCY = 0.65
-"""Share of its peak that a device reaches in matrix products and convolutions. With it an
-RTX 2080 Ti is estimated at 264 images/s of ResNet-50 and 184 sentences/s of BERT-base (batch 64);
-253.1 and 212.8 were measured (Shi et al. 2020, arXiv 2005.13247)."""
+"""Share of its peak that a device reaches in matrix products and convolutions."""
+
+MATRIX_PRODUCTS = frozenset({"addmm", "mm", "bmm", "baddbmm", "linear", "matmul"})
+MATRIX_SHARE, CONVOLUTION_SHARE = 1.17, 0.745
+"""Of that efficiency, on GPUs without TF32. With them an RTX 2080 Ti is estimated at 253 images/s
+of ResNet-50 and 213 sentences/s of BERT-base (batch 64), as was measured (Shi et al. 2020, arXiv
+2005.13247)."""
+WINOGRAD_SAVING = 2.25
+"""Times fewer multiplications that a 3x3 convolution of stride 1 takes by Winograd's algorithm
+F(2x2, 3x3) (Lavin and Gray 2016), which cuDNN takes for them in float32."""
 
 LOOKUPS = frozenset({"embedding", "_embedding_bag"})
 """Operations that read a few rows of their variable, not all of it."""
@@ -38,11 +45,14 @@ def estimate_profile(
         raise _refused("efficiency", efficiency, "in (0, 1]")
     if not 0 < slowdown < float("inf"):
         raise _refused("slowdown", slowdown, "positive")
-    flops_per_second = device.peak_flops_per_second * efficiency
+    by_class = device.is_gpu and not device.tf32
     trained = reach_variables(graph)
     forward, backward = [], []
     for index, operation in enumerate(graph.operations):
         moved = forward_bytes(graph, operation)
+        flops_per_second = device.peak_flops_per_second * (
+            _class_efficiency(graph, operation, efficiency) if by_class else efficiency
+        )
         forward.append(_roofline(operation.forward_flops, moved, flops_per_second, device))
         moved = backward_bytes(graph, operation) if trained[index] else 0
         backward.append(_roofline(operation.backward_flops, moved, flops_per_second, device))
@@ -124,6 +134,30 @@ def update_seconds(graph: ModelGraph, device_type: str) -> float:
         for variable in graph.variables
     )
     return 5 * touched / _device(device_type).memory_bytes_per_second
+
+
+def _class_efficiency(graph: ModelGraph, operation: Operation, efficiency: float) -> float:
+    """Share of the peak by counted FLOPs; those that Winograd's algorithm saves count as done."""
+    if operation.type in MATRIX_PRODUCTS:
+        return min(1.0, efficiency * MATRIX_SHARE)
+    if operation.type != "convolution":
+        return efficiency
+    saving = WINOGRAD_SAVING if takes_winograd(graph, operation) else 1.0
+    return efficiency * CONVOLUTION_SHARE * saving
+
+
+def takes_winograd(graph: ModelGraph, operation: Operation) -> bool:
+    """Whether a convolution has kernels of 3x3, stride 1 and no groups.
+
+    A graph states neither stride nor groups. A stride of 2 has four times as many inputs a channel
+    as outputs; g groups have g times as many by the channels that a kernel sees.
+    """
+    shapes = [graph.variables[i].shape for i in operation.variables]
+    kernels = [shape for shape in shapes if len(shape) == 4 and shape[2:] == (3, 3)]
+    if not kernels:
+        return False
+    outputs, inputs = kernels[0][:2]
+    return _input_bytes(graph, operation) / inputs < 3.5 * operation.output_bytes / outputs
 
 
 def _roofline(flops: int, moved_bytes: int, flops_per_second: float, device: DeviceType) -> float:

@@ -1,7 +1,9 @@
 """Writes the bundled clusters of RTX 2080 Ti nodes at the fitted rates and startups."""
 
 from autosync.bundled_data import data_folder
-from autosync.simulator.cost.fitted_constants import HALVES, Constants
+from autosync.cluster import Cluster, Device, Node
+from autosync.simulator.cost.fitted_constants import Constants
+from autosync.simulator.cost.network_constants import with_network
 
 SIZES = (1, 2, 4, 8, 16)
 """Nodes of four GPUs; server hosts are as many as worker hosts. One without is no network's."""
@@ -12,51 +14,66 @@ WORDS = {"10gbe": "10 Gbit Ethernet with TCP", "ib100": "100 Gbit InfiniBand wit
 def write_clusters(constants: Constants) -> None:
     """One node alone, then every network and size, without and with server hosts."""
     folder = data_folder("clusters")
-    texts = {"rtx-2080-ti-1x4": cluster_text(constants, "node", 1, False)}
+    made = [cluster_at(constants, None, 1, False)]
     for network in WORDS:
         for nodes in SIZES:
-            for servers in (False, True)[nodes == 1 :]:
-                name = f"rtx-2080-ti-{nodes}x4-{network}{'-servers' if servers else ''}"
-                texts[name] = cluster_text(constants, network, nodes, servers)
-    for name, text in texts.items():
-        (folder / f"{name}.yaml").write_text(text.replace("NAME", name, 1))
+            made += [
+                cluster_at(constants, network, nodes, servers)
+                for servers in (False, True)[nodes == 1 :]
+            ]
+    for cluster in made:
+        (folder / f"{cluster.name}.yaml").write_text(cluster_text(cluster))
 
 
-def cluster_text(constants: Constants, network: str, nodes: int, servers: bool) -> str:
-    """The YAML of a cluster whose name is still NAME."""
-    fitted = constants.networks[network]
-    startups = fitted if nodes > 1 else constants.networks["node"]
-    intra = constants.intra_bandwidth_gbps
-    rate = fitted.bandwidth_gbps or intra
-    latency = LATENCY_US.get(network, 0)
-    between = f", {WORDS[network]}" if network in WORDS else ""
+def cluster_at(constants: Constants, network: str | None, nodes: int, servers: bool) -> Cluster:
+    """So many nodes, and as many server hosts, at the fitted rates and startups."""
+    latency = LATENCY_US.get(network or "", 0)
+    between = f", {WORDS[network]}" if network else ""
     hosts = f" and {nodes} server host{'s' * (nodes > 1)}" if servers else ""
+    workers = [
+        Node(f"10.0.0.{i}", (Device(constants.device, 4),), 1.0, 1.0, latency)
+        for i in range(1, nodes + 1)
+    ]
+    dedicated = [
+        Node(f"10.0.1.{i}", (), 1.0, None, latency, True) for i in range(1, nodes * servers + 1)
+    ]
+    suffix = (f"-{network}" if network else "") + ("-servers" if servers else "")
+    cluster = Cluster(
+        name=f"{constants.name}-{nodes}x4{suffix}",
+        nodes=(*workers, *dedicated),
+        backend="nccl",
+        description=f"{nodes} node{'s' * (nodes > 1)} of 4 RTX 2080 Ti (PCIe){hosts}{between}",
+    )
+    return with_network(cluster, constants, network)
+
+
+def cluster_text(cluster: Cluster) -> str:
+    """The YAML of such a cluster."""
     lines = [
         "# PCIe nodes of four RTX 2080 Ti. Rates are payload. They and the costs were fitted to",
         "# published measurements of such a cluster: datasets/measurements, docs/gpu-clusters.md.",
         "# Written by benchmarks/published_rows.py --fit.",
-        "name: NAME",
-        f"description: {nodes} node{'s' * (nodes > 1)} of 4 RTX 2080 Ti (PCIe){hosts}{between}",
-        "backend: nccl",
+        f"name: {cluster.name}",
+        f"description: {cluster.description}",
+        f"backend: {cluster.backend}",
+        f"transfer_slowdown: {cluster.transfer_slowdown!r}",
         "nodes:",
     ]
-    lines += [
-        f"  - {{address: 10.0.0.{node}, devices: [{{type: rtx-2080-ti, count: 4}}], "
-        f"bandwidth_gbps: {rate:g}, intra_bandwidth_gbps: {intra:g}, latency_us: {latency}}}"
-        for node in range(1, nodes + 1)
-    ]
-    server_rate = fitted.server_bandwidth_gbps or rate
-    lines += [
-        f"  - {{address: 10.0.1.{node}, server_only: true, bandwidth_gbps: {server_rate:g}, "
-        f"latency_us: {latency}}}"
-        for node in range(1, nodes * servers + 1)
-    ]
-    lines.append("costs:")
-    for kind, share in (("all_reduce", 1.0), *((half, 0.5) for half in HALVES)):
-        startup = startups.startup_seconds * share
-        per_worker = startups.startup_seconds_per_worker * share
-        lines.append(
-            f"  - {{kind: {kind}, startup_seconds: {startup:.6g}, "
-            f"startup_seconds_per_worker: {per_worker:.6g}}}"
+    for node in cluster.nodes:
+        kind = (
+            "server_only: true, "
+            if node.server_only
+            else f"devices: [{{type: {node.devices[0].type}, count: {node.ranks}}}], "
         )
+        intra = "" if node.server_only else f"intra_bandwidth_gbps: {node.intra_bandwidth_gbps!r}, "
+        lines.append(
+            f"  - {{address: {node.address}, {kind}bandwidth_gbps: {node.bandwidth_gbps!r}, "
+            f"{intra}latency_us: {node.latency_us:g}}}"
+        )
+    lines.append("costs:")
+    lines += [
+        f"  - {{kind: {cost.kind}, startup_seconds: {cost.startup_seconds!r}, "
+        f"startup_seconds_per_worker: {cost.startup_seconds_per_worker!r}}}"
+        for cost in cluster.costs
+    ]
     return "\n".join(lines) + "\n"

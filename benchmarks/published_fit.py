@@ -1,7 +1,9 @@
 """Fits the constants of the published rows, leaves rows out, and writes what was fitted."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,35 +11,18 @@ from scipy.optimize import least_squares
 
 from autosync.bundled_data import data_folder
 from autosync.documents import to_data
-from autosync.simulator.cost.fitted_constants import Constants, NetworkConstants
+from autosync.simulator.cost.fitted_constants import (
+    PAYLOAD_SHARE,
+    PHYSICAL_BOUNDS,
+    CalibratedRange,
+    Constants,
+    NetworkConstants,
+)
+from autosync.simulator.cost.replicated_compute import gradient_bytes
 from benchmarks.published_clusters import write_clusters
-from benchmarks.published_measurements import PublishedRow, predicted_seconds
+from benchmarks.published_measurements import PublishedRow, predicted_seconds, profiled
 
 F64 = NDArray[np.float64]
-
-START = {
-    "intra_gbps": 64.0,
-    "matrix_factor": 1.1,
-    "node_startup_us": 100.0,
-    "10gbe_gbps": 9.4,
-    "10gbe_server_gbps": 9.4,
-    "10gbe_startup_us": 100.0,
-    "10gbe_startup_us_per_worker": 10.0,
-    "ib100_gbps": 64.0,
-    "ib100_startup_us": 100.0,
-    "ib100_startup_us_per_worker": 10.0,
-    "bytescheduler_us": 3000.0,
-}
-"""Where every fit starts: TCP's payload of the wire rate, half of what PCIe 3.0 x16 carries, usual
-startups, and matrix products hardly slower. ByteScheduler's engine starts where it shows: below
-what compute hides, a constant has no slope to follow. Engines of the others do not show: BytePS's
-was fitted too, and any up to 0.9 ms a piece gave the same errors."""
-
-ROBUST = 0.03
-"""Relative errors above this count less than by their square (soft L1)."""
-STEP = 2e-3
-"""Relative step of the numerical derivatives: finer ones meet the jumps of merged groups."""
-EVALUATIONS = 20
 
 MEASURED = (
     "Shi et al. 2020 (arXiv 2005.13247): synchronous training of ResNet-50 and BERT-Base on 4, 8 "
@@ -45,71 +30,143 @@ MEASURED = (
 )
 
 
-def constants_at(values: dict[str, float]) -> Constants:
-    """The constants that these parameters stand for."""
+class Prior(NamedTuple):
+    """value, and log_width: one standard deviation of its logarithm; 0 where it is not fitted.
+    most: its physical bound."""
+
+    value: float
+    log_width: float
+    most: float
+    why: str
+
+
+PRIORS: dict[str, Prior] = {
+    "intra_bandwidth_gbps": Prior(
+        64.0,
+        0.2,
+        PHYSICAL_BOUNDS["intra_bandwidth_gbps"][1],
+        "half of what PCIe 3.0 x16 carries: without peer-to-peer every byte passes host memory",
+    ),
+    "hidden_share": Prior(
+        0.04,
+        0.5,
+        PHYSICAL_BOUNDS["hidden_share"][1],
+        "launch gaps and input copies of a step, beside which copies of gradients are free",
+    ),
+    "transfer_slowdown": Prior(
+        1.5,
+        0.5,
+        PHYSICAL_BOUNDS["transfer_slowdown"][1],
+        "a collective's kernels wait for multiprocessors that compute holds",
+    ),
+    "straggler_share": Prior(
+        0.006,
+        0.0,
+        PHYSICAL_BOUNDS["straggler_share"][1],
+        "steps of one device vary by some 0.5 %; the rows say no more",
+    ),
+    "message_us": Prior(60.0, 0.7, 1000.0, "tens of microseconds to launch a collective"),
+    "hop_us": Prior(4.0, 0.7, 500.0, "a kernel's handshake through host memory"),
+    "10gbe_payload_share": Prior(0.94, 0.03, PAYLOAD_SHARE["tcp"], "TCP at an MTU of 1500"),
+    "10gbe_hop_us": Prior(
+        70.0,
+        0.5,
+        500.0,
+        "TCP between two hosts: 25 to 50 us and copies through the host; on 16 such nodes an "
+        "all-reduce of 1 MB takes 4.5 ms, of 0.5 MB 3.9 ms (DeAR, section II-D)",
+    ),
+    "10gbe_server_gbps": Prior(
+        7.0, 0.3, 10.0 * PAYLOAD_SHARE["tcp"], "a few cores receive, sum and send by TCP"
+    ),
+    "ib100_payload_share": Prior(0.97, 0.0, PAYLOAD_SHARE["rdma"], "the slot binds first"),
+    "ib100_hop_us": Prior(15.0, 0.0, 500.0, "RDMA through host memory and a proxy thread"),
+    "bytescheduler_us": Prior(3000.0, 0.5, 100_000.0, "a scheduler of Python threads"),
+}
+"""Twelve constants, nine of them fitted."""
+
+
+def constants_at(values: dict[str, float], calibrated: CalibratedRange) -> Constants:
+    """The constants that these values of PRIORS stand for."""
+
+    def seconds(name: str) -> float:
+        return float(f"{values[name] * 1e-6:.6g}")
+
     return Constants(
         name="rtx-2080-ti",
         clusters=("rtx-2080-ti-*",),
-        intra_bandwidth_gbps=values["intra_gbps"],
-        matrix_slowdown=float(f"{max(0.0, values['matrix_factor'] - 1.0):.4g}"),
+        device="rtx-2080-ti",
+        intra_bandwidth_gbps=values["intra_bandwidth_gbps"],
+        hidden_share=values["hidden_share"],
+        straggler_share=values["straggler_share"],
+        transfer_slowdown=values["transfer_slowdown"],
+        message_seconds=seconds("message_us"),
+        hop_seconds=seconds("hop_us"),
         networks={
-            "node": NetworkConstants(_seconds(values["node_startup_us"])),
             "10gbe": NetworkConstants(
-                _seconds(values["10gbe_startup_us"]),
-                _seconds(values["10gbe_startup_us_per_worker"]),
-                values["10gbe_gbps"],
+                "tcp",
+                10.0,
+                values["10gbe_payload_share"],
+                seconds("10gbe_hop_us"),
                 values["10gbe_server_gbps"],
             ),
             "ib100": NetworkConstants(
-                _seconds(values["ib100_startup_us"]),
-                _seconds(values["ib100_startup_us_per_worker"]),
-                values["ib100_gbps"],
+                "rdma", 100.0, values["ib100_payload_share"], seconds("ib100_hop_us")
             ),
         },
-        engine_seconds={"bytescheduler": _seconds(values["bytescheduler_us"])},
+        engine_seconds={"bytescheduler": seconds("bytescheduler_us")},
+        calibrated=calibrated,
         measured=MEASURED,
-        fitted=f"{len(START)} constants to 84 rows by robust least squares on the relative "
-        "errors (benchmarks/published_rows.py --fit)",
+        fitted=f"{sum(prior.log_width > 0 for prior in PRIORS.values())} constants to 84 rows, "
+        "each with a physical prior and bound (benchmarks/published_rows.py --fit)",
     )
 
 
-def _seconds(microseconds: float) -> float:
-    return float(f"{microseconds * 1e-6:.6g}")
+ROW_ERROR = 0.03
+"""Standard deviation of a row's relative error; larger ones count less than by their square."""
+MODEL_ERROR = 0.02
+"""Of a model's one-GPU seconds, common to all its rows. The fit estimates it, so that one model's
+common error bends no constant; predictions take the stated seconds."""
+STEP = 4e-3
+"""Relative step of the numerical derivatives: finer ones meet the jumps of merged groups."""
+EVALUATIONS = 12
+
+LEFT_OUT_BY = ("row", "gpus", "model", "network")
 
 
-@dataclass(frozen=True, slots=True)
-class ConstantsFit:
-    """values: of START's parameters. residuals, jacobian: log errors of the rows fitted, and their
-    derivatives by the logarithms of the values."""
+def fit(rows: list[PublishedRow]) -> dict[str, float]:
+    """The most likely values of PRIORS given the rows (maximum a posteriori).
 
-    values: dict[str, float]
-    residuals: F64
-    jacobian: F64
+    What the rows do not tell stays where its prior has it.
+    """
+    names = [name for name, prior in PRIORS.items() if prior.log_width > 0]
+    models = sorted({row.model for row in rows})
+    widths = np.array([PRIORS[name].log_width for name in names] + [MODEL_ERROR] * len(models))
+    most = [np.log(PRIORS[name].most / PRIORS[name].value) for name in names]
 
-
-def fit(rows: list[PublishedRow]) -> ConstantsFit:
-    """Robust least squares on the logarithms of predicted over measured seconds."""
-    names = list(START)  # varied by 1 + the logarithm of value over start
-
-    def values_at(logs: F64) -> dict[str, float]:
-        factors = np.exp(logs - 1.0)
-        return {name: START[name] * float(f) for name, f in zip(names, factors, strict=True)}
-
-    def residuals(logs: F64) -> F64:
-        constants = constants_at(values_at(logs))
-        return np.array([np.log(predicted_seconds(row, constants) / row.seconds) for row in rows])
+    def residuals(shifted: F64) -> F64:
+        logs = shifted - 1.0  # from 1, so that the relative step of the derivatives is one
+        values = values_at(dict(zip(names, logs, strict=False)))
+        constants = constants_at(values, NOT_KNOWN)
+        factors = dict(zip(models, np.exp(logs[len(names) :]), strict=True))
+        errors = np.array([_log_error(row, constants, factors[row.model]) for row in rows])
+        return np.concatenate([_robust(errors / ROW_ERROR), logs / widths])
 
     found = least_squares(
         residuals,
-        np.ones(len(names)),  # at 1, so that the relative step of the derivatives is one
-        loss="soft_l1",
-        f_scale=ROBUST,
+        np.ones(len(widths)),
+        bounds=(-np.inf, np.array([1.0 + each for each in most] + [np.inf] * len(models))),
         diff_step=STEP,
         max_nfev=EVALUATIONS,
-        ftol=1e-4,
-        xtol=1e-3,
+        ftol=1e-3,
+        xtol=2e-3,
     )
-    return ConstantsFit(values_at(found.x), found.fun, found.jac)
+    return values_at(dict(zip(names, found.x - 1.0, strict=False)))
+
+
+def values_at(logs: dict[str, float]) -> dict[str, float]:
+    """PRIORS' values, moved by so much in their logarithms, within their bounds."""
+    moved = {name: prior.value * np.exp(logs.get(name, 0.0)) for name, prior in PRIORS.items()}
+    return {name: min(float(value), PRIORS[name].most) for name, value in moved.items()}
 
 
 def rounded(values: dict[str, float]) -> dict[str, float]:
@@ -117,59 +174,91 @@ def rounded(values: dict[str, float]) -> dict[str, float]:
     return {name: float(f"{value:.3g}") for name, value in values.items()}
 
 
+def _log_error(row: PublishedRow, constants: Constants, compute_factor: float) -> float:
+    assumed = replace(row, seconds_alone=row.seconds_alone * compute_factor)
+    return float(np.log(predicted_seconds(assumed, constants) / row.seconds))
+
+
+def _robust(errors: F64) -> F64:
+    """Soft L1: errors whose squares grow like the errors themselves beyond 1."""
+    result: F64 = np.sign(errors) * np.sqrt(2.0 * (np.sqrt(1.0 + errors**2) - 1.0))
+    return result
+
+
+NOT_KNOWN = CalibratedRange((1, 1), (0.0, 0.0), 0.0)
+
+
 def fit_and_write(rows: list[PublishedRow]) -> Constants:
     """Fit all rows and write the constants and the cluster files that carry them."""
-    constants = constants_at(rounded(fit(rows).values))
+    constants = constants_at(rounded(fit(rows)), calibrated_range(rows))
     path = data_folder("measurements") / f"{constants.name}.json"
     path.write_text(json.dumps(to_data(constants), indent=2) + "\n")
     write_clusters(constants)
     return constants
 
 
-def left_out_predictions(rows: list[PublishedRow], by: str) -> list[tuple[str, F64]]:
+def calibrated_range(rows: list[PublishedRow]) -> CalibratedRange:
+    """What the rows cover, and how far off predictions of left-out ones were."""
+    off: list[float] = []
+    for by in ("gpus", "model", "network"):
+        for _, predicted in left_out_predictions(tuple(rows), by):
+            measured = np.array([row.seconds for row in rows])
+            found = np.isfinite(predicted)
+            off += np.abs(measured[found] / predicted[found] - 1.0).tolist()
+    ratios = [gigabytes_per_compute_second(row) for row in rows]
+    workers = [row.gpus for row in rows]
+    return CalibratedRange(
+        (min(workers), max(workers)),
+        (float(f"{min(ratios):.2g}"), float(f"{max(ratios):.2g}")),
+        float(f"{np.quantile(off, 0.9):.2g}"),
+    )
+
+
+def gigabytes_per_compute_second(row: PublishedRow) -> float:
+    graph, profile = profiled(row.model, row.batch_size, row.seconds_alone)
+    return sum(map(gradient_bytes, graph.variables)) / 1e9 / profile.compute_seconds
+
+
+@cache
+def left_out_predictions(rows: tuple[PublishedRow, ...], by: str) -> list[tuple[str, F64]]:
     """Predicted seconds of rows by constants that never saw them, `(rows,)`; NaN: not predicted.
 
-    by: `row` (each in turn), `gpus` (16 from 4 and 8), `model` (each from the other).
+    by: `row` (a twelfth in each of twelve fits), or every number of GPUs, model or network in turn.
+    Rows of 4 GPUs are one node: they belong to no network, and those of both networks' names
+    measure the same and are left out together.
     """
+    if by == "row":
+        measurements = [(row.model, row.method, row.gpus, row.network_constants) for row in rows]
+        place = {each: i for i, each in enumerate(dict.fromkeys(measurements))}
+        folds = np.array([place[each] % 12 for each in measurements])
+        parts = [without(rows, (folds == fold).tolist()) for fold in range(12)]
+        return [("Each row by a fit without it and its fold", np.nanmax(np.array(parts), axis=0))]
+    kinds = [_kind(row, by) for row in rows]
+    return [
+        (f"{kind} from the others", without(rows, [each == kind for each in kinds]))
+        for kind in dict.fromkeys(kinds)
+        if kind
+    ]
+
+
+def _kind(row: PublishedRow, by: str) -> str:
+    """What is left out with a row; nothing where it is empty."""
     match by:
-        case "row":
-            return [("Each row left out in turn", one_by_one(rows))]
         case "gpus":
-            largest = [row.gpus == 16 for row in rows]
-            return [("16 GPUs predicted from 4 and 8", without(rows, largest))]
+            return f"{row.gpus} GPUs"
+        case "model":
+            return row.model
         case _:
-            return [
-                (f"{model} from the other model", without(rows, [r.model == model for r in rows]))
-                for model in dict.fromkeys(row.model for row in rows)
-            ]
+            return row.network_constants or ""
 
 
-def without(rows: list[PublishedRow], left_out: list[bool]) -> F64:
-    """Those rows by a fit to the others. What the others cannot tell stays where START has it."""
-    constants = constants_at(
-        fit([row for row, out in zip(rows, left_out, strict=True) if not out]).values
-    )
+def without(rows: tuple[PublishedRow, ...], left_out: list[bool]) -> F64:
+    """Those rows by a fit to the others."""
+    values = fit([row for row, out in zip(rows, left_out, strict=True) if not out])
+    constants = constants_at(values, NOT_KNOWN)
     return np.array(
         [
             predicted_seconds(row, constants) if out else np.nan
             for row, out in zip(rows, left_out, strict=True)
         ]
     )
-
-
-def one_by_one(rows: list[PublishedRow]) -> F64:
-    """Each row by a fit to the 83 others, to first order: one Gauss-Newton step from the fit to
-    all, whose derivatives it takes. A little of START's pull keeps untold constants in place."""
-    whole = fit(rows)
-    weights = 1.0 / np.sqrt(1.0 + (whole.residuals / ROBUST) ** 2)
-    pull = 1e-4 * np.eye(len(START))
-    moved = np.empty(len(rows))
-    for out in range(len(rows)):
-        others = np.arange(len(rows)) != out
-        slopes, weight = whole.jacobian[others], weights[others, None]
-        normal = slopes.T @ (weight * slopes) + pull
-        step = -np.linalg.solve(normal, slopes.T @ (weights[others] * whole.residuals[others]))
-        moved[out] = whole.residuals[out] + whole.jacobian[out] @ step
-    measured = np.array([row.seconds for row in rows])
-    predicted: F64 = measured * np.exp(moved)
-    return predicted

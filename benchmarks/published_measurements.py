@@ -2,7 +2,7 @@
 
 import csv
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 
 from autosync.bundled_data import data_file
 from autosync.cluster import Cluster
@@ -10,15 +10,14 @@ from autosync.cluster_file import load_cluster
 from autosync.domain import Domain, Profile
 from autosync.graph import ModelGraph
 from autosync.models import bundled
-from autosync.population import encode
+from autosync.plan import PlanTable
+from autosync.population import Population, encode
 from autosync.profiling import profile_from_step_seconds
 from autosync.search.designs.published_methods import method_named
-from autosync.simulator.cost.fitted_constants import (
-    Constants,
-    calibrated,
-    with_engine,
-    with_network,
-)
+from autosync.simulator.cost.fitted_constants import Constants
+from autosync.simulator.cost.network_constants import with_engine, with_network
+from autosync.simulator.cost.replicated_compute import with_replication_costs
+from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 
 NETWORKS = {"10GbE with TCP/IP": "10gbe", "100GbIB with RDMA": "ib100"}
@@ -45,8 +44,9 @@ class PublishedRow:
         return self.model, self.network, self.gpus
 
     @property
-    def network_constants(self) -> str:
-        return "node" if self.gpus == GPUS_PER_NODE else NETWORKS[self.network]
+    def network_constants(self) -> str | None:
+        """Of `Constants.networks`; none for a node by itself."""
+        return None if self.gpus == GPUS_PER_NODE else NETWORKS[self.network]
 
     @property
     def cluster(self) -> str:
@@ -91,27 +91,31 @@ def predicted_seconds(row: PublishedRow, constants: Constants) -> float:
     engine = method_named(row.method).engine
     if engine:
         cluster = with_engine(cluster, constants.engine_seconds[engine])
-    return _played_seconds(
-        row.model,
-        row.batch_size,
-        row.seconds_alone,
-        row.method,
-        cluster,
-        constants.matrix_slowdown,
-    )
+    graph, profile = profiled(row.model, row.batch_size, row.seconds_alone)
+    domain = with_replication_costs(Domain(graph, cluster, profile), constants)
+    return _played_seconds(row.method, row.model, row.cluster, domain)
 
 
-@cache
-def _played_seconds(
-    model: str,
-    batch_size: int,
-    seconds_alone: float,
-    method: str,
-    cluster: Cluster,
-    matrix_slowdown: float,
-) -> float:
-    """Cached, because a fit varies one constant at a time and most rows depend on few of them."""
-    graph, profile = profiled(model, batch_size, seconds_alone)
-    domain = calibrated(Domain(graph, cluster, profile), matrix_slowdown)
-    strategy = method_named(method).build(domain)
-    return float(TimelineSimulator().predict(domain, encode([strategy], domain))[0])
+def _played_seconds(method: str, model: str, cluster: str, domain: Domain) -> float:
+    """Remembered, because a fit varies one constant at a time and most rows depend on few."""
+    key = method, model, domain.cluster, domain.profile
+    if key not in _PLAYED:
+        population, plans = _compiled(method, model, cluster, domain)
+        seconds = TimelineSimulator().predict_plans(domain, population, plans)
+        _PLAYED[key] = float(seconds[0])
+    return _PLAYED[key]
+
+
+def _compiled(
+    method: str, model: str, cluster: str, domain: Domain
+) -> tuple[Population, PlanTable]:
+    """MG-WFBP merges by estimated costs; the plans of all other methods depend on no constant."""
+    key = method, model, cluster
+    if key not in _COMPILED or method == "MG-WFBP":
+        population = encode([method_named(method).build(domain)], domain)
+        _COMPILED[key] = population, compile_plans_fast(population, domain)
+    return _COMPILED[key]
+
+
+_PLAYED: dict[tuple[str, str, Cluster, Profile], float] = {}
+_COMPILED: dict[tuple[str, str, str], tuple[Population, PlanTable]] = {}

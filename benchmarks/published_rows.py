@@ -1,9 +1,10 @@
 """Predicts published rows of real GPU clusters and prints every one beside what was measured.
 
-python -m benchmarks.published_rows [--fit] [--left-out row gpus model]
+python -m benchmarks.published_rows [--fit] [--left-out row gpus model network]
 
---left-out: errors of rows that the constants were not fitted to (a minute a fit).
---fit: fit the constants anew and write them, and the cluster files that carry them (a minute).
+--left-out: errors of rows that the constants were not fitted to: a twelfth at a time, then all of
+one number of GPUs, of one model, of one network (half a minute a fit).
+--fit: fit the constants anew and write them, and the cluster files that carry them (two minutes).
 """
 
 import argparse
@@ -11,10 +12,9 @@ import argparse
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.search.designs.published_methods import METHODS
 from autosync.simulator.cost.fitted_constants import load_constants
 from autosync.simulator.evaluation.metrics import pairs_ranked
-from benchmarks.published_fit import fit_and_write, left_out_predictions
+from benchmarks.published_fit import LEFT_OUT_BY, fit_and_write, left_out_predictions
 from benchmarks.published_measurements import (
     DEVICE,
     NETWORKS,
@@ -27,8 +27,6 @@ F64 = NDArray[np.float64]
 
 TIE = 0.02
 """Pairs of methods that differ by less are ties, as the measurements' notes have it."""
-LEFT_OUT = ("row", "gpus", "model")
-"""Which rows to leave out; see `published_fit.left_out_predictions`."""
 
 
 def errors(rows: list[PublishedRow], predicted: F64) -> F64:
@@ -68,7 +66,7 @@ def print_summary(title: str, rows: list[PublishedRow], predicted: F64) -> None:
     print(f"{right:g} of {count} pairs of methods ranked rightly ({right / count:.3f})\n")
     print(f"| method | {' | '.join(networks)} | both |")
     print(f"|---|{'---:|' * (len(networks) + 1)}")
-    for method in (*METHODS, "all"):
+    for method in (*dict.fromkeys(row.method for row in rows), "all"):
         of_method = np.array([method in (row.method, "all") for row in rows])
         means = [wrong[of_method & [row.network == net for row in rows]].mean() for net in networks]
         cells = [f"{mean:.1%}" for mean in (*means, wrong[of_method].mean())]
@@ -88,7 +86,7 @@ def misranked(rows: list[PublishedRow], predicted: F64) -> list[tuple[PublishedR
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--left-out", nargs="+", default=(), choices=LEFT_OUT)
+    parser.add_argument("--left-out", nargs="+", default=(), choices=LEFT_OUT_BY)
     parser.add_argument("--fit", action="store_true")
     given = parser.parse_args()
     rows = read_rows()
@@ -100,7 +98,7 @@ def main() -> None:
     for a, b in misranked(rows, predicted):
         print(f"- {a.model}, {a.network}, {a.gpus} GPUs: {a.method} before {b.method}")
     for by in given.left_out:
-        for title, left_out in left_out_predictions(rows, by):
+        for title, left_out in left_out_predictions(tuple(rows), by):
             found = np.isfinite(left_out)
             chosen = [row for row, is_found in zip(rows, found, strict=True) if is_found]
             print_summary(title, chosen, left_out[found])

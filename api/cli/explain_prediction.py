@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from autosync.api.cli.console import out
+from autosync.api.cli.console import out, warn
 
 if TYPE_CHECKING:
     from autosync.domain import Domain
@@ -12,11 +12,14 @@ if TYPE_CHECKING:
 
 def print_prediction(strategy: "Strategy", domain: "Domain") -> None:
     """What compute, updates, transfers and startups add to the iteration; peak memory a rank."""
+    from autosync.simulator.cost.rank_servers import ONE_BY_ONE, served_one_by_one
     from autosync.simulator.explanation import explain
 
     told = explain(domain, strategy)
     out.print(f"\n[bold]Predicted[/] {told}")
     out.print(f"[bold]Peak memory[/] {_memory_words(told)}")
+    if served_one_by_one(strategy, domain.cluster):
+        warn(ONE_BY_ONE)
 
 
 def _memory_words(told: "Explanation") -> str:

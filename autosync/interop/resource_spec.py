@@ -122,6 +122,10 @@ def left_out_of_spec(cluster: Cluster) -> tuple[str, ...]:
         sentences.append(f"{len(cluster.costs)} fitted message costs, backend {cluster.backend}")
     if cluster.overlap_slowdown:
         sentences.append(f"compute takes {cluster.overlap_slowdown:.1%} longer beside messages")
+    if cluster.transfer_slowdown:
+        sentences.append(f"transfers take {cluster.transfer_slowdown:.0%} longer during backward")
+    if cluster.connection_gbps:
+        sentences.append(f"one connection carries {cluster.connection_gbps:g} Gbit/s of payload")
     return tuple(sentences)
 
 

@@ -35,7 +35,7 @@ BUILDERS: dict[str, Builder] = {
     ),
     "mg_wfbp": Builder(
         mg_wfbp_strategy,
-        "All-reduces, neighbours merged where that ends the last one sooner (MG-WFBP).",
+        "All-reduces, merged with the next while the wait is shorter than a startup (MG-WFBP).",
     ),
     "tree_all_reduce": Builder(
         known_designs.tree_all_reduce, "Tree all-reduce in groups of 25 MiB."

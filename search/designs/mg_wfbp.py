@@ -1,6 +1,4 @@
-"""MG-WFBP: the merging of gradients whose last all-reduce ends earliest (Shi et al. 2019)."""
-
-import numpy as np
+"""MG-WFBP: a gradient waits for the next one while that costs less than a startup."""
 
 from autosync.codes import Op
 from autosync.domain import Domain
@@ -19,54 +17,58 @@ from autosync.strategy import (
 
 
 def mg_wfbp_strategy(domain: Domain) -> Strategy:
-    """All-reduces in the order of readiness, neighbours merged where that ends the last one sooner.
+    """All-reduces in the order of readiness, neighbours merged by the published rule (Shi, Chu and
+    Li 2019, algorithm 1), which is greedy and no optimum.
 
-    The published rule merges a gradient with the next while the startup it saves exceeds the wait.
-    Here the same optimum is found exactly: a message of the gradients i to j starts once gradient
-    j and the link are there, and takes a startup and its bytes; a dynamic program over the last
-    message's first gradient gives the least end, with the fewest messages among equals. Neighbours
-    of another type are not merged; sparse gradients are gathered one by one.
+    The method estimates an all-reduce of M bytes as a + b M, from all-reduces that it timed alone.
+    In the order of readiness, what has been merged so far could begin when it is ready and the
+    message before it has ended; if the next gradient is ready less than a later, it is merged as
+    well. Overlapped transfers, stragglers and engines are not in that estimate. Neighbours of
+    another type are not merged; sparse gradients are gathered one by one.
     """
-    first_of = _best_cuts(domain)
+    variables = domain.graph.variables
     order = domain.graph.gradient_order
-    group, stop = {}, len(order)
-    while stop > 0:
-        for position in range(first_of[stop], stop):
-            group[order[position]] = stop
-        stop = first_of[stop]
+    group = dict(zip(order, _merged(domain), strict=True))
     choices = []
-    for index, variable in enumerate(domain.graph.variables):
+    for index, variable in enumerate(variables):
         kind = AllGather if variable.sparse else AllReduce
         shard: Synchronizer = kind(group[index])
         choices.append(VariableChoice(variable.name, uncut(variable), (shard,)))
     return Strategy(tuple(choices), even_replicas(domain.world_size)).canonical()
 
 
-def _best_cuts(domain: Domain) -> list[int]:
-    """For each count of gradients, in ready order, where the last message of the best merging of
-    so many begins."""
+def _merged(domain: Domain) -> list[int]:
+    """The number of the message of each gradient, in ready order."""
     variables = [domain.graph.variables[index] for index in domain.graph.gradient_order]
+    ready_seconds = domain.timing.ready_seconds
+    startup_seconds, seconds_per_byte = all_reduce_estimate(domain)
+    groups, group, free_at, size_bytes = [0], 0, 0.0, variables[0].size_bytes
+    for last, variable in enumerate(variables[1:]):
+        begin = max(free_at, float(ready_seconds[last]))
+        wait = float(ready_seconds[last + 1]) - begin
+        if _alike(variable, variables[last]) and wait < startup_seconds:
+            size_bytes += variable.size_bytes
+        else:
+            free_at = begin + startup_seconds + seconds_per_byte * size_bytes
+            size_bytes = variable.size_bytes
+            group += 1
+        groups.append(group)
+    return groups
+
+
+def all_reduce_estimate(domain: Domain) -> tuple[float, float]:
+    """a and b of a + b M: seconds of an all-reduce of M bytes among all ranks, by itself."""
     costs = network_of(domain.cluster, team_table(domain, ()))
-    operation = [Op.SPARSE_ALL_GATHER if each.sparse else Op.ALL_REDUCE for each in variables]
-    kind = costs.kind_of(operation, ALL_RANKS)
-    message_seconds = costs.message_seconds[kind]
-    seconds_per_byte = (
-        costs.seconds_per_byte + costs.copy_seconds_per_byte + costs.host_seconds_per_byte
-    )[kind]
-    # of a sparse gradient whole rows travel
-    share = [each.touched_rows / each.shape[0] if each.sparse else 1.0 for each in variables]
-    size_bytes = np.array([each.size_bytes for each in variables]) * share
-    sent = np.concatenate(([0.0], np.cumsum(size_bytes * seconds_per_byte)))
-    ends, first_of, alike = np.zeros(len(variables) + 1), [0], 0
-    for last, variable in enumerate(variables):
-        if variable.sparse or last == 0 or not _merge(variable, variables[last - 1]):
-            alike = last  # no message reaches further back
-        begins = np.maximum(ends[alike : last + 1], domain.timing.ready_seconds[last])
-        candidates = begins + message_seconds[last] + sent[last + 1] - sent[alike : last + 1]
-        first_of.append(alike + int(candidates.argmin()))
-        ends[last + 1] = candidates.min()
-    return first_of
+    kind = int(costs.kind_of(Op.ALL_REDUCE, ALL_RANKS))
+    a = costs.startup_seconds[kind] + costs.host_seconds[kind]
+    b = (
+        costs.seconds_per_byte[kind]
+        + costs.copy_seconds_per_byte[kind]
+        + costs.host_seconds_per_byte[kind]
+    )
+    return float(a), float(b)
 
 
-def _merge(one: Variable, other: Variable) -> bool:
-    return (one.dtype, one.sparse) == (other.dtype, other.sparse)
+def _alike(one: Variable, other: Variable) -> bool:
+    """Whether one message may carry both gradients."""
+    return one.dtype == other.dtype and not one.sparse and not other.sparse

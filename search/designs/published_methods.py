@@ -53,8 +53,18 @@ def servers_overlapped(domain: Domain) -> Strategy:
 
 
 def servers_after_backward(domain: Domain) -> Strategy:
-    """The same once backward has ended: what becomes ready last is sent first."""
-    strategy = servers_overlapped(domain)
+    """The same once backward has ended."""
+    return _after_backward(domain, servers_overlapped(domain))
+
+
+def ranks_after_backward(domain: Domain) -> Strategy:
+    """The ranks themselves are the servers of such pieces, told once backward has ended."""
+    strategy = assemble(domain, _on_servers(domain, range(domain.world_size)))
+    return _after_backward(domain, strategy)
+
+
+def _after_backward(domain: Domain, strategy: Strategy) -> Strategy:
+    """Sends first what becomes ready last, and everything else behind it."""
     order = domain.graph.gradient_order
     sizes = [len(choice.shards) for choice in strategy.choices]
     sending = (order[-1], *order[:-1])
@@ -64,24 +74,31 @@ def servers_after_backward(domain: Domain) -> Strategy:
 
 
 def _on_dedicated_servers(domain: Domain) -> Choices:
-    """Each piece to the server with the least load, summed inside each node before it leaves.
+    """Each piece to a dedicated server host.
 
     With a single worker host nothing leaves it (BytePS then uses no server): an all-reduce inside.
 
     Raises:
         InvalidInput: the cluster has several worker hosts and no server host.
     """
-    cluster, cut = domain.cluster, into_pieces(PIECE_BYTES)
+    cluster = domain.cluster
     if sum(node.ranks > 0 for node in cluster.nodes) == 1:
-        return collective(domain, AllReduce(0), cut)
+        return collective(domain, AllReduce(0), into_pieces(PIECE_BYTES))
     servers = range(domain.world_size, cluster.servers)
     if not servers:
         raise InvalidInput(
             f"cluster {cluster.name!r} has no dedicated server host for parameter servers.",
             thing="cluster",
             value=cluster.name,
-            remedy="Give it nodes with `server_only: true`; the bundled *-servers clusters do.",
+            remedy="Give it nodes with `server_only: true`; the bundled *-servers clusters do. Or "
+            "take BSP-PS-ranks, whose servers are the ranks.",
         )
+    return _on_servers(domain, servers)
+
+
+def _on_servers(domain: Domain, servers: range) -> Choices:
+    """Each piece to the server with the least load, summed inside each node before it leaves."""
+    cluster, cut = domain.cluster, into_pieces(PIECE_BYTES)
     grouped = any(node.ranks > 1 for node in cluster.nodes)
     loads = dict.fromkeys(servers, 0)
     choices = {}
@@ -103,7 +120,7 @@ METHODS: dict[str, PublishedMethod] = {
         all_reduce_per_variable, "", "One all-reduce a tensor as it becomes ready, unfused."
     ),
     "MG-WFBP": PublishedMethod(
-        mg_wfbp_strategy, "", "The same, tensors merged so that the last ends earliest."
+        mg_wfbp_strategy, "", "The same, a tensor merged with the next if that saves a startup."
     ),
     "ByteScheduler-A2A": PublishedMethod(
         bytescheduler_all_reduce, "bytescheduler", "ByteScheduler over Horovod's all-reduce."
@@ -116,6 +133,9 @@ METHODS: dict[str, PublishedMethod] = {
     ),
     "ByteScheduler-PS": PublishedMethod(
         servers_overlapped, "", "BytePS with ByteScheduler: the same servers and pieces."
+    ),
+    "BSP-PS-ranks": PublishedMethod(
+        ranks_after_backward, "", "Servers on the ranks, told after backward; not measured."
     ),
 }
 

@@ -1,45 +1,71 @@
 """Constants fitted to published measurements: what a cluster file cannot say of a testbed.
 
-Rates and startups belong to the network and stand in the cluster file. What is left depends on
-the model (devices of one node slow each other down in matrix products) or on the system that
-synchronizes (its engine spends time on each message). datasets/measurements holds both, with the
-rows they were fitted to; benchmarks/published_fit.py fits them.
+datasets/measurements holds them with the rows they were fitted to; benchmarks/published_fit.py
+fits them. docs/gpu-clusters.md says what each is. `replicated_compute` and `network_constants`
+apply them.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from operator import mul
 from typing import ClassVar, Literal
 
 from pydantic import ConfigDict
 
 from autosync.bundled_data import data_file, data_folder
-from autosync.cluster import Cluster, MessageCost, Node
+from autosync.cluster import Cluster
 from autosync.documents import STRICT, from_json
-from autosync.domain import Domain
 from autosync.errors import InvalidInput
 
-MATRIX_PRODUCTS = frozenset({"addmm", "mm", "bmm", "baddbmm", "linear", "matmul"})
-"""Operation types that are matrix products; convolutions are none."""
+Transport = Literal["tcp", "rdma"]
 
-HALVES: tuple[Literal["all_to_all", "all_gather"], ...] = ("all_to_all", "all_gather")
-"""A reduce-scatter (whose cost goes by all_to_all) and an all-gather are half a ring each."""
+PAYLOAD_SHARE: dict[Transport, float] = {"tcp": 0.956, "rdma": 0.98}
+"""Of the wire rate that payload can take: TCP at an MTU of 1500 loses 1 - 0.956 to headers and
+gaps between frames; InfiniBand at one of 4096 some 2 %."""
+
+PHYSICAL_BOUNDS: dict[str, tuple[float, float, str]] = {
+    "intra_bandwidth_gbps": (1.0, 126.0, "a PCIe 3.0 x16 slot carries 126 Gbit/s"),
+    "hidden_share": (0.0, 0.5, "copies cannot run beside more than a part of compute"),
+    "straggler_share": (0.0, 0.05, "steps of one device alone vary by less than 5 %"),
+    "transfer_slowdown": (0.0, 4.0, "collectives keep at least a fifth of their rate"),
+    "message_seconds": (1e-6, 1e-3, "a launch takes microseconds, a negotiation below 1 ms"),
+    "hop_seconds": (1e-7, 5e-4, "one step of a ring takes less than 0.5 ms"),
+    "engine_seconds": (0.0, 0.1, "an engine that takes longer a message hides nothing"),
+}
+"""Least and most that each constant can be, and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkConstants:
-    """What one network's all-reduces were measured to take.
+    """One network between hosts.
 
-    bandwidth_gbps: payload of a worker host's NIC; None where nodes stand alone.
-    server_bandwidth_gbps: payload of a dedicated server host, its sums included; None where it
-        reaches the workers' rate.
-    startup_seconds, startup_seconds_per_worker: of one all-reduce.
+    wire_gbps: of a host's port. payload_share: of it that gradients get.
+    server_bandwidth_gbps: payload of a dedicated server host, sums and copies of its processors
+        included; None where they keep up with the port.
+    hop_seconds: of one step of a ring from host to host.
     """
 
-    startup_seconds: float
-    startup_seconds_per_worker: float = 0.0
-    bandwidth_gbps: float | None = None
+    transport: Transport
+    wire_gbps: float
+    payload_share: float
+    hop_seconds: float
     server_bandwidth_gbps: float | None = None
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+@dataclass(frozen=True, slots=True)
+class CalibratedRange:
+    """What the measured rows cover, least and most.
+
+    workers: devices. gigabytes_per_compute_second: gradients over one device's forward and
+    backward seconds.
+    error_share: nine in ten predictions of models, networks and numbers of workers that were left
+    out of the fit were off by less.
+    """
+
+    workers: tuple[int, int]
+    gigabytes_per_compute_second: tuple[float, float]
+    error_share: float
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
 
@@ -48,41 +74,61 @@ class Constants:
     """Everything fitted on one kind of testbed.
 
     clusters: patterns of the names of the clusters that these constants belong to.
+    device: the type of its devices.
     intra_bandwidth_gbps: payload between the devices of a node, and from them to its NIC.
-    matrix_slowdown: how much longer matrix products take on devices that share their node with
-        others at work than on one device alone (0.25 is 25 %).
-    networks: by name; `node` is a node by itself, whose all-reduces stay inside.
+    hidden_share: of compute, beside which the local pass over the gradients costs nothing.
+    straggler_share: standard deviation of a device's compute from step to step.
+    transfer_slowdown: how much longer transfers through a device's port take during backward.
+    message_seconds: of launching one collective. hop_seconds: of one step of a ring in a node.
+    networks: by name.
     engine_seconds: by system, what its engine spends on each message before it starts.
     measured, fitted: where the measurements come from, and how the constants were found.
     """
 
     name: str
     clusters: tuple[str, ...]
+    device: str
     intra_bandwidth_gbps: float
-    matrix_slowdown: float
+    hidden_share: float
+    straggler_share: float
+    transfer_slowdown: float
+    message_seconds: float
+    hop_seconds: float
     networks: dict[str, NetworkConstants]
     engine_seconds: dict[str, float]
+    calibrated: CalibratedRange
     measured: str
     fitted: str
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     def __post_init__(self) -> None:
-        if "node" not in self.networks:
-            raise InvalidInput(
-                f"constants {self.name!r} state no network `node`.",
-                thing="networks",
-                value=sorted(self.networks),
-                remedy="State the startup of an all-reduce that stays inside one node.",
-            )
-        numbers = {"matrix_slowdown": self.matrix_slowdown, **self.engine_seconds}
-        for field, value in numbers.items():
-            if not value >= 0:
+        for field, value, (least, most, why) in self._bounded():
+            if not least <= value <= most:
                 raise InvalidInput(
-                    f"constants {self.name!r}: {field} must not be negative, got {value}.",
+                    f"constants {self.name!r}: {field} is {value:g}, physically it is "
+                    f"{least:g} to {most:g}: {why}.",
                     thing=field,
                     value=value,
+                    remedy="Correct the constants, or fit them anew with "
+                    "`python -m benchmarks.published_rows --fit`.",
                 )
+
+    def _bounded(self) -> Iterator[tuple[str, float, tuple[float, float, str]]]:
+        """Every constant with its bounds."""
+        for field, bounds in PHYSICAL_BOUNDS.items():
+            if field != "engine_seconds":
+                yield field, getattr(self, field), bounds
+        for system, seconds in self.engine_seconds.items():
+            yield f"engine_seconds of {system}", seconds, PHYSICAL_BOUNDS["engine_seconds"]
+        for name, network in self.networks.items():
+            most = PAYLOAD_SHARE[network.transport]
+            why = f"{network.transport} carries no more of the wire's rate"
+            yield f"{name}: payload_share", network.payload_share, (0.5, most, why)
+            yield f"{name}: hop_seconds", network.hop_seconds, PHYSICAL_BOUNDS["hop_seconds"]
+            if network.server_bandwidth_gbps is not None:
+                limits = (0.1, most * network.wire_gbps, why)
+                yield f"{name}: server_bandwidth_gbps", network.server_bandwidth_gbps, limits
 
 
 def load_constants(name: str) -> Constants:
@@ -102,48 +148,3 @@ def constants_of(cluster: Cluster) -> Constants | None:
         if any(fnmatchcase(cluster.name, pattern) for pattern in constants.clusters):
             return constants
     return None
-
-
-def calibrated(domain: Domain, matrix_slowdown: float) -> Domain:
-    """A domain profiled on one device alone, with compute as devices that share a node take it."""
-    if all(node.ranks < 2 for node in domain.cluster.nodes):
-        return domain
-    slower = [
-        1.0 + matrix_slowdown * (operation.type in MATRIX_PRODUCTS)
-        for operation in domain.graph.operations
-    ]
-    alone = domain.profile
-    profile = replace(
-        alone,
-        forward_seconds=tuple(map(mul, alone.forward_seconds, slower)),
-        backward_seconds=tuple(map(mul, alone.backward_seconds, slower)),
-        note=f"{alone.note}; matrix products {matrix_slowdown:.0%} slower beside other devices",
-    )
-    return replace(domain, profile=profile)
-
-
-def with_engine(cluster: Cluster, seconds: float) -> Cluster:
-    """The cluster under an engine that spends `seconds` on each message."""
-    others = tuple(cost for cost in cluster.costs if cost.kind != "engine")
-    return replace(cluster, costs=(*others, MessageCost("engine", seconds)))
-
-
-def with_network(cluster: Cluster, constants: Constants, network: str) -> Cluster:
-    """The cluster at the fitted rates and startups of one of the networks; startups of `node` where
-    only one node holds replicas, for then no all-reduce leaves it."""
-    fitted = constants.networks[network]
-    alone = sum(node.ranks > 0 for node in cluster.nodes) == 1
-    startups = constants.networks["node"] if alone else fitted
-
-    def at_rate(node: Node) -> Node:
-        if node.server_only:
-            rate = fitted.server_bandwidth_gbps or fitted.bandwidth_gbps or node.bandwidth_gbps
-            return replace(node, bandwidth_gbps=rate)
-        rate = fitted.bandwidth_gbps or node.bandwidth_gbps
-        intra = constants.intra_bandwidth_gbps
-        return replace(node, bandwidth_gbps=rate, intra_bandwidth_gbps=intra)
-
-    start, per_worker = startups.startup_seconds, startups.startup_seconds_per_worker
-    halves = tuple(MessageCost(kind, start / 2, per_worker / 2) for kind in HALVES)
-    costs = (MessageCost("all_reduce", start, per_worker), *halves)
-    return replace(cluster, nodes=tuple(map(at_rate, cluster.nodes)), costs=costs)

@@ -49,12 +49,14 @@ class Network:
         messages that no plan holds.
     startup_seconds f64[K]; copy_seconds_per_byte f64[K]: an engine's own copies.
     host_seconds, host_seconds_per_byte f64[K]: for which a message keeps the hosts' processors.
-    seconds_per_byte f64[K]: of a message alone: the time at its slowest resource.
+    seconds_per_byte f64[K]: of a message alone: the time at its slowest resource, or on its
+        slowest connection where connections have a rate of their own.
     equation_seconds_per_byte f64[K]: the network term of equation 2 (servers: the sum over
         workers) and equation 3 (collectives: over the lowest bandwidth).
     server i16[K]: the owner a kind works for, -1 for collectives.
     load f64[K, R]: seconds per byte that a resource is held. resources: their names.
     utilization f64[K, U]: the same over seconds_per_byte, in [0, 1]; equal columns once.
+    ports bool[U]: columns that are devices' ports.
     in_flight: collectives at once per channel. engine_seconds: an engine's for each message.
     """
 
@@ -70,6 +72,7 @@ class Network:
     load: F64
     resources: tuple[str, ...]
     utilization: F64
+    ports: NDArray[np.bool_]
     in_flight: int
     engine_seconds: float
 
@@ -113,6 +116,13 @@ class Resources:
     @property
     def nodes(self) -> int:
         return len(self.link)
+
+    @property
+    def ports(self) -> NDArray[np.bool_]:
+        """Which resources are the ports of devices, `(R,)`."""
+        place = np.arange(len(self.rate)) - 2 * self.nodes
+        result: NDArray[np.bool_] = (place >= 0) & (place < 2 * len(self.node))
+        return result
 
 
 def resources_of(cluster: Cluster) -> Resources:
@@ -174,14 +184,17 @@ def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
     """The costs of every message kind that plans over these teams can hold."""
     where = resources_of(cluster)
     kind = np.full((len(Op), len(teams), cluster.servers + 1), -1, dtype=np.int16)
-    rows: list[tuple[float, float, float, int, F64, Op]] = []
+    rows: list[tuple[float, float, float, int, F64, Op, float]] = []
     for operation, team, root in _kinds(cluster, len(teams)):
         kind[operation, team, root + 1] = len(rows)
         rows.append(_row(cluster, where, operation, teams[team], root))
     load = np.array([row[4] for row in rows])
-    alone = load.max(axis=1)
+    alone = np.maximum(load.max(axis=1), [row[6] for row in rows])
     share = load / np.where(alone > 0, alone, 1.0)[:, None]
-    utilization = np.unique(share[:, share.any(axis=0)], axis=1)
+    used = share.any(axis=0)
+    utilization, column = np.unique(share[:, used], axis=1, return_inverse=True)
+    ports = np.zeros(utilization.shape[1], dtype=np.bool_)
+    ports[column.ravel()[where.ports[used]]] = True
     engine = cluster.cost("engine")
     copies = np.array([row[1] for row in rows]) + engine.seconds_per_byte
     operations = [row[5] for row in rows]
@@ -201,6 +214,7 @@ def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
         load=load,
         resources=where.names,
         utilization=np.ascontiguousarray(utilization),
+        ports=ports,
         in_flight=MESSAGES_IN_FLIGHT[cluster.backend],
         engine_seconds=(
             engine.startup_seconds + engine.startup_seconds_per_worker * cluster.world_size
@@ -225,21 +239,31 @@ def _kinds(cluster: Cluster, teams: int) -> list[tuple[Op, int, int]]:
 
 def _row(
     cluster: Cluster, where: Resources, operation: Op, teams: Teams, root: int
-) -> tuple[float, float, float, int, F64, Op]:
-    """Startup, copies, equation term, server, load and operation of one kind."""
+) -> tuple[float, float, float, int, F64, Op, float]:
+    """Startup, copies, equation term, server, load, operation and seconds per byte of the slowest
+    connection of one kind."""
     load = np.zeros(len(where.rate))
-    latency, equation, workers = 0.0, 0.0, 1
+    latency, equation, connection, workers = 0.0, 0.0, 0.0, 1
     for team in teams:
         edges = edges_of(operation, team, root, cluster.backend)
         load += load_of(edges, where)
         latency = max(latency, _latency_seconds(cluster, where, edges))
         equation = max(equation, _equation_term(cluster, where, operation, edges))
+        connection = max(connection, _connection_seconds_per_byte(cluster, where, edges))
         workers = max(workers, len(team))
     cost = cluster.cost(COST_KIND[operation])
     startup = cost.startup_seconds + cost.startup_seconds_per_worker * workers
     if cost not in cluster.costs:
         startup += latency
-    return startup, cost.seconds_per_byte, equation, root, load, operation
+    return startup, cost.seconds_per_byte, equation, root, load, operation, connection
+
+
+def _connection_seconds_per_byte(cluster: Cluster, where: Resources, edges: Edges) -> float:
+    """Two processes of different hosts have one connection; it carries what the edge sends."""
+    outside = where.node[edges.source] != where.node[edges.target]
+    if not cluster.connection_gbps or not outside.any():
+        return 0.0
+    return float(edges.weight[outside].max()) / (cluster.connection_gbps * 1e9 / 8)
 
 
 def _latency_seconds(cluster: Cluster, where: Resources, edges: Edges) -> float:

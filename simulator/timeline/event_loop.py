@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from autosync.simulator.numba_cache import cached_kernel
 from autosync.simulator.timeline.compute_clock import (
+    END,
     change_pace,
     finish,
     start_clock,
@@ -58,6 +59,8 @@ class MessageArrays(NamedTuple):
 
 class CostArrays(NamedTuple):
     """Per kind; see `cost.network.Network`. touches f64[K, U]: 1 where utilization is positive.
+    ports bool[U]: of them devices' ports, through which transfers take the share transfer_slowdown
+    longer during backward.
     in_flight i64[K]: collectives at once in the kind's channel; streamed ones are not counted.
     host, host_byte f64[K]: how long a message keeps the hosts' processors from every other one.
     ahead: seconds that an engine spends on each message of a channel on a host that runs ahead of
@@ -69,6 +72,8 @@ class CostArrays(NamedTuple):
     per_byte: F64
     utilization: F64
     touches: F64
+    ports: NDArray[np.bool_]
+    transfer_slowdown: float
     in_flight: I64
     streamed: NDArray[np.bool_]
     host: F64
@@ -165,6 +170,7 @@ def communicate(plan, costs, compute, in_flight, index, factor, issued, on_wire,
     clear(in_flight)
     start_clock(compute, in_flight, factor)
     slowing, slow = compute.slowdown > 0.0, 1.0 + compute.slowdown
+    computes = costs.transfer_slowdown > 0.0
     arrived[begin:stop] = -1.0
     for channel in range(CHANNELS):
         in_flight.cursor[channel] = next_of(plan, channel, begin, stop)
@@ -173,6 +179,10 @@ def communicate(plan, costs, compute, in_flight, index, factor, issued, on_wire,
     while size > 0:
         slot = earliest_slot(in_flight, size)
         now = in_flight.time[slot]
+        if computes and now >= in_flight.pace[END]:
+            computes = False
+            share_links(costs, in_flight, size, in_flight.pace[END])
+            continue
         message, kind, channel = (
             in_flight.message[slot],
             in_flight.kind[slot],

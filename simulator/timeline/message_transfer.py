@@ -6,6 +6,8 @@ lock; see `event_loop`."""
 
 from numba import njit
 
+from autosync.simulator.timeline.compute_clock import END
+
 HANDED, STARTING, ON_WIRE = 0, 1, 2
 """Phases: waits for its processor, starts up, or is on the wire."""
 
@@ -13,6 +15,7 @@ HANDED, STARTING, ON_WIRE = 0, 1, 2
 @njit(nogil=True, _nrt=False)
 def share_links(costs, in_flight, size, now):
     """Share the links anew: a message slows down as its most wanted resource is oversubscribed."""
+    contended = costs.transfer_slowdown > 0.0 and now < in_flight.pace[END]
     used = in_flight.used
     touches = costs.touches
     for slot in range(size):
@@ -21,11 +24,30 @@ def share_links(costs, in_flight, size, now):
             slow = 1.0
             for resource in range(len(used)):
                 slow = max(slow, used[resource] * touches[kind, resource])
+            if contended:
+                slow = max(slow, slow_beside_compute(costs, in_flight, size, kind))
             if slow != in_flight.slow[slot]:
                 in_flight.time[slot] = (
                     now + (in_flight.time[slot] - now) / in_flight.slow[slot] * slow
                 )
                 in_flight.slow[slot] = slow
+
+
+@njit(nogil=True, _nrt=False)
+def slow_beside_compute(costs, in_flight, size, kind):
+    """How many times its seconds a message takes at ports of which compute takes its part.
+
+    What is left of a port is shared in proportion to demand, but no message gets less than an
+    equal part or than it wants.
+    """
+    on_wire, slow = 0, 0.0
+    for slot in range(size):
+        on_wire += in_flight.phase[slot] == ON_WIRE
+    for resource in range(len(in_flight.used)):
+        if costs.ports[resource] and costs.touches[kind, resource] > 0.0:
+            wanted = on_wire * costs.utilization[kind, resource]
+            slow = max(slow, min(in_flight.used[resource], wanted))
+    return slow * (1.0 + costs.transfer_slowdown)
 
 
 @njit(nogil=True, _nrt=False, inline="always")

@@ -151,6 +151,8 @@ def _kernel_costs(domain: Domain, costs: Network) -> CostArrays:
         per_byte=costs.seconds_per_byte,
         utilization=costs.utilization,
         touches=(costs.utilization > 0).astype(np.float64),
+        ports=costs.ports,
+        transfer_slowdown=domain.cluster.transfer_slowdown,
         in_flight=np.full(len(streamed), costs.in_flight, dtype=np.int64),
         streamed=streamed,
         host=costs.host_seconds + (costs.engine_seconds if gloo else 0.0),

@@ -1,6 +1,5 @@
 """`autosync predict`: what known methods take on a cluster one need not have."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,37 +15,11 @@ from autosync.api.cli.options import (
     Json,
     ProfileFile,
 )
-from autosync.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from autosync.api.cli.prediction_answers import Calibration, StrategyToPredict
     from autosync.cluster import Cluster
     from autosync.domain import Domain
-    from autosync.simulator.cost.fitted_constants import Constants
-    from autosync.simulator.simulator_contract import Simulator
-    from autosync.strategy import Strategy
-
-
-@dataclass(frozen=True, slots=True)
-class StrategyToPredict:
-    """A strategy to predict. engine: the system whose time a message it pays, or none."""
-
-    name: str
-    strategy: "Strategy"
-    engine: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class StrategyPrediction:
-    """Of one strategy. samples_per_second: over all devices. percent_of_limit: 100 cannot be
-    beaten. engine_seconds: what its engine spends on each message."""
-
-    strategy: str
-    predicted_seconds: float
-    samples_per_second: float
-    limit_seconds: float
-    percent_of_limit: float
-    engine_seconds: float
-    constants: str | None
 
 
 def predict(
@@ -77,7 +50,10 @@ def predict(
     ] = None,
     constants: Annotated[
         str,
-        typer.Option(help="Fitted constants: auto (by the cluster's name), none, or a name."),
+        typer.Option(
+            help="Fitted constants: auto (by the cluster's name; NCCL clusters of other names take "
+            "rtx-2080-ti), none, or a name."
+        ),
     ] = "auto",
     simulator: Annotated[str, typer.Option(metavar="NAME", help=SIMULATOR_HELP)] = "timeline",
     device: DeviceType = None,
@@ -88,7 +64,8 @@ def predict(
 ) -> None:
     """Predict what given strategies take on a cluster one need not have.
 
-    Published methods are predicted with the constants fitted on their testbed.
+    Published methods are predicted with the constants fitted on their testbed. An interval stands
+    beside each prediction; beyond what was measured it is wider, and a warning says why.
 
     Example:
 
@@ -99,18 +76,19 @@ def predict(
 
     from autosync.api.cli.argument_loading import ProfileChoice, load_domain, load_simulator
     from autosync.api.cli.domain_summary import describe_domain
-    from autosync.simulator.cost.fitted_constants import calibrated
+    from autosync.api.cli.prediction_answers import answer_all, calibrate
 
     choice = ProfileChoice(profile, device, efficiency, step_seconds)
-    domain = load_domain(model, cluster, batch, choice)
-    fitted = _constants(constants, domain.cluster)
-    if fitted is not None:
-        domain = calibrated(domain, fitted.matrix_slowdown)
-    asked = _asked(domain, strategy or [])
-    describe_domain(domain)
-    _say_constants(domain.cluster, fitted)
-    predictor = load_simulator(simulator, db, domain)
-    answers = _answers(domain, asked, engine, fitted, predictor)
+    alone = load_domain(model, cluster, batch, choice)
+    known = step_seconds is not None or alone.compute_source == "measured"
+    calibration = calibrate(alone, constants, known)
+    asked = _asked(calibration.domain, strategy or [])
+    describe_domain(calibration.domain)
+    _say_constants(alone.cluster, calibration)
+    predictor = load_simulator(simulator, db, calibration.domain)
+    answers = answer_all(calibration, asked, engine, predictor)
+    for warning in dict.fromkeys(w for answer in answers for w in answer.warnings):
+        warn(warning)
     if json:
         print_json([asdict(answer) for answer in answers])
         return
@@ -118,32 +96,26 @@ def predict(
         (
             each.strategy,
             milliseconds(each.predicted_seconds),
+            f"{milliseconds(each.low_seconds)} to {milliseconds(each.high_seconds)}",
             f"{each.samples_per_second:.1f}",
             f"{each.percent_of_limit:.0f} %",
         )
         for each in sorted(answers, key=lambda each: each.predicted_seconds)
     ]
-    columns = ("strategy", "predicted ms", "samples/s", "of the limit")
+    columns = ("strategy", "predicted ms", "between", "samples/s", "of the limit")
     print_table(columns, rows, right=columns[1:])
     out.print("[dim]Predictions: nothing was run.[/]")
 
 
-def _constants(name: str, cluster: "Cluster") -> "Constants | None":
-    from autosync.simulator.cost.fitted_constants import constants_of, load_constants
-
-    if name == "none":
-        return None
-    return constants_of(cluster) if name == "auto" else load_constants(name)
-
-
-def _say_constants(cluster: "Cluster", fitted: "Constants | None") -> None:
+def _say_constants(cluster: "Cluster", calibration: "Calibration") -> None:
     """Which numbers are measured and which are assumed, on stderr."""
-    kinds = ", ".join(cost.kind for cost in cluster.costs) or "none: all are assumed"
+    kinds = ", ".join(cost.kind for cost in cluster.costs) or "none"
     say(f"Rates are those of the cluster file; startups it states: {kinds}.")
+    fitted = calibration.constants
     if fitted is None:
         warn(
-            "no constants were fitted on such a cluster: compute is not slowed down beside other "
-            "devices, and engines cost nothing."
+            "no constants were fitted on such a cluster: startups that it does not state are "
+            "assumed, compute is that of one device alone, and engines cost nothing."
         )
         return
     say(
@@ -152,61 +124,9 @@ def _say_constants(cluster: "Cluster", fitted: "Constants | None") -> None:
     )
 
 
-def _answers(
-    domain: "Domain",
-    asked: list[StrategyToPredict],
-    engine: str | None,
-    fitted: "Constants | None",
-    predictor: "Simulator",
-) -> list[StrategyPrediction]:
-    from dataclasses import replace
-
-    from autosync.population import encode
-    from autosync.simulator.cost.fitted_constants import with_engine
-    from autosync.simulator.limit import iteration_limit
-
-    bound = iteration_limit(domain).seconds
-    answers = []
-    for each in asked:
-        spent = _engine_seconds(each.engine if engine is None else engine, fitted)
-        under = replace(domain, cluster=with_engine(domain.cluster, spent)) if spent else domain
-        seconds = float(predictor.predict(under, encode([each.strategy], under))[0])
-        answers.append(
-            StrategyPrediction(
-                strategy=each.name,
-                predicted_seconds=seconds,
-                samples_per_second=domain.batch_size * domain.world_size / seconds,
-                limit_seconds=bound,
-                percent_of_limit=100.0 * bound / seconds,
-                engine_seconds=spent,
-                constants=fitted.name if fitted else None,
-            )
-        )
-    return answers
-
-
-def _engine_seconds(name: str, fitted: "Constants | None") -> float:
-    """Of one message under a system.
-
-    Raises:
-        InvalidInput: no constants are in use that tell it.
-    """
-    if name in ("", "none"):
-        return 0.0
-    known = fitted.engine_seconds if fitted is not None else {}
-    if name not in known:
-        raise InvalidInput(
-            f"what engine {name!r} spends on a message was not fitted for this cluster.",
-            thing="--engine",
-            value=name,
-            remedy=f"Known: {', '.join(known) or 'none'}. Give --engine none to leave it out, or "
-            "--constants NAME (rtx-2080-ti) to take it from another cluster.",
-        )
-    return known[name]
-
-
-def _asked(domain: "Domain", names: list[str]) -> list[StrategyToPredict]:
+def _asked(domain: "Domain", names: list[str]) -> "list[StrategyToPredict]":
     """The named strategies; all hand-designed ones when none is named."""
+    from autosync.api.cli.prediction_answers import StrategyToPredict
     from autosync.search.designs.design_table import hand_designed
     from autosync.search.space import Space
 
@@ -215,7 +135,7 @@ def _asked(domain: "Domain", names: list[str]) -> list[StrategyToPredict]:
     return [_one(domain, name) for name in names]
 
 
-def _one(domain: "Domain", name: str) -> StrategyToPredict:
+def _one(domain: "Domain", name: str) -> "StrategyToPredict":
     """A hand-designed strategy, a published method or a file.
 
     Raises:
@@ -223,6 +143,7 @@ def _one(domain: "Domain", name: str) -> StrategyToPredict:
         NotFound: nothing goes by that name; suggests what was probably meant.
     """
     from autosync.api.cli.argument_loading import load_strategy, unknown_name
+    from autosync.api.cli.prediction_answers import StrategyToPredict
     from autosync.search.designs.design_table import BUILDERS
     from autosync.search.designs.published_methods import METHODS, method_named
     from autosync.verification import verify

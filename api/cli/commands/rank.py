@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autosync.api.cli.console import milliseconds, out, print_json, print_table
+from autosync.api.cli.console import milliseconds, out, print_json, print_table, warn
 from autosync.api.cli.options import (
     DEFAULT_DATABASE,
     SIMULATOR_HELP,
@@ -57,6 +57,7 @@ def rank(
     from autosync.api.cli.argument_loading import ProfileChoice, load_domain, load_simulator
     from autosync.api.cli.domain_summary import describe_domain
     from autosync.api.cli.progress import compilation_lines
+    from autosync.simulator.cost.rank_servers import ONE_BY_ONE, served_one_by_one
 
     choice = ProfileChoice(profile, device, efficiency, step_seconds)
     domain = load_domain(model, cluster, batch, choice)
@@ -66,6 +67,8 @@ def rank(
             domain, load_simulator(simulator, db, domain), proposals, seed, quiet=json
         )
     ddp = next(candidate for candidate in ranked if candidate.origin == "ddp")
+    if any(served_one_by_one(each.strategy, domain.cluster) for each in ranked[:top]):
+        warn(ONE_BY_ONE)
     if json:
         seconds = ddp.predicted_seconds
         print_json([_data(place, c, seconds) for place, c in enumerate(ranked[:top], 1)])

@@ -34,6 +34,8 @@ def test_published_methods_with_the_constants_of_their_cluster(folder: Path) -> 
         assert each["constants"] == "rtx-2080-ti"
         assert each["samples_per_second"] == pytest.approx(32 * 8 / each["predicted_seconds"])
         assert each["limit_seconds"] >= 0.13
+        assert each["low_seconds"] < each["predicted_seconds"] < each["high_seconds"]
+        assert each["warnings"] == []
         shown = 100 * each["limit_seconds"] / each["predicted_seconds"]
         assert each["percent_of_limit"] == pytest.approx(shown)
         assert each["percent_of_limit"] <= 100.01
@@ -46,8 +48,19 @@ def test_what_was_measured_where_is_said(folder: Path) -> None:
     done = autosync(folder, "predict", *options)
     assert "arXiv 2005.13247" in done.stderr
     assert "of the limit" in done.stdout
+    assert "compute is an estimate" in done.stderr
     plain = autosync(folder, "predict", *options, "--constants", "none")
     assert "no constants were fitted" in plain.stderr.replace("\n", " ")
+
+
+def test_beyond_the_measured_range_it_warns(folder: Path) -> None:
+    far = ("--cluster", "rtx-2080-ti-16x4-10gbe", "--strategy", "ddp")
+    step = ("--step-seconds-one-device", "0.13")
+    (answer,) = predicted(folder, *far, *step)
+    assert any("64 workers" in warning for warning in answer["warnings"])
+    done = autosync(folder, "predict", "--model", "resnet50", *far, *step)
+    assert "64 workers" in done.stderr
+    assert "between" in done.stdout
 
 
 def test_an_engine_can_be_chosen_or_left_out(folder: Path) -> None:

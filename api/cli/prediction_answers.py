@@ -1,0 +1,171 @@
+"""What `autosync predict` answers: seconds, an interval, and what both rest on."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from autosync.domain import Domain
+from autosync.errors import InvalidInput
+from autosync.population import encode
+from autosync.simulator.cost.fitted_constants import Constants, constants_of, load_constants
+from autosync.simulator.cost.network_constants import (
+    CONNECTION_RANGE_GBPS,
+    with_borrowed_constants,
+    with_engine,
+)
+from autosync.simulator.cost.prediction_interval import (
+    connection_limits,
+    extrapolations,
+    interval_share,
+)
+from autosync.simulator.cost.rank_servers import ONE_BY_ONE, served_one_by_one
+from autosync.simulator.cost.replicated_compute import with_replication_costs
+from autosync.simulator.limit import iteration_limit
+from autosync.simulator.simulator_contract import Simulator
+from autosync.strategy import Strategy
+
+OTHERS_CONSTANTS = "rtx-2080-ti"
+"""Taken for NCCL clusters on which nothing was fitted."""
+UNKNOWN_SHARE = 0.5
+"""Relative half-width of intervals where no constants are used."""
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyToPredict:
+    """A strategy to predict. engine: the system whose time a message it pays, or none."""
+
+    name: str
+    strategy: Strategy
+    engine: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyPrediction:
+    """Of one strategy. samples_per_second: over all devices. low_seconds, high_seconds: between
+    which nine of ten measurements are expected. percent_of_limit: 100 cannot be beaten.
+    engine_seconds: what its engine spends on each message. warnings: why the interval is wide."""
+
+    strategy: str
+    predicted_seconds: float
+    low_seconds: float
+    high_seconds: float
+    samples_per_second: float
+    limit_seconds: float
+    percent_of_limit: float
+    engine_seconds: float
+    constants: str | None
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """The domain with what its constants add. share: relative half-width of intervals.
+    connections: at which rates of a TCP connection to predict the ends of the interval, too."""
+
+    domain: Domain
+    constants: Constants | None
+    share: float
+    warnings: tuple[str, ...]
+    connections: tuple[float, ...] = ()
+
+
+def calibrate(alone: Domain, name: str, compute_is_known: bool) -> Calibration:
+    """A domain profiled on one device, at the constants of that name.
+
+    name: `auto` for those that belong to the cluster, or for any other NCCL cluster to
+    OTHERS_CONSTANTS; `none`.
+
+    Raises:
+        NotFound: there are no constants of that name.
+    """
+    own = constants_of(alone.cluster)
+    constants = own if name in ("auto", "none") else load_constants(name)
+    if name == "auto" and own is None and alone.cluster.backend == "nccl":
+        constants = load_constants(OTHERS_CONSTANTS)
+    if name == "none" or constants is None:
+        why = "no constants are used: the interval is a guess"
+        return Calibration(alone, None, UNKNOWN_SHARE, (why,))
+    beyond = extrapolations(alone, constants)
+    warnings = [f"beyond what was measured: {each.why}" for each in beyond]
+    domain = alone
+    connections: tuple[float, ...] = ()
+    if own != constants:
+        warnings.append(f"nothing was fitted on {alone.cluster.name}: constants of another cluster")
+        if alone.cluster.backend == "nccl":
+            domain = replace(alone, cluster=with_borrowed_constants(alone.cluster, constants))
+            connections = CONNECTION_RANGE_GBPS if connection_limits(alone.cluster) else ()
+    if not compute_is_known:
+        warnings.append("compute is an estimate: give --step-seconds-one-device")
+    share = interval_share(constants, beyond, compute_is_known)
+    domain = with_replication_costs(domain, constants)
+    return Calibration(domain, constants, share, tuple(warnings), connections)
+
+
+def answer_all(
+    calibration: Calibration,
+    asked: list[StrategyToPredict],
+    engine: str | None,
+    predictor: Simulator,
+) -> list[StrategyPrediction]:
+    """engine: a system to charge in place of each method's own; None: its own.
+
+    Raises:
+        InvalidInput: no constants are in use that tell an engine's time.
+    """
+    domain, fitted = calibration.domain, calibration.constants
+    bound = iteration_limit(domain).seconds
+    answers = []
+    for each in asked:
+        spent = _engine_seconds(each.engine if engine is None else engine, fitted)
+        seconds = _seconds(domain, each.strategy, spent, predictor)
+        ends = [seconds, *_at_connections(calibration, each.strategy, spent, predictor)]
+        one_by_one = served_one_by_one(each.strategy, domain.cluster)
+        answers.append(
+            StrategyPrediction(
+                strategy=each.name,
+                predicted_seconds=seconds,
+                low_seconds=min(ends) / (1.0 + calibration.share),
+                high_seconds=max(ends) * (1.0 + calibration.share),
+                samples_per_second=domain.batch_size * domain.world_size / seconds,
+                limit_seconds=bound,
+                percent_of_limit=100.0 * bound / seconds,
+                engine_seconds=spent,
+                constants=fitted.name if fitted else None,
+                warnings=(*calibration.warnings, *((ONE_BY_ONE,) if one_by_one else ())),
+            )
+        )
+    return answers
+
+
+def _seconds(domain: Domain, strategy: Strategy, spent: float, predictor: Simulator) -> float:
+    under = replace(domain, cluster=with_engine(domain.cluster, spent)) if spent else domain
+    return float(predictor.predict(under, encode([strategy], under))[0])
+
+
+def _at_connections(
+    calibration: Calibration, strategy: Strategy, spent: float, predictor: Simulator
+) -> Iterator[float]:
+    """Seconds at each rate that a connection may have."""
+    domain = calibration.domain
+    for rate in calibration.connections:
+        cluster = replace(domain.cluster, connection_gbps=rate)
+        yield _seconds(replace(domain, cluster=cluster), strategy, spent, predictor)
+
+
+def _engine_seconds(name: str, fitted: Constants | None) -> float:
+    """Of one message under a system.
+
+    Raises:
+        InvalidInput: no constants are in use that tell it.
+    """
+    if name in ("", "none"):
+        return 0.0
+    known = fitted.engine_seconds if fitted is not None else {}
+    if name not in known:
+        raise InvalidInput(
+            f"what engine {name!r} spends on a message was not fitted for this cluster.",
+            thing="--engine",
+            value=name,
+            remedy=f"Known: {', '.join(known) or 'none'}. Give --engine none to leave it out, or "
+            "--constants NAME (rtx-2080-ti) to take it from another cluster.",
+        )
+    return known[name]
