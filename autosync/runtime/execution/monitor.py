@@ -61,9 +61,13 @@ class Monitor:
         try:
             yield
         except NotSupported as error:
-            self._refusals.post(error)
-            self._end(error)
+            self.stop(error)
             raise
+
+    def stop(self, error: AutosyncError) -> None:
+        """This rank goes no further: the others stop, too, and say why."""
+        self._refusals.post(error)
+        self._end(error)
 
     def _end(self, error: AutosyncError) -> AutosyncError:
         with self.condition:

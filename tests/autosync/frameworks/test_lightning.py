@@ -1,0 +1,281 @@
+"""Lightning on two ranks, with a bundle's plan and with `strategy="ddp"`."""
+
+import copy
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autosync.errors import AutosyncError
+from autosync.strategy import Schedule
+from tests.autosync.runtime.cases import Case
+from tests.autosync.runtime.distributing import DDP, bundle_of, largest_difference
+from tests.autosync.runtime.ranks import Ranks, ranks
+
+OVERLAP = Schedule("priority", slice_bytes=100, overlap_forward=True)
+PLANS = {
+    "all-reduce": Case(),
+    "reduce-scatter": Case(method="rs", partition="even", schedule=OVERLAP),
+    "sharded": Case(method="zero", partition="even", schedule=OVERLAP),
+    "server": Case(method="ps", schedule=OVERLAP),
+    "ddp": DDP,
+}
+EXACT = ("all-reduce", "ddp")
+"""They sum two ranks' gradients as torch's DDP does. The others update parts, or clip by a norm
+that is added up in another order."""
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Ranks]:
+    with ranks(2) as made:
+        yield made
+
+
+@dataclass
+class Fit:
+    """One training, as a user writes it. model: a name in `lightning_models`."""
+
+    model: str = "Regression"
+    trainer: dict[str, Any] = field(default_factory=dict)
+    strategy: dict[str, Any] = field(default_factory=dict)
+
+
+TWO_OPTIMIZERS = Fit("Gan", strategy={"find_unused_parameters": True})
+FITS = {
+    "submodule": Fit(),
+    "forward": Fit("ByForward"),
+    "accumulated": Fit(trainer={"accumulate_grad_batches": 2}),
+    "clipped by norm": Fit(trainer={"gradient_clip_val": 0.05}),
+    "clipped by a hook": Fit("ClippedByHand"),
+    "bf16": Fit(trainer={"precision": "bf16-mixed"}),
+    "manual": Fit("Manual"),
+}
+READ_BY_VALUE = Fit(trainer={"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"})
+
+
+def as_torchrun(rank: int, world: int) -> None:
+    """What Lightning recognises torchrun by."""
+    os.environ |= {
+        "AUTOSYNC_HOST": f"host{rank}",
+        "TORCHELASTIC_RUN_ID": "test",
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",  # the ranks have met already
+    }
+
+
+@contextmanager
+def lightning_warns() -> Iterator[None]:
+    """Lightning's own advice, which has a category, and its use of names that torch gives up."""
+    import tests.autosync.frameworks.torchvision_operators  # noqa: F401
+    from lightning.fabric.utilities.warnings import PossibleUserWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PossibleUserWarning)
+        warnings.filterwarnings("ignore", message=r".*LeafSpec.* is deprecated")
+        yield
+
+
+def trainer_of(strategy: Any, **options: Any) -> Any:
+    from lightning.pytorch import Trainer
+
+    defaults: dict[str, Any] = {
+        "accelerator": "cpu",
+        "devices": 2,
+        "max_epochs": 2,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    return Trainer(strategy=strategy, **(defaults | options))
+
+
+def model_of(fit: Fit) -> Any:
+    from tests.autosync.frameworks import lightning_models
+
+    return getattr(lightning_models, fit.model)()
+
+
+def ours(fit: Fit, model: Any, world: int, case: Case) -> Any:
+    from autosync.frameworks.lightning import AutoSyncStrategy
+
+    return AutoSyncStrategy(bundle_of(case, model, world), **fit.strategy)
+
+
+def ddp(fit: Fit) -> Any:
+    from lightning.pytorch.strategies import DDPStrategy
+
+    return DDPStrategy(**fit.strategy)
+
+
+def trained(fit: Fit, model: Any, strategy: Any, **options: Any) -> Any:
+    from tests.autosync.frameworks.lightning_models import few, loader
+
+    torch.manual_seed(1)
+    with lightning_warns():
+        trainer = trainer_of(strategy, **(fit.trainer | options))
+        trainer.fit(model, loader(), few(), ckpt_path=options.pop("ckpt_path", None))
+    return trainer
+
+
+def result(model: Any, trainer: Any) -> dict[str, Any]:
+    states = [copy.deepcopy(o.state_dict()) for o in trainer.optimizers]
+    return {"model": model.state_dict(), "states": states, "losses": list(model.losses)}
+
+
+def beside_ddp(rank: int, world: int, plan: str, fits: dict[str, Fit]) -> dict[str, float]:
+    as_torchrun(rank, world)
+    found = {}
+    for name, fit in fits.items():
+        model, plain = model_of(fit), model_of(fit)
+        trainer = trained(fit, model, ours(fit, model, world, PLANS[plan]))
+        if plan != "ddp":
+            assert model.optimizer_classes <= {"SynchronizedAdamW"}, model.optimizer_classes
+        assert "no_sync" not in model.__dict__
+        assert type(trainer.optimizers[0]) is torch.optim.AdamW
+        beside = trained(fit, plain, ddp(fit))
+        found[name] = largest_difference(result(model, trainer), result(plain, beside))
+    return found
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_lightning_trains_as_beside_ddp(pair: Ranks, plan: str) -> None:
+    for differences in pair.run(beside_ddp, plan, FITS):
+        limit = 0.0 if plan in EXACT else 3e-6
+        assert all(found <= limit for found in differences.values()), differences
+
+
+@pytest.mark.parametrize("plan", ["all-reduce", "ddp"])
+def test_a_gan_and_clipping_by_value(pair: Ranks, plan: str) -> None:
+    fits = {"gan": TWO_OPTIMIZERS, "by value": READ_BY_VALUE}
+    for differences in pair.run(beside_ddp, plan, fits):
+        assert set(differences.values()) == {0.0}, differences
+
+
+def refusal_of(function: Callable[[], object]) -> str:
+    try:
+        function()
+    except AutosyncError as error:
+        return str(error)
+    return "nothing"
+
+
+def refused(rank: int, world: int) -> dict[str, str]:
+    as_torchrun(rank, world)
+    sharded = PLANS["sharded"]
+    uneven = Case(shares=(0.75, 0.25))
+    found = {}
+    for name, fit, case in (
+        ("by value", READ_BY_VALUE, sharded),
+        ("in turns", TWO_OPTIMIZERS, sharded),
+        ("uneven", Fit(), uneven),
+        ("comm hook", Fit(strategy={"ddp_comm_hook": print}), Case()),
+        ("option", Fit(strategy={"bucket_cap_mb": 1}), Case()),
+    ):
+        model = model_of(fit)
+        found[name] = refusal_of(
+            lambda fit=fit, model=model, case=case: trained(  # type: ignore[misc]
+                fit, model, ours(fit, model, world, case)
+            )
+        )
+        assert "no_sync" not in model.__dict__
+    return found
+
+
+def test_what_lightning_cannot_do_under_a_plan_is_refused(pair: Ranks) -> None:
+    for found in pair.run(refused):
+        assert 'Trainer(gradient_clip_algorithm="norm")' in found["by value"]
+        assert "all optimizers of a model step after each" in found["in turns"]
+        assert "Trainer(use_distributed_sampler=False)" in found["uneven"]
+        assert "ddp_comm_hook" in found["comm hook"]
+        assert "bucket_cap_mb" in found["option"]
+
+
+def resumed(rank: int, world: int, plan: str, folder: str) -> list[float]:
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    as_torchrun(rank, world)
+    fit, case = Fit(), PLANS[plan]
+    where = Path(folder) / plan
+    first, second, whole = (model_of(fit) for _ in range(3))
+    saving = ModelCheckpoint(where, filename="last-{epoch}", save_top_k=-1)
+    options = {"callbacks": [saving], "enable_checkpointing": True}
+    trained(fit, first, ours(fit, first, world, case), max_epochs=1, **options)
+    path = next(where.glob("*.ckpt"))
+    with lightning_warns():
+        again = trainer_of(ours(fit, second, world, case), **options)
+        from tests.autosync.frameworks.lightning_models import few, loader
+
+        again.fit(second, loader(), few(), ckpt_path=path)
+    uninterrupted = trained(fit, whole, ours(fit, whole, world, case))
+    second.losses[:0] = first.losses
+    in_file = torch.load(path, weights_only=False)["optimizer_states"][0]["state"]
+    assert len(in_file) == len(list(first.parameters()))
+    return [largest_difference(result(second, again), result(whole, uninterrupted))]
+
+
+@pytest.mark.parametrize("plan", ["all-reduce", "sharded"])
+def test_a_checkpoint_resumes(pair: Ranks, plan: str, tmp_path: Path) -> None:
+    assert pair.run(resumed, plan, str(tmp_path)) == [[0.0]] * 2
+
+
+def again_and_tested(rank: int, world: int, plan: str) -> float:
+    from tests.autosync.frameworks.lightning_models import few, loader
+
+    as_torchrun(rank, world)
+    found = []
+    for strategy in (lambda m: ours(Fit(), m, world, PLANS[plan]), lambda m: ddp(Fit())):
+        model = model_of(Fit())
+        torch.manual_seed(1)
+        with lightning_warns():
+            trainer = trainer_of(strategy(model), max_epochs=1)
+            trainer.fit(model, loader(), few())
+            trainer.test(model, few(), verbose=False)
+            trainer.fit_loop.max_epochs = 2
+            trainer.fit(model, loader(), few())
+        found.append(result(model, trainer))
+    return largest_difference(*found)
+
+
+def test_a_trainer_fits_twice_and_tests(pair: Ranks) -> None:
+    assert max(pair.run(again_and_tested, "sharded")) < 3e-6
+
+
+class Stumbles(RuntimeError):
+    pass
+
+
+def interrupted(rank: int, world: int) -> str:
+    as_torchrun(rank, world)
+    model = model_of(Fit())
+    step = model.training_step
+
+    def training_step(batch: Any, batch_idx: int) -> Any:
+        if rank == 1 and batch_idx == 1:
+            raise Stumbles("of its own")
+        return step(batch, batch_idx)
+
+    model.training_step = training_step
+    try:
+        trained(Fit(), model, ours(Fit(), model, world, PLANS["sharded"]))
+    except (AutosyncError, Stumbles) as error:
+        assert "no_sync" not in model.__dict__
+        return str(error)
+    return "nothing"
+
+
+def test_an_error_of_one_rank_is_told_the_others(pair: Ranks) -> None:
+    first, second = pair.run(interrupted)
+    assert "rank 1 stopped: training was interrupted by Stumbles: of its own" in first
+    assert second == "of its own"
