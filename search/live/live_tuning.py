@@ -20,6 +20,7 @@ from autosync.bundle import Bundle, Evidence, make_bundle, save_bundle
 from autosync.domain import Domain
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.runtime.distributed import distribute
+from autosync.runtime.sharded_models import check_unsharded
 from autosync.runtime.torch_ddp import wrap_in_ddp
 from autosync.runtime.transport.process_groups import working_group
 from autosync.runtime.transport.rank_agreement import share_initial_values
@@ -103,9 +104,11 @@ def tune(
 
     Raises:
         InvalidInput: torch.distributed is not initialized; step does not do what it must.
-        NotSupported: the GPU is of no known device type, and none is stated.
+        NotSupported: the GPU is of no known device type, and none is stated; the model is sharded
+            by FSDP or tensor parallelism.
     """
     group = working_group(None)
+    check_unsharded(model)
     if isinstance(model, DistributedDataParallel):
         raise InvalidInput(
             "the model is wrapped in DistributedDataParallel already.",

@@ -44,7 +44,7 @@ class BackwardPass:
 
     def begin_forward(self) -> None:
         """Also where a backward pass ended with an exception, which never called back."""
-        if torch._C._current_graph_task_id() != -1:  # recomputed within a backward pass
+        if _recomputed():
             return
         self._monitor.check()
         self._parts.waits.check_turns()
@@ -58,6 +58,11 @@ class BackwardPass:
                 thing="backward",
                 remedy="Start all ranks again from the last checkpoint.",
             )
+
+    def before_buffers(self) -> None:
+        """A module is about to read its buffers: the script may call it by itself."""
+        if not _recomputed():
+            self._parts.waits.finish_buffers()
 
     def end_forward(self) -> None:
         """Module buffers are final: they travel beside the backward pass."""
@@ -152,6 +157,12 @@ class BackwardPass:
             else:
                 pack_zeros(variable)
                 self.packed(variable)
+
+
+def _recomputed() -> bool:
+    """Whether this forward is one of a checkpoint, within a backward pass."""
+    running: int = torch._C._current_graph_task_id()
+    return running != -1
 
 
 def _ready_twice(variable: VariableRecord) -> NotSupported:

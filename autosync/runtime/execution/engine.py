@@ -108,6 +108,9 @@ class Engine:
     def begin_forward(self) -> None:
         self._backward.begin_forward()
 
+    def before_buffers(self) -> None:
+        self._backward.before_buffers()
+
     def end_forward(self) -> None:
         self._backward.end_forward()
 

@@ -45,7 +45,7 @@ class OptimizerStep:
             with self._monitor.condition:
                 self._iteration.phase = Phase.STEPPED
                 self._iteration.values_arrived(self._iteration.take_updatable())
-            self._finish_buffers()
+        self._finish_buffers()
         self._streams.wait_last_events(updated)
 
     def _step(self) -> None:

@@ -131,7 +131,7 @@ def trained(fit: Fit, model: Any, strategy: Any, **options: Any) -> Any:
 
 def result(model: Any, trainer: Any) -> dict[str, Any]:
     states = [copy.deepcopy(o.state_dict()) for o in trainer.optimizers]
-    return {"model": model.state_dict(), "states": states, "losses": list(model.losses)}
+    return {"model": model.state_dict(), "states": states, "losses": torch.tensor(model.losses)}
 
 
 def beside_ddp(rank: int, world: int, plan: str, fits: dict[str, Fit]) -> dict[str, float]:
@@ -153,14 +153,14 @@ def beside_ddp(rank: int, world: int, plan: str, fits: dict[str, Fit]) -> dict[s
 def test_lightning_trains_as_beside_ddp(pair: Ranks, plan: str) -> None:
     for differences in pair.run(beside_ddp, plan, FITS):
         limit = 0.0 if plan in EXACT else 3e-6
-        assert all(found <= limit for found in differences.values()), differences
+        assert max(differences.values()) <= limit, str(differences)
 
 
 @pytest.mark.parametrize("plan", ["all-reduce", "ddp"])
 def test_a_gan_and_clipping_by_value(pair: Ranks, plan: str) -> None:
     fits = {"gan": TWO_OPTIMIZERS, "by value": READ_BY_VALUE}
     for differences in pair.run(beside_ddp, plan, fits):
-        assert set(differences.values()) == {0.0}, differences
+        assert max(differences.values()) == 0.0, str(differences)
 
 
 def refusal_of(function: Callable[[], object]) -> str:
@@ -209,11 +209,12 @@ def resumed(rank: int, world: int, plan: str, folder: str) -> list[float]:
     fit, case = Fit(), PLANS[plan]
     where = Path(folder) / plan
     first, second, whole = (model_of(fit) for _ in range(3))
-    saving = ModelCheckpoint(where, filename="last-{epoch}", save_top_k=-1)
-    options = {"callbacks": [saving], "enable_checkpointing": True}
+    saved, later = (ModelCheckpoint(where / name, save_top_k=-1) for name in ("saved", "later"))
+    options = {"callbacks": [saved], "enable_checkpointing": True}
     trained(fit, first, ours(fit, first, world, case), max_epochs=1, **options)
-    path = next(where.glob("*.ckpt"))
+    path = next(where.glob("saved/*.ckpt"))
     with lightning_warns():
+        options = {"callbacks": [later], "enable_checkpointing": True}
         again = trainer_of(ours(fit, second, world, case), **options)
         from tests.autosync.frameworks.lightning_models import few, loader
 
