@@ -98,7 +98,7 @@ class PlanStrategy:
             held = all(variable.group >= 0 for variable in plan.engine.variables)
             if len(plan.optimizers) > 1 or not held:
                 raise _partial_norm(optimizer)
-            plan.engine.gradients.clip_at_step(float(clip_val))
+            plan.engine.gradients.clip_now(float(clip_val))
 
         def by_value(optimizer: Optimizer, clip_val: float) -> None:
             raise _clipping_by_value(clip_val)

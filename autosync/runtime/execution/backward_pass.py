@@ -90,7 +90,7 @@ class BackwardPass:
         with self._monitor.condition:
             if self._parts.turns is not None:
                 self._parts.turns.begin()
-            self._parts.gradients.begin()
+            self._parts.gradients.scaler_looked = False
             self._iteration.rewind()
             self._parts.queues.rewind()
             self._iteration.phase = Phase.BACKWARD

@@ -44,7 +44,6 @@ class ScriptGradients:
         self.pending = [v for v in variables if v.deferred or not v.whole]
         self.scaler_looked = False
         self.grad_norm = 0.0
-        self._norm_of_step: float | None = None
         self._optimizer = optimizer
         self._variables = list(variables)
         self._buckets = list(buckets)
@@ -53,15 +52,6 @@ class ScriptGradients:
         self._streams = streams
         self._control = control
         self._max_grad_norm = max_grad_norm
-
-    def begin(self) -> None:
-        """Of an iteration."""
-        self.scaler_looked = False
-        self._norm_of_step = None
-
-    def clip_at_step(self, max_grad_norm: float) -> None:
-        """Clip by the true global norm at the next `step()`, in place of `max_grad_norm`."""
-        self._norm_of_step = max_grad_norm
 
     def any_left(self) -> bool:
         """Whether a gradient of the backward pass before is still there, read or not."""
@@ -120,16 +110,29 @@ class ScriptGradients:
         for variable in replaced:  # the script's own tensors, which an update reads later
             if variable.parameter.grad is not None:
                 self._streams.keep_for_landing(variable.parameter.grad)
-        max_grad_norm = self._norm_of_step or self._max_grad_norm
-        if not (self.scaler_looked or max_grad_norm):
+        if not (self.scaler_looked or self._max_grad_norm):
             return
         self._wait_for_sums()
         if self.scaler_looked:
             for bucket in self._buckets:
                 if bucket.update:
                     take_back(bucket)
-        if max_grad_norm:
-            self._clip(max_grad_norm)
+        if self._max_grad_norm:
+            self._clip(self._max_grad_norm)
+
+    def clip_now(self, max_norm: float) -> float:
+        """The script clips all gradients between backward and `step()`. Returns the norm before.
+        A collective where updates are owned or sharded."""
+        self._wait_for_sums()
+        shown = [b for b in self._buckets if self.scaler_looked and b.update and not b.whole]
+        for bucket in shown:
+            take_back(bucket)
+        make_plain(variable for variable in self.pending if variable.whole)
+        with self._monitor.exchange("clipping by the global norm"):
+            norm = clip_gradients(self._variables, self._buckets, self._control, max_norm)
+        for bucket in shown:
+            show_gradients(bucket)
+        return norm
 
     def _clip(self, max_grad_norm: float) -> None:
         with self._monitor.exchange("clipping by the global norm"):

@@ -83,6 +83,8 @@ def lightning_warns() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PossibleUserWarning)
         warnings.filterwarnings("ignore", message=r".*LeafSpec.* is deprecated")
+        # A resumed run keeps its own checkpoints elsewhere.
+        warnings.filterwarnings("ignore", message="The dirpath has changed")
         yield
 
 
@@ -130,8 +132,15 @@ def trained(fit: Fit, model: Any, strategy: Any, **options: Any) -> Any:
 
 
 def result(model: Any, trainer: Any) -> dict[str, Any]:
-    states = [copy.deepcopy(o.state_dict()) for o in trainer.optimizers]
-    return {"model": model.state_dict(), "states": states, "losses": torch.tensor(model.losses)}
+    """Under manual optimization Lightning's ddp leaves every rank its own buffers, a plan sends
+    rank 0's."""
+    found = {
+        "parameters": {name: p.detach() for name, p in model.named_parameters()},
+        "states": [copy.deepcopy(o.state_dict()) for o in trainer.optimizers],
+    }
+    if model.automatic_optimization or trainer.global_rank == 0:
+        found |= {"model": model.state_dict(), "losses": torch.tensor(model.losses)}
+    return found
 
 
 def beside_ddp(rank: int, world: int, plan: str, fits: dict[str, Fit]) -> dict[str, float]:
