@@ -2,16 +2,21 @@
 
 import copy
 import os
+import pickle
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from autosync.bundle import save_bundle
 from autosync.errors import AutosyncError
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import Case
@@ -75,32 +80,34 @@ def as_torchrun(rank: int, world: int) -> None:
 
 
 @contextmanager
-def lightning_warns() -> Iterator[None]:
+def lightning_warns(package: str = "lightning.fabric") -> Iterator[None]:
     """Lightning's own advice, which has a category, and its use of names that torch gives up."""
     import tests.autosync.frameworks.torchvision_operators  # noqa: F401
-    from lightning.fabric.utilities.warnings import PossibleUserWarning
 
+    category = import_module(f"{package}.utilities.warnings").PossibleUserWarning
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PossibleUserWarning)
+        warnings.simplefilter("ignore", category)
         warnings.filterwarnings("ignore", message=r".*LeafSpec.* is deprecated")
         # A resumed run keeps its own checkpoints elsewhere.
         warnings.filterwarnings("ignore", message="The dirpath has changed")
         yield
 
 
+DEFAULTS: dict[str, Any] = {
+    "accelerator": "cpu",
+    "devices": 2,
+    "max_epochs": 2,
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+
+
 def trainer_of(strategy: Any, **options: Any) -> Any:
     from lightning.pytorch import Trainer
 
-    defaults: dict[str, Any] = {
-        "accelerator": "cpu",
-        "devices": 2,
-        "max_epochs": 2,
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    return Trainer(strategy=strategy, **(defaults | options))
+    return Trainer(strategy=strategy, **(DEFAULTS | options))
 
 
 def model_of(fit: Fit) -> Any:
@@ -289,3 +296,72 @@ def test_an_error_of_one_rank_is_told_the_others(pair: Ranks) -> None:
     first, second = pair.run(interrupted)
     assert "rank 1 stopped: training was interrupted by Stumbles: of its own" in first
     assert second == "of its own"
+
+
+def by_ddp(rank: int, world: int, bundle: str) -> tuple[dict[str, Any], str]:
+    """The weights, and what a strategy is after a journey to a spawned process."""
+    from autosync.frameworks.lightning import AutoSyncStrategy
+
+    as_torchrun(rank, world)
+    model = model_of(Fit())
+    save_bundle(bundle_of(Case(ranks_per_node=2), model, world), f"{bundle}{rank}")
+    trained(Fit(), model, ddp(Fit()))
+    arrived = pickle.loads(pickle.dumps(AutoSyncStrategy(bundle, start_method="spawn")))
+    return model.state_dict(), arrived.bundle
+
+
+def test_lightning_starts_the_ranks(pair: Ranks, tmp_path: Path) -> None:
+    (beside, bundle), _ = pair.run(by_ddp, str(tmp_path / "best.json"))
+    assert bundle == str(tmp_path / "best.json")
+    weights = tmp_path / "weights.pt"
+    alone = {k: v for k, v in os.environ.items() if k != "AUTOSYNC_HOST"}
+    done = subprocess.run(
+        [sys.executable, "-m", f"{__package__}.started_by_lightning", f"{bundle}0", str(weights)],
+        env={**alone, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "does not fit" not in done.stderr
+    assert largest_difference(torch.load(weights), beside) == 0.0
+
+
+def by_the_other_package(rank: int, world: int) -> str:
+    """A model of pytorch_lightning, trained by its own strategy."""
+    import tests.autosync.frameworks.torchvision_operators  # noqa: F401
+    import pytorch_lightning
+    from autosync.frameworks.pytorch_lightning import AutoSyncStrategy
+    from pytorch_lightning.strategies import DDPStrategy
+
+    as_torchrun(rank, world)
+
+    class Small(pytorch_lightning.LightningModule):  # type: ignore[misc]  # of no known type here
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(2)
+            self.net = torch.nn.Linear(6, 3)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            seen.add(type(self.trainer.optimizers[0]).__name__)
+            return torch.nn.functional.mse_loss(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+    from tests.autosync.frameworks.lightning_models import few
+
+    seen: set[str] = set()
+    found = []
+    for make in (lambda m: AutoSyncStrategy(bundle_of(Case(), m, world)), lambda m: DDPStrategy()):
+        model = Small()
+        with lightning_warns("lightning_fabric"):
+            trainer = pytorch_lightning.Trainer(**DEFAULTS, strategy=make(model))
+            trainer.fit(model, few())
+        found.append(model.state_dict())
+    assert largest_difference(*found) == 0.0
+    return ", ".join(sorted(seen))
+
+
+def test_the_other_package_of_lightning(pair: Ranks) -> None:
+    assert pair.run(by_the_other_package) == ["AdamW, SynchronizedAdamW"] * 2
