@@ -28,7 +28,7 @@ CHANGE_THE_SUMS = (
 """Options of DDPStrategy that say what travels, as a plan does."""
 
 SYNCHRONIZED = ("zero_grad", "state_dict", "load_state_dict", "add_param_group")
-"""Methods of an optimizer that follow the plan, beside `step`, which Lightning's wrapper hands on."""
+"""Methods of an optimizer that follow the plan. Lightning's wrapper hands on `step` by itself."""
 
 CLIPPING = ("clip_grad_by_norm", "clip_grad_by_value")
 """Methods of a precision plugin that read all gradients."""

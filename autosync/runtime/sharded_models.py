@@ -21,7 +21,7 @@ def check_unsharded(model: nn.Module) -> None:
     fsdp = _loaded(*FSDP)
     for name, module in model.named_modules():
         if isinstance(module, fsdp):
-            raise _sharded_by_fsdp(model, name, module)
+            raise _sharded_by_fsdp(model, name, type(module).__name__)
     dtensor = _loaded(*TENSOR)
     for name, parameter in model.named_parameters():
         if isinstance(parameter, dtensor):
@@ -47,13 +47,13 @@ def _loaded(module: str, names: tuple[str, ...]) -> tuple[type, ...]:
     return tuple(getattr(found, name) for name in names if hasattr(found, name))
 
 
-def _sharded_by_fsdp(model: nn.Module, name: str, module: nn.Module) -> NotSupported:
+def _sharded_by_fsdp(model: nn.Module, name: str, kind: str) -> NotSupported:
     where = f"its module {name!r}" if name else "it"
     return NotSupported(
         f"the model ({type(model).__name__}) is sharded by torch's FSDP ({where} is a "
-        f"{type(module).__name__}), which synchronizes its gradients itself.",
+        f"{kind}), which synchronizes its gradients itself.",
         thing="model",
-        value=type(module).__name__,
+        value=kind,
         remedy="Give the plain model, without fully_shard or FullyShardedDataParallel: a bundle "
         "with sharded updates splits the optimizer's state over ranks as well. Where the "
         "parameters do not fit, train with FSDP alone.",

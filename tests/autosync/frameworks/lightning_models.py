@@ -7,13 +7,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import tests.autosync.frameworks.torchvision_operators  # noqa: F401  # before Lightning
+
 from lightning.pytorch import LightningModule  # isort: skip
 
 SAMPLES = 32
 BATCH = 4
 
 
-class Regression(LightningModule):
+class Regression(LightningModule):  # type: ignore[misc]  # of no known type here
     """training_step calls a submodule, batch norms have buffers, a scheduler steps each epoch."""
 
     by_forward = False
@@ -36,7 +37,7 @@ class Regression(LightningModule):
         found = self(x) if self.by_forward else self.net(x)
         return nn.functional.mse_loss(found.float(), wanted)
 
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor | None:
         self.optimizer_classes.add(type(self.trainer.optimizers[0]).__name__)
         return self.loss_of(batch)
 
@@ -82,7 +83,7 @@ class Gan(Regression):
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> None:
         x, real = batch
-        first, second = self.optimizers()  # type: ignore[misc]  # a list, as there are two
+        first, second = self.optimizers()
         self.toggle_optimizer(first)
         first.zero_grad()
         self.manual_backward(-self.critic(self.net(x)).mean())

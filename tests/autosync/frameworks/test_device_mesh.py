@@ -43,11 +43,26 @@ def meet(rank: int, world: int) -> None:
     MESH.append(init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")))
 
 
-class SumOfParts(torch.autograd.Function):
-    """Forward all-reduces, backward is the identity."""
+class ToParts(torch.autograd.Function):
+    """Forward is the identity, backward sums up the parts' gradients."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, group: Any) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, whole: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        total = gradient.clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class SumOfParts(torch.autograd.Function):
+    """The other way round."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, group: Any) -> Tensor:
         total = part.clone()
         dist.all_reduce(total, group=group)
         return total
@@ -75,8 +90,8 @@ class Parts(nn.Module):
             self.second.weight.copy_(whole[1].weight.chunk(parts, 1)[part])
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = torch.tanh(self.first(self.norm(x)))
-        total: Tensor = SumOfParts.apply(self.second(hidden), self.group)  # type: ignore[no-untyped-call]
+        hidden = torch.tanh(self.first(ToParts.apply(self.norm(x), self.group)))
+        total: Tensor = SumOfParts.apply(self.second(hidden), self.group)
         return total
 
 
@@ -140,10 +155,10 @@ def fallen_back(rank: int, world: int) -> list[str]:
     """A bundle for all ranks, and one for whole parameters: neither is for the parts."""
     group = MESH[0]["dp"].get_group()
     said = []
+    second = nn.Linear(HIDDEN, 3, bias=False)
     whole = nn.ModuleDict(
-        {"norm": nn.LayerNorm(6), "first": nn.Linear(6, HIDDEN), "second": nn.Linear(HIDDEN, 3)}
+        {"norm": nn.LayerNorm(6), "first": nn.Linear(6, HIDDEN), "second": second}
     )
-    whole["second"].bias = None
     for bundle in (bundle_of(Case(), Parts(), 4), bundle_of(Case(), whole, 2)):
         model = Parts()
         optimizer = make_optimizer("sgd", model)
@@ -183,14 +198,18 @@ def by_torch(rank: int, world: int) -> dict[str, str]:
         group = mesh["dp"].get_group()
         return refusal(lambda: autosync.distribute(model, optimizer, bundle, group))
 
-    model = parallelize_module(layers(), mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    model = parallelize_module(
+        layers(), mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    )
     said["dtensor"] = tried(model)
     said["tuned"] = refusal(
         lambda: autosync.tune(print, model, torch.optim.SGD(model.parameters()), minutes=0.1)
     )
     network = DistributedDataParallel(model, device_mesh=mesh["dp"])
     follow(network, torch.optim.SGD(network.parameters(), lr=0.1), iterations=2)
-    said["fsdp"] = tried(fully_shard(layers(), mesh=mesh["dp"]))
+    sharded = layers()
+    fully_shard(sharded, mesh=mesh["dp"])
+    said["fsdp"] = tried(sharded)
     return said
 
 

@@ -128,13 +128,15 @@ def ddp(fit: Fit) -> Any:
     return DDPStrategy(**fit.strategy)
 
 
-def trained(fit: Fit, model: Any, strategy: Any, **options: Any) -> Any:
+def trained(
+    fit: Fit, model: Any, strategy: Any, ckpt_path: Path | None = None, **options: Any
+) -> Any:
     from tests.autosync.frameworks.lightning_models import few, loader
 
     torch.manual_seed(1)
     with lightning_warns():
         trainer = trainer_of(strategy, **(fit.trainer | options))
-        trainer.fit(model, loader(), few(), ckpt_path=options.pop("ckpt_path", None))
+        trainer.fit(model, loader(), few(), ckpt_path=ckpt_path)
     return trainer
 
 
@@ -218,33 +220,32 @@ def test_what_lightning_cannot_do_under_a_plan_is_refused(pair: Ranks) -> None:
         assert "bucket_cap_mb" in found["option"]
 
 
-def resumed(rank: int, world: int, plan: str, folder: str) -> list[float]:
+def resumed(rank: int, world: int, plan: str, folder: str) -> float:
     from lightning.pytorch.callbacks import ModelCheckpoint
 
     as_torchrun(rank, world)
-    fit, case = Fit(), PLANS[plan]
-    where = Path(folder) / plan
+    fit = Fit(trainer={"num_sanity_val_steps": 0, "enable_checkpointing": True})
     first, second, whole = (model_of(fit) for _ in range(3))
-    saved, later = (ModelCheckpoint(where / name, save_top_k=-1) for name in ("saved", "later"))
-    options = {"callbacks": [saved], "enable_checkpointing": True}
-    trained(fit, first, ours(fit, first, world, case), max_epochs=1, **options)
-    path = next(where.glob("saved/*.ckpt"))
-    with lightning_warns():
-        options = {"callbacks": [later], "enable_checkpointing": True}
-        again = trainer_of(ours(fit, second, world, case), **options)
-        from tests.autosync.frameworks.lightning_models import few, loader
 
-        again.fit(second, loader(), few(), ckpt_path=path)
-    uninterrupted = trained(fit, whole, ours(fit, whole, world, case))
+    def until(epochs: int, model: Any, name: str, ckpt_path: Path | None = None) -> Any:
+        saving = ModelCheckpoint(Path(folder) / name, save_top_k=-1)
+        strategy = ours(fit, model, world, PLANS[plan])
+        options = {"max_epochs": epochs, "callbacks": [saving]}
+        return trained(fit, model, strategy, ckpt_path, **options)
+
+    until(1, first, "first")
+    (path,) = Path(folder).glob("first/*.ckpt")
+    again = until(2, second, "second", path)
+    uninterrupted = until(2, whole, "whole")
     second.losses[:0] = first.losses
     in_file = torch.load(path, weights_only=False)["optimizer_states"][0]["state"]
     assert len(in_file) == len(list(first.parameters()))
-    return [largest_difference(result(second, again), result(whole, uninterrupted))]
+    return largest_difference(result(second, again), result(whole, uninterrupted))
 
 
 @pytest.mark.parametrize("plan", ["all-reduce", "sharded"])
 def test_a_checkpoint_resumes(pair: Ranks, plan: str, tmp_path: Path) -> None:
-    assert pair.run(resumed, plan, str(tmp_path)) == [[0.0]] * 2
+    assert pair.run(resumed, plan, str(tmp_path)) == [0.0, 0.0]
 
 
 def again_and_tested(rank: int, world: int, plan: str) -> float:
@@ -252,11 +253,12 @@ def again_and_tested(rank: int, world: int, plan: str) -> float:
 
     as_torchrun(rank, world)
     found = []
-    for strategy in (lambda m: ours(Fit(), m, world, PLANS[plan]), lambda m: ddp(Fit())):
+    for by_plan in (True, False):
         model = model_of(Fit())
+        strategy = ours(Fit(), model, world, PLANS[plan]) if by_plan else ddp(Fit())
         torch.manual_seed(1)
         with lightning_warns():
-            trainer = trainer_of(strategy(model), max_epochs=1)
+            trainer = trainer_of(strategy, max_epochs=1)
             trainer.fit(model, loader(), few())
             trainer.test(model, few(), verbose=False)
             trainer.fit_loop.max_epochs = 2
@@ -329,10 +331,11 @@ def test_lightning_starts_the_ranks(pair: Ranks, tmp_path: Path) -> None:
 
 def by_the_other_package(rank: int, world: int) -> str:
     """A model of pytorch_lightning, trained by its own strategy."""
-    import tests.autosync.frameworks.torchvision_operators  # noqa: F401
     import pytorch_lightning
-    from autosync.frameworks.pytorch_lightning import AutoSyncStrategy
     from pytorch_lightning.strategies import DDPStrategy
+
+    import tests.autosync.frameworks.torchvision_operators  # noqa: F401
+    from autosync.frameworks.pytorch_lightning import AutoSyncStrategy
 
     as_torchrun(rank, world)
 
@@ -353,10 +356,12 @@ def by_the_other_package(rank: int, world: int) -> str:
 
     seen: set[str] = set()
     found = []
-    for make in (lambda m: AutoSyncStrategy(bundle_of(Case(), m, world)), lambda m: DDPStrategy()):
+    for by_plan in (True, False):
         model = Small()
+        bundle = bundle_of(Case(), model, world)
+        strategy = AutoSyncStrategy(bundle) if by_plan else DDPStrategy()
         with lightning_warns("lightning_fabric"):
-            trainer = pytorch_lightning.Trainer(**DEFAULTS, strategy=make(model))
+            trainer = pytorch_lightning.Trainer(**DEFAULTS, strategy=strategy)
             trainer.fit(model, few())
         found.append(model.state_dict())
     assert largest_difference(*found) == 0.0

@@ -10,7 +10,7 @@ FOR_BOXES = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 if "torchvision" not in sys.modules:
     try:
-        import torchvision  # noqa: F401
+        import torchvision
     except ModuleNotFoundError:
         pass
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""What one rank alone refuses late ends training on both, while the process that refused lives on."""
+"""What one rank alone refuses late ends training on both, while that rank's process lives on."""
 
 from collections.abc import Callable
 from datetime import timedelta
