@@ -67,7 +67,7 @@ class BackwardPass:
     def end_forward(self) -> None:
         """Module buffers are final: they travel beside the backward pass."""
         with self._monitor.refusing(), self._monitor.exchange("the broadcast of module buffers"):
-            self._parts.buffers.start()
+            self._parts.buffers.start(self._monitor.wait_for_work)
         self._buffers_sent = True
 
     def begin(self) -> None:

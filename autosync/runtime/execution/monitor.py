@@ -3,7 +3,9 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from threading import Condition, RLock
+from typing import Any
 
 from autosync.errors import AutosyncError, NotSupported
 from autosync.runtime.execution.execution_trace import ExecutionTrace
@@ -45,6 +47,18 @@ class Monitor:
             if self._trace is not None:
                 self._trace.waited(begun)
         self.check()
+
+    def wait_for_work(self, work: Any) -> None:
+        """For one operation of a backend. Raises as soon as a peer has refused to go on."""
+        while True:
+            try:
+                work.wait(timedelta(seconds=LOOK_SECONDS))
+                return
+            except RuntimeError:
+                if work.is_completed():
+                    raise
+            if (refusal := self._refusals.find()) is not None:
+                raise self._end(refusal)
 
     def check(self) -> None:
         if self.failure is not None:

@@ -60,7 +60,7 @@ class Waits:
     def finish_buffers(self) -> None:
         """For rank 0's module buffers, where their broadcast has begun."""
         with self._monitor.exchange("the broadcast of module buffers"):
-            self._buffers.finish()
+            self._buffers.finish(self._monitor.wait_for_work)
 
     def check_turns(self) -> None:
         """Every noted `step()` of several optimizers has run."""
