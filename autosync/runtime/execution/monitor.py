@@ -56,7 +56,8 @@ class Monitor:
                 return
             except RuntimeError:
                 if work.is_completed():
-                    raise
+                    work.wait()  # for its own error, or none where it came just now
+                    return
             if (refusal := self._refusals.find()) is not None:
                 raise self._end(refusal)
 

@@ -52,7 +52,7 @@ class ToParts(torch.autograd.Function):
         return whole.view_as(whole)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         total = gradient.clone()
         dist.all_reduce(total, group=ctx.group)
         return total, None
@@ -68,7 +68,7 @@ class SumOfParts(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None
 
 
@@ -90,8 +90,10 @@ class Parts(nn.Module):
             self.second.weight.copy_(whole[1].weight.chunk(parts, 1)[part])
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = torch.tanh(self.first(ToParts.apply(self.norm(x), self.group)))
-        total: Tensor = SumOfParts.apply(self.second(hidden), self.group)
+        to_parts: Any = ToParts.apply
+        sum_of_parts: Any = SumOfParts.apply
+        hidden = torch.tanh(self.first(to_parts(self.norm(x), self.group)))
+        total: Tensor = sum_of_parts(self.second(hidden), self.group)
         return total
 
 
