@@ -78,6 +78,8 @@ def _after_forward(
         if module is not model:
             return
         gates.stop_recording()
+        if engine.failure is not None:  # which the forward pass has raised
+            return
         if not (torch.is_grad_enabled() and model.training and engine.synchronizing):
             return
         engine.end_forward()
