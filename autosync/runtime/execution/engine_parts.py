@@ -15,7 +15,7 @@ from autosync.runtime.execution.monitor import Monitor
 from autosync.runtime.execution.parameter_storage import ParameterStorage
 from autosync.runtime.execution.script_gradients import ScriptGradients
 from autosync.runtime.execution.step_turns import StepTurns
-from autosync.runtime.execution.waits import Waits
+from autosync.runtime.execution.waits import ScriptWaits
 from autosync.runtime.layout.records import Records
 from autosync.runtime.transport.module_buffers import BufferBroadcast
 from autosync.runtime.transport.peer_refusals import Refusals
@@ -42,7 +42,7 @@ class EngineParts:
     queues: MessageQueues
     gradients: ScriptGradients
     turns: StepTurns | None
-    waits: Waits
+    waits: ScriptWaits
 
 
 def put_together(
@@ -99,5 +99,5 @@ def put_together(
         MessageQueues(completion, monitor, streams, patience_seconds),
         gradients,
         turns,
-        Waits(records.variables, iteration, monitor, streams, buffers, turns),
+        ScriptWaits(records.variables, iteration, monitor, streams, buffers, turns),
     )

@@ -11,7 +11,7 @@ from autosync.runtime.layout.records import VariableRecord
 from autosync.runtime.transport.module_buffers import BufferBroadcast
 
 
-class Waits:
+class ScriptWaits:
     """variables: of the plan. turns: of several optimizers. owed: parameters whose values are on
     their way."""
 
