@@ -18,6 +18,7 @@ from autosync.runtime.attached_models import ATTACHED, check_plain
 from autosync.runtime.device.model_device import device_of
 from autosync.runtime.device.streams import Streams, streams_for
 from autosync.runtime.execution.engine import Engine
+from autosync.runtime.execution.engine_parts import put_together
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.execution.exit import finish_at_exit
 from autosync.runtime.execution.parameter_storage import ParameterStorage
@@ -27,6 +28,7 @@ from autosync.runtime.hooks.gradient_hooks import Removable
 from autosync.runtime.hooks.optimizer_coverage import CoverageGuard, check_held
 from autosync.runtime.hooks.plain_copies import PlainCopies
 from autosync.runtime.hooks.synchronized_optimizer import adopt, follows_plan, release
+from autosync.runtime.hooks.torch_compile import compiled_from
 from autosync.runtime.records_builder import build_records
 from autosync.runtime.transport.collective_call import CollectiveCalls
 from autosync.runtime.transport.module_buffers import BufferBroadcast
@@ -150,7 +152,6 @@ def attach(
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     check_plain(model, optimizers)
     check_held(model, optimizers)
-    joined = optimizers[0] if len(optimizers) == 1 else JoinedOptimizers(optimizers)
     group = working_group(process_group)
     device = device_of(model)
     _check_runs_here(plan, group)
@@ -158,49 +159,24 @@ def attach(
     streams = streams or streams_for(device, opened.backend, timed=trace is not None)
     opened = opened.on(streams)
     end_groups = _leave_open if groups else opened.close
-    everyone = tuple(range(group.size()))
     with ExitStack() as undo:
         undo.callback(end_groups)
         with ranks_meet():
-            control = opened.get("control", everyone, "gloo")
+            control = opened.get("control", tuple(range(group.size())), "gloo")
             if not agreed:
                 check_same_plan(control, plan)
             if share_values:
                 share_initial_values(control, model)
-            for_buffers = opened.get("buffers", everyone, "gloo")
-            buffers = BufferBroadcast(model, for_buffers, group.rank(), streams)
-            with _refused_together(control):
-                records, low_rank = build_records(model, joined, plan, names, opened)
-            store = own_store(opened)
-            unused = UnusedVariables(store, group.size())
-            calls = None
-            if low_rank or not all(bucket.whole for bucket in records.buckets):
-                calls = CollectiveCalls(opened.get("calls", everyone, "gloo"), store)
-        engine = Engine(
-            joined,
-            plan,
-            records,
-            ShardedOptimizerState(joined, records, low_rank, group, control, calls),
-            opened.close,
-            control,
-            unused,
-            buffers,
-            ParameterStorage(model, records.variables),
-            Refusals(store, group.rank()),
-            max_grad_norm,
-            trace,
-            streams,
-            opened.timeout.total_seconds(),
-        )
-        gates = Gates(model, engine.variables, engine.wait_for)
-        at_exit = finish_at_exit(engine, end_groups)
+            engine = _build_engine(
+                model, optimizers, plan, names, group, opened, control, max_grad_norm, trace
+            )
         attachment = Attachment(
             model,
             optimizers,
             engine,
-            gates,
+            Gates(model, engine.variables, engine.wait_for),
             end_groups,
-            at_exit,
+            finish_at_exit(engine, end_groups),
             given=optimizer,
         )
         undo.callback(attachment.undo)
@@ -209,16 +185,68 @@ def attach(
         engine.state.scatter({})
         streams.synchronize_current()
         engine.start()
-        guard = CoverageGuard(model, optimizers, engine.variables)
-        attachment.handles += [guard.watch_others(), PlainCopies(model, engine)]
-        for one in optimizers:
-            adopt(one, engine, guard)
-        model.__dict__["no_sync"] = engine.no_sync
-        share = plan.shares[group.rank()]
-        model_hooks.install(attachment.handles, model, engine, gates, share)
+        _install(attachment, plan.shares[group.rank()])
         undo.pop_all()
     ATTACHED.plans[id(model)] = attachment
     return attachment
+
+
+def _build_engine(
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    plan: Plan,
+    names: tuple[str, ...],
+    group: dist.ProcessGroup,
+    groups: Groups,
+    control: Any,
+    max_grad_norm: float | None,
+    trace: ExecutionTrace | None,
+) -> Engine:
+    """Allocate what the plan needs. Every rank opens the same groups in the same order."""
+    everyone = tuple(range(group.size()))
+    joined = optimizers[0] if len(optimizers) == 1 else JoinedOptimizers(optimizers)
+    for_buffers = groups.get("buffers", everyone, "gloo")
+    buffers = BufferBroadcast(model, for_buffers, group.rank(), groups.streams)
+    with _refused_together(control):
+        records, low_rank = build_records(model, joined, plan, names, groups)
+    store = own_store(groups)
+    calls = None
+    if low_rank or not all(bucket.whole for bucket in records.buckets):
+        calls = CollectiveCalls(groups.get("calls", everyone, "gloo"), store)
+    parts = put_together(
+        joined,
+        records,
+        streams=groups.streams,
+        unused=UnusedVariables(store, group.size()),
+        buffers=buffers,
+        storage=ParameterStorage(model, records.variables),
+        refusals=Refusals(store, group.rank()),
+        control=control,
+        abort=groups.close,
+        max_grad_norm=max_grad_norm,
+        trace=trace,
+        patience_seconds=groups.timeout.total_seconds(),
+    )
+    state = ShardedOptimizerState(joined, records, low_rank, group, control, calls)
+    return Engine(joined, plan, parts, state, control)
+
+
+def _install(attachment: Attachment, share: float) -> None:
+    """Make model and optimizers follow the engine. share: this rank's part of the average."""
+    model, engine = attachment.model, attachment.engine
+    guard = CoverageGuard(model, attachment.optimizers, engine.variables)
+    attachment.handles += [guard.watch_others(), PlainCopies(model, engine)]
+    for optimizer in attachment.optimizers:
+        adopt(optimizer, engine, guard)
+    model.__dict__["no_sync"] = engine.no_sync
+    model_hooks.install(attachment.handles, model, engine, attachment.gates, share)
+
+
+def attachment_of(model: nn.Module) -> Attachment | None:
+    """The plan that a model follows, compiled or not."""
+    plan = ATTACHED.plans.get(id(compiled_from(model)))
+    assert plan is None or isinstance(plan, Attachment)
+    return plan
 
 
 def _check_runs_here(plan: Plan, group: dist.ProcessGroup) -> None:

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from autosync.errors import InvalidInput
 from autosync.runtime.attached_models import ATTACHED
-from autosync.runtime.attachment import Attachment
+from autosync.runtime.attachment import Attachment, attachment_of
 from autosync.runtime.hooks.torch_compile import compiled_from
 
 Optimizers = Optimizer | Sequence[Optimizer]
@@ -30,11 +30,9 @@ def detach(model: nn.Module) -> tuple[nn.Module, Any]:
         InvalidInput: nobody has distributed the model.
         SynchronizationFailed: a peer died: the plan is off, but weights may be of two iterations.
     """
-    plain = compiled_from(model)
-    if (plan := ATTACHED.plans.get(id(plain))) is not None:
-        assert isinstance(plan, Attachment)
+    if (plan := attachment_of(model)) is not None:
         return model, _detach_plan(plan)
-    if (ddp := ATTACHED.ddp_around(plain)) is not None:
+    if (ddp := ATTACHED.ddp_around(compiled_from(model))) is not None:
         return ddp.module, _unwrap(ddp)
     raise InvalidInput(
         f"the model ({type(model).__name__}) is not distributed.",

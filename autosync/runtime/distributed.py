@@ -19,6 +19,7 @@ from autosync.runtime.hooks.gradient_hooks import Removable
 from autosync.runtime.hooks.optimizer_coverage import check_held, warn_unheld
 from autosync.runtime.hooks.torch_compile import compiled_from, warn_if_compiled
 from autosync.runtime.payloads.encodings import check_lossless
+from autosync.runtime.sharded_models import check_norm_is_global, check_unsharded
 from autosync.runtime.torch_ddp import (
     check_options,
     comparable,
@@ -55,9 +56,11 @@ def distribute(
     The model comes back as the same object (with hooks), unless the bundle says torch's DDP or
     no longer fits: then it is wrapped in DistributedDataParallel, with a warning in the latter
     case. optimizer: of the model, or a list of several that hold different parameters of it; the
-    same comes back. max_grad_norm: clip by the true global norm before every update. allow_lossy:
-    start a plan whose messages are packed with loss (fp16, bf16, PowerSGD). ddp_options: of
-    DistributedDataParallel, where that is used (`find_unused_parameters`, `device_ids`, ...).
+    same comes back. process_group: of the replicas, by default all ranks; of a DeviceMesh that is
+    `mesh["dp"].get_group()`. max_grad_norm: clip by the true global norm before every update,
+    where the process group is all ranks. allow_lossy: start a plan whose messages are packed with
+    loss (fp16, bf16, PowerSGD). ddp_options: of DistributedDataParallel, where that is used
+    (`find_unused_parameters`, `device_ids`, ...).
 
     Raises:
         InvalidInput: there is no such bundle, ranks were given different ones, an option is none
@@ -65,7 +68,8 @@ def distribute(
             optimizer is distributed already; an optimizer trains what is not the model's. On every
             rank, whichever finds it.
         NotSupported: the optimizer cannot be applied to parts of variables, as the plan needs, the
-            plan is lossy and that is not allowed, or an option of DDP's contradicts the plan.
+            plan is lossy and that is not allowed, or an option of DDP's contradicts the plan; the
+            model is sharded by FSDP or tensor parallelism.
     """
     group = working_group(process_group)
     network = compiled_from(model)
@@ -75,6 +79,7 @@ def distribute(
     device = torch.device("cpu") if parameter is None else parameter.device
     with refused_everywhere(group, device):
         check_distributable(network, optimizers)
+        check_norm_is_global(max_grad_norm, group)
         shipped = bundle if isinstance(bundle, Bundle) else load_bundle(bundle)
         check_options(options, shipped.plan.engine)
     warn_unheld(network, optimizers)
@@ -117,6 +122,7 @@ def check_distributable(model: nn.Module, optimizers: Sequence[Optimizer]) -> No
     trains what is not the model's."""
     check_plain(model, optimizers)
     check_unwrapped(model)
+    check_unsharded(model)
     check_held(model, optimizers)
 
 

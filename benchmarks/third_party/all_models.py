@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from benchmarks.third_party.torchvision_stubs import declare_operators
+from tests.torchvision_operators import declare_operators
 from benchmarks.third_party.zoo import ThirdPartyModel
 
 

@@ -99,8 +99,9 @@ def tune(
         InvalidInput: torch.distributed is not initialized; the model or an optimizer is distributed
             already; an optimizer trains what is not the model's; an option is none of
             DistributedDataParallel's; step does not do what it must. On every rank.
-        NotSupported: the GPU is of no known device type, and none is stated; a module is compiled;
-            an option of DDP's contradicts every plan; several optimizers are to be clipped.
+        NotSupported: the GPU is of no known device type, and none is stated; a module is compiled,
+            or sharded by FSDP or tensor parallelism; an option of DDP's contradicts every plan;
+            several optimizers are to be clipped.
         SynchronizationFailed: a rank died, or is stuck in the step.
     """
     group = working_group(None)

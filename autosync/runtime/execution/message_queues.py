@@ -107,6 +107,7 @@ class MessageQueue:
                 with streams.landing():
                     streams.wait_event(record.issued_event)
                     finish()
+                    del finish, oldest  # the operation holds its group's connections
                     record.ended_seconds = time.monotonic()
                     self._landed(record)
                 if self._watchdog is not None:

@@ -3,7 +3,9 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from threading import Condition, RLock
+from typing import Any
 
 from autosync.errors import AutosyncError, NotSupported
 from autosync.runtime.execution.execution_trace import ExecutionTrace
@@ -46,6 +48,19 @@ class Monitor:
                 self._trace.waited(begun)
         self.check()
 
+    def wait_for_work(self, work: Any) -> None:
+        """For one operation of a backend. Raises as soon as a peer has refused to go on."""
+        while True:
+            try:
+                work.wait(timedelta(seconds=LOOK_SECONDS))
+                return
+            except RuntimeError:
+                if work.is_completed():
+                    work.wait()  # for its own error, or none where it came just now
+                    return
+            if (refusal := self._refusals.find()) is not None:
+                raise self._end(refusal)
+
     def check(self) -> None:
         if self.failure is not None:
             raise self.failure
@@ -61,9 +76,13 @@ class Monitor:
         try:
             yield
         except NotSupported as error:
-            self._refusals.post(error)
-            self._end(error)
+            self.stop(error)
             raise
+
+    def stop(self, error: AutosyncError) -> None:
+        """This rank goes no further: the others stop, too, and say why."""
+        self._refusals.post(error)
+        self._end(error)
 
     def _end(self, error: AutosyncError) -> AutosyncError:
         with self.condition:

@@ -29,6 +29,8 @@ def install(
         model.register_forward_hook(_after_forward(model, engine, gates), always_call=True)
     )
     for module in model.modules():
+        if module is not model and next(module.buffers(recurse=False), None) is not None:
+            handles.append(module.register_forward_pre_hook(_before_buffers(engine)))
         handles.append(module.register_state_dict_pre_hook(_flush_before_reading(engine)))
         handles.append(module.register_load_state_dict_pre_hook(_flush_before_loading(engine)))
 
@@ -79,12 +81,21 @@ def _after_forward(
         if module is not model:
             return
         gates.stop_recording()
+        if engine.failure is not None:  # which the forward pass has raised
+            return
         if not (torch.is_grad_enabled() and model.training and engine.synchronizing):
             return
         engine.end_forward()
         for tensor in tensors_in(output):
             if tensor.requires_grad:
                 tensor.register_hook(expect_end)
+
+    return opaque(hook)
+
+
+def _before_buffers(engine: Engine) -> Callable[[nn.Module, Any], None]:
+    def hook(module: nn.Module, args: Any) -> None:
+        engine.before_buffers()
 
     return opaque(hook)
 

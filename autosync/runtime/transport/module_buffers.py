@@ -8,6 +8,7 @@ by a thread that waits for it while the script goes on.
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from threading import Thread
 from typing import Any
 
@@ -17,6 +18,9 @@ from torch import Tensor, nn
 
 from autosync.errors import NotSupported
 from autosync.runtime.device.streams import HOST, DeviceEvent, Streams
+
+Wait = Callable[[Any], None]
+"""Waits for an operation under way."""
 
 ALIGNMENT_BYTES = 16
 """Of each buffer's place, so that it can be seen as any type."""
@@ -37,10 +41,15 @@ class Aside:
         except Exception as error:  # a thread's boundary: `wait` hands it on
             self._error = error
 
-    def wait(self) -> None:
-        self._thread.join()
+    def wait(self, timeout: timedelta | None = None) -> None:
+        self._thread.join(None if timeout is None else timeout.total_seconds())
+        if self._thread.is_alive():
+            raise RuntimeError("the broadcast of module buffers is under way")
         if self._error is not None:
             raise self._error
+
+    def is_completed(self) -> bool:
+        return not self._thread.is_alive()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +101,9 @@ class BufferBroadcast:
             self.buffers.append(BufferHome(name, held, key, buffer.shape, buffer.dtype, place))
             start += _aligned(buffer.nbytes)
 
-    def start(self) -> None:
-        """After a training forward: rank 0's values leave."""
-        self.finish()
+    def start(self, wait: Wait) -> None:
+        """After a training forward: rank 0's values leave. wait: for those before, if need be."""
+        self.finish(wait)
         if not self.buffers:
             return
         for home in self.buffers:  # refused on every rank, before anything leaves
@@ -124,12 +133,12 @@ class BufferBroadcast:
     def _send(self) -> Any:
         return self.group.broadcast([self.flat], dist.BroadcastOptions())
 
-    def finish(self) -> None:
+    def finish(self, wait: Wait) -> None:
         """Before the next forward, and before anybody reads the model's state."""
         if self.work is None:
             return
         work, self.work = self.work, None
-        work.wait()
+        wait(work)
         if self.rank != 0:
             for home in self.buffers:
                 values = home.place.view(home.dtype).view(home.shape)

@@ -1,4 +1,5 @@
-"""One rank's refusal in the middle of training is every rank's: the others read why it stopped."""
+"""What one rank refuses in the middle of training ends it on every rank: the others read why it
+stopped."""
 
 import json
 from collections.abc import Callable
@@ -7,12 +8,17 @@ from threading import Thread
 
 from torch.distributed.distributed_c10d import Store
 
-from autosync.errors import NotSupported
+from autosync.errors import AutosyncError, NotSupported
+from autosync.runtime.transport.failures import SynchronizationFailed
 
 KEY = "refusal"
 
 LOOK_SECONDS = 2.0
 """How long a store may take to answer; its own rank may be gone."""
+
+
+KINDS = {kind.__name__: kind for kind in (NotSupported, SynchronizationFailed)}
+"""Of errors that ranks tell each other."""
 
 
 class Refusals:
@@ -22,20 +28,21 @@ class Refusals:
         self._store = store
         self._rank = rank
 
-    def post(self, error: NotSupported) -> None:
+    def post(self, error: AutosyncError) -> None:
         """Before this rank ends its process groups."""
-        parts = [error.message, error.thing, str(error.value), error.remedy]
+        kind = type(error).__name__
+        parts = [kind, error.message, error.thing, str(error.value), error.remedy]
         _within(LOOK_SECONDS, lambda: self._store.set(KEY, json.dumps([self._rank, *parts])))
 
-    def find(self) -> NotSupported | None:
+    def find(self) -> AutosyncError | None:
         """What another rank has posted."""
-        found: list[NotSupported] = []
+        found: list[AutosyncError] = []
 
         def look() -> None:
             if self._store.check([KEY]):
-                rank, message, thing, value, remedy = json.loads(self._store.get(KEY))
+                rank, kind, message, thing, value, remedy = json.loads(self._store.get(KEY))
                 words = f"rank {rank} stopped: {message}"
-                found.append(NotSupported(words, thing=thing, value=value, remedy=remedy))
+                found.append(KINDS[kind](words, thing=thing, value=value, remedy=remedy))
 
         _within(LOOK_SECONDS, look)
         return found[0] if found else None

@@ -21,6 +21,27 @@ CPU = torch.device("cpu")
 ABORT_SECONDS = 30.0
 """How long the end of a communicator is waited for."""
 
+DROP_SECONDS = 1.0
+"""How long the end of a gloo group is waited for: as long as the longest of its operations."""
+
+
+class GlooGroup:
+    """torch's gloo group until it is ended: then nothing here holds it any more. It closes its
+    connections when it goes, and only then do peers that wait for this rank notice."""
+
+    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta):
+        self._made: list[Any] = [dist.ProcessGroupGloo(store, rank, size, timeout)]  # milliseconds
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return getattr(self._made[0], name)
+        except IndexError:
+            raise dist.DistBackendError("the process group has ended") from None
+
+    def drop(self) -> None:
+        """Returns when operations in flight have ended."""
+        self._made.clear()
+
 
 @dataclass(slots=True)
 class Groups:
@@ -55,41 +76,38 @@ class Groups:
         place, device = team.index(self.rank), self.streams.device
         if backend == "nccl":
             return new_nccl_group(store, place, len(team), self.timeout, device)
-        return dist.ProcessGroupGloo(store, place, len(team), self.timeout)  # takes milliseconds
+        return GlooGroup(store, place, len(team), self.timeout)
 
     def close(self) -> None:
         """End every group; pending operations of a failed peer are aborted.
 
         All at once: on NCCL the end of one communicator may wait for the device, and that for a
-        message of another one whose peer is gone.
+        message of another one whose peer is gone; one of gloo waits for its operations in flight.
         """
         keys = list(self.made)  # a failing queue's thread may be closing them too
         ending = [group for key in keys if (group := self.made.pop(key, None)) is not None]
-        if self.backend != "nccl":
-            for group in ending:
-                group.abort()
-            return
-        threads = [thread for group in ending if (thread := _aborting(group)) is not None]
-        deadline = time.monotonic() + ABORT_SECONDS
+        threads = [thread for group in ending if (thread := _ending(group)) is not None]
+        seconds = ABORT_SECONDS if self.backend == "nccl" else DROP_SECONDS
+        deadline = time.monotonic() + seconds
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def _aborting(group: Any) -> Thread | None:
+def _ending(group: Any) -> Thread | None:
     """The thread that ends a group. None where it is done: Python 3.12 starts no thread while the
     interpreter ends."""
-    thread = Thread(target=_abort, args=(group,), daemon=True)
+    thread = Thread(target=_end, args=(group,), daemon=True)
     try:
         thread.start()
     except RuntimeError:
-        _abort(group)
+        _end(group)
         return None
     return thread
 
 
-def _abort(group: Any) -> None:
+def _end(group: Any) -> None:
     with suppress(RuntimeError):  # it has failed already
-        group.abort()
+        group.drop() if isinstance(group, GlooGroup) else group.abort()
 
 
 def team_of(teams: Teams, rank: int) -> tuple[int, ...]:

@@ -1,7 +1,6 @@
 """The environment that a launcher such as torchrun gives to a rank, for a rank of the tests."""
 
 import os
-import sys
 
 
 def as_launched(rank: int, world: int) -> None:
@@ -14,9 +13,3 @@ def as_launched(rank: int, world: int) -> None:
         "OMP_NUM_THREADS": "1",
         "AUTOSYNC_HOST": f"host{rank}",
     }
-    hide_torchvision()
-
-
-def hide_torchvision() -> None:
-    """Transformers imports it where it is installed, beside whichever torch."""
-    sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]  # Python's own way

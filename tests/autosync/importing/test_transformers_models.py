@@ -1,6 +1,5 @@
 """Models of transformers as their users train them: batches of a tokenizer, labels, own losses."""
 
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -10,11 +9,9 @@ from torch import nn
 from autosync.errors import NotTraceable
 from autosync.graph import ModelGraph
 from autosync.importing import import_module
-from benchmarks.third_party.torchvision_stubs import declare_operators
+from tests.torchvision_operators import declare_operators
 
-if find_spec("torchvision") is not None:
-    declare_operators()  # transformers loads it where it is installed
-
+declare_operators()  # transformers imports torchvision where it is installed
 transformers = pytest.importorskip("transformers")
 
 SIZE: dict[str, Any] = {

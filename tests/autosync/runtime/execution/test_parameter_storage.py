@@ -11,7 +11,7 @@ from autosync.errors import NotSupported
 from tests.autosync.runtime.beside_ddp import PLANS, Script, beside_ddp
 from tests.autosync.runtime.cases import Case, attached, loss_of
 from tests.autosync.runtime.parts import linear
-from tests.autosync.runtime.ranks import Ranks, ranks
+from tests.autosync.runtime.ranks import Ranks
 
 
 def nothing(model: nn.Module, moment: str, iteration: int) -> None:
@@ -181,10 +181,7 @@ def refused_by_one(rank: int, world: int, case: Case) -> str:
 
 
 @pytest.mark.parametrize("plan", ["all-reduce", "server"])
-def test_a_refusal_of_one_rank_is_named_on_all(plan: str) -> None:
-    """The other learns of it at once; its threads end with the group's timeout, as the process
-    that refused lives on here."""
-    with ranks(2, timeout_seconds=5.0) as pair:
-        other, mine = pair.run(refused_by_one, PLANS[plan])
+def test_a_refusal_of_one_rank_is_named_on_all(pair: Ranks, plan: str) -> None:
+    other, mine = pair.run(refused_by_one, PLANS[plan])
     assert mine.startswith("variable '0.weight' has type torch.bfloat16")
     assert other == f"rank 1 stopped: {mine}"

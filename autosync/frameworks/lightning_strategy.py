@@ -1,0 +1,215 @@
+"""What a Lightning strategy of either package does: its DDPStrategy, with a bundle's plan in place
+of torch's DDP.
+
+The LightningModule stays unwrapped under a plan: Lightning calls its `training_step`, which may
+call `self(x)` or any submodule.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch.optim import Optimizer
+
+import autosync
+from autosync.bundle import Bundle
+from autosync.errors import NotSupported
+from autosync.runtime.attachment import Attachment, attachment_of
+from autosync.runtime.share_sampler import TOLERANCE
+from autosync.runtime.transport.failures import SynchronizationFailed
+
+CHANGE_THE_SUMS = (
+    "ddp_comm_state",
+    "ddp_comm_hook",
+    "ddp_comm_wrapper",
+    "model_averaging_period",
+)
+"""Options of DDPStrategy that say what travels, as a plan does."""
+
+SYNCHRONIZED = ("zero_grad", "state_dict", "load_state_dict", "add_param_group")
+"""Methods of an optimizer that follow the plan. Lightning's wrapper hands on `step` by itself."""
+
+CLIPPING = ("clip_grad_by_norm", "clip_grad_by_value")
+"""Methods of a precision plugin that read all gradients."""
+
+
+class PlanStrategy:
+    """Comes before a package's DDPStrategy in the method resolution order.
+
+    bundle: or its file. allow_lossy: as of `autosync.distribute`. options: of DDPStrategy
+    (`start_method`, `process_group_backend`, `timeout`, ...), and of torch's DDP where that is used
+    (`find_unused_parameters`, ...).
+
+    Raises:
+        NotSupported: an option changes what travels.
+    """
+
+    model: Any
+    lightning_module: Any
+    precision_plugin: Any
+    optimizers: list[Optimizer]
+    _lightning_optimizers: list[Any]
+
+    def __init__(self, bundle: Bundle | str | Path, allow_lossy: bool = False, **options: Any):
+        for name in CHANGE_THE_SUMS:
+            if options.get(name) is not None:
+                raise _contradicts_plan(name, options[name])
+        above: Any = super()
+        above.__init__(**options)
+        self.bundle = bundle
+        self.allow_lossy = allow_lossy
+
+    def configure_ddp(self) -> None:
+        """Not before there are optimizers: see `setup`."""
+
+    def setup(self, trainer: Any) -> None:
+        """A collective while fitting: the bundle is put on the model and its optimizers."""
+        above: Any = super()
+        above.setup(trainer)
+        if trainer.state.fn == "fit":
+            self._distribute()
+
+    def _distribute(self) -> None:
+        module, optimizers = self.model, list(self.optimizers)
+        this: Any = self
+        options = dict(this._ddp_kwargs)
+        if (device_ids := this.determine_ddp_device_ids()) is not None:
+            options["device_ids"] = device_ids
+        self.model, _ = autosync.distribute(
+            module,
+            optimizers[0] if len(optimizers) == 1 else optimizers,
+            self.bundle,
+            allow_lossy=self.allow_lossy,
+            ddp_options=options,
+        )
+        if (plan := attachment_of(module)) is None:
+            return
+        for wrapper, optimizer in zip(self._lightning_optimizers, optimizers, strict=True):
+            for name in SYNCHRONIZED:
+                wrapper.__dict__[name] = getattr(optimizer, name)
+        if any(not variable.whole for variable in plan.engine.variables):
+            self._clip_by_the_plan(plan)
+
+    def _clip_by_the_plan(self, plan: Attachment) -> None:
+        """`gradient_clip_val` and `self.clip_gradients` where no rank holds all gradients."""
+
+        def by_norm(optimizer: Optimizer, clip_val: float) -> None:
+            held = all(variable.group >= 0 for variable in plan.engine.variables)
+            if len(plan.optimizers) > 1 or not held:
+                raise _partial_norm(optimizer)
+            plan.engine.gradients.clip_now(float(clip_val))
+
+        def by_value(optimizer: Optimizer, clip_val: float) -> None:
+            raise _clipping_by_value(clip_val)
+
+        for name, function in zip(CLIPPING, (by_norm, by_value), strict=True):
+            self.precision_plugin.__dict__[name] = function
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Gradients add up on this rank alone (`accumulate_grad_batches`)."""
+        with self.model.no_sync():
+            yield
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """Of the DistributedSampler that Lightning gives to data loaders.
+
+        Raises:
+            NotSupported: it deals evenly, and the plan does not.
+        """
+        plan = self._plan()
+        if plan is not None and _uneven(plan.engine.plan.shares):
+            raise _uneven_shares(plan.engine.plan.shares)
+        above: Any = super()
+        found: dict[str, Any] = above.distributed_sampler_kwargs
+        return found
+
+    def on_validation_start(self) -> None:
+        """Lightning may call submodules, of which the plan does not see that training pauses."""
+        if (plan := self._plan()) is not None:
+            plan.engine.flush()
+        above: Any = super()
+        above.on_validation_start()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Every other rank stops within seconds, and says why."""
+        if (plan := self._plan()) is not None and plan.engine.failure is None:
+            plan.engine.monitor.stop(_interrupted(exception))
+        above: Any = super()
+        above.on_exception(exception)
+
+    def teardown(self) -> None:
+        """Model and optimizers are plain again, all state included. A collective as
+        `autosync.detach` is one, unless training was interrupted."""
+        for name in CLIPPING:
+            self.precision_plugin.__dict__.pop(name, None)
+        plan = self._plan()
+        if plan is not None and plan.engine.failure is not None:
+            plan.detach()
+        elif plan is not None or self.model is not self.lightning_module:
+            self.model, _ = autosync.detach(self.model)
+        self.optimizers = list(self.optimizers)  # and so are Lightning's wrappers
+        above: Any = super()
+        above.teardown()
+
+    def _plan(self) -> Attachment | None:
+        return None if self.lightning_module is None else attachment_of(self.lightning_module)
+
+
+def _uneven(shares: tuple[float, ...]) -> bool:
+    return max(shares) - min(shares) > TOLERANCE
+
+
+def _interrupted(exception: BaseException) -> SynchronizationFailed:
+    kind = type(exception).__name__
+    return SynchronizationFailed(
+        f"training was interrupted by {kind}: {exception}.",
+        thing="Trainer.fit",
+        value=kind,
+        remedy="Start all ranks again from the last checkpoint.",
+    )
+
+
+def _contradicts_plan(name: str, value: object) -> NotSupported:
+    return NotSupported(
+        f"AutoSyncStrategy: {name}={value!r} contradicts the plan, which says what travels.",
+        thing=f"AutoSyncStrategy({name})",
+        value=value,
+        remedy="Leave it out, or use Lightning's DDPStrategy without a bundle.",
+    )
+
+
+def _partial_norm(optimizer: Optimizer) -> NotSupported:
+    kind = type(optimizer).__name__
+    return NotSupported(
+        f"gradients of optimizer {kind} are clipped by their own norm, but it does not hold all "
+        "parameters of the model, and no rank holds all gradients under this plan.",
+        thing="gradient_clip_val",
+        value=kind,
+        remedy="Give all parameters to one optimizer, or use a strategy without owned or sharded "
+        "updates.",
+    )
+
+
+def _clipping_by_value(clip_val: float) -> NotSupported:
+    return NotSupported(
+        f"gradients are clipped by value ({clip_val}), but no rank holds all of them: the strategy "
+        "updates parts of variables on the ranks that own them.",
+        thing="gradient_clip_algorithm",
+        value="value",
+        remedy='Use Trainer(gradient_clip_algorithm="norm"), or a strategy without owned or '
+        "sharded updates.",
+    )
+
+
+def _uneven_shares(shares: tuple[float, ...]) -> NotSupported:
+    return NotSupported(
+        f"the plan gives ranks uneven shares of the batch ({shares[:16]}), and Lightning's "
+        "DistributedSampler deals evenly.",
+        thing="use_distributed_sampler",
+        value=True,
+        remedy="Write Trainer(use_distributed_sampler=False) and give the DataLoader "
+        "autosync.ShareSampler(dataset, global_batch, bundle) and its batch_size.",
+    )
