@@ -95,6 +95,9 @@ class Cluster:
         second becomes 1.05). NCCL's kernels take multiprocessors and memory bandwidth from it,
         gloo's threads take cores. 0: nothing, or not known; a replay that
         sleeps for its compute seconds has none.
+    link_seconds_per_send: how long each send within a message holds its links besides the bytes
+        of the message: headers, acknowledgements, what sender and receiver tell each other. An
+        all-reduce of n ranks sends 2 (n - 1) times over each of its links. 0: none, or not known.
     """
 
     name: str
@@ -103,6 +106,7 @@ class Cluster:
     links: tuple[Link, ...] = ()
     costs: tuple[MessageCost, ...] = ()
     overlap_slowdown: Annotated[float, UNLESS_ZERO] = 0.0
+    link_seconds_per_send: Annotated[float, UNLESS_ZERO] = 0.0
     description: str = ""
     version: Literal[1] = 1
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -126,6 +130,14 @@ class Cluster:
                 value=self.overlap_slowdown,
                 remedy="State the share by which compute takes longer while messages are on the "
                 "wire: 0.05 for 5 %, 0 for not at all.",
+            )
+        if not 0 <= self.link_seconds_per_send < np.inf:
+            raise InvalidInput(
+                f"cluster {self.name!r}: link_seconds_per_send must be 0 or more and finite, got "
+                f"{self.link_seconds_per_send!r}.",
+                thing="link_seconds_per_send",
+                value=self.link_seconds_per_send,
+                remedy="State seconds, 1e-05 for 10 us; 0 where they are not known.",
             )
         if self.world_size < 2:
             raise InvalidInput(

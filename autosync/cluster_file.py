@@ -135,7 +135,7 @@ def _check_document(data: dict[Any, Any], source: str) -> None:
     nodes = data.get("nodes")
     if not isinstance(nodes, list) or not nodes:
         raise _refused(source, "names no nodes", "List them under `nodes:`.")
-    _check_numbers(data, ("overlap_slowdown",), source)
+    _check_numbers(data, ("overlap_slowdown", "link_seconds_per_send"), source)
     for position, node in enumerate(nodes, 1):
         if not isinstance(node, dict):
             raise _refused(source, f"node number {position} is a {type(node).__name__}")

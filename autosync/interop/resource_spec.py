@@ -122,6 +122,9 @@ def left_out_of_spec(cluster: Cluster) -> tuple[str, ...]:
         sentences.append(f"{len(cluster.costs)} fitted message costs, backend {cluster.backend}")
     if cluster.overlap_slowdown:
         sentences.append(f"compute takes {cluster.overlap_slowdown:.1%} longer beside messages")
+    if cluster.link_seconds_per_send:
+        each = cluster.link_seconds_per_send * 1e6
+        sentences.append(f"each send holds its links for {each:.1f} us besides its bytes")
     return tuple(sentences)
 
 

@@ -12,15 +12,18 @@ HANDED, STARTING, ON_WIRE = 0, 1, 2
 
 @njit(nogil=True, _nrt=False)
 def share_links(costs, in_flight, size, now):
-    """Share the links anew: a message slows down as its most wanted resource is oversubscribed."""
+    """Share the links anew: where more is asked for than there is, all flows get the same, and a
+    message slows down as its slowest ones do."""
     used = in_flight.used
-    touches = costs.touches
+    flows = in_flight.flows
+    per_flow = costs.per_flow
     for slot in range(size):
         if in_flight.phase[slot] == ON_WIRE:
             kind = in_flight.kind[slot]
             slow = 1.0
             for resource in range(len(used)):
-                slow = max(slow, used[resource] * touches[kind, resource])
+                if used[resource] > 1.0:
+                    slow = max(slow, flows[resource] * per_flow[kind, resource])
             if slow != in_flight.slow[slot]:
                 in_flight.time[slot] = (
                     now + (in_flight.time[slot] - now) / in_flight.slow[slot] * slow
@@ -32,6 +35,7 @@ def share_links(costs, in_flight, size, now):
 def occupy(costs, in_flight, kind, sign):
     for resource in range(len(in_flight.used)):
         in_flight.used[resource] += sign * costs.utilization[kind, resource]
+        in_flight.flows[resource] += sign * costs.flows[kind, resource]
 
 
 @njit(nogil=True, _nrt=False, inline="always")
@@ -78,7 +82,7 @@ def begin_transfer(plan, costs, in_flight, slot, now, on_wire):
     message = in_flight.message[slot]
     in_flight.phase[slot] = ON_WIRE
     in_flight.slow[slot] = 1.0
-    in_flight.time[slot] = now + costs.per_byte[kind] * plan.wire_bytes[message]
+    in_flight.time[slot] = now + costs.link[kind] + costs.per_byte[kind] * plan.wire_bytes[message]
     on_wire[message] = now
     occupy(costs, in_flight, kind, 1.0)
 
