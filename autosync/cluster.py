@@ -92,6 +92,7 @@ OPTIONAL_NUMBERS = {
     "0.5 for half as long again, 0 for not at all.",
     "connection_gbps": "State what one connection between two hosts reaches (`iperf3` without -P "
     "measures it), or leave it out.",
+    "link_seconds_per_send": "State seconds, 1e-05 for 10 us; 0 where they are not known.",
 }
 """Of a cluster, with what to do where one is impossible."""
 
@@ -112,6 +113,9 @@ class Cluster:
     connection_gbps: payload rate that one connection between two hosts reaches, in Gbit/s; what
         several connections carry adds up to the NICs' rates. 0: a connection fills its NIC, or not
         known. On TCP a connection is the work of one core, and slower than a fast port.
+    link_seconds_per_send: how long each send within a message holds its links besides the bytes
+        of the message: headers, acknowledgements, what sender and receiver tell each other. An
+        all-reduce of n ranks sends 2 (n - 1) times over each of its links. 0: none, or not known.
     """
 
     name: str
@@ -122,6 +126,7 @@ class Cluster:
     overlap_slowdown: Annotated[float, UNLESS_ZERO] = 0.0
     transfer_slowdown: Annotated[float, UNLESS_ZERO] = 0.0
     connection_gbps: Annotated[float, UNLESS_ZERO] = 0.0
+    link_seconds_per_send: Annotated[float, UNLESS_ZERO] = 0.0
     description: str = ""
     version: Literal[1] = 1
     __pydantic_config__: ClassVar[ConfigDict] = STRICT

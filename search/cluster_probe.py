@@ -59,7 +59,7 @@ def probe_costs(
 ) -> CostFit:
     """The cluster with fitted costs, and how well the timeline then agrees.
 
-    brief: for before a tuning. A third of the strategies (8 of 25, or 10 of 29 where a node holds
+    brief: for before a tuning. A third of the strategies (10 of 27, or 12 of 31 where a node holds
         several ranks), and fewer sizes, repeats and iterations.
     compute, device: of the trials that the costs are for; see `Workload`.
     Workers on this machine's loopback do not see the cluster's links, and the probe's iterations
@@ -143,7 +143,8 @@ def probing_domain(cluster: Cluster, time_scale: float) -> Domain:
 
 
 def probing_strategies(domain: Domain, brief: bool = False) -> list[tuple[str, Strategy]]:
-    """Every kind of message, from one to hundreds of them; brief: the most telling ones."""
+    """Every kind of message, from one to hundreds of them, by itself and among others; brief: the
+    most telling ones."""
     total = domain.graph.size_bytes
     overlapped = Schedule("fifo", overlap_forward=True)
     found: list[tuple[str, Strategy]] = []
@@ -172,6 +173,11 @@ def probing_strategies(domain: Domain, brief: bool = False) -> list[tuple[str, S
         add(f"reduce-scatter in {slices} slices", scattered, sliced(slices), 4)
     if not brief:
         add("owners, nearest use first", balanced, Schedule("priority", overlap_forward=True), 0)
+    mixed: Choices = {
+        index: (ring, scattered, balanced)[index % 3][index] for index in everything(domain)
+    }
+    add("three kinds, each alone", mixed, None, 0)
+    add("three kinds, in 4, overlapped", mixed, overlapped, 4)
     if any(node.ranks > 1 for node in domain.cluster.nodes):
         inside = collective(domain, AllReduce(0, "hierarchical"))
         served = owned(domain, everything(domain), hierarchical=True)

@@ -126,6 +126,9 @@ def left_out_of_spec(cluster: Cluster) -> tuple[str, ...]:
         sentences.append(f"transfers take {cluster.transfer_slowdown:.0%} longer during backward")
     if cluster.connection_gbps:
         sentences.append(f"one connection carries {cluster.connection_gbps:g} Gbit/s of payload")
+    if cluster.link_seconds_per_send:
+        each = cluster.link_seconds_per_send * 1e6
+        sentences.append(f"each send holds its links for {each:.1f} us besides its bytes")
     return tuple(sentences)
 
 

@@ -34,9 +34,10 @@ def edges_of(operation: Op, team: tuple[int, ...], root: int, backend: Backend) 
     A server may stand outside the team (a dedicated host); a reduction or broadcast whose root
     is in another team works for its own first rank.
 
-    gloo: all-reduce and all-gather are rings, reduce is a ring reduce-scatter gathered at the
-    root, broadcast a binomial tree (its sources); the runtime's reduce-scatter is an all-to-all,
-    because gloo's own moves an all-reduce's bytes (measured). NCCL: rings, and pipelined chains
+    gloo: all-reduce is a ring, reduce is a ring reduce-scatter gathered at the root, broadcast a
+    binomial tree (its sources); the runtime's reduce-scatter is an all-to-all, because gloo's own
+    moves an all-reduce's bytes (measured), and its all-gather sends from every rank to every other.
+    So do messages of touched rows and of factors on any backend. NCCL: rings, and pipelined chains
     for reduce and broadcast.
 
     A rank of a binomial tree forwards only what it has whole: a broadcast alone to 4 ranks was
@@ -49,12 +50,12 @@ def edges_of(operation: Op, team: tuple[int, ...], root: int, backend: Backend) 
     match operation:
         case Op.ALL_REDUCE:
             return _ring(team, 2 * part, 2 * part, 2 * (size - 1))
-        case Op.REDUCE_SCATTER if backend == "gloo":
-            return _all_to_all(team)
+        case Op.REDUCE_SCATTER | Op.ALL_GATHER if backend == "gloo":
+            return _all_to_all(team, 1 / size, part)
         case Op.REDUCE_SCATTER | Op.ALL_GATHER:
             return _ring(team, part, part, size - 1)
         case Op.SPARSE_ALL_GATHER | Op.FACTOR_ALL_GATHER:
-            return _ring(team, size - 1.0, size - 1.0, size - 1)
+            return _all_to_all(team, 1.0, size - 1.0)
         case Op.PUSH | Op.SPARSE_PUSH:
             return _star(team, root, inwards=True)
         case Op.PULL | Op.SPARSE_PULL:
@@ -84,10 +85,11 @@ def _ring(team: tuple[int, ...], weight: float, equation: float, steps: float) -
     return _edges(pairs, weight, equation, steps, ring=True)
 
 
-def _all_to_all(team: tuple[int, ...]) -> Edges:
+def _all_to_all(team: tuple[int, ...], weight: float, equation: float) -> Edges:
+    """Every rank to every other by itself: of two nodes of two ranks, more bytes pass between the
+    nodes than in a ring, which crosses once."""
     pairs = [(a, b) for a in team for b in team if a != b]
-    part = (len(team) - 1) / len(team)
-    return _edges(pairs, 1 / len(team), part, 1.0)
+    return _edges(pairs, weight, equation, 1.0)
 
 
 def _star(team: tuple[int, ...], root: int, inwards: bool) -> Edges:

@@ -7,6 +7,7 @@ each NIC's two directions, each device's port to the others of its node, and sta
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -49,13 +50,15 @@ class Network:
         messages that no plan holds.
     startup_seconds f64[K]; copy_seconds_per_byte f64[K]: an engine's own copies.
     host_seconds, host_seconds_per_byte f64[K]: for which a message keeps the hosts' processors.
+    link_seconds f64[K]: for which a message holds its links besides its bytes.
     seconds_per_byte f64[K]: of a message alone: the time at its slowest resource, or on its
         slowest connection where connections have a rate of their own.
     equation_seconds_per_byte f64[K]: the network term of equation 2 (servers: the sum over
         workers) and equation 3 (collectives: over the lowest bandwidth).
     server i16[K]: the owner a kind works for, -1 for collectives.
     load f64[K, R]: seconds per byte that a resource is held. resources: their names.
-    utilization f64[K, U]: the same over seconds_per_byte, in [0, 1]; equal columns once.
+    utilization f64[K, U]: the same over seconds_per_byte, in [0, 1]. flows f64[K, U]: pairs of
+        ranks between which a message flows over each resource. Equal columns once.
     ports bool[U]: columns that are devices' ports.
     in_flight: collectives at once per channel. engine_seconds: an engine's for each message.
     """
@@ -66,12 +69,14 @@ class Network:
     copy_seconds_per_byte: F64
     host_seconds: F64
     host_seconds_per_byte: F64
+    link_seconds: F64
     seconds_per_byte: F64
     equation_seconds_per_byte: F64
     server: NDArray[np.int16]
     load: F64
     resources: tuple[str, ...]
     utilization: F64
+    flows: F64
     ports: NDArray[np.bool_]
     in_flight: int
     engine_seconds: float
@@ -151,7 +156,13 @@ def resources_of(cluster: Cluster) -> Resources:
 
 
 def load_of(edges: Edges, where: Resources) -> F64:
-    """Seconds per byte that the edges hold each resource, `(R,)`.
+    """Seconds per byte that the edges hold each resource, `(R,)`."""
+    load: F64 = passing(edges, edges.weight, where) / where.rate
+    return load
+
+
+def passing(edges: Edges, weight: F64, where: Resources) -> F64:
+    """The sum of the weights of the edges that pass each resource, `(R,)`.
 
     Traffic between nodes passes the ports of its devices too (a GPU reaches the NIC over PCIe).
     """
@@ -161,14 +172,13 @@ def load_of(edges: Edges, where: Resources) -> F64:
     outside = from_node != to_node
     link = where.link[from_node, to_node]
     nic = outside & ~((link >= 0) & where.link_only[from_node, to_node])
-    np.add.at(held, from_node[nic], edges.weight[nic])
-    np.add.at(held, nodes + to_node[nic], edges.weight[nic])
-    np.add.at(held, 2 * nodes + edges.source, edges.weight)
-    np.add.at(held, 2 * nodes + servers + edges.target, edges.weight)
+    np.add.at(held, from_node[nic], weight[nic])
+    np.add.at(held, nodes + to_node[nic], weight[nic])
+    np.add.at(held, 2 * nodes + edges.source, weight)
+    np.add.at(held, 2 * nodes + servers + edges.target, weight)
     stated = outside & (link >= 0)
-    np.add.at(held, link[stated], edges.weight[stated])
-    load: F64 = held / where.rate
-    return load
+    np.add.at(held, link[stated], weight[stated])
+    return held
 
 
 def link_seconds_per_byte(
@@ -179,41 +189,62 @@ def link_seconds_per_byte(
     return float(load_of(edges, resources_of(cluster)).max())
 
 
+class _Row(NamedTuple):
+    """What `Network` holds of one kind. connection: seconds per byte of its slowest connection.
+    sends: how many one resource sees at the most."""
+
+    startup_seconds: float
+    copy_seconds_per_byte: float
+    equation: float
+    server: int
+    load: F64
+    operation: Op
+    connection: float
+    flows: F64
+    sends: float
+
+
 @lru_cache(maxsize=8)
 def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
     """The costs of every message kind that plans over these teams can hold."""
     where = resources_of(cluster)
     kind = np.full((len(Op), len(teams), cluster.servers + 1), -1, dtype=np.int16)
-    rows: list[tuple[float, float, float, int, F64, Op, float]] = []
+    rows: list[_Row] = []
     for operation, team, root in _kinds(cluster, len(teams)):
         kind[operation, team, root + 1] = len(rows)
         rows.append(_row(cluster, where, operation, teams[team], root))
-    load = np.array([row[4] for row in rows])
-    alone = np.maximum(load.max(axis=1), [row[6] for row in rows])
+    load = np.array([row.load for row in rows])
+    alone = np.maximum(load.max(axis=1), [row.connection for row in rows])
     share = load / np.where(alone > 0, alone, 1.0)[:, None]
-    used = share.any(axis=0)
-    utilization, column = np.unique(share[:, used], axis=1, return_inverse=True)
+    flows = np.array([row.flows for row in rows])
+    held = share.any(axis=0)
+    both, column = np.unique(
+        np.vstack([share[:, held], flows[:, held]]), axis=1, return_inverse=True
+    )
+    utilization, flows = both[: len(rows)], both[len(rows) :]
     ports = np.zeros(utilization.shape[1], dtype=np.bool_)
-    ports[column.ravel()[where.ports[used]]] = True
+    ports[column.ravel()[where.ports[held]]] = True
     engine = cluster.cost("engine")
-    copies = np.array([row[1] for row in rows]) + engine.seconds_per_byte
-    operations = [row[5] for row in rows]
+    copies = np.array([row.copy_seconds_per_byte for row in rows]) + engine.seconds_per_byte
+    operations = [row.operation for row in rows]
     hosts = {operation: cluster.cost(COST_KIND[operation]) for operation in Op}
     return Network(
         kind=kind,
         operations=np.array(operations, dtype=np.uint8),
-        startup_seconds=np.array([row[0] for row in rows]),
+        startup_seconds=np.array([row.startup_seconds for row in rows]),
         copy_seconds_per_byte=copies,
         host_seconds=np.array([hosts[operation].host_seconds for operation in operations]),
         host_seconds_per_byte=np.array(
             [hosts[operation].host_seconds_per_byte for operation in operations]
         ),
+        link_seconds=np.array([row.sends for row in rows]) * cluster.link_seconds_per_send,
         seconds_per_byte=alone,
-        equation_seconds_per_byte=np.array([row[2] for row in rows]),
-        server=np.array([row[3] for row in rows], dtype=np.int16),
+        equation_seconds_per_byte=np.array([row.equation for row in rows]),
+        server=np.array([row.server for row in rows], dtype=np.int16),
         load=load,
         resources=where.names,
         utilization=np.ascontiguousarray(utilization),
+        flows=np.ascontiguousarray(flows),
         ports=ports,
         in_flight=MESSAGES_IN_FLIGHT[cluster.backend],
         engine_seconds=(
@@ -237,16 +268,14 @@ def _kinds(cluster: Cluster, teams: int) -> list[tuple[Op, int, int]]:
     return found
 
 
-def _row(
-    cluster: Cluster, where: Resources, operation: Op, teams: Teams, root: int
-) -> tuple[float, float, float, int, F64, Op, float]:
-    """Startup, copies, equation term, server, load, operation and seconds per byte of the slowest
-    connection of one kind."""
-    load = np.zeros(len(where.rate))
-    latency, equation, connection, workers = 0.0, 0.0, 0.0, 1
+def _row(cluster: Cluster, where: Resources, operation: Op, teams: Teams, root: int) -> _Row:
+    load, flows = np.zeros((2, len(where.rate)))
+    latency, equation, connection, sends, workers = 0.0, 0.0, 0.0, 0.0, 1
     for team in teams:
         edges = edges_of(operation, team, root, cluster.backend)
         load += load_of(edges, where)
+        flows += passing(edges, np.ones(len(edges.source)), where)
+        sends = max(sends, _sends(where, edges))
         latency = max(latency, _latency_seconds(cluster, where, edges))
         equation = max(equation, _equation_term(cluster, where, operation, edges))
         connection = max(connection, _connection_seconds_per_byte(cluster, where, edges))
@@ -255,7 +284,16 @@ def _row(
     startup = cost.startup_seconds + cost.startup_seconds_per_worker * workers
     if cost not in cluster.costs:
         startup += latency
-    return startup, cost.seconds_per_byte, equation, root, load, operation, connection
+    return _Row(
+        startup, cost.seconds_per_byte, equation, root, load, operation, connection, flows, sends
+    )
+
+
+def _sends(where: Resources, edges: Edges) -> float:
+    """How many sends of a message pass the resource that most of them pass. A ring sends over every
+    edge in every step."""
+    each = np.full(len(edges.source), edges.steps if edges.ring else 1.0)
+    return float(passing(edges, each, where).max())
 
 
 def _connection_seconds_per_byte(cluster: Cluster, where: Resources, edges: Edges) -> float:

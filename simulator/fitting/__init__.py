@@ -1,4 +1,4 @@
-"""Costs fitted to measurements: single messages, whole iterations, compute beside messages.
+"""Costs fitted to measurements: single messages, whole iterations, trials, compute beside messages.
 
 May import the timeline and the costs below it.
 """

@@ -34,6 +34,9 @@ from autosync.simulator.timeline.message_transfer import (
     share_links,
 )
 
+MISSING, WHOLE = -1.0, -2.0
+"""In place of when a message arrived: it is not there, or it is and waits for one before it."""
+
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
@@ -58,20 +61,24 @@ class MessageArrays(NamedTuple):
 
 
 class CostArrays(NamedTuple):
-    """Per kind; see `cost.network.Network`. touches f64[K, U]: 1 where utilization is positive.
-    ports bool[U]: of them devices' ports, through which transfers take the share transfer_slowdown
-    longer during backward.
+    """Per kind; see `cost.network.Network`. per_flow f64[K, U]: utilization over flows.
+    link f64[K]: seconds that a message holds its links besides its bytes.
+    ports bool[U]: resources that are devices' ports, through which transfers take the share
+    transfer_slowdown longer during backward.
     in_flight i64[K]: collectives at once in the kind's channel; streamed ones are not counted.
     host, host_byte f64[K]: how long a message keeps the hosts' processors from every other one.
     ahead: seconds that an engine spends on each message of a channel on a host that runs ahead of
-    its device, from the start of backward on, while gradients are still computed."""
+    its device, from the start of backward on, while gradients are still computed.
+    in_order: whether a message lands only when all before it on its channel have."""
 
     kind: NDArray[np.int16]
     startup: F64
     copy: F64
+    link: F64
     per_byte: F64
     utilization: F64
-    touches: F64
+    flows: F64
+    per_flow: F64
     ports: NDArray[np.bool_]
     transfer_slowdown: float
     in_flight: I64
@@ -79,6 +86,7 @@ class CostArrays(NamedTuple):
     host: F64
     host_byte: F64
     ahead: float
+    in_order: bool
 
 
 class ComputeArrays(NamedTuple):
@@ -100,12 +108,13 @@ class InFlight(NamedTuple):
 
     Per slot: time: when its phase ends at its present share (slow) of its links. earliest: when it
     could be issued if it waited for no compute. issue_number: how many were issued before it.
-    Per channel: cursor: the next message. collectives: how many are in flight. handed: whether a
-    message waits for its processor. ahead: until when a host ahead of its device prepares messages.
-    used f64[U]: demand for each resource. processor f64[1]: until when the hosts are busy with
-    messages. clock: until when an owner updates. busy bool[K]: whether a streamed message of the
-    kind is on its way. head, tail i64[K]: the first and last one that waits for it, -1 without;
-    follower i64[M]: the one behind.
+    Per channel: cursor: the next message. oldest: the first that has not landed. collectives: how
+    many are in flight. handed: whether a message waits for its processor. ahead: until when a host
+    ahead of its device prepares messages.
+    used, flows f64[U]: demand for each resource, and flows over it. processor f64[1]: until when
+    the hosts are busy with messages. clock: until when an owner updates. busy bool[K]: whether a
+    streamed message of the kind is on its way. head, tail i64[K]: the first and last one that waits
+    for it, -1 without; follower i64[M]: the one behind.
     gate_time, gate_update: per forward operation, when what it waits for is there, and the seconds
     of updates then. pace f64[4], tally i64[3]: of compute; see `compute_clock`. wired f64[W, 2]:
     when messages were on the wire, in order and apart; filled only where that slows compute.
@@ -120,7 +129,9 @@ class InFlight(NamedTuple):
     earliest: F64
     issue_number: I64
     used: F64
+    flows: F64
     cursor: I64
+    oldest: I64
     collectives: I64
     handed: NDArray[np.bool_]
     ahead: F64
@@ -141,6 +152,7 @@ class InFlight(NamedTuple):
 def clear(in_flight):
     """Nothing is in flight, and nothing is held."""
     in_flight.used[:] = 0.0
+    in_flight.flows[:] = 0.0
     in_flight.collectives[:] = 0
     in_flight.handed[:] = False
     in_flight.ahead[:] = 0.0
@@ -161,6 +173,25 @@ def earliest_slot(in_flight, size):
 
 
 @njit(nogil=True, _nrt=False)
+def land(plan, costs, in_flight, message, channel, stop, now, arrived):
+    """A message is whole on every rank; returns how many have landed by that.
+
+    In order, a message lands when all before it on its channel have.
+    """
+    if not costs.in_order:
+        arrived[message] = now
+        return 1
+    arrived[message] = WHOLE
+    oldest, landed = in_flight.oldest[channel], 0
+    while oldest < stop and arrived[oldest] == WHOLE:
+        arrived[oldest] = now
+        landed += 1
+        oldest = next_of(plan, channel, oldest + 1, stop)
+    in_flight.oldest[channel] = oldest
+    return landed
+
+
+@njit(nogil=True, _nrt=False)
 def communicate(plan, costs, compute, in_flight, index, factor, issued, on_wire, arrived):
     """Play all messages of strategy `index`: when each is issued, on the wire, and has arrived.
 
@@ -171,9 +202,10 @@ def communicate(plan, costs, compute, in_flight, index, factor, issued, on_wire,
     start_clock(compute, in_flight, factor)
     slowing, slow = compute.slowdown > 0.0, 1.0 + compute.slowdown
     computes = costs.transfer_slowdown > 0.0
-    arrived[begin:stop] = -1.0
+    arrived[begin:stop] = MISSING
     for channel in range(CHANNELS):
         in_flight.cursor[channel] = next_of(plan, channel, begin, stop)
+        in_flight.oldest[channel] = in_flight.cursor[channel]
     size = issue(plan, costs, compute, in_flight, 0, begin, stop, 0.0, factor, arrived)
     count = begin
     while size > 0:
@@ -204,8 +236,7 @@ def communicate(plan, costs, compute, in_flight, index, factor, issued, on_wire,
                 recompute(plan, compute, in_flight, size, begin, factor)
             continue
         occupy(costs, in_flight, kind, -1.0)
-        arrived[message] = now
-        count += 1
+        count += land(plan, costs, in_flight, message, channel, stop, now, arrived)
         follower = in_flight.head[kind]
         if follower >= 0:
             in_flight.head[kind] = in_flight.follower[follower]

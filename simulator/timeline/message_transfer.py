@@ -14,16 +14,19 @@ HANDED, STARTING, ON_WIRE = 0, 1, 2
 
 @njit(nogil=True, _nrt=False)
 def share_links(costs, in_flight, size, now):
-    """Share the links anew: a message slows down as its most wanted resource is oversubscribed."""
+    """Share the links anew: where more is asked for than there is, all flows get the same, and a
+    message slows down as its slowest ones do."""
     contended = costs.transfer_slowdown > 0.0 and now < in_flight.pace[END]
     used = in_flight.used
-    touches = costs.touches
+    flows = in_flight.flows
+    per_flow = costs.per_flow
     for slot in range(size):
         if in_flight.phase[slot] == ON_WIRE:
             kind = in_flight.kind[slot]
             slow = 1.0
             for resource in range(len(used)):
-                slow = max(slow, used[resource] * touches[kind, resource])
+                if used[resource] > 1.0:
+                    slow = max(slow, flows[resource] * per_flow[kind, resource])
             if contended:
                 slow = max(slow, slow_beside_compute(costs, in_flight, size, kind))
             if slow != in_flight.slow[slot]:
@@ -44,7 +47,7 @@ def slow_beside_compute(costs, in_flight, size, kind):
     for slot in range(size):
         on_wire += in_flight.phase[slot] == ON_WIRE
     for resource in range(len(in_flight.used)):
-        if costs.ports[resource] and costs.touches[kind, resource] > 0.0:
+        if costs.ports[resource] and costs.utilization[kind, resource] > 0.0:
             wanted = on_wire * costs.utilization[kind, resource]
             slow = max(slow, min(in_flight.used[resource], wanted))
     return slow * (1.0 + costs.transfer_slowdown)
@@ -54,6 +57,7 @@ def slow_beside_compute(costs, in_flight, size, kind):
 def occupy(costs, in_flight, kind, sign):
     for resource in range(len(in_flight.used)):
         in_flight.used[resource] += sign * costs.utilization[kind, resource]
+        in_flight.flows[resource] += sign * costs.flows[kind, resource]
 
 
 @njit(nogil=True, _nrt=False, inline="always")
@@ -100,7 +104,7 @@ def begin_transfer(plan, costs, in_flight, slot, now, on_wire):
     message = in_flight.message[slot]
     in_flight.phase[slot] = ON_WIRE
     in_flight.slow[slot] = 1.0
-    in_flight.time[slot] = now + costs.per_byte[kind] * plan.wire_bytes[message]
+    in_flight.time[slot] = now + costs.link[kind] + costs.per_byte[kind] * plan.wire_bytes[message]
     on_wire[message] = now
     occupy(costs, in_flight, kind, 1.0)
 

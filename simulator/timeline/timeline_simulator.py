@@ -113,12 +113,12 @@ def _least_seconds(
     lengthens every second to 1 + s: with all b beside compute that adds b s / (1 + s); what of b
     is not beside compute adds itself, which is more.
     """
-    busiest = _busiest_link_seconds(plans, network_of(domain.cluster, plans.teams))
+    busiest = busiest_link_seconds(plans, network_of(domain.cluster, plans.teams))
     slowdown = domain.cluster.overlap_slowdown
     return np.maximum(busiest, compute_seconds + busiest * slowdown / (1.0 + slowdown))
 
 
-def _busiest_link_seconds(plans: PlanTable, costs: Network) -> NDArray[np.float64]:
+def busiest_link_seconds(plans: PlanTable, costs: Network) -> NDArray[np.float64]:
     """`(strategies,)`: how long the plan's bytes occupy the link they occupy longest."""
     kinds = costs.kinds_of(plans)
     strategy = np.repeat(np.arange(len(plans)), np.diff(plans.first))
@@ -148,9 +148,11 @@ def _kernel_costs(domain: Domain, costs: Network) -> CostArrays:
         kind=costs.kind,
         startup=costs.startup_seconds,
         copy=costs.copy_seconds_per_byte,
+        link=costs.link_seconds,
         per_byte=costs.seconds_per_byte,
         utilization=costs.utilization,
-        touches=(costs.utilization > 0).astype(np.float64),
+        flows=costs.flows,
+        per_flow=costs.utilization / np.maximum(costs.flows, 1.0),
         ports=costs.ports,
         transfer_slowdown=domain.cluster.transfer_slowdown,
         in_flight=np.full(len(streamed), costs.in_flight, dtype=np.int64),
@@ -158,6 +160,7 @@ def _kernel_costs(domain: Domain, costs: Network) -> CostArrays:
         host=costs.host_seconds + (costs.engine_seconds if gloo else 0.0),
         host_byte=costs.host_seconds_per_byte,
         ahead=0.0 if gloo else costs.engine_seconds,
+        in_order=gloo,
     )
 
 
@@ -188,7 +191,9 @@ def _in_flight_arrays(domain: Domain, costs: Network, plans: PlanTable) -> InFli
         earliest=np.zeros(slots),
         issue_number=np.zeros(slots, dtype=np.int64),
         used=np.zeros(costs.utilization.shape[1]),
+        flows=np.zeros(costs.utilization.shape[1]),
         cursor=np.zeros(CHANNELS, dtype=np.int64),
+        oldest=np.zeros(CHANNELS, dtype=np.int64),
         collectives=np.zeros(CHANNELS, dtype=np.int64),
         handed=np.zeros(CHANNELS, dtype=np.bool_),
         ahead=np.zeros(CHANNELS),

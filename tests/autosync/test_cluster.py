@@ -75,6 +75,14 @@ class TestCluster:
         assert caught.value.thing == "overlap_slowdown"
         assert "0.05 for 5 %" in caught.value.remedy
 
+    def test_what_a_send_holds_its_links_for_is_said_only_where_it_is_known(self) -> None:
+        plain = grid_cluster()
+        sending = replace(plain, link_seconds_per_send=1e-5)
+        assert "link_seconds_per_send" not in to_data(plain)
+        assert from_data(Cluster, to_data(sending)) == sending
+        with pytest.raises(InvalidInput, match="link_seconds_per_send must be 0 or more"):
+            replace(plain, link_seconds_per_send=-1e-5)
+
     @pytest.mark.parametrize(
         ("node", "words"),
         [

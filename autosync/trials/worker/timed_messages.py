@@ -126,6 +126,8 @@ def _message(
         case "all_gather":
             parts = [torch.zeros_like(flat[: elements // count]) for _ in workers]
             mine = flat[: elements // count]
+            if dist.get_backend(group) == "gloo":
+                return _all_gather(parts, mine, workers, rank, group)
             return lambda: dist.all_gather(parts, mine, group=group)
         case "all_to_all":
             received = torch.zeros_like(flat)
@@ -133,6 +135,26 @@ def _message(
         case "send_recv":
             return _push(flat, workers, rank, group)
     raise InvalidInput(f"messages of kind {kind!r} are not timed.", thing="kind", value=kind)
+
+
+def _all_gather(
+    parts: list[torch.Tensor],
+    mine: torch.Tensor,
+    workers: tuple[int, ...],
+    rank: int,
+    group: Any,
+) -> Callable[[], object]:
+    """As the runtime gathers on gloo: every worker sends its part to every other by itself."""
+    received = {peer: part for peer, part in zip(workers, parts, strict=True) if peer != rank}
+
+    def run() -> None:
+        works = [dist.irecv(into, peer, group=group) for peer, into in received.items()]
+        works += [dist.isend(mine, peer, group=group) for peer in received]
+        for work in works:
+            if work is not None:
+                work.wait()
+
+    return run
 
 
 def _push(

@@ -46,13 +46,13 @@ def test_a_message_within_backward_stretches_it() -> None:
 def test_a_message_goes_on_from_backward_into_forward() -> None:
     domain = domain_with(20.0, 1, 6, backend="gloo")
     # Alone from 40 ms on, when 40 ms of backward are left: they take 60. At 100 ms it has 30 of its
-    # 90 ms left and shares the link with the other, which arrives at 130; it does so at 145.
-    # Forward waits until 130, does 10 ms of its work until 145, and the other 30 until 175.
-    assert period(domain, strategy_of(domain, AllReduce, OVERLAP)) == pytest.approx([0.175])
-    # Where compute keeps its pace: backward until 80, the messages until 110 and 145, and the
-    # second operation waits for the second one.
+    # 90 ms left and shares the link with the other, which is whole at 130; it is so at 145, and the
+    # other lands behind it. Forward waits until then and does its 40 ms until 185.
+    assert period(domain, strategy_of(domain, AllReduce, OVERLAP)) == pytest.approx([0.185])
+    # Where compute keeps its pace: backward until 80, the messages until 110 and 145, where both
+    # land, and all of forward after that.
     plain = slowed(domain, 0.0)
-    assert period(plain, strategy_of(plain, AllReduce, OVERLAP)) == pytest.approx([0.165])
+    assert period(plain, strategy_of(plain, AllReduce, OVERLAP)) == pytest.approx([0.185])
 
 
 def test_two_messages_at_once_count_once() -> None:

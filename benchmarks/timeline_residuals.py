@@ -1,0 +1,182 @@
+"""By how much measured iterations exceed what the timeline predicts, and what goes with it.
+
+Of every domain of a dataset: how the timeline ranks with the costs that were probed, and with those
+that its first trials correct (12 hand-designed strategies and 8 samples, drawn by seed; judged on
+all others). Then the excess by the predicted busy share of the busiest link, by the kinds of
+messages, by their number, and by whether they overlap the forward pass.
+
+python -m benchmarks.timeline_residuals [datasets/runtimes] [--domain resnet50,example-4x1 ...]
+    [--designs 12] [--samples 8] [--seeds 3]
+"""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import kendalltau
+
+from autosync.codes import Op
+from autosync.domain import Domain
+from autosync.population import decode
+from autosync.simulator.cost.network import COST_KIND, network_of
+from autosync.simulator.evaluation.measured_dataset import MeasuredDomain, load_dataset, read_trials
+from autosync.simulator.evaluation.metrics import pairwise_accuracy
+from autosync.simulator.fitting.recalibration import recalibrated
+from autosync.simulator.numba_compiler import compile_plans_fast
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator, busiest_link_seconds
+
+F64 = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+BUSY_SHARES = (0.0, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, np.inf)
+MESSAGES = (1, 16, 64, 256, np.inf)
+FEWEST = 4
+"""Strategies for a median."""
+SHARE_OF_A_KIND = 0.1
+"""Of a strategy's bytes, for the kind to count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Strategies that no cost was fitted to, of one domain. rows i64[n]: which they are. predicted,
+    measured f64[n]: seconds."""
+
+    rows: NDArray[np.int64]
+    predicted: F64
+    measured: F64
+
+    @property
+    def excess(self) -> F64:
+        result: F64 = np.log(self.measured / self.predicted)
+        return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Excess of measured over predicted seconds.")
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("datasets/runtimes"))
+    parser.add_argument("--domain", action="append", help="as model,cluster; all by default")
+    parser.add_argument("--designs", type=int, default=12)
+    parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--seeds", type=int, default=3)
+    given = parser.parse_args()
+    sampled = _sampled(given.folder)
+    for measured in load_dataset(given.folder):
+        if given.domain and measured.name.replace(" ", "") not in given.domain:
+            continue
+        print(f"\n{measured.name}")
+        runs = [
+            _fitted(measured, sampled, seed, given.designs, given.samples)
+            for seed in range(given.seeds)
+        ]
+        for label, judged in (
+            ("probed", [before for before, _ in runs]),
+            ("recalibrated", [after for _, after in runs]),
+        ):
+            print(f"  {label:13s} {_scores(judged)}")
+        for name, group in _groups(measured):
+            _print_excess(name, group, [before for before, _ in runs], [after for _, after in runs])
+
+
+def _sampled(folder: Path) -> dict[str, bool]:
+    """Whether each strategy was drawn by the sampler, by its identity."""
+    table = read_trials(folder)
+    table = table[table["pass"] > 0]
+    first = table.groupby("strategy_id")["origin"].first()
+    return {str(name): origin == "sampled" for name, origin in first.items()}
+
+
+def _fitted(
+    measured: MeasuredDomain, sampled: dict[str, bool], seed: int, designs: int, samples: int
+) -> tuple[Judged, Judged]:
+    """The same strategies judged with the probed costs, and with those after the first trials."""
+    domain, population, seconds = measured.domain, measured.population, measured.label_seconds
+    drawn = np.array(
+        [sampled[decode(population, row, domain).id] for row in range(len(population))]
+    )
+    rng = np.random.default_rng(seed)
+    first = np.concatenate(
+        [
+            rng.permutation(np.flatnonzero(~drawn))[:designs],
+            rng.permutation(np.flatnonzero(drawn))[:samples],
+        ]
+    )
+    rest = np.setdiff1d(np.arange(len(population)), first)
+    corrected = recalibrated(domain, population.take(first), seconds[first])
+    return _judged(measured, domain, rest), _judged(measured, corrected, rest)
+
+
+def _judged(measured: MeasuredDomain, domain: Domain, rows: NDArray[np.int64]) -> Judged:
+    predicted = TimelineSimulator().predict(domain, measured.population.take(rows))
+    return Judged(rows, predicted, measured.label_seconds[rows])
+
+
+def _scores(runs: list[Judged]) -> str:
+    rows = []
+    for run in runs:
+        best = np.argsort(run.predicted, kind="stable")
+        quarter = best[: len(best) // 4]
+        fastest = np.argsort(run.measured, kind="stable")[: len(best) // 4]
+        rows.append(
+            (
+                kendalltau(run.predicted, run.measured).statistic,
+                pairwise_accuracy(run.predicted, run.measured),
+                pairwise_accuracy(run.predicted[fastest], run.measured[fastest]),
+                np.median(run.excess[quarter]),
+                np.median(run.excess[best[:8]]),
+                run.measured[best[0]] / run.measured.min() - 1.0,
+            )
+        )
+    tau, pairs, fast, excess, top, regret = np.mean(rows, axis=0)
+    return (
+        f"tau {tau:.3f}  pairs {pairs:.3f}  of the fastest quarter {fast:.3f}  "
+        f"excess of its predicted {excess:+.1%}  of the first eight {top:+.1%}  regret {regret:.1%}"
+    )
+
+
+def _groups(measured: MeasuredDomain) -> Iterator[tuple[str, Bools]]:
+    """Named sets of strategies, by what they send and by their busiest link (as probed)."""
+    plans = compile_plans_fast(measured.population, measured.domain)
+    count = len(measured.population)
+    strategy = np.repeat(np.arange(count), np.diff(plans.first))
+    kinds = np.array([COST_KIND[Op(operation)] for operation in plans.operation])
+    total = np.bincount(strategy, weights=plans.wire_bytes, minlength=count)
+    has = {
+        kind: np.bincount(strategy, weights=plans.wire_bytes * (kinds == kind), minlength=count)
+        > SHARE_OF_A_KIND * total
+        for kind in ("all_reduce", "all_to_all", "send_recv")
+    }
+    number = np.sum(list(has.values()), axis=0)
+    for kind, of_kind in has.items():
+        yield f"{kind} alone", of_kind & (number == 1)
+    yield "two kinds", number == 2
+    yield "three kinds", number == 3
+    messages = np.diff(plans.first)
+    for low, high in pairwise(MESSAGES):
+        yield f"{low:.0f} to {high:.0f} messages", (messages >= low) & (messages < high)
+    overlap = measured.population.overlap.astype(bool)
+    yield "overlapping forward", overlap
+    yield "not overlapping", ~overlap
+    busy = busiest_link_seconds(plans, network_of(measured.domain.cluster, plans.teams))
+    share = busy / TimelineSimulator().predict_plans(measured.domain, measured.population, plans)
+    for low, high in pairwise(BUSY_SHARES):
+        yield f"link busy {low:.0%} to {high:.0%}", (share >= low) & (share < high)
+
+
+def _print_excess(name: str, group: Bools, before: list[Judged], after: list[Judged]) -> None:
+    if group.sum() < FEWEST:
+        return
+    probed, corrected = (
+        np.concatenate([run.excess[group[run.rows]] for run in runs]) for runs in (before, after)
+    )
+    print(
+        f"    {name:24s} {int(group.sum()):4d} strategies, excess "
+        f"{np.median(probed):+.1%} probed, {np.median(corrected):+.1%} recalibrated"
+    )
+
+
+if __name__ == "__main__":
+    main()
