@@ -25,11 +25,7 @@ from autosync.search.collect.collected_strategy import (
     PICKED_BY_TRANSFERRED,
     CollectedStrategy,
 )
-from autosync.search.loop.message_equality import (
-    digests_of_strategies,
-    distinct_rows,
-    message_shares,
-)
+from autosync.search.loop.message_equality import distinct_rows, message_shares
 from autosync.search.loop.proposing import COARSE_SIZE, OPTIMISM, SHORTLIST_SIZE
 from autosync.search.loop.ranking import materialize, rank
 from autosync.search.loop.selection import select
@@ -42,6 +38,7 @@ from autosync.simulator.learned.learned_simulators import LearnedSimulator
 from autosync.simulator.learned.models.gaussian_model import GaussianModel
 from autosync.simulator.learned.models.learned_model import LabelledTrials
 from autosync.simulator.learned.transfer import transferred
+from autosync.simulator.message_digests import digests_of_strategies
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy
 

@@ -1,38 +1,21 @@
 """Proposals whose compiled messages are equal are one proposal; how much others have in common."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
-from autosync.plan.message_digests import message_digests
 from autosync.plan.plan_table import PlanTable
-from autosync.population import Population, encode
+from autosync.population import Population
+from autosync.simulator.message_digests import digests_of
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.strategy import Strategy
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
-CHUNK = 256
-"""Strategies compiled at a time; bounds memory."""
 STRETCHES = 8
 """Into which readiness, order and the forward pass are divided, to say what is alike."""
-
-
-def digests_of(domain: Domain, population: Population) -> list[bytes]:
-    """A digest of each strategy's messages, comparable within the domain."""
-    found: list[bytes] = []
-    for start in range(0, len(population), CHUNK):
-        part = population.take(np.arange(start, min(start + CHUNK, len(population))))
-        found += message_digests(compile_plans_fast(part, domain), part)
-    return found
-
-
-def digests_of_strategies(domain: Domain, strategies: Sequence[Strategy]) -> set[bytes]:
-    """Of strategies that were proposed before."""
-    return set(digests_of(domain, encode(list(strategies), domain))) if strategies else set()
 
 
 def distinct_rows(domain: Domain, population: Population, known: Collection[bytes] = ()) -> I64:
@@ -94,4 +77,4 @@ def _histogram(owner: I64, kind: I64, view: I64, weight: F64) -> F64:
     cells, cell = np.unique(np.column_stack((kind, view)), axis=0, return_inverse=True)
     n, width = int(owner[-1]) + 1 if len(owner) else 0, len(cells)
     sums = np.bincount(owner * width + cell.reshape(-1), weights=weight, minlength=n * width)
-    return sums.reshape(n, width)
+    return sums.reshape(n, width).astype(np.float64)

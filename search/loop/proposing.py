@@ -9,17 +9,14 @@ from numpy.typing import NDArray
 from autosync.domain import Domain
 from autosync.population import Population, decode, encode
 from autosync.search.designs.design_table import hand_designed
-from autosync.search.loop.message_equality import (
-    digests_of_strategies,
-    distinct_rows,
-    message_shares,
-)
+from autosync.search.loop.message_equality import distinct_rows, message_shares
 from autosync.search.loop.outcome import DDP, TuningEvent
 from autosync.search.loop.ranking import materialize, rank
 from autosync.search.loop.selection import select
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import Candidate, Proposal, Store
 from autosync.search.space import Space
+from autosync.simulator.message_digests import digests_of_strategies
 from autosync.simulator.simulator_contract import Learner, Simulator
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 

@@ -9,17 +9,13 @@ from autosync.population import Population, concatenate, encode
 from autosync.search.designs import known_designs
 from autosync.search.designs.building_blocks import assemble, collective
 from autosync.search.loop.memory_store import MemoryStore
-from autosync.search.loop.message_equality import (
-    digests_of,
-    digests_of_strategies,
-    distinct_rows,
-    message_shares,
-)
+from autosync.search.loop.message_equality import distinct_rows, message_shares
 from autosync.search.loop.proposing import propose
 from autosync.search.loop.selection import similarity
 from autosync.search.loop.settings import Settings
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
+from autosync.simulator.message_digests import digests_of, digests_of_strategies
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import AllReduce, Partition, Strategy, VariableChoice
 from tests.domains import chain_graph, domain_of
@@ -37,7 +33,9 @@ def cut(strategy: Strategy, variable: int, parts: int) -> Strategy:
     choices = list(strategy.choices)
     [shard] = choices[variable].shards
     length = DOMAIN.graph.variables[variable].shape[0] // parts
-    choices[variable] = VariableChoice(variable, (shard,) * parts, Partition(0, (length,) * parts))
+    choices[variable] = VariableChoice(
+        choices[variable].variable, Partition(0, (length,) * parts), (shard,) * parts
+    )
     return replace(strategy, choices=tuple(choices))
 
 
