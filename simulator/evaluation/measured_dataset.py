@@ -149,10 +149,13 @@ class MeasuredDomain:
     @property
     def noise(self) -> float | None:
         """By how much, relatively, one pass differs from the other (a robust standard deviation:
-        1.4826 times the median absolute difference of logarithms); None with a single pass."""
+        1.4826 times the median absolute difference of logarithms); None with a single pass. Picks
+        do not count: of the other strategies there may be occasions, which tell more."""
         if self.second_seconds is None:
             return None
-        difference = np.abs(np.log(self.step_seconds / self.second_seconds))
+        rest = np.ones(len(self), dtype=np.bool_)
+        rest[self.picks] = False
+        difference = np.abs(np.log(self.step_seconds / self.second_seconds))[rest]
         return NOISE_OVER_DIFFERENCE * float(np.nanmedian(difference))
 
 
@@ -275,15 +278,16 @@ def _read_domain(folder: Path, identity: str) -> Domain:
 def measured_domain(domain: Domain, rows: pd.DataFrame) -> MeasuredDomain:
     """The domain of these rows of the tables, its controls left out."""
     rows = rows[rows["pass"] > 0].sort_values(["occasion", "pass"], kind="stable")
-    again = rows.loc[rows["occasion"] == 2, "strategy_id"].nunique()
-    twice = again == rows["strategy_id"].nunique()
+    rest = rows[~rows["origin"].str.startswith(PICKED)]  # picks have one occasion
+    again = rest.loc[rest["occasion"] == 2, "strategy_id"].nunique()
+    twice = again == rest["strategy_id"].nunique()
     strategies: list[Strategy] = []
     origins: list[str] = []
     chosen: list[tuple[int, float]] = []
     found: list[tuple[float, float, float]] = []
     failed = 0
     for _, passes in rows.groupby("strategy_id", sort=True):
-        seconds = _two_and_best(passes, twice)
+        seconds = _two_and_best(passes, twice and passes["occasion"].nunique() > 1)
         if seconds is None:
             failed += 1
             continue

@@ -13,6 +13,7 @@ from autosync.simulator.evaluation.pick_tables import (
 
 PICK_MEASURES: dict[str, str] = {
     "kendall": "Kendall's tau over the picks",
+    "chosen_kendall": "Kendall's tau over the picks, those at random left out",
     "excess": "median excess of measured over predicted",
     "top_excess": f"the same, of the {TOP} predicted fastest",
     "regret": "predicted fastest over the fastest of all measured",
@@ -25,9 +26,10 @@ def pick_summary(rows: Sequence[PickRow]) -> str:
     """A line a simulator and its trials; means over the domains, of the excess its size, and tau
     where it is least."""
     lines = [
-        f"| simulator | trials | tau, mean | tau, worst domain | size of the excess, mean | of the "
+        "| simulator | trials | tau, mean | tau, worst domain | without random picks | "
+        "size of the excess, mean | of the "
         f"{TOP} predicted fastest | regret, mean | of the best of {TOP} |",
-        "|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for simulator, trials in _columns(rows):
         scores = [r.scores for r in rows if (r.simulator, r.trials) == (simulator, trials)]
@@ -38,7 +40,8 @@ def pick_summary(rows: Sequence[PickRow]) -> str:
             for name in ("excess", "top_excess")
         ]
         percents = (*sizes, mean.regret, mean.top_regret)
-        cells = [f"{mean.kendall:.2f}", f"{worst:.2f}", *map(_percent, percents)]
+        taus = (mean.kendall, worst, mean.chosen_kendall)
+        cells = [*(f"{tau:.2f}" for tau in taus), *map(_percent, percents)]
         lines.append(f"| {simulator} | {trials} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -48,7 +51,9 @@ def pick_table(rows: Sequence[PickRow], measure: str) -> str:
     columns = _columns(rows)
     names = [f"{simulator}, {trials}" for simulator, trials in columns]
     cells = {(r.domain, r.simulator, r.trials): r.scores for r in rows}
-    shown: Callable[[float], str] = (lambda v: f"{v:.2f}") if measure == "kendall" else _percent
+    shown: Callable[[float], str] = (
+        (lambda v: f"{v:.2f}") if measure.endswith("kendall") else _percent
+    )
     lines = [f"| {PICK_MEASURES[measure]} | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
     for domain in dict.fromkeys(row.domain for row in rows):
         found = [cells.get((domain, *column)) for column in columns]

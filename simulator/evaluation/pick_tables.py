@@ -31,19 +31,23 @@ DESIGNS, FIRST_PICKS = 12, 8
 """Trials of a default tuning before its second and its third choice."""
 TOP = 8
 """Trials of a round."""
+AT_RANDOM = f"{PICKED}random"
+BY_TIMELINE = f"{PICKED}timeline"
 
 
 @dataclass(frozen=True, slots=True)
 class PickScores:
     """Of one set of predictions over the picks of a domain.
 
-    kendall: tau b, 0 where all are predicted alike. excess: median of measured over predicted
-    seconds, less 1. top_excess: the same of the `TOP` predicted fastest. regret: how much slower
-    the pick predicted fastest is than the fastest of all that was measured of the domain;
-    top_regret: the fastest of the `TOP`.
+    kendall: tau b, 0 where all are predicted alike; chosen_kendall: without those at random, which
+    are easily told from the others. excess: median of measured over predicted seconds, less 1.
+    top_excess: the same of the `TOP` predicted fastest. regret: how much slower the pick predicted
+    fastest is than the fastest of all that was measured of the domain; top_regret: the fastest of
+    the `TOP`.
     """
 
     kendall: float
+    chosen_kendall: float
     excess: float
     top_excess: float
     regret: float
@@ -75,17 +79,25 @@ class ChosenRow:
     regret: float
 
 
-def judge_picks(predicted: F64, measured: F64, fastest: float) -> PickScores:
-    """predicted, measured `(n,)` seconds; fastest: of everything measured."""
+def judge_picks(
+    predicted: F64, measured: F64, chosen: NDArray[np.bool_], fastest: float
+) -> PickScores:
+    """predicted, measured `(n,)` seconds; chosen `(n,)`: not at random; fastest: of everything
+    measured."""
     over = measured / predicted - 1.0
     top = np.argsort(predicted, kind="stable")[:TOP]
     return PickScores(
-        kendall=float(np.nan_to_num(kendalltau(predicted, measured).statistic)),
+        kendall=_tau(predicted, measured),
+        chosen_kendall=_tau(predicted[chosen], measured[chosen]),
         excess=float(np.median(over)),
         top_excess=float(np.median(over[top])),
         regret=float(measured[top[0]] / fastest - 1.0),
         top_regret=float(measured[top].min() / fastest - 1.0),
     )
+
+
+def _tau(predicted: F64, measured: F64) -> float:
+    return float(np.nan_to_num(kendalltau(predicted, measured).statistic))
 
 
 def mean_pick_scores(scores: Sequence[PickScores]) -> PickScores:
@@ -97,7 +109,7 @@ def judged_picks(subject: EvaluatedDomain) -> tuple[I64, dict[int, I64]]:
     measured = subject.measured
     designs, seconds = measured.designs, subject.timeline_seconds
     first = sorted(designs, key=lambda i: (measured.origins[i] != "ddp", seconds[i]))[:DESIGNS]
-    tried = [i for i in measured.picks if measured.origins[i] == f"{PICKED}timeline"][:FIRST_PICKS]
+    tried = [i for i in measured.picks if measured.origins[i] == BY_TIMELINE][:FIRST_PICKS]
     begun, later = np.array(first, dtype=np.int64), np.array([*first, *tried], dtype=np.int64)
     judged = np.array([i for i in measured.picks if i not in set(tried)], dtype=np.int64)
     return judged, {0: begun[:0], len(begun): begun, len(later): later}
@@ -116,9 +128,10 @@ def rank_picks(
         return []
     measured, labels = subject.measured, subject.trials.step_seconds
     fastest = float(labels.min())
+    chosen = np.array([measured.origins[i] != AT_RANDOM for i in judged])
 
     def row(name: str, trials: int, predicted: F64) -> PickRow:
-        scores = judge_picks(predicted[judged], labels[judged], fastest)
+        scores = judge_picks(predicted[judged], labels[judged], chosen, fastest)
         return PickRow(subject.name, name, trials, scores)
 
     rows = [row("timeline", 0, subject.timeline_seconds)]
@@ -135,7 +148,7 @@ def rank_picks(
                 if count:
                     taught.refit_features(subject.known(indices))
                 rows.append(row(who, count, predicted_by(taught, subject)))
-    perfect = _perfect(labels, judged, measured.noise)
+    perfect = _perfect(labels, judged, chosen, measured.noise)
     return rows if perfect is None else [*rows, PickRow(subject.name, PERFECT, 0, perfect)]
 
 
@@ -154,7 +167,9 @@ def chosen_rows(subject: EvaluatedDomain) -> list[ChosenRow]:
     return rows
 
 
-def _perfect(labels: F64, judged: I64, noise: float | None) -> PickScores | None:
+def _perfect(
+    labels: F64, judged: I64, chosen: NDArray[np.bool_], noise: float | None
+) -> PickScores | None:
     """As `perfect_predictor`; the other strategies' labels vary, too."""
     if noise is None:
         return None
@@ -163,7 +178,7 @@ def _perfect(labels: F64, judged: I64, noise: float | None) -> PickScores | None
     truth[judged] = assumed_truth(labels[judged], error)
     return mean_pick_scores(
         [
-            judge_picks(truth[judged], drawn[judged], float(drawn.min()))
+            judge_picks(truth[judged], drawn[judged], chosen, float(drawn.min()))
             for drawn in drawn_labels(truth, error)
         ]
     )

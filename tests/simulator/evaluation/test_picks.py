@@ -65,8 +65,9 @@ def test_picks_judged_by_hand() -> None:
     predicted = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0])
     measured = 1.1 * predicted
     measured[[0, 1]] = measured[[1, 0]]
-    scores = judge_picks(predicted, measured, fastest=1.0)
+    scores = judge_picks(predicted, measured, np.arange(10) > 0, fastest=1.0)
     assert scores.kendall == pytest.approx(1 - 2 * 2 / 90)
+    assert scores.chosen_kendall == 1.0
     assert scores.excess == pytest.approx(0.1)
     assert scores.regret == pytest.approx(1.2)
     assert scores.top_regret == pytest.approx(0.1)
