@@ -58,9 +58,10 @@ the table with its reason.
 Picks are what searches chose from 30,000 proposals a round, in rounds: a third each by the
 timeline (`pick/timeline`), by a Gaussian process (`pick/transferred`), and at random, which the
 timeline then predicts (`pick/random`). The process knew the strategies of the plan's `pick_sources`
-that are no picks, but none of the domain's, and the domain's own picks of earlier rounds. The first pass of a round comes before the next is chosen. A pick differs
-in its messages from all that was measured before it, and as in a tuning those that one chooser
-takes in a round are unlike each other (`autosync.search.collect.pick_rounds`).
+that are no picks, but none of the domain's, and the domain's own picks of earlier rounds. The first
+pass of a round comes before the next is chosen. A pick differs in its messages from all that was
+measured before it, and as in a tuning those that one chooser takes in a round are unlike each other
+(`autosync.search.collect.pick_rounds`).
 """
 
 NOISE = """\
