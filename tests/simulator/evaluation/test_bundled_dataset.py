@@ -59,7 +59,7 @@ def test_no_pick_is_the_plan_of_another_strategy(domains: list[MeasuredDomain]) 
     for measured in domains:
         digests = Counter(digests_of(measured.domain, measured.population))
         of_picks = digests_of(measured.domain, measured.population.take(measured.picks))
-        assert {digests[digest] for digest in of_picks} == {1}
+        assert {digests[digest] for digest in of_picks} <= {1}
 
 
 def test_passes_are_those_of_the_plan(domains: list[MeasuredDomain], trials: pd.DataFrame) -> None:
