@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
-from autosync.population import Population, decode, encode
+from autosync.population import Population, decode
 from autosync.search.collect.collected_strategy import (
     PICK_ORIGINS,
     PICKED_AT_RANDOM,
@@ -25,7 +25,7 @@ from autosync.search.collect.collected_strategy import (
     PICKED_BY_TRANSFERRED,
     CollectedStrategy,
 )
-from autosync.search.loop.message_equality import digests_of, distinct_rows
+from autosync.search.loop.message_equality import distinct_rows, message_shares
 from autosync.search.loop.proposing import COARSE_SIZE, OPTIMISM, SHORTLIST_SIZE
 from autosync.search.loop.ranking import materialize, rank
 from autosync.search.loop.selection import select
@@ -38,6 +38,7 @@ from autosync.simulator.learned.learned_simulators import LearnedSimulator
 from autosync.simulator.learned.models.gaussian_model import GaussianModel
 from autosync.simulator.learned.models.learned_model import LabelledTrials
 from autosync.simulator.learned.transfer import transferred
+from autosync.simulator.message_digests import digests_of_strategies
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy
 
@@ -82,12 +83,12 @@ def choose_round(
     timeline = TimelineSimulator()
     coarse = rank(domain, Space(), timeline, asked.proposals, seed, COARSE_SIZE)
     proposals = materialize(coarse, domain, Space())
-    known = set(digests_of(domain, encode(list(earlier), domain)))
+    known = digests_of_strategies(domain, earlier)
 
     fresh = distinct_rows(domain, proposals, known)[:SHORTLIST_SIZE]
     listed, seconds = proposals.take(fresh), coarse.seconds[fresh]
     chosen = _selected(PICKED_BY_TIMELINE, domain, listed, seconds, seconds, each, asked)
-    known |= set(digests_of(domain, encode([one.strategy for one in chosen], domain)))
+    known |= digests_of_strategies(domain, [one.strategy for one in chosen])
 
     fresh = distinct_rows(domain, proposals, known)
     listed = proposals.take(fresh)
@@ -103,7 +104,7 @@ def choose_round(
         each,
         asked,
     )
-    known = set(digests_of(domain, encode([*earlier, *(c.strategy for c in chosen)], domain)))
+    known |= digests_of_strategies(domain, [one.strategy for one in chosen])
 
     count = min(asked.proposals, RANDOM_DRAWS * each)
     drawn = np.random.default_rng([seed]).choice(asked.proposals, count, replace=False)
@@ -130,7 +131,8 @@ def _selected(
     count: int,
     asked: PickRound,
 ) -> list[CollectedStrategy]:
-    picks = select(promise, listed, min(count, len(listed)), Settings().alpha)
+    shares = message_shares(domain, listed)
+    picks = select(promise, shares, min(count, len(listed)), Settings().alpha)
     return [
         CollectedStrategy(
             origin, decode(listed, int(pick), domain), asked.number, float(seconds[pick])

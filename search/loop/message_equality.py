@@ -1,4 +1,4 @@
-"""Proposals whose compiled messages are equal are one proposal."""
+"""Proposals whose compiled messages are equal are one proposal; how much others have in common."""
 
 from collections.abc import Collection
 
@@ -6,26 +6,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
-from autosync.plan.message_digests import message_digests
+from autosync.plan.plan_table import PlanTable
 from autosync.population import Population
+from autosync.simulator.message_digests import digests_of
 from autosync.simulator.numba_compiler import compile_plans_fast
 
-CHUNK = 256
-"""Strategies compiled at a time; bounds memory."""
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+
+STRETCHES = 8
+"""Into which readiness, order and the forward pass are divided, to say what is alike."""
 
 
-def digests_of(domain: Domain, population: Population) -> list[bytes]:
-    """A digest of each strategy's messages, comparable within the domain."""
-    found: list[bytes] = []
-    for start in range(0, len(population), CHUNK):
-        part = population.take(np.arange(start, min(start + CHUNK, len(population))))
-        found += message_digests(compile_plans_fast(part, domain), part)
-    return found
-
-
-def distinct_rows(
-    domain: Domain, population: Population, known: Collection[bytes] = ()
-) -> NDArray[np.int64]:
+def distinct_rows(domain: Domain, population: Population, known: Collection[bytes] = ()) -> I64:
     """Indices of the strategies whose messages are neither known nor those of an earlier one.
 
     known: digests, as of `digests_of`.
@@ -37,3 +30,51 @@ def distinct_rows(
             taken.add(digest)
             rows.append(index)
     return np.array(rows, dtype=np.int64)
+
+
+def message_shares(domain: Domain, population: Population) -> F64:
+    """A `(strategies, features)` array: of what kinds of messages each strategy consists.
+
+    A row sums to 1. Messages are counted by operation and the ranks of it alone; together with the
+    octave of their bytes; with their gradients' readiness; with the forward operation that waits
+    for them; and with their place in the order of issue. Each of the five weighs as much, and in
+    each a message weighs half by its share of the bytes, half as one of the messages.
+    """
+    plans = compile_plans_fast(population, domain)
+    counts = np.diff(plans.first)
+    owner = np.repeat(np.arange(len(plans)), counts)
+    place = np.arange(plans.messages) - plans.first[:-1][owner]
+    sums = np.bincount(owner, weights=plans.wire_bytes, minlength=len(plans))
+    weight = 0.5 * plans.wire_bytes / sums[owner] + 0.5 / counts[owner]
+    kind = _message_kinds(plans)
+    views = (
+        np.zeros(plans.messages, dtype=np.int64),
+        np.log2(np.maximum(plans.wire_bytes, 1)).astype(np.int64),
+        _stretches(plans.ready, len(domain.graph.variables)),
+        _stretches(plans.gate, len(domain.graph.operations)),
+        STRETCHES * place // counts[owner],
+    )
+    return np.concatenate([_histogram(owner, kind, view, weight) for view in views], axis=1) / len(
+        views
+    )
+
+
+def _message_kinds(plans: PlanTable) -> I64:
+    """`(messages,)`: operation, root and teams as one number."""
+    columns = np.column_stack((plans.operation, plans.root, plans.ranks)).astype(np.int64)
+    kinds: I64 = np.unique(columns, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    return kinds
+
+
+def _stretches(position: NDArray[np.int32], length: int) -> I64:
+    """Which of the `STRETCHES` of 0 to `length` a position lies in; -1 without one."""
+    stretch: I64 = np.where(position < 0, -1, STRETCHES * position.astype(np.int64) // length)
+    return stretch
+
+
+def _histogram(owner: I64, kind: I64, view: I64, weight: F64) -> F64:
+    """`(strategies, cells)`: the weight of each strategy's messages in every cell that occurs."""
+    cells, cell = np.unique(np.column_stack((kind, view)), axis=0, return_inverse=True)
+    n, width = int(owner[-1]) + 1 if len(owner) else 0, len(cells)
+    sums = np.bincount(owner * width + cell.reshape(-1), weights=weight, minlength=n * width)
+    return sums.reshape(n, width).astype(np.float64)

@@ -1,6 +1,6 @@
 """Which strategies to try next: hand-designed ones first, then the best of many samples."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,12 +9,14 @@ from numpy.typing import NDArray
 from autosync.domain import Domain
 from autosync.population import Population, decode, encode
 from autosync.search.designs.design_table import hand_designed
-from autosync.search.loop.outcome import DDP, TuningEvent, strategy_id
+from autosync.search.loop.message_equality import distinct_rows, message_shares
+from autosync.search.loop.outcome import DDP, TuningEvent
 from autosync.search.loop.ranking import materialize, rank
 from autosync.search.loop.selection import select
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import Candidate, Proposal, Store
 from autosync.search.space import Space
+from autosync.simulator.message_digests import digests_of_strategies
 from autosync.simulator.simulator_contract import Learner, Simulator
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 
@@ -61,15 +63,15 @@ def propose(
     """The next round: hand-designed strategies first (DDP before all), then sampled ones."""
     earlier = store.proposals()
     number = 1 + max((proposal.round for proposal in earlier), default=-1)
-    seen = {strategy_id(proposal) for proposal in earlier}
+    known = digests_of_strategies(domain, [each.candidate.strategy for each in earlier])
     chosen: list[Candidate] = []
     if number == 0:
         room = min(left, max(1, settings.budget // 2))
         chosen = known_designs(domain, space, simulator)[:room]
-        seen |= {candidate.strategy.id for candidate in chosen}
+        known |= digests_of_strategies(domain, [each.strategy for each in chosen])
     room = min(left, max(ROUND_TRIALS, len(chosen))) - len(chosen)
     if room > 0:
-        chosen += sampled(domain, space, simulator, settings, number, room, seen, on_event)
+        chosen += sampled(domain, space, simulator, settings, number, room, known, on_event)
     return [
         Proposal(f"search/{number}/{candidate.strategy.id}", "search", number, candidate)
         for candidate in chosen
@@ -77,15 +79,17 @@ def propose(
 
 
 def known_designs(domain: Domain, space: Space, simulator: Simulator) -> list[Candidate]:
-    """DDP, then the other hand-designed strategies, the most promising first."""
+    """DDP, then the other hand-designed strategies, the most promising first, of equal messages the
+    first one."""
     named = hand_designed(domain, space)
     scores = simulator.predict(domain, encode([strategy for _, strategy in named], domain))
     candidates = [
         Candidate(replace(strategy, name=name), float(score), simulator.name, name)
         for (name, strategy), score in zip(named, scores, strict=True)
     ]
-    distinct = {candidate.strategy.id: candidate for candidate in reversed(candidates)}
-    return sorted(distinct.values(), key=lambda c: (c.origin != DDP, c.predicted_seconds, c.origin))
+    candidates.sort(key=lambda c: (c.origin != DDP, c.predicted_seconds, c.origin))
+    rows = distinct_rows(domain, encode([each.strategy for each in candidates], domain))
+    return [candidates[row] for row in rows]
 
 
 def sampled(
@@ -95,22 +99,21 @@ def sampled(
     settings: Settings,
     number: int,
     count: int,
-    seen: set[str],
+    known: Collection[bytes],
     on_event: OnEvent,
     optimism: float = OPTIMISM,
 ) -> list[Candidate]:
-    """`count` of the round's proposals: promising, unlike each other, not yet tried."""
+    """`count` of the round's proposals: promising, unlike each other, and in their messages unlike
+    all that are known (digests)."""
     total = settings.proposals
 
     def progress(done: int) -> None:
         on_event(TuningEvent("ranking", f"ranking proposals, round {number + 1}", done, total))
 
     seed = settings.seed + number
-    best = shortlist(domain, space, simulator, total, seed, progress, optimism)
-    every = range(len(best.index))
-    fresh = [i for i in every if decode(best.population, i, domain).id not in seen]
-    best = best.take(np.array(fresh, dtype=np.int64))
-    picks = select(best.promise, best.population, min(count, len(fresh)), settings.alpha)
+    best = shortlist(domain, space, simulator, total, seed, progress, optimism, known)
+    shares = message_shares(domain, best.population)
+    picks = select(best.promise, shares, min(count, len(best.index)), settings.alpha)
     return [
         Candidate(
             decode(best.population, int(pick), domain),
@@ -132,20 +135,21 @@ def shortlist(
     seed: int,
     progress: Callable[[int], None],
     optimism: float = OPTIMISM,
+    known: Collection[bytes] = (),
 ) -> Shortlist:
-    """The most promising `SHORTLIST_SIZE` of `total` proposals.
+    """The most promising `SHORTLIST_SIZE` of `total` proposals, no two of equal messages.
 
+    known: digests of messages that are not proposed again.
     A simulator that learns judges only what the timeline leaves, each proposal `optimism`
     standard deviations below its prediction; any other ranks everything as it predicts.
     """
-    if not isinstance(simulator, Learner):
-        ranked = rank(domain, space, simulator, total, seed, SHORTLIST_SIZE, on_progress=progress)
-        population = materialize(ranked, domain, space)
-        return Shortlist(population, ranked.index, ranked.seconds, ranked.seconds)
-    timeline = TimelineSimulator()
-    coarse = rank(domain, space, timeline, total, seed, COARSE_SIZE, on_progress=progress)
-    judged = materialize(coarse, domain, space)
-    seconds, std = simulator.predict_with_std(domain, judged)
-    promise = seconds * np.exp(-optimism * std)
-    best = np.argsort(promise, kind="stable")[:SHORTLIST_SIZE]
-    return Shortlist(judged, coarse.index, seconds, promise).take(best)
+    ranking = TimelineSimulator() if isinstance(simulator, Learner) else simulator
+    coarse = rank(domain, space, ranking, total, seed, COARSE_SIZE, on_progress=progress)
+    population = materialize(coarse, domain, space)
+    listed = Shortlist(population, coarse.index, coarse.seconds, coarse.seconds)
+    listed = listed.take(distinct_rows(domain, population, known))
+    if isinstance(simulator, Learner):
+        seconds, std = simulator.predict_with_std(domain, listed.population)
+        listed = replace(listed, seconds=seconds, promise=seconds * np.exp(-optimism * std))
+    best = np.argsort(listed.promise, kind="stable")[:SHORTLIST_SIZE]
+    return listed.take(best)

@@ -3,33 +3,31 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.population import Population
-
 
 def select(
     scores: NDArray[np.float64],
-    population: Population,
+    shares: NDArray[np.float64],
     k: int,
     alpha: float,
 ) -> NDArray[np.int64]:
     """Indices of `k` candidates in the order they were picked (AutoSync, equation 11, greedy).
 
-    scores: `(strategies,)`, lower is better. alpha: weight of similarity.
+    scores: `(strategies,)`, lower is better. shares: `(strategies, features)`, of what kinds of
+    messages each consists (`message_shares`). alpha: weight of similarity.
     Both terms are normalised: a score counts 0 at the best and 1 at the median candidate,
-    similarity is the mean share of equal choices with those picked before, so alpha means the same
-    for any simulator, model and k. Ties go to the lower index.
+    similarity is the mean share of messages in common with those picked before, so alpha means the
+    same for any simulator, model and k. Ties go to the lower index.
     """
-    choices = choice_features(population)
     cost = normalised(scores)
-    alike = np.zeros(len(population), dtype=np.float64)
-    untried = np.ones(len(population), dtype=np.bool_)
+    alike = np.zeros(len(scores), dtype=np.float64)
+    untried = np.ones(len(scores), dtype=np.bool_)
     picks: list[int] = []
     while len(picks) < k and untried.any():
         total = cost + alpha * alike / max(len(picks), 1)
         best = int(np.argmin(np.where(untried, total, np.inf)))
         picks.append(best)
         untried[best] = False
-        alike += similarity(choices, best)
+        alike += similarity(shares, best)
     return np.array(picks, dtype=np.int64)
 
 
@@ -44,35 +42,8 @@ def normalised(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     return result
 
 
-def similarity(choices: NDArray[np.int32], index: int) -> NDArray[np.float64]:
-    """A `(strategies,)` array: the share of choices that each has in common with one of them."""
-    equal: NDArray[np.float64] = (choices == choices[index]).mean(axis=1)
-    return equal
-
-
-def choice_features(population: Population) -> NDArray[np.int32]:
-    """A `(strategies, 9 V)` array: what affects each variable's synchronization (supplement, 7).
-
-    Partition axis and parts, method, option and owner of its first shard, whether that starts a
-    new group, and the strategy's order, slices and overlap. Group numbers are names, so only
-    where groups begin counts.
-    """
-    n, variables = population.axis.shape
-    starts = np.cumsum(population.parts, axis=1, dtype=np.int64) - population.parts
-    rows = population.first[:-1, None] + starts
-    before = np.maximum(rows - 1, 0)
-    joined = (population.group[rows] == population.group[before]) & (starts > 0)
-    slices = np.unique(population.slice_bytes, return_inverse=True)[1]
-    columns = [
-        population.axis,
-        population.parts,
-        population.method[rows],
-        population.option[rows],
-        population.server[rows],
-        joined,
-        *(
-            np.broadcast_to(head.reshape(n, 1), (n, variables))
-            for head in (population.order, slices, population.overlap)
-        ),
-    ]
-    return np.concatenate([column.astype(np.int32) for column in columns], axis=1)
+def similarity(shares: NDArray[np.float64], index: int) -> NDArray[np.float64]:
+    """A `(strategies,)` array: what each has in common with one of them, 0 to 1, the intersection
+    of their histograms (Swain and Ballard 1991)."""
+    common: NDArray[np.float64] = np.minimum(shares, shares[index]).sum(axis=1)
+    return common

@@ -51,9 +51,10 @@ def trials_table(folder: Path) -> pd.DataFrame:
 class DomainSummary:
     """A domain of a dataset in figures.
 
-    compute_seconds: forward and backward at nominal speed. strategies: without error. passes:
-    all of them, without control trials. fastest_seconds, slowest_seconds: of those strategies;
-    ddp_seconds: of torch's DDP; None where there is none. noise: as `MeasuredDomain.noise`.
+    compute_seconds: forward and backward at nominal speed. strategies: without error, `picks` of
+    them chosen by searches. passes: all of them, without control trials.
+    fastest_seconds, slowest_seconds: of those strategies; ddp_seconds: of torch's DDP; None where
+    there is none. noise: as `MeasuredDomain.noise`.
     spread: the median within a pass. pass_difference, occasion_difference: median of |ln(a / b)| of
     a strategy's first two passes on an occasion, and of its first two occasions' medians; None
     where there is one only. byte_scale, time_scale: s and k, as many as there were.
@@ -65,6 +66,7 @@ class DomainSummary:
     world_size: int
     compute_seconds: float
     strategies: int
+    picks: int
     failed: int
     passes: int
     occasions: int
@@ -125,6 +127,7 @@ def _summary(each: MeasuredDomain, rows: pd.DataFrame) -> DomainSummary:
     return DomainSummary(
         **facts,
         strategies=len(each),
+        picks=len(each.picks),
         failed=each.failed,
         passes=len(rows),
         occasions=int(rows["occasion"].nunique()),

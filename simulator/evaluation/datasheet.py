@@ -28,7 +28,7 @@ FILES = """\
 | column of trials | unit | meaning |
 |---|---|---|
 | domain, strategy_id | | which domain, which strategy: hashes of their content |
-| origin | | `sampled`, the name of a hand-designed builder, or `canary`: a control |
+| origin | | `sampled`, a builder's name, `pick/` and who chose it, or `canary`: a control |
 | occasion | | 1, or 2 where everything was measured again much later |
 | pass | | 1, 2, and 3 where the first two differ by more than 5 %; 0 is a control |
 | step_seconds | s | median over the pass's iterations, divided by k; null where it failed |
@@ -38,6 +38,8 @@ FILES = """\
 | byte_scale | | s of an emulated cluster: messages carry s times their bytes; 1 on a real one |
 | time_scale | | k of an emulated cluster: everything takes k times as long; 1 on a real one |
 | load | share | of the CPU that others used meanwhile, or null |
+| round | | in which a pick was chosen, from 1; else null |
+| predicted_seconds | s | of a pick, by what chose it and then; null of other strategies |
 
 Other columns are the record of a pass: seconds of each iteration, overhead, peak memory, bytes
 sent, when it was measured, versions. `autosync schema Strategy` and `autosync schema Domain` print
@@ -52,6 +54,14 @@ not fall on one strategy alone. Where two differ by more than 5 %, a third decid
 the machine used meanwhile is in `load`. A known strategy, the control, runs between others
 (`canary`); where it has drifted, what was measured since is measured again. What failed stays in
 the table with its reason.
+
+Picks are what searches chose from 30,000 proposals a round, in rounds: a third each by the
+timeline (`pick/timeline`), by a Gaussian process (`pick/transferred`), and at random, which the
+timeline then predicts (`pick/random`). The process knew the strategies of the plan's `pick_sources`
+that are no picks, but none of the domain's, and the domain's own picks of earlier rounds. The first
+pass of a round comes before the next is chosen. A pick differs in its messages from all that was
+measured before it, and as in a tuning those that one chooser takes in a round are unlike each other
+(`autosync.search.collect.pick_rounds`).
 """
 
 NOISE = """\
@@ -113,7 +123,7 @@ def datasheet_of(
 
 
 def _holdings(domains: list[DomainSummary], trials: pd.DataFrame) -> str:
-    columns = "model, cluster, replicas, batch, compute ms, strategies, failed, passes"
+    columns = "model, cluster, replicas, batch, compute ms, strategies, picks, failed, passes"
     columns += ", fastest ms, DDP ms, slowest ms, s, k"
     rows = [
         (
@@ -123,6 +133,7 @@ def _holdings(domains: list[DomainSummary], trials: pd.DataFrame) -> str:
             each.batch_size,
             _milliseconds(each.compute_seconds),
             each.strategies,
+            each.picks,
             each.failed,
             each.passes,
             _milliseconds(each.fastest_seconds),

@@ -23,6 +23,13 @@ from autosync.simulator.evaluation.evaluation_tables import (
     transfers_to,
 )
 from autosync.simulator.evaluation.measured_dataset import MeasuredDomain
+from autosync.simulator.evaluation.pick_report import (
+    PICK_MEASURES,
+    chosen_table,
+    pick_summary,
+    pick_table,
+)
+from autosync.simulator.evaluation.pick_tables import PickRow, chosen_rows, rank_picks
 from autosync.simulator.evaluation.report import (
     MEASURES,
     draw_curves,
@@ -42,14 +49,14 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan:
-    """What to do. tables: of `comparison`, `features`, `transfer`, `curves`, `search`.
+    """What to do. tables: of `picks`, `comparison`, `features`, `transfer`, `curves`, `search`.
 
     seeds: of splits and networks; the ablation of features and networks that transfer or grow
         take the first one. published_size: also an
         LSTM of 3 x 128. jobs: processes, each with a domain.
     """
 
-    tables: tuple[str, ...] = ("comparison", "features", "transfer", "curves", "search")
+    tables: tuple[str, ...] = ("picks", "comparison", "features", "transfer", "curves", "search")
     seeds: tuple[int, ...] = SEEDS
     published_size: bool = False
     jobs: int = 1
@@ -79,6 +86,7 @@ def evaluate(
 
 
 TITLES = {
+    "picks": "Picks",
     "comparison": "Held-out strategies (70/15/15)",
     "features": "Features read by an LSTM that stands alone",
     "transfer": "Domains ranked without a trial",
@@ -98,13 +106,14 @@ def _sections(page: Path, head: str) -> dict[str, str]:
 
 def describe(measured: Sequence[MeasuredDomain]) -> str:
     """What was measured, as a Markdown table."""
-    lines = ["| domain | strategies | failed | noise of a pass | fastest / slowest, ms |"]
-    lines.append("|---|---|---|---|---|")
+    lines = ["| domain | strategies | picks | failed | noise of a pass | fastest / slowest, ms |"]
+    lines.append("|---|---|---|---|---|---|")
     for each in measured:
         label = each.label_seconds * 1e3
         noise = "one pass only" if each.noise is None else f"{each.noise:.2%}"
         span = f"{label.min():.1f} / {label.max():.1f}"
-        lines.append(f"| {each.name} | {len(each)} | {each.failed} | {noise} | {span} |")
+        count = f"{len(each)} | {len(each.picks)} | {each.failed}"
+        lines.append(f"| {each.name} | {count} | {noise} | {span} |")
     return "\n".join(lines)
 
 
@@ -121,6 +130,18 @@ def searches(subject: EvaluatedDomain, subjects: Sequence[EvaluatedDomain]) -> d
             subject, lambda: transferred(make(0), others, subject.measured.domain)
         )
     return curves
+
+
+def _picks(subjects: Sequence[EvaluatedDomain], folder: Path, evaluation: EvaluationPlan) -> str:
+    picked = [subject for subject in subjects if len(subject.measured.picks)]
+    if not picked:
+        return "No search has picked anything in these domains."
+    models = {name: maker(Recipe(name)) for name in PICK_MODELS}
+    tasks = [(s, subjects, models, evaluation.seeds[0]) for s in picked]
+    rows: list[PickRow] = [r for found in _each(rank_picks, tasks, evaluation.jobs) for r in found]
+    parts = [pick_summary(rows), *(pick_table(rows, measure) for measure in PICK_MEASURES)]
+    chosen = [row for subject in picked for row in chosen_rows(subject)]
+    return "\n\n".join([*parts, "As they were chosen:", chosen_table(chosen)])
 
 
 def _comparison(
@@ -175,11 +196,17 @@ def _search(subjects: Sequence[EvaluatedDomain], folder: Path, evaluation: Evalu
     return "\n".join(lines)
 
 
+PICK_MODELS: tuple[Literal["linear", "gaussian", "ensemble"], ...] = (
+    "linear",
+    "gaussian",
+    "ensemble",
+)
 CLOSED_FORMS: tuple[Literal["linear", "gaussian"], ...] = ("linear", "gaussian")
 TRANSFERRED: tuple[Literal["linear", "gaussian", "lstm"], ...] = (*CLOSED_FORMS, "lstm")
 COUNTS = (0, 5, 10, 20, 40, 80, 150)
 
 _WRITERS: dict[str, Callable[[Sequence[EvaluatedDomain], Path, EvaluationPlan], str]] = {
+    "picks": _picks,
     "comparison": _comparison,
     "features": _features,
     "transfer": _transfer,

@@ -1,8 +1,7 @@
 """The tables of the evaluation as plain data, in the form of the thesis's 8.1, 8.3 and 8.4."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +9,9 @@ from numpy.typing import NDArray
 from autosync.simulator.analytic import AnalyticSimulator
 from autosync.simulator.evaluation.compared_models import SEEDED, MakeModel
 from autosync.simulator.evaluation.measured_dataset import MeasuredDomain
-from autosync.simulator.evaluation.metrics import RankingScores, judge
+from autosync.simulator.evaluation.merged_measurements import merged_by_messages
+from autosync.simulator.evaluation.metrics import RankingScores, judge, mean_scores
+from autosync.simulator.evaluation.perfect_predictor import perfect_scores
 from autosync.simulator.evaluation.splits import split_strategies
 from autosync.simulator.learned.features.feature_names import FEATURE_PARTS, FeaturePart
 from autosync.simulator.learned.features.strategy_features import features_of
@@ -23,6 +24,7 @@ from autosync.simulator.learned.transfer import transferred
 F64 = NDArray[np.float64]
 
 SEEDS = (0, 1, 2)
+PERFECT = "perfect predictor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +58,11 @@ class EvaluationRow:
 
 
 def subjects_of(measured: Sequence[MeasuredDomain]) -> list[EvaluatedDomain]:
-    """Domains of one name (another batch or profile) are told apart by their identity."""
+    """Domains of one name (another batch or profile) are told apart by their identity. Strategies
+    of one plan count once."""
     names = [each.name for each in measured]
     subjects = []
-    for each in measured:
+    for each in map(merged_by_messages, measured):
         name = each.name
         if names.count(name) > 1:
             name = f"{name} ({each.domain.id[:6]})"
@@ -73,8 +76,8 @@ def subjects_of(measured: Sequence[MeasuredDomain]) -> list[EvaluatedDomain]:
 def compare_simulators(
     subjects: Sequence[EvaluatedDomain], models: dict[str, MakeModel], seeds: Sequence[int] = SEEDS
 ) -> list[EvaluationRow]:
-    """Table 8.1: held-out strategies of each domain, by each simulator; and the ceiling, which is
-    the second pass ranking the first."""
+    """Table 8.1: held-out strategies of each domain, by each simulator; and by one that knows the
+    true seconds (`perfect_predictor`)."""
     rows = []
     for subject in subjects:
         found: dict[str, list[RankingScores]] = {}
@@ -82,10 +85,11 @@ def compare_simulators(
             split = split_strategies(len(subject.measured), seed)
             for name, predicted in _predictions(subject, models, seed, split.known).items():
                 found.setdefault(name, []).append(_judge(subject, predicted, split.test))
-            if (ceiling := _ceiling(subject, split.test)) is not None:
-                found.setdefault("ceiling", []).append(ceiling)
+            labels = subject.trials.step_seconds[split.test]
+            if (perfect := perfect_scores(labels, subject.measured.noise)) is not None:
+                found.setdefault(PERFECT, []).append(perfect)
         known = len(split.known)
-        trials = dict.fromkeys(("analytic", "timeline", "ceiling"), 0)
+        trials = dict.fromkeys(("analytic", "timeline", PERFECT), 0)
         rows += [
             EvaluationRow(subject.name, name, "", trials.get(name, known), mean_scores(scores))
             for name, scores in found.items()
@@ -114,7 +118,7 @@ def compare_features(
                 split = split_strategies(len(subject.measured), seed)
                 simulator = LearnedSimulator(make_model(recipe, seed))
                 simulator.refit_features(subject.known(split.known))
-                scores.append(_judge(subject, _of(simulator, subject), split.test))
+                scores.append(_judge(subject, predicted_by(simulator, subject), split.test))
             rows.append(
                 EvaluationRow(subject.name, "lstm", setting, len(split.known), mean_scores(scores))
             )
@@ -133,13 +137,16 @@ def transfers_to(
     everything = np.arange(len(target.measured))
     baseline = _judge(target, target.timeline_seconds, everything)
     rows = [EvaluationRow(target.name, "timeline", "no trials", 0, baseline)]
+    perfect = perfect_scores(target.trials.step_seconds, target.measured.noise)
+    if perfect is not None:
+        rows.append(EvaluationRow(target.name, PERFECT, "no trials", 0, perfect))
     for setting, sources in transfer_sources(target, subjects).items():
         known = [source.trials for source in sources]
         for name, make in models.items():
             scores = []
             for seed in seeds if name in SEEDED else seeds[:1]:
                 simulator = transferred(make(seed), known, target.measured.domain)
-                scores.append(_judge(target, _of(simulator, target), everything))
+                scores.append(_judge(target, predicted_by(simulator, target), everything))
             count = sum(len(source.measured) for source in sources)
             rows.append(EvaluationRow(target.name, name, setting, count, mean_scores(scores)))
     return rows
@@ -182,7 +189,7 @@ def learning_curve(
                 simulator = LearnedSimulator(make(seed))
                 if count:
                     simulator.refit_features(subject.known(split.known[:count]))
-                scores.append(_judge(subject, _of(simulator, subject), split.test))
+                scores.append(_judge(subject, predicted_by(simulator, subject), split.test))
             if scores:
                 rows.append(EvaluationRow(subject.name, name, "", count, mean_scores(scores)))
     return rows
@@ -209,22 +216,12 @@ def guided_search(
         if simulator is not None:
             if tried:
                 simulator.refit_features(subject.known(np.array(tried)))
-            predicted = _of(simulator, subject)
+            predicted = predicted_by(simulator, subject)
             left.sort(key=lambda k: float(predicted[k]))
         tried += left[:round_trials]
         left = left[round_trials:]
     best: F64 = np.minimum.accumulate(seconds[np.array(tried[:budget])]) / seconds.min()
     return best
-
-
-def mean_scores(scores: Sequence[RankingScores]) -> RankingScores:
-    """Over the seeds, NaN left out; pairs add up."""
-    values: dict[str, Any] = {}
-    for field in fields(RankingScores):
-        column = np.array([getattr(each, field.name) for each in scores], dtype=np.float64)
-        known = column[~np.isnan(column)]
-        values[field.name] = float(known.mean()) if len(known) else float("nan")
-    return replace(RankingScores(**values), pairs=sum(each.pairs for each in scores))
 
 
 def _predictions(
@@ -234,25 +231,15 @@ def _predictions(
     for name, make in models.items():
         simulator = LearnedSimulator(make(seed))
         simulator.refit_features(subject.known(known))
-        found[name] = _of(simulator, subject)
+        found[name] = predicted_by(simulator, subject)
     return found
 
 
-def _of(simulator: LearnedSimulator, subject: EvaluatedDomain) -> F64:
+def predicted_by(simulator: LearnedSimulator, subject: EvaluatedDomain) -> F64:
+    """Seconds of every strategy of the domain, `(n,)`."""
     return simulator.predict_features(subject.measured.domain, subject.trials.features)[0]
 
 
 def _judge(subject: EvaluatedDomain, predicted: F64, indices: NDArray[np.int64]) -> RankingScores:
     labels = subject.trials.step_seconds[indices]
     return judge(predicted[indices], labels, subject.measured.noise)
-
-
-def _ceiling(subject: EvaluatedDomain, indices: NDArray[np.int64]) -> RankingScores | None:
-    measured = subject.measured
-    if measured.second_seconds is None:
-        return None
-    twice = indices[np.isfinite(measured.second_seconds[indices])]
-    if len(twice) < 2:
-        return None
-    second, first = measured.second_seconds[twice], measured.step_seconds[twice]
-    return judge(second, first, measured.noise)

@@ -9,8 +9,9 @@
     FOLDER/trials.parquet       one row a measuring pass of a strategy:
 
         domain, strategy_id     string
-        origin                  string   `sampled`, the builder that made it, or `canary`: a
-                                         control trial, by which drift is noticed
+        origin                  string   `sampled`, the builder that made it, `pick/...`: a search
+                                         chose it, or `canary`: a control trial, by which drift is
+                                         noticed
         occasion                int64    1, or 2 where everything was measured again much later
         pass                    int64    1, 2, and 3 where the two differ by more than 5 %: passes
                                          go over all strategies, one after another; 0: a control
@@ -21,6 +22,8 @@
         byte_scale              double   s of the testbed, 1 on a real cluster
         time_scale              double   k of the testbed
         load                    double   share of the CPU used by others meanwhile, or null
+        round                   int64    of a pick, from 1, else null
+        predicted_seconds       double   of a pick, by what chose it, else null
 
     and whatever else was recorded of a pass. Seconds are the domain's: measured, divided by k.
 
@@ -48,6 +51,9 @@ F64 = NDArray[np.float64]
 NOISE_OVER_DIFFERENCE = 1.4826
 """A normal distribution's standard deviation over its median absolute deviation."""
 
+SAMPLED, PICKED = "sampled", "pick/"
+"""An origin, and what those of picks begin with."""
+
 COLUMNS = (
     "domain",
     "strategy_id",
@@ -73,6 +79,8 @@ class MeasuredDomain:
     second_seconds f64[n]: of the second, NaN where it is still to come; None where nothing was
         measured twice. best_seconds f64[n]: from all passes; None: the geometric mean of these two.
     failed: strategies left out because a pass failed.
+    origins, rounds: of each strategy, as in the table (0: no pick); predicted_seconds f64[n]: of a
+        pick, when it was chosen, else NaN. Empty where nothing is known.
     """
 
     domain: Domain
@@ -81,6 +89,9 @@ class MeasuredDomain:
     second_seconds: F64 | None = None
     best_seconds: F64 | None = None
     failed: int = 0
+    origins: tuple[str, ...] = ()
+    rounds: tuple[int, ...] = ()
+    predicted_seconds: F64 | None = None
 
     def __post_init__(self) -> None:
         columns = [self.step_seconds]
@@ -107,6 +118,24 @@ class MeasuredDomain:
         return f"{self.domain.graph.name}, {self.domain.cluster.name}"
 
     @property
+    def picks(self) -> NDArray[np.int64]:
+        """Indices of the strategies that searches chose, in the order of their rounds."""
+        chosen = [i for i, origin in enumerate(self.origins) if origin.startswith(PICKED)]
+        return np.array(sorted(chosen, key=lambda i: self.rounds[i]), dtype=np.int64)
+
+    @property
+    def designs(self) -> NDArray[np.int64]:
+        """Indices of the hand-designed strategies."""
+        return np.array(
+            [
+                i
+                for i, origin in enumerate(self.origins)
+                if origin != SAMPLED and not origin.startswith(PICKED)
+            ],
+            dtype=np.int64,
+        )
+
+    @property
     def label_seconds(self) -> F64:
         """What models learn and are judged by, f64[n]."""
         if self.best_seconds is not None:
@@ -120,10 +149,13 @@ class MeasuredDomain:
     @property
     def noise(self) -> float | None:
         """By how much, relatively, one pass differs from the other (a robust standard deviation:
-        1.4826 times the median absolute difference of logarithms); None with a single pass."""
+        1.4826 times the median absolute difference of logarithms); None with a single pass. Picks
+        do not count: of the other strategies there may be occasions, which tell more."""
         if self.second_seconds is None:
             return None
-        difference = np.abs(np.log(self.step_seconds / self.second_seconds))
+        rest = np.ones(len(self), dtype=np.bool_)
+        rest[self.picks] = False
+        difference = np.abs(np.log(self.step_seconds / self.second_seconds))[rest]
         return NOISE_OVER_DIFFERENCE * float(np.nanmedian(difference))
 
 
@@ -246,17 +278,22 @@ def _read_domain(folder: Path, identity: str) -> Domain:
 def measured_domain(domain: Domain, rows: pd.DataFrame) -> MeasuredDomain:
     """The domain of these rows of the tables, its controls left out."""
     rows = rows[rows["pass"] > 0].sort_values(["occasion", "pass"], kind="stable")
-    again = rows.loc[rows["occasion"] == 2, "strategy_id"].nunique()
-    twice = again == rows["strategy_id"].nunique()
+    rest = rows[~rows["origin"].str.startswith(PICKED)]  # picks have one occasion
+    again = rest.loc[rest["occasion"] == 2, "strategy_id"].nunique()
+    twice = again == rest["strategy_id"].nunique()
     strategies: list[Strategy] = []
+    origins: list[str] = []
+    chosen: list[tuple[int, float]] = []
     found: list[tuple[float, float, float]] = []
     failed = 0
     for _, passes in rows.groupby("strategy_id", sort=True):
-        seconds = _two_and_best(passes, twice)
+        seconds = _two_and_best(passes, twice and passes["occasion"].nunique() > 1)
         if seconds is None:
             failed += 1
             continue
         strategies.append(from_json(Strategy, passes["strategy"].iloc[0], source="strategies"))
+        origins.append(str(passes["origin"].iloc[0]))
+        chosen.append(_choice(passes))
         found.append(seconds)
     first, second, best = np.array(found, dtype=np.float64).reshape(-1, 3).T
     return MeasuredDomain(
@@ -266,7 +303,17 @@ def measured_domain(domain: Domain, rows: pd.DataFrame) -> MeasuredDomain:
         second if np.isfinite(second).any() else None,
         best,
         failed,
+        tuple(origins),
+        tuple(number for number, _ in chosen),
+        np.array([predicted for _, predicted in chosen], dtype=np.float64),
     )
+
+
+def _choice(passes: pd.DataFrame) -> tuple[int, float]:
+    """The round of a pick and what was predicted of it; 0 and NaN otherwise."""
+    if "round" not in passes or pd.isna(passes["round"].iloc[0]):
+        return 0, np.nan
+    return int(passes["round"].iloc[0]), float(passes["predicted_seconds"].iloc[0])
 
 
 def _two_and_best(passes: pd.DataFrame, twice: bool) -> tuple[float, float, float] | None:

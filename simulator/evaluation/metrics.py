@@ -1,6 +1,8 @@
 """How well predictions rank measured strategies."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,3 +69,13 @@ def pairs_ranked(predicted: F64, measured: F64, beyond: float = 0.0) -> tuple[fl
 def top_regret(predicted: F64, measured: F64) -> float:
     """The first among equals of the prediction; 0 is the fastest."""
     return float(measured[int(np.argmin(predicted))] / measured.min() - 1.0)
+
+
+def mean_scores(scores: Sequence[RankingScores]) -> RankingScores:
+    """NaN left out; pairs add up."""
+    values: dict[str, Any] = {}
+    for field in fields(RankingScores):
+        column = np.array([getattr(each, field.name) for each in scores], dtype=np.float64)
+        known = column[~np.isnan(column)]
+        values[field.name] = float(known.mean()) if len(known) else float("nan")
+    return replace(RankingScores(**values), pairs=sum(each.pairs for each in scores))

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.errors import NotSupported
-from autosync.simulator.evaluation.evaluation_tables import EvaluationRow, mean_scores
-from autosync.simulator.evaluation.metrics import RankingScores
+from autosync.simulator.evaluation.evaluation_tables import EvaluationRow
+from autosync.simulator.evaluation.metrics import RankingScores, mean_scores
 
 F64 = NDArray[np.float64]
 

@@ -53,13 +53,23 @@ def describe(
     if json:
         print_json([asdict(each) for each in found])
         return
-    numbers = ("ranks", "strategies", "failed", "fastest ms", "DDP ms", "slowest ms", "noise")
+    numbers = (
+        "ranks",
+        "strategies",
+        "picks",
+        "failed",
+        "fastest ms",
+        "DDP ms",
+        "slowest ms",
+        "noise",
+    )
     rows = [
         (
             each.model,
             each.cluster,
             str(each.world_size),
             str(each.strategies),
+            str(each.picks),
             str(each.failed),
             milliseconds(each.fastest_seconds),
             milliseconds(each.ddp_seconds),

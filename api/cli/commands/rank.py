@@ -84,11 +84,12 @@ def best_by_prediction(
     from autosync.search.loop.proposing import known_designs, sampled
     from autosync.search.loop.settings import Settings
     from autosync.search.space import Space
+    from autosync.simulator.message_digests import digests_of_strategies
 
     space = Space()
     settings = Settings(proposals=proposals, seed=seed)
     known = known_designs(domain, space, predictor)
-    seen = {candidate.strategy.id for candidate in known}
+    seen = digests_of_strategies(domain, [candidate.strategy for candidate in known])
     with ranking_bar(quiet) as on_event:
         drawn = sampled(
             domain, space, predictor, settings, 0, SAMPLED, seen, on_event, optimism=0.0

@@ -11,9 +11,9 @@ from autosync.models import BUNDLED, bundled, graph_file, spec_of
 from autosync.models.bert import BertPretraining
 from autosync.models.model_specs import import_bundled
 
-# Published: torchvision's model pages, the BERT and GPT-2 releases; DeAR table I counts 161, 206 and
-# 398 tensors for ResNet-50, BERT-base and BERT-large. DLRM has the 33,762,577 categories of Criteo's
-# Kaggle data in 16 columns each (540 million parameters, arXiv 1906.00091).
+# Published: torchvision's model pages, the BERT and GPT-2 releases; DeAR table I counts 161, 206
+# and 398 tensors for ResNet-50, BERT-base and BERT-large. DLRM has the 33,762,577 categories of
+# Criteo's Kaggle data in 16 columns each (540 million parameters, arXiv 1906.00091).
 PARAMETERS = {
     "resnet50": 25_557_032,
     "resnet101": 44_549_160,

@@ -157,7 +157,7 @@ def test_what_was_measured_beside_a_drifted_control_is_measured_again(tmp_path: 
     assert domain.noise == 0.0
 
 
-def test_second_occasions_are_the_ceiling(tmp_path: Path) -> None:
+def test_second_occasions_tell_the_noise(tmp_path: Path) -> None:
     plan = prepared(tmp_path, occasions=2)
 
     def slower_later(request: TrialRequest, number: int) -> float:

@@ -12,8 +12,8 @@ from autosync.population import encode
 from autosync.search.collect.collected_strategy import PICK_ORIGINS
 from autosync.search.collect.collection import collect
 from autosync.search.collect.collection_plan import CollectionPlan, CollectionTarget
-from autosync.search.loop.message_equality import digests_of
 from autosync.simulator.evaluation.measured_dataset import load_dataset, read_trials
+from autosync.simulator.message_digests import digests_of
 from autosync.strategy import Strategy
 from tests.domains import chain_graph, grid_cluster
 from tests.domains import domain_of as small_domain

@@ -1,16 +1,19 @@
+"""Selection: fast by prediction, unlike in messages."""
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autosync.population import encode
 from autosync.search.designs import known_designs
-from autosync.search.loop.selection import choice_features, normalised, select, similarity
+from autosync.search.loop.message_equality import message_shares
+from autosync.search.loop.selection import normalised, select
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from tests.domains import chain_graph, domain_of
 
 DOMAIN = domain_of(chain_graph(((300, 64), (64,), (128, 64), (128,)), factor_rows=2))
-DRAWN = sample(DOMAIN, Space(whole_below_bytes=1000), 0, 40, 0)
+DRAWN = message_shares(DOMAIN, sample(DOMAIN, Space(whole_below_bytes=1000), 0, 40, 0))
 
 
 def test_without_similarity_the_fastest_are_picked_in_order() -> None:
@@ -23,11 +26,10 @@ def test_every_pick_is_the_greedy_minimum_of_equation_11() -> None:
     alpha = 0.7
     picks: list[int] = []
     cost = (scores - scores.min()) / np.median(scores - scores.min())
-    choices = choice_features(DRAWN)
     for pick in select(scores, DRAWN, 10, alpha):
         totals = {}
         for i in set(range(40)) - set(picks):
-            alike = [(choices[i] == choices[j]).mean() for j in picks]
+            alike = [np.minimum(DRAWN[i], DRAWN[j]).sum() for j in picks]
             totals[i] = cost[i] + alpha * (np.mean(alike) if alike else 0.0)
         assert np.isclose(totals[pick], min(totals.values()))
         picks.append(int(pick))
@@ -37,29 +39,15 @@ def test_a_copy_waits_for_something_new() -> None:
     """Two equal strategies and another one: the other goes second."""
     strategies = [known_designs.all_reduce_5mb(DOMAIN), known_designs.all_reduce_5mb(DOMAIN)]
     population = encode([*strategies, known_designs.ps_pieces_4mb_priority(DOMAIN)], DOMAIN)
-    scores = np.array([1.0, 1.01, 1.01])
-    assert select(scores, population, 3, 0.0).tolist() == [0, 1, 2]
-    assert select(scores, population, 3, 0.5).tolist() == [0, 2, 1]
-
-
-def test_similarity_is_the_share_of_equal_choices() -> None:
-    one = known_designs.all_reduce_one_bucket(DOMAIN)
-    population = encode([one, known_designs.reduce_scatter_25mb(DOMAIN), one], DOMAIN)
-    alike = similarity(choice_features(population), 0)
-    assert alike[[0, 2]].tolist() == [1.0, 1.0]
-    assert alike[1] == 8 / 9  # the method alone differs, of nine choices
-
-
-def test_names_of_groups_do_not_count() -> None:
-    population = encode([known_designs.all_reduce_5mb(DOMAIN)] * 2, DOMAIN)
-    population.group[population.first[1] :] += 2
-    assert similarity(choice_features(population), 0).tolist() == [1.0, 1.0]
+    scores, shares = np.array([1.0, 1.01, 1.01]), message_shares(DOMAIN, population)
+    assert select(scores, shares, 3, 0.0).tolist() == [0, 1, 2]
+    assert select(scores, shares, 3, 0.5).tolist() == [0, 2, 1]
 
 
 @settings(deadline=None)
 @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=30), st.integers(0, 50))
 def test_picks_are_distinct_and_finite_scores_always_work(scores: list[float], k: int) -> None:
-    picks = select(np.array(scores), DRAWN.take(range(len(scores))), k, 0.5)
+    picks = select(np.array(scores), DRAWN[: len(scores)], k, 0.5)
     assert len(picks) == len(set(picks.tolist())) == min(k, len(scores))
     assert normalised(np.array(scores)).min() == 0.0
 

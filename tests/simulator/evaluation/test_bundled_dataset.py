@@ -1,13 +1,17 @@
 """The dataset that comes with AutoSync holds what its plan promises."""
 
+from collections import Counter
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from autosync.bundled_data import data_folder
+from autosync.search.collect.collected_strategy import PICK_ORIGINS
 from autosync.search.collect.collection_plan import CollectionTarget, load_plan
 from autosync.simulator.evaluation.datasheet import datasheet_of
 from autosync.simulator.evaluation.measured_dataset import MeasuredDomain, load_dataset, read_trials
+from autosync.simulator.message_digests import digests_of
 
 FOLDER = data_folder("runtimes")
 PLAN = load_plan(FOLDER / "plan.yaml")
@@ -29,9 +33,33 @@ def target_of(measured: MeasuredDomain) -> CollectionTarget:
     return TARGETS[f"{domain.graph.name}/{domain.cluster.name}"]
 
 
-def test_every_domain_of_the_plan_is_there_whole(domains: list[MeasuredDomain]) -> None:
-    assert sorted(map(len, domains))[0] >= PLAN.strategies
-    assert {target_of(each).name for each in domains} == {each.name for each in PLAN.domains}
+def test_what_is_there_of_the_plan_is_whole(domains: list[MeasuredDomain]) -> None:
+    names = [target_of(each).name for each in domains]
+    assert len(set(names)) == len(names)
+    assert set(PLAN.pick_sources) <= set(names)
+    for measured in domains:
+        target = target_of(measured)
+        assert len(measured) - len(measured.picks) >= PLAN.strategies_of(target), target.name
+        assert len(measured.picks) in (0, target.picks), target.name
+
+
+def test_choosers_have_picked_alike_in_every_round(domains: list[MeasuredDomain]) -> None:
+    for measured in domains:
+        chosen = Counter((measured.origins[i], measured.rounds[i]) for i in measured.picks)
+        each = len(measured.picks) // PLAN.pick_rounds // len(PICK_ORIGINS)
+        assert chosen == {
+            (origin, number): each
+            for origin in PICK_ORIGINS
+            for number in range(1, PLAN.pick_rounds + 1)
+            if each
+        }
+
+
+def test_no_pick_is_the_plan_of_another_strategy(domains: list[MeasuredDomain]) -> None:
+    for measured in domains:
+        digests = Counter(digests_of(measured.domain, measured.population))
+        of_picks = digests_of(measured.domain, measured.population.take(measured.picks))
+        assert {digests[digest] for digest in of_picks} <= {1}
 
 
 def test_passes_are_those_of_the_plan(domains: list[MeasuredDomain], trials: pd.DataFrame) -> None:
@@ -40,7 +68,9 @@ def test_passes_are_those_of_the_plan(domains: list[MeasuredDomain], trials: pd.
         rows = trials[(trials["domain"] == measured.domain.id) & (trials["pass"] > 0)]
         passes = rows.groupby(["occasion", "pass"])["strategy_id"].nunique()
         for occasion in range(1, target.occasions + 1):
-            assert passes[occasion, 1] == passes[occasion, 2] == len(measured)
+            picks = len(measured.picks) if occasion == 1 else 0
+            base = len(measured) - len(measured.picks)
+            assert passes[occasion, 1] == passes[occasion, 2] == base + picks
         assert np.allclose(rows[["byte_scale", "time_scale"]].to_numpy(), target.scales)
 
 

@@ -13,6 +13,7 @@ from autosync.errors import InvalidInput, NotFound
 from autosync.population import decode
 from autosync.simulator.evaluation.evaluation_run import EvaluationPlan, evaluate
 from autosync.simulator.evaluation.evaluation_tables import (
+    PERFECT,
     EvaluatedDomain,
     compare_simulators,
     guided_search,
@@ -152,7 +153,7 @@ def test_measurements_must_fit_their_strategies(domains: list[MeasuredDomain]) -
         MeasuredDomain(each.domain, each.population, np.zeros(60))
 
 
-def test_the_comparison_holds_every_simulator_and_the_ceiling(
+def test_the_comparison_holds_every_simulator_and_a_perfect_one(
     subjects: list[EvaluatedDomain],
 ) -> None:
     rows = compare_simulators(subjects, {"linear": lambda seed: LinearModel()}, seeds=(0, 1))
@@ -160,10 +161,10 @@ def test_the_comparison_holds_every_simulator_and_the_ceiling(
     assert len(found) == 3 * 4
     for subject in subjects:
         name = subject.name
-        ceiling, timeline, linear = (
-            found[name, who].scores for who in ("ceiling", "timeline", "linear")
+        perfect, timeline, linear = (
+            found[name, who].scores for who in (PERFECT, "timeline", "linear")
         )
-        assert ceiling.beyond_noise > timeline.beyond_noise
+        assert perfect.beyond_noise > timeline.beyond_noise
         assert linear.beyond_noise >= timeline.beyond_noise
         assert found[name, "linear"].trials == 51
         assert found[name, "timeline"].trials == 0

@@ -1,15 +1,21 @@
 """What tells plans apart by their messages: two strategies of one digest are one trial."""
 
+from collections.abc import Sequence
 from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autosync.codes import Order
-from autosync.plan.plan_table import PlanTable
-from autosync.population import Population
+from autosync.domain import Domain
+from autosync.plan import PlanTable
+from autosync.population import Population, encode
+from autosync.simulator.numba_compiler import compile_plans_fast
+from autosync.strategy import Strategy
 
 DIGEST_BYTES = 16
+CHUNK = 256
+"""Strategies compiled at a time; bounds memory."""
 
 COLUMNS = (
     "operation",
@@ -25,22 +31,33 @@ COLUMNS = (
 )
 
 
-def message_digests(plans: PlanTable, population: Population) -> list[bytes]:
-    """A digest of each strategy's messages, `DIGEST_BYTES` long.
+def digests_of(domain: Domain, population: Population) -> list[bytes]:
+    """A digest of each strategy's messages, `DIGEST_BYTES` long, comparable within the domain.
 
     Equal where two strategies send the same messages in the same order: operation, ranks, bytes,
     readiness, what waits for what and for which forward operation, updates, and the replicas'
     shares. How variables are cut inside of a message, and group numbers, make no difference.
-    Comparable between populations of one domain.
     """
+    found: list[bytes] = []
+    for start in range(0, len(population), CHUNK):
+        part = population.take(np.arange(start, min(start + CHUNK, len(population))))
+        found += _digests(compile_plans_fast(part, domain), part)
+    return found
+
+
+def digests_of_strategies(domain: Domain, strategies: Sequence[Strategy]) -> set[bytes]:
+    """The distinct ones of some strategies, which may be none."""
+    return set(digests_of(domain, encode(list(strategies), domain))) if strategies else set()
+
+
+def _digests(plans: PlanTable, population: Population) -> list[bytes]:
     messages = _message_table(plans)
-    heads = _strategy_heads(population)
     return [
         blake2b(
             head + messages[plans.first[index] : plans.first[index + 1]].tobytes(),
             digest_size=DIGEST_BYTES,
         ).digest()
-        for index, head in enumerate(heads)
+        for index, head in enumerate(_strategy_heads(population))
     ]
 
 

@@ -1,0 +1,184 @@
+"""How true predictions are where a search looks: over the strategies that searches picked.
+
+Of every domain with picks, by each simulator as a tuning would have it: before its first trial;
+after 12 trials, the hand-designed strategies that a tuning begins with; and after 20, eight picks
+of the timeline beside them. All are judged on the same picks, those eight left out.
+"""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import astuple, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import kendalltau
+
+from autosync.simulator.evaluation.compared_models import MakeModel
+from autosync.simulator.evaluation.evaluation_tables import PERFECT, EvaluatedDomain, predicted_by
+from autosync.simulator.evaluation.measured_dataset import PICKED
+from autosync.simulator.evaluation.perfect_predictor import (
+    assumed_truth,
+    drawn_labels,
+    label_error,
+)
+from autosync.simulator.learned.learned_simulators import LearnedSimulator
+from autosync.simulator.learned.transfer import transferred
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+
+DESIGNS, FIRST_PICKS = 12, 8
+"""Trials of a default tuning before its second and its third choice."""
+TOP = 8
+"""Trials of a round."""
+AT_RANDOM = f"{PICKED}random"
+BY_TIMELINE = f"{PICKED}timeline"
+
+
+@dataclass(frozen=True, slots=True)
+class PickScores:
+    """Of one set of predictions over the picks of a domain.
+
+    kendall: tau b, 0 where all are predicted alike; chosen_kendall: without those at random, which
+    are easily told from the others. excess: median of measured over predicted seconds, less 1.
+    top_excess: the same of the `TOP` predicted fastest. regret: how much slower the pick predicted
+    fastest is than the fastest of all that was measured of the domain; top_regret: the fastest of
+    the `TOP`.
+    """
+
+    kendall: float
+    chosen_kendall: float
+    excess: float
+    top_excess: float
+    regret: float
+    top_regret: float
+
+
+@dataclass(frozen=True, slots=True)
+class PickRow:
+    """simulator: who predicted. trials: of the domain that it had learned from."""
+
+    domain: str
+    simulator: str
+    trials: int
+    scores: PickScores
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenRow:
+    """The picks of one chooser in one domain, by what it predicted when it chose them.
+
+    excess: as in `PickScores`. regret: how much slower the fastest of them is than the fastest of
+    all that was measured.
+    """
+
+    domain: str
+    chooser: str
+    picks: int
+    excess: float
+    regret: float
+
+
+def judge_picks(
+    predicted: F64, measured: F64, chosen: NDArray[np.bool_], fastest: float
+) -> PickScores:
+    """predicted, measured `(n,)` seconds; chosen `(n,)`: not at random; fastest: of everything
+    measured."""
+    over = measured / predicted - 1.0
+    top = np.argsort(predicted, kind="stable")[:TOP]
+    return PickScores(
+        kendall=_tau(predicted, measured),
+        chosen_kendall=_tau(predicted[chosen], measured[chosen]),
+        excess=float(np.median(over)),
+        top_excess=float(np.median(over[top])),
+        regret=float(measured[top[0]] / fastest - 1.0),
+        top_regret=float(measured[top].min() / fastest - 1.0),
+    )
+
+
+def _tau(predicted: F64, measured: F64) -> float:
+    return float(np.nan_to_num(kendalltau(predicted, measured).statistic))
+
+
+def mean_pick_scores(scores: Sequence[PickScores]) -> PickScores:
+    return PickScores(*(float(value) for value in np.mean([astuple(s) for s in scores], axis=0)))
+
+
+def judged_picks(subject: EvaluatedDomain) -> tuple[I64, dict[int, I64]]:
+    """The picks that judge, and the strategies to learn from by their number."""
+    measured = subject.measured
+    designs, seconds = measured.designs, subject.timeline_seconds
+    first = sorted(designs, key=lambda i: (measured.origins[i] != "ddp", seconds[i]))[:DESIGNS]
+    tried = [i for i in measured.picks if measured.origins[i] == BY_TIMELINE][:FIRST_PICKS]
+    begun, later = np.array(first, dtype=np.int64), np.array([*first, *tried], dtype=np.int64)
+    judged = np.array([i for i in measured.picks if i not in set(tried)], dtype=np.int64)
+    return judged, {0: begun[:0], len(begun): begun, len(later): later}
+
+
+def rank_picks(
+    subject: EvaluatedDomain,
+    subjects: Sequence[EvaluatedDomain],
+    models: dict[str, MakeModel],
+    seed: int = 0,
+) -> list[PickRow]:
+    """Each model from scratch, and trained on all other domains (`transferred`); the timeline; and
+    the perfect predictor. Nothing for a domain without picks."""
+    judged, known = judged_picks(subject)
+    if len(judged) < TOP:
+        return []
+    measured, labels = subject.measured, subject.trials.step_seconds
+    fastest = float(labels.min())
+    chosen = np.array([measured.origins[i] != AT_RANDOM for i in judged])
+
+    def row(name: str, trials: int, predicted: F64) -> PickRow:
+        scores = judge_picks(predicted[judged], labels[judged], chosen, fastest)
+        return PickRow(subject.name, name, trials, scores)
+
+    rows = [row("timeline", 0, subject.timeline_seconds)]
+    others = [s.trials for s in subjects if s.measured.domain.id != measured.domain.id]
+    for name, make in models.items():
+        begun = {name: LearnedSimulator(make(seed))}
+        if others:
+            begun[f"{name}, transferred"] = transferred(make(seed), others, measured.domain)
+        for who, simulator in begun.items():
+            for count, indices in known.items():
+                if count == 0 and who == name:
+                    continue  # the timeline
+                taught = deepcopy(simulator)
+                if count:
+                    taught.refit_features(subject.known(indices))
+                rows.append(row(who, count, predicted_by(taught, subject)))
+    perfect = _perfect(labels, judged, chosen, measured.noise)
+    return rows if perfect is None else [*rows, PickRow(subject.name, PERFECT, 0, perfect)]
+
+
+def chosen_rows(subject: EvaluatedDomain) -> list[ChosenRow]:
+    """A row a chooser."""
+    measured, labels = subject.measured, subject.trials.step_seconds
+    if measured.predicted_seconds is None:
+        return []
+    rows = []
+    for chooser in dict.fromkeys(measured.origins[i] for i in measured.picks):
+        chosen = np.array([i for i in measured.picks if measured.origins[i] == chooser])
+        excess = float(np.median(labels[chosen] / measured.predicted_seconds[chosen] - 1.0))
+        regret = float(labels[chosen].min() / labels.min() - 1.0)
+        name = chooser.removeprefix(PICKED)
+        rows.append(ChosenRow(subject.name, name, len(chosen), excess, regret))
+    return rows
+
+
+def _perfect(
+    labels: F64, judged: I64, chosen: NDArray[np.bool_], noise: float | None
+) -> PickScores | None:
+    """As `perfect_predictor`; the other strategies' labels vary, too."""
+    if noise is None:
+        return None
+    error = label_error(noise)
+    truth = labels.copy()
+    truth[judged] = assumed_truth(labels[judged], error)
+    return mean_pick_scores(
+        [
+            judge_picks(truth[judged], drawn[judged], chosen, float(drawn.min()))
+            for drawn in drawn_labels(truth, error)
+        ]
+    )

@@ -1,0 +1,125 @@
+"""One trial, one plan: equal messages are told, and how much others have in common."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autosync.population import Population, concatenate, encode
+from autosync.search.designs import known_designs
+from autosync.search.designs.building_blocks import assemble, collective
+from autosync.search.loop.memory_store import MemoryStore
+from autosync.search.loop.message_equality import distinct_rows, message_shares
+from autosync.search.loop.proposing import propose
+from autosync.search.loop.selection import similarity
+from autosync.search.loop.settings import Settings
+from autosync.search.sampler.sampling import sample
+from autosync.search.space import Space
+from autosync.simulator.message_digests import digests_of, digests_of_strategies
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+from autosync.strategy import AllReduce, Partition, Strategy, VariableChoice
+from tests.domains import chain_graph, domain_of
+
+DOMAIN = domain_of(chain_graph(((300, 64), (64,), (128, 64), (128,)), factor_rows=2))
+EVERYTHING = 1 << 40
+
+
+def one_bucket() -> Strategy:
+    return assemble(DOMAIN, collective(DOMAIN, AllReduce(0)), limit_bytes=EVERYTHING)
+
+
+def cut(strategy: Strategy, variable: int, parts: int) -> Strategy:
+    """The same messages, a variable of which is cut."""
+    choices = list(strategy.choices)
+    [shard] = choices[variable].shards
+    length = DOMAIN.graph.variables[variable].shape[0] // parts
+    choices[variable] = VariableChoice(
+        choices[variable].variable, Partition(0, (length,) * parts), (shard,) * parts
+    )
+    return replace(strategy, choices=tuple(choices))
+
+
+def test_cuts_inside_of_a_message_make_no_difference() -> None:
+    whole = one_bucket()
+    strategies = [whole, cut(whole, 0, 3), cut(whole, 2, 4)]
+    assert len({strategy.id for strategy in strategies}) == 3
+    assert len(digests_of_strategies(DOMAIN, strategies)) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        known_designs.ddp,
+        known_designs.tree_all_reduce,
+        known_designs.reduce_scatter_25mb,
+        known_designs.dear,
+        known_designs.all_reduce_per_variable,
+        known_designs.ps_one_server,
+    ],
+)
+def test_other_messages_are_told(other: object) -> None:
+    assert callable(other)
+    strategies = [known_designs.all_reduce_one_bucket(DOMAIN), other(DOMAIN)]
+    assert len(digests_of_strategies(DOMAIN, strategies)) == 2
+
+
+def test_digests_compare_between_populations() -> None:
+    """Their tables of options differ: those of the sampler hold what the design does not use."""
+    drawn = sample(DOMAIN, Space(), 0, 30, 0)
+    alone, joined = (
+        encode([one_bucket()], DOMAIN),
+        concatenate([drawn, encode([one_bucket()], DOMAIN)]),
+    )
+    assert digests_of(DOMAIN, joined)[-1:] == digests_of(DOMAIN, alone)
+    assert digests_of(DOMAIN, joined)[:30] == digests_of(DOMAIN, drawn)
+
+
+def test_rows_that_repeat_or_are_known_are_left_out() -> None:
+    whole, other = one_bucket(), known_designs.dear(DOMAIN)
+    population = encode([whole, cut(whole, 0, 3), other, known_designs.zero1(DOMAIN)], DOMAIN)
+    assert distinct_rows(DOMAIN, population).tolist() == [0, 2, 3]
+    known = digests_of_strategies(DOMAIN, [other])
+    assert distinct_rows(DOMAIN, population, known).tolist() == [0, 3]
+    assert distinct_rows(DOMAIN, population.take([])).tolist() == []
+
+
+def drawn_and_designs() -> Population:
+    drawn = sample(DOMAIN, Space(whole_below_bytes=1000), 0, 20, 1)
+    return concatenate([drawn, encode([one_bucket(), cut(one_bucket(), 0, 3)], DOMAIN)])
+
+
+def test_equal_messages_are_wholly_alike_and_others_are_not() -> None:
+    population = drawn_and_designs()
+    shares = message_shares(DOMAIN, population)
+    assert shares.sum(axis=1) == pytest.approx(np.ones(len(population)))
+    digests = digests_of(DOMAIN, population)
+    for index in range(len(population)):
+        alike = similarity(shares, index)
+        assert ((alike >= 0.0) & (alike <= 1.0 + 1e-12)).all()
+        assert (alike[[digest == digests[index] for digest in digests]] > 1 - 1e-12).all()
+    assert similarity(shares, 0).min() < 0.5
+
+
+def test_likeness_follows_the_messages() -> None:
+    """An all-reduce in slices is more like one in groups than like owners."""
+    designs = [
+        known_designs.all_reduce_per_variable,
+        known_designs.all_reduce_5mb,
+        known_designs.ps_load_balanced,
+    ]
+    shares = message_shares(DOMAIN, encode([design(DOMAIN) for design in designs], DOMAIN))
+    grouped, owned = similarity(shares, 0)[1:]
+    assert grouped > owned
+
+
+def test_a_tuning_proposes_no_messages_twice() -> None:
+    """Three variables: most of what is drawn compiles to the same few plans."""
+    domain = domain_of(chain_graph(((64, 32), (64,), (16, 64))))
+    store, settings = MemoryStore(), Settings(budget=40, proposals=300)
+    for _ in range(3):
+        store.propose(
+            propose(domain, Space(), TimelineSimulator(), store, settings, 12, lambda event: None)
+        )
+    strategies = [proposal.candidate.strategy for proposal in store.proposals()]
+    assert len(strategies) > 20
+    assert len(digests_of_strategies(domain, strategies)) == len(strategies)
