@@ -2,8 +2,8 @@
 
 from functools import cache
 
-from tests.torchvision_operators import declare_operators
 from benchmarks.third_party.zoo import ThirdPartyModel
+from tests.torchvision_operators import declare_operators
 
 
 @cache
