@@ -211,12 +211,12 @@ def load_simulator(name: str, db: str, domain: "Domain") -> "Simulator":
     from autosync.api.engine.registry import SIMULATORS, simulator_named
 
     if name in SIMULATORS:
-        return simulator_named(name)
+        return simulator_named(name, domain)
     from autosync.api.engine.simulator_store import resolved_name, simulator_of
 
     try:
         with opened(db) as database, database.reading() as session:
-            return simulator_of(session, resolved_name(session, name, domain))
+            return simulator_of(session, resolved_name(session, name, domain), domain)
     except NotFound as missing:
         if missing.thing != "--db":
             raise

@@ -102,16 +102,16 @@ def list_simulators(
     return session.scalars(query).all()
 
 
-def simulator_of(session: Session, name: str) -> Simulator:
-    """A bundled simulator by its name, or a trained one as it was saved.
+def simulator_of(session: Session, name: str, domain: Domain) -> Simulator:
+    """A bundled simulator by its name, for the domain, or a trained one as it was saved.
 
     Raises:
         NotFound: neither; lists what there is.
         InvalidInput: it was trained on other features than this version's.
     """
-    return (
-        simulator_named(name) if name in SIMULATORS else _restored(_row_with_files(session, name))
-    )
+    if name in SIMULATORS:
+        return simulator_named(name, domain)
+    return _restored(_row_with_files(session, name))
 
 
 def lock_simulator(session: Session, name: str, domain: Domain) -> str:

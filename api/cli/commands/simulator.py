@@ -1,13 +1,14 @@
 """`autosync simulator`: trained simulators in a database."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from autosync.api.cli.console import out, print_json, print_table, say
 from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json
 from autosync.api.cli.output_files import check_folder, write_bytes, write_text
+from autosync.simulator.learned.models.recipe import ModelKind
 
 app = typer.Typer(
     name="simulator",
@@ -66,25 +67,35 @@ def train(
         Path, typer.Option("-o", "--output", metavar="FILE", help="Ends in .safetensors.")
     ],
     model: Annotated[
-        Literal["gaussian", "linear", "lstm", "gat", "ensemble"],
-        typer.Option(help="What corrects the timeline."),
-    ] = "gaussian",
-    seed: Annotated[int, typer.Option(min=0, help="Of a network's weights.")] = 0,
+        ModelKind, typer.Option(help="What corrects the timeline.")
+    ] = "ensemble",
+    seed: Annotated[int, typer.Option(min=0, help="Of networks and trees.")] = 0,
 ) -> None:
     """Train a simulator on all domains of a dataset, and write it as a checkpoint.
 
-    It is judged on every domain in turn, by a model that learned from the others alone.
+    It is judged on the domains of each model in turn, by one that learned from the others alone.
 
     Example: `autosync simulator train datasets/runtimes -o trained.safetensors`
     """
-    from autosync.simulator.evaluation.compared_models import maker
     from autosync.simulator.evaluation.measured_dataset import load_dataset
-    from autosync.simulator.evaluation.pretraining import train_checkpoint
+    from autosync.simulator.evaluation.pretraining import (
+        dataset_hash,
+        split_dataset,
+        train_simulator,
+    )
+    from autosync.simulator.learned.checkpoint import save_checkpoint
     from autosync.simulator.learned.models.recipe import Recipe
+    from autosync.simulator.learned.transfer import source_of
 
     check_folder(output)
-    card = train_checkpoint(load_dataset(folder), maker(Recipe(model)), output, seed, say)
-    judged = "" if card.accuracy is None else f", {card.accuracy:.1%} of unseen domains' pairs"
+    measured = load_dataset(folder)
+    sources = split_dataset(measured)
+    found = train_simulator(Recipe(model), sources, seed, say)
+    learned = tuple(source_of(each.learned) for each in sources)
+    card = save_checkpoint(
+        output, found.simulator, learned, found.accuracy, found.unseen, dataset_hash(measured)
+    )
+    judged = "" if card.accuracy is None else f", {card.accuracy:.1%} of unseen models' pairs"
     out.print(
         f"{card.kind}: {card.trials} trials of {len(card.sources)} domains{judged}\n"
         f"[dim]written to {output.with_suffix('.safetensors')}, its card beside it[/]"

@@ -21,7 +21,12 @@ SCALES = (
     ("1", "1 (all bytes)"),
     *((str(1 / 2**i), f"1/{2**i}") for i in range(1, 7)),
 )
-FORM = {"graph": "resnet50", "cluster": "example-4x1", "launcher": "auto"}
+FORM = {
+    "graph": "resnet50",
+    "cluster": "example-4x1",
+    "launcher": "auto",
+    "simulator": "ensemble",
+}
 
 FilledForm = Annotated[TuningForm, Form()]
 

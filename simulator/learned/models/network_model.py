@@ -27,6 +27,8 @@ from autosync.simulator.learned.models.network_inputs import (
 )
 from autosync.simulator.learned.models.recipe import NetworkKind, Recipe
 from autosync.simulator.learned.models.robust_loss import RobustLoss, is_significant
+from autosync.simulator.learned.models.source_trials import MOST_OF_A_SOURCE
+from autosync.simulator.learned.models.trial_folds import FOLDS, fold_of
 from autosync.simulator.learned.networks.lstm_network import LstmNetwork
 from autosync.simulator.learned.networks.network_training import (
     CORRECTION,
@@ -44,12 +46,8 @@ I64 = NDArray[np.int64]
 
 FEWEST_FOR_NETWORK = 24
 """Trials below which a network is not trained: too few to tell whether it learned anything."""
-FOLDS = 3
-"""Parts of the trials, each left out once to choose the epoch and to judge the network."""
 SHARES = (0.25, 0.5, 0.75, 1.0)
 """Of a new network's correction to choose from; beside them there is none."""
-MOST_OF_A_SOURCE = 96
-"""Strategies of a domain from which a network for several domains learns."""
 FINE_TUNING = 0.3
 """Share of the learning rate where the network comes from other domains."""
 
@@ -265,8 +263,3 @@ class NetworkModel:
         assert self.scaling is not None
         return batch_of(features, domain, *self.scaling, self.columns)
 
-
-def fold_of(n: int, folds: int, seed: int) -> I64:
-    """Which of `folds` equal parts each of `n` trials belongs to, i64[n], at random."""
-    result: I64 = np.random.default_rng(seed).permutation(n) % folds
-    return result

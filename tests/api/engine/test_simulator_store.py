@@ -93,7 +93,7 @@ def test_what_is_stored_predicts_as_what_was_saved(
     domain = small_request().domain
     population = encode([each.strategy for each in candidates(domain, 6)], domain)
     with database.reading() as session:
-        found = simulator_of(session, "mine").predict(domain, population)
+        found = simulator_of(session, "mine", domain).predict(domain, population)
     made = LearnedSimulator(opinionated()).predict(domain, population)
     assert (found == made).all()
     assert (made != LearnedSimulator(LinearModel()).predict(domain, population)).any()
@@ -103,7 +103,7 @@ def test_what_is_stored_predicts_as_what_was_saved(
     remove_simulator(database, "mine")
     assert names(database) == []
     with database.reading() as session, pytest.raises(NotFound, match="timeline"):
-        simulator_of(session, "mine")
+        simulator_of(session, "mine", domain)
 
 
 def test_a_simulator_stays_while_a_tuning_needs_it(database: Database, linear: Files) -> None:
