@@ -11,9 +11,10 @@ from autosync.domain import Domain
 from autosync.population import Population, decode
 from autosync.simulator.evaluation.measured_dataset import MeasuredDomain
 from autosync.simulator.evaluation.metrics import pairwise_accuracy
-from autosync.simulator.learned.features.strategy_features import features_of
+from autosync.simulator.learned.bundled_simulator import LEARNED
+from autosync.simulator.learned.features.strategy_features import features_of, joined_features
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
-from autosync.simulator.learned.models.learned_model import LabelledTrials
+from autosync.simulator.learned.models.learned_model import LabelledTrials, LearnedModel
 from autosync.simulator.learned.models.model_factory import make_model
 from autosync.simulator.learned.models.recipe import Recipe
 from autosync.simulator.learned.transfer import level_of, pretrained
@@ -28,10 +29,12 @@ HELD_OUT_OF = 4
 
 @dataclass(frozen=True, slots=True)
 class SplitTrials:
-    """Trials of one domain. held_out bool[n]: those that no version ever learns from."""
+    """Trials of one domain. held_out bool[n]: those that no version ever learns from. picked
+    bool[n]: what a search drew and chose by its predictions."""
 
     trials: LabelledTrials
     held_out: NDArray[np.bool_]
+    picked: NDArray[np.bool_]
 
     @property
     def learned(self) -> LabelledTrials:
@@ -52,7 +55,12 @@ class TrainingOutcome:
     unseen: str
 
 
-def split_trials(domain: Domain, population: Population, step_seconds: F64) -> SplitTrials:
+def split_trials(
+    domain: Domain,
+    population: Population,
+    step_seconds: F64,
+    picked: NDArray[np.bool_] | None = None,
+) -> SplitTrials:
     """Strategies whose messages look alike to every model are on one side, which the hash of one
     of them decides: it is the same in every version, however many trials there are."""
     features = features_of(domain, population)
@@ -62,7 +70,37 @@ def split_trials(domain: Domain, population: Population, step_seconds: F64) -> S
     for group in np.unique(alike):
         rows = np.flatnonzero(alike == group)
         held_out[rows] = int(min(ids[rows]), 16) % HELD_OUT_OF == 0
-    return SplitTrials(LabelledTrials(domain, features, step_seconds), held_out)
+    if picked is None:
+        picked = np.zeros(len(ids), dtype=np.bool_)
+    return SplitTrials(LabelledTrials(domain, features, step_seconds), held_out, picked)
+
+
+def joined_trials(parts: Sequence[SplitTrials]) -> SplitTrials:
+    """Trials of domains that differ in their probed costs alone, as those of the last one."""
+    domain = parts[-1].trials.domain
+    features = joined_features([part.trials.features for part in parts])
+    seconds = np.concatenate([part.trials.step_seconds for part in parts])
+    return SplitTrials(
+        LabelledTrials(domain, features, seconds),
+        np.concatenate([part.held_out for part in parts]),
+        np.concatenate([part.picked for part in parts]),
+    )
+
+
+def held_out_accuracy(
+    simulator: LearnedSimulator, sources: Sequence[SplitTrials], picks: bool = False
+) -> float | None:
+    """The mean over domains of the share of pairs of held-out strategies ranked rightly; picks: of
+    those that a search picked alone. None where no domain has a pair."""
+    shares = []
+    for source in sources:
+        chosen = source.held_out & source.picked if picks else source.held_out
+        trials = source.trials.take(np.flatnonzero(chosen))
+        if len(trials.step_seconds) > 1:
+            seconds, _ = simulator.predict_features(trials.domain, trials.features)
+            shares.append(pairwise_accuracy(seconds, trials.step_seconds))
+    known = [share for share in shares if np.isfinite(share)]
+    return float(np.mean(known)) if known else None
 
 
 def split_dataset(measured: Sequence[MeasuredDomain]) -> list[SplitTrials]:
@@ -84,17 +122,26 @@ def dataset_hash(measured: Sequence[MeasuredDomain]) -> str:
 
 
 def train_simulator(
-    recipe: Recipe, sources: Sequence[SplitTrials], seed: int, say: Say = lambda text: None
+    recipe: Recipe,
+    sources: Sequence[SplitTrials],
+    seed: int,
+    say: Say = lambda text: None,
+    parent: LearnedModel | None = None,
 ) -> TrainingOutcome:
     """Learn from the trials of several domains that are not held out. Its level and its intervals
     are those of domains that a simulator made alike did not see.
 
+    parent: a model of the recipe that goes on from what it has learned. Its like, which did not see
+    a domain, are then of closed forms alone: networks from nothing would take minutes.
+
     Raises:
         InvalidInput: there is no source.
     """
-    left_out = scores_of_unseen(recipe, sources, seed, say)
+    judged = recipe if parent is None else Recipe("ensemble", members=LEARNED)
+    left_out = scores_of_unseen(judged, sources, seed, say)
     say("learning from all of them")
-    simulator = pretrained(make_model(recipe, seed), [each.learned for each in sources])
+    model = parent or make_model(recipe, seed)
+    simulator = pretrained(model, [each.learned for each in sources])
     if not left_out:
         return TrainingOutcome(simulator, None, "none: domains of one model only")
     labels = [np.log(sources[k].trials.step_seconds) for k in left_out]

@@ -95,9 +95,7 @@ class CheckpointCard:
 
     @property
     def recipe(self) -> Recipe:
-        return Recipe(
-            self.kind, self.parts, self.on_base, self.layers, self.width, self.members
-        )
+        return Recipe(self.kind, self.parts, self.on_base, self.layers, self.width, self.members)
 
 
 def save_checkpoint(
@@ -196,7 +194,10 @@ def restore(
     try:
         if members is not None and card.kind == "ensemble":
             some = arrays_of(members, arrays, recipe.members)
-            recipe, arrays = replace(recipe, members=members), some | nested(CALIBRATION, calibration)
+            recipe, arrays = (
+                replace(recipe, members=members),
+                some | nested(CALIBRATION, calibration),
+            )
         simulator = LearnedSimulator(make_model(recipe, card.seed))
         forms = simulator.model.array_forms(arrays)
         check_arrays(arrays, forms | nested(CALIBRATION, Calibration.array_forms(calibration)))

@@ -20,6 +20,7 @@ from autosync.simulator.learned.models.learned_model import LabelledTrials, Lear
 
 F64 = NDArray[np.float64]
 
+
 def nearest_checkpoint(domain: Domain, cards: Sequence[CheckpointCard]) -> int:
     """Which checkpoint to start from: the one with the source most like the domain.
 

@@ -114,7 +114,8 @@ class EnsembleModel:
         return FittedScores(base + self.weights @ left_out, np.ones(len(base), dtype=np.bool_))
 
     def pretrain(self, sources: Sequence[LabelledTrials], importance: F64) -> None:
-        self._make_networks(1)
+        if not self.start.any():
+            self._make_networks(1)
         for models in self.members:
             for model in models:
                 model.pretrain(sources, importance)

@@ -55,9 +55,7 @@ class Forest:
         """`(K, N)`: the sum of `values` f64[T] over the trials in each leaf."""
         trees, nodes = self.left.shape
         cell = leaves + nodes * np.arange(trees)
-        sums = np.bincount(
-            cell.ravel(), weights=np.repeat(values, trees), minlength=trees * nodes
-        )
+        sums = np.bincount(cell.ravel(), weights=np.repeat(values, trees), minlength=trees * nodes)
         return sums.reshape(trees, nodes).astype(np.float64)
 
     def arrays(self) -> dict[str, NDArray[Any]]:

@@ -48,6 +48,8 @@ FEWEST_FOR_NETWORK = 24
 """Trials below which a network is not trained: too few to tell whether it learned anything."""
 SHARES = (0.25, 0.5, 0.75, 1.0)
 """Of a new network's correction to choose from; beside them there is none."""
+WARM_EPOCHS = 10
+"""Of a network that goes on with more domains."""
 FINE_TUNING = 0.3
 """Share of the learning rate where the network comes from other domains."""
 
@@ -129,9 +131,12 @@ class NetworkModel:
 
     def pretrain(self, sources: Sequence[LabelledTrials], importance: F64) -> None:
         """With three sources or more, the one most like the target chooses the epoch; else a part
-        of each source's trials. Each source gets as many steps as its trials ask for."""
+        of each source's trials. Each source gets as many steps as its trials ask for. What has
+        learned before goes on from there, at a lower rate and for WARM_EPOCHS at most."""
         rng = np.random.default_rng(self.training.seed)
-        self.prior = None
+        training = self._training()
+        if self.prior is not None:
+            training = replace(training, epochs=min(training.epochs, WARM_EPOCHS))
         network = self._start([source.features for source in sources])
         learn, held_out = [], []
         for number, source in enumerate(sources):
@@ -144,7 +149,7 @@ class NetworkModel:
                 held_out.append(select(trials, order[:count]))
             if count < len(order):
                 learn.append(select(trials, order[count:]))
-        self.trained = train(network, learn, held_out, self.training)
+        self.trained = train(network, learn, held_out, training)
         self.prior = {name: value.clone() for name, value in network.state_dict().items()}
 
     def scores(self, domain: Domain, features: StrategyFeatures) -> tuple[F64, F64]:
@@ -262,4 +267,3 @@ class NetworkModel:
     def _batch(self, domain: Domain, features: StrategyFeatures) -> NetworkBatch:
         assert self.scaling is not None
         return batch_of(features, domain, *self.scaling, self.columns)
-

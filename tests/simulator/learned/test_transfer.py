@@ -212,9 +212,7 @@ def test_an_ensemble_of_other_domains_weighs_its_members_as_foreseen_until_trial
 ) -> None:
     model = EnsembleModel(QUICK)
     simulator = transferred(model, sources[:2], trials.domain)
-    member_scores = [
-        each.scores(trials.domain, trials.features)[0] for (each,) in model.members
-    ]
+    member_scores = [each.scores(trials.domain, trials.features)[0] for (each,) in model.members]
     base = np.log(trials.features.base_seconds)
     expected, _ = model.scores(trials.domain, trials.features)
     shares = np.array([PRIOR_SHARES[kind] for kind in MEMBER_KINDS])

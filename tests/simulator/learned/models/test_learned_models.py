@@ -20,8 +20,8 @@ from autosync.simulator.learned.models.linear_model import LinearModel
 from autosync.simulator.learned.models.model_factory import make_model
 from autosync.simulator.learned.models.network_model import NetworkModel
 from autosync.simulator.learned.models.recipe import ModelKind, NetworkKind, Recipe
-from autosync.simulator.learned.networks import network_training
 from autosync.simulator.learned.models.trees_model import TreesModel
+from autosync.simulator.learned.networks import network_training
 from autosync.simulator.learned.networks.network_training import TrainingSettings
 from autosync.simulator.simulator_contract import Learner
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
