@@ -27,7 +27,7 @@ SHORTLIST_SIZE = 256
 COARSE_SIZE = 2048
 """Proposals that the timeline leaves for a simulator that learns, which costs far more each."""
 UNFAVOURED = 512
-"""Of these, ones that the timeline does not favour: what it undervalues could not be chosen else."""
+"""Of these, ones that the timeline does not favour, so that what it undervalues can be chosen."""
 RANKED_SIZE = 16_384
 """The timeline's places that those come from: beyond, it would have to err several times over."""
 OPTIMISM = 1.0

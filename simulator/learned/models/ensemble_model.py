@@ -1,4 +1,4 @@
-"""Several models at once: the sum of their corrections, weighed by their errors on trials left out."""
+"""Several models at once: the sum of their corrections, weighed by errors on trials left out."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

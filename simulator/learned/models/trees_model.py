@@ -98,7 +98,8 @@ class TreesModel:
 
     def _left_out(self, descriptor: F64) -> F64:
         """The correction of each of the domain's trials by all others, `(n,)`."""
-        assert self.forest is not None and self.known.own is not None
+        assert self.forest is not None
+        assert self.known.own is not None
         table, residual, weights = self.known.counted(descriptor)
         leaves = self.forest.leaves(table)
         mine = slice(len(table) - len(self.known.own), None)
