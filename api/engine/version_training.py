@@ -10,7 +10,7 @@ from autosync.api.db.database import Database
 from autosync.api.db.document_store import insert_new
 from autosync.api.db.tables import SimulatorPromotionRow, SimulatorRow, SimulatorVersionRow
 from autosync.api.engine import training_queue
-from autosync.api.engine.database_store import Interrupted
+from autosync.api.engine.database_store import Interrupted, LeaseLost
 from autosync.api.engine.simulator_store import checkpoint_files
 from autosync.api.engine.simulator_versions import (
     BUNDLED_VERSION,
@@ -71,7 +71,7 @@ def run_training(database: Database, held: TrainingClaim, stop: threading.Event)
     except Interrupted:
         training_queue.release_training(database, held)
     except AutosyncError as error:
-        if isinstance(error, training_queue.LeaseLost):
+        if isinstance(error, LeaseLost):
             raise
         training_queue.fail_training(database, held, str(error))
 

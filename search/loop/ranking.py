@@ -35,8 +35,7 @@ class RankedProposals:
 
     def take(self, places: NDArray[np.int64]) -> "RankedProposals":
         """Those at these places, in their order."""
-        chosen = {"index": self.index[places], "seconds": self.seconds[places]}
-        return replace(self, **chosen)
+        return replace(self, index=self.index[places], seconds=self.seconds[places])
 
 
 def rank(

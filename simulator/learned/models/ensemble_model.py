@@ -76,6 +76,7 @@ class EnsembleModel:
         self.training = training
         self.seed = seed if training is None else training.seed
         self.kinds = members
+        self.with_shards = any(kind not in CLOSED_FORMS for kind in members)
         self.closed: dict[MemberKind, LearnedModel] = {
             kind: self._closed_form(kind) for kind in members if kind in CLOSED_FORMS
         }
@@ -85,11 +86,6 @@ class EnsembleModel:
     @property
     def recipe(self) -> Recipe:
         return Recipe("ensemble", members=self.kinds)
-
-    @property
-    def with_shards(self) -> bool:
-        """Only networks read the shards."""
-        return any(kind not in CLOSED_FORMS for kind in self.kinds)
 
     @property
     def members(self) -> tuple[tuple[LearnedModel, ...], ...]:
