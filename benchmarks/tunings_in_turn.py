@@ -58,7 +58,7 @@ class Quality:
     regret: float
 
 
-def bundled_pools() -> list[MeasuredPool]:
+def bundled_pools(with_shards: bool = False) -> list[MeasuredPool]:
     folder = data_folder("runtimes")
     table = read_trials(folder)
     passes = table[table["pass"] > 0]
@@ -67,7 +67,7 @@ def bundled_pools() -> list[MeasuredPool]:
         rows = passes[passes["domain"] == measured.domain.id].groupby("strategy_id", sort=True)
         sound = rows["step_seconds"].apply(lambda seconds: seconds.notna().all())
         origins = rows["origin"].first()[sound].to_numpy()
-        features = features_of(measured.domain, measured.population, with_shards=False)
+        features = features_of(measured.domain, measured.population, with_shards)
         trials = LabelledTrials(measured.domain, features, measured.label_seconds)
         assert len(origins) == len(measured)
         drawn = np.array([o == "sampled" or o.startswith("pick") for o in origins])

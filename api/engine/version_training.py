@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 
 from sqlalchemy.orm import Session
 
@@ -41,6 +42,7 @@ from autosync.simulator.learned.checkpoint import (
 )
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
 from autosync.simulator.learned.transfer import source_of
+from autosync.trials.pool.machine_lock import WaitCancelled, shared_machine_lock
 
 log = logging.getLogger(__name__)
 
@@ -48,13 +50,18 @@ Say = Callable[[str], None]
 
 
 def run_training(database: Database, held: TrainingClaim, stop: threading.Event) -> None:
-    """Run one claimed training to its end; an interrupted one goes back to the queue.
+    """Run one claimed training to its end; an interrupted one goes back to the queue. Between its
+    steps, trials on this machine go first; during one they wait, as for another measurement.
 
     Raises:
         LeaseLost: another worker goes on with it. OperationalError: the database is away.
     """
+    step = ExitStack()
 
     def say(text: str) -> None:
+        step.close()
+        with suppress(WaitCancelled):  # the worker stops
+            step.enter_context(shared_machine_lock().held(stop))
         if stop.is_set():
             raise Interrupted("the worker is shutting down.", thing="worker", value=text)
         training_queue.report_training(database, held, text)
@@ -74,6 +81,8 @@ def run_training(database: Database, held: TrainingClaim, stop: threading.Event)
         if isinstance(error, LeaseLost):
             raise
         training_queue.fail_training(database, held, str(error))
+    finally:
+        step.close()
 
 
 def train_version(database: Database, held: TrainingClaim, say: Say) -> None:
