@@ -1,4 +1,4 @@
-"""How well each trained simulator ranks a model that it has never seen, before and after few trials.
+"""How well trained simulators rank a model that they never saw, before and after few trials.
 
     python -m benchmarks.unseen_models [--networks]
 
