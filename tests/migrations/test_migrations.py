@@ -21,7 +21,7 @@ from autosync.api.views import reports
 from autosync.api.views.simulator_versions_view import simulator_versions
 from autosync.errors import NotFound
 from tests.api.databases import opened, postgresql_database
-from tests.api.sample import finished
+from tests.api.sample import finished, small_request
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -83,7 +83,7 @@ def test_a_tuning_from_before_there_were_versions_keeps_its_trials(empty_url: st
     """And the next training learns from them."""
     migrate(empty_url)
     with opened(empty_url) as database:
-        tuning_id = finished(database)
+        tuning_id = finished(database, small_request(12))
         migrate(empty_url, "-1")
         migrate(empty_url)
         with database.reading() as session:

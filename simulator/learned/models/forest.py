@@ -69,8 +69,8 @@ class Forest:
 
     @staticmethod
     def array_forms(columns: int, given: Arrays) -> dict[str, ArrayForm]:
-        left = given.get("left")
-        shape = left.shape if left is not None and left.ndim == 2 and left.size else (1, 1)
+        sound = [given[name].shape for name in ("left", "right") if _is_table(given.get(name))]
+        shape = sound[0] if sound else (1, 1)
 
         def of_a_table(array: NDArray[Any]) -> str:
             return "" if ((array >= 0) & (array < columns)).all() else "names no column"
@@ -117,6 +117,10 @@ def grown_forest(
         threshold[k, inner] = _rounded_down(tree.threshold[inner])
         left[k, inner], right[k, inner] = tree.children_left[inner], tree.children_right[inner]
     return Forest(column, left, right, threshold)
+
+
+def _is_table(array: NDArray[Any] | None) -> bool:
+    return array is not None and array.ndim == 2 and array.size > 0
 
 
 def _rounded_down(thresholds: F64) -> NDArray[np.float32]:
