@@ -13,6 +13,7 @@ from safetensors.numpy import load, save
 
 from autosync.api.db import Database
 from autosync.api.engine import tuning_queue
+from autosync.api.engine.registry import SIMULATORS
 from autosync.api.engine.simulator_store import (
     NEAREST,
     list_simulators,
@@ -137,7 +138,8 @@ def test_over_rest_it_comes_back_to_the_byte(client: TestClient, lstm: Files) ->
     assert (status, stored["kind"], stored["trials"], stored["accuracy"]) == (201, "lstm", 60, 0.9)
     assert put(client, "five-clusters", lstm) == (200, stored)
     listed = client.get("/v1/simulators").json()
-    assert listed == {"items": [stored], "bundled": ["learned", "timeline", "analytic"]}
+    assert listed == {"items": [stored], "bundled": list(SIMULATORS)}
+    assert {"learned", "ensemble", "trees", "lstm", "gat", "linear"} < SIMULATORS.keys()
     assert client.get("/v1/simulators/five-clusters").json() == json.loads(lstm[0])
     weights = client.get("/v1/simulators/five-clusters/weights")
     assert weights.content == lstm[1]
