@@ -1,6 +1,6 @@
 """Tunings one after another, each with the version that the earlier ones trained.
 
-    python -m benchmarks.tunings_in_turn [-o docs/evaluation]
+    python -m benchmarks.tunings_in_turn [-o docs/pictures]
 
 Replays tunings on the bundled measurements, so that nothing is measured: what a tuning may try are
 the strategies of its domain that were measured. A tuning tries 12 hand-designed strategies, DDP
