@@ -10,7 +10,7 @@ from autosync.api.engine import tuning_queue
 from autosync.api.engine.simulator_versions import promote
 from autosync.api.engine.submission import enqueue
 from autosync.api.engine.training_queue import enqueue_training
-from autosync.api.http.dependencies import DatabaseDep, Id, Reading
+from autosync.api.http.dependencies import DatabaseDep, Id, Number, Reading
 from autosync.api.http.page_templates import show
 from autosync.api.http.tuning_body import TuningForm, tuning_request
 from autosync.api.views import reports, simulator_versions_view, stored_documents
@@ -92,7 +92,7 @@ def train(database: DatabaseDep) -> Response:
 
 
 @router.post("/simulators/{number}/promote")
-def use_version(number: int, database: DatabaseDep) -> Response:
+def use_version(number: Number, database: DatabaseDep) -> Response:
     promote(database, number)
     return RedirectResponse("/simulators", 303)
 

@@ -1,12 +1,10 @@
 """Versions of the trained simulator: train, follow, list, bring back."""
 
-from typing import Annotated
-
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Response
 
 from autosync.api.engine.simulator_versions import promote
 from autosync.api.engine.training_queue import enqueue_training
-from autosync.api.http.dependencies import DatabaseDep, Id, Limit, Offset, Reading
+from autosync.api.http.dependencies import DatabaseDep, Id, Limit, Number, Offset, Reading
 from autosync.api.http.openapi import refusals
 from autosync.api.views import simulator_versions_view as view
 from autosync.api.views.version_schemas import (
@@ -16,8 +14,6 @@ from autosync.api.views.version_schemas import (
 )
 
 router = APIRouter(prefix="/v1/simulators", tags=["simulators"])
-
-Number = Annotated[int, Path(ge=0, lt=2**31, description="0 is the bundled one.")]
 
 
 @router.get("/versions")

@@ -93,6 +93,7 @@ def test_a_tuning_teaches_the_next_version(
     with sqlite.reading() as session:
         assert version_in_use(session) == 0
     assert client.post("/v1/simulators/versions/7/promote").status_code == 404
+    assert client.post(f"/simulators/{2**70}/promote").status_code == 422
     with pytest.raises(NotSupported, match="versions are kept"):
         remove_simulator(sqlite, "version-1")
     with pytest.raises(InvalidInput, match="cannot be called"):
