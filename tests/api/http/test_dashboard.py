@@ -239,7 +239,7 @@ def test_nothing_overflows_and_the_dark_scheme_is_dark(
         viewport={"width": width, "height": 700},
     )
     page = context.new_page()
-    for path in ("/", f"/tunings/{tuning_id}"):
+    for path in ("/", "/simulators", f"/tunings/{tuning_id}"):
         page.goto(path)
         page.wait_for_load_state()
         if path != "/":
