@@ -51,9 +51,8 @@ PRIOR_SHARES: dict[MemberKind, float] = {
     "gat": 1.0,
 }
 """What the corrections of members that learned from other domains count for at first, up to a
-factor. Of eight domains, each ranked by members that knew no domain of its model: a ridge among
-them costs 0.4 points of all pairs, networks at half the share of the others gain 0.5 points of the
-pairs of the 60 samples that the timeline likes best (docs/learned.md)."""
+factor. The ridge ranks unseen models worst of all members, so it counts once trials speak for it;
+networks, which rank them a point worse than process and trees, count half (docs/learned.md)."""
 
 
 class EnsembleModel:
