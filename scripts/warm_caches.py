@@ -16,8 +16,8 @@ from autosync.search.space import Space
 def main() -> None:
     graph = bundled("resnet50")
     domain = Domain(graph, load_cluster("example-4x1"), estimate_profile(graph, "a10g"))
-    for name in ("analytic", "timeline"):
-        simulator = simulator_named(name)
+    for name in ("analytic", "timeline", "learned"):
+        simulator = simulator_named(name, domain)
         known_designs(domain, Space(), simulator)
         settings = Settings(proposals=64)
         sampled(domain, Space(), simulator, settings, 0, 4, set(), lambda event: None)

@@ -23,6 +23,7 @@ DATA = {
     "datasets/measurements": "Published measurements of real GPU clusters.",
     "datasets/models": "Graphs of the bundled models.",
     "datasets/runtimes": "Strategies measured here, with a datasheet.",
+    "datasets/simulators": "The trained simulator that comes with AutoSync, with its card.",
     "docs": "Pages, pictures and evaluations.",
     "examples": "Complete training scripts. Import `autosync` as a user does.",
     "migrations": "The database's schema, step by step (Alembic). Installed as "

@@ -1,7 +1,7 @@
 """Lets torchvision be imported where its compiled operators do not load.
 
 They are built for one version of torch. Without them `import torchvision` fails, and with it those
-of timm, transformers and Lightning: the shapes of operators are registered that nobody has declared.
+of timm, transformers and Lightning, as shapes are registered for operators that nobody declared.
 Declared here are those; whoever calls one (non-maximum suppression, in evaluation) still fails.
 """
 

@@ -229,18 +229,20 @@ def load_simulator(name: str, db: str, domain: "Domain") -> "Simulator":
         InvalidInput: it was trained on other features than this version's.
     """
     from autosync.api.cli.open_database import opened
-    from autosync.api.engine.registry import SIMULATORS, simulator_named
+    from autosync.api.engine.registry import SIMULATORS, TRAINED, simulator_named
 
-    if name in SIMULATORS:
-        return simulator_named(name)
+    if name in SIMULATORS and name not in TRAINED:
+        return simulator_named(name, domain)
     from autosync.api.engine.simulator_store import resolved_name, simulator_of
 
     try:
         with opened(db) as database, database.reading() as session:
-            return simulator_of(session, resolved_name(session, name, domain))
+            return simulator_of(session, resolved_name(session, name, domain), domain)
     except NotFound as missing:
         if missing.thing != "--db":
             raise
+        if name in TRAINED:  # nothing was tuned here: the one that comes with AutoSync
+            return simulator_named(name, domain)
         remedy = f"Trained ones are in a database, and {missing.message}"
         raise unknown_name("simulator", name, list(SIMULATORS), remedy) from None
 

@@ -70,8 +70,10 @@ DatabaseUrl = Annotated[
     str, typer.Option("--db", help="sqlite:///FILE or postgresql://USER@HOST/NAME.")
 ]
 SIMULATOR_HELP = (
-    "What ranks: learned (the timeline corrected by trials), timeline, analytic, a trained one by "
-    "its name (see `autosync simulator`), or nearest (the one trained on the most similar domain)."
+    "What ranks: learned (the timeline corrected by the trials of other domains, and by the "
+    "tuning's own), ensemble (with networks, too), one of its members alone (gaussian, trees, "
+    "linear, lstm, gat), timeline, analytic, a trained one by its name (see `autosync simulator`), "
+    "or nearest (the one trained on the most similar domain)."
 )
 Compute = Annotated[
     request_names.ComputeKind,

@@ -26,6 +26,7 @@ from autosync.api.db.clock import now_seconds
 
 STATES = ("queued", "running", "cancelling", "finished", "failed", "cancelled")
 ACTIVE = ("running", "cancelling")
+TRAINING_STATES = ("queued", "running", "finished", "failed")
 FINAL = ("finished", "failed", "cancelled")
 
 Hash = String(32)
@@ -122,11 +123,73 @@ class SimulatorRow(Base):
     created_at: Mapped[float] = mapped_column(default=now_seconds())
 
 
+class SimulatorTrainingRow(Base):
+    """A training of the next version: who works on it under which lease, as of a tuning.
+
+    tuning_id: the tuning at whose end it began; NULL where somebody asked for it.
+    """
+
+    __tablename__ = "simulator_trainings"
+    __table_args__ = (
+        CheckConstraint(f"state in {TRAINING_STATES}", name="state"),
+        Index(None, "state", "created_at"),
+    )
+
+    id: Mapped[str] = mapped_column(Hash, primary_key=True)
+    state: Mapped[str] = mapped_column(String(16), default="queued")
+    tuning_id: Mapped[str | None] = mapped_column(ForeignKey("tunings.id"))
+    seed: Mapped[int] = mapped_column(BigInteger, default=0)
+    created_at: Mapped[float] = mapped_column(default=now_seconds())
+    started_at: Mapped[float | None]
+    finished_at: Mapped[float | None]
+    worker: Mapped[str | None]
+    fence: Mapped[int] = mapped_column(BigInteger, default=0)
+    lease_until: Mapped[float | None]
+    message: Mapped[str] = mapped_column(default="")
+    error: Mapped[str | None]
+
+
+class SimulatorVersionRow(Base):
+    """A version of the trained simulator; its card and tensors are the simulator's of that name.
+
+    parent: the version in use when it was trained; 0 is the bundled one. accuracy, pick_accuracy:
+    shares of pairs ranked rightly, of strategies that no version learns from, and of those among
+    them that a search picked; parent_...: the parent's, on the same. unseen_accuracy: of models
+    that its like did not see. NULL where there were none. promoted: at its end.
+    """
+
+    __tablename__ = "simulator_versions"
+
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    simulator: Mapped[str] = mapped_column(ForeignKey("simulators.name"))
+    training_id: Mapped[str] = mapped_column(ForeignKey("simulator_trainings.id"), unique=True)
+    parent: Mapped[int]
+    accuracy: Mapped[float | None]
+    parent_accuracy: Mapped[float | None]
+    pick_accuracy: Mapped[float | None]
+    parent_pick_accuracy: Mapped[float | None]
+    unseen_accuracy: Mapped[float | None]
+    promoted: Mapped[bool]
+    created_at: Mapped[float] = mapped_column(default=now_seconds())
+
+
+class SimulatorPromotionRow(Base):
+    """Which version is in use: that of the last row, or the bundled one where there is none."""
+
+    __tablename__ = "simulator_promotions"
+
+    id: Mapped[int] = mapped_column(RowNumber, primary_key=True)
+    number: Mapped[int]
+    created_at: Mapped[float] = mapped_column(default=now_seconds())
+
+
 class TuningRow(Base):
     """A tuning: what is asked, who works on it under which lease, how far it is.
 
     fence: counts claims; a worker may write only under the number of its own claim.
     lease_until: by the database's clock; after it anyone may take the tuning over.
+    simulator_version: which version of the trained simulator `simulator` stood for when it was
+        asked for; 0 is the bundled one, NULL where it names no trained one.
     """
 
     __tablename__ = "tunings"
@@ -144,6 +207,7 @@ class TuningRow(Base):
     compute: Mapped[str] = mapped_column(String(16), default="waited")
     compute_device: Mapped[str] = mapped_column(String(16), default="cpu")
     simulator: Mapped[str] = mapped_column(String(32))
+    simulator_version: Mapped[int | None]
     settings: Mapped[str]
     space: Mapped[str]
     created_at: Mapped[float] = mapped_column(default=now_seconds())

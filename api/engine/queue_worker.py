@@ -4,21 +4,20 @@ import logging
 import os
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from sqlalchemy.exc import OperationalError
 
 from autosync.api.db.database import Database, connect
-from autosync.api.engine import tuning_queue
+from autosync.api.engine import training_queue, tuning_queue
 from autosync.api.engine.database_store import DatabaseStore, Interrupted, LeaseLost
 from autosync.api.engine.domain_measurement import with_measured_costs, with_measured_kernels
+from autosync.api.engine.leases import LEASE_SECONDS, renewed_lease
 from autosync.api.engine.registry import launcher_named
 from autosync.api.engine.simulator_store import simulator_of
 from autosync.api.engine.submission import load_request
 from autosync.api.engine.tuning_answer import outcome_row
-from autosync.api.engine.tuning_queue import LEASE_SECONDS, Claim
+from autosync.api.engine.tuning_queue import Claim
 from autosync.api.engine.tuning_request import TuningRequest
 from autosync.errors import AutosyncError
 from autosync.search.loop.outcome import Outcome, TuningEvent
@@ -36,12 +35,14 @@ def work(
     stop: threading.Event,
     once: bool = False,
     *,
+    trains: bool = True,
     launcher_of: Callable[[str], Launcher] = launcher_named,
     lease_seconds: float = LEASE_SECONDS,
 ) -> None:
     """Work off the queue until `stop`; with `once`, until nothing waits.
 
     When stopped in the middle of a tuning, finishes the trial at hand and gives the tuning back.
+    trains: also the next versions of the simulator, while no tuning waits.
     """
     database = connect(url)
     name = f"{socket.gethostname()}:{os.getpid()}"
@@ -52,6 +53,8 @@ def work(
                 if held is not None:
                     run_claim(database, held, stop, launcher_of, lease_seconds)
                     continue
+                if trains and train_next(database, name, stop, lease_seconds):
+                    continue
             except OperationalError as error:  # the database is away: a claim ends by its lease
                 log.warning("database: %s", error)
             if once and held is None:
@@ -59,6 +62,35 @@ def work(
             stop.wait(POLL_SECONDS)
     finally:
         database.close()
+
+
+def train_next(
+    database: Database, worker: str, stop: threading.Event, lease_seconds: float = LEASE_SECONDS
+) -> bool:
+    """Run the training that waits; whether there was one.
+
+    Raises:
+        OperationalError: the database is away.
+    """
+    held = training_queue.claim_training(database, worker, lease_seconds)
+    if held is None:
+        return False
+    from autosync.api.engine.version_training import run_training  # loads what trains
+
+    log.info("training %s: claimed (claim %d)", held.training_id, held.fence)
+    try:
+        with renewed_lease(
+            lambda: training_queue.renew_training(database, held, lease_seconds), lease_seconds
+        ):
+            run_training(database, held, stop)
+    except LeaseLost as error:
+        log.warning("%s", error)
+    except OperationalError:
+        raise
+    except Exception as error:  # process boundary: one broken training must not end the worker
+        log.exception("training %s failed", held.training_id)
+        training_queue.fail_training(database, held, f"{type(error).__name__}: {error}")
+    return True
 
 
 def run_claim(
@@ -76,7 +108,9 @@ def run_claim(
     store = DatabaseStore(database, held.tuning_id, held.fence, stop.is_set)
     log.info("tuning %s: claimed (claim %d)", held.tuning_id, held.fence)
     try:
-        with _lease(database, held, lease_seconds):
+        with renewed_lease(
+            lambda: tuning_queue.heartbeat(database, held, lease_seconds), lease_seconds
+        ):
             _run(database, held, store, launcher_of)
     except LeaseLost as error:
         log.warning("%s", error)
@@ -119,7 +153,9 @@ def _run(
 def run_tuning(request: TuningRequest, store: DatabaseStore, launcher: Launcher) -> Outcome:
     """Tune; progress goes to the store as it happens."""
     with store.database.reading() as session:
-        simulator = simulator_of(session, request.simulator)
+        simulator = simulator_of(
+            session, request.simulator, request.domain, request.simulator_version
+        )
     return tune(
         request.domain,
         request.space,
@@ -147,32 +183,3 @@ def _end_without_answer(database: Database, held: Claim, store: DatabaseStore, e
         tuning_queue.end_cancelled(database, held)
     else:
         tuning_queue.fail(database, held, error)
-
-
-@contextmanager
-def _lease(database: Database, held: Claim, lease_seconds: float) -> Iterator[None]:
-    """Renew the lease on a thread of its own while the block runs."""
-    done = threading.Event()
-    thread = threading.Thread(
-        target=_renew, args=(database, held, lease_seconds, done), name="lease", daemon=True
-    )
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
-def _renew(database: Database, held: Claim, lease_seconds: float, done: threading.Event) -> None:
-    """Until `done`, or until the claim no longer holds: the store refuses from then on."""
-    renewed = time.monotonic()
-    while not done.wait(lease_seconds / 3):
-        try:
-            if not tuning_queue.heartbeat(database, held, lease_seconds):
-                return
-            renewed = time.monotonic()
-        except OperationalError as error:  # the database may come back before the lease ends
-            log.warning("lease of %s not renewed: %s", held.tuning_id, error)
-            if time.monotonic() - renewed > lease_seconds:
-                return

@@ -9,18 +9,28 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from autosync.api.db.lookup import found, not_found
+from autosync.domain import Domain
 from autosync.environment import PREFIX_VARIABLE, PYTHON_VARIABLE, RAY_ADDRESS_VARIABLE
 from autosync.errors import NotSupported
 from autosync.simulator.simulator_contract import Simulator
 from autosync.trials.contract import Launcher, OnWait, Pool, Workload
 from autosync.trials.request_names import LauncherName
 
+BUNDLED = "autosync.simulator.learned.bundled_simulator"
 SIMULATORS = {
-    "learned": ("autosync.simulator.learned.learned_simulators", "gaussian_simulator"),
-    "timeline": ("autosync.simulator.timeline.timeline_simulator", "TimelineSimulator"),
-    "analytic": ("autosync.simulator.analytic", "AnalyticSimulator"),
+    "learned": BUNDLED,
+    "timeline": "autosync.simulator.timeline.timeline_simulator",
+    "analytic": "autosync.simulator.analytic",
+    "linear": BUNDLED,
+    "gaussian": BUNDLED,
+    "trees": BUNDLED,
+    "lstm": BUNDLED,
+    "gat": BUNDLED,
+    "ensemble": BUNDLED,
 }
-"""By module and factory: a ranking by the timeline need not load torch for the learned one."""
+"""By module: a ranking by the timeline need not load what the others need."""
+TRAINED = tuple(name for name, module in SIMULATORS.items() if module == BUNDLED)
+"""Those that have learned from the bundled measurements."""
 log = logging.getLogger(__name__)
 
 
@@ -86,9 +96,16 @@ def check_launcher(name: str) -> None:
         )
 
 
-def simulator_named(name: str) -> Simulator:
-    """Raises NotFound, which lists the names there are."""
+def simulator_named(name: str, domain: Domain) -> Simulator:
+    """The one for a domain. Raises NotFound, which lists the names there are."""
     remedy = f"There are: {', '.join(SIMULATORS)}."
-    module, factory = found(SIMULATORS.get(name), "simulator", name, remedy)
-    made: Simulator = getattr(importlib.import_module(module), factory)()
+    module = importlib.import_module(found(SIMULATORS.get(name), "simulator", name, remedy))
+    made: Simulator
+    match name:
+        case "timeline":
+            made = module.TimelineSimulator()
+        case "analytic":
+            made = module.AnalyticSimulator()
+        case _:
+            made = module.default_simulator(domain, name)
     return made

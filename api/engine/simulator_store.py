@@ -15,7 +15,12 @@ from autosync.api.db.document_store import insert_new
 from autosync.api.db.lookup import not_found
 from autosync.api.db.tables import ACTIVE, SimulatorRow, TuningRow
 from autosync.api.engine.database_store import clean
-from autosync.api.engine.registry import SIMULATORS, simulator_named
+from autosync.api.engine.registry import SIMULATORS, TRAINED, simulator_named
+from autosync.api.engine.simulator_versions import (
+    NAME_OF_VERSION,
+    trained_version,
+    version_in_use,
+)
 from autosync.documents import from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotSupported
@@ -82,15 +87,16 @@ def store_simulator(database: Database, name: str, card: bytes, weights: bytes) 
 
 def check_name(name: str) -> None:
     """Raises InvalidInput where a simulator cannot be called so."""
-    reserved = (*SIMULATORS, NEAREST)
-    if NAME.fullmatch(name) and name not in reserved:
+    reserved = (*SIMULATORS, NEAREST, "versions", "trainings")
+    of_a_version = name.startswith(NAME_OF_VERSION.format(""))
+    if NAME.fullmatch(name) and name not in reserved and not of_a_version:
         return
     raise InvalidInput(
         f"a simulator cannot be called {name[:40]!r}.",
         thing="simulator",
         value=name[:40],
         remedy="Use 1 to 32 lower-case letters, digits, dots, hyphens and underscores, a letter or "
-        f"digit first, but none of {', '.join(reserved)}.",
+        f"digit first, but none of {', '.join(reserved)}, nor {NAME_OF_VERSION.format('N')}.",
     )
 
 
@@ -102,16 +108,22 @@ def list_simulators(
     return session.scalars(query).all()
 
 
-def simulator_of(session: Session, name: str) -> Simulator:
-    """A bundled simulator by its name, or a trained one as it was saved.
+def simulator_of(
+    session: Session, name: str, domain: Domain, number: int | None = None
+) -> Simulator:
+    """The simulator of a name, for the domain: of the names of the trained one that version, by
+    default the one in use; one that was stored, as it was saved.
 
     Raises:
         NotFound: neither; lists what there is.
         InvalidInput: it was trained on other features than this version's.
     """
-    return (
-        simulator_named(name) if name in SIMULATORS else _restored(_row_with_files(session, name))
-    )
+    if name in TRAINED:
+        number = version_in_use(session) if number is None else number
+        return trained_version(session, number, name, domain)
+    if name in SIMULATORS:
+        return simulator_named(name, domain)
+    return _restored(_row_with_files(session, name))
 
 
 def lock_simulator(session: Session, name: str, domain: Domain) -> str:
@@ -156,7 +168,15 @@ def checkpoint_files(session: Session, name: str) -> tuple[str, bytes]:
 
 
 def remove_simulator(database: Database, name: str) -> None:
-    """Raises NotFound; NotSupported while a tuning that is not at its end uses it."""
+    """Raises NotFound; NotSupported while a tuning that is not at its end uses it, and where it is
+    a version of the trained simulator."""
+    if name.startswith(NAME_OF_VERSION.format("")):
+        raise NotSupported(
+            f"{name!r} is a version of the trained simulator: versions are kept.",
+            thing="simulator",
+            value=name,
+            remedy="Use another version instead: `autosync simulator promote`.",
+        )
     with database.writing() as session:
         row = _row_with_files(session, name, lock=True)
         query = select(TuningRow.id).where(

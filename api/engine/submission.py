@@ -9,8 +9,10 @@ from autosync.api.db.database import Database
 from autosync.api.db.document_store import load_domain, store_domain
 from autosync.api.db.tables import TuningRow
 from autosync.api.engine import tuning_queue
+from autosync.api.engine.registry import TRAINED
 from autosync.api.engine.request_checks import check_request
 from autosync.api.engine.simulator_store import lock_simulator
+from autosync.api.engine.simulator_versions import version_in_use
 from autosync.api.engine.tuning_request import TuningRequest
 from autosync.documents import from_json, to_json
 from autosync.search.loop.settings import Settings
@@ -39,6 +41,7 @@ def enqueue(database: Database, request: TuningRequest) -> str:
             compute=request.compute,
             compute_device=request.device,
             simulator=simulator,
+            simulator_version=version_in_use(session) if simulator in TRAINED else None,
             settings=to_json(request.settings),
             space=to_json(request.space),
         )
@@ -53,6 +56,7 @@ def load_request(session: Session, tuning_id: str) -> TuningRequest:
         settings=from_json(Settings, row.settings),
         space=from_json(Space, row.space),
         simulator=row.simulator,
+        simulator_version=row.simulator_version,
         launcher=row.launcher,
         byte_scale=row.byte_scale,
         time_scale=row.time_scale,

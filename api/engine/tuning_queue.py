@@ -16,10 +16,9 @@ from autosync.api.db.document_store import insert_new
 from autosync.api.db.lookup import stored
 from autosync.api.db.tables import ACTIVE, FINAL, OutcomeRow, TuningRow
 from autosync.api.engine.database_store import LeaseLost, clean
+from autosync.api.engine.leases import LEASE_SECONDS
+from autosync.api.engine.training_queue import enqueue_training
 from autosync.errors import NotSupported
-
-LEASE_SECONDS = 15.0
-"""Of a claim; renewed every third of it. The longest wait after a worker was killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +75,8 @@ def finish(database: Database, held: Claim, outcome: OutcomeRow) -> None:
         if not _end(session, held, "finished", best_seconds=outcome.best_seconds):
             raise _lost(held)
         session.add(outcome)
+        session.flush()
+        enqueue_training(session, held.tuning_id)
 
 
 def fail(database: Database, held: Claim, error: str) -> None:

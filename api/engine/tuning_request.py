@@ -12,12 +12,17 @@ from autosync.trials.request_names import REAL_CLUSTERS, ComputeDevice, ComputeK
 
 @dataclass(frozen=True, slots=True)
 class TuningRequest:
-    """What to tune, how widely to search, and how trials run. The last four: see `Workload`."""
+    """What to tune, how widely to search, and how trials run. The last four: see `Workload`.
+
+    simulator_version: which version of the trained simulator `simulator` stands for; None where it
+        names no trained one, or none was asked for yet.
+    """
 
     domain: Domain
     settings: Settings = field(default_factory=Settings)
     space: Space = field(default_factory=Space)
     simulator: str = "timeline"
+    simulator_version: int | None = None
     launcher: str = "auto"
     byte_scale: float = 1.0
     time_scale: float = 1.0

@@ -19,6 +19,7 @@ from autosync.api.http.routes import (
     service_routes,
     simulator_routes,
     tuning_routes,
+    version_routes,
 )
 from autosync.api.http.security import LOOPBACK_HOSTS, Access, Guard
 
@@ -39,7 +40,8 @@ def create_app(
 
     app = FastAPI(title="AutoSync", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.database = database
-    for module in (document_routes, tuning_routes, simulator_routes, service_routes, pages):
+    routes = (document_routes, tuning_routes, version_routes, simulator_routes, service_routes)
+    for module in (*routes, pages):  # versions before the names of simulators
         app.include_router(module.router)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     problems.install(app, error_page)

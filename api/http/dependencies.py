@@ -29,6 +29,7 @@ async def _body(request: Request) -> bytes:
 Reading = Annotated[Session, Depends(_reading, scope="function")]
 Body = Annotated[bytes, Depends(_body)]
 Id = Annotated[str, Path(max_length=200)]
+Number = Annotated[int, Path(ge=0, lt=2**31, description="Of a version; 0 is the bundled one.")]
 Limit = Annotated[int, Query(ge=1, le=500, description="How many, at most.")]
 Offset = Annotated[int, Query(ge=0, lt=2**31, description="How many to skip.")]
 LastEvent = Annotated[int, Header(alias="Last-Event-ID", ge=0, lt=2**53)]

@@ -46,10 +46,20 @@ def _ago(moment: datetime) -> str:
     return "just now"
 
 
+def _share(share: float | None) -> str:
+    return "–" if share is None else f"{share:.1%}"
+
+
 def _environment() -> Jinja2Templates:
     templates = Jinja2Templates(directory=TEMPLATES)
     templates.env.globals["version"] = version("autosync")
-    filters = {"ms": _milliseconds, "times": _times, "ago": _ago, "fraction": _fraction}
+    filters = {
+        "ms": _milliseconds,
+        "times": _times,
+        "ago": _ago,
+        "fraction": _fraction,
+        "share": _share,
+    }
     templates.env.filters |= filters
     return templates
 

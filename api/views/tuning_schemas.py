@@ -51,6 +51,9 @@ class Tuning(ResponseModel):
     compute: ComputeKind
     compute_device: ComputeDevice
     simulator: str
+    simulator_version: int | None = Field(
+        description="Of the trained simulator; 0 is the bundled one, null for untrained ones."
+    )
     settings: dict[str, Any]
     progress: TuningProgress
     best_seconds: float | None = Field(description="Of the fastest trial so far.")

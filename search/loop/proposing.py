@@ -28,6 +28,10 @@ SHORTLIST_SIZE = 256
 """Proposals that survive the simulator's ranking, before the selection."""
 COARSE_SIZE = 2048
 """Proposals that the timeline leaves for a simulator that learns, which costs far more each."""
+UNFAVOURED = 512
+"""Of these, ones that the timeline does not favour, so that what it undervalues can be chosen."""
+RANKED_SIZE = 16_384
+"""The timeline's places that those come from: beyond, it would have to err several times over."""
 OPTIMISM = 1.0
 """Standard deviations by which a proposal may be faster than predicted when it is judged: what is
 fast, and what could be and is unlike all trials, is tried."""
@@ -140,11 +144,13 @@ def shortlist(
     """The most promising `SHORTLIST_SIZE` of `total` proposals, no two of equal messages.
 
     known: digests of messages that are not proposed again.
-    A simulator that learns judges only what the timeline leaves, each proposal `optimism`
-    standard deviations below its prediction; any other ranks everything as it predicts.
+    A simulator that learns judges only what the timeline leaves (`coarse_places`), each proposal
+    `optimism` standard deviations below its prediction; any other ranks everything as it predicts.
     """
-    ranking = TimelineSimulator() if isinstance(simulator, Learner) else simulator
-    coarse = rank(domain, space, ranking, total, seed, COARSE_SIZE, on_progress=progress)
+    learns = isinstance(simulator, Learner)
+    ranking, kept = (TimelineSimulator(), RANKED_SIZE) if learns else (simulator, COARSE_SIZE)
+    ranked = rank(domain, space, ranking, total, seed, kept, on_progress=progress)
+    coarse = ranked.take(coarse_places(len(ranked.index), seed))
     population = materialize(coarse, domain, space)
     listed = Shortlist(population, coarse.index, coarse.seconds, coarse.seconds)
     listed = listed.take(distinct_rows(domain, population, known))
@@ -153,3 +159,16 @@ def shortlist(
         listed = replace(listed, seconds=seconds, promise=seconds * np.exp(-optimism * std))
     best = np.argsort(listed.promise, kind="stable")[:SHORTLIST_SIZE]
     return listed.take(best)
+
+
+def coarse_places(ranked: int, seed: int) -> NDArray[np.int64]:
+    """Which of `ranked` places, the timeline's best first, a simulator that learns judges: the
+    first ones, and UNFAVOURED at random from as many strata of the rest. A stratum is wider the
+    further back it lies, all by one factor."""
+    if ranked <= COARSE_SIZE:
+        return np.arange(ranked)
+    favoured = COARSE_SIZE - UNFAVOURED
+    edges = np.geomspace(favoured, ranked, UNFAVOURED + 1).round().astype(np.int64)
+    rng = np.random.default_rng(seed)
+    drawn = edges[:-1] + (rng.random(UNFAVOURED) * np.diff(edges)).astype(np.int64)
+    return np.concatenate((np.arange(favoured), np.unique(drawn)))

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,10 @@ class RankedProposals:
     seconds: NDArray[np.float64]
     simulator: str
     proposals: int
+
+    def take(self, places: NDArray[np.int64]) -> "RankedProposals":
+        """Those at these places, in their order."""
+        return replace(self, index=self.index[places], seconds=self.seconds[places])
 
 
 def rank(

@@ -1,15 +1,15 @@
 """Trained models on disk: safetensors beside a JSON card that says what they were trained on."""
 
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
-import torch
 from pydantic import ConfigDict
 from safetensors import SafetensorError
-from safetensors.numpy import load, save_file
+from safetensors.numpy import load, save
 
 from autosync.documents import STRICT, from_json, to_json
 from autosync.errors import InvalidInput, NotFound
@@ -17,10 +17,17 @@ from autosync.simulator.learned.calibration import Calibration
 from autosync.simulator.learned.features.domain_descriptor import DESCRIPTOR
 from autosync.simulator.learned.features.feature_names import FEATURE_VERSION, FeaturePart
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
+from autosync.simulator.learned.models.ensemble_model import arrays_of
 from autosync.simulator.learned.models.learned_model import LearnedModel
 from autosync.simulator.learned.models.model_arrays import below, check_arrays, nested
 from autosync.simulator.learned.models.model_factory import make_model
-from autosync.simulator.learned.models.recipe import ModelKind, NetworkKind, Recipe
+from autosync.simulator.learned.models.recipe import (
+    MEMBER_KINDS,
+    MemberKind,
+    ModelKind,
+    NetworkKind,
+    Recipe,
+)
 
 MOST_TRIALS = 10**9
 """Of one domain."""
@@ -51,7 +58,9 @@ class CheckpointCard:
     accuracy: pairs of unseen strategies it ranked rightly, None where nobody held any out; unseen:
         which strategies these were. feature_version: `features.FEATURE_VERSION` at training.
     network: "lstm" or "gat" where the kind is that, else empty. An early version's ensembles held
-        networks of one kind only and name it; this version does not read them.
+        networks of one kind only and name it; this version does not read them. members: of an
+        ensemble. dataset: hash of the bundled measurements it learned from, if of any. parents:
+        the versions that it came from.
     """
 
     kind: ModelKind
@@ -66,6 +75,9 @@ class CheckpointCard:
     width: int = 64
     feature_version: int = FEATURE_VERSION
     versions: tuple[tuple[str, str], ...] = ()
+    members: tuple[MemberKind, ...] = MEMBER_KINDS
+    dataset: str = ""
+    parents: tuple[str, ...] = ()
     version: Literal[1] = 1
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -83,7 +95,7 @@ class CheckpointCard:
 
     @property
     def recipe(self) -> Recipe:
-        return Recipe(self.kind, self.parts, self.on_base, self.layers, self.width)
+        return Recipe(self.kind, self.parts, self.on_base, self.layers, self.width, self.members)
 
 
 def save_checkpoint(
@@ -92,15 +104,20 @@ def save_checkpoint(
     sources: tuple[SourceDomain, ...],
     accuracy: float | None,
     unseen: str,
+    dataset: str = "",
 ) -> CheckpointCard:
     """Write PATH.safetensors and PATH.json."""
-    card = _card(simulator.model, sources, accuracy, unseen)
-    arrays = simulator.model.arrays() | nested(CALIBRATION, simulator.calibration.arrays())
+    card = card_of(simulator.model, sources, accuracy, unseen, dataset)
     path.parent.mkdir(parents=True, exist_ok=True)
-    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    save_file(contiguous, path.with_suffix(".safetensors"))
+    path.with_suffix(".safetensors").write_bytes(weights_of(simulator))
     path.with_suffix(".json").write_text(to_json(card) + "\n")
     return card
+
+
+def weights_of(simulator: LearnedSimulator) -> bytes:
+    """What a simulator has learned, in the safetensors format: the same bytes every time."""
+    arrays = simulator.model.arrays() | nested(CALIBRATION, simulator.calibration.arrays())
+    return bytes(save({name: np.ascontiguousarray(arrays[name]) for name in sorted(arrays)}))
 
 
 def read_card(path: Path) -> CheckpointCard:
@@ -120,8 +137,10 @@ def read_card(path: Path) -> CheckpointCard:
     return from_json(CheckpointCard, file.read_text(), source=file.name)
 
 
-def load_checkpoint(path: Path) -> tuple[LearnedSimulator, CheckpointCard]:
-    """The simulator as it was saved.
+def load_checkpoint(
+    path: Path, members: tuple[MemberKind, ...] | None = None
+) -> tuple[LearnedSimulator, CheckpointCard]:
+    """The simulator as it was saved; members: as `restore`.
 
     Raises:
         NotFound: no checkpoint there. InvalidInput: as `restore`.
@@ -131,11 +150,19 @@ def load_checkpoint(path: Path) -> tuple[LearnedSimulator, CheckpointCard]:
         weights = path.with_suffix(".safetensors").read_bytes()
     except OSError as error:
         raise _damaged(path.name, f"cannot be read: {error.strerror}") from None
-    return restore(card, weights, path.name), card
+    return restore(card, weights, path.name, members), card
 
 
-def restore(card: CheckpointCard, weights: bytes, name: str) -> LearnedSimulator:
+def restore(
+    card: CheckpointCard,
+    weights: bytes,
+    name: str,
+    members: tuple[MemberKind, ...] | None = None,
+) -> LearnedSimulator:
     """The simulator of a card and its safetensors, which are data: nothing in them is executed.
+
+    members: some of an ensemble's, to read these alone (networks load torch); any other kind of
+        model is read whole.
 
     Raises:
         InvalidInput: it was trained on other features, no model can be as the card says, or the
@@ -163,9 +190,15 @@ def restore(card: CheckpointCard, weights: bytes, name: str) -> LearnedSimulator
         raise _damaged(name, f"holds no tensors in the safetensors format: {error}") from None
     if any(len(source.descriptor) != len(DESCRIPTOR) for source in card.sources):
         raise _damaged(name, f"a source is described by other than {len(DESCRIPTOR)} numbers")
-    simulator = LearnedSimulator(make_model(card.recipe, card.seed))
-    calibration = below(CALIBRATION, arrays)
+    recipe, calibration = card.recipe, below(CALIBRATION, arrays)
     try:
+        if members is not None and card.kind == "ensemble":
+            some = arrays_of(members, arrays, recipe.members)
+            recipe, arrays = (
+                replace(recipe, members=members),
+                some | nested(CALIBRATION, calibration),
+            )
+        simulator = LearnedSimulator(make_model(recipe, card.seed))
         forms = simulator.model.array_forms(arrays)
         check_arrays(arrays, forms | nested(CALIBRATION, Calibration.array_forms(calibration)))
     except InvalidInput as error:
@@ -193,9 +226,15 @@ def _damaged(name: str, why: str) -> InvalidInput:
     )
 
 
-def _card(
-    model: LearnedModel, sources: tuple[SourceDomain, ...], accuracy: float | None, unseen: str
+def card_of(
+    model: LearnedModel,
+    sources: tuple[SourceDomain, ...],
+    accuracy: float | None,
+    unseen: str,
+    dataset: str = "",
+    parents: tuple[str, ...] = (),
 ) -> CheckpointCard:
+    """The fields are those of the card."""
     recipe = model.recipe
     return CheckpointCard(
         recipe.kind,
@@ -209,8 +248,10 @@ def _card(
         recipe.layers,
         recipe.width,
         versions=(
-            ("torch", torch.__version__),
-            ("numpy", np.__version__),
+            *((name, version(name)) for name in ("torch", "scikit-learn", "numpy")),
             ("python", platform.python_version()),
         ),
+        members=recipe.members,
+        dataset=dataset,
+        parents=parents,
     )

@@ -25,7 +25,7 @@ class LearnedSimulator:
 
     def __init__(self, model: LearnedModel) -> None:
         self.model = model
-        self.name = f"timeline+{model.recipe.kind}"
+        self.name = f"timeline+{model.recipe.name}"
         self.calibration: Calibration = UNCALIBRATED
 
     def predict(self, domain: Domain, population: Population) -> F64:

@@ -8,29 +8,17 @@ from numpy.typing import NDArray
 
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
-from autosync.simulator.learned.calibration import Calibration
+from autosync.simulator.learned.calibration import COVERAGE, Calibration
 from autosync.simulator.learned.checkpoint import CheckpointCard, SourceDomain
-from autosync.simulator.learned.features.domain_descriptor import describe_domain
+from autosync.simulator.learned.features.domain_descriptor import (
+    describe_domain,
+    distances,
+    importance,
+)
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
 from autosync.simulator.learned.models.learned_model import LabelledTrials, LearnedModel
 
 F64 = NDArray[np.float64]
-
-REACH = 2.0
-"""Distance between domains at which a source counts 1/e. A doubling of one figure is 1."""
-
-
-def distances(target: F64, descriptors: Sequence[F64]) -> F64:
-    """The Euclidean distance of each descriptor from the target's, `(domains,)`."""
-    result: F64 = np.linalg.norm(np.asarray(descriptors) - target, axis=1)
-    return result
-
-
-def importance(target: F64, descriptors: Sequence[F64]) -> F64:
-    """How much each source should count for a target, `(domains,)`, 1 for the most alike."""
-    far = distances(target, descriptors)
-    result: F64 = np.exp(-(far - far.min()) / REACH)
-    return result
 
 
 def nearest_checkpoint(domain: Domain, cards: Sequence[CheckpointCard]) -> int:
@@ -122,14 +110,20 @@ def _pretrained(
 
 
 def _level(model: LearnedModel, sources: Sequence[LabelledTrials]) -> Calibration:
-    """Shift by the median error; the interval spans the domains' levels and their errors."""
-    errors = np.concatenate(
-        [
-            np.log(source.step_seconds) - model.scores(source.domain, source.features)[0]
-            for source in sources
-        ]
+    """By the errors on the sources themselves."""
+    return level_of(
+        np.concatenate(
+            [
+                np.log(source.step_seconds) - model.scores(source.domain, source.features)[0]
+                for source in sources
+            ]
+        )
     )
+
+
+def level_of(errors: F64) -> Calibration:
+    """Shift by the median error, log seconds; the interval spans the domains' levels and their
+    errors."""
     level = float(np.median(errors))
-    return Calibration(
-        np.zeros(1), np.array([level]), float(np.quantile(np.abs(errors - level), 0.9))
-    )
+    margin = float(np.quantile(np.abs(errors - level), COVERAGE))
+    return Calibration(np.zeros(1), np.array([level]), margin)

@@ -16,9 +16,12 @@ from autosync.api.db import Database, migrate
 from autosync.api.db.schema_migration import alembic_config, current_revision
 from autosync.api.db.tables import Base
 from autosync.api.engine.database_store import DatabaseStore
+from autosync.api.engine.training_trials import measured_sources
+from autosync.api.views import reports
+from autosync.api.views.simulator_versions_view import simulator_versions
 from autosync.errors import NotFound
 from tests.api.databases import opened, postgresql_database
-from tests.api.sample import finished
+from tests.api.sample import finished, small_request
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -69,11 +72,27 @@ def test_trials_of_the_first_schema_are_kept_without_what_it_did_not_have(empty_
     with opened(empty_url) as database:
         tuning_id = finished(database)
         before = DatabaseStore(database, tuning_id, 1).trials()
-        migrate(empty_url, "-3")
+        migrate(empty_url, "-4")
         migrate(empty_url)
         after = DatabaseStore(database, tuning_id, 1).trials()
     assert any(trial.timeline is not None for trial in before)
     assert after == [replace(trial, sent_bytes=(), timeline=None) for trial in before]
+
+
+def test_a_tuning_from_before_there_were_versions_keeps_its_trials(empty_url: str) -> None:
+    """And the next training learns from them."""
+    migrate(empty_url)
+    with opened(empty_url) as database:
+        tuning_id = finished(database, small_request(12))
+        migrate(empty_url, "-1")
+        migrate(empty_url)
+        with database.reading() as session:
+            assert reports.tuning(session, tuning_id).simulator_version is None
+            assert simulator_versions(session).in_use == 0
+            (source,) = measured_sources(session)
+            measured = reports.ranked_strategies(session, tuning_id).items
+    sound = [row for row in measured if row.step_seconds is not None]
+    assert len(source.trials.step_seconds) == len(sound) > 0
 
 
 def test_processes_that_start_together_migrate_once(empty_url: str) -> None:

@@ -34,7 +34,7 @@ def rank(
     cluster: ClusterName,
     proposals: Annotated[int, typer.Option(min=1, help="Strategies sampled.")] = 30_000,
     top: Annotated[int, typer.Option(min=1, max=256, help="Strategies listed.")] = 10,
-    simulator: Annotated[str, typer.Option(metavar="NAME", help=SIMULATOR_HELP)] = "timeline",
+    simulator: Annotated[str, typer.Option(metavar="NAME", help=SIMULATOR_HELP)] = "learned",
     seed: Annotated[int, typer.Option(min=0, help="Of the sampling.")] = 0,
     batch: Batch = None,
     device: DeviceType = None,

@@ -1,18 +1,20 @@
 """`autosync simulator`: trained simulators in a database."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from autosync.api.cli.console import out, print_json, print_table, say
 from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json
 from autosync.api.cli.output_files import check_folder, write_bytes, write_text
+from autosync.errors import InvalidInput
+from autosync.simulator.learned.models.recipe import ModelKind
 
 app = typer.Typer(
     name="simulator",
     no_args_is_help=True,
-    help="Store trained simulators in a database, for `--simulator NAME`.\n\n"
+    help="Train simulators, and store them in a database for `--simulator NAME`.\n\n"
     "A checkpoint is two files: NAME.safetensors, and its card NAME.json.",
 )
 
@@ -55,40 +57,134 @@ def list_all(db: DatabaseUrl = DEFAULT_DATABASE, json: Json = False) -> None:
 @app.command()
 def train(
     folder: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
             metavar="FOLDER",
             help="Measured strategies: see `autosync collect`.",
             show_default=False,
         ),
-    ],
+    ] = None,
     output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FILE", help="Ends in .safetensors.")
-    ],
-    model: Annotated[
-        Literal["gaussian", "linear", "lstm", "gat", "ensemble"],
-        typer.Option(help="What corrects the timeline."),
-    ] = "gaussian",
-    seed: Annotated[int, typer.Option(min=0, help="Of a network's weights.")] = 0,
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Ends in .safetensors.")
+    ] = None,
+    model: Annotated[ModelKind, typer.Option(help="What corrects the timeline.")] = "ensemble",
+    seed: Annotated[int, typer.Option(min=0, help="Of networks and trees.")] = 0,
+    db: DatabaseUrl = DEFAULT_DATABASE,
 ) -> None:
-    """Train a simulator on all domains of a dataset, and write it as a checkpoint.
+    """Train a simulator: on a dataset, into a file, or on all that a database's tunings measured.
 
-    It is judged on every domain in turn, by a model that learned from the others alone.
+    With FOLDER and FILE it is judged on the domains of each model in turn, by one that learned from
+    the others alone. Without, it becomes the database's next version, and is used from then on
+    where it is not worse than the one before, on strategies that neither has learned from.
 
-    Example: `autosync simulator train datasets/runtimes -o trained.safetensors`
+    Examples:
+
+        autosync simulator train datasets/runtimes -o trained.safetensors
+        autosync simulator train --db sqlite:///autosync.db
     """
-    from autosync.simulator.evaluation.compared_models import maker
+    if folder is None and output is None:
+        return _train_version(db, seed)
+    if folder is None or output is None:
+        raise InvalidInput(
+            "a checkpoint needs FOLDER and FILE.",
+            thing="FOLDER" if folder is None else "--output",
+            value=None,
+            remedy="Give both, or neither to train the next version of a database.",
+        )
     from autosync.simulator.evaluation.measured_dataset import load_dataset
-    from autosync.simulator.evaluation.pretraining import train_checkpoint
+    from autosync.simulator.evaluation.pretraining import (
+        dataset_hash,
+        split_dataset,
+        train_simulator,
+    )
+    from autosync.simulator.learned.checkpoint import save_checkpoint
     from autosync.simulator.learned.models.recipe import Recipe
+    from autosync.simulator.learned.transfer import source_of
 
     check_folder(output)
-    card = train_checkpoint(load_dataset(folder), maker(Recipe(model)), output, seed, say)
-    judged = "" if card.accuracy is None else f", {card.accuracy:.1%} of unseen domains' pairs"
+    measured = load_dataset(folder)
+    sources = split_dataset(measured)
+    found = train_simulator(Recipe(model), sources, seed, say)
+    learned = tuple(source_of(each.learned) for each in sources)
+    card = save_checkpoint(
+        output, found.simulator, learned, found.accuracy, found.unseen, dataset_hash(measured)
+    )
+    judged = "" if card.accuracy is None else f", {card.accuracy:.1%} of unseen models' pairs"
     out.print(
         f"{card.kind}: {card.trials} trials of {len(card.sources)} domains{judged}\n"
         f"[dim]written to {output.with_suffix('.safetensors')}, its card beside it[/]"
     )
+
+
+def _train_version(db: str, seed: int) -> None:
+    """Here and now; a worker that has begun the training already is left to it."""
+    import os
+    import socket
+    import threading
+
+    from autosync.api.cli.open_database import opened
+    from autosync.api.engine.queue_worker import train_next
+    from autosync.api.engine.training_queue import enqueue_training
+
+    with opened(db) as database:
+        with database.writing() as session:
+            enqueue_training(session, seed=seed)
+        say("training on all that was measured")
+        train_next(database, f"{socket.gethostname()}:{os.getpid()}", threading.Event())
+    versions(db)
+
+
+@app.command()
+def versions(db: DatabaseUrl = DEFAULT_DATABASE, json: Json = False) -> None:
+    """List the versions of the trained simulator, and which is in use.
+
+    Example: `autosync simulator versions`
+    """
+    from autosync.api.cli.open_database import opened
+    from autosync.api.views.simulator_versions_view import simulator_versions
+
+    with opened(db) as database, database.reading() as session:
+        found = simulator_versions(session)
+    if json:
+        print_json(found.model_dump(mode="json"))
+        return
+    columns = ("version", "", "held out", "before", "picks", "before", "trials")
+    rows = [
+        (
+            str(one.number),
+            "in use" if one.number == found.in_use else "",
+            *(
+                "-" if share is None else f"{share:.1%}"
+                for share in (
+                    one.accuracy,
+                    one.parent_accuracy,
+                    one.pick_accuracy,
+                    one.parent_pick_accuracy,
+                )
+            ),
+            str(one.trials),
+        )
+        for one in found.items
+    ]
+    rows.append(("0", "in use" if found.in_use == 0 else "", *("-",) * 4, "bundled"))
+    print_table(columns, rows, right=columns[2:])
+
+
+@app.command()
+def promote(
+    number: Annotated[int, typer.Argument(min=0, help="0 is the bundled one.")],
+    db: DatabaseUrl = DEFAULT_DATABASE,
+) -> None:
+    """Use a version of the trained simulator from now on.
+
+    Example: `autosync simulator promote 3`
+    """
+    from autosync.api.cli.open_database import opened
+    from autosync.api.engine.simulator_versions import promote as use
+
+    with opened(db) as database:
+        use(database, number)
+    out.print(f"Version {number} is in use.")
 
 
 @app.command()

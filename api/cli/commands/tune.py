@@ -85,7 +85,7 @@ def tune(
     probe: Annotated[
         bool, typer.Option(help="Measure first what messages cost, unless CLUSTER says.")
     ] = True,
-    simulator: Annotated[str, typer.Option(metavar="NAME", help=SIMULATOR_HELP)] = "learned",
+    simulator: Annotated[str, typer.Option(metavar="NAME", help=SIMULATOR_HELP)] = "ensemble",
     top: Annotated[int, typer.Option(min=1, help="Strategies listed at the end.")] = 12,
     batch: Batch = None,
     device: DeviceType = None,

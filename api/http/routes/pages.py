@@ -7,11 +7,13 @@ from fastapi.responses import RedirectResponse
 from sqlalchemy.orm import Session
 
 from autosync.api.engine import tuning_queue
+from autosync.api.engine.simulator_versions import promote
 from autosync.api.engine.submission import enqueue
-from autosync.api.http.dependencies import DatabaseDep, Id, Reading
+from autosync.api.engine.training_queue import enqueue_training
+from autosync.api.http.dependencies import DatabaseDep, Id, Number, Reading
 from autosync.api.http.page_templates import show
 from autosync.api.http.tuning_body import TuningForm, tuning_request
-from autosync.api.views import reports, stored_documents
+from autosync.api.views import reports, simulator_versions_view, stored_documents
 from autosync.api.views.caveats import caveats_of
 from autosync.errors import AutosyncError
 
@@ -21,7 +23,12 @@ SCALES = (
     ("1", "1 (all bytes)"),
     *((str(1 / 2**i), f"1/{2**i}") for i in range(1, 7)),
 )
-FORM = {"graph": "resnet50", "cluster": "example-4x1", "launcher": "auto"}
+FORM = {
+    "graph": "resnet50",
+    "cluster": "example-4x1",
+    "launcher": "auto",
+    "simulator": "ensemble",
+}
 
 FilledForm = Annotated[TuningForm, Form()]
 
@@ -66,6 +73,28 @@ def ranked_fragment(tuning_id: Id, request: Request, session: Reading) -> Respon
 def cancel(tuning_id: Id, database: DatabaseDep) -> Response:
     tuning_queue.cancel(database, tuning_id)
     return RedirectResponse(f"/tunings/{tuning_id}", 303)
+
+
+@router.get("/simulators")
+def simulators_page(request: Request, session: Reading) -> Response:
+    shown = {
+        "versions": simulator_versions_view.simulator_versions(session),
+        "trainings": simulator_versions_view.simulator_trainings(session, NEWEST),
+    }
+    return show(request, "simulators.html", shown)
+
+
+@router.post("/simulators/trainings")
+def train(database: DatabaseDep) -> Response:
+    with database.writing() as session:
+        enqueue_training(session)
+    return RedirectResponse("/simulators", 303)
+
+
+@router.post("/simulators/{number}/promote")
+def use_version(number: Number, database: DatabaseDep) -> Response:
+    promote(database, number)
+    return RedirectResponse("/simulators", 303)
 
 
 @router.get("/docs")

@@ -1,7 +1,9 @@
 """What a domain is like, in numbers that compare a laptop's cluster with a data centre's."""
 
+from collections.abc import Sequence
+
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from autosync.domain import Domain
 from autosync.simulator.compute_time import compute_factors
@@ -25,6 +27,9 @@ DESCRIPTOR = (
     "factor_bytes",
     "nccl",
 )
+
+REACH = 2.0
+"""Distance between domains at which a source counts 1/e. A doubling of one figure is 1."""
 
 
 def describe_domain(domain: Domain) -> NDArray[np.float64]:
@@ -69,3 +74,20 @@ def describe_domain(domain: Domain) -> NDArray[np.float64]:
             float(cluster.backend == "nccl"),
         ]
     )
+
+
+def distances(
+    target: NDArray[np.float64], descriptors: Sequence[ArrayLike] | NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """The Euclidean distance of each descriptor from the target's, `(domains,)`."""
+    result: NDArray[np.float64] = np.linalg.norm(np.asarray(descriptors) - target, axis=1)
+    return result
+
+
+def importance(
+    target: NDArray[np.float64], descriptors: Sequence[ArrayLike] | NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """How much each source should count for a target, `(domains,)`, 1 for the most alike."""
+    far = distances(target, descriptors)
+    result: NDArray[np.float64] = np.exp(-(far - far.min()) / REACH)
+    return result

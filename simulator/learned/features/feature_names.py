@@ -15,8 +15,9 @@ from autosync.simulator.learned.features.what_if import WHAT_IFS
 
 I64 = NDArray[np.int64]
 
-FEATURE_VERSION = 4
-"""Goes up whenever the meaning of a feature changes; a checkpoint of another is refused."""
+FEATURE_VERSION = 5
+"""Goes up whenever the meaning of a feature changes, or what models keep of their trials; a
+checkpoint of another is refused."""
 
 FeaturePart = Literal["raw", "predefined", "timeline"]
 FEATURE_PARTS: tuple[FeaturePart, ...] = ("raw", "predefined", "timeline")

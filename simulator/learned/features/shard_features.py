@@ -6,6 +6,7 @@ strategy; the order of the shards of a set along the cut does not matter. Hosts 
 by what they are (bandwidth, bytes they carry, size), never by their number.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +45,16 @@ class ShardFeatures:
         first = np.concatenate(([0], np.cumsum(counts)))
         rows = np.arange(first[-1]) + np.repeat(self.first[indices] - first[:-1], counts)
         return ShardFeatures(first, self.variable[rows], self.values[rows])
+
+
+def joined_shards(parts: Sequence[ShardFeatures]) -> ShardFeatures:
+    """Strategy after strategy."""
+    counts = np.concatenate([np.diff(part.first) for part in parts])
+    return ShardFeatures(
+        np.concatenate(([0], np.cumsum(counts))),
+        np.concatenate([part.variable for part in parts]),
+        np.concatenate([part.values for part in parts]),
+    )
 
 
 def features_of_shards(

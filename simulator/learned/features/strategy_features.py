@@ -1,6 +1,6 @@
 """What a strategy looks like to the models: sums over its messages, and its shard sets."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,11 @@ from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.learned.features.domain_descriptor import describe_domain
-from autosync.simulator.learned.features.shard_features import ShardFeatures, features_of_shards
+from autosync.simulator.learned.features.shard_features import (
+    ShardFeatures,
+    features_of_shards,
+    joined_shards,
+)
 from autosync.simulator.learned.features.summary_features import summary_table
 from autosync.simulator.learned.features.what_if import timeline_times
 from autosync.simulator.numba_compiler import compile_plans_fast
@@ -52,6 +56,18 @@ class StrategyFeatures:
             None if self.shards is None else self.shards.take(indices),
             self.descriptor,
         )
+
+
+def joined_features(parts: Sequence[StrategyFeatures]) -> StrategyFeatures:
+    """Of strategies of one graph and cluster; the domain is that of the last ones."""
+    shards = [part.shards for part in parts if part.shards is not None]
+    return StrategyFeatures(
+        np.concatenate([part.base_seconds for part in parts]),
+        np.concatenate([part.summary for part in parts]),
+        np.concatenate([part.shard_counts for part in parts]),
+        joined_shards(shards) if len(shards) == len(parts) else None,
+        parts[-1].descriptor,
+    )
 
 
 def features_of_plans(

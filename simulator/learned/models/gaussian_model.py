@@ -10,31 +10,30 @@ from autosync.domain import Domain
 from autosync.simulator.learned.features.feature_names import FEATURE_PARTS, summary_columns
 from autosync.simulator.learned.features.strategy_features import StrategyFeatures
 from autosync.simulator.learned.models.gaussian_process import (
-    FEWEST_FOR_PROCESS,
+    FittedKernel,
     GaussianProcess,
-    fit_gaussian,
-    fit_pooled_gaussian,
+    fit_kernel,
+    fit_pooled_kernel,
+    solved,
 )
 from autosync.simulator.learned.models.learned_model import FittedScores, LabelledTrials
 from autosync.simulator.learned.models.model_arrays import (
     ArrayForm,
     Arrays,
-    a_share,
     below,
     forms_if_given,
     nested,
 )
 from autosync.simulator.learned.models.recipe import Recipe
-from autosync.simulator.learned.models.robust_loss import RobustLoss
+from autosync.simulator.learned.models.source_trials import KnownTrials, kept_trials
 
 F64 = NDArray[np.float64]
 
 
 class GaussianModel:
-    """Corrects the timeline.
+    """Corrects the timeline by one process over all trials it knows.
 
-    prior: of other domains, of whose correction the `share` is taken; own: of what that leaves
-    unexplained in the trials of one domain.
+    kernel: None where nothing significant was learned.
     """
 
     with_shards = False
@@ -42,73 +41,61 @@ class GaussianModel:
     recipe = Recipe("gaussian")
 
     def __init__(self) -> None:
-        self.prior: GaussianProcess | None = None
-        self.own: GaussianProcess | None = None
-        self.share = 1.0
+        self.known = KnownTrials()
+        self.kernel: FittedKernel | None = None
+        self._solved: tuple[bytes, GaussianProcess] | None = None
 
     def fit(self, trials: LabelledTrials) -> FittedScores:
-        table = trials.features.summary
-        base = np.log(trials.features.base_seconds)
-        target = np.log(trials.step_seconds) - base
-        if self.prior is not None and len(base) >= FEWEST_FOR_PROCESS:
-            residual = target - np.median(target)
-            loss = RobustLoss(residual, trials.features.base_seconds)
-            known = self.prior.correction(table)
-            misses = [residual - share * known for share in (0.0, 0.5, 1.0)]
-            errors = [loss(miss - np.median(miss)).mean() for miss in misses]
-            self.share = 0.5 * int(np.argmin(errors))
-        before = self._prior_correction(table)
-        self.own, left_out = fit_gaussian(table, target - before, trials.features.base_seconds)
-        return FittedScores(base + before + left_out, np.ones(len(base), dtype=np.bool_))
+        base, descriptor = np.log(trials.features.base_seconds), trials.features.descriptor
+        own = kept_trials([trials], most=None)
+        if self.known.sources is None:
+            self.kernel = fit_kernel(own)
+        elif self.kernel is not None:
+            self._learn(KnownTrials(self.known.sources))
+            others = self._process(descriptor)
+            own = own.at_level_of(others.correction(trials.features.summary))
+        left_out = np.ones(len(base), dtype=np.bool_)
+        if self.kernel is None:
+            return FittedScores(base, left_out)
+        self._learn(KnownTrials(self.known.sources, own))
+        residual = self.known.counted(descriptor)[1]
+        corrections = self._process(descriptor).left_out(residual)[-len(own) :]
+        return FittedScores(base + corrections, left_out)
 
     def pretrain(self, sources: Sequence[LabelledTrials], importance: F64) -> None:
-        tables = [source.features.summary for source in sources]
-        seconds = [source.features.base_seconds for source in sources]
-        targets = [
-            np.log(source.step_seconds / base)
-            for source, base in zip(sources, seconds, strict=True)
-        ]
-        self.prior = fit_pooled_gaussian(tables, targets, seconds, importance)
-        self.own, self.share = None, 1.0
+        kept = kept_trials(sources)
+        self._learn(KnownTrials(kept))
+        self.kernel = fit_pooled_kernel(kept, importance)
 
     def scores(self, domain: Domain, features: StrategyFeatures) -> tuple[F64, F64]:
-        table = features.summary
-        score = np.log(features.base_seconds) + self._prior_correction(table)
-        if self.own is not None:
-            return score + self.own.correction(table), self.own.std(table)
-        if self.prior is not None:
-            return score, self.share * self.prior.std(table)
-        return score, np.zeros(len(score))
+        base = np.log(features.base_seconds)
+        if self.kernel is None:
+            return base, np.zeros(len(base))
+        process = self._process(features.descriptor)
+        return base + process.correction(features.summary), process.std(features.summary)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        found: dict[str, NDArray[Any]] = {}
-        for prefix, process in (("own.", self.own), ("prior.", self.prior)):
-            if process is not None:
-                arrays = process.arrays() | {"share": np.array([self.share])}
-                found |= nested(prefix, arrays)
-        return found
+        if self.kernel is None:
+            return {}
+        return nested("kernel.", self.kernel.arrays()) | self.known.arrays()
 
     def array_forms(self, given: Arrays) -> dict[str, ArrayForm]:
-        columns, found = len(summary_columns(FEATURE_PARTS)), dict[str, ArrayForm]()
-        for prefix in ("own.", "prior."):
-            forms = GaussianProcess.array_forms(columns, below(prefix, given))
-            forms["share"] = ArrayForm((1,), rule=a_share)
-            found |= forms_if_given(prefix, forms, given)
-        return found
+        columns = len(summary_columns(FEATURE_PARTS))
+        found = forms_if_given("kernel.", FittedKernel.array_forms(columns), given)
+        return found | KnownTrials.array_forms(columns, given) if found else {}
 
     def load(self, arrays: Arrays) -> None:
-        """Without a prior, the trials' process becomes it: later ones correct it."""
-        own, prior = below("own.", arrays), below("prior.", arrays)
-        self.own = GaussianProcess.from_arrays(own) if own else None
-        if prior:
-            self.prior = GaussianProcess.from_arrays(prior)
-            self.share = float(prior["share"][0])
-        else:
-            self.own, self.prior = None, self.own
+        if kernel := below("kernel.", arrays):
+            self.kernel = FittedKernel.from_arrays(kernel)
+            self._learn(KnownTrials.from_arrays(arrays))
 
-    def _prior_correction(self, table: F64) -> F64:
-        """What other domains teach of these strategies, log seconds."""
-        if self.prior is None:
-            return np.zeros(len(table))
-        result: F64 = self.share * self.prior.correction(table)
-        return result
+    def _learn(self, known: KnownTrials) -> None:
+        self.known, self._solved = known, None
+
+    def _process(self, descriptor: F64) -> GaussianProcess:
+        """Solved for a domain; the last one's is kept."""
+        assert self.kernel is not None
+        if self._solved is None or self._solved[0] != descriptor.tobytes():
+            process = solved(self.kernel, *self.known.counted(descriptor))
+            self._solved = descriptor.tobytes(), process
+        return self._solved[1]

@@ -13,14 +13,17 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve
 
 from autosync.simulator.learned.models.model_arrays import (
     ArrayForm,
     Arrays,
+    finite,
     not_negative,
     positive,
 )
 from autosync.simulator.learned.models.robust_loss import RobustLoss, is_significant
+from autosync.simulator.learned.models.source_trials import LARGEST, SourceTrials
 
 F64 = NDArray[np.float64]
 
@@ -30,12 +33,8 @@ NOISES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """Of the fastest strategies, over the variance of the residuals; slower ones have more."""
 FEWEST_FOR_PROCESS = 16
 """Fewer do not tell 36 settings from chance."""
-MOST_OF_A_SOURCE = 96
-"""Trials of a domain in a process for several: twice as many take eight times as long."""
 BOUND = 4.0
 """Standard deviations to which a column's value is clipped."""
-LARGEST = 1.0
-"""Log seconds to which a correction is clipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,153 +53,167 @@ POOLED = tuple(each for each in SETTINGS if each.length >= 1.0 and each.noise >=
 
 
 @dataclass(frozen=True, slots=True)
-class GaussianProcess:
-    """A fitted process of T trials over F columns.
+class FittedKernel:
+    """What a process takes from its trials before it is solved, over F columns.
 
-    center, scale f64[F]: scale is infinite where a column did not vary. known f64[T, F]:
-    standardised. coefficients f64[T]; precision f64[T, T]: inverse of kernel and noise. variance:
-    of the residuals.
+    center, scale f64[F]: scale is infinite where a column did not vary. variance: of the
+    residuals.
     """
 
     center: F64
     scale: F64
-    known: F64
-    coefficients: F64
-    precision: F64
     setting: KernelSettings
     variance: float
 
-    def correction(self, table: F64) -> F64:
-        """Log seconds, `(n, F)` to `(n,)`."""
-        kernel = _kernel(self.standard(table), self.known, self.setting)
-        result: F64 = np.clip(kernel @ self.coefficients, -LARGEST, LARGEST)
+    def standard(self, table: NDArray[np.floating[Any]]) -> F64:
+        """Standardised columns, `(n, F)`."""
+        result: F64 = np.clip((table - self.center) / self.scale, -BOUND, BOUND)
         return result
 
-    def std(self, table: F64) -> F64:
-        """Standard deviation of the correction that the trials leave open, `(n,)`."""
-        standard = self.standard(table)
-        kernel = _kernel(standard, self.known, self.setting)
-        own = 1.0 + self.setting.linear * (standard**2).mean(axis=1)
-        left: F64 = own - np.einsum("ij,jk,ik->i", kernel, self.precision, kernel, optimize=True)
-        return np.sqrt(self.variance * np.maximum(left, 0.0))
+    def between(self, left: F64, right: F64) -> F64:
+        """Of standardised strategies, `(n, F)` and `(m, F)` to `(n, m)`."""
+        return _kernel(left, right, self.setting)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """By the names that checkpoints hold."""
         return {
             "center": self.center,
             "scale": self.scale,
-            "known": self.known,
-            "coefficients": self.coefficients,
-            "precision": self.precision,
             "setting": np.array(astuple(self.setting)),
             "variance": np.array([self.variance]),
         }
 
     @staticmethod
-    def array_forms(columns: int, given: Arrays) -> dict[str, ArrayForm]:
-        """A process has as many trials as it has coefficients."""
-        coefficients = given.get("coefficients")
-        trials = coefficients.size if coefficients is not None else 1
+    def array_forms(columns: int) -> dict[str, ArrayForm]:
         return {
             "center": ArrayForm((columns,)),
             "scale": ArrayForm((columns,), rule=positive),
-            "known": ArrayForm((trials, columns)),
-            "coefficients": ArrayForm((trials,)),
-            "precision": ArrayForm((trials, trials)),
-            "setting": ArrayForm((3,), rule=not_negative),
+            "setting": ArrayForm((3,), rule=positive_length_and_noise),
             "variance": ArrayForm((1,), rule=not_negative),
         }
 
     @classmethod
-    def from_arrays(cls, arrays: Arrays) -> "GaussianProcess":
+    def from_arrays(cls, arrays: Arrays) -> "FittedKernel":
         return cls(
-            center=arrays["center"],
-            scale=arrays["scale"],
-            known=arrays["known"],
-            coefficients=arrays["coefficients"],
-            precision=arrays["precision"],
-            setting=KernelSettings(*(float(value) for value in arrays["setting"])),
-            variance=float(arrays["variance"][0]),
+            arrays["center"],
+            arrays["scale"],
+            KernelSettings(*(float(value) for value in arrays["setting"])),
+            float(arrays["variance"][0]),
         )
 
-    def standard(self, table: F64) -> F64:
-        """Standardised columns, `(n, F)`."""
-        return _standard(table, self.center, self.scale)
+
+def positive_length_and_noise(array: NDArray[Any]) -> str:
+    """The rule of stored `KernelSettings`."""
+    sound = array[0] > 0 and array[1] >= 0 and array[2] > 0
+    return finite(array) or ("" if sound else "holds no kernel")
 
 
-def fit_gaussian(table: F64, target: F64, base_seconds: F64) -> tuple[GaussianProcess | None, F64]:
-    """The process with the least leave-one-out error, and each trial's left-out correction.
+@dataclass(frozen=True, slots=True)
+class GaussianProcess:
+    """A process solved for T trials.
 
-    table f64[T, F]; target f64[T]: log of measured over base seconds. base_seconds f64[T]: the
-    slower, the less exact: a trial's noise is taken to grow with them, so that the fastest
-    strategies, which a search is after, count most. None, and corrections of zero, where the
-    left-out error does not fall significantly.
+    known f64[T, F]: standardised. coefficients f64[T]; precision f64[T, T]: inverse of kernel and
+    noise.
     """
-    nothing = np.zeros(len(target))
-    if len(target) < FEWEST_FOR_PROCESS:
-        return None, nothing
-    residual = target - np.median(target)
-    loss = RobustLoss(residual, base_seconds)
-    variance = float(residual.var())
-    if variance < 1e-12:
-        return None, nothing
-    center, std = table.mean(axis=0), table.std(axis=0)
-    scale = np.where(std > 1e-9, std, np.inf)
-    known = _standard(table, center, scale)
-    best, left_out, precision = SETTINGS[0], nothing, np.zeros((0, 0))
-    least = np.inf
+
+    kernel: FittedKernel
+    known: F64
+    coefficients: F64
+    precision: F64
+
+    def correction(self, table: F64) -> F64:
+        """Log seconds, `(n, F)` to `(n,)`."""
+        kernel = self.kernel.between(self.kernel.standard(table), self.known)
+        result: F64 = np.clip(kernel @ self.coefficients, -LARGEST, LARGEST)
+        return result
+
+    def std(self, table: F64) -> F64:
+        """Standard deviation of the correction that the trials leave open, `(n,)`."""
+        standard = self.kernel.standard(table)
+        kernel = self.kernel.between(standard, self.known)
+        own = 1.0 + self.kernel.setting.linear * (standard**2).mean(axis=1)
+        left: F64 = own - np.einsum("ij,ij->i", kernel @ self.precision, kernel)
+        return np.sqrt(self.kernel.variance * np.maximum(left, 0.0))
+
+    def left_out(self, residual: F64) -> F64:
+        """Each trial's correction by the process of the others (exact), `(T,)`, bounded."""
+        misses = self.coefficients / np.diag(self.precision)
+        result: F64 = np.clip(residual - misses, -LARGEST, LARGEST)
+        return result
+
+
+def solved(
+    kernel: FittedKernel, table: NDArray[np.floating[Any]], residual: F64, weights: F64
+) -> GaussianProcess:
+    """table `(T, F)`; residual f64[T]: log of measured over base seconds, of median 0 in each
+    domain; weights f64[T]: what each trial counts; the less, the more noise it is taken to have."""
+    known = kernel.standard(table)
+    precision = _precision(known, weights, kernel.setting)
+    return GaussianProcess(kernel, known, precision @ residual, precision)
+
+
+def fit_kernel(trials: SourceTrials) -> FittedKernel | None:
+    """For the trials of one domain: the setting with the least leave-one-out error.
+
+    The slower a strategy, the less exact: a trial's noise is taken to grow with its seconds, so
+    that the fastest strategies, which a search is after, count most. None where the left-out error
+    does not fall significantly.
+    """
+    residual = trials.residual
+    variance = float(residual.var()) if len(residual) else 0.0
+    if len(residual) < FEWEST_FOR_PROCESS or variance < 1e-12:
+        return None
+    loss = RobustLoss(residual, 1.0 / trials.speed)
+    table = np.asarray(trials.summary, dtype=np.float64)
+    center, scale = _scaling(table.mean(axis=0), table.std(axis=0))
+    best: FittedKernel | None = None
+    least, corrections = np.inf, np.zeros(len(residual))
     for setting in SETTINGS:
-        inverse = _precision(known, loss.importance, setting)
-        misses = inverse @ residual / np.diag(inverse)
-        if (error := float(loss(misses).mean())) < least:
-            least, best, left_out, precision = error, setting, residual - misses, inverse
-    if not is_significant(loss(residual) - loss(residual - left_out)):
-        return None, nothing
-    fitted = GaussianProcess(center, scale, known, precision @ residual, precision, best, variance)
-    return fitted, np.clip(left_out, -LARGEST, LARGEST)
+        kernel = FittedKernel(center, scale, setting, variance)
+        process = solved(kernel, table, residual, trials.speed)
+        guess = process.left_out(residual)
+        if (error := float(loss(residual - guess).mean())) < least:
+            least, best, corrections = error, kernel, guess
+    gain = loss(residual) - loss(residual - corrections)
+    return best if is_significant(gain) else None
 
 
-def fit_pooled_gaussian(
-    tables: list[F64], targets: list[F64], base_seconds: list[F64], importance: F64
-) -> GaussianProcess | None:
-    """One process for several domains, each with a level of its own.
+def fit_pooled_kernel(sources: SourceTrials, counts: F64) -> FittedKernel | None:
+    """For several domains: the setting that suits a domain that is left out best, where the others
+    count by their likeness to it. None where no setting helps those left out.
 
-    importance f64[domains]: how much a domain's trials count. The setting is chosen by leaving
-    domains out, so that it suits one not seen; None where no setting helps those left out.
+    counts f64[S]: how much each domain's error matters.
     """
-    some = [np.linspace(0, len(t) - 1, min(len(t), MOST_OF_A_SOURCE)).astype(int) for t in tables]
-    tables = [table[rows] for table, rows in zip(tables, some, strict=True)]
-    targets = [target[rows] for target, rows in zip(targets, some, strict=True)]
-    residuals = [target - np.median(target) for target in targets]
-    losses = [
-        RobustLoss(residual, base[rows])
-        for residual, base, rows in zip(residuals, base_seconds, some, strict=True)
-    ]
-    weights = [each * loss.importance for each, loss in zip(importance, losses, strict=True)]
-    center = np.mean([table.mean(axis=0) for table in tables], axis=0)
-    std = np.sqrt(np.mean([((table - center) ** 2).mean(axis=0) for table in tables], axis=0))
-    scale = np.where(std > 1e-9, std, np.inf)
-    standard = [_standard(table, center, scale) for table in tables]
-    variance = float(np.mean([residual.var() for residual in residuals]))
+    present = np.unique(sources.source)
+    table = np.asarray(sources.summary, dtype=np.float64)
+    by_domain = [table[sources.source == k] for k in present]
+    center = np.mean([each.mean(axis=0) for each in by_domain], axis=0)
+    spread = np.mean([((each - center) ** 2).mean(axis=0) for each in by_domain], axis=0)
+    center, scale = _scaling(center, np.sqrt(spread))
+    variance = float(np.mean([sources.residual[sources.source == k].var() for k in present]))
+    errors = np.zeros(len(POOLED) + 1)
+    for left in present:
+        rows = sources.source == left
+        others = sources.without(left) if len(present) > 1 else sources
+        weights = others.weights(sources.descriptors[left])
+        residual = sources.residual[rows]
+        loss = RobustLoss(residual, 1.0 / sources.speed[rows])
+        for number, setting in enumerate(POOLED):
+            kernel = FittedKernel(center, scale, setting, variance)
+            miss = residual - _predicted(kernel, others, weights, table[rows])
+            errors[number] += counts[left] * loss(miss - np.median(miss)).mean()
+        errors[-1] += counts[left] * loss(residual).mean()
+    best = int(np.argmin(errors))
+    return FittedKernel(center, scale, POOLED[best], variance) if best < len(POOLED) else None
 
-    def fit(used: list[int], setting: KernelSettings) -> GaussianProcess:
-        known = np.concatenate([standard[k] for k in used])
-        precision = _precision(known, np.concatenate([weights[k] for k in used]), setting)
-        coefficients = precision @ np.concatenate([residuals[k] for k in used])
-        return GaussianProcess(center, scale, known, coefficients, precision, setting, variance)
 
-    everyone = list(range(len(tables)))
-    best: KernelSettings | None = None
-    least = np.mean([loss(miss).mean() for loss, miss in zip(losses, residuals, strict=True)])
-    for setting in POOLED:
-        errors = []
-        for left in everyone:
-            others = [k for k in everyone if k != left] or [left]
-            miss = residuals[left] - fit(others, setting).correction(tables[left])
-            errors.append(losses[left](miss - np.median(miss)).mean())
-        if (error := np.mean(errors)) < least:
-            best, least = setting, error
-    return None if best is None else fit(everyone, best)
+def _predicted(kernel: FittedKernel, trials: SourceTrials, weights: F64, table: F64) -> F64:
+    """The correction alone, `(n, F)` to `(n,)`: four times as fast as a process with its doubts."""
+    known = kernel.standard(trials.summary)
+    noisy = kernel.between(known, known) + np.diag(kernel.setting.noise / weights)
+    coefficients = cho_solve(cho_factor(noisy, overwrite_a=True), trials.residual)
+    result: F64 = kernel.between(kernel.standard(table), known) @ coefficients
+    return np.clip(result, -LARGEST, LARGEST)
 
 
 def _kernel(left: F64, right: F64, setting: KernelSettings) -> F64:
@@ -216,6 +229,5 @@ def _precision(known: F64, importance: F64, setting: KernelSettings) -> F64:
     return np.asarray(np.linalg.inv(noisy), dtype=np.float64)
 
 
-def _standard(table: F64, center: F64, scale: F64) -> F64:
-    result: F64 = np.clip((table - center) / scale, -BOUND, BOUND)
-    return result
+def _scaling(center: F64, std: F64) -> tuple[F64, F64]:
+    return center, np.where(std > 1e-9, std, np.inf)

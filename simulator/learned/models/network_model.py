@@ -27,6 +27,8 @@ from autosync.simulator.learned.models.network_inputs import (
 )
 from autosync.simulator.learned.models.recipe import NetworkKind, Recipe
 from autosync.simulator.learned.models.robust_loss import RobustLoss, is_significant
+from autosync.simulator.learned.models.source_trials import MOST_OF_A_SOURCE
+from autosync.simulator.learned.models.trial_folds import FOLDS, fold_of
 from autosync.simulator.learned.networks.lstm_network import LstmNetwork
 from autosync.simulator.learned.networks.network_training import (
     CORRECTION,
@@ -44,12 +46,10 @@ I64 = NDArray[np.int64]
 
 FEWEST_FOR_NETWORK = 24
 """Trials below which a network is not trained: too few to tell whether it learned anything."""
-FOLDS = 3
-"""Parts of the trials, each left out once to choose the epoch and to judge the network."""
 SHARES = (0.25, 0.5, 0.75, 1.0)
 """Of a new network's correction to choose from; beside them there is none."""
-MOST_OF_A_SOURCE = 96
-"""Strategies of a domain from which a network for several domains learns."""
+WARM_EPOCHS = 10
+"""Of a network that goes on with more domains."""
 FINE_TUNING = 0.3
 """Share of the learning rate where the network comes from other domains."""
 
@@ -131,9 +131,12 @@ class NetworkModel:
 
     def pretrain(self, sources: Sequence[LabelledTrials], importance: F64) -> None:
         """With three sources or more, the one most like the target chooses the epoch; else a part
-        of each source's trials. Each source gets as many steps as its trials ask for."""
+        of each source's trials. Each source gets as many steps as its trials ask for. What has
+        learned before goes on from there, at a lower rate and for WARM_EPOCHS at most."""
         rng = np.random.default_rng(self.training.seed)
-        self.prior = None
+        training = self._training()
+        if self.prior is not None:
+            training = replace(training, epochs=min(training.epochs, WARM_EPOCHS))
         network = self._start([source.features for source in sources])
         learn, held_out = [], []
         for number, source in enumerate(sources):
@@ -146,7 +149,7 @@ class NetworkModel:
                 held_out.append(select(trials, order[:count]))
             if count < len(order):
                 learn.append(select(trials, order[count:]))
-        self.trained = train(network, learn, held_out, self.training)
+        self.trained = train(network, learn, held_out, training)
         self.prior = {name: value.clone() for name, value in network.state_dict().items()}
 
     def scores(self, domain: Domain, features: StrategyFeatures) -> tuple[F64, F64]:
@@ -264,9 +267,3 @@ class NetworkModel:
     def _batch(self, domain: Domain, features: StrategyFeatures) -> NetworkBatch:
         assert self.scaling is not None
         return batch_of(features, domain, *self.scaling, self.columns)
-
-
-def fold_of(n: int, folds: int, seed: int) -> I64:
-    """Which of `folds` equal parts each of `n` trials belongs to, i64[n], at random."""
-    result: I64 = np.random.default_rng(seed).permutation(n) % folds
-    return result

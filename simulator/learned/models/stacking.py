@@ -15,21 +15,25 @@ LEAST_WEIGHT = 0.01
 """A part with less weight gets none: its prediction is not worth the time."""
 
 
-def stacked_weights(left_out: F64, residual: F64, loss: RobustLoss) -> F64:
+def stacked_weights(
+    left_out: F64, residual: F64, loss: RobustLoss, expected: F64 | None = None
+) -> F64:
     """Weights of the parts, `(parts,)`: none negative, their sum at most 1, with the least loss of
     the residual less the weighted corrections. The rest of 1 is the weight of no correction.
 
     left_out f64[parts, n]: each part's corrections of trials that it was not fitted to, log seconds
     of median 0, like the residual f64[n]. The loss has the term of a normal prior, whose mean are
-    equal weights of the parts that correct anything and whose deviation is WEIGHT_STD, with the
-    misses of these equal weights for noise.
+    the weights `expected`, by default equal ones of the parts that correct anything, and whose
+    deviation is WEIGHT_STD, with the misses of these weights for noise.
     """
     correcting = left_out.any(axis=1)
-    equal = np.asarray(correcting, dtype=np.float64) / max(int(correcting.sum()), 1)
-    noise = float(loss(residual - equal @ left_out).mean())
+    prior = np.asarray(correcting, dtype=np.float64) / max(int(correcting.sum()), 1)
+    if expected is not None:
+        prior = expected
+    noise = float(loss(residual - prior @ left_out).mean())
     if noise == 0.0 or not correcting.any():
-        return equal
-    corrections, mean, count = left_out[correcting], equal[correcting], len(residual)
+        return prior
+    corrections, mean, count = left_out[correcting], prior[correcting], len(residual)
     pull = 1.0 / (count * WEIGHT_STD**2)
 
     def objective(weights: F64) -> tuple[float, F64]:

@@ -49,7 +49,13 @@ def test_a_tuning_measures_its_kernels_and_keeps_its_records(
     with sqlite.reading() as session:
         assert load_request(session, tuning_id).workload == request.workload
     launcher = LocalLauncher(repeats=0)  # else passes are repeated while others load the machine
-    work(str(sqlite.engine.url), threading.Event(), once=True, launcher_of=lambda _: launcher)
+    work(
+        str(sqlite.engine.url),
+        threading.Event(),
+        once=True,
+        trains=False,
+        launcher_of=lambda _: launcher,
+    )
     with sqlite.reading() as session:
         tuning = reports.tuning(session, tuning_id)
         assert tuning.error is None

@@ -131,7 +131,13 @@ class Refusing:
 
 def test_a_tuning_that_cannot_run_fails_and_says_why(sqlite: Database) -> None:
     tuning_id = enqueue(sqlite, REQUEST)
-    work(str(sqlite.engine.url), threading.Event(), once=True, launcher_of=lambda _: Refusing())
+    work(
+        str(sqlite.engine.url),
+        threading.Event(),
+        once=True,
+        trains=False,
+        launcher_of=lambda _: Refusing(),
+    )
     with sqlite.reading() as session:
         tuning = reports.tuning(session, tuning_id)
     assert tuning.state == "failed"

@@ -13,6 +13,7 @@ from safetensors.numpy import load, save
 
 from autosync.api.db import Database
 from autosync.api.engine import tuning_queue
+from autosync.api.engine.registry import SIMULATORS
 from autosync.api.engine.simulator_store import (
     NEAREST,
     list_simulators,
@@ -93,7 +94,7 @@ def test_what_is_stored_predicts_as_what_was_saved(
     domain = small_request().domain
     population = encode([each.strategy for each in candidates(domain, 6)], domain)
     with database.reading() as session:
-        found = simulator_of(session, "mine").predict(domain, population)
+        found = simulator_of(session, "mine", domain).predict(domain, population)
     made = LearnedSimulator(opinionated()).predict(domain, population)
     assert (found == made).all()
     assert (made != LearnedSimulator(LinearModel()).predict(domain, population)).any()
@@ -103,7 +104,7 @@ def test_what_is_stored_predicts_as_what_was_saved(
     remove_simulator(database, "mine")
     assert names(database) == []
     with database.reading() as session, pytest.raises(NotFound, match="timeline"):
-        simulator_of(session, "mine")
+        simulator_of(session, "mine", domain)
 
 
 def test_a_simulator_stays_while_a_tuning_needs_it(database: Database, linear: Files) -> None:
@@ -137,7 +138,8 @@ def test_over_rest_it_comes_back_to_the_byte(client: TestClient, lstm: Files) ->
     assert (status, stored["kind"], stored["trials"], stored["accuracy"]) == (201, "lstm", 60, 0.9)
     assert put(client, "five-clusters", lstm) == (200, stored)
     listed = client.get("/v1/simulators").json()
-    assert listed == {"items": [stored], "bundled": ["learned", "timeline", "analytic"]}
+    assert listed == {"items": [stored], "bundled": list(SIMULATORS)}
+    assert {"learned", "ensemble", "trees", "lstm", "gat", "linear"} < SIMULATORS.keys()
     assert client.get("/v1/simulators/five-clusters").json() == json.loads(lstm[0])
     weights = client.get("/v1/simulators/five-clusters/weights")
     assert weights.content == lstm[1]

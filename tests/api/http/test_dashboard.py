@@ -239,10 +239,10 @@ def test_nothing_overflows_and_the_dark_scheme_is_dark(
         viewport={"width": width, "height": 700},
     )
     page = context.new_page()
-    for path in ("/", f"/tunings/{tuning_id}"):
+    for path in ("/", "/simulators", f"/tunings/{tuning_id}"):
         page.goto(path)
         page.wait_for_load_state()
-        if path != "/":
+        if path.startswith("/tunings"):
             expect(page.locator("#differences")).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor")

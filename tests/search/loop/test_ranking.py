@@ -5,6 +5,12 @@ from numpy.typing import NDArray
 from autosync.domain import Domain
 from autosync.errors import AutosyncError
 from autosync.population import Population, decode
+from autosync.search.loop.proposing import (
+    COARSE_SIZE,
+    RANKED_SIZE,
+    UNFAVOURED,
+    coarse_places,
+)
 from autosync.search.loop.ranking import CHUNK, materialize, rank
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
@@ -75,3 +81,20 @@ def test_impossible_strategies_are_not_kept() -> None:
 def test_errors_of_the_simulator_surface() -> None:
     with pytest.raises(AutosyncError, match="cannot predict"):
         rank(DOMAIN, SPACE, Broken(), 5000, 0, 8)
+
+
+def test_what_the_timeline_does_not_favour_is_judged_too() -> None:
+    """All of a few; of many the first, and the rest ever more thinly, none of them twice."""
+    np.testing.assert_array_equal(coarse_places(100, seed=0), np.arange(100))
+    for ranked in (COARSE_SIZE + 1, RANKED_SIZE):
+        places = coarse_places(ranked, seed=3)
+        favoured = COARSE_SIZE - UNFAVOURED
+        np.testing.assert_array_equal(places[:favoured], np.arange(favoured))
+        assert len(places) == len(np.unique(places)) <= COARSE_SIZE
+        assert places.max() < ranked
+        np.testing.assert_array_equal(places, coarse_places(ranked, seed=3))
+    rest = places[favoured:]
+    assert len(rest) == UNFAVOURED
+    assert rest.max() > 0.9 * RANKED_SIZE
+    assert np.median(rest) < 0.5 * RANKED_SIZE
+    assert (places[favoured:] != coarse_places(RANKED_SIZE, seed=4)[favoured:]).any()

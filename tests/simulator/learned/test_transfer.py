@@ -13,17 +13,22 @@ from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotFound
 from autosync.simulator.evaluation.metrics import pairwise_accuracy
 from autosync.simulator.learned.checkpoint import load_checkpoint, read_card, save_checkpoint
-from autosync.simulator.learned.features.domain_descriptor import DESCRIPTOR, describe_domain
+from autosync.simulator.learned.features.domain_descriptor import (
+    DESCRIPTOR,
+    describe_domain,
+    importance,
+)
 from autosync.simulator.learned.features.strategy_features import features_of
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
-from autosync.simulator.learned.models.ensemble_model import EnsembleModel
+from autosync.simulator.learned.models.ensemble_model import PRIOR_SHARES, EnsembleModel
 from autosync.simulator.learned.models.gaussian_model import GaussianModel
 from autosync.simulator.learned.models.learned_model import LabelledTrials, LearnedModel
 from autosync.simulator.learned.models.linear_model import LinearModel
 from autosync.simulator.learned.models.network_model import NetworkModel
+from autosync.simulator.learned.models.recipe import MEMBER_KINDS
+from autosync.simulator.learned.models.trees_model import TreesModel
 from autosync.simulator.learned.networks.network_training import TrainingSettings
 from autosync.simulator.learned.transfer import (
-    importance,
     nearest_checkpoint,
     source_of,
     transferred,
@@ -38,6 +43,7 @@ must differ, not be good."""
 MAKERS: dict[str, Callable[[], LearnedModel]] = {
     "linear": LinearModel,
     "gaussian": GaussianModel,
+    "trees": TreesModel,
     "lstm": lambda: NetworkModel("lstm", QUICK),
     "gat": lambda: NetworkModel("gat", QUICK),
     "ensemble": lambda: EnsembleModel(QUICK),
@@ -121,7 +127,7 @@ def test_an_ensemble_of_one_kind_of_network_is_refused(tmp_path: Path) -> None:
     assert "Train it again" in refusal.value.remedy
 
 
-@pytest.mark.parametrize("weights", [(0.9, 0.9, 0.0, 0.0), (-0.1, 0.5, 0.0, 0.0)])
+@pytest.mark.parametrize("weights", [(0.9, 0.9, 0.0, 0.0, 0.0), (-0.1, 0.5, 0.0, 0.0, 0.0)])
 def test_an_ensemble_whose_weights_are_no_shares_is_refused(
     weights: tuple[float, ...], tmp_path: Path
 ) -> None:
@@ -159,7 +165,7 @@ def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("name", ["linear", "gaussian", "lstm"])
+@pytest.mark.parametrize("name", ["linear", "gaussian", "trees", "lstm"])
 def test_a_transferred_simulator_ranks_an_unseen_domain_better_than_the_timeline(
     name: str, sources: list[LabelledTrials]
 ) -> None:
@@ -180,7 +186,7 @@ def test_a_transferred_simulator_ranks_an_unseen_domain_better_than_the_timeline
     assert (std > 0).all()
 
 
-@pytest.mark.parametrize("make", [LinearModel, GaussianModel])
+@pytest.mark.parametrize("make", [LinearModel, GaussianModel, TreesModel])
 def test_few_trials_of_the_target_improve_on_zero_and_on_none_elsewhere(
     make: Callable[[], LearnedModel], sources: list[LabelledTrials]
 ) -> None:
@@ -201,25 +207,22 @@ def test_few_trials_of_the_target_improve_on_zero_and_on_none_elsewhere(
     assert accuracy(moved) > accuracy(alone)
 
 
-def test_an_ensemble_of_other_domains_is_the_mean_of_its_parts_until_trials_tell(
+def test_an_ensemble_of_other_domains_weighs_its_members_as_foreseen_until_trials_tell(
     sources: list[LabelledTrials], trials: LabelledTrials
 ) -> None:
-    """The networks of a kind are one part."""
     model = EnsembleModel(QUICK)
     simulator = transferred(model, sources[:2], trials.domain)
-    member_scores = [
-        np.mean([each.scores(trials.domain, trials.features)[0] for each in models], axis=0)
-        for models in model.members
-    ]
+    member_scores = [each.scores(trials.domain, trials.features)[0] for (each,) in model.members]
     base = np.log(trials.features.base_seconds)
     expected, _ = model.scores(trials.domain, trials.features)
-    np.testing.assert_allclose(expected, np.mean(member_scores, axis=0))
+    shares = np.array([PRIOR_SHARES[kind] for kind in MEMBER_KINDS])
+    np.testing.assert_allclose(expected, np.array(member_scores).T @ shares / shares.sum())
     assert np.ptp([np.std(each - base) for each in member_scores]) > 1e-3
     few = np.arange(6)
     simulator.refit_features(
         LabelledTrials(trials.domain, trials.features.take(few), trials.step_seconds[few])
     )
-    np.testing.assert_allclose(model.scores(trials.domain, trials.features)[0], expected)
+    np.testing.assert_array_equal(model.weights, shares / shares.sum())
 
 
 def test_the_target_may_not_be_a_source(sources: list[LabelledTrials]) -> None:

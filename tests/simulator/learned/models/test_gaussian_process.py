@@ -4,11 +4,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from autosync.simulator.learned.features.domain_descriptor import DESCRIPTOR
 from autosync.simulator.learned.models.gaussian_process import (
     GaussianProcess,
-    fit_gaussian,
-    fit_pooled_gaussian,
+    fit_kernel,
+    fit_pooled_kernel,
+    solved,
 )
+from autosync.simulator.learned.models.source_trials import SourceTrials
 
 F64 = NDArray[np.float64]
 
@@ -21,20 +24,33 @@ def world(count: int, seed: int = 0, noise: float = 0.01) -> tuple[F64, F64, F64
     return table, target + noise * rng.standard_normal(count), 1.0 + rng.random(count)
 
 
-def fitted(table: F64, target: F64, base: F64) -> tuple[GaussianProcess, F64]:
-    gaussian, left_out = fit_gaussian(table, target, base)
-    assert gaussian is not None
-    return gaussian, left_out
+def known(*worlds: tuple[F64, F64, F64]) -> SourceTrials:
+    """The trials of several domains that are alike."""
+    counts = [len(target) for _, target, _ in worlds]
+    return SourceTrials(
+        np.zeros((len(worlds), len(DESCRIPTOR))),
+        np.repeat(np.arange(len(worlds)), counts),
+        np.concatenate([table for table, _, _ in worlds]).astype(np.float32),
+        np.concatenate([target - np.median(target) for _, target, _ in worlds]),
+        np.concatenate([base.min() / base for _, _, base in worlds]),
+    )
+
+
+def fitted(trials: SourceTrials) -> GaussianProcess:
+    kernel = fit_kernel(trials)
+    assert kernel is not None
+    return solved(kernel, trials.summary, trials.residual, trials.speed)
 
 
 def test_a_left_out_correction_is_that_of_a_fit_without_the_trial() -> None:
     table, target, base = world(40)
-    gaussian, left_out = fitted(table, target, base)
-    x, setting = gaussian.known, gaussian.setting
+    gaussian = fitted(known((table, target, base)))
+    x, setting = gaussian.known, gaussian.kernel.setting
     squares = ((x[:, None, :] - x[None, :, :]) ** 2).mean(axis=2)
     kernel = np.exp(-0.5 * squares / setting.length**2) + setting.linear * x @ x.T / 4
     noisy = kernel + np.diag(setting.noise * base / base.min())
     residual = target - np.median(target)
+    left_out = gaussian.left_out(residual)
     for trial in (0, 17, 39):
         others = np.arange(40) != trial
         expected = kernel[trial, others] @ np.linalg.solve(
@@ -45,7 +61,7 @@ def test_a_left_out_correction_is_that_of_a_fit_without_the_trial() -> None:
 
 def test_what_is_unlike_all_trials_is_left_to_the_timeline_and_doubted() -> None:
     table, target, base = world(60)
-    gaussian, _ = fitted(table, target, base)
+    gaussian = fitted(known((table, target, base)))
     unseen, true, _ = world(200, seed=1, noise=0.0)
     errors = gaussian.correction(unseen) - (true - np.median(target))
     assert np.abs(errors).mean() < 0.35 * np.abs(true).mean()
@@ -57,21 +73,22 @@ def test_what_is_unlike_all_trials_is_left_to_the_timeline_and_doubted() -> None
 def test_residuals_that_are_noise_teach_nothing(seed: int) -> None:
     table, _, base = world(90, seed)
     noise = 0.1 * np.random.default_rng(seed).standard_normal(90)
-    gaussian, left_out = fit_gaussian(table, noise, base)
-    assert gaussian is None
-    assert not left_out.any()
+    assert fit_kernel(known((table, noise, base))) is None
 
 
 def test_domains_share_what_they_have_in_common_and_keep_their_levels() -> None:
+    levels = (0.0, 0.7, -0.4)
     worlds = [world(50, seed) for seed in range(3)]
-    tables, targets, base = (list(column) for column in zip(*worlds, strict=True))
-    shifted = [target + level for target, level in zip(targets, (0.0, 0.7, -0.4), strict=True)]
-    pooled = fit_pooled_gaussian(tables, shifted, base, np.ones(3))
-    assert pooled is not None
+    trials = known(*((x, y + level, b) for (x, y, b), level in zip(worlds, levels, strict=True)))
+    kernel = fit_pooled_kernel(trials, np.ones(3))
+    assert kernel is not None
+    weights = trials.weights(np.zeros(len(DESCRIPTOR)))
+    pooled = solved(kernel, trials.summary, trials.residual, weights)
     unseen, true, _ = world(100, seed=9, noise=0.0)
     assert np.corrcoef(pooled.correction(unseen), true)[0, 1] > 0.9
 
 
 def test_domains_that_contradict_each_other_teach_nothing() -> None:
     table, target, base = world(50)
-    assert fit_pooled_gaussian([table, table], [target, -target], [base, base], np.ones(2)) is None
+    trials = known((table, target, base), (table, -target, base))
+    assert fit_pooled_kernel(trials, np.ones(2)) is None

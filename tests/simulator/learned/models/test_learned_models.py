@@ -20,6 +20,7 @@ from autosync.simulator.learned.models.linear_model import LinearModel
 from autosync.simulator.learned.models.model_factory import make_model
 from autosync.simulator.learned.models.network_model import NetworkModel
 from autosync.simulator.learned.models.recipe import ModelKind, NetworkKind, Recipe
+from autosync.simulator.learned.models.trees_model import TreesModel
 from autosync.simulator.learned.networks import network_training
 from autosync.simulator.learned.networks.network_training import TrainingSettings
 from autosync.simulator.simulator_contract import Learner
@@ -35,6 +36,7 @@ KNOWN, UNSEEN = np.arange(100), np.arange(100, 150)
 MAKERS: dict[str, Callable[[], LearnedModel]] = {
     "linear": LinearModel,
     "gaussian": GaussianModel,
+    "trees": TreesModel,
     "lstm": lambda: NetworkModel("lstm", QUICK),
     "gat": lambda: NetworkModel("gat", QUICK),
     "ensemble": lambda: EnsembleModel(QUICK),

@@ -14,6 +14,7 @@ from autosync.simulator.learned.models.linear_model import LinearModel
 from autosync.simulator.learned.models.model_arrays import check_arrays
 from autosync.simulator.learned.models.model_factory import make_model
 from autosync.simulator.learned.models.network_model import NetworkModel
+from autosync.simulator.learned.models.trees_model import TreesModel
 from autosync.simulator.learned.networks.network_training import TrainingSettings
 from tests.simulator.learned.worlds import invented_seconds, small_domain, some_strategies
 
@@ -21,23 +22,27 @@ BOLD = TrainingSettings(epochs=1, decay_at=(), confidence=-100.0)
 MODELS: tuple[LearnedModel, ...] = (
     LinearModel(),
     GaussianModel(),
+    TreesModel(),
     NetworkModel("lstm", BOLD),
     NetworkModel("gat", BOLD),
     EnsembleModel(BOLD),
 )
 RIDGE = {"center", "covariance", "penalty", "scale", "weights"}
-PROCESS = {"center", "coefficients", "known", "precision", "scale", "setting", "share", "variance"}
+KERNEL = {f"kernel.{name}" for name in ("center", "scale", "setting", "variance")}
+OWN = {f"own.{name}" for name in ("descriptors", "source", "summary", "residual", "speed")}
+FOREST = {f"forest.{name}" for name in ("column", "left", "right", "threshold")}
 SCALINGS = {"portions.center", "portions.scale", "summary.center", "summary.scale"}
 HEAD = {"network.head.0.bias", "network.head.0.weight", "network.head.2.bias"}
 FILED: dict[str, set[str]] = {
     "linear": {f"ridge.{name}" for name in RIDGE},
-    "gaussian": {f"own.{name}" for name in PROCESS},
+    "gaussian": KERNEL | OWN,
+    "trees": FOREST | OWN,
     "lstm": SCALINGS | HEAD | {"network.lstm.weight_hh_l0", "network.encoder.2.weight"},
     "gat": SCALINGS | HEAD | {"network.first.att_src", "network.second.bias"},
-    "ensemble": {"weights", "linear0.ridge.center", "gaussian0.own.share"}
+    "ensemble": {"weights", "linear0.ridge.center", "gaussian0.own.residual"}
     | {f"{kind}{k}.{name}" for kind in ("lstm", "gat") for k in range(3) for name in SCALINGS},
 }
-"""Names that files have held since the first checkpoints: they stay."""
+"""Names that files hold: they stay while FEATURE_VERSION does."""
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +74,7 @@ def test_what_was_never_trained_has_no_arrays_but_weights() -> None:
 def test_the_names_in_files_stay(fitted: LearnedModel) -> None:
     names = fitted.arrays().keys()
     assert names >= FILED[fitted.recipe.kind]
-    if fitted.recipe.kind in ("linear", "gaussian"):
+    if fitted.recipe.kind in ("linear", "gaussian", "trees"):
         assert names == FILED[fitted.recipe.kind]
 
 
@@ -102,8 +107,9 @@ def test_every_array_is_needed_and_has_its_shape_and_type(fitted: LearnedModel) 
 def test_values_that_no_fit_gives_are_refused(fitted: LearnedModel) -> None:
     arrays, model = fitted.arrays(), untrained(fitted)
     for name, array in arrays.items():
-        nowhere = arrays | {name: np.full_like(array, np.nan)}
-        with pytest.raises(InvalidInput, match=r"not finite|not positive"):
+        wrong = -2 if np.issubdtype(array.dtype, np.integer) else np.nan
+        nowhere = arrays | {name: np.full_like(array, wrong)}
+        with pytest.raises(InvalidInput, match=r"not finite|not positive|names|is no tree"):
             check_arrays(nowhere, model.array_forms(nowhere))
 
 

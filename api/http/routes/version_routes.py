@@ -1,0 +1,54 @@
+"""Versions of the trained simulator: train, follow, list, bring back."""
+
+from fastapi import APIRouter, Response
+
+from autosync.api.engine.simulator_versions import promote
+from autosync.api.engine.training_queue import enqueue_training
+from autosync.api.http.dependencies import DatabaseDep, Id, Limit, Number, Offset, Reading
+from autosync.api.http.openapi import refusals
+from autosync.api.views import simulator_versions_view as view
+from autosync.api.views.version_schemas import (
+    SimulatorTraining,
+    SimulatorTrainings,
+    SimulatorVersions,
+)
+
+router = APIRouter(prefix="/v1/simulators", tags=["simulators"])
+
+
+@router.get("/versions")
+def get_versions(session: Reading) -> SimulatorVersions:
+    """Versions of the trained simulator, and which is in use: what `learned`, `ensemble` and its
+    members stand for."""
+    return view.simulator_versions(session)
+
+
+@router.post("/versions/{number}/promote", responses=refusals(404, 409, 422))
+def post_promotion(number: Number, database: DatabaseDep) -> SimulatorVersions:
+    """Use this version from now on; tunings that have begun keep theirs."""
+    promote(database, number)
+    with database.reading() as session:
+        return view.simulator_versions(session)
+
+
+@router.post("/trainings", status_code=202)
+def post_training(database: DatabaseDep, response: Response) -> SimulatorTraining:
+    """Train the next version on all that was measured. A worker takes it up when no tuning waits;
+    one that waits already is answered."""
+    with database.writing() as session:
+        training_id = enqueue_training(session)
+    response.headers["Location"] = f"/v1/simulators/trainings/{training_id}"
+    with database.reading() as session:
+        return view.simulator_training(session, training_id)
+
+
+@router.get("/trainings", responses=refusals(422))
+def get_trainings(session: Reading, limit: Limit = 50, offset: Offset = 0) -> SimulatorTrainings:
+    """The newest first."""
+    return view.simulator_trainings(session, limit, offset)
+
+
+@router.get("/trainings/{training_id}", responses=refusals(404, 422))
+def get_training(training_id: Id, session: Reading) -> SimulatorTraining:
+    """How far it is, and what came of it."""
+    return view.simulator_training(session, training_id)

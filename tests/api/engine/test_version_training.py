@@ -1,0 +1,179 @@
+"""The next version of the simulator: trained under a lease, judged, kept, brought back."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+
+from autosync.api.db import Database
+from autosync.api.engine import training_queue, version_training
+from autosync.api.engine.database_store import LeaseLost
+from autosync.api.engine.queue_worker import train_next
+from autosync.api.engine.simulator_store import check_name, remove_simulator, simulator_of
+from autosync.api.engine.simulator_versions import version_in_use
+from autosync.api.engine.submission import enqueue
+from autosync.api.engine.training_queue import claim_training, enqueue_training
+from autosync.api.engine.training_trials import measured_sources
+from autosync.api.engine.version_training import not_worse, run_training
+from autosync.api.http.app import create_app
+from autosync.cluster import MessageCost
+from autosync.errors import InvalidInput, NotSupported
+from autosync.population import encode
+from tests.api.sample import candidates, finished, small_request
+from tests.simulator.evaluation.test_run import measured, write
+
+NEVER = threading.Event()
+
+
+@pytest.fixture
+def small_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In the place of the bundled measurements, which take a minute to learn from."""
+    folder = tmp_path / "measured"
+    write(folder, [measured(1.0, seed=1, count=24), measured(0.5, seed=2, count=24)])
+    monkeypatch.setattr(version_training, "data_folder", lambda name: folder)
+    return folder
+
+
+@pytest.fixture
+def client(sqlite: Database) -> Iterator[TestClient]:
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        yield client
+
+
+def test_a_tuning_teaches_the_next_version(
+    sqlite: Database, client: TestClient, small_dataset: Path
+) -> None:
+    """One training for all that a service does with a version, since each takes seconds."""
+    tuning_id = finished(sqlite, small_request(12))
+    (queued,) = client.get("/v1/simulators/trainings").json()["items"]
+    assert (queued["state"], queued["tuning_id"]) == ("queued", tuning_id)
+    asked = client.post("/v1/simulators/trainings")
+    assert asked.status_code == 202
+    assert asked.json()["id"] == queued["id"], "one that waits sees all trials"
+
+    assert train_next(sqlite, "here:1", NEVER)
+    assert not train_next(sqlite, "here:1", NEVER)
+    done = client.get(asked.headers["location"]).json()
+    assert (done["state"], done["version"], done["error"]) == ("finished", 1, None)
+    found = client.get("/v1/simulators/versions").json()
+    (version,) = found["items"]
+    assert (version["number"], version["parent"], version["domains"]) == (1, 0, 3)
+    before = (version["parent_accuracy"], version["parent_pick_accuracy"])
+    better = not_worse(version["accuracy"], before[0], version["pick_accuracy"], before[1])
+    assert version["promoted"] == better
+    assert found["in_use"] == int(better)
+    card = client.get("/v1/simulators/version-1").json()
+    assert card["parents"] == ["version-0"]
+    assert card["dataset"]
+    assert {source["graph"] for source in card["sources"]} == {small_request().domain.graph.name}
+
+    promoted = client.post("/v1/simulators/versions/1/promote").json()
+    assert promoted["in_use"] == 1
+    request = replace(small_request(), simulator="learned")
+    told = client.get(f"/v1/tunings/{enqueue(sqlite, request)}").json()
+    assert (told["simulator"], told["simulator_version"]) == ("learned", 1)
+    population = encode([each.strategy for each in candidates(request.domain, 6)], request.domain)
+    with sqlite.reading() as session:
+        one, bundled = (
+            simulator_of(session, "learned", request.domain, number).predict(
+                request.domain, population
+            )
+            for number in (1, 0)
+        )
+        used = simulator_of(session, "learned", request.domain)
+    assert (one != bundled).any()
+    np.testing.assert_array_equal(used.predict(request.domain, population), one)
+    page = client.get("/simulators").text
+    assert "in use" in page
+    assert client.post("/simulators/0/promote", follow_redirects=False).status_code == 303
+    with sqlite.reading() as session:
+        assert version_in_use(session) == 0
+    assert client.post("/v1/simulators/versions/7/promote").status_code == 404
+    assert client.post(f"/simulators/{2**70}/promote").status_code == 422
+    with pytest.raises(NotSupported, match="versions are kept"):
+        remove_simulator(sqlite, "version-1")
+    with pytest.raises(InvalidInput, match="cannot be called"):
+        check_name("version-9")
+
+
+def test_whoever_lost_the_claim_stores_no_version(
+    sqlite: Database, small_dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with sqlite.writing() as session:
+        enqueue_training(session)
+    first = claim_training(sqlite, "here:1", lease_seconds=-1.0)
+    assert first is not None
+    second = claim_training(sqlite, "there:2")
+    assert second is not None
+    assert (second.training_id, second.fence) == (first.training_id, 2)
+    assert claim_training(sqlite, "elsewhere:3") is None
+    with pytest.raises(LeaseLost, match="taken over"):
+        run_training(sqlite, first, NEVER)
+    with pytest.raises(LeaseLost, match="taken over"):
+        training_queue.fail_training(sqlite, first, "too late")
+    assert not training_queue.renew_training(sqlite, first, 10.0)
+    assert training_queue.renew_training(sqlite, second, 10.0)
+
+
+def test_a_worker_that_stops_gives_the_training_back(sqlite: Database) -> None:
+    with sqlite.writing() as session:
+        enqueue_training(session)
+    stop = threading.Event()
+    stop.set()
+    held = claim_training(sqlite, "here:1")
+    assert held is not None
+    run_training(sqlite, held, stop)
+    again = claim_training(sqlite, "here:1")
+    assert again is not None
+    assert again.fence == 2
+
+
+def test_what_takes_its_worker_down_is_given_up(sqlite: Database) -> None:
+    with sqlite.writing() as session:
+        training_id = enqueue_training(session)
+    for _ in range(training_queue.MOST_CLAIMS):
+        assert claim_training(sqlite, "here:1", lease_seconds=-1.0) is not None
+    train_next(sqlite, "here:1", NEVER)
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        failed = client.get(f"/v1/simulators/trainings/{training_id}").json()
+    assert failed["state"] == "failed"
+    assert "never came to its end" in failed["error"]
+
+
+def test_only_probed_costs_leave_a_domain_what_it_is(sqlite: Database) -> None:
+    """Trials at another scale are a source of their own."""
+    request = small_request(12)
+    cluster = replace(request.domain.cluster, costs=(MessageCost("all_reduce", 1e-3),))
+    probed = replace(request, domain=replace(request.domain, cluster=cluster))
+    finished(sqlite, request)
+    finished(sqlite, probed)
+    with sqlite.reading() as session:
+        (source,) = measured_sources(session)
+    finished(sqlite, replace(request, byte_scale=0.25))
+    with sqlite.reading() as session:
+        two = measured_sources(session)
+    assert source.trials.domain.id == probed.domain.id
+    assert len(two) == 2
+    assert len(two[0].trials.step_seconds) == len(source.trials.step_seconds)
+    assert source.held_out.any()
+    assert not source.held_out.all()
+
+
+@pytest.mark.parametrize(
+    ("figures", "promoted"),
+    [
+        ((0.9, 0.9, None, None), True),
+        ((0.89, 0.9, None, None), False),
+        ((0.95, 0.9, 0.5, 0.6), False),
+        ((0.95, 0.9, 0.6, 0.6), True),
+        ((None, None, None, None), False),
+    ],
+)
+def test_a_version_must_not_be_worse_on_what_none_has_seen(
+    figures: tuple[float | None, float | None, float | None, float | None], promoted: bool
+) -> None:
+    assert not_worse(*figures) == promoted
