@@ -37,7 +37,7 @@ from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_loop import tune as run_tuning
 from autosync.search.overlap_measurement import measure_overlap
 from autosync.search.space import Space
-from autosync.simulator.learned.learned_simulators import gaussian_simulator
+from autosync.simulator.learned.bundled_simulator import default_simulator
 from autosync.simulator.numba_cache import compilations_told
 from autosync.trials.live.control_group import ControlGroup, open_control
 from autosync.trials.live.live_checks import check_tunable
@@ -257,7 +257,7 @@ def _searched(
     pool.renew_groups()
     if pool.job.device.type == "cpu":  # what a GPU does is not recorded
         domain = measure_overlap(pool, domain, settings, on_event)
-    simulator = gaussian_simulator()
+    simulator = default_simulator(domain)
     settings = with_fewer_proposals(settings, domain, space, simulator, pool.until, on_event)
     now = time.monotonic()
     budget = TimeBudget(now + SEARCH_SHARE * (pool.until - now), pool.until)

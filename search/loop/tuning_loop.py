@@ -13,7 +13,9 @@ from autosync.search.loop.proposing import OnEvent, propose
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import Phase, Proposal, Store
 from autosync.search.space import Space
+from autosync.simulator.fitting.recalibration import recalibrated
 from autosync.simulator.simulator_contract import Learner, Simulator
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.trials.contract import Pool, TrialRequest, TrialResult
 
 StopRule = Callable[[Phase], bool]
@@ -48,8 +50,8 @@ def tune(
     try:
         run_pending(domain, pool, store, settings, on_event, stop)
         while (left := settings.budget - _tried(store)) > 0 and not stop("search"):
-            refit(domain, simulator, store)
-            chosen = propose(domain, space, simulator, store, settings, left, on_event)
+            known = learn(domain, simulator, store)
+            chosen = propose(known, space, simulator, store, settings, left, on_event)
             if not chosen:
                 break
             store.propose(chosen)
@@ -93,18 +95,23 @@ def run_pending(
         on_event(TuningEvent(phase, message, done[phase], totals[phase], best))
 
 
-def refit(domain: Domain, simulator: Simulator, store: Store) -> None:
-    """Teach a simulator that learns every trial so far; one that does not stays as it is."""
-    if not isinstance(simulator, Learner):
-        return
+def learn(domain: Domain, simulator: Simulator, store: Store) -> Domain:
+    """Teach the simulator every trial so far. Returns the domain to predict with: a simulator that
+    learns corrects its predictions itself, the timeline gets costs corrected by the trials."""
     step_seconds = {trial.key: trial.step_seconds for trial in store.trials()}
     strategies, measured = [], []
     for proposal in store.proposals():
         if (seconds := step_seconds.get(proposal.key)) is not None:
             strategies.append(proposal.candidate.strategy)
             measured.append(seconds)
-    if measured:
-        simulator.refit(domain, encode(strategies, domain), np.array(measured, dtype=np.float64))
+    if not measured:
+        return domain
+    tried, seconds_tried = encode(strategies, domain), np.array(measured, dtype=np.float64)
+    if isinstance(simulator, Learner):
+        simulator.refit(domain, tried, seconds_tried)
+    elif isinstance(simulator, TimelineSimulator):
+        return recalibrated(domain, tried, seconds_tried)
+    return domain
 
 
 def _tried(store: Store) -> int:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from autosync.cluster import MessageCost
 from autosync.domain import Domain
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.population import Population, decode, encode
@@ -14,7 +15,7 @@ from autosync.search.loop.memory_store import MemoryStore
 from autosync.search.loop.outcome import Outcome, TuningEvent
 from autosync.search.loop.proposing import SHORTLIST_SIZE, shortlist
 from autosync.search.loop.settings import Settings
-from autosync.search.loop.tuning_loop import StopRule, never, tune
+from autosync.search.loop.tuning_loop import StopRule, learn, never, tune
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.analytic import AnalyticSimulator
@@ -227,3 +228,26 @@ def test_what_may_be_faster_than_predicted_goes_first() -> None:
     assert unsure[:count].all()
     assert (kept.promise[~unsure] == kept.seconds[~unsure]).all()
     assert (kept.promise[unsure] < kept.seconds[unsure]).all()
+
+
+def test_trials_correct_the_costs_that_the_timeline_predicts_with() -> None:
+    """Messages cost more than is assumed; the analytic simulator is no judge of that."""
+    costs = tuple(
+        MessageCost(kind, 3e-3) for kind in ("all_reduce", "send_recv", "all_to_all", "all_gather")
+    )
+    true = replace(DOMAIN, cluster=replace(DOMAIN.cluster, costs=costs))
+    timeline = TimelineSimulator()
+
+    def measured(strategy: Strategy) -> float:
+        return float(timeline.predict(true, encode([strategy], true))[0])
+
+    store = MemoryStore()
+    run(TablePool(measured), store)
+    unseen = sample(DOMAIN, Space(), 1_000, 64, 1)
+    truth = timeline.predict(true, unseen)
+
+    def off_by(domain: Domain) -> float:
+        return float(np.median(np.abs(np.log(timeline.predict(domain, unseen) / truth))))
+
+    assert learn(DOMAIN, AnalyticSimulator(), store) is DOMAIN
+    assert off_by(learn(DOMAIN, timeline, store)) < off_by(DOMAIN)
