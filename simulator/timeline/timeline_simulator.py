@@ -144,6 +144,7 @@ def arguments(
 def _kernel_costs(domain: Domain, costs: Network) -> CostArrays:
     gloo = domain.cluster.backend == "gloo"
     streamed = np.isin(costs.operations, STREAMED) & (gloo | (costs.server >= domain.world_size))
+    flows = costs.flows if gloo else costs.utilization  # its connections are one a pair of ranks
     return CostArrays(
         kind=costs.kind,
         startup=costs.startup_seconds,
@@ -151,8 +152,8 @@ def _kernel_costs(domain: Domain, costs: Network) -> CostArrays:
         link=costs.link_seconds,
         per_byte=costs.seconds_per_byte,
         utilization=costs.utilization,
-        flows=costs.flows,
-        per_flow=costs.utilization / np.maximum(costs.flows, 1.0),
+        flows=flows,
+        per_flow=np.divide(costs.utilization, flows, out=np.zeros_like(flows), where=flows > 0),
         ports=costs.ports,
         transfer_slowdown=domain.cluster.transfer_slowdown,
         in_flight=np.full(len(streamed), costs.in_flight, dtype=np.int64),

@@ -137,12 +137,21 @@ class BackwardPass:
         if self._iteration.phase is not Phase.BACKWARD:
             return
         self._pack_late()
+        self._send_changed_buffers()
         with self._monitor.condition:
             self._iteration.phase = Phase.REDUCING
         # What the host has landed a GPU may still be at work on: its readers wait for events.
         self._parts.gradients.make_gradients_pending(landed=self._streams.asynchronous)
         self._monitor.wait(lambda: self._iteration.blocking_variables == 0)
         self._streams.wait_last_events(v for v in self._variables if v.whole and not v.deferred)
+
+    def _send_changed_buffers(self) -> None:
+        """A checkpoint has run a part of the forward pass again."""
+        with self._monitor.refusing():
+            changed = self._parts.buffers.changed()
+        if changed:
+            self.end_forward()
+            self._buffers_sent = False
 
     def _pack_late(self) -> None:
         """What this backward pass has not packed: gradients of passes before it, and zeros."""

@@ -1,7 +1,8 @@
 """Keeps a module's buffers (running statistics) in step with rank 0's, as torch's DDP does.
 
 DDP sends them before every forward; they are final when the forward before has ended, so here
-they leave then, and travel beside the backward pass. A GPU's are brought to host memory and back,
+they leave then, and travel beside the backward pass. Where a checkpoint runs a part of the forward
+pass again, and changes them once more, they leave again at its end. A GPU's are brought to host memory and back,
 by a thread that waits for it while the script goes on.
 """
 
@@ -92,6 +93,7 @@ class BufferBroadcast:
         self.flat = streams.host_buffer(torch.empty(size, dtype=torch.uint8, device="cpu"))
         self.buffers: list[BufferHome] = []
         self.work: Any = None
+        self._sent: list[tuple[int, int]] = []
         start = 0
         for name, buffer in found:
             path, _, key = name.rpartition(".")
@@ -106,14 +108,22 @@ class BufferBroadcast:
         self.finish(wait)
         if not self.buffers:
             return
-        for home in self.buffers:  # refused on every rank, before anything leaves
-            home.current()
+        self._sent = self._versions()  # refused on every rank, before anything leaves
         if not self.streams.mode.threads:
             self._collect()
             self.work = self._send()
             return
         final = self.streams.record_event()
         self.work = Aside(lambda: self._send_behind(final))
+
+    def changed(self) -> bool:
+        """Whether the script has changed buffers since they left; ranks that run the same program
+        agree."""
+        return bool(self._sent) and self._versions() != self._sent
+
+    def _versions(self) -> list[tuple[int, int]]:
+        found = [home.current() for home in self.buffers]
+        return [(id(buffer), buffer._version) for buffer in found]
 
     def _send_behind(self, final: DeviceEvent) -> None:
         """final: this forward pass has left its values, and taken those of the one before."""
@@ -138,6 +148,7 @@ class BufferBroadcast:
         if self.work is None:
             return
         work, self.work = self.work, None
+        self._sent = []
         wait(work)
         if self.rank != 0:
             for home in self.buffers:

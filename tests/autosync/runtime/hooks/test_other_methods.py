@@ -34,6 +34,14 @@ class Holder(nn.Module):
         return out
 
 
+class Checkpointed(Holder):
+    """Runs its batch normalization once more in the backward pass, which counts twice."""
+
+    def predict(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(self.net, x, use_reentrant=False)
+        return out
+
+
 def by_forward(model: nn.Module, x: Tensor) -> Tensor:
     out: Tensor = model(x)
     return out
@@ -51,9 +59,14 @@ def by_submodule(model: nn.Module, x: Tensor) -> Tensor:
     return out
 
 
-CALLS = (by_forward, by_method, by_submodule)
-
 Call = Callable[[nn.Module, Tensor], Tensor]
+
+CALLS: tuple[tuple[type[Holder], Call], ...] = (
+    (Holder, by_forward),
+    (Holder, by_method),
+    (Holder, by_submodule),
+    (Checkpointed, by_forward),
+)
 
 
 def train(network: nn.Module, optimizer: torch.optim.Optimizer, rank: int, call: Call) -> None:
@@ -68,8 +81,8 @@ def train(network: nn.Module, optimizer: torch.optim.Optimizer, rank: int, call:
 def called(rank: int, world: int, case: Case) -> list[tuple[float, list[list[float]]]]:
     """The difference of the parameters from DDP's, and buffers: of rank 0 DDP's own follow."""
     found = []
-    for call in CALLS:
-        model, plain = Holder(), Holder()
+    for kind, call in CALLS:
+        model, plain = kind(), kind()
         optimizer = make_optimizer(case.optimizer, model)
         _, _, attachment = attached(case, world, model=model, optimizer=optimizer)
         land_late(attachment.engine)
