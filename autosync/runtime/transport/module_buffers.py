@@ -2,8 +2,8 @@
 
 DDP sends them before every forward; they are final when the forward before has ended, so here
 they leave then, and travel beside the backward pass. Where a checkpoint runs a part of the forward
-pass again, and changes them once more, they leave again at its end. A GPU's are brought to host memory and back,
-by a thread that waits for it while the script goes on.
+pass again, and changes them once more, they leave again at its end. A GPU's are brought to host
+memory and back, by a thread that waits for it while the script goes on.
 """
 
 from collections.abc import Callable
