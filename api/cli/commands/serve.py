@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from autosync.api.cli.console import out, say, warn
+from autosync.api.cli.console import out, say
 from autosync.api.cli.options import (
     DEFAULT_DATABASE,
     DatabaseUrl,
@@ -34,7 +34,20 @@ def serve(
     ] = 1,
     token: Annotated[
         str | None,
-        typer.Option(envvar=TOKEN_VARIABLE, help="Ask every client for this bearer token."),
+        typer.Option(
+            envvar=TOKEN_VARIABLE,
+            help="Ask every client for this bearer token; required beyond loopback. Better set in "
+            "the environment, since others see command lines.",
+        ),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A name under which clients address the service, besides the address it listens "
+            "on and, where that is any, this machine's name. May be given again.",
+            show_default=False,
+        ),
     ] = None,
     prefix: Prefix = None,
     python: WorkerPython = None,
@@ -49,19 +62,21 @@ def serve(
 
         autosync serve
         autosync serve --db postgresql://tuner@localhost/autosync --workers 0
+        AUTOSYNC_TOKEN=... autosync serve --host 0.0.0.0 --allow-host tuner.example.com
     """
     from autosync.api.db.schema_migration import migrate
     from autosync.api.http.app import serve as serve_until_interrupted
+    from autosync.api.http.security import access_on
 
+    access = access_on(host, token, allow_host or ())
     reach_hosts(prefix, python, ray_address)
     migrate(db)
     address = f"http://{host}:{port}"
     out.print(f"AutoSync on [bold]{address}[/]  (API: {address}/docs, database: {db})")
-    if host not in (LOOPBACK, "localhost", "::1") and token is None:
-        warn(f"{host} can be reached by others and asks for no token; see --token.")
+    say(f"[dim]it is addressed as {', '.join(access.hosts)}[/]")
     with started_workers(db, workers):
         say(f"[dim]{workers} worker{'' if workers == 1 else 's'}; Ctrl-C ends all[/]")
-        serve_until_interrupted(db, host, port, token)
+        serve_until_interrupted(db, host, port, access)
 
 
 @contextmanager
