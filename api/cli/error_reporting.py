@@ -91,5 +91,16 @@ def print_defect(error: BaseException) -> None:
 def write_log(text: str) -> Path:
     """The log of one defect, under the user's state folder."""
     log = log_path("error")
-    log.write_text(f"autosync {' '.join(sys.argv[1:])}\n{text}")
+    log.write_text(f"autosync {' '.join(_masked(sys.argv[1:]))}\n{text}")
     return log
+
+
+def _masked(arguments: list[str]) -> list[str]:
+    """Without the password of a database and without a token."""
+    from autosync.api.db.database import masked
+
+    shown = [masked(word) if "://" in word else word for word in arguments]
+    return [
+        "***" if before == "--token" else "--token=***" if word.startswith("--token=") else word
+        for before, word in zip(["", *shown], shown, strict=False)
+    ]

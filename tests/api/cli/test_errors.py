@@ -115,6 +115,8 @@ def test_a_defect_is_one_line_and_a_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    secret = ["serve", "--db", "postgresql://me:s3cret@db/a", "--token", "0p3n"]
+    monkeypatch.setattr("sys.argv", ["autosync", *secret])
 
     def broken() -> None:
         raise ZeroDivisionError("a defect of this test")
@@ -123,4 +125,5 @@ def test_a_defect_is_one_line_and_a_log(
     (log,) = (tmp_path / "autosync").iterdir()
     assert "Traceback" in log.read_text()
     assert "a defect of this test" in log.read_text()
+    assert "serve --db postgresql://me:***@db/a --token ***" in log.read_text()
     assert "Traceback" not in capsys.readouterr().err

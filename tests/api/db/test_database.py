@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import text
 
 from autosync.api.db import connect, migrate
+from autosync.api.db.database import masked
 from autosync.errors import InvalidInput
 from tests.api.databases import opened
 
@@ -33,3 +34,24 @@ def test_other_databases_are_refused_with_the_way_out(url: str, why: str) -> Non
     with pytest.raises(InvalidInput, match=why) as caught:
         connect(url)
     assert "sqlite:///FILE" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("sqlite:///autosync.db", "sqlite:///autosync.db"),
+        ("postgresql://me:s3cret@db/a", "postgresql://me:***@db/a"),
+        ("postgresql://me@db/a?password=s3cret", "postgresql://me@db/a?password=hidden"),
+        ("postgresql://me:s3cret@db:port/a", "***@db:port/a"),
+        ("postgresql//me:s3cret@db/a", "***@db/a"),
+    ],
+)
+def test_a_password_is_never_shown(url: str, shown: str) -> None:
+    assert masked(url) == shown
+
+
+@pytest.mark.parametrize("url", ["mysql://me:s3cret@db/a", "postgresql//me:s3cret@db/a"])
+def test_a_refused_url_is_shown_without_its_password(url: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        connect(url)
+    assert "s3cret" not in f"{caught.value} {caught.value.value}"
