@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autosync.api.db.database import Database
-from autosync.api.engine.request_checks import refuse_unused
+from autosync.api.engine.request_checks import SCALES, refuse_unused
 from autosync.api.engine.tuning_request import TuningRequest, at_scales
 from autosync.api.http.named_documents import cluster_named, estimated_profile, graph_named
 from autosync.domain import Domain, Optimizer, Profile
@@ -56,15 +56,15 @@ class TuningBody(BaseModel):
     launcher: LauncherName = "auto"
     byte_scale: float | None = Field(
         None,
-        gt=0,
-        le=1,
+        ge=SCALES["byte_scale"][0],
+        le=SCALES["byte_scale"][1],
         description="Every message carries this share of its bytes; by default the largest that "
         "a small machine carries for this cluster.",
     )
     time_scale: float | None = Field(
         None,
-        gt=0,
-        le=1000,
+        ge=SCALES["time_scale"][0],
+        le=SCALES["time_scale"][1],
         description="The emulated cluster runs this many times slower; by default as the byte "
         "scale.",
     )
