@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from autosync.api.cli.console import err, out, say
 from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl
-from autosync.api.cli.output_files import check_folder, write_text
+from autosync.api.cli.output_files import check_writable, write_text
 from autosync.errors import AutosyncError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def quickstart(
     from autosync.api.cli.service_process import Service
     from autosync.api.db.database import masked
 
-    check_folder(output)
+    check_writable(output)
     steps = Steps(time.monotonic())
     steps.say(1, f"creating the database {escape(masked(db))} and starting the service")
     with Service.started(db, port) as service:

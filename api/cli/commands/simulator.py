@@ -7,7 +7,7 @@ import typer
 
 from autosync.api.cli.console import out, print_json, print_table, say
 from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json
-from autosync.api.cli.output_files import check_folder, write_bytes, write_text
+from autosync.api.cli.output_files import check_writable, write_bytes, write_text
 
 app = typer.Typer(
     name="simulator",
@@ -82,7 +82,7 @@ def train(
     from autosync.simulator.evaluation.pretraining import train_checkpoint
     from autosync.simulator.learned.models.recipe import Recipe
 
-    check_folder(output)
+    check_writable(output)
     card = train_checkpoint(load_dataset(folder), maker(Recipe(model)), output, seed, say)
     judged = "" if card.accuracy is None else f", {card.accuracy:.1%} of unseen domains' pairs"
     out.print(

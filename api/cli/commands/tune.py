@@ -24,7 +24,7 @@ from autosync.api.cli.options import (
     WorkerPython,
     reach_hosts,
 )
-from autosync.api.cli.output_files import check_folder, write_text
+from autosync.api.cli.output_files import check_writable, write_text
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.trials import request_names
 from autosync.trials.request_names import ComputeKind, LauncherName
@@ -118,7 +118,7 @@ def tune(
     from autosync.api.engine.request_checks import refuse_unused
     from autosync.search.loop.settings import Settings
 
-    check_folder(output)
+    check_writable(output)
     reach_hosts(prefix, python, ray_address)
     settings = Settings(budget=budget, proposals=proposals, repeats=repeats, seed=seed, probe=probe)
     request: TuningRequest | None = None
@@ -259,10 +259,15 @@ def _report(database: "Database", tuning_id: str, output: Path, top: int, json: 
         tuning = reports.tuning(session, tuning_id)
         ranked = reports.ranked_strategies(session, tuning_id)
         where = dict.fromkeys(trial.launcher for trial in reports.trials(session, tuning_id).items)
-    write_text(output, text)
     measured_on = ", ".join(where)
     if json:
         print_json(results_data(tuning, ranked, measured_on))
-        return
-    print_results(tuning, ranked, measured_on, top)
-    print_two_lines(output)
+    else:
+        print_results(tuning, ranked, measured_on, top)
+    try:
+        write_text(output, text)
+    except InvalidInput as error:  # the answer is stored, and shown above
+        error.remedy = f"Write it elsewhere: autosync export {tuning_id[:8]} -o FILE"
+        raise
+    if not json:
+        print_two_lines(output)

@@ -33,12 +33,14 @@ def worker(
 
     Example: `autosync worker --db postgresql://tuner@db.internal/autosync`
     """
+    from autosync.api.cli.open_database import refuse_missing
     from autosync.api.cli.stop_signals import stop_on_signals, stop_with_parent
     from autosync.api.db.database import masked
     from autosync.api.db.schema_migration import migrate
     from autosync.api.engine.queue_worker import work
 
     reach_hosts(prefix, python, ray_address)
+    refuse_missing(db)
     migrate(db)
     stop = stop_on_signals()
     if parent is not None:

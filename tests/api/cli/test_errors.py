@@ -102,6 +102,21 @@ def test_a_database_that_does_not_answer(folder: Path) -> None:
     assert "Way out" in output
 
 
+def test_a_worker_makes_no_database(folder: Path) -> None:
+    assert "there is no database" in refusal(folder, "worker", "--db", "sqlite:///typo.db")
+    assert not (folder / "typo.db").exists()
+
+
+def test_a_database_that_cannot_be_is_no_defect(folder: Path) -> None:
+    (folder / "photo.db").write_bytes(b"\x89PNG" * 1000)
+    for command in (("serve", "--port", "1"), ("export", "deadbeef"), ("worker", "--once")):
+        output = refusal(folder, *command, "--db", "sqlite:///photo.db")
+        assert "is a file of another kind" in output
+        assert "Way out" in output
+    output = refusal(folder, "serve", "--port", "1", "--db", "sqlite:////sys/autosync.db")
+    assert "cannot be opened" in output
+
+
 def test_tune_without_a_model(folder: Path) -> None:
     assert "MODEL" in refusal(folder, "tune")
 
