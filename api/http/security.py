@@ -20,7 +20,7 @@ LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 ANY_ADDRESS = ("0.0.0.0", "::", "")
 """What a service listens on that takes connections from every network."""
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-OPEN_PATHS = ("/v1/health",)
+OPEN_PATHS = ("/v1/health", "/v1/ready")
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from autosync.api.db.database import Database
 from autosync.api.engine.request_checks import SCALES, refuse_unused
 from autosync.api.engine.tuning_request import TuningRequest, at_scales
+from autosync.api.engine.worker_registry import refuse_without_gpus
 from autosync.api.http.named_documents import cluster_named, estimated_profile, graph_named
 from autosync.domain import Domain, Optimizer, Profile
 from autosync.errors import InvalidInput
@@ -129,6 +130,7 @@ def tuning_request(database: Database, body: TuningBody) -> TuningRequest:
     Raises:
         NotFound: no such graph or cluster.
         InvalidInput: the profile is for another graph, or has no effect on kernels.
+        NotSupported: no worker has the GPUs that are asked for.
     """
     with database.reading() as session:
         graph = graph_named(session, body.graph, body.batch_size)
@@ -144,4 +146,6 @@ def tuning_request(database: Database, body: TuningBody) -> TuningRequest:
         compute=body.compute,
         device=body.compute_device,
     )
+    with database.reading() as session:
+        refuse_without_gpus(session, request)
     return at_scales(request, body.byte_scale, body.time_scale)

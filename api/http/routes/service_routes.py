@@ -8,7 +8,7 @@ from fastapi.responses import StreamingResponse
 from autosync.api.http.dependencies import DatabaseDep, Reading
 from autosync.api.http.openapi import refusals
 from autosync.api.views.exports import runtimes_csv, runtimes_parquet
-from autosync.api.views.service_health import Health, health
+from autosync.api.views.service_health import Health, Readiness, health, readiness
 
 router = APIRouter(prefix="/v1", tags=["service"])
 DomainId = Annotated[
@@ -39,7 +39,20 @@ def get_runtimes_parquet(database: DatabaseDep, domain: DomainId = None) -> Resp
     return Response(runtimes_parquet(database, domain), media_type=PARQUET, headers=headers)
 
 
+NOT_READY: dict[int | str, dict[str, Any]] = {
+    503: {"model": Readiness, "description": "No worker lives: what is queued waits."}
+}
+
+
 @router.get("/health")
 def get_health(session: Reading) -> Health:
     """Answers when the database does."""
     return health(session)
+
+
+@router.get("/ready", responses=NOT_READY)
+def get_ready(session: Reading, response: Response) -> Readiness:
+    """How many workers live, and how long the queue has waited for one."""
+    found = readiness(session)
+    response.status_code = 200 if found.workers else 503
+    return found
