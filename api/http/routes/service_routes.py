@@ -28,7 +28,10 @@ PARQUET_ANSWERS: dict[int | str, dict[str, Any]] = {
 @router.get("/runtimes.csv", response_class=Response, responses=CSV_ANSWERS)
 def get_runtimes_csv(database: DatabaseDep, domain: DomainId = None) -> StreamingResponse:
     """Every trial: its domain, scales, load and versions, and of its strategy the id and one line
-    of words (column `strategy`). GET /v1/strategies/{strategy_id} is the strategy itself."""
+    of words (column `strategy`). GET /v1/strategies/{strategy_id} is the strategy itself.
+
+    Text that a spreadsheet would run as a formula begins with an apostrophe; Parquet has it as it
+    is."""
     return StreamingResponse(runtimes_csv(database, domain), media_type="text/csv")
 
 
