@@ -2,12 +2,14 @@
 
 import os
 import socket
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
 
 HOST_VARIABLE = "AUTOSYNC_HOST"
 """Names this rank's host where the host name does not."""
 
 DATABASE_URL_VARIABLE = "AUTOSYNC_DATABASE_URL"
-"""Of the service's database, for migrations."""
+"""Of the database, so that its password stands on no command line."""
 
 TOKEN_VARIABLE = "AUTOSYNC_TOKEN"
 """The bearer token that the service asks for."""
@@ -21,6 +23,44 @@ PYTHON_VARIABLE = "AUTOSYNC_PYTHON"
 
 RAY_ADDRESS_VARIABLE = "AUTOSYNC_RAY_ADDRESS"
 """Head of the Ray cluster of launcher `ray`."""
+
+PASSED_VARIABLE = "AUTOSYNC_PASS"
+"""Further variables that trials get, by name, separated by commas."""
+
+ALLOWED = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_*", "TZ", "TMPDIR", "TERM", "XDG_*"),
+    *("LD_*", "PYTHON*", "VIRTUAL_ENV", "CONDA_*", "MALLOC_*", "COVERAGE_*"),
+    *("OMP_*", "MKL_*", "KMP_*", "GOMP_*", "OPENBLAS_*", "NUMBA_*"),
+    *("TORCH*", "PYTORCH_*", "TRITON_*", "CUDA_*", "CUBLAS_*", "CUDNN_*", "NVIDIA_*"),
+    *("NCCL_*", "GLOO_*", "UCX_*", "FI_*", "SSH_*", "KRB5*", "KUBECONFIG", "SLURM_*"),
+    HOST_VARIABLE,
+)
+"""What Python, torch, its libraries and what reaches a host (ssh, srun, kubectl) read."""
+
+SECRET_WORDS = ("TOKEN", "PASSWORD", "SECRET", "CREDENTIAL", "JWT")
+"""A variable with one of them in its name is passed on only where it is named in full."""
+
+
+def allowed_environment(also: Iterable[str] = ()) -> dict[str, str]:
+    """Of this process's environment, what a process that runs trials may have.
+
+    also: further names, or patterns with `*`, for that process alone.
+    """
+    asked = [name.strip() for name in os.environ.get(PASSED_VARIABLE, "").split(",")]
+    wanted = (*also, *asked)
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if _fits(name, wanted) or (_fits(name, ALLOWED) and not _is_secret(name))
+    }
+
+
+def _fits(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _is_secret(name: str) -> bool:
+    return any(word in name.upper() for word in SECRET_WORDS)
 
 
 def host_name() -> str:

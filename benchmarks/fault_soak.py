@@ -31,6 +31,7 @@ from autosync.api.db.tables import TrialRow
 from autosync.api.engine.database_store import DatabaseStore
 from autosync.api.engine.submission import enqueue
 from autosync.api.engine.tuning_request import TuningRequest
+from autosync.environment import PASSED_VARIABLE
 from autosync.search.designs import known_designs
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import Candidate, Proposal
@@ -159,7 +160,7 @@ def run_launcher(url: str, tuning_id: str, token: str, heard: Heard) -> str:
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env={**os.environ, MARK: token, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, MARK: token, PASSED_VARIABLE: MARK, "PYTHONPATH": str(ROOT)},
     )
     key, killed = "", False
     with launcher:

@@ -29,6 +29,7 @@ sys.path.insert(0, str(ROOT))  # for `benchmarks`, so imports of the project com
 from autosync.bundle import make_bundle  # noqa: E402
 from autosync.cluster import Cluster  # noqa: E402
 from autosync.domain import Domain  # noqa: E402
+from autosync.environment import PASSED_VARIABLE  # noqa: E402
 from autosync.search.designs import known_designs  # noqa: E402
 from autosync.strategy import AllReduce, Encoding, Strategy, VariableChoice  # noqa: E402
 from autosync.trials.contract import TrialRequest  # noqa: E402
@@ -234,7 +235,7 @@ def main() -> None:
     wanted = sys.argv[1:] or [picture.name for picture in PICTURES]
     FOLDER.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        os.environ[BUCKETS] = folder
+        os.environ.update({BUCKETS: folder, PASSED_VARIABLE: BUCKETS})
         for picture in PICTURES:
             if picture.name in wanted:
                 draw(picture, *record(picture, Path(folder)))

@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from autosync.api.cli.console import err
 from autosync.api.cli.logs import log_path
-from autosync.errors import AutosyncError, NotSupported
+from autosync.errors import AutosyncError
 
 REFUSED = 2
 """Exit code when the user can mend the input; click uses the same for wrong usage."""
@@ -27,8 +27,8 @@ def guarded(command: Callable[[], object]) -> int:
     except OSError as error:
         return _system_refused(error)
     except Exception as error:  # process boundary: a defect is logged in full and told in a line
-        if unavailable := _database_unavailable(error):
-            print_error(unavailable)
+        if trouble := _database_trouble(error):
+            print_error(trouble)
             return REFUSED
         print_defect(error)
         return BROKEN
@@ -45,23 +45,10 @@ def print_error(error: AutosyncError) -> None:
         err.print(f"  [green]Way out:[/] {escape(error.remedy)}")
 
 
-def _database_unavailable(error: Exception) -> AutosyncError | None:
-    """What its driver says of a PostgreSQL that does not answer; None for any other error, those of
-    SQLite among them, which is no server."""
-    from sqlalchemy.exc import OperationalError  # here: most commands never load it
+def _database_trouble(error: Exception) -> AutosyncError | None:
+    from autosync.api.db.database_errors import database_trouble  # most commands never load it
 
-    if not isinstance(error, OperationalError) or not _of_psycopg(error.orig):
-        return None
-    lines = str(error.orig).strip().splitlines() or ["no reason given"]
-    return NotSupported(
-        f"the database does not answer: {lines[0]}.",
-        thing="database",
-        remedy="See that it runs and that --db names it.",
-    )
-
-
-def _of_psycopg(error: BaseException | None) -> bool:
-    return type(error).__module__.startswith("psycopg")
+    return database_trouble(error)
 
 
 def _system_refused(error: OSError) -> int:
@@ -91,5 +78,16 @@ def print_defect(error: BaseException) -> None:
 def write_log(text: str) -> Path:
     """The log of one defect, under the user's state folder."""
     log = log_path("error")
-    log.write_text(f"autosync {' '.join(sys.argv[1:])}\n{text}")
+    log.write_text(f"autosync {' '.join(_masked(sys.argv[1:]))}\n{text}")
     return log
+
+
+def _masked(arguments: list[str]) -> list[str]:
+    """Without the password of a database and without a token."""
+    from autosync.api.db.database import masked
+
+    shown = [masked(word) if "://" in word else word for word in arguments]
+    return [
+        "***" if before == "--token" else "--token=***" if word.startswith("--token=") else word
+        for before, word in zip(["", *shown], shown, strict=False)
+    ]

@@ -21,17 +21,28 @@ def opened(url: str, create: bool = False) -> "Iterator[Database]":
     from autosync.api.db.database import connect
     from autosync.api.db.schema_migration import migrate
 
-    file = url.removeprefix("sqlite:///")
-    if not create and file != url and not Path(file).exists():
-        raise NotFound(
-            f"there is no database {url!r}.",
-            thing="--db",
-            value=url,
-            remedy="`autosync tune` and `autosync serve` make one; name it with --db.",
-        )
+    if not create:
+        refuse_missing(url)
     migrate(url)
     database = connect(url)
     try:
         yield database
     finally:
         database.close()
+
+
+def refuse_missing(url: str) -> None:
+    """
+    Raises:
+        NotFound: it is an SQLite file that is not there.
+    """
+    from autosync.api.db.database import parse_url
+
+    parsed = parse_url(url)
+    if parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists():
+        raise NotFound(
+            f"there is no database {url!r}.",
+            thing="--db",
+            value=url,
+            remedy="`autosync tune` and `autosync serve` make one; name it with --db.",
+        )

@@ -6,7 +6,12 @@ from typing import Annotated
 
 import typer
 
-from autosync.environment import PREFIX_VARIABLE, PYTHON_VARIABLE, RAY_ADDRESS_VARIABLE
+from autosync.environment import (
+    DATABASE_URL_VARIABLE,
+    PREFIX_VARIABLE,
+    PYTHON_VARIABLE,
+    RAY_ADDRESS_VARIABLE,
+)
 from autosync.trials import request_names
 
 Model = Annotated[
@@ -67,7 +72,12 @@ RequiredOutput = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
 DatabaseUrl = Annotated[
-    str, typer.Option("--db", help="sqlite:///FILE or postgresql://USER@HOST/NAME.")
+    str,
+    typer.Option(
+        "--db",
+        envvar=DATABASE_URL_VARIABLE,
+        help="sqlite:///FILE or postgresql://USER@HOST/NAME.",
+    ),
 ]
 SIMULATOR_HELP = (
     "What ranks: learned (the timeline corrected by the trials of other domains, and by the "

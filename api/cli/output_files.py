@@ -1,9 +1,13 @@
 """Files that a command writes: whole or not at all."""
 
+import tempfile
 from pathlib import Path
 
 from autosync.atomic_write import replaced_atomically
 from autosync.errors import InvalidInput
+
+DRAFT_BYTES = 65536
+"""Written to try a folder: a full disk takes the name of a file and not its content."""
 
 
 def write_text(path: Path, text: str) -> None:
@@ -24,14 +28,22 @@ def write_bytes(path: Path, data: bytes) -> None:
         raise _unwritable(path, error.strerror or str(error)) from None
 
 
-def check_folder(path: Path) -> None:
-    """Before long work whose result goes to `path`: that its folder exists.
+def check_writable(path: Path) -> None:
+    """Before long work whose result goes to `path`: that it can be written there.
 
     Raises:
-        InvalidInput: it does not.
+        InvalidInput: it cannot; names the file and the reason.
     """
-    if not path.absolute().parent.is_dir():
+    target = path.absolute()
+    if not target.parent.is_dir():
         raise _unwritable(path, "there is no such folder")
+    if target.is_dir():
+        raise _unwritable(path, "it is a folder")
+    try:
+        with tempfile.TemporaryFile(dir=target.parent) as draft:
+            draft.write(bytes(DRAFT_BYTES))
+    except OSError as error:
+        raise _unwritable(path, error.strerror or str(error)) from None
 
 
 def _unwritable(path: Path, why: str) -> InvalidInput:

@@ -1,5 +1,6 @@
 """A service of one's own, started as a process of its own and ended with the command."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import httpx
 
 from autosync.api.cli.logs import log_path
 from autosync.api.cli.rest_client import Client
+from autosync.environment import DATABASE_URL_VARIABLE
 from autosync.errors import AutosyncError
 
 HOST = "127.0.0.1"
@@ -39,12 +41,17 @@ class Service:
             AutosyncError: it ended at once or never answered.
         """
         chosen, log = free_port(port), log_path("service")
-        command = [sys.executable, "-m", "autosync.api.cli.main", "serve", "--db", db]
+        command = [sys.executable, "-m", "autosync.api.cli.main", "serve"]
         command += ["--host", HOST, "--port", str(chosen), "--workers", "1"]
         with log.open("wb") as sink:
             # a session of its own: Ctrl-C on the terminal reaches the command only, which ends it
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True
+                command,
+                env={**os.environ, DATABASE_URL_VARIABLE: db},
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                start_new_session=True,
             )
         address = f"http://{HOST}:{chosen}"
         with httpx.Client(base_url=address, timeout=60.0) as http:

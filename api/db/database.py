@@ -84,7 +84,7 @@ def parse_url(url: str) -> URL:
             raise NotSupported(
                 "PostgreSQL is reached through psycopg, which is not installed.",
                 thing="database",
-                value=parsed.render_as_string(hide_password=True),
+                value=masked(url),
                 remedy="Install autosync with its extra `postgresql`, or use sqlite:///FILE.",
             )
         return parsed.set(drivername="postgresql+psycopg")
@@ -97,11 +97,21 @@ def parse_url(url: str) -> URL:
     return parsed
 
 
+def masked(url: str) -> str:
+    """The URL without its secrets, as it may be printed and logged."""
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):  # then nobody knows where in it a password begins
+        return f"***@{url.rpartition('@')[2]}" if "@" in url else url
+    secret = {name: "hidden" for name in parsed.query if "password" in name.lower()}
+    return parsed.update_query_dict(secret).render_as_string(hide_password=True)
+
+
 def _refused(url: str, why: str) -> InvalidInput:
     return InvalidInput(
-        f"the database {url!r} {why}.",
+        f"the database {masked(url)!r} {why}.",
         thing="database",
-        value=url,
+        value=masked(url),
         remedy="Give sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME.",
     )
 

@@ -37,10 +37,12 @@ def store_graph(session: Session, graph: ModelGraph) -> tuple[str, bool]:
     flops = (f for o in graph.operations for f in (o.forward_flops, o.backward_flops))
     for what, value in (("size", max(sizes)), ("operation", max(flops, default=0))):
         if value > LARGEST:
+            # a whole number of hundreds of digits is no float
+            shown = f"{value:.3g}" if value < 1e300 else "over 1e300"
             raise InvalidInput(
-                f"graph {graph.name!r} has a {what} of {value:.3g}, which no model has.",
+                f"graph {graph.name!r} has a {what} of {shown}, which no model has.",
                 thing="graph",
-                value=f"{value:.3g}",
+                value=shown,
                 remedy="Import the module again with `autosync import`.",
             )
     document = to_json(graph)

@@ -225,6 +225,20 @@ class TuningRow(Base):
     error: Mapped[str | None]
 
 
+class WorkerRow(Base):
+    """A worker of the queue. lives_until: by the database's clock; it renews it while it lives.
+
+    gpus: of its machine.
+    """
+
+    __tablename__ = "workers"
+
+    name: Mapped[str] = mapped_column(String(200), primary_key=True)
+    gpus: Mapped[int]
+    started_at: Mapped[float] = mapped_column(default=now_seconds())
+    lives_until: Mapped[float]
+
+
 class OutcomeRow(Base):
     """The answer of a tuning; `bundle` is the document that is shipped."""
 

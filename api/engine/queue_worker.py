@@ -19,6 +19,7 @@ from autosync.api.engine.submission import load_request
 from autosync.api.engine.tuning_answer import outcome_row
 from autosync.api.engine.tuning_queue import Claim
 from autosync.api.engine.tuning_request import TuningRequest
+from autosync.api.engine.worker_registry import registered
 from autosync.errors import AutosyncError
 from autosync.search.loop.outcome import Outcome, TuningEvent
 from autosync.search.loop.tuning_loop import tune
@@ -47,21 +48,35 @@ def work(
     database = connect(url)
     name = f"{socket.gethostname()}:{os.getpid()}"
     try:
-        while not stop.is_set():
-            try:
-                held = tuning_queue.claim(database, name, lease_seconds)
-                if held is not None:
-                    run_claim(database, held, stop, launcher_of, lease_seconds)
-                    continue
-                if trains and train_next(database, name, stop, lease_seconds):
-                    continue
-            except OperationalError as error:  # the database is away: a claim ends by its lease
-                log.warning("database: %s", error)
-            if once and held is None:
-                return
-            stop.wait(POLL_SECONDS)
+        with registered(database, name, lease_seconds):
+            _work(database, name, stop, once, trains, launcher_of, lease_seconds)
     finally:
         database.close()
+
+
+def _work(
+    database: Database,
+    name: str,
+    stop: threading.Event,
+    once: bool,
+    trains: bool,
+    launcher_of: Callable[[str], Launcher],
+    lease_seconds: float,
+) -> None:
+    held = None
+    while not stop.is_set():
+        try:
+            held = tuning_queue.claim(database, name, lease_seconds)
+            if held is not None:
+                run_claim(database, held, stop, launcher_of, lease_seconds)
+                continue
+            if trains and train_next(database, name, stop, lease_seconds):
+                continue
+        except OperationalError as error:  # the database is away: a claim ends by its lease
+            log.warning("database: %s", error)
+        if once and held is None:
+            return
+        stop.wait(POLL_SECONDS)
 
 
 def train_next(

@@ -7,18 +7,26 @@ from autosync.api.engine.tuning_request import TuningRequest
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.search.space import Space
-from autosync.trials.request_names import ComputeKind
+from autosync.trials.request_names import DENSE_OPTIMIZERS, OPTIMIZERS, ComputeKind
 from autosync.verification import check_runnable
+
+SCALES = {"byte_scale": (1e-6, 1.0), "time_scale": (0.01, 1000.0)}
+"""Least and most. Below a millionth every message of a model of 4 GB is smaller than a packet."""
+MOST_GROUPS = 100_000
+"""Of parts or groups; no model here has so many variables."""
+MOST_STATE_TENSORS = 16
 
 
 def check_request(request: TuningRequest) -> None:
     """
     Raises:
-        InvalidInput: a pin does not fit the graph, a scale is out of range, or compute and device
-            do not go with the rest.
+        InvalidInput: a pin does not fit the graph, a scale or count is out of range, nobody knows
+            the optimizer, or compute and device do not go with the rest.
         NotSupported: the operator has not set up the launcher, or a pin cannot be run.
     """
     check_launcher(request.launcher)
+    check_optimizer(request.domain)
+    check_counts(request.space)
     check_pins(request.space, request.domain)
     check_scales(request.byte_scale, request.time_scale)
     _ = request.workload  # checks itself
@@ -73,11 +81,58 @@ def check_pins(space: Space, domain: Domain) -> None:
 
 
 def check_scales(byte_scale: float, time_scale: float) -> None:
-    for name, value, most in (("byte_scale", byte_scale, 1.0), ("time_scale", time_scale, 1000.0)):
-        if not 0 < value <= most:
+    """Raises InvalidInput where one is out of `SCALES`."""
+    for name, value in (("byte_scale", byte_scale), ("time_scale", time_scale)):
+        least, most = SCALES[name]
+        if not least <= value <= most:
             raise InvalidInput(
-                f"{name} is {value}; it must lie above 0 and not exceed {most:g}.",
+                f"{name} is {value}; it must lie between {least:g} and {most:g}.",
                 thing=name,
                 value=value,
                 remedy=f"Leave {name} out, or give 1 to move real sizes at real speed.",
             )
+
+
+def check_optimizer(domain: Domain) -> None:
+    """Raises InvalidInput where no trial could make the optimizer, or it cannot be."""
+    name, tensors = domain.optimizer.name, domain.optimizer.state_tensors
+    if name not in OPTIMIZERS:
+        raise InvalidInput(
+            f"nobody here knows an optimizer {name[:80]!r}.",
+            thing="optimizer.name",
+            value=name,
+            remedy=f"Use one of {', '.join(OPTIMIZERS)}.",
+        )
+    if not 0 <= tensors <= MOST_STATE_TENSORS:
+        raise InvalidInput(
+            f"an optimizer with {_short(tensors)} tensors of state a variable cannot be.",
+            thing="optimizer.state_tensors",
+            value=_short(tensors),
+            remedy=f"Give 0 to {MOST_STATE_TENSORS}: SGD keeps 0, momentum 1, Adam 2.",
+        )
+    if name in DENSE_OPTIMIZERS and any(variable.sparse for variable in domain.graph.variables):
+        raise InvalidInput(
+            f"{name} takes no sparse gradients, which variables of this graph have.",
+            thing="optimizer.name",
+            value=name,
+            remedy="Use sgd, momentum or adagrad, or a model with dense gradients.",
+        )
+
+
+def check_counts(space: Space) -> None:
+    """Raises InvalidInput where a count of the space is more than any search can use."""
+    counts = [(name, getattr(space, name)) for name in ("max_parts", "max_groups")]
+    groups = [shard.group for pin in space.pins for shard in pin.shards if hasattr(shard, "group")]
+    for name, value in (*counts, *(("pins", group) for group in groups)):
+        if not 0 <= value <= MOST_GROUPS:
+            raise InvalidInput(
+                f"space.{name} has a count of {_short(value)}.",
+                thing=f"space.{name}",
+                value=_short(value),
+                remedy=f"Give a number from 0 to {MOST_GROUPS}.",
+            )
+
+
+def _short(count: int) -> str:
+    """A whole number of any length; Python prints none of more than 4,300 digits."""
+    return str(count) if abs(count) < 2**63 else f"{'-' if count < 0 else ''}2^{count.bit_length()}"

@@ -21,7 +21,7 @@ from autosync.api.http.routes import (
     tuning_routes,
     version_routes,
 )
-from autosync.api.http.security import LOOPBACK_HOSTS, Access, Guard
+from autosync.api.http.security import Access, Guard, access_on
 
 STATIC = Path(__file__).parent / "static"
 GRACE_SECONDS = 3
@@ -55,19 +55,19 @@ def serve(
     url: str,
     host: str = "127.0.0.1",
     port: int = 8080,
-    token: str | None = None,
-    hosts: tuple[str, ...] | None = None,
+    access: Access | None = None,
 ) -> None:
     """Migrate the database and serve until interrupted. Workers run elsewhere
     (`autosync.api.engine.queue_worker`).
 
-    hosts: names under which the service may be addressed; by default the loopback ones, or any
-        where `host` is another address.
+    access: by default whoever reaches a loopback address.
+
+    Raises:
+        InvalidInput: no access is given, and others can reach `host`.
     """
+    access = access or access_on(host)
     migrate(url)
-    if hosts is None:
-        hosts = LOOPBACK_HOSTS if host in LOOPBACK_HOSTS else ()
-    app = create_app(connect(url), Access(token, hosts))
+    app = create_app(connect(url), access)
     uvicorn.run(
         app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=GRACE_SECONDS
     )

@@ -9,6 +9,8 @@ from autosync.units import MIB
 
 MAX_BODY_BYTES = 32 * MIB
 """The largest bundled graph is a twentieth of this."""
+LONGEST_LENGTH = 18
+"""Digits of a Content-Length that are read; Python reads no number of thousands of them."""
 DRAINED_BYTES, DRAINED_SECONDS = 1024 * MIB, 20.0
 """How much of a refused upload is read and dropped: a client that is cut off while it sends
 often never reads the answer."""
@@ -25,7 +27,7 @@ class BodyLimit:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         length = dict(scope["headers"]).get(b"content-length", b"")
-        announced = int(length) if length.isdigit() else 0
+        announced = int(length[:LONGEST_LENGTH]) if length.isdigit() else 0
         arrived = 0
 
         async def limited() -> Message:

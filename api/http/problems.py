@@ -8,9 +8,10 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DatabaseError, OperationalError
 from starlette.exceptions import HTTPException
 
+from autosync.api.db.database_errors import database_trouble
 from autosync.api.http.schemas import Problem
 from autosync.errors import AutosyncError, NotFound, NotSupported
 
@@ -36,6 +37,7 @@ def install(app: FastAPI, page: Page) -> None:
         (RequestValidationError, _invalid),
         (HTTPException, _http),
         (OperationalError, _database),
+        (DatabaseError, _database),
         (Exception, _defect),
     ):
         app.exception_handler(kind)(_for_reader(handler, page))
@@ -126,11 +128,14 @@ def _http(request: Request, error: Exception) -> Response:
 
 
 def _database(request: Request, error: Exception) -> Response:
+    trouble = database_trouble(error)
+    if trouble is None and not isinstance(error, OperationalError):
+        return _defect(request, error)
     log.error("database: %s", error)
     return problem(
         503,
         "Database unavailable",
-        "the database does not answer.",
+        trouble.message if trouble else "the database does not answer.",
         thing="database",
         remedy="Try again; if it stays, look at the service's log.",
         headers={"Retry-After": "5"},

@@ -1,8 +1,10 @@
 """Who may talk to the service: hosts, origins and an optional token; what a page may load."""
 
 import base64
-import binascii
+import ipaddress
 import secrets
+import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -11,10 +13,14 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from autosync.api.http.problems import problem
+from autosync.environment import TOKEN_VARIABLE
+from autosync.errors import InvalidInput
 
-LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]", "::1")
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
+ANY_ADDRESS = ("0.0.0.0", "::", "")
+"""What a service listens on that takes connections from every network."""
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-OPEN_PATHS = ("/v1/health",)
+OPEN_PATHS = ("/v1/health", "/v1/ready")
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -30,11 +36,61 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """token: None lets everyone in who can reach the port. hosts: names under which the service
-    is addressed; empty takes any (a page elsewhere could then reach it by DNS rebinding)."""
+    """token: None lets everyone in who can reach the port. hosts: the names, without a port, under
+    which the service is addressed; with others a page elsewhere could reach it by DNS rebinding.
+
+    Raises:
+        InvalidInput: the token is empty, or of characters that no header carries.
+    """
 
     token: str | None = None
     hosts: tuple[str, ...] = LOOPBACK_HOSTS
+
+    def __post_init__(self) -> None:
+        if self.token is None:
+            return
+        if not self.token.strip():
+            raise _bad_token("is empty, so it would let everyone in")
+        if not (self.token.isascii() and self.token.isprintable()):
+            raise _bad_token("has characters that are no printable ASCII")
+
+
+def access_on(host: str, token: str | None = None, names: Sequence[str] = ()) -> Access:
+    """Who is let in by a service that listens on `host`. Beyond loopback a token is required.
+
+    names: under which it is addressed, besides those of loopback, `host`, and this machine's name
+        where it listens on all addresses.
+
+    Raises:
+        InvalidInput: others could reach it and there is no token; or the token as `Access`.
+    """
+    hosts = [*LOOPBACK_HOSTS, *(_hostname(name) for name in names)]
+    if not is_loopback(host):
+        if token is None:
+            raise InvalidInput(
+                f"a service on {host!r} can be reached by others, and there is no token.",
+                thing="--token",
+                remedy=f"Set {TOKEN_VARIABLE} to a long random text (for example of `openssl rand "
+                "-hex 24`), or listen on 127.0.0.1.",
+            )
+        hosts.append(socket.gethostname().lower() if host in ANY_ADDRESS else host.lower())
+    return Access(token, tuple(dict.fromkeys(hosts)))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens on `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _bad_token(why: str) -> InvalidInput:
+    return InvalidInput(
+        f"the token {why}.",
+        thing="--token",
+        remedy=f"Set {TOKEN_VARIABLE} to a long random text, or leave it out on 127.0.0.1.",
+    )
 
 
 class Guard:
@@ -61,17 +117,17 @@ class Guard:
 def refusal(request: Request, access: Access) -> Response | None:
     """Why the request is refused, or None."""
     host = request.headers.get("host", "")
-    if access.hosts and _hostname(host) not in access.hosts:
+    if _hostname(host) not in access.hosts:
         return problem(
             403,
             "Unknown host",
             f"this service is not addressed as {host[:80]!r}.",
             thing="Host",
             value=host,
-            remedy=f"Use {access.hosts[0]}, or start the service with that host allowed.",
+            remedy=f"Use {access.hosts[0]}, or start the service with --allow-host and that name.",
         )
     origin = request.headers.get("origin")
-    if request.method not in SAFE_METHODS and origin and urlsplit(origin).netloc != host:
+    if request.method not in SAFE_METHODS and origin and _address(origin) != host:
         return problem(
             403,
             "Foreign page",
@@ -101,10 +157,21 @@ def _given_token(header: str) -> str:
         return value.strip() if scheme.lower() == "bearer" else ""
     try:
         return base64.b64decode(value).decode().partition(":")[2]
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:  # no base64, or no UTF-8
         return ""
 
 
 def _hostname(host: str) -> str:
-    name, _, port = host.rpartition(":")
-    return (name if port.isdigit() and name else host).lower()
+    """Of a Host header: without the port and the brackets of IPv6; empty where it is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _address(origin: str) -> str | None:
+    """The host and port of an Origin; None where it is no URL."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None

@@ -5,8 +5,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autosync.api.db.database import Database
-from autosync.api.engine.request_checks import refuse_unused
+from autosync.api.engine.request_checks import SCALES, refuse_unused
 from autosync.api.engine.tuning_request import TuningRequest, at_scales
+from autosync.api.engine.worker_registry import refuse_without_gpus
 from autosync.api.http.named_documents import cluster_named, estimated_profile, graph_named
 from autosync.domain import Domain, Optimizer, Profile
 from autosync.errors import InvalidInput
@@ -58,15 +59,15 @@ class TuningBody(BaseModel):
     launcher: LauncherName = "auto"
     byte_scale: float | None = Field(
         None,
-        gt=0,
-        le=1,
+        ge=SCALES["byte_scale"][0],
+        le=SCALES["byte_scale"][1],
         description="Every message carries this share of its bytes; by default the largest that "
         "a small machine carries for this cluster.",
     )
     time_scale: float | None = Field(
         None,
-        gt=0,
-        le=1000,
+        ge=SCALES["time_scale"][0],
+        le=SCALES["time_scale"][1],
         description="The emulated cluster runs this many times slower; by default as the byte "
         "scale.",
     )
@@ -131,6 +132,7 @@ def tuning_request(database: Database, body: TuningBody) -> TuningRequest:
     Raises:
         NotFound: no such graph or cluster.
         InvalidInput: the profile is for another graph, or has no effect on kernels.
+        NotSupported: no worker has the GPUs that are asked for.
     """
     with database.reading() as session:
         graph = graph_named(session, body.graph, body.batch_size)
@@ -146,4 +148,6 @@ def tuning_request(database: Database, body: TuningBody) -> TuningRequest:
         compute=body.compute,
         device=body.compute_device,
     )
+    with database.reading() as session:
+        refuse_without_gpus(session, request)
     return at_scales(request, body.byte_scale, body.time_scale)

@@ -73,6 +73,8 @@ TIMELINE = ("timeline", TrialRow.timeline, TEXT)
 """Of Parquet alone: a `MeasuredTimeline` document would drown a CSV's rows."""
 VERSIONS = len(COLUMNS) - 1
 CHUNK = 1000
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+"""Of cells that spreadsheets run (OWASP, CSV injection): names come from whoever posted them."""
 
 
 def bundle_document(session: Session, tuning_id: str, strategy_id: str | None = None) -> str:
@@ -121,9 +123,7 @@ def runtimes_csv(database: Database, domain_id: str | None = None) -> Iterator[s
     """All trials as CSV, a thousand rows at a time."""
     yield _csv([[name for name, _, _ in COLUMNS]])
     for rows in _chunks(database, domain_id, COLUMNS):
-        yield _csv(
-            [[" ".join(map(str, v)) if isinstance(v, list) else v for v in row] for row in rows]
-        )
+        yield _csv([[_cell(value) for value in row] for row in rows])
 
 
 def runtimes_parquet(database: Database, domain_id: str | None = None) -> bytes:
@@ -165,6 +165,13 @@ def _query(domain_id: str | None, columns: Columns) -> Select[Any]:
         .order_by(TrialRow.created_at, TrialRow.tuning_id, TrialRow.position)
     )
     return query if domain_id is None else query.where(TrialRow.domain_id == domain_id)
+
+
+def _cell(value: Any) -> Any:
+    """A list as words; text that a spreadsheet would run as a formula behind an apostrophe."""
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA_STARTS) else value
 
 
 def _csv(rows: Sequence[Sequence[Any]]) -> str:

@@ -6,8 +6,10 @@ from typing import Literal
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from autosync.api.db.clock import now_seconds
 from autosync.api.db.schema_migration import current_revision
 from autosync.api.db.tables import ACTIVE, TuningRow
+from autosync.api.engine.worker_registry import gpus_of_workers
 from autosync.api.views.response_model import ResponseModel
 
 
@@ -18,6 +20,28 @@ class Health(ResponseModel):
     schema_revision: str
     queued: int
     running: int
+
+
+class Readiness(ResponseModel):
+    """Whether what is queued will be worked on. oldest_queued_seconds: how long the tuning that
+    has waited longest has waited; 0 where none waits."""
+
+    status: Literal["ready", "no worker lives"]
+    workers: int
+    queued: int
+    oldest_queued_seconds: float
+
+
+def readiness(session: Session) -> Readiness:
+    waiting = select(func.count(), now_seconds() - func.min(TuningRow.created_at))
+    queued, oldest = session.execute(waiting.where(TuningRow.state == "queued")).one()
+    workers = len(gpus_of_workers(session))
+    return Readiness(
+        status="ready" if workers else "no worker lives",
+        workers=workers,
+        queued=queued,
+        oldest_queued_seconds=max(oldest or 0.0, 0.0),
+    )
 
 
 def health(session: Session) -> Health:

@@ -11,3 +11,9 @@ ComputeKind = Literal["waited", "kernels"]
 """What stands for the model's compute in a replay; see `contract.Workload`."""
 
 ComputeDevice = Literal["cpu", "cuda"]
+
+OPTIMIZERS = ("sgd", "momentum", "sgd_momentum", "adagrad", "adam", "adamw")
+"""Those that a replay can make."""
+
+DENSE_OPTIMIZERS = frozenset({"adam", "adamw"})
+"""Of these, the ones that take no sparse gradients."""

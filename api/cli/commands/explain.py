@@ -113,8 +113,10 @@ def _recorded(shipped: "Bundle", db: str) -> "RecordedTimelines | None":
 
 def _write_trace(recorded: "RecordedTimelines | None", trace: Path, document: str, db: str) -> None:
     if recorded is None:
+        from autosync.api.db.database import masked
+
         raise InvalidInput(
-            f"{db} has no timeline of {document}.",
+            f"{masked(db)} has no timeline of {document}.",
             thing="--trace",
             value=document,
             remedy="Give the id of a finished tuning or its bundle; name its database with --db.",

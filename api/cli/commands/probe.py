@@ -13,7 +13,7 @@ from autosync.api.cli.options import (
     WorkerPython,
     reach_hosts,
 )
-from autosync.api.cli.output_files import check_folder
+from autosync.api.cli.output_files import check_writable
 from autosync.trials.request_names import LauncherName
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def probe(
     from autosync.search.cluster_probe import probe_costs
     from autosync.trials.contract import reporting_waits
 
-    check_folder(output)
+    check_writable(output)
     reach_hosts(prefix, python, ray_address)
     domain = load_domain("resnet50", cluster, None, ProfileChoice())  # the scales of a usual model
     machines, usual = domain.cluster, usual_scales(domain, launcher)

@@ -6,7 +6,7 @@ import typer
 
 from autosync.api.cli.console import milliseconds, out, print_json, print_table, say
 from autosync.api.cli.options import Batch, Efficiency, Model, Output, StepSeconds
-from autosync.api.cli.output_files import check_folder, write_text
+from autosync.api.cli.output_files import check_writable, write_text
 
 if TYPE_CHECKING:
     from autosync.domain import Profile
@@ -42,7 +42,7 @@ def profile(
     from autosync.documents import to_data, to_json
 
     if output is not None:
-        check_folder(output)
+        check_writable(output)
     graph, found = _found(model, batch, device, efficiency, step_seconds, iterations)
     if output is not None:
         write_text(output, to_json(found))

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from autosync.api.cli.console import err, out, say
 from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl
-from autosync.api.cli.output_files import check_folder, write_text
+from autosync.api.cli.output_files import check_writable, write_text
 from autosync.errors import AutosyncError
 
 if TYPE_CHECKING:
@@ -56,10 +56,11 @@ def quickstart(
     search live, and ends with the ranked table, the bundle, and the two lines that apply it.
     """
     from autosync.api.cli.service_process import Service
+    from autosync.api.db.database import masked
 
-    check_folder(output)
+    check_writable(output)
     steps = Steps(time.monotonic())
-    steps.say(1, f"creating the database {escape(db)} and starting the service")
+    steps.say(1, f"creating the database {escape(masked(db))} and starting the service")
     with Service.started(db, port) as service:
         steps.say(2, f"importing a real ResNet-50 module for {CLUSTER}")
         domain = _domain()
@@ -152,9 +153,11 @@ def _print(client: "Client", tuning_id: str, output: Path) -> None:
 
 def _stay(service: "Service", tuning_id: str, db: str, stay: bool | None) -> None:
     """Leave the service up until Ctrl-C on a terminal; else say how to see the dashboard."""
+    from autosync.api.db.database import masked
+
     address = f"{service.client.address}/tunings/{tuning_id}"
     if stay if stay is not None else sys.stdin.isatty() and err.is_terminal:
         out.print(f"Dashboard: [bold]{address}[/] (Ctrl-C ends the service)")
         service.wait()
         return
-    out.print(f"Dashboard: [bold]{address}[/] after `autosync serve --db {escape(db)}`")
+    out.print(f"Dashboard: [bold]{address}[/] after `autosync serve --db {escape(masked(db))}`")

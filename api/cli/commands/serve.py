@@ -1,15 +1,11 @@
 """`autosync serve`: the REST service, its dashboard, and workers."""
 
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
-from autosync.api.cli.console import out, say, warn
+from autosync.api.cli.console import out, say
 from autosync.api.cli.options import (
     DEFAULT_DATABASE,
     DatabaseUrl,
@@ -21,8 +17,6 @@ from autosync.api.cli.options import (
 from autosync.environment import TOKEN_VARIABLE
 
 LOOPBACK = "127.0.0.1"
-STOP_SECONDS = 20.0
-"""How long workers may finish the trial at hand before they are killed."""
 
 
 def serve(
@@ -34,7 +28,20 @@ def serve(
     ] = 1,
     token: Annotated[
         str | None,
-        typer.Option(envvar=TOKEN_VARIABLE, help="Ask every client for this bearer token."),
+        typer.Option(
+            envvar=TOKEN_VARIABLE,
+            help="Ask every client for this bearer token; required beyond loopback. Better set in "
+            "the environment, since others see command lines.",
+        ),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A name under which clients address the service, besides the address it listens "
+            "on and, where that is any, this machine's name. May be given again.",
+            show_default=False,
+        ),
     ] = None,
     prefix: Prefix = None,
     python: WorkerPython = None,
@@ -49,42 +56,21 @@ def serve(
 
         autosync serve
         autosync serve --db postgresql://tuner@localhost/autosync --workers 0
+        AUTOSYNC_TOKEN=... autosync serve --host 0.0.0.0 --allow-host tuner.example.com
     """
+    from autosync.api.cli.worker_processes import started_workers
+    from autosync.api.db.database import masked
     from autosync.api.db.schema_migration import migrate
     from autosync.api.http.app import serve as serve_until_interrupted
+    from autosync.api.http.security import access_on
 
+    access = access_on(host, token, allow_host or ())
     reach_hosts(prefix, python, ray_address)
     migrate(db)
     address = f"http://{host}:{port}"
-    out.print(f"AutoSync on [bold]{address}[/]  (API: {address}/docs, database: {db})")
-    if host not in (LOOPBACK, "localhost", "::1") and token is None:
-        warn(f"{host} can be reached by others and asks for no token; see --token.")
+    shown = escape(masked(db))
+    out.print(f"AutoSync on [bold]{address}[/]  (API: {address}/docs, database: {shown})")
+    say(f"[dim]it is addressed as {', '.join(access.hosts)}[/]")
     with started_workers(db, workers):
         say(f"[dim]{workers} worker{'' if workers == 1 else 's'}; Ctrl-C ends all[/]")
-        serve_until_interrupted(db, host, port, token)
-
-
-@contextmanager
-def started_workers(db: str, count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Workers as processes of their own; asked to stop, then killed, on the way out."""
-    command = [sys.executable, "-m", "autosync.api.cli.main", "worker", "--db", db]
-    # sessions of their own: Ctrl-C on the terminal reaches the service, which asks them to stop
-    workers = [
-        subprocess.Popen(
-            [*command, "--parent", str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        for _ in range(count)
-    ]
-    try:
-        yield workers
-    finally:
-        for process in workers:
-            process.terminate()
-        for process in workers:
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        serve_until_interrupted(db, host, port, access)

@@ -7,7 +7,7 @@ import typer
 
 from autosync.api.cli.console import out, print_json, print_table, say
 from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json
-from autosync.api.cli.output_files import check_folder, write_bytes, write_text
+from autosync.api.cli.output_files import check_writable, write_bytes, write_text
 from autosync.errors import InvalidInput
 from autosync.simulator.learned.models.recipe import ModelKind
 
@@ -101,7 +101,7 @@ def train(
     from autosync.simulator.learned.models.recipe import Recipe
     from autosync.simulator.learned.transfer import source_of
 
-    check_folder(output)
+    check_writable(output)
     measured = load_dataset(folder)
     sources = split_dataset(measured)
     found = train_simulator(Recipe(model), sources, seed, say)

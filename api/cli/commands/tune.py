@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from autosync.api.cli.console import print_json, say, warn
 from autosync.api.cli.options import (
@@ -23,7 +24,7 @@ from autosync.api.cli.options import (
     WorkerPython,
     reach_hosts,
 )
-from autosync.api.cli.output_files import check_folder, write_text
+from autosync.api.cli.output_files import check_writable, write_text
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.trials import request_names
 from autosync.trials.request_names import ComputeKind, LauncherName
@@ -117,7 +118,7 @@ def tune(
     from autosync.api.engine.request_checks import refuse_unused
     from autosync.search.loop.settings import Settings
 
-    check_folder(output)
+    check_writable(output)
     reach_hosts(prefix, python, ray_address)
     settings = Settings(budget=budget, proposals=proposals, repeats=repeats, seed=seed, probe=probe)
     request: TuningRequest | None = None
@@ -180,6 +181,7 @@ def _started(database: "Database", request: "TuningRequest | None", db: str) -> 
     """Put a new tuning into the database and say what it is."""
     from autosync.api.cli.domain_summary import describe_domain
     from autosync.api.cli.tuning_report import scale_words, warn_unshaped
+    from autosync.api.db.database import masked
     from autosync.api.engine.registry import launcher_named
     from autosync.api.engine.submission import enqueue
 
@@ -192,7 +194,7 @@ def _started(database: "Database", request: "TuningRequest | None", db: str) -> 
     if launcher_named(request.launcher).name == "local":
         warn_unshaped()
     tuning_id = enqueue(database, request)
-    say(f"[dim]Tuning {tuning_id[:8]} in {db}[/]")
+    say(f"[dim]Tuning {tuning_id[:8]} in {escape(masked(db))}[/]")
     return tuning_id
 
 
@@ -227,13 +229,14 @@ def _run(database: "Database", tuning_id: str, resumed: bool, db: str) -> None:
     from autosync.api.cli.in_process_tuning import run_here
     from autosync.api.cli.logs import log_to_file
     from autosync.api.cli.progress import compilation_lines
+    from autosync.api.db.database import masked
 
     log = log_to_file("tune")
     try:
         with compilation_lines():
             tuning = run_here(database, tuning_id, resumed)
     except KeyboardInterrupt:
-        where = "" if db == DEFAULT_DATABASE else f" --db {db}"
+        where = "" if db == DEFAULT_DATABASE else f" --db {escape(masked(db))}"
         warn(f"stopped. Nothing is lost; go on with: autosync tune --resume {tuning_id[:8]}{where}")
         raise typer.Exit(INTERRUPTED) from None
     if tuning.state == "failed":
@@ -256,10 +259,15 @@ def _report(database: "Database", tuning_id: str, output: Path, top: int, json: 
         tuning = reports.tuning(session, tuning_id)
         ranked = reports.ranked_strategies(session, tuning_id)
         where = dict.fromkeys(trial.launcher for trial in reports.trials(session, tuning_id).items)
-    write_text(output, text)
     measured_on = ", ".join(where)
     if json:
         print_json(results_data(tuning, ranked, measured_on))
-        return
-    print_results(tuning, ranked, measured_on, top)
-    print_two_lines(output)
+    else:
+        print_results(tuning, ranked, measured_on, top)
+    try:
+        write_text(output, text)
+    except InvalidInput as error:  # the answer is stored, and shown above
+        error.remedy = f"Write it elsewhere: autosync export {tuning_id[:8]} -o FILE"
+        raise
+    if not json:
+        print_two_lines(output)

@@ -3,6 +3,7 @@
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from autosync.api.cli.console import say
 from autosync.api.cli.options import (
@@ -32,14 +33,17 @@ def worker(
 
     Example: `autosync worker --db postgresql://tuner@db.internal/autosync`
     """
+    from autosync.api.cli.open_database import refuse_missing
     from autosync.api.cli.stop_signals import stop_on_signals, stop_with_parent
+    from autosync.api.db.database import masked
     from autosync.api.db.schema_migration import migrate
     from autosync.api.engine.queue_worker import work
 
     reach_hosts(prefix, python, ray_address)
+    refuse_missing(db)
     migrate(db)
     stop = stop_on_signals()
     if parent is not None:
         stop_with_parent(parent, stop)
-    say(f"Working off the queue of {db} (Ctrl-C stops after the trial at hand)")
+    say(f"Working off the queue of {escape(masked(db))} (Ctrl-C stops after the trial at hand)")
     work(db, stop, once)

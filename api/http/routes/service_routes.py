@@ -8,7 +8,7 @@ from fastapi.responses import StreamingResponse
 from autosync.api.http.dependencies import DatabaseDep, Reading
 from autosync.api.http.openapi import refusals
 from autosync.api.views.exports import runtimes_csv, runtimes_parquet
-from autosync.api.views.service_health import Health, health
+from autosync.api.views.service_health import Health, Readiness, health, readiness
 
 router = APIRouter(prefix="/v1", tags=["service"])
 DomainId = Annotated[
@@ -28,7 +28,10 @@ PARQUET_ANSWERS: dict[int | str, dict[str, Any]] = {
 @router.get("/runtimes.csv", response_class=Response, responses=CSV_ANSWERS)
 def get_runtimes_csv(database: DatabaseDep, domain: DomainId = None) -> StreamingResponse:
     """Every trial: its domain, scales, load and versions, and of its strategy the id and one line
-    of words (column `strategy`). GET /v1/strategies/{strategy_id} is the strategy itself."""
+    of words (column `strategy`). GET /v1/strategies/{strategy_id} is the strategy itself.
+
+    Text that a spreadsheet would run as a formula begins with an apostrophe; Parquet has it as it
+    is."""
     return StreamingResponse(runtimes_csv(database, domain), media_type="text/csv")
 
 
@@ -39,7 +42,20 @@ def get_runtimes_parquet(database: DatabaseDep, domain: DomainId = None) -> Resp
     return Response(runtimes_parquet(database, domain), media_type=PARQUET, headers=headers)
 
 
+NOT_READY: dict[int | str, dict[str, Any]] = {
+    503: {"model": Readiness, "description": "No worker lives: what is queued waits."}
+}
+
+
 @router.get("/health")
 def get_health(session: Reading) -> Health:
     """Answers when the database does."""
     return health(session)
+
+
+@router.get("/ready", responses=NOT_READY)
+def get_ready(session: Reading, response: Response) -> Readiness:
+    """How many workers live, and how long the queue has waited for one."""
+    found = readiness(session)
+    response.status_code = 200 if found.workers else 503
+    return found

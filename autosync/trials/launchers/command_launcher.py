@@ -4,7 +4,6 @@
 operator; only host addresses come from a cluster document, and only harmless ones pass.
 """
 
-import os
 import re
 import shlex
 import sys
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from autosync.cluster import Cluster
+from autosync.environment import allowed_environment
 from autosync.errors import InvalidInput
 from autosync.trials.contract import Workload
 from autosync.trials.launchers.local_launcher import refuse_dedicated_servers
@@ -90,7 +90,7 @@ class CommandPlace:
         return WorkerProcess(
             rank,
             self.words(self.worker_command(workloads)),
-            os.environ,
+            allowed_environment(),
             answers,
             where=self.address,
             shown=shlex.join(shown),  # without the environment, which may hold secrets

@@ -1,13 +1,13 @@
 """A worker process behind a Ray actor, which passes lines to and fro."""
 
 import contextlib
-import os
 import queue
 import sys
 import threading
 from collections.abc import Mapping
 from typing import Any
 
+from autosync.environment import allowed_environment
 from autosync.trials.pool.worker_contract import Answers, WorkerAnswer, WorkerExit
 from autosync.trials.pool.worker_process import WorkerProcess, worker_arguments
 from autosync.trials.worker.commands import Answer
@@ -26,7 +26,7 @@ class Relay:
     def __init__(self, rank: int, workloads: tuple[str, ...], carried: Mapping[str, str]) -> None:
         self._answers: Answers = queue.Queue()
         command = [sys.executable, *worker_arguments(workloads)]
-        environment = {**os.environ, **carried}
+        environment = {**allowed_environment(), **carried}
         self._worker = WorkerProcess(rank, command, environment, self._answers)
 
     def pid(self) -> int:

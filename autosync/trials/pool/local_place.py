@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 
+from autosync.environment import allowed_environment
 from autosync.trials.pool.fork_server import ForkServer
 from autosync.trials.pool.worker_contract import Answers
 from autosync.trials.pool.worker_process import ENVIRONMENT, Begin, WorkerProcess, worker_arguments
@@ -30,7 +31,7 @@ class LocalPlace:
     def start(self, rank: int, workloads: tuple[str, ...], answers: Answers) -> WorkerProcess:
         command = [*self.prefix, sys.executable, *worker_arguments(workloads)]
         environment = {
-            **os.environ,
+            **allowed_environment(),
             **ENVIRONMENT,
             "GLOO_SOCKET_IFNAME": self.interface,
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),

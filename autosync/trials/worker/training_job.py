@@ -12,6 +12,7 @@ from autosync.bundle import Bundle
 from autosync.errors import InvalidInput, NotFound
 from autosync.plan import Plan
 from autosync.trials.contract import Workload
+from autosync.trials.request_names import DENSE_OPTIMIZERS, OPTIMIZERS
 from autosync.trials.worker.kernel_compute import KernelCompute
 from autosync.trials.worker.replay import Replay, replay_module
 from autosync.trials.worker.replay_compute import ReplayCompute, WaitedCompute
@@ -116,7 +117,7 @@ def make_optimizer(name: str, model: nn.Module, sparse: bool = False) -> torch.o
         InvalidInput: nothing here goes by that name, or it takes no sparse gradients.
     """
     parameters = list(model.parameters())
-    if sparse and name in ("adam", "adamw"):
+    if sparse and name in DENSE_OPTIMIZERS:
         raise InvalidInput(
             f"{name} takes no sparse gradients, which variables of this graph have.",
             thing="domain.optimizer",
@@ -141,7 +142,7 @@ def make_optimizer(name: str, model: nn.Module, sparse: bool = False) -> torch.o
                 f"a replay knows no optimizer {name!r}.",
                 thing="domain.optimizer",
                 value=name,
-                remedy="Use sgd, momentum, adagrad, adam or adamw, or a workload of your own.",
+                remedy=f"Use one of {', '.join(OPTIMIZERS)}, or a workload of your own.",
             )
 
 

@@ -102,6 +102,21 @@ def test_a_database_that_does_not_answer(folder: Path) -> None:
     assert "Way out" in output
 
 
+def test_a_worker_makes_no_database(folder: Path) -> None:
+    assert "there is no database" in refusal(folder, "worker", "--db", "sqlite:///typo.db")
+    assert not (folder / "typo.db").exists()
+
+
+def test_a_database_that_cannot_be_is_no_defect(folder: Path) -> None:
+    (folder / "photo.db").write_bytes(b"\x89PNG" * 1000)
+    for command in (("serve", "--port", "1"), ("export", "deadbeef"), ("worker", "--once")):
+        output = refusal(folder, *command, "--db", "sqlite:///photo.db")
+        assert "is a file of another kind" in output
+        assert "Way out" in output
+    output = refusal(folder, "serve", "--port", "1", "--db", "sqlite:////sys/autosync.db")
+    assert "cannot be opened" in output
+
+
 def test_tune_without_a_model(folder: Path) -> None:
     assert "MODEL" in refusal(folder, "tune")
 
@@ -115,6 +130,8 @@ def test_a_defect_is_one_line_and_a_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    secret = ["serve", "--db", "postgresql://me:s3cret@db/a", "--token", "0p3n"]
+    monkeypatch.setattr("sys.argv", ["autosync", *secret])
 
     def broken() -> None:
         raise ZeroDivisionError("a defect of this test")
@@ -123,4 +140,5 @@ def test_a_defect_is_one_line_and_a_log(
     (log,) = (tmp_path / "autosync").iterdir()
     assert "Traceback" in log.read_text()
     assert "a defect of this test" in log.read_text()
+    assert "serve --db postgresql://me:***@db/a --token ***" in log.read_text()
     assert "Traceback" not in capsys.readouterr().err

@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import DatabaseError
 
 from autosync.api.db import connect, migrate
+from autosync.api.db.database import masked
+from autosync.api.db.database_errors import database_trouble
 from autosync.errors import InvalidInput
 from tests.api.databases import opened
 
@@ -33,3 +36,42 @@ def test_other_databases_are_refused_with_the_way_out(url: str, why: str) -> Non
     with pytest.raises(InvalidInput, match=why) as caught:
         connect(url)
     assert "sqlite:///FILE" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("sqlite:///autosync.db", "sqlite:///autosync.db"),
+        ("postgresql://me:s3cret@db/a", "postgresql://me:***@db/a"),
+        ("postgresql://me@db/a?password=s3cret", "postgresql://me@db/a?password=hidden"),
+        ("postgresql://me:s3cret@db:port/a", "***@db:port/a"),
+        ("postgresql//me:s3cret@db/a", "***@db/a"),
+    ],
+)
+def test_a_password_is_never_shown(url: str, shown: str) -> None:
+    assert masked(url) == shown
+
+
+@pytest.mark.parametrize("url", ["mysql://me:s3cret@db/a", "postgresql//me:s3cret@db/a"])
+def test_a_refused_url_is_shown_without_its_password(url: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        connect(url)
+    assert "s3cret" not in f"{caught.value} {caught.value.value}"
+
+
+def test_a_full_disk_is_no_defect_and_a_missing_table_is(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'a.db'}"
+    migrate(url)
+    with opened(url) as database:
+        with database.writing() as session:
+            session.execute(text("pragma max_page_count = 1"))
+            with pytest.raises(DatabaseError) as full:
+                session.execute(text("create table filling as select zeroblob(1000000)"))
+        trouble = database_trouble(full.value)
+        assert trouble is not None
+        assert "the disk is full" in trouble.message
+        assert "--db" in trouble.remedy
+        with database.reading() as session, pytest.raises(DatabaseError) as missing:
+            session.execute(text("select * from nothing"))
+        assert database_trouble(missing.value) is None
+    assert database_trouble(OSError()) is None

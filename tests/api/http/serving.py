@@ -14,7 +14,8 @@ import httpx
 SERVER = """
 import sys
 from autosync.api.http.app import serve
-serve(sys.argv[1], port=int(sys.argv[2]), token=sys.argv[3] or None)
+from autosync.api.http.security import access_on
+serve(sys.argv[1], port=int(sys.argv[2]), access=access_on("127.0.0.1", sys.argv[3] or None))
 """
 
 

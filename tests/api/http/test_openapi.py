@@ -21,6 +21,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from autosync.api.db import Database
+from autosync.api.engine.worker_registry import register
 from autosync.api.http.app import create_app
 from autosync.api.http.security import Access
 from tests.api.sample import finished
@@ -37,7 +38,8 @@ EXAMPLES = 3
 @pytest.fixture
 def api(sqlite: Database) -> BaseSchema:
     finished(sqlite)
-    app = create_app(sqlite, Access(hosts=()))  # the client calls it by another name
+    register(sqlite, "worker", lease_seconds=3600.0, gpus=0)  # without one it is not ready: 503
+    app = create_app(sqlite, Access(hosts=("testserver", "localhost")))
     return schemathesis.openapi.from_asgi("/openapi.json", app)
 
 

@@ -20,6 +20,8 @@ from tests.domains import chain_graph, domain_of, grid_cluster
 
 REQUEST = small_request()
 GRAPH, CLUSTER = chain_graph(), grid_cluster()
+MANY_DIGITS = 10**4200
+"""More than a float or a column holds, and nearly as many as Python reads."""
 YAML = """
 name: two
 nodes:
@@ -225,12 +227,18 @@ def test_a_graph_too_large_to_be_true(client: TestClient) -> None:
         ({"budget": -3}, "budget", "-3"),
         ({"budget": "many"}, "budget", "many"),
         ({"budget": 10**30}, "budget", "10000"),
-        ({"byte_scale": 0}, "byte_scale", "greater than 0"),
+        ({"byte_scale": 0}, "byte_scale", "equal to 0.000001"),
+        ({"byte_scale": 1e-300}, "byte_scale", "1e-300"),
+        ({"time_scale": 1e-300}, "time_scale", "1e-300"),
         ({"byte_scale": float("nan")}, "byte_scale", "nan"),
         ({"launcher": "moon"}, "launcher", "testbed"),
         ({"batch_size": 3}, "batch_size", "batch size 8"),
         ({"bugdet": 3}, "bugdet", "Extra inputs"),
         ({"optimizer": {"name": "sgd", "momentum": 1}}, "optimizer", "Unexpected keyword"),
+        ({"optimizer": {"name": "nobody"}}, "optimizer.name", "adamw"),
+        ({"optimizer": {"state_tensors": -3}}, "optimizer.state_tensors", "-3"),
+        ({"optimizer": {"state_tensors": MANY_DIGITS}}, "optimizer.state_tensors", "2^"),
+        ({"space": {"max_groups": MANY_DIGITS}}, "space.max_groups", "2^"),
         ({"space": {"max_parts": "x"}}, "space.max_parts", "'x'"),
         ({"space": {"max_groups": -1}}, "space.max_groups", "Give 1 or more"),
         ({"space": {"encodings": []}}, "encodings", "is empty"),
@@ -263,6 +271,32 @@ def pin(variable: str, lengths: list[int]) -> dict[str, Any]:
             }
         ]
     }
+
+
+def test_a_count_of_50000_digits_is_refused(client: TestClient, ids: dict[str, str]) -> None:
+    """Python reads no number of more than 4,300 digits, and prints none."""
+    digits = "9" * 50_000
+    sent = {"content-length": digits}
+    refused(client.post("/v1/graphs", content=b"{}", headers=sent), 413, "32 MiB")
+    refused(client.get(f"/v1/tunings?limit={digits}"), 422)
+    body = f'{{"graph": "{ids["graph"]}", "cluster": "{ids["cluster"]}", "budget": {digits}}}'
+    headers = {"content-type": "application/json"}
+    refused(client.post("/v1/tunings", content=body, headers=headers), 400)
+    for count in (digits, str(MANY_DIGITS)):
+        nodes = f"[{{address: 10.0.0.1, devices: [{{type: v100, count: {count}}}]"
+        answer = client.post(
+            "/v1/clusters", content=f"name: two\nnodes: {nodes}, bandwidth_gbps: 9}}]"
+        )
+        refused(answer, 422)
+        graph = to_json(GRAPH).replace('"batch_size":8', f'"batch_size":{count}')
+        refused(client.post("/v1/graphs", content=graph), 422)
+
+
+def test_pins_to_groups_that_cannot_be_are_refused(client: TestClient, ids: dict[str, str]) -> None:
+    for group in (-1, 10**30):
+        space = pin("v0", [64])
+        space["pins"][0]["shards"][0]["group"] = group
+        refused(client.post("/v1/tunings", json={**ids, "space": space}), 422, "space.pins")
 
 
 def test_what_belongs_to_another_graph_is_refused(

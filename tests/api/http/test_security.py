@@ -1,5 +1,6 @@
 """Who is let in, what pages may load, and how much may be sent."""
 
+import socket
 from collections.abc import Iterator
 
 import httpx
@@ -9,7 +10,8 @@ from fastapi.testclient import TestClient
 from autosync.api.db import Database
 from autosync.api.http.app import create_app
 from autosync.api.http.body_limits import MAX_BODY_BYTES
-from autosync.api.http.security import Access
+from autosync.api.http.security import Access, access_on
+from autosync.errors import InvalidInput
 from tests.api.http.serving import served
 
 MIB = 2**20
@@ -49,6 +51,43 @@ def test_other_hosts_and_foreign_pages_are_refused(sqlite: Database) -> None:
         own = {"origin": "http://127.0.0.1:8765"}
         started = client.post("/tunings", data=form, headers=own, follow_redirects=False)
         assert started.status_code == 303
+
+
+def test_beyond_loopback_a_token_is_required() -> None:
+    for host in ("0.0.0.0", "::", "", "10.0.0.5", "tuner.example"):
+        with pytest.raises(InvalidInput, match="can be reached by others"):
+            access_on(host)
+    for host in ("127.0.0.1", "127.0.0.2", "::1", "localhost"):
+        assert access_on(host).token is None
+        for empty in ("", "  "):
+            with pytest.raises(InvalidInput, match="is empty"):
+                access_on(host, empty)
+    with pytest.raises(InvalidInput, match="printable ASCII"):
+        access_on("127.0.0.1", "schlüssel")
+
+
+def test_beyond_loopback_hosts_are_listed(sqlite: Database) -> None:
+    access = access_on("0.0.0.0", "open sesame", ("Tuner.example",))
+    right = {"authorization": "Bearer open sesame"}
+    with TestClient(create_app(sqlite, access), base_url="http://tuner.example:8080") as client:
+        assert client.get("/v1/tunings", headers=right).status_code == 200
+        for own in ("127.0.0.1:8080", "[::1]:8080", socket.gethostname()):
+            assert client.get("/v1/tunings", headers={**right, "host": own}).status_code == 200
+        for other in ("evil.example", "tuner.example.evil.example", "[::1", "", "a b"):
+            answer = client.get("/v1/tunings", headers={**right, "host": other})
+            assert answer.status_code == 403
+            assert "--allow-host" in answer.json()["remedy"]
+
+
+def test_headers_that_are_none_are_refused(guarded: TestClient) -> None:
+    """Of these, `urlsplit` and `b64decode` raise what is no refusal."""
+    right = {"authorization": "Bearer open sesame"}
+    broken = guarded.post("/tunings", headers={**right, "origin": "http://[::1"})
+    assert broken.status_code == 403
+    assert broken.json()["thing"] == "Origin"
+    for header in (b"Basic \xc3\xa4", b"Bearer \xff\xfe", b"Basic /w=="):
+        answer = guarded.get("/v1/tunings", headers=[(b"authorization", header)])
+        assert answer.status_code == 401
 
 
 def test_every_answer_carries_the_policy(guarded: TestClient) -> None:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
@@ -100,6 +101,18 @@ def test_runtimes_say_everything_about_every_trial(database: Database) -> None:
     assert list(runtimes_csv(database, "0" * 32)) == [
         "".join(runtimes_csv(database)).splitlines()[0] + "\r\n"
     ]
+
+
+def test_a_name_is_no_formula_in_a_spreadsheet(sqlite: Database) -> None:
+    """Names come from whoever posted a document, and may begin as formulas do."""
+    for start in "=+-@":
+        graph = replace(REQUEST.domain.graph, name=f'{start}HYPERLINK("http://evil.example")')
+        finished(sqlite, replace(REQUEST, domain=replace(REQUEST.domain, graph=graph)))
+    rows = list(csv.DictReader(io.StringIO("".join(runtimes_csv(sqlite)))))
+    assert {row["graph"][:2] for row in rows} == {"'=", "'+", "'-", "'@"}
+    assert all(float(row["byte_scale"]) == 0.5 for row in rows)
+    plain = pq.read_table(io.BytesIO(runtimes_parquet(sqlite))).to_pylist()
+    assert {row["graph"][0] for row in plain} == set("=+-@")
 
 
 def test_the_bundle_of_the_answer_and_of_any_strategy(sqlite: Database) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from autosync.environment import PASSED_VARIABLE
 from autosync.trials.contract import Workload
 from autosync.trials.launchers.local_launcher import LocalLauncher
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
@@ -31,6 +32,7 @@ def marked() -> Iterator[None]:
     """What is started meanwhile carries `MARK`, where it takes this process's environment over."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv(*MARK)
+        patched.setenv(PASSED_VARIABLE, MARK[0])
         yield
 
 

@@ -1,0 +1,48 @@
+"""Results that cannot be written: found before the work, and never lost after it."""
+
+import resource
+from pathlib import Path
+
+import pytest
+
+from autosync.api.cli.commands import tune
+from autosync.api.cli.output_files import check_writable
+from autosync.api.db import Database
+from autosync.errors import InvalidInput
+from tests.api.sample import finished
+
+READ_ONLY = Path("/sys/best.json")
+"""Nobody makes files there, not even root."""
+
+
+def test_an_output_is_tried_before_the_work(tmp_path: Path) -> None:
+    check_writable(tmp_path / "best.json")
+    assert list(tmp_path.iterdir()) == []
+    for path, why in (
+        (READ_ONLY, "cannot write"),
+        (tmp_path, "it is a folder"),
+        (tmp_path / "nowhere" / "best.json", "no such folder"),
+    ):
+        with pytest.raises(InvalidInput, match=why):
+            check_writable(path)
+
+
+def test_an_output_on_a_full_disk(tmp_path: Path) -> None:
+    """A limit on the size of files stands for the disk: both take the name and not the content."""
+    _, hard = before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(InvalidInput, match="cannot write"):
+            check_writable(tmp_path / "best.json")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_an_answer_that_cannot_be_written_is_printed(
+    sqlite: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tuning_id = finished(sqlite)
+    with pytest.raises(InvalidInput) as caught:
+        tune._report(sqlite, tuning_id, READ_ONLY, top=12, json=False)
+    assert f"autosync export {tuning_id[:8]} -o FILE" in caught.value.remedy
+    assert "Measured on: testbed (4 nodes)" in capsys.readouterr().out
