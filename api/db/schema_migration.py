@@ -53,7 +53,8 @@ def _run(connection: Connection, revision: str) -> None:
             value=current,
             remedy="It was written by a newer version: upgrade autosync.",
         )
-    if revision == "base" or revision.startswith("-"):
+    older = {step.revision for step in script.iterate_revisions(current, "base")} if current else ()
+    if revision == "base" or revision.startswith("-") or revision in older:
         command.downgrade(config, revision)
     else:
         command.upgrade(config, revision)

@@ -23,7 +23,7 @@ def test_links_carry_what_the_file_says_exceptions_and_loopbacks_too() -> None:
     # Slow links: what carries this traffic must not be in doubt on a busy machine.
     cluster = replace(
         grid_cluster(3, 1, (0.04, 0.04, 0.02)),
-        links=(Link(("10.77.0.1", "10.77.0.2"), 0.016),),
+        links=(Link(("10.77.0.1", "10.77.0.2"), 0.008),),
     )
     two_ranks = replace(cluster.nodes[2], devices=(Device("cpu", 2),), intra_bandwidth_gbps=0.032)
     cluster = replace(cluster, nodes=(*cluster.nodes[:2], two_ranks))
@@ -34,13 +34,13 @@ def test_links_carry_what_the_file_says_exceptions_and_loopbacks_too() -> None:
         namespaces.down(testbed)
     rates = {(link.sender, link.to): link.bytes_per_second * 8e-6 for link in checked.links}
     assert rates == pytest.approx(
-        {(0, 1): 16, (1, 0): 16, (0, 2): 20, (2, 0): 20, (1, 2): 20, (2, 1): 20, (2, 2): 32},
+        {(0, 1): 8, (1, 0): 8, (0, 2): 20, (2, 0): 20, (1, 2): 20, (2, 1): 20, (2, 2): 32},
         rel=0.05,
     )
-    # A ring of three moves 4/3 of the bytes over every link, one of which has 2 MB/s.
-    assert [one.size_bytes for one in checked.all_reduces] == [120_000, 45_000, 15_000]
+    # A ring of three moves 4/3 of the bytes over every link, one of which has 1 MB/s.
+    assert [one.size_bytes for one in checked.all_reduces] == [60_000, 22_500, 7_500]
     for one in checked.all_reduces:
-        assert one.seconds == pytest.approx(one.size_bytes * 4 / 3 / 2e6, rel=0.05)
+        assert one.seconds == pytest.approx(one.size_bytes * 4 / 3 / 1e6, rel=0.05)
     assert checked.all_reduces[0].slowest == (0, 1)
     assert checked.largest_error <= 0.05
     assert checked.latency_seconds is not None
