@@ -31,6 +31,7 @@ from autosync.trials.probe.message_samples import (
     worker_counts,
 )
 from autosync.trials.request_names import ComputeDevice, ComputeKind
+from autosync.trials.trial_failure import TrialFailed
 
 VARIABLES = 128
 OCTAVES = 12
@@ -67,7 +68,8 @@ def probe_costs(
     are.
 
     Raises:
-        NotSupported, InaccurateLink: as `launcher.open`; or fewer than three trials succeed.
+        NotSupported, InaccurateLink: as `launcher.open`; or a worker failed as it timed messages,
+            or fewer than three trials succeed.
         InvalidInput: fewer than three ranks.
     """
     worker_counts(cluster)
@@ -78,7 +80,15 @@ def probe_costs(
     with timing_pool(launcher, workload) as pool:
         say("timing single messages")
         sizes = brief_sizes(cluster, byte_scale / time_scale) if brief else ()
-        samples = measure_messages(pool, cluster, sizes, BRIEF_REPEATS if brief else REPEATS)
+        try:
+            samples = measure_messages(pool, cluster, sizes, BRIEF_REPEATS if brief else REPEATS)
+        except TrialFailed as failure:
+            raise NotSupported(
+                f"single messages could not be timed: {failure.error.message}",
+                thing="probe",
+                value=cluster.name,
+                remedy="Mend that, or tune without probing: costs are then assumed.",
+            ) from None
         alone = with_message_costs(cluster, samples)
         if not pool.at_cluster_rates or compute == "kernels":
             nothing = np.empty(0)

@@ -14,7 +14,7 @@ import httpx
 
 from autosync.api.cli.logs import log_path
 from autosync.api.cli.rest_client import Client
-from autosync.environment import DATABASE_URL_VARIABLE
+from autosync.environment import DATABASE_URL_VARIABLE, TOKEN_VARIABLE
 from autosync.errors import AutosyncError
 
 HOST = "127.0.0.1"
@@ -54,7 +54,9 @@ class Service:
                 start_new_session=True,
             )
         address = f"http://{HOST}:{chosen}"
-        with httpx.Client(base_url=address, timeout=60.0) as http:
+        token = os.environ.get(TOKEN_VARIABLE)  # the service reads it, too
+        headers = {"Authorization": f"Bearer {token}"} if token is not None else None
+        with httpx.Client(base_url=address, headers=headers, timeout=60.0) as http:
             service = Service(Client(address, http), process, log)
             try:
                 service.wait_until_up()

@@ -8,7 +8,7 @@ import pytest
 from autosync.cluster import Cluster, Device, MessageCost, MessageKind
 from autosync.codes import Op
 from autosync.domain import Domain
-from autosync.errors import InvalidInput
+from autosync.errors import InvalidInput, NotSupported
 from autosync.population import Population, encode
 from autosync.search.cluster_probe import probe_costs, probing_domain, probing_strategies
 from autosync.simulator.fitting.iteration_cost_fitting import fit_costs
@@ -100,6 +100,14 @@ def test_unshaped_links_give_the_costs_of_single_messages() -> None:
     assert all(cost.host_seconds == 0.0 for cost in found.cluster.costs)
     with pytest.raises(InvalidInput, match="2 ranks"):
         probe_costs(LocalLauncher(), grid_cluster(2), 1.0, 1.0)
+
+
+def test_a_worker_that_fails_over_a_message_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of so many bytes that no worker holds them."""
+    sizes = (1 << 50,)
+    monkeypatch.setattr("autosync.search.cluster_probe.brief_sizes", lambda *_: sizes)
+    with pytest.raises(NotSupported, match="single messages could not be timed"):
+        probe_costs(LocalLauncher(), grid_cluster(3), 1 / 64, 1.0, True)
 
 
 @pytest.mark.usefixtures("testbed_possible")
