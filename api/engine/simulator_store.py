@@ -6,6 +6,7 @@ give it to others, it is removed first, which a tuning that needs it prevents.
 
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session, undefer
@@ -26,6 +27,9 @@ from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotSupported
 from autosync.simulator.simulator_contract import Simulator
 from autosync.units import MIB
+
+if TYPE_CHECKING:
+    from autosync.simulator.learned.checkpoint import CheckpointCard
 
 # Checkpoints load torch, so they are imported where one is read: a service without any needs none.
 
@@ -60,20 +64,7 @@ def store_simulator(database: Database, name: str, card: bytes, weights: bytes) 
     restore(parsed, weights, name)
     text = to_json(parsed)
     with database.writing() as session:
-        new = insert_new(
-            session,
-            SimulatorRow,
-            name=name,
-            kind=parsed.kind,
-            feature_version=parsed.feature_version,
-            domains=len(parsed.sources),
-            trials=parsed.trials,
-            accuracy=parsed.accuracy,
-            unseen=clean(parsed.unseen),
-            size_bytes=len(weights),
-            card=text,
-            weights=weights,
-        )
+        new = insert_checkpoint(session, name, parsed, weights)
         row = _row_with_files(session, name)
         if (row.card, row.weights) != (text, weights):
             raise NotSupported(
@@ -83,6 +74,24 @@ def store_simulator(database: Database, name: str, card: bytes, weights: bytes) 
                 remedy="Choose another name, or remove that one first.",
             )
     return new
+
+
+def insert_checkpoint(session: Session, name: str, card: "CheckpointCard", weights: bytes) -> bool:
+    """Store a checkpoint whose tensors are those of its card; False where the name is taken."""
+    return insert_new(
+        session,
+        SimulatorRow,
+        name=name,
+        kind=card.kind,
+        feature_version=card.feature_version,
+        domains=len(card.sources),
+        trials=card.trials,
+        accuracy=card.accuracy,
+        unseen=clean(card.unseen),
+        size_bytes=len(weights),
+        card=to_json(card),
+        weights=weights,
+    )
 
 
 def check_name(name: str) -> None:

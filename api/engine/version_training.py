@@ -8,11 +8,10 @@ from contextlib import ExitStack, suppress
 from sqlalchemy.orm import Session
 
 from autosync.api.db.database import Database
-from autosync.api.db.document_store import insert_new
-from autosync.api.db.tables import SimulatorPromotionRow, SimulatorRow, SimulatorVersionRow
+from autosync.api.db.tables import SimulatorPromotionRow, SimulatorVersionRow
 from autosync.api.engine import training_queue
 from autosync.api.engine.database_store import Interrupted, LeaseLost
-from autosync.api.engine.simulator_store import checkpoint_files
+from autosync.api.engine.simulator_store import checkpoint_files, insert_checkpoint
 from autosync.api.engine.simulator_versions import (
     BUNDLED_VERSION,
     NAME_OF_VERSION,
@@ -22,7 +21,7 @@ from autosync.api.engine.simulator_versions import (
 from autosync.api.engine.training_queue import TrainingClaim
 from autosync.api.engine.training_trials import measured_sources
 from autosync.bundled_data import data_file, data_folder
-from autosync.documents import from_json, to_json
+from autosync.documents import from_json
 from autosync.errors import AutosyncError
 from autosync.simulator.evaluation.measured_dataset import load_dataset
 from autosync.simulator.evaluation.pretraining import (
@@ -136,20 +135,7 @@ def _store(
         # what was promoted meanwhile was not judged beside this one
         promoted = not_worse(*figures) and version_in_use(session) == parent
         name = NAME_OF_VERSION.format(number)
-        insert_new(
-            session,
-            SimulatorRow,
-            name=name,
-            kind=card.kind,
-            feature_version=card.feature_version,
-            domains=len(card.sources),
-            trials=card.trials,
-            accuracy=card.accuracy,
-            unseen=card.unseen,
-            size_bytes=len(weights),
-            card=to_json(card),
-            weights=weights,
-        )
+        insert_checkpoint(session, name, card, weights)
         session.flush()
         session.add(
             SimulatorVersionRow(
