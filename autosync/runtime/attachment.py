@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from autosync.errors import AutosyncError, InvalidInput, NotSupported
 from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED, check_plain
-from autosync.runtime.device.model_device import device_of
+from autosync.runtime.device.model_device import device_of, warn_of_backend
 from autosync.runtime.device.streams import Streams, streams_for
 from autosync.runtime.execution.engine import Engine
 from autosync.runtime.execution.engine_parts import put_together
@@ -156,6 +156,7 @@ def attach(
     device = device_of(model)
     _check_runs_here(plan, group)
     opened = groups or open_groups(group, device)
+    warn_of_backend(opened.backend, group.size())
     streams = streams or streams_for(device, opened.backend, timed=trace is not None)
     opened = opened.on(streams)
     end_groups = _leave_open if groups else opened.close

@@ -11,8 +11,8 @@ from autosync.errors import NotSupported
 CPU = torch.device("cpu")
 
 UNVERIFIED = (
-    "autosync's CUDA path is written but has not been verified on hardware yet: compare a few "
-    "iterations with torch's DDP before you trust it, or ship the strategy `ddp`."
+    "autosync's plans have not been verified on NCCL between several GPUs yet: compare a few "
+    "iterations with torch's DDP before you trust them, or ship the strategy `ddp`."
 )
 
 
@@ -30,8 +30,6 @@ def device_of(model: nn.Module) -> torch.device:
                            "GPUs only")  # fmt: skip
         if found != device:
             raise _refused(name, found, f"others are on {device}, and a plan is for one device")
-    if device.type == "cuda":
-        warn_unverified()
     return device
 
 
@@ -44,7 +42,12 @@ def _refused(name: str, device: torch.device, why: str) -> NotSupported:
     )
 
 
+def warn_of_backend(backend: str, ranks: int) -> None:
+    """Once a process, until the tests marked `cuda` have passed on several GPUs: then this goes."""
+    if backend == "nccl" and ranks > 1:
+        _warn_unverified()
+
+
 @cache
-def warn_unverified() -> None:
-    """Once a process, until the tests marked `cuda` have passed on hardware: then this goes."""
+def _warn_unverified() -> None:
     warnings.warn(UNVERIFIED, stacklevel=4)

@@ -33,8 +33,9 @@ def clip_gradients(
         control.allreduce([squares], dist.AllreduceOptions()).wait()
     norm = math.sqrt(float(squares) + _sum_of_squares(everywhere))
     scale = max_norm / (norm + EPSILON)
-    if not scale >= 1.0:  # also a norm that is no number, as torch does
-        torch._foreach_mul_([*everywhere, *here], scale)
+    gradients = [*everywhere, *here]  # none on a rank that owns nothing
+    if gradients and not scale >= 1.0:  # also a norm that is no number, as torch does
+        torch._foreach_mul_(gradients, scale)
     return norm
 
 

@@ -30,7 +30,7 @@ def _serve(
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     torch.set_num_threads(1)
     warnings.simplefilter("error")
-    if way in ("cuda", "nccl"):
+    if way == "nccl":
         warnings.filterwarnings("ignore", message=re.escape(UNVERIFIED))
     settle(way, rank)
     store = TCPStore("127.0.0.1", port, world, rank == 0)

@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from autosync.codes import Op
 from autosync.errors import NotSupported
 from autosync.runtime.attachment import attach
-from autosync.runtime.device.model_device import UNVERIFIED, warn_unverified
+from autosync.runtime.device.model_device import UNVERIFIED, _warn_unverified, warn_of_backend
 from autosync.runtime.device.streams import ONE_ORDER, GpuStreams
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.execution.watchdog import Watchdog
@@ -133,18 +133,16 @@ def test_a_model_on_two_devices_is_refused_by_name(pair: Ranks) -> None:
         assert "others are on cpu" in answer
 
 
-def warned(rank: int, world: int) -> list[str]:
-    warn_unverified.cache_clear()
+def test_it_warns_once_between_several_gpus() -> None:
+    _warn_unverified.cache_clear()
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        for _ in range(2):
-            attached(Case(), world)[2].detach()
-    return [str(one.message) for one in seen if str(one.message) == UNVERIFIED]
-
-
-@on_gpus
-def test_it_says_once_that_it_is_not_verified(gloo: Ranks) -> None:
-    assert gloo.run(warned) == [[UNVERIFIED], [UNVERIFIED]]
+        for backend, world in (("gloo", 2), ("nccl", 1)):
+            warn_of_backend(backend, world)
+        assert not seen
+        warn_of_backend("nccl", 2)
+        warn_of_backend("nccl", 2)
+    assert [str(one.message) for one in seen] == [UNVERIFIED]
 
 
 # --- exactness: the same cases as in host memory
@@ -287,6 +285,8 @@ def test_powersgd(gloo: Ranks) -> None:
 @on_gpus
 @pytest.mark.parametrize("model", ["convolutions", "transformer", "sparse_lookup", "shared"])
 def test_hand_designed_strategies(gloo: Ranks, model: str) -> None:
+    """torch's momentum of sparse gradients adds rows that stand twice in any order on CUDA, so that
+    ranks which all update a table round apart."""
     where = domain(model, 2, 1)
     optimizer = next(kind for name, kind in KINDS if name == model)
     designed = hand_designed(where, Space())
@@ -295,7 +295,7 @@ def test_hand_designed_strategies(gloo: Ranks, model: str) -> None:
         for name, strategy in designed
         if strategy.schedule.order != "ddp"
     ]
-    test_random.check(gloo, cases)
+    test_random.check(gloo, cases, bit_equal=model != "sparse_lookup")
 
 
 @on_gpus

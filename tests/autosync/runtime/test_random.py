@@ -84,13 +84,15 @@ def changed(strategy: Strategy, how: str, seed: int) -> Strategy:
     return strategy
 
 
-def check(pool: Ranks, cases: list[Drawn]) -> None:
+def check(pool: Ranks, cases: list[Drawn], bit_equal: bool = True) -> None:
+    """bit_equal: replicas are; else as near to each other as twice to the reference."""
     answers = pool.run(run_drawn, tuple(cases))
     for number, case in enumerate(cases):
         of = [answer[number] for answer in answers]
         label = f"{case.model}, {case.optimizer}: {case.origin}"
         assert max(one.difference for one in of) < 1e-9, label
-        assert all(one.weights == of[0].weights for one in of), label
+        if bit_equal:
+            assert all(one.weights == of[0].weights for one in of), label
         assert [one.disorder for one in of] == [""] * len(of), label
 
 

@@ -127,6 +127,11 @@ def test_clipping_by_the_true_norm(pair: Ranks) -> None:
     each_case(pair, clipped)
 
 
+def test_clipping_where_a_rank_owns_nothing() -> None:
+    with ranks(3) as pool:
+        each_case(pool, clipped, Case(optimizer="adamw", method="ps"))
+
+
 def scaled(rank: int, world: int, case: Case) -> float:
     """Rank 1 alone overflows in iteration 1: every rank must skip it and halve the scale."""
 
