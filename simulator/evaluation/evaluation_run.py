@@ -196,9 +196,10 @@ def _search(subjects: Sequence[EvaluatedDomain], folder: Path, evaluation: Evalu
     return "\n".join(lines)
 
 
-PICK_MODELS: tuple[Literal["linear", "gaussian", "ensemble"], ...] = (
+PICK_MODELS: tuple[Literal["linear", "gaussian", "trees", "ensemble"], ...] = (
     "linear",
     "gaussian",
+    "trees",
     "ensemble",
 )
 CLOSED_FORMS: tuple[Literal["linear", "gaussian"], ...] = ("linear", "gaussian")
