@@ -7,6 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autosync.api.cli.console import warn
+from autosync.api.cli.foreign_models import (
+    foreign_name,
+    is_foreign_module,
+    is_onnx_file,
+    load_foreign_module,
+    onnx_graph,
+)
 from autosync.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
@@ -16,6 +23,7 @@ if TYPE_CHECKING:
     from autosync.cluster import Cluster
     from autosync.domain import Domain, Profile
     from autosync.graph import ModelGraph
+    from autosync.importing import ModelTarget
     from autosync.importing.example_inputs import Inputs
     from autosync.importing.training_step import Loss
     from autosync.simulator.simulator_contract import Simulator
@@ -32,9 +40,20 @@ class ProfileChoice:
     step_seconds: float | None = None
 
 
-def load_graph(model: str, batch_size: int | None, values: bool = False) -> "ModelGraph":
-    """The graph of a bundled model, of a graph JSON, or of `package.module:function`. values: a
-    step of the latter that depends on values runs on the CPU."""
+def load_graph(
+    model: str, batch_size: int | None, values: bool = False, length: int | None = None
+) -> "ModelGraph":
+    """The graph of a bundled model, of a graph JSON, of another library's model, or of
+    `package.module:function`.
+
+    values: a step of the latter two that depends on values runs on the CPU. length: tokens in a
+    sentence, where neither a graph nor a function says it.
+    """
+    if is_onnx_file(model):
+        return onnx_graph(model, batch_size, length)
+    if is_foreign_module(model):
+        found = load_foreign_module(model, batch_size, length, allocate=values)
+        return _target_graph(found, foreign_name(model), values)
     if _is_file_name(model):
         return _graph_file(Path(model), batch_size)
     if ":" in model:
@@ -72,7 +91,10 @@ def _import_target(target: str, batch_size: int | None, values: bool) -> "ModelG
             value=batch_size,
             remedy="Let the function make inputs of that batch size.",
         )
-    name = target.partition(":")[2]
+    return _target_graph(found, target.partition(":")[2], values)
+
+
+def _target_graph(found: "ModelTarget", name: str, values: bool) -> "ModelGraph":
     return recorded_graph(
         found.module, found.example_inputs, found.loss, name, found.batch_size, values
     )
@@ -112,8 +134,12 @@ def load_module(model: str, batch_size: int | None) -> "tuple[nn.Module, Inputs,
     from autosync.importing import load_target
     from autosync.models import BUNDLED, is_bundled, spec_of
 
-    if ":" in model:
-        found = load_target(model, allocate=True)
+    if is_foreign_module(model) or ":" in model:
+        found = (
+            load_foreign_module(model, batch_size, None, allocate=True)
+            if is_foreign_module(model)
+            else load_target(model, allocate=True)
+        )
         return found.module, found.example_inputs, found.loss, found.batch_size
     if is_bundled(model):
         spec = spec_of(model)

@@ -16,6 +16,9 @@ def import_model(
     values: Annotated[
         bool, typer.Option("--values", help="Run a step that depends on values on the CPU.")
     ] = False,
+    length: Annotated[
+        int | None, typer.Option("--length", help="Tokens in a sentence, of a config or ONNX file.")
+    ] = None,
 ) -> None:
     """Record a model's dataflow graph, without allocating its weights.
 
@@ -27,11 +30,14 @@ def import_model(
         autosync import resnet50 -o resnet50.json
         autosync import train:example -o mine.json     # def example(): return module, inputs, loss
         autosync import train:detector --values -o detector.json    # boxes are matched to targets
+        autosync import llama/config.json --batch 4 --length 1024 -o llama.json
+        autosync import timm:convnext_base --batch 64 -o convnext.json
+        autosync import exported.onnx --batch 32 -o exported.json
     """
     from autosync.api.cli.argument_loading import load_graph
     from autosync.documents import to_data, to_json
 
-    graph = load_graph(model, batch, values)
+    graph = load_graph(model, batch, values, length)
     if output is None:
         print_json(to_data(graph))
         return

@@ -15,7 +15,7 @@ from autosync.importing.module_copies import copied_module
 from autosync.importing.recording_devices import MetaDevice
 from autosync.importing.training_step import compute_loss
 from autosync.models import BUNDLED
-from autosync.models.model_specs import import_bundled
+from autosync.models.bundled_graphs import import_bundled
 from tests.autosync.importing import modules
 from tests.autosync.importing.modules import BATCH, cross_entropy, features, labels
 
