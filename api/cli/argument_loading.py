@@ -40,24 +40,38 @@ class ProfileChoice:
     step_seconds: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class RecordingChoice:
+    """values: a step that depends on values runs on the CPU. length: tokens in a sentence, where
+    neither a graph nor a function says it. autocast: name of the type of mixed precision."""
+
+    values: bool = False
+    length: int | None = None
+    autocast: str | None = None
+
+
 def load_graph(
-    model: str, batch_size: int | None, values: bool = False, length: int | None = None
+    model: str, batch_size: int | None, choice: RecordingChoice | None = None
 ) -> "ModelGraph":
     """The graph of a bundled model, of a graph JSON, of another library's model, or of
-    `package.module:function`.
-
-    values: a step of the latter two that depends on values runs on the CPU. length: tokens in a
-    sentence, where neither a graph nor a function says it.
-    """
-    if is_onnx_file(model):
-        return onnx_graph(model, batch_size, length)
+    `package.module:function`."""
+    how = choice or RecordingChoice()
     if is_foreign_module(model):
-        found = load_foreign_module(model, batch_size, length, allocate=values)
-        return _target_graph(found, foreign_name(model), values)
+        found = load_foreign_module(model, batch_size, how.length, allocate=how.values)
+        return _target_graph(found, foreign_name(model), how)
+    if ":" in model and not _is_file_name(model):
+        return _import_target(model, batch_size, how)
+    if how.autocast is not None:
+        raise InvalidInput(
+            f"{model}: --autocast records a module, and this is a graph already.",
+            thing="--autocast",
+            value=how.autocast,
+            remedy="Give package.module:function, a config.json, timm:NAME or torchvision:NAME.",
+        )
+    if is_onnx_file(model):
+        return onnx_graph(model, batch_size, how.length)
     if _is_file_name(model):
         return _graph_file(Path(model), batch_size)
-    if ":" in model:
-        return _import_target(model, batch_size, values)
     return _bundled_graph(model, batch_size)
 
 
@@ -80,10 +94,10 @@ def _graph_file(path: Path, batch_size: int | None) -> "ModelGraph":
     return graph
 
 
-def _import_target(target: str, batch_size: int | None, values: bool) -> "ModelGraph":
+def _import_target(target: str, batch_size: int | None, choice: RecordingChoice) -> "ModelGraph":
     from autosync.importing import load_target
 
-    found = load_target(target, allocate=values)
+    found = load_target(target, allocate=choice.values)
     if batch_size is not None and batch_size != found.batch_size:
         raise InvalidInput(
             f"{target} makes inputs of batch size {found.batch_size}, but --batch is {batch_size}.",
@@ -91,12 +105,13 @@ def _import_target(target: str, batch_size: int | None, values: bool) -> "ModelG
             value=batch_size,
             remedy="Let the function make inputs of that batch size.",
         )
-    return _target_graph(found, target.partition(":")[2], values)
+    return _target_graph(found, target.partition(":")[2], choice)
 
 
-def _target_graph(found: "ModelTarget", name: str, values: bool) -> "ModelGraph":
+def _target_graph(found: "ModelTarget", name: str, choice: RecordingChoice) -> "ModelGraph":
+    inputs, values, autocast = found.example_inputs, choice.values, choice.autocast
     return recorded_graph(
-        found.module, found.example_inputs, found.loss, name, found.batch_size, values
+        found.module, inputs, found.loss, name, found.batch_size, values, autocast
     )
 
 
@@ -107,13 +122,24 @@ def recorded_graph(
     name: str,
     batch_size: int,
     values: bool,
+    autocast: str | None = None,
 ) -> "ModelGraph":
     """The module's graph; what the recording warns of is said in a line each."""
+    import torch
+
     from autosync.importing import import_module
+
+    dtype: torch.dtype | None = getattr(torch, autocast) if autocast else None
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        graph = import_module(module, inputs, loss, name=name, batch_size=batch_size, values=values)
+        graph = import_module(
+            *(module, inputs, loss),
+            name=name,
+            batch_size=batch_size,
+            values=values,
+            autocast=dtype,
+        )
     for warning in caught:
         if warning.category is UserWarning and str(warning.message).startswith(repr(name)):
             warn(str(warning.message))

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from mmap import mmap
 
-from autosync.graph import ModelGraph, Operation, Variable
+from autosync.graph import DType, ModelGraph, Operation, Variable
 from autosync.interop.onnx_constants import Shape, fold_numbers
 from autosync.interop.onnx_flops import TYPE_NAMES, forward_flops, products
 from autosync.interop.onnx_inputs import MAX_ELEMENTS, OnnxTensors, read_tensors, refused
@@ -166,12 +166,19 @@ class _Assembly:
                 has_batch_dimension=has_batch,
                 inputs=tuple(sorted(inputs)),
                 variables=tuple(sorted(read)),
+                dtype=self._dtype(read, inputs),
             )
         )
 
     def _learns(self, name: str) -> bool:
         """Whether a gradient flows to this input of a product."""
         return name in self.variable_of or (name in self.writer and self.trained[self.writer[name]])
+
+    def _dtype(self, read: set[int], inputs: set[int]) -> DType:
+        """Of its variables, or else of what its inputs computed with."""
+        if read:
+            return self.variables[min(read)].dtype
+        return self.operations[max(inputs)].dtype if inputs else "float32"
 
     def graph(self, name: str, batch_size: int) -> ModelGraph:
         """Gradients in the reverse order of first use: that of a variable used twice is a sum."""

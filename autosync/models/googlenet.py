@@ -38,7 +38,7 @@ def block(channels: int, widths: tuple[int, int, int, int, int, int]) -> Branche
     )
 
 
-def features() -> nn.Sequential:
+def googlenet_features() -> nn.Sequential:
     """1024 channels of 7x7 pixels."""
     layers: list[nn.Module] = [
         convolution(3, 64, 7, 2),
@@ -58,5 +58,5 @@ def features() -> nn.Sequential:
 
 
 def googlenet_images(batch_size: int, classes: int = 1000) -> TrainingExample:
-    model = ImageClassifier(features(), 1024, classes, dropout=0.4)
+    model = ImageClassifier(googlenet_features(), 1024, classes, dropout=0.4)
     return model, images(batch_size, classes), classification_loss

@@ -36,7 +36,7 @@ class InvertedResidual(nn.Module):
         return x + y if self.is_added else y
 
 
-def features() -> nn.Sequential:
+def mobilenet_features() -> nn.Sequential:
     """1280 channels of 7x7 pixels."""
     layers: list[nn.Module] = [ConvNorm(3, 32, 3, 2, same=True, eps=EPS, activation=RELU6)]
     channels = 32
@@ -50,5 +50,5 @@ def features() -> nn.Sequential:
 
 
 def mobilenet_v2(batch_size: int, classes: int = 1000) -> TrainingExample:
-    model = ImageClassifier(features(), LAST_CHANNELS, classes, dropout=0.2)
+    model = ImageClassifier(mobilenet_features(), LAST_CHANNELS, classes, dropout=0.2)
     return model, images(batch_size, classes), classification_loss

@@ -1,12 +1,14 @@
 """`autosync import`: from a module to its graph."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from autosync.api.cli.console import out, print_json, say
 from autosync.api.cli.options import Batch, Model, Output
 from autosync.api.cli.output_files import write_text
+
+Autocast = Literal["bfloat16", "float16"]
 
 
 def import_model(
@@ -18,6 +20,9 @@ def import_model(
     ] = False,
     length: Annotated[
         int | None, typer.Option("--length", help="Tokens in a sentence, of a config or ONNX file.")
+    ] = None,
+    autocast: Annotated[
+        Autocast | None, typer.Option("--autocast", help="Record under mixed precision.")
     ] = None,
 ) -> None:
     """Record a model's dataflow graph, without allocating its weights.
@@ -34,10 +39,10 @@ def import_model(
         autosync import timm:convnext_base --batch 64 -o convnext.json
         autosync import exported.onnx --batch 32 -o exported.json
     """
-    from autosync.api.cli.argument_loading import load_graph
+    from autosync.api.cli.argument_loading import RecordingChoice, load_graph
     from autosync.documents import to_data, to_json
 
-    graph = load_graph(model, batch, values, length)
+    graph = load_graph(model, batch, RecordingChoice(values, length, autocast))
     if output is None:
         print_json(to_data(graph))
         return

@@ -68,6 +68,7 @@ def _found(
         load_module,
         recorded_graph,
     )
+    from autosync.api.cli.foreign_models import foreign_name, is_foreign_module
     from autosync.profiling import measure_profile
 
     if device is not None or efficiency is not None or step_seconds is not None:
@@ -76,7 +77,7 @@ def _found(
         return graph, estimated_profile(graph, device or "cpu", choice)
     module, inputs, loss, size = load_module(model, batch)
     say("[dim]running the model on this machine's CPU[/]")
-    name = model.partition(":")[2] or model
+    name = foreign_name(model) if is_foreign_module(model) else model.partition(":")[2] or model
     graph = recorded_graph(module, inputs, loss, name, size, values=True)  # it runs here anyway
     return graph, measure_profile(module, inputs, loss, graph, iterations=iterations)
 
