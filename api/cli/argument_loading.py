@@ -61,22 +61,22 @@ def load_graph(
         return _target_graph(found, foreign_name(model), how)
     if ":" in model and not _is_file_name(model):
         return _import_target(model, batch_size, how)
+    if not _is_file_name(model):
+        return _bundled_graph(model, batch_size, how)
     if how.autocast is not None:
         raise InvalidInput(
             f"{model}: --autocast records a module, and this is a graph already.",
             thing="--autocast",
             value=how.autocast,
-            remedy="Give package.module:function, a config.json, timm:NAME or torchvision:NAME.",
+            remedy="Give a bundled name, package.module:function, a config.json or timm:NAME.",
         )
     if is_onnx_file(model):
         return onnx_graph(model, batch_size, how.length)
-    if _is_file_name(model):
-        return _graph_file(Path(model), batch_size)
-    return _bundled_graph(model, batch_size)
+    return _graph_file(Path(model), batch_size)
 
 
 def _is_file_name(model: str) -> bool:
-    return model.endswith(".json") or "/" in model or Path(model).is_file()
+    return model.endswith((".json", ".onnx")) or "/" in model or Path(model).is_file()
 
 
 def _graph_file(path: Path, batch_size: int | None) -> "ModelGraph":
@@ -146,13 +146,21 @@ def recorded_graph(
     return graph
 
 
-def _bundled_graph(name: str, batch_size: int | None) -> "ModelGraph":
-    from autosync.models import BUNDLED, bundled, is_bundled
+def _bundled_graph(name: str, batch_size: int | None, choice: RecordingChoice) -> "ModelGraph":
+    from autosync.models import BUNDLED, bundled, is_bundled, spec_of
 
     if not is_bundled(name):
         remedy = "A graph JSON or package.module:function will do as well."
         raise unknown_name("model", name, list(BUNDLED), remedy)
-    return bundled(name, batch_size)
+    if choice.autocast is None:
+        return bundled(name, batch_size)
+    import torch
+
+    spec = spec_of(name)
+    size = spec.batch_size if batch_size is None else batch_size
+    with torch.device("meta"):
+        module, inputs, loss = spec.build(size)
+    return recorded_graph(module, inputs, loss, spec.name, size, False, choice.autocast)
 
 
 def load_module(model: str, batch_size: int | None) -> "tuple[nn.Module, Inputs, Loss | None, int]":

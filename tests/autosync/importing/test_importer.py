@@ -1,5 +1,6 @@
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -275,3 +276,37 @@ def memory_kb(field: str) -> int:
     found = re.search(rf"{field}:\s+(\d+) kB", status)
     assert found
     return int(found.group(1))
+
+
+def test_operations_state_what_they_compute_with() -> None:
+    half = import_module(
+        modules.perceptron().to(torch.bfloat16),
+        (features().to(torch.bfloat16), labels()),
+        cross_entropy,
+        name="half",
+        batch_size=BATCH,
+    )
+    assert {operation.dtype for operation in half.operations} == {"bfloat16"}
+    assert {operation.dtype for operation in recorded(modules.perceptron()).operations} == {
+        "float32"
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_mixed_precision(dtype: torch.dtype) -> None:
+    example = modules.perceptron(), (features(), labels()), cross_entropy
+    whole = import_module(*example, name="mixed", batch_size=BATCH)
+    mixed = import_module(*example, name="mixed", batch_size=BATCH, autocast=dtype)
+    assert mixed.variables == tuple(replace(v, factor_rows=0) for v in whole.variables)
+    products = [[o for o in graph.operations if o.type == "addmm"] for graph in (whole, mixed)]
+    assert {o.dtype for o in products[1]} == {str(dtype).removeprefix("torch.")}
+    for ours, theirs in zip(*products, strict=True):
+        assert (ours.forward_flops, ours.backward_flops) == (
+            theirs.forward_flops,
+            theirs.backward_flops,
+        )
+        assert ours.output_bytes == 2 * theirs.output_bytes
+    assert [whole.variables[v].name for v in whole.gradient_order] == [
+        mixed.variables[v].name for v in mixed.gradient_order
+    ]
+    assert not torch.is_autocast_enabled("cpu")

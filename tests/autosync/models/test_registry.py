@@ -12,6 +12,7 @@ from autosync.models import BUNDLED, bundled, graph_file, spec_of
 from autosync.models.bert import BertPretraining
 from autosync.models.bundled_graphs import import_bundled
 from benchmarks.model_flops import torch_flops
+from tests.autosync.importing.graph_contract import assert_graph_contract
 
 # Published: torchvision's and timm's model pages, the releases of BERT, GPT-2, XLNet and Llama;
 # GoogLeNet and VGG-19 for 21,841 classes as Caffe and Poseidon count them.
@@ -116,15 +117,9 @@ def test_flops_are_torchs(name: str) -> None:
     assert torchs > 0
 
 
-def test_stored_graphs_have_valid_orders() -> None:
-    for name in BUNDLED:
-        graph = bundled(name)
-        place = {operation: i for i, operation in enumerate(graph.backward_order)}
-        ends = [place[graph.gradient_after[v]] for v in graph.gradient_order]
-        assert ends == sorted(ends), name
-        edges = ((i, source) for i, o in enumerate(graph.operations) for source in o.inputs)
-        assert all(source < i for i, source in edges), name
-        assert all(graph.consumers()), name
+@pytest.mark.parametrize("name", BUNDLED)
+def test_stored_graphs_hold_to_the_contract(name: str) -> None:
+    assert_graph_contract(bundled(name), BUNDLED[name].batch_size)
 
 
 @pytest.mark.parametrize("name", ["bert_base", "bert_large", "gpt2", "transformer"])
