@@ -116,12 +116,12 @@ BUNDLED: dict[str, ModelSpec] = _by_name(
         ("bert_6l", "BERT of 6 layers and 512 hidden, pre-training", 32, 35_363_644, "bert_6l"),
         ("bert_base", "BERT-base pre-training (both heads)", 32, 110_106_428, "bert_base"),
         ("bert_large", "BERT-large pre-training (both heads)", 8, 336_226_108, "bert_large"),
-        ("bert_48l", "BERT-large of 48 layers, pre-training", 3, 638_536_508, "bert_48l"),
+        ("bert_48l", "BERT-large of 48 layers, pre-training", 3, 638_535_484, "bert_48l"),
     ),
     _family(
         *("XLNet", "Yang et al. 2019, arXiv 1906.08237", "xlnet", "sentences of 512 tokens"),
-        ("xlnet_large", "XLNet-large pre-training (two streams)", 6, 1, "xlnet_large"),
-        ("xlnet_48l", "XLNet-large of 48 layers, pre-training", 3, 1, "xlnet_48l"),
+        ("xlnet_large", "XLNet-large pre-training (two streams)", 6, 360_300_800, "xlnet_large"),
+        ("xlnet_48l", "XLNet-large of 48 layers, pre-training", 3, 687_800_576, "xlnet_48l"),
     ),
     _family(
         "Transformer",
@@ -161,6 +161,6 @@ BUNDLED: dict[str, ModelSpec] = _by_name(
     _family(
         *("DLRM", "Naumov et al. 2019, arXiv 1906.00091", "dlrm", "sparse embedding gradients"),
         ("dlrm", "DLRM for Criteo's Kaggle data", 2048, 540_677_217, "dlrm_kaggle"),
-        ("dlrm_terabyte", "DLRM for Criteo's Terabyte data", 2048, 1, "dlrm_terabyte"),
+        ("dlrm_terabyte", "DLRM for Criteo's Terabyte data", 2048, 3_144_845_185, "dlrm_terabyte"),
     ),
 )
