@@ -34,7 +34,7 @@ def graph() -> ModelGraph:
 
 def test_a_training_that_was_traced(graph: ModelGraph, tmp_path: Path) -> None:
     module, inputs = example()
-    steps = schedule(wait=0, warmup=1, active=3)
+    steps = schedule(wait=0, warmup=1, active=3, repeat=1)
     with profile(activities=[ProfilerActivity.CPU], schedule=steps, acc_events=True) as traced:
         for _ in range(4):
             module.zero_grad()
