@@ -2,14 +2,16 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from autosync.documents import STRICT, content_hash
 from autosync.errors import InvalidInput
 
 DType = Literal["float64", "float32", "bfloat16", "float16"]
+UNLESS_FLOAT32 = Field(exclude_if=lambda value: value == "float32")
+"""Graphs gained an operation's type later: those of float32 keep their text and identity."""
 ITEM_BYTES: dict[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -19,6 +21,7 @@ class Operation:
 
     inputs: indices of the operations whose output it reads (the edges of G).
     variables: indices of the variables it consumes.
+    dtype: of what it computes with; under mixed precision not that of its variables.
     """
 
     name: str
@@ -29,6 +32,7 @@ class Operation:
     has_batch_dimension: bool
     inputs: tuple[int, ...] = ()
     variables: tuple[int, ...] = ()
+    dtype: Annotated[DType, UNLESS_FLOAT32] = "float32"
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
 

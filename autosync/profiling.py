@@ -55,7 +55,7 @@ def estimate_profile(
         )
         forward.append(_roofline(operation.forward_flops, moved, flops_per_second, device))
         moved = backward_bytes(graph, operation) if trained[index] else 0
-        backward.append(_roofline(operation.backward_flops, moved, flops_per_second, device))
+        backward.append(_roofline(true_backward_flops(operation), moved, flops_per_second, device))
     slower = f", {slowdown:g} times slower" if slowdown != 1 else ""
     return Profile(
         device=device_type,
@@ -144,6 +144,14 @@ def _class_efficiency(graph: ModelGraph, operation: Operation, efficiency: float
         return efficiency
     saving = WINOGRAD_SAVING if takes_winograd(graph, operation) else 1.0
     return efficiency * CONVOLUTION_SHARE * saving
+
+
+def true_backward_flops(operation: Operation) -> int:
+    """A convolution's backward is two products of the forward's FLOPs each. Graphs have torch's
+    count, which takes the weight gradient of a grouped one as if it had no groups."""
+    if operation.type == "convolution":
+        return min(operation.backward_flops, 2 * operation.forward_flops)
+    return operation.backward_flops
 
 
 def takes_winograd(graph: ModelGraph, operation: Operation) -> bool:

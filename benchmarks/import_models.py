@@ -8,7 +8,7 @@ import sys
 import time
 
 from autosync.models import BUNDLED, bundled, spec_of
-from autosync.models.model_specs import import_bundled
+from autosync.models.bundled_graphs import import_bundled
 
 
 def main(names: list[str]) -> None:

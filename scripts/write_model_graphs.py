@@ -2,26 +2,41 @@
 """Import the bundled models anew and write their graphs to datasets/models/.
 
 Run with the project's environment: `.venv/bin/python scripts/write_model_graphs.py [NAME ...]`.
+`--check` writes nothing, and fails where a stored graph is not what an import gives.
 """
 
+import gzip
 import sys
 from pathlib import Path
 
 from autosync.documents import to_json
-from autosync.models import spec_of
-from autosync.models.model_specs import BUNDLED, import_bundled
+from autosync.models import BUNDLED, ModelSpec, spec_of
+from autosync.models.bundled_graphs import import_bundled
 
 FOLDER = Path(__file__).resolve().parent.parent / "datasets" / "models"
 
 
-def main(names: list[str]) -> None:
+def graph_text(spec: ModelSpec) -> bytes:
+    """What the compressed file holds."""
+    return (to_json(import_bundled(spec, spec.batch_size)) + "\n").encode()
+
+
+def main(arguments: list[str]) -> int:
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for name in names or list(BUNDLED):
-        spec = spec_of(name)
-        text = to_json(import_bundled(spec, spec.batch_size)) + "\n"
-        (FOLDER / f"{spec.name}.json").write_text(text)
-        print(f"{spec.name}: {len(text):,} bytes")
+    names = [name for name in arguments if name != "--check"]
+    differing = []
+    for spec in map(spec_of, names or list(BUNDLED)):
+        text = graph_text(spec)
+        path = FOLDER / f"{spec.name}.json.gz"
+        if "--check" not in arguments:
+            path.write_bytes(gzip.compress(text, mtime=0))
+        elif not path.is_file() or gzip.decompress(path.read_bytes()) != text:
+            differing.append(spec.name)
+        print(f"{spec.name}: {len(text):,} bytes, {path.stat().st_size:,} compressed", flush=True)
+    if differing:
+        print(f"not what an import gives: {', '.join(differing)}")
+    return int(bool(differing))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -21,7 +21,7 @@ DATA = {
     "datasets": "Data only, no Python. Installed as `autosync/datasets`.",
     "datasets/clusters": "Cluster files: the presets.",
     "datasets/measurements": "Published measurements of real GPU clusters.",
-    "datasets/models": "Graphs of the bundled models.",
+    "datasets/models": "Graphs of the bundled models, compressed.",
     "datasets/runtimes": "Strategies measured here, with a datasheet.",
     "datasets/simulators": "The trained simulator that comes with AutoSync, with its card.",
     "docs": "Pages, pictures and evaluations.",

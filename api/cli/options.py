@@ -18,8 +18,9 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A bundled name (see `autosync models`), a graph JSON, or package.module:function "
-        "returning (module, example inputs, loss).",
+        help="A bundled name (see `autosync models`), a graph JSON, timm:NAME, torchvision:NAME, a "
+        "Hugging Face config.json, an .onnx file, or package.module:function returning (module, "
+        "example inputs, loss).",
         show_default=False,
     ),
 ]

@@ -128,6 +128,7 @@ def _operation(
         has_batch_dimension=batched,
         inputs=tuple(sorted(index[i] for i in record.inputs)),
         variables=tuple(sorted(record.variables)),
+        dtype=record.dtype,
     )
 
 

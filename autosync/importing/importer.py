@@ -41,6 +41,7 @@ def import_module(
     name: str,
     batch_size: int,
     values: bool = False,
+    autocast: torch.dtype | None = None,
 ) -> ModelGraph:
     """The dataflow graph of one training step, recorded from a real forward and backward pass on
     tensors without memory: no weight is allocated, and a given module is not touched.
@@ -53,6 +54,8 @@ def import_module(
     batch_size: of the example inputs.
     values: where the step depends on values, run it on the CPU with a copy of the module and with
         the example inputs; all that it computes stays in memory until then.
+    autocast: record the forward pass under `torch.autocast` of this type. Which operations it
+        lowers are those of the CPU's list.
 
     Warns where the loss does not reach a trainable parameter.
 
@@ -65,14 +68,16 @@ def import_module(
     if batch_size < 1 or not has_batch_size(inputs, batch_size):
         shapes = [tuple(value.shape) for value in input_tensors(inputs)]
         raise refusals.no_batch(name, batch_size, shapes)
-    with suppress(NotTraceable):  # for a reason that only the meta device knows, perhaps
-        return _imported(MetaDevice(), module_or_factory, inputs, loss, name, batch_size)
+    if autocast is None:  # the meta device has none
+        with suppress(NotTraceable):  # for a reason that only the meta device knows, perhaps
+            return _imported(MetaDevice(), module_or_factory, inputs, loss, name, batch_size)
+    fake, real = FakeTensors(autocast), RealTensors(autocast)
     if not values:
-        return _imported(FakeTensors(), module_or_factory, inputs, loss, name, batch_size)
+        return _imported(fake, module_or_factory, inputs, loss, name, batch_size)
     with suppress(NotTraceable):
-        return _imported(FakeTensors(), module_or_factory, inputs, loss, name, batch_size)
+        return _imported(fake, module_or_factory, inputs, loss, name, batch_size)
     with torch.random.fork_rng(devices=()):
-        return _imported(RealTensors(), module_or_factory, inputs, loss, name, batch_size)
+        return _imported(real, module_or_factory, inputs, loss, name, batch_size)
 
 
 def _imported(
@@ -118,7 +123,7 @@ def _record(
     device: RecordingDevice,
 ) -> StepRecording:
     recorder = Recorder(list(trainable.values()), device)
-    with device.active(), _uncompiled(), torch.enable_grad(), recorder:
+    with device.active(), device.precision(), _uncompiled(), torch.enable_grad(), recorder:
         value = _forward(module, inputs, loss, name, recorder)
     _check_loss(value, name)
     if mixed := _mixed_tables(module, recorder):
@@ -203,7 +208,7 @@ def _shapes(
     """Every operation's output shape at another batch size; None where that cannot be had."""
     recorder = Recorder([], device)
     try:
-        with device.active(), _uncompiled(), torch.enable_grad(), recorder:
+        with device.active(), device.precision(), _uncompiled(), torch.enable_grad(), recorder:
             _forward(module, inputs, loss, "", recorder)
     except InvalidInput:
         raise

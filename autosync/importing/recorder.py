@@ -7,16 +7,19 @@ import torch
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
 
+from autosync.graph import DType
 from autosync.importing.operator_rules import FLOPS, SHAPES
 from autosync.importing.recording_devices import RecordingDevice
 from autosync.importing.tracker import Tracker, storage_of, storages, tensors
+from autosync.torch_dtypes import DTYPE_NAMES
 
 
 @dataclass(slots=True)
 class Record:
     """What one operation did.
 
-    shape: of its first output. products: (variable, activation rows) of each matrix product with
+    shape: of its first output. dtype: of the first floating-point tensor that it reads, or makes
+    where it reads none. products: (variable, activation rows) of each matrix product with
     a variable itself or a view of one. lookups: (variable, number of row indices) of an embedding.
     """
 
@@ -26,6 +29,7 @@ class Record:
     backward_flops: int = 0
     output_bytes: int = 0
     shape: tuple[int, ...] = ()
+    dtype: DType = "float32"
     products: list[tuple[int, int]] = field(default_factory=list)
     lookups: list[tuple[int, int]] = field(default_factory=list)
 
@@ -95,6 +99,7 @@ class Recorder(Tracker):
         record.variables = self._variables((args, kwargs))
         record.output_bytes = sum(tensor.numel() * tensor.element_size() for tensor in outputs)
         record.shape = tuple(outputs[0].shape) if outputs else ()
+        record.dtype = _float_type([*tensors((args, kwargs)), *outputs])
         record.products = self._products(self.types[operation], args)
         if self.types[operation] in ("embedding", "_embedding_bag"):
             table, indices = args[:2]
@@ -136,3 +141,8 @@ class Recorder(Tracker):
 
     def _adopted(self, value: Any) -> Any:
         return self._device.adopted(value) if isinstance(value, torch.Tensor) else value
+
+
+def _float_type(values: list[torch.Tensor]) -> DType:
+    names = (DTYPE_NAMES.get(value.dtype) for value in values)
+    return next((name for name in names if name is not None), "float32")

@@ -9,7 +9,7 @@ targets): that can be recorded with real tensors only.
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -23,6 +23,9 @@ class RecordingDevice(Protocol):
 
     def active(self) -> Any:
         """Tensors made inside are of this device."""
+
+    def precision(self) -> Any:
+        """What the forward pass runs under: autocast, or nothing."""
 
     def empty(self, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
         """A tensor of this shape, and of another one's dtype."""
@@ -44,6 +47,9 @@ class MetaDevice:
     def active(self) -> Any:
         return torch.device("meta")
 
+    def precision(self) -> Any:
+        return nullcontext()
+
     def empty(self, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
         return torch.empty(shape, dtype=like.dtype, device="meta")
 
@@ -61,10 +67,11 @@ class FakeTensors:
     name = "fake tensors"
     has_values = False
 
-    def __init__(self) -> None:
+    def __init__(self, autocast: torch.dtype | None = None) -> None:
         from torch._subclasses.fake_tensor import FakeTensorMode  # a second to load
 
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._autocast = autocast
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -75,6 +82,9 @@ class FakeTensors:
                 yield
         finally:
             log.disabled = silenced
+
+    def precision(self) -> Any:
+        return _autocast(self._autocast)
 
     def empty(self, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
         with self._mode:
@@ -99,8 +109,14 @@ class RealTensors:
     name = "the CPU"
     has_values = True
 
+    def __init__(self, autocast: torch.dtype | None = None) -> None:
+        self._autocast = autocast
+
     def active(self) -> Any:
         return torch.device("cpu")
+
+    def precision(self) -> Any:
+        return _autocast(self._autocast)
 
     def empty(self, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
         return torch.empty(shape, dtype=like.dtype)
@@ -113,3 +129,7 @@ class RealTensors:
 
     def adopted(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
+
+
+def _autocast(dtype: torch.dtype | None) -> Any:
+    return nullcontext() if dtype is None else torch.autocast("cpu", dtype)

@@ -5,9 +5,10 @@
         replicas: Annotated[tuple[str, ...], 1] = ()
 
 str, bool and int are themselves, Window is bytes, a dataclass (| None) is a message, a tuple is a
-repeated field, a Mapping from str a map. As in proto3, a field that is absent has its default, and
-defaults are not written. A class with OPEN = True skips fields that it does not declare; any other
-refuses them, since an unknown field of a strategy could change its meaning.
+repeated field (of numbers packed or not), a Mapping from str a map. As in proto3, a field that is
+absent has its default, and defaults are not written. A class with OPEN = True skips fields that it
+does not declare; any other refuses them, since an unknown field of a strategy could change its
+meaning.
 """
 
 import types
@@ -16,7 +17,16 @@ from dataclasses import dataclass, is_dataclass
 from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from autosync.errors import InvalidInput
-from autosync.interop.protobuf_wire import Field, Window, Wire, read_fields, signed, tagged, varint
+from autosync.interop.protobuf_wire import (
+    Field,
+    Window,
+    Wire,
+    read_fields,
+    read_varints,
+    signed,
+    tagged,
+    varint,
+)
 
 MAX_DEPTH = 12
 """Messages within messages; the deepest honest ones here are seven deep."""
@@ -130,6 +140,12 @@ def _read(cls: type[Any], window: Window, budget: _Budget, depth: int) -> Any:
         if slot.mapped:
             key, value = _entry(slot, item, window, where, budget, depth)
             found.setdefault(slot.name, {})[key] = value
+            continue
+        if slot.repeated and slot.of is int and isinstance(item.value, Window):
+            numbers = found.setdefault(slot.name, [])
+            for number in read_varints(item.value, where):
+                budget.spend(item.value, item.offset)
+                numbers.append(signed(number))
             continue
         value = _value(slot.of, item, window, where, budget, depth)
         if slot.repeated:

@@ -3,6 +3,7 @@
 Imports the graph document and `importing`. Importing this loads no torch.
 """
 
-from autosync.models.model_specs import BUNDLED, ModelSpec, bundled, graph_file, is_bundled, spec_of
+from autosync.models.bundled_graphs import bundled, graph_file, is_bundled, spec_of
+from autosync.models.model_specs import BUNDLED, ModelSpec
 
 __all__ = ["BUNDLED", "ModelSpec", "bundled", "graph_file", "is_bundled", "spec_of"]

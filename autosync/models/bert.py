@@ -125,3 +125,8 @@ def bert_base(batch_size: int) -> TrainingExample:
 
 def bert_large(batch_size: int) -> TrainingExample:
     return bert_pretraining(24, 1024, batch_size=batch_size)
+
+
+def bert_48l(batch_size: int) -> TrainingExample:
+    """BERT-large of twice the depth, as HeteroG trains it (Yi et al. 2020)."""
+    return bert_pretraining(48, 1024, batch_size=batch_size)

@@ -1,4 +1,4 @@
-"""DenseNet-121 (Huang et al. 2017): growth 32, blocks of 6, 12, 24 and 16 layers."""
+"""DenseNet-121 and -201 (Huang et al. 2017, arXiv 1608.06993): growth 32."""
 
 import torch
 from torch import nn
@@ -66,3 +66,7 @@ class DenseNet(nn.Module):
 
 def densenet121(batch_size: int) -> TrainingExample:
     return DenseNet((6, 12, 24, 16)), images(batch_size), classification_loss
+
+
+def densenet201(batch_size: int) -> TrainingExample:
+    return DenseNet((6, 12, 48, 32)), images(batch_size), classification_loss

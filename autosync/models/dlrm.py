@@ -1,31 +1,64 @@
-"""DLRM (Naumov et al. 2019, arXiv 1906.00091) for Criteo's Kaggle data, as its authors set it up:
-26 tables of 16 columns, a bottom MLP of 13-512-256-64-16, a top one of 512-256-1."""
+"""DLRM (Naumov et al. 2019, arXiv 1906.00091) as its authors set it up for Criteo's two data sets.
+
+Kaggle: 26 tables of 16 columns, a bottom MLP of 13-512-256-64-16, a top one of 512-256-1. Terabyte:
+tables of 64 columns and at most ten million rows, 13-512-256-64 and 512-512-256-1.
+"""
+
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from autosync.models.example_batches import TrainingExample
 
-ROWS = (
-    *(1_460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5_683, 8_351_593),
-    *(3_194, 27, 14_992, 5_461_306, 10, 5_652, 2_173, 4, 7_046_547, 18, 15, 286_181, 105, 142_572),
-)
-"""Of the tables: the categories of the data's 26 columns."""
-COLUMNS = 16
 DENSE_INPUTS = 13
-BOTTOM = (DENSE_INPUTS, 512, 256, 64, COLUMNS)
-TOP = (512, 256, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class DLRMSizes:
+    """rows: of the tables, the categories of the data's 26 columns. bottom, top: widths of the
+    MLPs' layers after the first."""
+
+    rows: tuple[int, ...]
+    columns: int
+    bottom: tuple[int, ...]
+    top: tuple[int, ...]
+
+
+KAGGLE = DLRMSizes(
+    rows=(
+        *(1_460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5_683, 8_351_593),
+        *(3_194, 27, 14_992, 5_461_306, 10, 5_652, 2_173, 4, 7_046_547, 18, 15, 286_181, 105),
+        142_572,
+    ),
+    columns=16,
+    bottom=(512, 256, 64),
+    top=(512, 256),
+)
+TERABYTE = DLRMSizes(
+    rows=(
+        *(9_980_333, 36_084, 17_217, 7_378, 20_134, 3, 7_112, 1_442, 61, 9_758_201, 1_333_352),
+        *(313_829, 10, 2_208, 11_156, 122, 4, 970, 14, 9_994_222, 7_267_859, 9_946_608, 415_421),
+        *(12_420, 101, 36),
+    ),
+    columns=64,
+    bottom=(512, 256),
+    top=(512, 512, 256),
+)
 
 
 class DLRM(nn.Module):
     """A score (batch,) for each row of dense inputs and of categories, one a table."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: DLRMSizes) -> None:
         super().__init__()
-        self.tables = nn.ModuleList(nn.Embedding(rows, COLUMNS, sparse=True) for rows in ROWS)
-        self.bottom = mlp(BOTTOM, last_relu=True)
-        vectors = len(ROWS) + 1
-        self.top = mlp((COLUMNS + vectors * (vectors - 1) // 2, *TOP), last_relu=False)
+        self.tables = nn.ModuleList(
+            nn.Embedding(rows, sizes.columns, sparse=True) for rows in sizes.rows
+        )
+        self.bottom = mlp((DENSE_INPUTS, *sizes.bottom, sizes.columns), last_relu=True)
+        vectors = len(sizes.rows) + 1
+        pairs = vectors * (vectors - 1) // 2
+        self.top = mlp((sizes.columns + pairs, *sizes.top, 1), last_relu=False)
 
     def forward(self, numbers: torch.Tensor, categories: torch.Tensor) -> torch.Tensor:
         dense = self.bottom(numbers)
@@ -53,11 +86,19 @@ def click_loss(
     return nn.functional.binary_cross_entropy_with_logits(scores, clicked)
 
 
-def dlrm_kaggle(batch_size: int) -> TrainingExample:
-    categories = [torch.randint(0, rows, (batch_size,)) for rows in ROWS]
+def dlrm_example(sizes: DLRMSizes, batch_size: int) -> TrainingExample:
+    categories = [torch.randint(0, rows, (batch_size,)) for rows in sizes.rows]
     inputs = (
         torch.randn(batch_size, DENSE_INPUTS),
         torch.stack(categories, dim=1),
         torch.randint(0, 2, (batch_size,)).float(),
     )
-    return DLRM(), inputs, click_loss
+    return DLRM(sizes), inputs, click_loss
+
+
+def dlrm_kaggle(batch_size: int) -> TrainingExample:
+    return dlrm_example(KAGGLE, batch_size)
+
+
+def dlrm_terabyte(batch_size: int) -> TrainingExample:
+    return dlrm_example(TERABYTE, batch_size)

@@ -57,6 +57,24 @@ def next_token_loss(
     return nn.functional.cross_entropy(scores.flatten(0, 1), following.flatten())
 
 
-def gpt2_small(batch_size: int, length: int = POSITIONS) -> TrainingExample:
+def gpt2_example(
+    layers: int, hidden: int, heads: int, batch_size: int, length: int = POSITIONS
+) -> TrainingExample:
     inputs = tuple(tokens(batch_size, length, VOCABULARY) for _ in range(2))
-    return GPT2(12, 768, 12), inputs, next_token_loss
+    return GPT2(layers, hidden, heads), inputs, next_token_loss
+
+
+def gpt2_small(batch_size: int) -> TrainingExample:
+    return gpt2_example(12, 768, 12, batch_size)
+
+
+def gpt2_medium(batch_size: int) -> TrainingExample:
+    return gpt2_example(24, 1024, 16, batch_size)
+
+
+def gpt2_large(batch_size: int) -> TrainingExample:
+    return gpt2_example(36, 1280, 20, batch_size)
+
+
+def gpt2_xl(batch_size: int) -> TrainingExample:
+    return gpt2_example(48, 1600, 25, batch_size)

@@ -1,15 +1,9 @@
-"""The bundled models by name, and their graphs from datasets/models/."""
+"""The bundled models: what each is, and where it is published."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module as import_python_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from autosync.bundled_data import data_file
-from autosync.documents import from_json
-from autosync.errors import InvalidInput, NotFound
-from autosync.graph import ModelGraph
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,7 +18,8 @@ class ModelSpec:
 
     batch_size: default for one device, in samples (sentences for the language models).
     parameters: trainable elements. builder: `module:function` of a function (batch_size) ->
-    (module, example_inputs, loss) that builds on whatever device is the default.
+    (module, example_inputs, loss) that builds on whatever device is the default. source: where the
+    architecture is published.
     """
 
     name: str
@@ -32,6 +27,8 @@ class ModelSpec:
     batch_size: int
     parameters: int
     builder: str
+    family: str
+    source: str
 
     def build(self, batch_size: int | None = None) -> "tuple[nn.Module, Inputs, Loss | None]":
         module_name, _, function_name = self.builder.partition(":")
@@ -40,166 +37,130 @@ class ModelSpec:
         return built
 
 
-def _specs(*specs: ModelSpec) -> dict[str, ModelSpec]:
-    return {spec.name: spec for spec in specs}
+Row = tuple[str, str, int, int, str]
+"""Name, title, batch size, parameters, and the function that builds it."""
 
 
-# Batch sizes are table 1 of the AutoSync supplement (5K tokens for the Transformer) where it
-# lists the model.
-BUNDLED: dict[str, ModelSpec] = _specs(
-    ModelSpec(
-        "resnet50",
-        "ResNet-50, 224x224 images",
-        32,
-        25_557_032,
-        "autosync.models.resnet:resnet50",
+def _family(family: str, source: str, file: str, sample: str, *rows: Row) -> list[ModelSpec]:
+    """Models of one file in this folder. sample: what a batch is made of."""
+    return [
+        ModelSpec(
+            name=name,
+            title=f"{title}, {sample}",
+            batch_size=batch_size,
+            parameters=parameters,
+            builder=f"autosync.models.{file}:{builder}",
+            family=family,
+            source=source,
+        )
+        for name, title, batch_size, parameters, builder in rows
+    ]
+
+
+def _by_name(*families: list[ModelSpec]) -> dict[str, ModelSpec]:
+    return {spec.name: spec for family in families for spec in family}
+
+
+IMAGES = "224x224 images"
+
+# Batch sizes are table 1 of the AutoSync supplement (5K tokens for the Transformer) where it lists
+# the model; otherwise those of the paper that measures it: Poseidon's table 3.6, DeAR's table I,
+# HeteroG's table 1 divided by its eight GPUs, PACE, Parallax. The newest models have small ones,
+# which fit a device.
+BUNDLED: dict[str, ModelSpec] = _by_name(
+    _family(
+        *("ResNet", "He et al. 2016, arXiv 1512.03385", "resnet", IMAGES),
+        ("resnet50", "ResNet-50", 32, 25_557_032, "resnet50"),
+        ("resnet101", "ResNet-101", 32, 44_549_160, "resnet101"),
+        ("resnet152", "ResNet-152", 32, 60_192_808, "resnet152"),
+        ("resnet200", "ResNet-200", 24, 64_673_832, "resnet200"),
     ),
-    ModelSpec(
-        "resnet101",
-        "ResNet-101, 224x224 images",
-        32,
-        44_549_160,
-        "autosync.models.resnet:resnet101",
+    _family(
+        *("VGG", "Simonyan and Zisserman 2015, arXiv 1409.1556", "vgg", IMAGES),
+        ("vgg16", "VGG-16", 32, 138_357_544, "vgg16"),
+        ("vgg19", "VGG-19", 32, 143_667_240, "vgg19"),
+        ("vgg19_22k", "VGG-19 for 21,841 classes", 32, 229_052_817, "vgg19_22k"),
     ),
-    ModelSpec(
-        "vgg16",
-        "VGG-16, 224x224 images",
-        32,
-        138_357_544,
-        "autosync.models.vgg:vgg16",
+    _family(
+        *("DenseNet", "Huang et al. 2017, arXiv 1608.06993", "densenet", IMAGES),
+        ("densenet121", "DenseNet-121", 32, 7_978_856, "densenet121"),
+        ("densenet201", "DenseNet-201", 32, 20_013_928, "densenet201"),
     ),
-    ModelSpec(
-        "densenet121",
-        "DenseNet-121, 224x224 images",
-        32,
-        7_978_856,
-        "autosync.models.densenet:densenet121",
+    _family(
+        *("GoogLeNet", "Szegedy et al. 2015, arXiv 1409.4842", "googlenet", IMAGES),
+        ("googlenet", "GoogLeNet", 128, 6_998_552, "googlenet_images"),
     ),
-    ModelSpec(
-        "bert_3l",
-        "BERT of 3 layers and 256 hidden, pre-training, sentences of 64 tokens",
-        32,
-        10_478_140,
-        "autosync.models.bert:bert_3l",
+    _family(
+        "Inception",
+        "Szegedy et al. 2016 and 2017, arXiv 1512.00567 and 1602.07261",
+        "inception",
+        "299x299 images",
+        ("inception_v3", "Inception-v3", 32, 23_834_568, "inception_v3"),
+        ("inception_v4", "Inception-v4", 64, 42_679_816, "inception_v4"),
     ),
-    ModelSpec(
-        "bert_6l",
-        "BERT of 6 layers and 512 hidden, pre-training, sentences of 64 tokens",
-        32,
-        35_363_644,
-        "autosync.models.bert:bert_6l",
+    _family(
+        *("MobileNet", "Sandler et al. 2018, arXiv 1801.04381", "mobilenet", IMAGES),
+        ("mobilenet_v2", "MobileNet-v2", 24, 3_504_872, "mobilenet_v2"),
     ),
-    ModelSpec(
-        "bert_base",
-        "BERT-base pre-training (both heads), sentences of 64 tokens",
-        32,
-        110_106_428,
-        "autosync.models.bert:bert_base",
+    _family(
+        *("NASNet", "Zoph et al. 2018, arXiv 1707.07012", "nasnet", "331x331 images"),
+        ("nasnet_large", "NASNet-A (6 @ 4032)", 24, 88_753_150, "nasnet_large"),
     ),
-    ModelSpec(
-        "bert_large",
-        "BERT-large pre-training (both heads), sentences of 64 tokens",
-        8,
-        336_226_108,
-        "autosync.models.bert:bert_large",
+    _family(
+        *("ViT", "Dosovitskiy et al. 2021, arXiv 2010.11929", "vit", IMAGES),
+        ("vit_large", "ViT-L/16", 32, 304_326_632, "vit_large"),
     ),
-    ModelSpec(
+    _family(
+        *("BERT", "Devlin et al. 2019, arXiv 1810.04805", "bert", "sentences of 64 tokens"),
+        ("bert_3l", "BERT of 3 layers and 256 hidden, pre-training", 32, 10_478_140, "bert_3l"),
+        ("bert_6l", "BERT of 6 layers and 512 hidden, pre-training", 32, 35_363_644, "bert_6l"),
+        ("bert_base", "BERT-base pre-training (both heads)", 32, 110_106_428, "bert_base"),
+        ("bert_large", "BERT-large pre-training (both heads)", 8, 336_226_108, "bert_large"),
+        ("bert_48l", "BERT-large of 48 layers, pre-training", 3, 638_535_484, "bert_48l"),
+    ),
+    _family(
+        *("XLNet", "Yang et al. 2019, arXiv 1906.08237", "xlnet", "sentences of 512 tokens"),
+        ("xlnet_large", "XLNet-large pre-training (two streams)", 6, 360_300_800, "xlnet_large"),
+        ("xlnet_48l", "XLNet-large of 48 layers, pre-training", 3, 687_800_576, "xlnet_48l"),
+    ),
+    _family(
+        "Transformer",
+        "Vaswani et al. 2017, arXiv 1706.03762",
         "transformer",
-        "Transformer base for WMT'14 en-de, sentences of 64 tokens",
-        80,
-        61_399_040,
-        "autosync.models.transformer:transformer_base",
+        "sentences of 64 tokens",
+        ("transformer", "Transformer base for WMT'14 en-de", 80, 61_399_040, "transformer_base"),
     ),
-    ModelSpec(
-        "ncf_dense",
-        "NCF on MovieLens-20M x16x32, dense embedding gradients",
-        256,
-        122_870_601,
-        "autosync.models.ncf:ncf_dense",
+    _family(
+        *("GPT-2", "Radford et al. 2019", "gpt2", "sentences of 1024 tokens"),
+        ("gpt2", "GPT-2 small (tied embedding)", 4, 124_439_808, "gpt2_small"),
+        ("gpt2_medium", "GPT-2 medium", 4, 354_823_168, "gpt2_medium"),
+        ("gpt2_large", "GPT-2 large", 2, 774_030_080, "gpt2_large"),
+        ("gpt2_xl", "GPT-2 XL", 1, 1_557_611_200, "gpt2_xl"),
     ),
-    ModelSpec(
-        "ncf_sparse",
-        "NCF on MovieLens-20M x16x32, sparse embedding gradients",
-        256,
-        122_870_601,
-        "autosync.models.ncf:ncf_sparse",
+    _family(
+        "Llama",
+        "Touvron et al. 2023, arXiv 2307.09288; Llama 3, arXiv 2407.21783",
+        "llama",
+        "sentences of 2048 tokens",
+        ("llama_1b", "Llama-3.2-1B in bfloat16", 2, 1_235_814_400, "llama_1b"),
+        ("llama_7b", "Llama-2-7B in bfloat16", 1, 6_738_415_616, "llama_7b"),
     ),
-    ModelSpec(
-        "dlrm",
-        "DLRM for Criteo's Kaggle data, sparse embedding gradients",
-        2048,
-        540_677_217,
-        "autosync.models.dlrm:dlrm_kaggle",
+    _family(
+        *("LSTM", "Sutskever et al. 2014, arXiv 1409.3215", "seq2seq", "sentences of 30 words"),
+        ("lstm_seq2seq", "LSTM translation, 4 layers of 1000", 128, 384_112_000, "lstm_seq2seq"),
     ),
-    ModelSpec(
-        "gpt2",
-        "GPT-2 small (tied embedding), sentences of 1024 tokens",
-        4,
-        124_439_808,
-        "autosync.models.gpt2:gpt2_small",
+    _family(
+        *("LSTM", "Jozefowicz et al. 2016, arXiv 1602.02410", "lm1b", "20 words"),
+        ("lm1b", "LSTM for One Billion Words, sampled softmax", 128, 822_752_126, "lm1b_lstm"),
+    ),
+    _family(
+        *("NCF", "He et al. 2017, arXiv 1708.05031", "ncf", "MovieLens-20M x16x32"),
+        ("ncf_dense", "NCF, dense embedding gradients", 256, 122_870_601, "ncf_dense"),
+        ("ncf_sparse", "NCF, sparse embedding gradients", 256, 122_870_601, "ncf_sparse"),
+    ),
+    _family(
+        *("DLRM", "Naumov et al. 2019, arXiv 1906.00091", "dlrm", "sparse embedding gradients"),
+        ("dlrm", "DLRM for Criteo's Kaggle data", 2048, 540_677_217, "dlrm_kaggle"),
+        ("dlrm_terabyte", "DLRM for Criteo's Terabyte data", 2048, 3_144_845_185, "dlrm_terabyte"),
     ),
 )
-
-
-def is_bundled(name: str) -> bool:
-    return _spelled(name) in BUNDLED
-
-
-def _spelled(name: str) -> str:
-    """`bert_base` may be written `BERT-base`."""
-    return name.lower().replace("-", "_")
-
-
-def spec_of(name: str) -> ModelSpec:
-    """The bundled model of this name, in capitals and with hyphens too.
-
-    Raises:
-        NotFound: lists the names there are.
-    """
-    spec = BUNDLED.get(_spelled(name))
-    if spec is None:
-        raise NotFound(
-            f"there is no bundled model {name!r}.",
-            thing="model",
-            value=name,
-            remedy=f"Bundled: {', '.join(BUNDLED)}.",
-        )
-    return spec
-
-
-def graph_file(name: str) -> Path:
-    """The imported graph of a bundled model at its default batch size."""
-    return data_file("models", f"{name}.json")
-
-
-def bundled(name: str, batch_size: int | None = None) -> ModelGraph:
-    """The graph of a bundled model: read from datasets/ at the default batch size, imported anew
-    (seconds) at any other.
-
-    Raises:
-        NotFound: no such model, or its data file is missing.
-        InvalidInput: batch_size below 1.
-    """
-    spec = spec_of(name)
-    if batch_size is None or batch_size == spec.batch_size:
-        path = graph_file(spec.name)
-        return from_json(ModelGraph, path.read_bytes(), source=str(path))
-    if batch_size < 1:
-        raise InvalidInput(
-            f"batch size {batch_size} of model {spec.name!r} must be at least 1.",
-            thing="batch_size",
-            value=batch_size,
-            remedy=f"Leave it out for the usual one ({spec.batch_size}), or give 1 or more.",
-        )
-    return import_bundled(spec, batch_size)
-
-
-def import_bundled(spec: ModelSpec, batch_size: int) -> ModelGraph:
-    """Record the model anew."""
-    import torch
-
-    from autosync.importing import import_module
-
-    with torch.device("meta"):
-        module, inputs, loss = spec.build(batch_size)
-    return import_module(module, inputs, loss, name=spec.name, batch_size=batch_size)

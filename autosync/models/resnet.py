@@ -71,3 +71,12 @@ def resnet50(batch_size: int) -> TrainingExample:
 
 def resnet101(batch_size: int) -> TrainingExample:
     return ResNet((3, 4, 23, 3)), images(batch_size), classification_loss
+
+
+def resnet152(batch_size: int) -> TrainingExample:
+    return ResNet((3, 8, 36, 3)), images(batch_size), classification_loss
+
+
+def resnet200(batch_size: int) -> TrainingExample:
+    """The depths of arXiv 1603.05027, whose blocks normalize first; these do not."""
+    return ResNet((3, 24, 36, 3)), images(batch_size), classification_loss

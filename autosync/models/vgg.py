@@ -1,19 +1,25 @@
-"""VGG-16 without batch normalization (Simonyan and Zisserman 2015, configuration D)."""
+"""VGG without batch normalization (Simonyan and Zisserman 2015, arXiv 1409.1556): configurations D
+(16 layers) and E (19)."""
 
 import torch
 from torch import nn
 
 from autosync.models.example_batches import TrainingExample, classification_loss, images
 
-STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
+Stages = tuple[tuple[int, ...], ...]
+
+STAGES_16: Stages = ((64,) * 2, (128,) * 2, (256,) * 3, (512,) * 3, (512,) * 3)
+STAGES_19: Stages = ((64,) * 2, (128,) * 2, (256,) * 4, (512,) * 4, (512,) * 4)
+CLASSES_22K = 21_841
+"""Of the whole of ImageNet."""
 
 
 class VGG(nn.Module):
-    def __init__(self, classes: int = 1000):
+    def __init__(self, stages: Stages, classes: int = 1000):
         super().__init__()
         layers: list[nn.Module] = []
         channels = 3
-        for stage in STAGES:
+        for stage in stages:
             for width in stage:
                 layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(inplace=True)]
                 channels = width
@@ -35,4 +41,13 @@ class VGG(nn.Module):
 
 
 def vgg16(batch_size: int) -> TrainingExample:
-    return VGG(), images(batch_size), classification_loss
+    return VGG(STAGES_16), images(batch_size), classification_loss
+
+
+def vgg19(batch_size: int, classes: int = 1000) -> TrainingExample:
+    return VGG(STAGES_19, classes), images(batch_size, classes), classification_loss
+
+
+def vgg19_22k(batch_size: int) -> TrainingExample:
+    """As Poseidon changes it (Zhang et al. 2017)."""
+    return vgg19(batch_size, CLASSES_22K)

@@ -1,12 +1,14 @@
 """`autosync import`: from a module to its graph."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from autosync.api.cli.console import out, print_json, say
 from autosync.api.cli.options import Batch, Model, Output
 from autosync.api.cli.output_files import write_text
+
+Autocast = Literal["bfloat16", "float16"]
 
 
 def import_model(
@@ -16,6 +18,12 @@ def import_model(
     values: Annotated[
         bool, typer.Option("--values", help="Run a step that depends on values on the CPU.")
     ] = False,
+    length: Annotated[
+        int | None, typer.Option("--length", help="Tokens in a sentence, of a config or ONNX file.")
+    ] = None,
+    autocast: Annotated[
+        Autocast | None, typer.Option("--autocast", help="Record under mixed precision.")
+    ] = None,
 ) -> None:
     """Record a model's dataflow graph, without allocating its weights.
 
@@ -27,11 +35,14 @@ def import_model(
         autosync import resnet50 -o resnet50.json
         autosync import train:example -o mine.json     # def example(): return module, inputs, loss
         autosync import train:detector --values -o detector.json    # boxes are matched to targets
+        autosync import llama/config.json --batch 4 --length 1024 -o llama.json
+        autosync import timm:convnext_base --batch 64 -o convnext.json
+        autosync import exported.onnx --batch 32 -o exported.json
     """
-    from autosync.api.cli.argument_loading import load_graph
+    from autosync.api.cli.argument_loading import RecordingChoice, load_graph
     from autosync.documents import to_data, to_json
 
-    graph = load_graph(model, batch, values)
+    graph = load_graph(model, batch, RecordingChoice(values, length, autocast))
     if output is None:
         print_json(to_data(graph))
         return

@@ -5,7 +5,7 @@ from autosync.api.cli.options import Json
 
 
 def models(json: Json = False) -> None:
-    """List the bundled models.
+    """List the bundled models by family, with where each is published.
 
     Your own model needs no registration: `autosync rank my.package:function CLUSTER`.
     """
@@ -20,13 +20,19 @@ def models(json: Json = False) -> None:
                     "title": spec.title,
                     "batch_size": spec.batch_size,
                     "parameters": spec.parameters,
+                    "family": spec.family,
+                    "source": spec.source,
                 }
                 for spec in specs
             ]
         )
         return
     rows = [
-        (spec.name, spec.title, str(spec.batch_size), f"{spec.parameters / 1e6:.1f} M")
+        (
+            *(spec.family, spec.name, spec.title, str(spec.batch_size)),
+            *(f"{spec.parameters / 1e6:.1f} M", spec.source),
+        )
         for spec in specs
     ]
-    print_table(("name", "model", "batch", "parameters"), rows, right=("batch", "parameters"))
+    columns = ("family", "name", "model", "batch", "parameters", "published")
+    print_table(columns, rows, right=("batch", "parameters"))

@@ -1,10 +1,11 @@
 """`autosync profile`: the compute seconds of each operation."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autosync.api.cli.console import milliseconds, out, print_json, print_table, say
+from autosync.api.cli.console import milliseconds, out, print_json, print_table, say, warn
 from autosync.api.cli.options import Batch, Efficiency, Model, Output, StepSeconds
 from autosync.api.cli.output_files import check_writable, write_text
 
@@ -26,6 +27,10 @@ def profile(
     efficiency: Efficiency = None,
     step_seconds: StepSeconds = None,
     iterations: Annotated[int, typer.Option(min=1, help="Steps measured.")] = 5,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Take the seconds from this trace of torch.profiler, on --device."),
+    ] = None,
     batch: Batch = None,
     json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
 ) -> None:
@@ -38,12 +43,16 @@ def profile(
         autosync profile resnet50 --batch 4 -o cpu.json       # measured here
         autosync profile resnet50 --device v100               # a roofline, marked as an estimate
         autosync profile resnet50 --device v100 --step-seconds 0.105 -o v100.json
+        autosync profile mine.json --device v100 --trace trace.json -o v100.json
     """
     from autosync.documents import to_data, to_json
 
     if output is not None:
         check_writable(output)
-    graph, found = _found(model, batch, device, efficiency, step_seconds, iterations)
+    if trace is not None:
+        graph, found = _traced(model, batch, device, trace)
+    else:
+        graph, found = _found(model, batch, device, efficiency, step_seconds, iterations)
     if output is not None:
         write_text(output, to_json(found))
         say(f"[dim]written to {output}[/]")
@@ -68,6 +77,7 @@ def _found(
         load_module,
         recorded_graph,
     )
+    from autosync.api.cli.foreign_models import foreign_name, is_foreign_module
     from autosync.profiling import measure_profile
 
     if device is not None or efficiency is not None or step_seconds is not None:
@@ -76,9 +86,23 @@ def _found(
         return graph, estimated_profile(graph, device or "cpu", choice)
     module, inputs, loss, size = load_module(model, batch)
     say("[dim]running the model on this machine's CPU[/]")
-    name = model.partition(":")[2] or model
+    name = foreign_name(model) if is_foreign_module(model) else model.partition(":")[2] or model
     graph = recorded_graph(module, inputs, loss, name, size, values=True)  # it runs here anyway
     return graph, measure_profile(module, inputs, loss, graph, iterations=iterations)
+
+
+def _traced(
+    model: str, batch: int | None, device: str | None, trace: Path
+) -> "tuple[ModelGraph, Profile]":
+    from autosync.api.cli.argument_loading import load_graph, read_bytes
+    from autosync.interop.kineto_profile import read_trace_profile
+
+    graph = load_graph(model, batch)
+    found = read_trace_profile(read_bytes(trace, "trace"), graph, device or "cpu", str(trace))
+    if found.estimated:
+        listed = ", ".join(f"{kind} ({count})" for kind, count in sorted(found.estimated.items()))
+        warn(f"{trace}: operations that are not in it as often as in the graph: {listed}")
+    return graph, found.profile
 
 
 def _print(graph: "ModelGraph", found: "Profile") -> None:

@@ -15,7 +15,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autosync.graph import DType, ModelGraph, Operation, Variable
-from autosync.profiling import backward_bytes, forward_bytes, reach_variables
+from autosync.profiling import (
+    backward_bytes,
+    forward_bytes,
+    reach_variables,
+    true_backward_flops,
+)
 
 MOST_ELEMENTS = 2**26
 """Of one operand (256 MB of float32). A larger kernel runs as several equal ones: an im2col matrix
@@ -105,11 +110,12 @@ def _backward(graph: ModelGraph, operation: Operation, batch_factor: float) -> t
     layer's input has none."""
     if not operation.forward_flops:
         return _sweep(backward_bytes(graph, operation) * batch_factor)
-    if not operation.backward_flops:
+    flops = true_backward_flops(operation)
+    if not flops:
         return ()
     matrix = _matrix(graph, operation)
-    both = operation.backward_flops >= 1.5 * operation.forward_flops
-    rows = _rows(operation.backward_flops * batch_factor / (2 if both else 1), matrix)
+    both = flops >= 1.5 * operation.forward_flops
+    rows = _rows(flops * batch_factor / (2 if both else 1), matrix)
     of_weight = _by_inner(matrix.outputs, rows, matrix.inputs, matrix.dtype)
     if not both:
         return (of_weight,)

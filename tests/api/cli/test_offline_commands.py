@@ -6,7 +6,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from autosync.interop.onnx_messages import OnnxNode
 from tests.api.cli.command import autosync, small_inputs
+from tests.autosync.interop import onnx_files
 
 
 @pytest.fixture(scope="module")
@@ -124,3 +126,35 @@ def test_import_of_a_function_of_ones_own(folder: Path) -> None:
     graph = json.loads((folder / "tiny.json").read_text())
     assert [variable["name"] for variable in graph["variables"]] == ["weight", "bias"]
     assert graph["batch_size"] == 8
+
+
+def test_import_of_an_onnx_file(folder: Path) -> None:
+    node = OnnxNode(("x", "w"), ("y",), "product", "MatMul")
+    odd = OnnxNode(("y",), ("z",), "", "Frobnicate")
+    file = onnx_files.model(
+        (node, odd), (onnx_files.value("x", ("batch", 8)),), (onnx_files.weight("w", 8, 16),)
+    )
+    (folder / "linear.onnx").write_bytes(file)
+    told = autosync(folder, "import", "linear.onnx", "--batch", "4", "-o", "linear.json")
+    assert "Frobnicate (1)" in " ".join(told.stderr.split())
+    graph = json.loads((folder / "linear.json").read_text())
+    assert (graph["name"], graph["batch_size"]) == ("linear", 4)
+    refused = autosync(folder, "import", "linear.onnx", code=2)
+    assert "--batch 32" in " ".join(refused.stderr.split())
+    missing = autosync(folder, "import", "absent.onnx", "--batch", "4", code=2)
+    assert "cannot read the ONNX file" in " ".join(missing.stderr.split())
+
+
+def test_a_config_that_is_none_and_a_library_that_lacks_the_model(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    refused = autosync(folder, "import", "config.json", "--batch", "4", code=2)
+    assert "names no architecture" in " ".join(refused.stderr.split())
+    unknown = autosync(folder, "import", "timm:../weights", "--batch", "4", code=2)
+    assert "names no model of timm" in " ".join(unknown.stderr.split())
+
+
+def test_a_trace_is_a_profile(folder: Path) -> None:
+    (folder / "trace.json").write_text('{"traceEvents": []}')
+    options = ("--device", "v100", "--trace", "trace.json")
+    refused = autosync(folder, "profile", "chain.json", *options, code=2)
+    assert "no operators on the CPU" in " ".join(refused.stderr.split())

@@ -1,5 +1,6 @@
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from autosync.importing.module_copies import copied_module
 from autosync.importing.recording_devices import MetaDevice
 from autosync.importing.training_step import compute_loss
 from autosync.models import BUNDLED
-from autosync.models.model_specs import import_bundled
+from autosync.models.bundled_graphs import import_bundled
 from tests.autosync.importing import modules
 from tests.autosync.importing.modules import BATCH, cross_entropy, features, labels
 
@@ -275,3 +276,36 @@ def memory_kb(field: str) -> int:
     found = re.search(rf"{field}:\s+(\d+) kB", status)
     assert found
     return int(found.group(1))
+
+
+def test_operations_state_what_they_compute_with() -> None:
+    half = import_module(
+        modules.perceptron().to(torch.bfloat16),
+        (features().to(torch.bfloat16), labels()),
+        cross_entropy,
+        name="half",
+        batch_size=BATCH,
+    )
+    assert {operation.dtype for operation in half.operations} == {"bfloat16"}
+    assert {operation.dtype for operation in recorded(modules.perceptron()).operations} == {
+        "float32"
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_mixed_precision(dtype: torch.dtype) -> None:
+    example = modules.perceptron(), (features(), labels()), cross_entropy
+    whole = import_module(*example, name="mixed", batch_size=BATCH)
+    mixed = import_module(*example, name="mixed", batch_size=BATCH, autocast=dtype)
+    assert mixed.variables == tuple(replace(v, factor_rows=0) for v in whole.variables)
+    products = [[o for o in graph.operations if o.type == "addmm"] for graph in (whole, mixed)]
+    assert {o.dtype for o in products[1]} == {str(dtype).removeprefix("torch.")}
+    for ours, theirs in zip(*products, strict=True):
+        assert (ours.forward_flops, ours.backward_flops) == (
+            theirs.forward_flops,
+            theirs.backward_flops,
+        )
+        assert ours.output_bytes == 2 * theirs.output_bytes
+    layers = [[g.variables[v].name[0] for v in g.gradient_order] for g in (whole, mixed)]
+    assert layers[0] == layers[1]
+    assert not torch.is_autocast_enabled("cpu")

@@ -1,0 +1,247 @@
+"""A model of Hugging Face transformers from its `config.json`: no weights, no network, no code but
+the installed library's own."""
+
+import inspect
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autosync.errors import InvalidInput, NotFound, NotSupported
+from autosync.importing.error_location import first_line
+from autosync.importing.model_target import ModelTarget
+
+if TYPE_CHECKING:
+    from torch import nn
+
+MAX_CONFIG_BYTES = 4_000_000
+MAX_LAYERS = 2048
+USUAL_LENGTH = 512
+"""Tokens in a sentence, where the model takes as many."""
+
+IGNORED = frozenset(
+    {
+        "auto_map",
+        "custom_pipelines",
+        "quantization_config",
+        *("attn_implementation", "_attn_implementation", "_attn_implementation_internal"),
+        *("experts_implementation", "_experts_implementation"),
+    }
+)
+"""Names of code or kernels to fetch, and of how weights are stored: none of it is structure."""
+
+WORD_LABELS = ("ForCausalLM", "ForMaskedLM", "LMHeadModel", "ForConditionalGeneration")
+CLASS_LABELS = ("ForSequenceClassification", "ForImageClassification")
+OWN_FUNCTION = "Give package.module:function instead, which returns module, inputs and loss."
+
+
+def is_transformers_config(data: object) -> bool:
+    """Whether parsed JSON is the configuration of a transformers model."""
+    return isinstance(data, dict) and "model_type" in data and "operations" not in data
+
+
+def load_transformers_config(
+    path: Path, batch_size: int, length: int | None = None, *, allocate: bool = False
+) -> ModelTarget:
+    """The model that a `config.json` (or the folder that holds it) describes, with a batch of zeros
+    and the loss of its own.
+
+    length: tokens in a sentence; None for 512, or fewer where the model takes fewer. allocate:
+    build real weights, for measuring.
+
+    Code that a configuration names (`auto_map`, kernels) is never fetched or run: a model whose
+    code is not in the installed transformers is refused.
+
+    Raises:
+        NotFound: no such file.
+        InvalidInput: not a configuration, or one that names no architecture with a loss.
+        NotSupported: transformers is not installed, or does not know the model.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    data = _read(file)
+    architecture = _architecture(data, file)
+    transformers = _library()
+    config = _config(transformers, data, file)
+    model_class = _model_class(transformers, architecture, file)
+    inputs = _inputs(model_class, config, batch_size, length, architecture)
+    try:
+        with torch.device("cpu" if allocate else "meta"):
+            module: nn.Module = model_class._from_config(config)
+    except Exception as error:  # whatever the library raises over odd values
+        why = f"{architecture} cannot be built: {first_line(error)}"
+        raise _refused(file, why, architecture) from None
+    return ModelTarget(module.train(), inputs, None, batch_size)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        size = file.stat().st_size
+        text = file.read_bytes() if size <= MAX_CONFIG_BYTES else b""
+    except OSError as error:
+        raise NotFound(
+            f"cannot read {str(file)!r}: {error.strerror}.",
+            thing="model",
+            value=str(file),
+            remedy="Give a config.json, or the folder that holds one.",
+        ) from None
+    if size > MAX_CONFIG_BYTES:
+        raise _refused(file, f"it has {size} bytes, more than {MAX_CONFIG_BYTES}", size)
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _refused(file, f"it is no JSON: {first_line(error)}", "JSON") from None
+    if not is_transformers_config(data):
+        raise _refused(file, "it has no field 'model_type'", "model_type")
+    for name, value in _entries(data):
+        if "layer" in name and type(value) is int and value > MAX_LAYERS:
+            raise _refused(file, f"{name} is {value}, more than {MAX_LAYERS}", value)
+    return _structure(data)
+
+
+def _entries(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in data.items():
+        yield name, value
+        if isinstance(value, dict):
+            yield from _entries(value)
+
+
+def _structure(data: dict[str, Any]) -> dict[str, Any]:
+    """Without what is IGNORED, at any depth; no weights of a backbone are fetched."""
+    kept = {
+        name: _structure(value) if isinstance(value, dict) else value
+        for name, value in data.items()
+        if name not in IGNORED
+    }
+    if "use_pretrained_backbone" in kept:
+        kept["use_pretrained_backbone"] = False
+    return kept
+
+
+def _architecture(data: dict[str, Any], file: Path) -> str:
+    named = data.get("architectures")
+    if not isinstance(named, list) or not named or not isinstance(named[0], str):
+        raise _refused(file, "it names no architecture", named)
+    return named[0]
+
+
+def _library() -> Any:
+    try:
+        import transformers
+    except Exception as error:  # absent, or a part of it that does not load
+        raise NotSupported(
+            f"a config.json needs the library transformers, which does not load: "
+            f"{first_line(error)}.",
+            thing="transformers",
+            value=type(error).__name__,
+            remedy="Install it: pip install 'autosync[transformers]'.",
+        ) from None
+    return transformers
+
+
+def _config(transformers: Any, data: dict[str, Any], file: Path) -> Any:
+    rest = {name: value for name, value in data.items() if name != "model_type"}
+    kind = data["model_type"]
+    if kind not in transformers.models.auto.configuration_auto.CONFIG_MAPPING:
+        raise NotSupported(
+            f"{file}: transformers {transformers.__version__} has no model type {kind!r}, and "
+            "code that comes with a model is not run.",
+            thing="model_type",
+            value=kind,
+            remedy=f"Install a version that has it. {OWN_FUNCTION}",
+        )
+    try:
+        return transformers.AutoConfig.for_model(kind, **rest)
+    except Exception as error:  # whatever the library raises over odd values
+        raise _refused(file, f"no configuration of {kind!r}: {first_line(error)}", kind) from None
+
+
+def _model_class(transformers: Any, architecture: str, file: Path) -> Any:
+    try:
+        found = getattr(transformers, architecture, None)
+    except Exception as error:  # a model whose own requirements are missing
+        raise NotSupported(
+            f"{file}: {architecture} does not load: {first_line(error)}.",
+            thing="architectures",
+            value=architecture,
+            remedy=f"Install what it needs. {OWN_FUNCTION}",
+        ) from None
+    if not (inspect.isclass(found) and issubclass(found, transformers.PreTrainedModel)):
+        raise NotSupported(
+            f"{file}: transformers {transformers.__version__} has no model {architecture!r}.",
+            thing="architectures",
+            value=architecture,
+            remedy=f"Install a version that has it. {OWN_FUNCTION}",
+        )
+    return found
+
+
+def _inputs(
+    model_class: Any, config: Any, batch_size: int, length: int | None, architecture: str
+) -> dict[str, torch.Tensor]:
+    """A batch as a data loader makes it, of zeros on the meta device's terms: shapes count."""
+    taken = inspect.signature(model_class.forward).parameters
+    first = getattr(model_class, "main_input_name", "input_ids")
+    inputs: dict[str, torch.Tensor] = {}
+    if first == "input_ids":
+        tokens = _length(config, length)
+        words = torch.zeros(batch_size, tokens, dtype=torch.long)
+        inputs["input_ids"] = words
+        if "attention_mask" in taken:
+            inputs["attention_mask"] = torch.ones_like(words)
+    elif first == "pixel_values" and isinstance(getattr(config, "image_size", None), int):
+        channels = getattr(config, "num_channels", 3)
+        inputs["pixel_values"] = torch.zeros(batch_size, channels, *[config.image_size] * 2)
+    else:
+        raise _no_batch(architecture, f"of {first!r} has no known shape")
+    return inputs | _labels(taken, inputs, batch_size, architecture)
+
+
+def _labels(
+    taken: Mapping[str, Any], inputs: dict[str, torch.Tensor], batch_size: int, architecture: str
+) -> dict[str, torch.Tensor]:
+    classes = torch.zeros(batch_size, dtype=torch.long)
+    words = inputs.get("input_ids")
+    if words is not None and architecture.endswith((*WORD_LABELS, "ForTokenClassification")):
+        return {"labels": words.clone()}
+    if words is not None and {"labels", "next_sentence_label"} <= taken.keys():
+        return {"labels": words.clone(), "next_sentence_label": classes}
+    if architecture.endswith(CLASS_LABELS):
+        return {"labels": classes}
+    if architecture.endswith("ForQuestionAnswering"):
+        return {"start_positions": classes, "end_positions": classes.clone()}
+    raise _no_batch(architecture, "has no known labels")
+
+
+def _length(config: Any, length: int | None) -> int:
+    most = getattr(config.get_text_config(), "max_position_embeddings", None)
+    limit = most if isinstance(most, int) and most > 0 else None
+    if length is None:
+        return min(USUAL_LENGTH, limit or USUAL_LENGTH)
+    if length < 1 or (limit is not None and length > limit):
+        raise InvalidInput(
+            f"sentences of {length} tokens: the model takes 1 to {limit or 'any number'}.",
+            thing="length",
+            value=length,
+            remedy="Give a length that it takes.",
+        )
+    return length
+
+
+def _no_batch(architecture: str, why: str) -> NotSupported:
+    return NotSupported(
+        f"a batch for {architecture} {why}.",
+        thing="architectures",
+        value=architecture,
+        remedy=f"Name one with a loss, e.g. BertForMaskedLM for BertModel. {OWN_FUNCTION}",
+    )
+
+
+def _refused(file: Path, why: str, value: object) -> InvalidInput:
+    return InvalidInput(
+        f"{file}: {why}.",
+        thing="config.json",
+        value=value,
+        remedy=f"Give the config.json of a model with its architectures. {OWN_FUNCTION}",
+    )

@@ -1,0 +1,119 @@
+"""Compute seconds of a graph's operations from a torch.profiler (Kineto) trace of its training.
+
+The k-th operation of a type in the graph is the k-th outermost call of that name in a step's
+forward pass; the backward of a call is the autograd node of its sequence number. Where a device's
+kernels were traced, their seconds count, else those of the calls on the CPU.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
+from statistics import median
+
+from autosync.domain import Profile
+from autosync.errors import InvalidInput
+from autosync.graph import ModelGraph
+from autosync.interop.kineto_events import BACKWARD, TracedCall, TracedSteps, read_trace
+from autosync.profiling import estimate_profile
+
+PREFIX = "aten::"
+
+
+@dataclass(frozen=True, slots=True)
+class TracedProfile:
+    """profile: measured. estimated: types of operations that no step has as often as the graph
+    does, and how many there are: they have a roofline's seconds."""
+
+    profile: Profile
+    estimated: dict[str, int]
+
+
+def read_trace_profile(
+    data: bytes, graph: ModelGraph, device_type: str, source: str = "trace.json"
+) -> TracedProfile:
+    """Medians over the profiled steps.
+
+    device_type: what the trace was taken on, as device types are named here.
+
+    Raises:
+        InvalidInput: no such trace, or one in which no operation of the graph is found.
+    """
+    traced = read_trace(data, source)
+    roofline = estimate_profile(graph, device_type)
+    forward: list[list[float]] = [[] for _ in graph.operations]
+    backward: list[list[float]] = [[] for _ in graph.operations]
+    for step in traced.steps:
+        for index, call, nodes in _matched(step, graph):
+            forward[index].append(call.seconds(traced.by_kernels))
+            backward[index].append(sum(node.seconds(traced.by_kernels) for node in nodes))
+    missing = Counter(
+        o.type for o, found in zip(graph.operations, forward, strict=True) if not found
+    )
+    if sum(missing.values()) == len(graph.operations):
+        raise InvalidInput(
+            f"{source}: no step has the operations of graph {graph.name!r}.",
+            thing=source,
+            value=len(traced.steps),
+            remedy="Trace the same model at the same batch size, with prof.step() after each step.",
+        )
+    profile = Profile(
+        device=device_type,
+        batch_size=graph.batch_size,
+        forward_seconds=_medians(forward, roofline.forward_seconds),
+        backward_seconds=_medians(backward, roofline.backward_seconds),
+        update_seconds=roofline.update_seconds,
+        source="measured",
+        note=_note(traced, sum(missing.values()), len(graph.operations)),
+    )
+    return TracedProfile(profile, dict(missing))
+
+
+def _medians(samples: list[list[float]], otherwise: Sequence[float]) -> tuple[float, ...]:
+    pairs = zip(samples, otherwise, strict=True)
+    return tuple(median(found) if found else estimate for found, estimate in pairs)
+
+
+def _note(traced: TracedSteps, missing: int, operations: int) -> str:
+    what = "kernels" if traced.by_kernels else "calls on the CPU"
+    where = f" on {traced.device}" if traced.device else ""
+    lacking = f"; {missing} of {operations} operations estimated" if missing else ""
+    return f"trace of {len(traced.steps)} steps, {what}{where}{lacking}; update estimated"
+
+
+def _matched(
+    step: Sequence[TracedCall], graph: ModelGraph
+) -> Iterator[tuple[int, TracedCall, list[TracedCall]]]:
+    """Operation, its call, and the autograd nodes of its backward. A type that a step does not have
+    as often as the graph is left out."""
+    due: defaultdict[str, list[int]] = defaultdict(list)
+    for index, operation in enumerate(graph.operations):
+        due[PREFIX + operation.type].append(index)
+    nodes: defaultdict[int, list[TracedCall]] = defaultdict(list)
+    calls: defaultdict[str, list[TracedCall]] = defaultdict(list)
+    makers: dict[int, TracedCall] = {}
+    for root in step:
+        if root.name.startswith(BACKWARD):
+            if root.sequence is not None:
+                nodes[root.sequence].append(root)
+            continue
+        for call in _outermost(root, due.keys()):
+            calls[call.name].append(call)
+            if call.sequence is not None:
+                makers[call.sequence] = call  # the last with a number makes its node
+    for name, indices in due.items():
+        if len(indices) != len(calls[name]):
+            continue
+        for index, call in zip(indices, calls[name], strict=True):
+            is_maker = call.sequence is not None and makers[call.sequence] is call
+            yield index, call, nodes[call.sequence or 0] if is_maker else []
+
+
+def _outermost(root: TracedCall, names: Set[str]) -> Iterator[TracedCall]:
+    """Calls of these names that no other of them encloses, in the order they began."""
+    waiting = [root]
+    while waiting:
+        call = waiting.pop()
+        if call.name in names:
+            yield call
+        else:
+            waiting += reversed(call.below)

@@ -1,0 +1,26 @@
+"""What every importer's graph holds to, whatever it was imported from."""
+
+from autosync.documents import from_json, to_json
+from autosync.graph import ModelGraph
+from autosync.profiling import estimate_profile, true_backward_flops
+
+
+def assert_graph_contract(graph: ModelGraph, batch_size: int) -> None:
+    """The orders agree with the edges, every variable has a consumer, and a prediction can begin
+    with it."""
+    assert graph.batch_size == batch_size
+    assert from_json(ModelGraph, to_json(graph)) == graph
+    place = {operation: i for i, operation in enumerate(graph.backward_order)}
+    ends = [place[graph.gradient_after[variable]] for variable in graph.gradient_order]
+    assert ends == sorted(ends)
+    for index, operation in enumerate(graph.operations):
+        assert all(source < index for source in operation.inputs)
+        assert operation.output_bytes >= 0
+    for variable, consumers in enumerate(graph.consumers()):
+        assert graph.gradient_after[variable] in consumers
+    assert sum(operation.forward_flops for operation in graph.operations) > 0
+    flops = [(o.forward_flops, true_backward_flops(o)) for o in graph.operations]
+    assert all(backward <= 2.5 * forward for forward, backward in flops)  # fused attention
+    assert all(forward <= backward for forward, backward in flops if backward)
+    assert any(operation.has_batch_dimension for operation in graph.operations)
+    assert estimate_profile(graph, "v100").compute_seconds > 0

@@ -1,0 +1,241 @@
+"""ONNX files beside the same modules recorded, and files that are damaged or hostile."""
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autosync.errors import InvalidInput
+from autosync.graph import ModelGraph
+from autosync.importing import import_module
+from autosync.interop.onnx_graph import read_onnx_graph
+from autosync.interop.onnx_messages import OnnxAttribute, OnnxNode, OnnxTensor
+from autosync.interop.protobuf_records import encode
+from autosync.interop.protobuf_wire import Wire, tagged, varint
+from autosync.profiling import true_backward_flops
+from tests.autosync.importing.graph_contract import assert_graph_contract
+from tests.autosync.importing.modules import Tied
+from tests.autosync.interop.onnx_files import exported, model, value, weight
+
+BATCH = 4
+
+
+class Convolutions(nn.Module):
+    """Strides, groups, padding, pools, a transposed convolution and a batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, 2, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+        self.second = nn.Conv2d(8, 8, 3, padding=1, groups=4)
+        self.pool = nn.MaxPool2d(3, 2, padding=1)
+        self.up = nn.ConvTranspose2d(8, 4, 2, 2)
+        self.mean = nn.AdaptiveAvgPool2d(1)
+        self.last = nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.norm(self.first(x)))
+        x = self.pool(x + self.second(x))
+        scores: torch.Tensor = self.last(torch.flatten(self.mean(self.up(x)), 1))
+        return scores
+
+
+class Encoder(nn.Module):
+    """Attention with shapes that the graph computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.word = nn.Embedding(30, 8)
+        self.qkv = nn.Linear(8, 24)
+        self.norm = nn.LayerNorm(8)
+        self.out = nn.Linear(8, 30)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.word(words)
+        batch, length, width = x.shape
+        query, key, value = self.qkv(self.norm(x)).split(width, dim=-1)
+        query, key, value = (
+            part.view(batch, length, 2, width // 2).transpose(1, 2) for part in (query, key, value)
+        )
+        weights = torch.softmax(query @ key.transpose(-2, -1), dim=-1)
+        x = x + (weights @ value).transpose(1, 2).reshape(batch, length, width)
+        scores: torch.Tensor = self.out(x)
+        return scores
+
+
+def words(batch: int = BATCH) -> torch.Tensor:
+    return torch.zeros(batch, 5, dtype=torch.long)
+
+
+MADE: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = {
+    "convolutions": (Convolutions, lambda: torch.zeros(BATCH, 3, 16, 16)),
+    "encoder": (Encoder, words),
+    "tied": (Tied, words),
+}
+
+
+def both(name: str, **options: Any) -> tuple[ModelGraph, ModelGraph]:
+    """Of the ONNX file, and of the module itself."""
+    build, inputs = MADE[name]
+    module = build()
+    read = read_onnx_graph(exported(module, (inputs(),), **options), name, BATCH)
+    assert not read.estimated
+    recorded = import_module(
+        module, (inputs(),), lambda outputs, *_: outputs.sum(), name=name, batch_size=BATCH
+    )
+    return read.graph, recorded
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_an_exported_module_has_the_graph_of_the_module(name: str) -> None:
+    read, recorded = both(name)
+    assert_graph_contract(read, BATCH)
+    ours = {variable.name: variable.elements for variable in read.variables}
+    theirs = {variable.name: variable.elements for variable in recorded.variables}
+    assert sorted(ours.values()) == sorted(theirs.values())
+    forward, backward = (
+        [sum(count(operation) for operation in graph.operations) for graph in (read, recorded)]
+        for count in (attrgetter("forward_flops"), true_backward_flops)
+    )
+    assert forward[0] == forward[1] > 0
+    assert backward[0] == backward[1] > forward[0]
+    sizes = [[g.variables[v].elements for v in g.gradient_order] for g in (read, recorded)]
+    assert sizes[0][-1] == sizes[1][-1]
+
+
+def test_names_and_order_are_the_modules() -> None:
+    read, recorded = both("convolutions")
+    assert {v.name for v in read.variables} == {v.name for v in recorded.variables}
+    orders = [
+        [g.variables[v].name.split(".")[0] for v in g.gradient_order] for g in (read, recorded)
+    ]
+    assert [*dict.fromkeys(orders[0])] == [*dict.fromkeys(orders[1])]
+
+
+def test_without_weights() -> None:
+    whole, _ = both("convolutions")
+    bare, _ = both("convolutions", export_params=False, keep_initializers_as_inputs=True)
+    assert {v.name: v.shape for v in bare.variables} == {v.name: v.shape for v in whole.variables}
+
+
+def test_a_dynamic_batch_is_the_one_asked_for() -> None:
+    data = exported(
+        Encoder(),
+        (words(),),
+        input_names=["words"],
+        dynamic_axes={"words": {0: "batch", 1: "tokens"}},
+    )
+    small, large = (read_onnx_graph(data, "encoder", size, 5).graph for size in (4, 12))
+    assert_graph_contract(large, 12)
+    flops = [sum(o.forward_flops for o in graph.operations) for graph in (small, large)]
+    assert flops[1] == 3 * flops[0] > 0
+    with pytest.raises(InvalidInput, match="'tokens' of input 'words' has no size"):
+        read_onnx_graph(data, "encoder", 4)
+
+
+def test_another_batch_than_the_files_is_refused() -> None:
+    data = exported(Encoder(), (words(),))
+    with pytest.raises(InvalidInput, match="exported at batch size 4, not 8"):
+        read_onnx_graph(data, "encoder", 8)
+
+
+LINEAR = OnnxNode(("x", "w"), ("y",), "product", "MatMul")
+
+
+def test_operations_that_are_not_known_are_listed_and_estimated() -> None:
+    nodes = (
+        LINEAR,
+        OnnxNode(("y",), ("z",), "odd", "Frobnicate", domain="my.own"),
+        OnnxNode(("z", "v"), ("s",), "", "MatMul"),
+    )
+    data = model(nodes, (value("x", ("batch", 8)),), (weight("w", 8, 16), weight("v", 16, 2)))
+    read = read_onnx_graph(data, "odd", BATCH)
+    assert read.estimated == {"Frobnicate": 1}
+    product, odd, last = read.graph.operations
+    assert odd.type == "frobnicate"
+    assert (odd.forward_flops, odd.output_bytes) == (0, product.output_bytes)
+    assert last.forward_flops == 2 * BATCH * 16 * 2
+    assert_graph_contract(read.graph, BATCH)
+
+
+def test_a_variable_used_twice_is_ready_last() -> None:
+    nodes = (
+        LINEAR,
+        OnnxNode(("y", "v"), ("z",), "", "MatMul"),
+        OnnxNode(("z", "w"), ("s",), "", "MatMul"),
+    )
+    data = model(nodes, (value("x", ("batch", 8)),), (weight("w", 8, 8), weight("v", 8, 8)))
+    graph = read_onnx_graph(data, "twice", BATCH).graph
+    assert [graph.variables[v].name for v in graph.gradient_order] == ["v", "w"]
+    assert [v.factor_rows for v in graph.variables] == [0, BATCH]
+
+
+def test_packed_numbers_are_read() -> None:
+    packed = b"".join(varint(size) for size in (8, 16))
+    tensor = tagged(1, Wire.LENGTH, packed) + tagged(2, Wire.VARINT, varint(1))
+    tensor += tagged(8, Wire.LENGTH, b"w")
+    node, x = encode(LINEAR), encode(value("x", ("n", 8)))
+    parts = tagged(1, Wire.LENGTH, node) + tagged(5, Wire.LENGTH, tensor)
+    data = tagged(7, Wire.LENGTH, parts + tagged(11, Wire.LENGTH, x))
+    assert read_onnx_graph(data, "packed", BATCH).graph.variables[0].shape == (8, 16)
+
+
+GOOD = model((LINEAR,), (value("x", ("batch", 8)),), (weight("w", 8, 16),))
+RESHAPED = OnnxNode(("y", "shape"), ("z",), "", "Reshape")
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "holds no graph"),
+        (b"not a model at all", "byte"),
+        (GOOD[: len(GOOD) // 2], "are left"),
+        (model((LINEAR,), (value("x", ("batch", 8)),)), "no trainable tensors"),
+        (model((LINEAR,), (), (weight("w", 8, 16),)), "has no inputs"),
+        (
+            model((LINEAR,), (value("x", ("batch", 8)),), (weight("w", 8, -1),)),
+            "has the shape",
+        ),
+        (
+            model((LINEAR,), (value("x", ("batch", 8)),), (weight("w", *[1 << 40] * 3),)),
+            "has the shape",
+        ),
+        (
+            model(
+                (OnnxNode(("x",), ("y",), "", "Relu"),),
+                (value("x", ("batch", 8)),),
+                (weight("w", 8, 16),),
+            ),
+            "no operation that reads a trainable tensor",
+        ),
+        (tagged(7, Wire.LENGTH, tagged(1, Wire.LENGTH, b"") * 1_600_000), "more than"),
+    ],
+)
+def test_bad_files_are_refused_by_name(data: bytes, why: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        read_onnx_graph(data, "bad", BATCH, source="bad.onnx")
+    assert why in str(caught.value)
+    assert "bad.onnx" in str(caught.value)
+    assert caught.value.remedy
+
+
+def test_every_cut_of_a_file_is_read_or_refused() -> None:
+    for end in range(len(GOOD)):
+        with pytest.raises(InvalidInput):
+            read_onnx_graph(GOOD[:end], "cut", BATCH)
+
+
+def test_odd_attributes_make_an_estimate_and_no_crash() -> None:
+    shape = OnnxTensor((1,), 7, (0,), "shape")
+    kernel = OnnxNode(("y",), ("p",), "", "MaxPool", (OnnxAttribute("kernel_shape", ints=(0, -3)),))
+    for node in (
+        RESHAPED,
+        kernel,
+        OnnxNode((), ("z",), "", "Split"),
+        OnnxNode(("y",), (), "", "X"),
+    ):
+        data = model((LINEAR, node), (value("x", ("b", 8)),), (weight("w", 8, 16), shape))
+        assert read_onnx_graph(data, "odd", BATCH).graph.parameters == 8 * 16
