@@ -163,12 +163,8 @@ def hand_designed(domain: Domain, space: Space) -> list[tuple[str, Strategy]]:
     for name, builder in BUILDERS.items():
         if name == "ddp":
             continue
-        try:
-            strategy = with_pins(builder.build(domain), space)
-            verify(strategy, domain)
-        except (InvalidStrategy, NotSupported):
-            continue  # not for this domain: no node of several ranks, say
-        if not lies_in(strategy, space):
+        strategy = fitted(domain, space, builder.build)
+        if strategy is None:
             continue
         found.append((name, strategy))
         if name in UNEVEN:
@@ -177,6 +173,19 @@ def hand_designed(domain: Domain, space: Space) -> list[tuple[str, Strategy]]:
                 for layout in replica_layouts(domain, space)[1:]
             ]
     return found
+
+
+def fitted(
+    domain: Domain, space: Space, build: Callable[[Domain], Strategy]
+) -> Strategy | None:
+    """What is built, pins applied; None where it does not run on the domain (no node has several
+    ranks, say) or does not lie in the space."""
+    try:
+        strategy = with_pins(build(domain), space)
+        verify(strategy, domain)
+    except (InvalidStrategy, NotSupported):
+        return None
+    return strategy if lies_in(strategy, space) else None
 
 
 def with_pins(strategy: Strategy, space: Space) -> Strategy:

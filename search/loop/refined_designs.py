@@ -1,0 +1,35 @@
+"""Hand-designed candidates, and what a local search in the timeline makes of the best of them."""
+
+from dataclasses import replace
+
+from autosync.domain import Domain
+from autosync.population import encode
+from autosync.search.designs.plan_refinement import refined
+from autosync.search.loop.outcome import DDP
+from autosync.search.loop.tuning_store import Candidate
+from autosync.search.space import Space
+from autosync.simulator.simulator_contract import Simulator
+
+REFINED = 2
+"""Of the most promising designs; one trial each at the most. The harder a search optimises a
+simulator, the more it finds of its errors, so these are candidates beside the others."""
+
+
+def with_refined(
+    domain: Domain, space: Space, simulator: Simulator, designs: list[Candidate], seed: int
+) -> list[Candidate]:
+    """The designs in their order, DDP first, with refined ones where these are predicted to be."""
+    promising = [each for each in designs if each.origin != DDP][:REFINED]
+    better = []
+    for design in promising:
+        strategy = refined(design.strategy, domain, space, seed)
+        if strategy is not design.strategy:
+            better.append(replace(strategy, name=f"{design.origin}_refined"))
+    if not better:
+        return designs
+    scores = simulator.predict(domain, encode(better, domain))
+    found = [
+        Candidate(strategy, float(score), simulator.name, strategy.name)
+        for strategy, score in zip(better, scores, strict=True)
+    ]
+    return sorted([*designs, *found], key=lambda each: (each.origin != DDP, each.predicted_seconds))
