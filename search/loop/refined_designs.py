@@ -5,6 +5,7 @@ from dataclasses import replace
 from autosync.domain import Domain
 from autosync.population import encode
 from autosync.search.designs.plan_refinement import refined
+from autosync.search.loop.message_equality import distinct_rows
 from autosync.search.loop.outcome import DDP
 from autosync.search.loop.tuning_store import Candidate
 from autosync.search.space import Space
@@ -32,4 +33,7 @@ def with_refined(
         Candidate(strategy, float(score), simulator.name, strategy.name)
         for strategy, score in zip(better, scores, strict=True)
     ]
-    return sorted([*designs, *found], key=lambda each: (each.origin != DDP, each.predicted_seconds))
+    joined = [*designs, *found]
+    joined.sort(key=lambda each: (each.origin != DDP, each.predicted_seconds))
+    rows = distinct_rows(domain, encode([each.strategy for each in joined], domain))
+    return [joined[row] for row in rows]
