@@ -53,9 +53,7 @@ BUILDERS: dict[str, Builder] = {
         pace.pace_unfused,
         "One all-reduce an operation, interrupted by those with a longer tail (PACE's schedule).",
     ),
-    "pace_hierarchical": Builder(
-        pace.pace_hierarchical, "PACE over hierarchical all-reduces."
-    ),
+    "pace_hierarchical": Builder(pace.pace_hierarchical, "PACE over hierarchical all-reduces."),
     "list_schedule": Builder(
         list_schedule,
         "All-reduces of about 4 MiB, of those ready the highest upward rank first (HeteroG).",
@@ -175,9 +173,7 @@ def hand_designed(domain: Domain, space: Space) -> list[tuple[str, Strategy]]:
     return found
 
 
-def fitted(
-    domain: Domain, space: Space, build: Callable[[Domain], Strategy]
-) -> Strategy | None:
+def fitted(domain: Domain, space: Space, build: Callable[[Domain], Strategy]) -> Strategy | None:
     """What is built, pins applied; None where it does not run on the domain (no node has several
     ranks, say) or does not lie in the space."""
     try:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 
 from autosync.domain import Domain
 from autosync.strategy import (
@@ -42,7 +41,8 @@ def strategy_of(domain: Domain, messages: Sequence[OrderedMessage]) -> Strategy:
             replace(messages[number].synchronizer, group=number) for _, number in parts
         )
         choices.append(VariableChoice(variable.name, partition, synchronizers))
-    strategy = Strategy(tuple(choices), even_replicas(domain.world_size))
+    replicas = even_replicas(domain.world_size)
+    strategy = Strategy(tuple(choices), replicas, Schedule(overlap_forward=True))
     keys = [[number for _, number in shards[index]] for index in range(len(choices))]
     return ordered(strategy, keys).canonical()
 
@@ -53,7 +53,7 @@ def ordered(strategy: Strategy, keys: Sequence[Sequence[float]]) -> Strategy:
     flat = [key for of_variable in keys for key in of_variable]
     places = sorted(range(len(flat)), key=flat.__getitem__)
     positions = [0] * len(flat)
-    for position, place in zip(count(), places, strict=False):
+    for position, place in enumerate(places):
         positions[place] = position
-    schedule = Schedule("explicit", strategy.schedule.slice_bytes, True, tuple(positions))
+    schedule = replace(strategy.schedule, order="explicit", positions=tuple(positions))
     return replace(strategy, schedule=schedule)

@@ -13,7 +13,7 @@ from autosync.search.designs.wire_estimates import (
     tail_seconds,
     wire_seconds,
 )
-from autosync.strategy import AllGather, AllReduce, Strategy
+from autosync.strategy import AllGather, AllReduce, Schedule, Strategy
 from autosync.units import MIB
 
 
@@ -32,7 +32,9 @@ def _scheduled(domain: Domain, synchronizer: AllReduce) -> Strategy:
     the forward pass runs one operation after another, what is computed from its first use on. The
     wire is the link that HeteroG treats as a device.
     """
-    strategy = assemble(domain, collective(domain, synchronizer), limit_bytes=4 * MIB)
+    overlapped = Schedule(overlap_forward=True)
+    choices = collective(domain, synchronizer)
+    strategy = assemble(domain, choices, schedule=overlapped, limit_bytes=4 * MIB)
     group = [choice.shards[0].group for choice in strategy.choices]
     members: dict[int, list[int]] = {}
     for index, number in enumerate(group):

@@ -107,9 +107,7 @@ def _place(position: NDArray[np.int32], group: NDArray[np.int32], rng: np.random
     position[np.lexsort((position, key))] = np.arange(len(position))
 
 
-def _regroup(
-    group: NDArray[np.int32], chain: I64, kind: int, rng: np.random.Generator
-) -> None:
+def _regroup(group: NDArray[np.int32], chain: I64, kind: int, rng: np.random.Generator) -> None:
     """Join two neighbours, divide one, or shift a border by a shard; groups stay numbered from 0.
 
     A border is a place of the chain where a message ends and another begins.

@@ -111,9 +111,7 @@ def next_fusion(
         asked = np.array([member.size_bytes for member in open_sizes], dtype=np.float64)
         mean, std = speeds_over_sizes(np.array(sizes, dtype=np.float64), speeds, asked)
         pick = int(np.argmax(expected_improvement(mean, std, speeds)))
-        found.append(
-            FusionChoice(family, open_sizes[pick], float(mean[pick]), float(std[pick]))
-        )
+        found.append(FusionChoice(family, open_sizes[pick], float(mean[pick]), float(std[pick])))
     found = [each for each in found if each.speed + DOUBT * each.std > -np.log(min(measured))]
     return max(found, key=lambda each: each.speed + each.std, default=None)
 
@@ -122,15 +120,17 @@ def next_fusion(
 def fused_strategies(domain: Domain, space: Space, family: str) -> tuple[FusedStrategy, ...]:
     """The family's different strategies that run on the domain and lie in the space, by the
     smallest size of each; the first size stands for its own."""
-    first = FIRST_BYTES[family]
     sizes = np.geomspace(MIB, 100 * MIB, SIZES).astype(np.int64).tolist()
     found: dict[str, FusedStrategy] = {}
-    for size_bytes in (first, *sizes):
-        build = FAMILIES[family]
-        strategy = fitted(domain, space, lambda domain, size=size_bytes: build(domain, size))
+    for size_bytes in (FIRST_BYTES[family], *sizes):
+        strategy = _fused(domain, space, family, size_bytes)
         if strategy is not None:
             found.setdefault(strategy.id, FusedStrategy(size_bytes, strategy))
     return tuple(sorted(found.values(), key=lambda each: each.size_bytes))
+
+
+def _fused(domain: Domain, space: Space, family: str, size_bytes: int) -> Strategy | None:
+    return fitted(domain, space, lambda each: FAMILIES[family](each, size_bytes))
 
 
 def speeds_over_sizes(sizes: F64, speeds: F64, asked: F64) -> tuple[F64, F64]:

@@ -20,7 +20,9 @@ from autosync.verification import verify
 from tests.domains import chain_graph, domain_of, grid_cluster
 
 RING = AllReduce(0)
-BIG_LAST = domain_of(chain_graph(((300, 1000), (1000, 1000), (1000, 4000))), grid_cluster(4, 1, 8.0), 5e-3)
+BIG_LAST = domain_of(
+    chain_graph(((300, 1000), (1000, 1000), (1000, 4000))), grid_cluster(4, 1, 8.0), 5e-3
+)
 """The largest gradient is ready first and used last."""
 
 

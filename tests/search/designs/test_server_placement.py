@@ -30,7 +30,9 @@ def test_a_slow_node_owns_nothing() -> None:
 
 
 def test_it_beats_owners_in_proportion_to_bandwidth() -> None:
-    nodes = [Node(f"10.0.0.{i}", (Device("cpu"),), rate, 20.0) for i, rate in enumerate((2, 2, 2, 1))]
+    nodes = [
+        Node(f"10.0.0.{i}", (Device("cpu"),), rate, 20.0) for i, rate in enumerate((2, 2, 2, 1))
+    ]
     domain = domain_of(chain_graph(((1024, 1024),) * 40), Cluster("uneven", tuple(nodes)))
     both = [ps_bandwidth_weighted(domain), ps_least_busy_link(domain)]
     for strategy in both:

@@ -21,7 +21,9 @@ SPACE = Space()
 def test_designs_are_the_first_sizes() -> None:
     designs = {strategy.id: name for name, strategy in hand_designed(DOMAIN, SPACE)}
     for family, first in (("dear", 25 * MIB), ("horovod", 64 * MIB)):
-        members = {each.size_bytes: each.strategy for each in fused_strategies(DOMAIN, SPACE, family)}
+        members = {
+            each.size_bytes: each.strategy for each in fused_strategies(DOMAIN, SPACE, family)
+        }
         assert designs[members[first].id] == family
         assert len({strategy.id for strategy in members.values()}) == len(members) > 3
 

@@ -2,6 +2,7 @@ import hashlib
 import multiprocessing
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -283,7 +284,7 @@ def test_without_adjacent_merge_messages_hold_shards_from_anywhere() -> None:
     for merge in (True, False):
         drawn = sample(domain, replace(ring, adjacent_merge=merge), 0, 200, 0)
         several = [g for b, e in spans(drawn) if len(set(g := drawn.group[b:e].tolist())) > 4]
-        borders = [sum(a != b for a, b in zip(g, g[1:], strict=False)) for g in several]
+        borders = [sum(a != b for a, b in pairwise(g)) for g in several]
         whole_runs = [n == len(set(g)) - 1 for n, g in zip(borders, several, strict=True)]
         assert len(several) > 50
         assert all(whole_runs) if merge else not any(whole_runs)
