@@ -54,6 +54,9 @@ BUILDERS: dict[str, Builder] = {
         "One all-reduce an operation, interrupted by those with a longer tail (PACE's schedule).",
     ),
     "pace_hierarchical": Builder(pace.pace_hierarchical, "PACE over hierarchical all-reduces."),
+    "pace_factors": Builder(
+        pace.pace_factors, "Factors where they are fewer bytes, else PACE, in one schedule."
+    ),
     "list_schedule": Builder(
         list_schedule,
         "All-reduces of about 4 MiB, of those ready the highest upward rank first (HeteroG).",

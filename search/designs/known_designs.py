@@ -182,13 +182,13 @@ def poseidon(domain: Domain) -> Strategy:
 
 def factors_all_reduce(domain: Domain) -> Strategy:
     choices = collective(domain, AllReduce(0))
-    return assemble(domain, choices, _cheap_factors(domain), schedule=SLICED, limit_bytes=25 * MIB)
+    return assemble(domain, choices, cheap_factors(domain), schedule=SLICED, limit_bytes=25 * MIB)
 
 
 def factors_dear(domain: Domain) -> Strategy:
     choices = collective(domain, ReduceScatter(0))
     return assemble(
-        domain, choices, _cheap_factors(domain), schedule=OVERLAPPED, limit_bytes=25 * MIB
+        domain, choices, cheap_factors(domain), schedule=OVERLAPPED, limit_bytes=25 * MIB
     )
 
 
@@ -215,7 +215,7 @@ def sparse(domain: Domain) -> list[int]:
     return sorted(set(everything(domain)) - set(dense(domain)))
 
 
-def _cheap_factors(domain: Domain) -> Choices:
+def cheap_factors(domain: Domain) -> Choices:
     """Factors wherever they are fewer bytes than a ring all-reduce.
 
     Raises:

@@ -18,8 +18,8 @@ def mg_wfbp_strategy(domain: Domain) -> Strategy:
     In the order of readiness, what has been merged so far could begin when it is ready and the
     message before it has ended; if the next gradient is ready less than a later, it is merged as
     well. Overlapped transfers, stragglers and engines are not in that estimate. Neighbours of
-    another type are not merged; sparse gradients are gathered one by one. A gradient is ready when the
-    slowest rank has it.
+    another type are not merged; sparse gradients are gathered one by one. A gradient is ready when
+    the slowest rank has it.
     """
     order = domain.graph.gradient_order
     return all_reduced(domain, dict(zip(order, _merged(domain), strict=True)))

@@ -1,16 +1,17 @@
 """PACE: all-reduces fused by a max-min dynamic program and interrupted where that ends soonest
 (Bao et al., INFOCOM 2020, sections IV and V)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
-from autosync.search.designs.building_blocks import dense
 from autosync.search.designs.explicit_order import OrderedMessage, strategy_of
+from autosync.search.designs.known_designs import cheap_factors
 from autosync.search.designs.tensor_fusion import max_min_partitions
 from autosync.search.designs.wire_estimates import (
+    factor_bytes,
     ready_seconds,
     sent_bytes,
     startup_seconds,
@@ -18,76 +19,104 @@ from autosync.search.designs.wire_estimates import (
     wire_seconds,
 )
 from autosync.simulator.preemptive_schedule import Run, longest_tail_first, preemptive_runs
-from autosync.strategy import AllGather, AllReduce, Strategy
+from autosync.strategy import AllGather, AllReduce, Factors, Strategy, Synchronizer
 
 F64 = NDArray[np.float64]
-Fused = tuple[int, ...]
-"""Variables of one all-reduce operator, in gradient-ready order."""
+Operator = tuple[int, ...]
+"""Variables that travel together, by index, in gradient-ready order."""
 
 
 def pace_strategy(domain: Domain) -> Strategy:
-    return preemptive_strategy(domain, AllReduce(0), fused_operators(domain, AllReduce(0)))
-
-
-def pace_unfused(domain: Domain) -> Strategy:
-    """The optimal schedule of the operators as they are, without fusion (section IV alone)."""
-    return preemptive_strategy(domain, AllReduce(0), unfused_operators(domain))
+    return _fused_and_scheduled(domain, AllReduce(0), {})
 
 
 def pace_hierarchical(domain: Domain) -> Strategy:
     """PACE over hierarchical all-reduces, whose times the same linear model gives."""
-    synchronizer = AllReduce(0, "hierarchical")
-    return preemptive_strategy(domain, synchronizer, fused_operators(domain, synchronizer))
+    return _fused_and_scheduled(domain, AllReduce(0, "hierarchical"), {})
+
+
+def pace_factors(domain: Domain) -> Strategy:
+    """PACE beside sufficient factors, which are not cut.
+
+    Raises:
+        NotSupported: nowhere are factors fewer bytes.
+    """
+    return _fused_and_scheduled(
+        domain, AllReduce(0), dict.fromkeys(cheap_factors(domain), Factors(0))
+    )
+
+
+def pace_unfused(domain: Domain) -> Strategy:
+    """The optimal schedule of the operators as they are, without fusion (section IV alone)."""
+    whole = _gathered(domain)
+    operators = all_reduce_operators(domain, whole)
+    return preemptive_strategy(domain, AllReduce(0), operators, whole)
+
+
+def _fused_and_scheduled(
+    domain: Domain, synchronizer: AllReduce, factored: Mapping[int, Synchronizer]
+) -> Strategy:
+    whole = _gathered(domain) | dict(factored)
+    operators = fused_operators(domain, synchronizer, all_reduce_operators(domain, whole))
+    return preemptive_strategy(domain, synchronizer, operators, whole)
 
 
 def preemptive_strategy(
-    domain: Domain, synchronizer: AllReduce, operators: Sequence[Fused]
+    domain: Domain,
+    synchronizer: AllReduce,
+    operators: Sequence[Operator],
+    whole: Mapping[int, Synchronizer],
 ) -> Strategy:
-    """The optimal preemptive schedule of all-reduce operators as unequal slices in explicit order.
+    """The optimal preemptive schedule of all-reduce operators as unequal slices in explicit order:
+    of those that are ready the one with the longest tail.
 
-    Longest tail first. Every slice is a message with a startup of its own, so none is cut that is
-    shorter than one. Sparse gradients are gathered whole, in their place of the same schedule.
+    Every slice is a message with a startup of its own, so none is cut that is shorter than one.
+    whole: what cannot be cut, by variable; it has its place in the same schedule.
     """
-    sparse = [i for i, variable in enumerate(domain.graph.variables) if variable.sparse]
-    jobs = [*operators, *((index,) for index in sparse)]
-    ready, needs, tails = _windows(domain, synchronizer, jobs)
+    jobs = [*operators, *((index,) for index in whole)]
+    kinds = [*(synchronizer for _ in operators), *whole.values()]
+    sizes = [_size_bytes(domain, kind, job) for kind, job in zip(kinds, jobs, strict=True)]
+    needs = [
+        float(wire_seconds(domain, kind, np.array([size]))[0])
+        for kind, size in zip(kinds, sizes, strict=True)
+    ]
+    ready, tails = _windows(domain, jobs)
     least_seconds = startup_seconds(domain, synchronizer)
-    runs = preemptive_runs(ready, needs, tails, least_seconds)
-    sent = zip(runs, _run_elements(domain, jobs, needs, runs), strict=True)
+    runs = preemptive_runs(ready, np.array(needs), tails, least_seconds)
     messages = [
-        OrderedMessage(synchronizer if run.job < len(operators) else AllGather(0), elements)
-        for run, elements in sent
+        OrderedMessage(kinds[run.job], elements)
+        for run, elements in zip(runs, _cut(domain, jobs, len(operators), needs, runs), strict=True)
         if elements
     ]
     return strategy_of(domain, messages)
 
 
-def unfused_operators(domain: Domain) -> list[Fused]:
-    """Dense gradients in the order in which they become ready; those of one type that the same
-    operation completes are one (section IV-A)."""
+def all_reduce_operators(domain: Domain, whole: Mapping[int, Synchronizer]) -> list[Operator]:
+    """All gradients but `whole` ones in the order in which they become ready; those of one type
+    that the same operation completes are one (section IV-A)."""
     graph = domain.graph
-    wanted = set(dense(domain))
     found: dict[tuple[int, str], list[int]] = {}
     for index in graph.gradient_order:
-        if index in wanted:
+        if index not in whole:
             key = graph.gradient_after[index], graph.variables[index].dtype
             found.setdefault(key, []).append(index)
     return [tuple(members) for members in found.values()]
 
 
-def fused_operators(domain: Domain, synchronizer: AllReduce) -> list[Fused]:
+def fused_operators(
+    domain: Domain, synchronizer: AllReduce, chain: Sequence[Operator]
+) -> list[Operator]:
     """The partition of the chain whose optimal schedule ends soonest, of the max-min partition into
     every number of parts (algorithm 1). Neighbours of another type are not fused."""
-    chain = unfused_operators(domain)
     if not chain:
         return []
-    ready, _, tails = _windows(domain, synchronizer, chain)
-    size_bytes = _sums(sent_bytes(domain), chain)
+    ready, tails = _windows(domain, chain)
+    sizes = np.array([_size_bytes(domain, synchronizer, operator) for operator in chain])
     best, soonest = np.zeros(1, dtype=np.int64), np.inf
-    for begins in max_min_partitions(size_bytes):
+    for begins in max_min_partitions(sizes):
         end = longest_tail_first(
             np.maximum.reduceat(ready, begins),
-            wire_seconds(domain, synchronizer, np.add.reduceat(size_bytes, begins)),
+            wire_seconds(domain, synchronizer, np.add.reduceat(sizes, begins)),
             np.maximum.reduceat(tails, begins),
         )
         if end < soonest:
@@ -96,7 +125,12 @@ def fused_operators(domain: Domain, synchronizer: AllReduce) -> list[Fused]:
     return [fused for part in parts for fused in _of_one_type(domain, [chain[i] for i in part])]
 
 
-def _of_one_type(domain: Domain, operators: Sequence[Fused]) -> list[Fused]:
+def _gathered(domain: Domain) -> dict[int, Synchronizer]:
+    variables = enumerate(domain.graph.variables)
+    return {index: AllGather(0) for index, variable in variables if variable.sparse}
+
+
+def _of_one_type(domain: Domain, operators: Sequence[Operator]) -> list[Operator]:
     by_type: dict[str, list[int]] = {}
     for operator in operators:
         for index in operator:
@@ -104,51 +138,46 @@ def _of_one_type(domain: Domain, operators: Sequence[Fused]) -> list[Fused]:
     return [tuple(members) for members in by_type.values()]
 
 
-def _windows(
-    domain: Domain, synchronizer: AllReduce, jobs: Sequence[Fused]
-) -> tuple[F64, F64, F64]:
-    """When each job is ready, its seconds on the wire, and its tail, `(jobs,)`."""
+def _size_bytes(domain: Domain, kind: Synchronizer, job: Operator) -> float:
+    each = factor_bytes(domain) if isinstance(kind, Factors) else sent_bytes(domain)
+    return float(each[list(job)].sum())
+
+
+def _windows(domain: Domain, jobs: Sequence[Operator]) -> tuple[F64, F64]:
+    """When each job is ready, and its tail, `(jobs,)` seconds."""
     ready, tails = ready_seconds(domain), tail_seconds(domain)
-    sizes = _sums(sent_bytes(domain), jobs)
-    gathered = np.array([bool(domain.variables.sparse[job[0]]) for job in jobs], dtype=np.bool_)
-    needs = np.where(
-        gathered,
-        wire_seconds(domain, AllGather(0), sizes),
-        wire_seconds(domain, synchronizer, sizes),
-    )
     return (
         np.array([ready[list(job)].max() for job in jobs]),
-        needs,
         np.array([tails[list(job)].max() for job in jobs]),
     )
 
 
-def _sums(each: F64, jobs: Sequence[Fused]) -> F64:
-    return np.array([each[list(job)].sum() for job in jobs], dtype=np.float64)
-
-
-def _run_elements(
-    domain: Domain, jobs: Sequence[Fused], needs: F64, runs: Sequence[Run]
+def _cut(
+    domain: Domain,
+    jobs: Sequence[Operator],
+    divisible: int,
+    needs: Sequence[float],
+    runs: Sequence[Run],
 ) -> list[tuple[tuple[int, int], ...]]:
     """For each run, the elements of variables that it sends: as much of its job as the part of the
-    job's seconds that have passed by its end. A sparse gradient goes with its first run."""
-    variables = domain.graph.variables
-    served = np.zeros(len(jobs))
-    sent = [0] * len(jobs)
+    job's seconds that have passed by its end.
+
+    divisible: the jobs from there on go with their first run, whole.
+    """
+    served, sent = np.zeros(len(jobs)), [0] * len(jobs)
     found = []
     for run in runs:
         job = jobs[run.job]
-        total = sum(variables[i].elements for i in job)
+        total = sum(domain.graph.variables[index].elements for index in job)
         served[run.job] += run.end_seconds - run.begin_seconds
-        share = served[run.job] / needs[run.job] if needs[run.job] > 0 else 1.0
-        ends = share > 1 - 1e-9 or variables[job[0]].sparse
-        until = total if ends else round(share * total)
+        ends = run.job >= divisible or served[run.job] >= needs[run.job] * (1 - 1e-9)
+        until = total if ends else round(served[run.job] / needs[run.job] * total)
         found.append(tuple(_span(domain, job, sent[run.job], until)))
         sent[run.job] = until
     return found
 
 
-def _span(domain: Domain, job: Fused, start: int, stop: int) -> list[tuple[int, int]]:
+def _span(domain: Domain, job: Operator, start: int, stop: int) -> list[tuple[int, int]]:
     """Elements `start` to `stop` of a job's variables, one behind the other."""
     found, begin = [], 0
     for index in job:

@@ -10,7 +10,7 @@ from autosync.plan.compiler_arrays import ALL_RANKS, LEADERS, NODE_TEAMS, team_t
 from autosync.plan.compiler_kernels import INDEX_BYTES
 from autosync.simulator.compute_time import compute_factors
 from autosync.simulator.cost.network import network_of
-from autosync.strategy import AllGather, AllReduce, even_replicas
+from autosync.strategy import AllGather, AllReduce, Factors, Synchronizer, even_replicas
 
 F64 = NDArray[np.float64]
 
@@ -21,6 +21,7 @@ HIERARCHICAL = (
     (Op.BROADCAST, NODE_TEAMS),
 )
 GATHERED = ((Op.SPARSE_ALL_GATHER, ALL_RANKS),)
+FACTORED = ((Op.FACTOR_ALL_GATHER, ALL_RANKS),)
 
 
 def ready_seconds(domain: Domain) -> F64:
@@ -54,8 +55,18 @@ def sent_bytes(domain: Domain) -> F64:
     return np.where(table.sparse, touched * row_bytes, table.size_bytes).astype(np.float64)
 
 
-def wire_seconds(domain: Domain, synchronizer: AllReduce | AllGather, size_bytes: F64) -> F64:
-    """How long messages of these sizes keep the wire from others, `(messages,)`.
+def factor_bytes(domain: Domain) -> F64:
+    """What one replica sends for each variable by its sufficient factors, `(variables,)`."""
+    table = domain.variables
+    rows = table.dims[:, 0]
+    return (table.factor_rows * (rows + table.elements // rows) * table.item_bytes).astype(
+        np.float64
+    )
+
+
+def wire_seconds(domain: Domain, synchronizer: Synchronizer, size_bytes: F64) -> F64:
+    """How long messages of these sizes keep the wire from others, `(messages,)`: all-reduces along
+    a ring or hierarchical, gathered rows or factors.
 
     A linear model as PACE fits one. Messages follow each other through the stages of a hierarchy,
     so the slowest stage counts; and where several are in flight, the startup of one hides behind
@@ -73,14 +84,16 @@ def startup_seconds(domain: Domain, synchronizer: AllReduce) -> float:
     return float(wire_seconds(domain, synchronizer, np.zeros(1))[0])
 
 
-def _stage_costs(domain: Domain, synchronizer: AllReduce | AllGather) -> tuple[F64, F64, F64]:
+def _stage_costs(domain: Domain, synchronizer: Synchronizer) -> tuple[F64, F64, F64]:
     """Startups, seconds a byte of a message alone, and those of them on its slowest link; of each
     stage, `(stages,)`."""
     network = network_of(domain.cluster, team_table(domain, ()))
     stages = RING
     if isinstance(synchronizer, AllGather):
         stages = GATHERED
-    elif synchronizer.algorithm == "hierarchical":
+    elif isinstance(synchronizer, Factors):
+        stages = FACTORED
+    elif isinstance(synchronizer, AllReduce) and synchronizer.algorithm == "hierarchical":
         alone = sum(node.ranks > 0 for node in domain.cluster.nodes) == 1
         stages = tuple(stage for stage in HIERARCHICAL if not (alone and stage[1] == LEADERS))
     kinds = np.array([int(network.kind_of(operation, teams)) for operation, teams in stages])

@@ -70,7 +70,7 @@ def test_the_fusion_is_the_best_number_of_balanced_parts() -> None:
         return longest_tail_first(np.maximum.reduceat(ready, begins), needs, fused_tails)
 
     best = min(max_min_partitions(sizes), key=ends)
-    fused = pace.fused_operators(domain, RING)
+    fused = pace.fused_operators(domain, RING, pace.all_reduce_operators(domain, {}))
     assert [len(part) for part in fused] == [len(p) for p in np.split(order, best[1:])]
     assert [index for part in fused for index in part] == order
     assert 1 < len(fused) < len(order), "neither everything nor nothing is fused"
@@ -87,6 +87,15 @@ def test_every_element_is_sent_once_and_sparse_gradients_whole() -> None:
         assert strategy.schedule.overlap_forward
 
 
+def test_factors_have_their_place_in_the_schedule_and_are_whole() -> None:
+    domain = domain_of(chain_graph(((512, 640), (64,), (800, 400), (64,)), factor_rows=4))
+    strategy = pace.pace_factors(domain)
+    verify(strategy, domain)
+    kinds = [[shard.kind for shard in choice.shards] for choice in strategy.choices]
+    assert kinds[0] == kinds[2] == ["factors"]
+    assert {kind for of in (kinds[1], kinds[3]) for kind in of} == {"all_reduce"}
+
+
 def test_types_are_never_fused() -> None:
     graph = chain_graph(((64, 64),) * 6)
     halves = tuple(
@@ -100,14 +109,14 @@ def test_types_are_never_fused() -> None:
 def test_gradients_of_one_operation_are_one_operator() -> None:
     graph = chain_graph(((64, 64), (64,), (64, 64), (64,)))
     domain = domain_of(replace(graph, gradient_after=(0, 0, 2, 2)))
-    assert pace.unfused_operators(domain) == [(3, 2), (1, 0)]
+    assert pace.all_reduce_operators(domain, {}) == [(3, 2), (1, 0)]
 
 
 @pytest.mark.parametrize("model", ["vgg16", "transformer"])
 def test_published_sizes_are_scheduled_at_once(model: str) -> None:
     """The timeline agrees that the optimal schedule beats sending in order of readiness."""
     graph = bundled(model)
-    domain = Domain(graph, grid_cluster(4, 1, 23.9), profile_from_step_seconds(graph, 0.2, "v100"))
+    domain = Domain(graph, grid_cluster(4, 1, 23.9), profile_from_step_seconds(graph, 0.2, "cpu"))
     fused = pace.pace_strategy(domain)
     verify(fused, domain)
     in_order = replace(fused, schedule=replace(fused.schedule, order="fifo", positions=()))
