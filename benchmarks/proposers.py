@@ -16,6 +16,7 @@ from autosync.population import encode
 from autosync.search.collect.collected_domains import stored_domain
 from autosync.search.designs.design_table import BUILDERS, fitted
 from autosync.search.designs.plan_refinement import refined
+from autosync.search.loop.refined_designs import RACED
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.limit import iteration_limit
@@ -56,7 +57,7 @@ def report(name: str, domain: Domain, samples: int, seeds: int) -> None:
         if strategy is not None:
             designs[design] = strategy
     seconds = dict(zip(designs, predicted(domain, list(designs.values())), strict=True))
-    promising = sorted((d for d in designs if d != "ddp"), key=seconds.__getitem__)[:3]
+    promising = sorted((d for d in designs if d != "ddp"), key=seconds.__getitem__)[:RACED]
     for design in promising:
         found, took = timed(lambda design=design: refined(designs[design], domain, Space(), 0))
         assert found is not None

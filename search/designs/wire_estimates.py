@@ -72,10 +72,11 @@ def wire_seconds(domain: Domain, synchronizer: Synchronizer, size_bytes: F64) ->
     so the slowest stage counts; and where several are in flight, the startup of one hides behind
     the bytes of another.
     """
-    startup, per_byte, held = _stage_costs(domain, synchronizer)
+    startup, per_byte, link, link_byte = _stage_costs(domain, synchronizer)
     alone = startup[:, None] + per_byte[:, None] * size_bytes
+    held = link[:, None] + link_byte[:, None] * size_bytes
     in_flight = network_of(domain.cluster, team_table(domain, ())).in_flight
-    seconds: F64 = np.maximum(alone / in_flight, held[:, None] * size_bytes).max(axis=0)
+    seconds: F64 = np.maximum(alone / in_flight, held).max(axis=0)
     return seconds
 
 
@@ -84,9 +85,9 @@ def startup_seconds(domain: Domain, synchronizer: AllReduce) -> float:
     return float(wire_seconds(domain, synchronizer, np.zeros(1))[0])
 
 
-def _stage_costs(domain: Domain, synchronizer: Synchronizer) -> tuple[F64, F64, F64]:
-    """Startups, seconds a byte of a message alone, and those of them on its slowest link; of each
-    stage, `(stages,)`."""
+def _stage_costs(domain: Domain, synchronizer: Synchronizer) -> tuple[F64, F64, F64, F64]:
+    """Seconds of a message alone, without bytes and a byte, then those of them for which it holds
+    its slowest link; of each stage, `(stages,)`."""
     network = network_of(domain.cluster, team_table(domain, ()))
     stages = RING
     if isinstance(synchronizer, AllGather):
@@ -99,7 +100,8 @@ def _stage_costs(domain: Domain, synchronizer: Synchronizer) -> tuple[F64, F64, 
     kinds = np.array([int(network.kind_of(operation, teams)) for operation, teams in stages])
     per_byte = network.copy_seconds_per_byte + network.host_seconds_per_byte
     return (
-        network.message_seconds[kinds],
+        (network.message_seconds + network.link_seconds)[kinds],
         (per_byte + network.seconds_per_byte)[kinds],
+        network.link_seconds[kinds],
         network.seconds_per_byte[kinds],
     )
