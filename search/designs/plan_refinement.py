@@ -17,6 +17,8 @@ EVALUATIONS = 2048
 graph, and the same answer on any machine."""
 NEIGHBOURS = 32
 """Of them, played at a time: the best one is taken if it is better."""
+MOST_STALLED = 8
+"""Times in a row that none of them may be better, before the search ends early."""
 MOST_MOVES = 3
 """Of a neighbour: one changes little, several together leave what no single one improves."""
 
@@ -45,16 +47,20 @@ def refined(
     best = encode([strategy], domain)
     seconds = float(simulator.predict(domain, best)[0])
     chains = _chains(domain, space, best)
-    improved = False
+    improved, stalled = False, 0
     for _ in range(evaluations // NEIGHBOURS):
+        if stalled == MOST_STALLED:
+            break
         neighbours = best.take(np.zeros(NEIGHBOURS, dtype=np.int64))
         for index in range(NEIGHBOURS):
             for _ in range(int(rng.integers(1, MOST_MOVES + 1))):
                 _move(neighbours, index, chains, space, rng)
         predicted = simulator.predict(domain, neighbours)
         fastest = int(np.argmin(predicted))
+        stalled += 1
         if predicted[fastest] < seconds:
-            best, seconds, improved = neighbours.take([fastest]), float(predicted[fastest]), True
+            best, seconds = neighbours.take([fastest]), float(predicted[fastest])
+            improved, stalled = True, 0
     if not improved:
         return strategy
     return replace(decode(best, 0, domain), name=strategy.name).canonical()
