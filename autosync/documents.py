@@ -15,6 +15,9 @@ UNLESS_ZERO = Field(exclude_if=lambda value: value == 0)
 """Annotates a number that documents gained later: left out where it is 0, so that the documents
 from before keep their text, and with it their identity."""
 
+UNLESS_TRUE = Field(exclude_if=lambda value: value is True)
+"""The same of a switch that is on by default."""
+
 T = TypeVar("T")
 
 

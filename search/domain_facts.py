@@ -1,5 +1,7 @@
 """What sampled and hand-designed strategies both have to know of a domain."""
 
+from itertools import combinations
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,6 +39,51 @@ def replica_layouts(domain: Domain, space: Space) -> tuple[tuple[Replica, ...], 
     if samples.sum() != batch or len(set(samples.tolist())) == 1:
         return (even,)
     return even, tuple(Replica(rank, int(n) / batch) for rank, n in enumerate(samples))
+
+
+RING_ORDERS = 8
+"""Orders of a ring that are drawn from, at the most."""
+
+
+def ring_orders(domain: Domain) -> tuple[tuple[int, ...], ...]:
+    """Orders of the ranks along a ring that are worth a try, those of the fastest slowest link
+    first; none unless some link between nodes has a rate of its own.
+
+    A node's ranks stay together. Found by exchanging nodes of random orders. Without such links
+    all orders of nodes are alike. NCCL picks its own.
+    """
+    cluster = domain.cluster
+    if not cluster.links or cluster.backend == "nccl":
+        return ()
+    node = cluster.node_of_server()[: domain.world_size]
+    nodes, rates = np.unique(node), cluster.bandwidth_bytes_per_second()
+    rng = np.random.default_rng(0)
+    found: dict[tuple[int, ...], tuple[float, ...]] = {}
+    for _ in range(4 * RING_ORDERS):
+        order = _exchanged(rng.permutation(nodes), rates)
+        turned = np.roll(order, -int(np.argmin(order)))
+        ranks = tuple(int(rank) for each in turned for rank in np.flatnonzero(node == each))
+        found[ranks] = tuple(-rate for rate in _ring_rates(order, rates))
+    found.pop(tuple(range(domain.world_size)), None)  # an empty order is that one
+    return tuple(sorted(found, key=lambda ranks: (found[ranks], ranks))[:RING_ORDERS])
+
+
+def _ring_rates(order: NDArray[np.int16], rates: NDArray[np.float64]) -> tuple[float, ...]:
+    """Rates of the links of a ring, the slowest first."""
+    return tuple(np.sort(rates[order, np.roll(order, -1)]).tolist())
+
+
+def _exchanged(order: NDArray[np.int16], rates: NDArray[np.float64]) -> NDArray[np.int16]:
+    """The order after every exchange of two nodes that makes its slowest links faster."""
+    best, improved = order, True
+    while improved:
+        improved = False
+        for i, j in combinations(range(len(order)), 2):
+            other = best.copy()
+            other[[i, j]] = other[[j, i]]
+            if _ring_rates(other, rates) > _ring_rates(best, rates):
+                best, improved = other, True
+    return best
 
 
 def factor_costs(domain: Domain) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

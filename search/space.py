@@ -2,8 +2,10 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Annotated
 
 from autosync.allowed import Allowed
+from autosync.documents import UNLESS_TRUE, UNLESS_ZERO
 from autosync.errors import InvalidInput
 from autosync.strategy import VariableChoice
 from autosync.units import MIB
@@ -15,10 +17,15 @@ MAX_SLICE_BYTES = 2**63 - 1
 class Space(Allowed):
     """What is allowed, how the sampler draws from it, and what is pinned (allowed or not).
 
-    priority: messages may be ordered by their next use.
+    priority: messages may be ordered by their next use, by rule or explicitly.
     whole_below_bytes, max_parts, max_groups: AutoSync's published sampler keeps variables under
         100 KB whole, cuts into at most 40 parts and merges into at most 20 groups.
     slice_bytes: slice sizes to draw from; 0 does not slice.
+    load_balance: owners are drawn in proportion to bandwidth (AutoSync's first constraint);
+        otherwise uniformly, each shard by itself.
+    adjacent_merge: a message holds shards that are neighbours in gradient-ready order and about as
+        many bytes as another (the second constraint); otherwise each shard draws its message.
+    shard_methods: where a strategy mixes methods, the shards of one variable may differ, too.
     pins: choices the search must keep, by variable. Pinned shards share a message only among
         themselves, as their group numbers say.
 
@@ -31,6 +38,9 @@ class Space(Allowed):
     max_parts: int = 40
     max_groups: int = 20
     slice_bytes: tuple[int, ...] = (0, MIB, 4 * MIB, 16 * MIB)
+    load_balance: Annotated[bool, UNLESS_TRUE] = True
+    adjacent_merge: Annotated[bool, UNLESS_TRUE] = True
+    shard_methods: Annotated[bool, UNLESS_ZERO] = False
     pins: tuple[VariableChoice, ...] = ()
 
     def __post_init__(self) -> None:

@@ -1,7 +1,6 @@
 """The limit: a lower bound on the iteration of any allowed strategy in a domain."""
 
 from dataclasses import dataclass, replace
-from heapq import heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +11,7 @@ from autosync.cluster import Cluster
 from autosync.domain import Domain
 from autosync.simulator.compute_time import compute_factors
 from autosync.simulator.cost.synchronizer_costs import costs_of_synchronizers
+from autosync.simulator.preemptive_schedule import longest_tail_first
 from autosync.strategy import even_replicas
 
 F64 = NDArray[np.float64]
@@ -123,31 +123,3 @@ def _without_links(cluster: Cluster) -> Cluster:
         for node in cluster.nodes
     )
     return replace(cluster, nodes=nodes, links=())
-
-
-def longest_tail_first(ready: F64, needs: F64, tails: F64) -> float:
-    """The least time to the last tail's end on one machine that may interrupt its jobs.
-
-    Serving the ready job with the longest tail is exact; it solves what PACE states as a linear
-    program (its costs (TN)^t are beyond any solver). ready, needs, tails: `(jobs,)` seconds.
-    """
-    order = np.argsort(ready)
-    left = needs.copy()
-    waiting: list[tuple[float, int]] = []
-    now, end, coming = -np.inf, 0.0, 0
-    while waiting or coming < len(order):
-        if not waiting:
-            now = max(now, ready[order[coming]])
-        while coming < len(order) and ready[order[coming]] <= now:
-            heappush(waiting, (-tails[order[coming]], int(order[coming])))
-            coming += 1
-        job = waiting[0][1]
-        until = ready[order[coming]] if coming < len(order) else np.inf
-        if now + left[job] <= until:
-            now += left[job]
-            heappop(waiting)
-            end = max(end, now + tails[job])
-        else:
-            left[job] -= until - now
-            now = until
-    return float(end)

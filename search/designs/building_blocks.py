@@ -9,6 +9,7 @@ from autosync.graph import ITEM_BYTES, Variable
 from autosync.search.domain_facts import server_weights
 from autosync.strategy import (
     AllGather,
+    AllReduce,
     Factors,
     ParameterServer,
     Partition,
@@ -85,6 +86,17 @@ def collective(domain: Domain, synchronizer: Synchronizer, cut: Cut = uncut) -> 
         shards = (chosen,) * len(partition.lengths)
         choices[index] = VariableChoice(variable.name, partition, shards)
     return choices
+
+
+def all_reduced(domain: Domain, group: Mapping[int, int]) -> Strategy:
+    """Whole variables, each all-reduced in the group of its index, as gradients become ready;
+    sparse gradients are gathered."""
+    choices = []
+    for index, variable in enumerate(domain.graph.variables):
+        kind = AllGather if variable.sparse else AllReduce
+        shard: Synchronizer = kind(group[index])
+        choices.append(VariableChoice(variable.name, uncut(variable), (shard,)))
+    return Strategy(tuple(choices), even_replicas(domain.world_size)).canonical()
 
 
 def owned(

@@ -6,8 +6,12 @@ from typing import NamedTuple
 
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy, NotSupported
-from autosync.search.designs import known_designs
+from autosync.search.designs import known_designs, pace
+from autosync.search.designs.explicit_order import ordered
+from autosync.search.designs.horovod import horovod_strategy
+from autosync.search.designs.list_schedule import hierarchical_list_schedule, list_schedule
 from autosync.search.designs.mg_wfbp import mg_wfbp_strategy
+from autosync.search.designs.server_placement import ps_least_busy_link
 from autosync.search.domain_facts import replica_layouts
 from autosync.search.space import Space
 from autosync.strategy import Strategy
@@ -36,6 +40,29 @@ BUILDERS: dict[str, Builder] = {
     "mg_wfbp": Builder(
         mg_wfbp_strategy,
         "All-reduces, merged with the next while the wait is shorter than a startup (MG-WFBP).",
+    ),
+    "horovod": Builder(
+        horovod_strategy,
+        "All-reduces of what is ready when a cycle of 5 ms begins, up to 64 MiB (Horovod).",
+    ),
+    "pace": Builder(
+        pace.pace_strategy,
+        "All-reduces fused by PACE's max-min program, interrupted where that ends soonest.",
+    ),
+    "pace_unfused": Builder(
+        pace.pace_unfused,
+        "One all-reduce an operation, interrupted by those with a longer tail (PACE's schedule).",
+    ),
+    "pace_hierarchical": Builder(pace.pace_hierarchical, "PACE over hierarchical all-reduces."),
+    "pace_factors": Builder(
+        pace.pace_factors, "Factors where they are fewer bytes, else PACE, in one schedule."
+    ),
+    "list_schedule": Builder(
+        list_schedule,
+        "All-reduces of about 4 MiB, of those ready the highest upward rank first (HeteroG).",
+    ),
+    "hierarchical_list_schedule": Builder(
+        hierarchical_list_schedule, "The same over hierarchical all-reduces."
     ),
     "tree_all_reduce": Builder(
         known_designs.tree_all_reduce, "Tree all-reduce in groups of 25 MiB."
@@ -81,6 +108,10 @@ BUILDERS: dict[str, Builder] = {
     "ps_bandwidth_weighted": Builder(
         known_designs.ps_bandwidth_weighted,
         "4 MiB pieces owned in proportion to bandwidth, merged by owner.",
+    ),
+    "ps_least_busy_link": Builder(
+        ps_least_busy_link,
+        "4 MiB pieces, each to the owner that leaves the busiest link least busy, merged by owner.",
     ),
     "ps_pieces_4mb_priority": Builder(
         known_designs.ps_pieces_4mb_priority,
@@ -133,12 +164,8 @@ def hand_designed(domain: Domain, space: Space) -> list[tuple[str, Strategy]]:
     for name, builder in BUILDERS.items():
         if name == "ddp":
             continue
-        try:
-            strategy = with_pins(builder.build(domain), space)
-            verify(strategy, domain)
-        except (InvalidStrategy, NotSupported):
-            continue  # not for this domain: no node of several ranks, say
-        if not lies_in(strategy, space):
+        strategy = fitted(domain, space, builder.build)
+        if strategy is None:
             continue
         found.append((name, strategy))
         if name in UNEVEN:
@@ -149,8 +176,20 @@ def hand_designed(domain: Domain, space: Space) -> list[tuple[str, Strategy]]:
     return found
 
 
+def fitted(domain: Domain, space: Space, build: Callable[[Domain], Strategy]) -> Strategy | None:
+    """What is built, pins applied; None where it does not run on the domain (no node has several
+    ranks, say) or does not lie in the space."""
+    try:
+        strategy = with_pins(build(domain), space)
+        verify(strategy, domain)
+    except (InvalidStrategy, NotSupported):
+        return None
+    return strategy if lies_in(strategy, space) else None
+
+
 def with_pins(strategy: Strategy, space: Space) -> Strategy:
-    """The strategy with the pinned choices; pinned shards join no group but their own."""
+    """The strategy with the pinned choices; pinned shards join no group but their own, and in an
+    explicit order they take the place of their variable's first."""
     above = 1 + max(shard.group for choice in strategy.choices for shard in choice.shards)
     pins = {pin.variable: pin for pin in space.pins}
     choices = tuple(
@@ -164,7 +203,16 @@ def with_pins(strategy: Strategy, space: Space) -> Strategy:
         else choice
         for choice in strategy.choices
     )
-    return replace(strategy, choices=choices)
+    pinned = replace(strategy, choices=choices)
+    if strategy.schedule.order != "explicit" or not pins:
+        return pinned
+    positions = iter(strategy.schedule.positions)
+    places = [[next(positions) for _ in choice.shards] for choice in strategy.choices]
+    keys = [
+        [min(own)] * len(choice.shards) if choice.variable in pins else own
+        for own, choice in zip(places, choices, strict=True)
+    ]
+    return ordered(pinned, keys)
 
 
 def lies_in(strategy: Strategy, space: Space) -> bool:
@@ -172,7 +220,7 @@ def lies_in(strategy: Strategy, space: Space) -> bool:
     schedule = strategy.schedule
     if schedule.overlap_forward and not space.overlap_forward:
         return False
-    if schedule.order == "priority" and not space.priority:
+    if schedule.order in ("priority", "explicit") and not space.priority:
         return False
     pinned = {pin.variable for pin in space.pins}
     kinds = {

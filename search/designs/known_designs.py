@@ -36,6 +36,8 @@ from autosync.strategy import (
 from autosync.units import MIB
 
 OVERLAPPED = Schedule("priority", overlap_forward=True)
+HALVES_BYTES = 25 * MIB
+"""Of messages in two halves: DeAR's default buffer."""
 SLICED = Schedule("priority", slice_bytes=4 * MIB, overlap_forward=True)
 
 
@@ -86,8 +88,13 @@ def reduce_scatter_25mb(domain: Domain) -> Strategy:
 
 
 def dear(domain: Domain) -> Strategy:
+    return dear_fused(domain, HALVES_BYTES)
+
+
+def dear_fused(domain: Domain, buffer_bytes: int) -> Strategy:
+    """DeAR with a fusion buffer of another size."""
     choices = collective(domain, ReduceScatter(0))
-    return halves(domain, choices, Schedule("fifo", overlap_forward=True))
+    return halves(domain, choices, Schedule("fifo", overlap_forward=True), buffer_bytes)
 
 
 def dear_sliced(domain: Domain) -> Strategy:
@@ -102,9 +109,14 @@ def zero1_overlap(domain: Domain) -> Strategy:
     return halves(domain, collective(domain, ReduceScatter(0, sharded_update=True)), OVERLAPPED)
 
 
-def halves(domain: Domain, choices: Choices, schedule: Schedule | None = None) -> Strategy:
+def halves(
+    domain: Domain,
+    choices: Choices,
+    schedule: Schedule | None = None,
+    limit_bytes: int = HALVES_BYTES,
+) -> Strategy:
     """Messages that travel in two halves, in groups of 25 MiB without a tiny last one."""
-    return assemble(domain, choices, schedule=schedule, limit_bytes=25 * MIB, fold_tails=True)
+    return assemble(domain, choices, schedule=schedule, limit_bytes=limit_bytes, fold_tails=True)
 
 
 def ps_one_server(domain: Domain) -> Strategy:
@@ -170,13 +182,13 @@ def poseidon(domain: Domain) -> Strategy:
 
 def factors_all_reduce(domain: Domain) -> Strategy:
     choices = collective(domain, AllReduce(0))
-    return assemble(domain, choices, _cheap_factors(domain), schedule=SLICED, limit_bytes=25 * MIB)
+    return assemble(domain, choices, cheap_factors(domain), schedule=SLICED, limit_bytes=25 * MIB)
 
 
 def factors_dear(domain: Domain) -> Strategy:
     choices = collective(domain, ReduceScatter(0))
     return assemble(
-        domain, choices, _cheap_factors(domain), schedule=OVERLAPPED, limit_bytes=25 * MIB
+        domain, choices, cheap_factors(domain), schedule=OVERLAPPED, limit_bytes=25 * MIB
     )
 
 
@@ -203,7 +215,7 @@ def sparse(domain: Domain) -> list[int]:
     return sorted(set(everything(domain)) - set(dense(domain)))
 
 
-def _cheap_factors(domain: Domain) -> Choices:
+def cheap_factors(domain: Domain) -> Choices:
     """Factors wherever they are fewer bytes than a ring all-reduce.
 
     Raises:

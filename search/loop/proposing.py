@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 from autosync.domain import Domain
 from autosync.population import Population, decode, encode
 from autosync.search.designs.design_table import hand_designed
+from autosync.search.loop.fusion_tuning import tuned_fusion
 from autosync.search.loop.message_equality import distinct_rows, message_shares
 from autosync.search.loop.outcome import DDP, TuningEvent
 from autosync.search.loop.ranking import materialize, rank
+from autosync.search.loop.refined_designs import with_refined
 from autosync.search.loop.selection import select
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import Candidate, Proposal, Store
@@ -64,14 +66,19 @@ def propose(
     left: int,
     on_event: OnEvent,
 ) -> list[Proposal]:
-    """The next round: hand-designed strategies first (DDP before all), then sampled ones."""
+    """The next round: hand-designed strategies first (DDP before all), then sampled ones and one
+    fusion buffer tuned by the trials."""
     earlier = store.proposals()
     number = 1 + max((proposal.round for proposal in earlier), default=-1)
     known = digests_of_strategies(domain, [each.candidate.strategy for each in earlier])
     chosen: list[Candidate] = []
     if number == 0:
         room = min(left, max(1, settings.budget // 2))
-        chosen = known_designs(domain, space, simulator)[:room]
+        designs = known_designs(domain, space, simulator)
+        chosen = with_refined(domain, space, simulator, designs, settings.seed)[:room]
+        known |= digests_of_strategies(domain, [each.strategy for each in chosen])
+    else:
+        chosen = tuned_fusion(domain, space, simulator, store)
         known |= digests_of_strategies(domain, [each.strategy for each in chosen])
     room = min(left, max(ROUND_TRIALS, len(chosen))) - len(chosen)
     if room > 0:

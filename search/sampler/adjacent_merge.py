@@ -1,7 +1,8 @@
 """The adjacent-merge constraint (AutoSync supplement, algorithm 2), mended and compiled.
 
 As printed it can leave groups empty and walk past the last one. Here each group aims at the bytes
-left over the groups left, and always leaves the others enough shards.
+left over the groups left, and always leaves the others enough shards. Without the constraint a
+shard draws its group.
 """
 
 from typing import Any, NamedTuple
@@ -21,6 +22,9 @@ MERGING = 3
 
 METHODS = 5
 
+_GROUP_WORDS = 2
+"""Words of that stream before those of shards that draw their groups."""
+
 MERGE_CLASS = np.dtype(
     [
         ("shards", np.int64),
@@ -29,13 +33,14 @@ MERGE_CLASS = np.dtype(
         ("open_bytes", np.float64),
         ("target_bytes", np.float64),
         ("current", np.int64),
+        ("begin", np.int64),
     ],
     align=True,
 )
 """Shards that may travel together: equal method, option, type and server.
 
 shards, bytes, groups: left to assign. open_bytes, target_bytes: of the open group; current: its
-number.
+number. begin: the number of its first group, where groups are drawn.
 """
 
 
@@ -78,7 +83,10 @@ def merge_adjacent(
         used = _tally(tables, choices.axis[i], start, shards, merge)
         name = stream(seed, indices[i], MERGING)
         _share_groups(rules.max_groups, name, merge, merge.touched[:used])
-        groups = _assign(tables, choices.axis[i], start, shards, merge)
+        if rules.adjacent_merge:
+            groups = _assign(tables, choices.axis[i], start, shards, merge)
+        else:
+            groups = _scatter(tables, name, merge.touched[:used], start, shards, merge)
         _renumber(shards.group[first[i] : first[i + 1]], groups)
 
 
@@ -92,8 +100,11 @@ def _starts(row: int, parts: NDArray[np.int32], start: NDArray[np.int64]) -> Non
 
 
 @njit(nogil=True)
-def _first_class(rules: Record, variable: Record, method: int, option: int, families: int) -> Any:
+def _first_class(
+    rules: Record, variable: Record, shards: ShardColumns, row: int, families: int
+) -> Any:
     """The class of family 0 of shards that are synchronized alike and of equal type."""
+    method, option = np.int64(shards.method[row]), np.int64(shards.option[row])
     return ((method * rules.options + option) * rules.dtypes + variable.dtype) * families
 
 
@@ -113,9 +124,9 @@ def _tally(
     for v in range(len(variables)):
         if variables[v].pin >= 0:
             continue
-        unit, row = unit_bytes(variables[v], axis[v]), start[v]
-        base = _first_class(rules, variables[v], shards.method[row], shards.option[row], families)
+        unit = unit_bytes(variables[v], axis[v])
         for row in range(start[v], start[v + 1]):
+            base = _first_class(rules, variables[v], shards, row, families)
             family = shards.server[row] + 1
             merged = merge.classes[base + family]
             if merged.shards == 0:
@@ -164,9 +175,9 @@ def _assign(
     for v in tables.ready_order:
         if variables[v].pin >= 0:
             continue
-        unit, row = unit_bytes(variables[v], axis[v]), start[v]
-        base = _first_class(rules, variables[v], shards.method[row], shards.option[row], families)
+        unit = unit_bytes(variables[v], axis[v])
         for row in range(start[v], start[v + 1]):
+            base = _first_class(rules, variables[v], shards, row, families)
             merged = merge.classes[base + shards.server[row] + 1]
             size = unit * shards.length[row]
             if _opens(merged, size):
@@ -179,6 +190,35 @@ def _assign(
             merged.bytes -= size
             merged.shards -= 1
             shards.group[row] = merged.current
+    return groups
+
+
+@njit(nogil=True)
+def _scatter(
+    tables: Tables,
+    name: np.uint64,
+    touched: NDArray[np.int64],
+    start: NDArray[np.int64],
+    shards: ShardColumns,
+    merge: MergeTables,
+) -> int:
+    """Draw the group of every shard from those of its class; returns the number of groups, pinned
+    and empty ones too."""
+    variables, rules = tables.variables, tables.rules[0]
+    families = len(merge.shards)
+    groups: int = rules.pin_groups
+    for number in touched:
+        merge.classes[number].begin = groups
+        groups += merge.classes[number].groups
+        merge.classes[number].shards = 0
+    for v in range(len(variables)):
+        if variables[v].pin >= 0:
+            continue
+        for row in range(start[v], start[v + 1]):
+            base = _first_class(rules, variables[v], shards, row, families)
+            merged = merge.classes[base + shards.server[row] + 1]
+            number = _GROUP_WORDS + row - start[0]
+            shards.group[row] = merged.begin + draw(name, number, merged.groups)
     return groups
 
 

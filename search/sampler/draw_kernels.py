@@ -3,6 +3,12 @@
 Every choice is uniform as AutoSync's published sampler has it, except that a strategy first draws
 a style (mostly servers or collectives, one method or several, cut or whole), because 200
 independent coins would make every proposal the same even mixture.
+
+Never drawn, though the runtime runs it: unequal cuts and explicit orders of messages, of which
+random ones only make the wire wait (designs compute them); orders of a ring where no link between
+nodes has a rate of its own, as all are then alike or worse; shares of the batch other than even
+ones and those by speed; torch's DDP, which is tried anyway. A cut has one axis, for so has a shard
+of a plan.
 """
 
 from typing import NamedTuple
@@ -15,6 +21,7 @@ from autosync.search.sampler.counter_random import draw, stream, word
 from autosync.search.sampler.drawn_columns import ChoiceColumns, ShardColumns
 from autosync.search.sampler.sampling_tables import (
     FACTORS,
+    FIRST_ORDER,
     GATHER,
     HIERARCHICAL,
     OWNER,
@@ -31,6 +38,9 @@ from autosync.units import MIB
 
 CHOICES = 1
 """Purpose of the random stream of a proposal's choices."""
+
+SHARD_METHODS = 4
+"""Purpose of the random stream of shards that choose by themselves."""
 
 PINNED = -1
 """Synchronizer of a variable whose choice the user pinned."""
@@ -63,6 +73,9 @@ class Style(NamedTuple):
     encoding: int
     cutting: int
     piece_bytes: int
+    order: int
+    shard_methods: bool
+    variable_encodings: bool
 
 
 @njit(nogil=True)
@@ -94,6 +107,11 @@ def draw_style(rules: Record, encodings: NDArray[np.int64], name: np.uint64) -> 
         encodings[draw(name, 6, len(encodings))],
         WHOLE if cutting == 0 else (PIECES if cutting == 1 else AXES),
         PIECE_BYTES[draw(name, 8, len(PIECE_BYTES))],
+        max(0, draw(name, 13, 2 * rules.orders + 1) - rules.orders),
+        rules.shard_methods
+        and HALF in (owner_chance, scatter_chance, hierarchy_chance)
+        and draw(name, 14, 2) == 0,
+        len(encodings) > 1 and draw(name, 15, 2) == 0,
     )
 
 
@@ -113,19 +131,21 @@ def choose_variant(variable: Record, style: Style, coins: np.uint64) -> int:
         return SCATTER_SHARDED if style.sharded else SCATTER
     if hierarchical:
         return HIERARCHICAL
-    return TREE if style.tree else RING
+    if style.tree:
+        return TREE
+    return FIRST_ORDER + style.order - 1 if style.order > 0 else RING
 
 
 @njit(nogil=True)
 def choose_encoding(
-    variable: Record, style: Style, low_rank: NDArray[np.bool_], variant: int
+    variable: Record, encoding: int, low_rank: NDArray[np.bool_], variant: int
 ) -> int:
-    """The style's encoding where it applies: PowerSGD packs whole matrices for ring all-reduces."""
+    """The encoding where it applies: PowerSGD packs whole matrices for ring all-reduces."""
     if variant in (GATHER, FACTORS) or variable.sparse:
         return 0
-    if not low_rank[style.encoding]:
-        return style.encoding if variable.wide else 0
-    return style.encoding if variant == RING and variable.matrix else 0
+    if not low_rank[encoding]:
+        return encoding if variable.wide else 0
+    return encoding if variable.matrix and (variant == RING or variant >= FIRST_ORDER) else 0
 
 
 @njit(nogil=True)
@@ -172,10 +192,11 @@ def draw_choices(
 ) -> None:
     """Fill all columns of the proposals' choices."""
     variables, rules, low_rank = tables.variables, tables.rules[0], tables.low_rank
+    encodings = tables.encodings
     slices, axis, parts = tables.slice_bytes, choices.axis, choices.parts
     for i in range(len(indices)):
         name = stream(seed, indices[i], CHOICES)
-        style = draw_style(rules, tables.encodings, name)
+        style = draw_style(rules, encodings, name)
         choices.order[i] = 1 if rules.priority and draw(name, 9, 2) == 0 else 0
         choices.slice_bytes[i] = slices[draw(name, 10, len(slices))]
         choices.overlap[i] = rules.overlap and draw(name, 11, 3) > 0
@@ -187,8 +208,12 @@ def draw_choices(
                 choices.synchronizer[i, v] = PINNED
                 axis[i, v], parts[i, v] = variable.pin_axis, variable.pin_parts
                 continue
-            variant = choose_variant(variable, style, word(name, number))
-            encoding = choose_encoding(variable, style, low_rank, variant)
+            coins = word(name, number)
+            variant = choose_variant(variable, style, coins)
+            encoding = style.encoding
+            if style.variable_encodings:
+                encoding = encodings[np.int64(((coins >> _32) * np.uint64(len(encodings))) >> _32)]
+            encoding = choose_encoding(variable, encoding, low_rank, variant)
             choices.synchronizer[i, v] = variant * len(low_rank) + encoding
             axis[i, v], parts[i, v], choices.flat_length[i, v] = -1, 1, variable.elements
             indivisible = variant in (GATHER, FACTORS) or low_rank[encoding]

@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from autosync.search.sampler.counter_random import mix, stream, word
+from autosync.search.sampler.counter_random import draw, mix, stream, word
 from autosync.search.sampler.drawn_columns import ShardColumns
 from autosync.search.sampler.sampling_tables import Record, Tables
 from autosync.simulator.numba_cache import cached_kernel
@@ -61,12 +61,18 @@ def balance_load(
     axis: NDArray[np.int8],
     shards: ShardColumns,
 ) -> None:
-    """Give every parameter-server shard without an owner one, largest shards first.
+    """Give every parameter-server shard without an owner one, largest shards first; without the
+    constraint any, uniformly.
 
     The load of a server ends within the largest shard of its part of the bandwidth, unless pins
     prevent it. Equal neighbours (shards of one variable) are sorted as one run.
     """
     first, most = shards.first, 1
+    if not tables.rules[0].load_balance:
+        for i in range(len(indices)):
+            name = stream(seed, indices[i], PLACEMENT)
+            _place_anywhere(name, first[i], first[i + 1], shards, len(tables.weight))
+        return
     for i in range(len(indices)):
         most = max(most, first[i + 1] - first[i])
     runs = Runs(np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.float64))
@@ -83,6 +89,16 @@ def balance_load(
         name = stream(seed, indices[i], PLACEMENT)
         descending = np.argsort(-runs.bytes[:used])
         _place_runs(name, largest, descending, runs, servers, shards.server)
+
+
+@njit(nogil=True)
+def _place_anywhere(
+    name: np.uint64, start: int, stop: int, shards: ShardColumns, servers: int
+) -> None:
+    """Draw the owner of every ownerless shard from all servers alike."""
+    for row in range(start, stop):
+        if shards.method[row] == _SERVER_METHOD and shards.server[row] < 0:
+            shards.server[row] = draw(name, row - start, servers)
 
 
 @njit(nogil=True)

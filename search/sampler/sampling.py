@@ -11,6 +11,7 @@ from autosync.search.sampler.draw_kernels import draw_choices, fill_shards
 from autosync.search.sampler.drawn_columns import empty_choices, empty_shards
 from autosync.search.sampler.load_balance import balance_load
 from autosync.search.sampler.sampling_tables import sampler_inputs
+from autosync.search.sampler.shard_methods import draw_shard_methods
 from autosync.search.space import Space
 
 
@@ -39,6 +40,8 @@ def sample_at(domain: Domain, space: Space, indices: NDArray[np.uint64], seed: i
     draw_choices(tables, key, indices, choices)
     shards = empty_shards(choices.parts)
     fill_shards(tables, choices, shards)
+    if space.shard_methods:
+        draw_shard_methods(tables, key, indices, choices, shards)
     balance_load(tables, key, indices, choices.axis, shards)
     merge_adjacent(tables, key, indices, choices, shards)
     return Population(

@@ -11,7 +11,12 @@ from autosync.codes import Method
 from autosync.domain import MAX_DIMS, Domain
 from autosync.errors import InvalidInput, InvalidStrategy
 from autosync.population import Option, synchronizer_row
-from autosync.search.domain_facts import factor_costs, replica_layouts, server_weights
+from autosync.search.domain_facts import (
+    factor_costs,
+    replica_layouts,
+    ring_orders,
+    server_weights,
+)
 from autosync.search.space import Space
 from autosync.strategy import EXACT, Replica, VariableChoice
 
@@ -32,6 +37,8 @@ OWNER, OWNER_HIERARCHICAL, RING, TREE, HIERARCHICAL, SCATTER, SCATTER_SHARDED, G
     range(len(VARIANTS))
 )
 
+FIRST_ORDER = len(VARIANTS)
+"""Ring all-reduces along explicit orders of the ranks (`ring_orders`) follow."""
 
 Record = Any
 """An element of a structured array: numba gives it the fields of its dtype as attributes."""
@@ -80,10 +87,15 @@ RULES = np.dtype(
         ("hierarchy", np.bool_),
         ("priority", np.bool_),
         ("overlap", np.bool_),
+        ("orders", np.int64),
+        ("load_balance", np.bool_),
+        ("adjacent_merge", np.bool_),
+        ("shard_methods", np.bool_),
     ],
     align=True,
 )
-"""What may be drawn. owners: parameter servers; reduces, scatters: the two collectives."""
+"""What may be drawn. owners: parameter servers; reduces, scatters: the two collectives. orders:
+explicit orders of a ring."""
 
 SYNCHRONIZER = np.dtype([("method", np.uint8), ("option", np.uint16)], align=True)
 PIN = np.dtype(
@@ -137,9 +149,11 @@ def sampler_inputs(domain: Domain, space: Space) -> SamplerInputs:
     """
     encodings = (EXACT, *(e for e in dict.fromkeys(space.encodings) if e != EXACT))
     options: dict[Option, int] = {}
+    orders = ring_orders(domain)
+    rings = [(Method.ALL_REDUCE, Option(device_order=order)) for order in orders]
     synchronizers = [
         (method, options.setdefault(replace(option, encoding=encoding), len(options)))
-        for method, option in VARIANTS
+        for method, option in (*VARIANTS, *rings)
         for encoding in encodings
     ]
     variables = _variables(domain, space)
@@ -149,7 +163,7 @@ def sampler_inputs(domain: Domain, space: Space) -> SamplerInputs:
     weight = server_weights(domain)
     tables = Tables(
         variables=variables,
-        rules=_rules(domain, space, len(layouts), len(options), pins),
+        rules=_rules(domain, space, len(layouts), len(options), len(orders), pins),
         synchronizers=np.array(synchronizers, dtype=SYNCHRONIZER),
         pins=pins,
         ready_order=np.array(domain.graph.gradient_order, dtype=np.int64),
@@ -186,10 +200,10 @@ def _variables(domain: Domain, space: Space) -> NDArray[np.void]:
 
 
 def _rules(
-    domain: Domain, space: Space, layouts: int, options: int, pins: NDArray[np.void]
+    domain: Domain, space: Space, layouts: int, options: int, orders: int, pins: NDArray[np.void]
 ) -> NDArray[np.void]:
     rules = np.zeros(1, dtype=RULES)
-    rules["layouts"], rules["options"] = layouts, options
+    rules["layouts"], rules["options"], rules["orders"] = layouts, options, orders
     rules["max_parts"], rules["max_groups"] = space.max_parts, space.max_groups
     rules["dtypes"] = len({(v.dtype, v.sparse) for v in domain.graph.variables})
     rules["pin_groups"] = len(np.unique(pins["group"]))
@@ -199,6 +213,8 @@ def _rules(
     several = any(node.ranks > 1 for node in domain.cluster.nodes)
     rules["hierarchy"] = space.hierarchical and several
     rules["priority"], rules["overlap"] = space.priority, space.overlap_forward
+    for switch in ("load_balance", "adjacent_merge", "shard_methods"):
+        rules[switch] = getattr(space, switch)
     if not (rules["owners"][0] or space.all_reduce or space.reduce_scatter):
         raise InvalidInput(
             "the space allows neither collectives nor a parameter server that the optimizer "

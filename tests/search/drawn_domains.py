@@ -1,5 +1,7 @@
 """Hypothesis strategies for the domains and spaces that sampler tests draw from."""
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from autosync.domain import Domain, Optimizer
@@ -36,6 +38,14 @@ spaces = st.builds(
     max_parts=st.sampled_from((1, 2, 7, 40)),
     max_groups=st.sampled_from((1, 3, 20)),
     uneven_shares=st.booleans(),
+    shard_methods=st.booleans(),
+)
+
+unconstrained = st.builds(
+    lambda space, balance, merge: replace(space, load_balance=balance, adjacent_merge=merge),
+    spaces,
+    st.booleans(),
+    st.booleans(),
 )
 
 lossy = (Encoding(), Encoding("fp16"), Encoding("bf16"), Encoding("powersgd", 2))

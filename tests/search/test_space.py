@@ -17,12 +17,21 @@ BEFORE = """{"all_reduce":true,"encodings":[{"name":"none","rank":0}],"factors":
 "uneven_shares":false,"whole_below_bytes":100000}""".replace("\n", "")
 """As stored tunings have it."""
 
+SWITCHES = ("load_balance", "adjacent_merge", "shard_methods")
+
 
 def test_the_document_is_what_it_was() -> None:
     assert to_json(Space()) == BEFORE
     assert from_json(Space, BEFORE) == Space()
     assert from_json(Space, "{}") == Space()
-    assert set(json_schema(Space)["properties"]) == set(json.loads(BEFORE))
+    assert set(json_schema(Space)["properties"]) == set(json.loads(BEFORE)) | set(SWITCHES)
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_a_switch_that_is_turned_is_in_the_document(switch: str) -> None:
+    turned = made(switch, not getattr(Space(), switch))
+    assert switch in json.loads(to_json(turned))
+    assert from_json(Space, to_json(turned)) == turned
 
 
 def made(field: str, value: Any) -> Space:

@@ -1,7 +1,6 @@
 """The limit by hand, against brute force, and below every simulated strategy."""
 
 from dataclasses import replace
-from itertools import permutations
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from autosync.allowed import Allowed
 from autosync.cluster import Cluster, Link
 from autosync.domain import Domain
 from autosync.population import encode
-from autosync.simulator.limit import iteration_limit, longest_tail_first
+from autosync.simulator.limit import iteration_limit
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Encoding
 from tests.domains import chain_graph, domain_of
@@ -84,25 +83,3 @@ def test_uneven_shares_lower_what_devices_must_compute() -> None:
     assert iteration_limit(domain).compute_seconds == pytest.approx(0.24)
     dealt = iteration_limit(domain, Allowed(uneven_shares=True))
     assert dealt.compute_seconds == pytest.approx(0.12 * 4 / 3)
-
-
-def best_by_force(ready: list[int], needs: list[int], tails: list[int]) -> int:
-    """Unit time slots, every order of slots: the machine never idles while a job is ready."""
-    slots = [job for job, need in enumerate(needs) for _ in range(need)]
-    best = 10**9
-    for order in set(permutations(slots)):
-        now, end = 0, 0
-        for job in order:
-            now = max(now, ready[job]) + 1
-            end = max(end, now + tails[job])
-        best = min(best, end)
-    return best
-
-
-def test_the_longest_tail_first_is_the_best_interruptible_schedule() -> None:
-    rng = np.random.default_rng(11)
-    for _ in range(60):
-        ready, tails = rng.integers(0, 7, 3), rng.integers(0, 9, 3)
-        needs = rng.integers(1, 4, 3)
-        exact = longest_tail_first(*(array.astype(float) for array in (ready, needs, tails)))
-        assert exact == best_by_force(ready.tolist(), needs.tolist(), tails.tolist())

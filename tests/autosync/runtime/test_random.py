@@ -37,6 +37,9 @@ SPACES = st.builds(
     max_parts=st.sampled_from((2, 5, 40)),
     max_groups=st.sampled_from((1, 3, 20)),
     slice_bytes=st.sampled_from(((0,), (0, 96, 1000), (200,))),
+    load_balance=st.booleans(),
+    adjacent_merge=st.booleans(),
+    shard_methods=st.booleans(),
 )
 """Slices and limits that small models reach."""
 

@@ -51,6 +51,15 @@ def test_mg_wfbp_waits_for_the_next_gradient_while_that_takes_less_than_a_startu
         assert messages_of(strategy) == messages, startup
 
 
+def test_mg_wfbp_sees_gradients_when_the_slowest_rank_has_them() -> None:
+    cluster = cluster_of(backend="nccl", startup=11e-3)
+    device = replace(cluster.nodes[0].devices[0], slowdown=1.2)
+    slow = replace(cluster.nodes[0], devices=(device,))
+    domain = domain_with(replace(cluster, nodes=(slow, *cluster.nodes[1:])))
+    # every 12 ms: the first does not wait; behind its 86 ms all others are there
+    assert messages_of(mg_wfbp_strategy(domain)) == [0, 1, 1, 1, 1, 1]
+
+
 def test_mg_wfbp_is_no_optimum_of_the_timeline() -> None:
     domain = domain_with(cluster_of(backend="nccl", startup=11e-3))
     first_alone = strategy_of(domain, lambda v: AllReduce(int(v == len(SIZES) - 1)))

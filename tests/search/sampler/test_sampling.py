@@ -2,17 +2,19 @@ import hashlib
 import multiprocessing
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autosync.cluster import Cluster, Device, Node
+from autosync.cluster import Cluster, Device, Link, Node
 from autosync.codes import Method, Order
 from autosync.domain import Domain, Optimizer
 from autosync.errors import InvalidInput, InvalidStrategy
 from autosync.population import Population, concatenate, decode, encode
+from autosync.search.domain_facts import ring_orders
 from autosync.search.sampler.sampling import sample, sample_at
 from autosync.search.space import Space
 from autosync.strategy import (
@@ -26,7 +28,7 @@ from autosync.strategy import (
 )
 from autosync.verification import verify
 from tests.domains import chain_graph, domain_of, grid_cluster
-from tests.search.drawn_domains import domains, lossy, seeds, spaces
+from tests.search.drawn_domains import domains, lossy, seeds, spaces, unconstrained
 
 SMALL = Space(whole_below_bytes=1000)
 
@@ -42,7 +44,7 @@ def assert_same(left: Population, right: Population) -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@given(domains(), spaces, seeds)
+@given(domains(), unconstrained, seeds)
 def test_every_sample_verifies(domain: Domain, space: Space, seed: int) -> None:
     drawn = sample(domain, space, 0, 20, seed)
     for index in range(len(drawn)):
@@ -60,7 +62,7 @@ def test_lossy_encodings_verify_where_they_are_allowed(
 
 
 @settings(deadline=None, max_examples=40)
-@given(domains(), spaces, seeds, st.integers(0, 2**62), st.integers(0, 12))
+@given(domains(), unconstrained, seeds, st.integers(0, 2**62), st.integers(0, 12))
 def test_a_row_depends_only_on_seed_and_index(
     domain: Domain, space: Space, seed: int, start: int, cut: int
 ) -> None:
@@ -93,7 +95,7 @@ def test_another_seed_draws_others() -> None:
 
 
 @settings(deadline=None, max_examples=40)
-@given(domains(), spaces, seeds)
+@given(domains(), unconstrained, seeds)
 def test_encode_is_the_inverse_of_decode(domain: Domain, space: Space, seed: int) -> None:
     drawn = sample(domain, space, 0, 10, seed)
     strategies = [decode(drawn, index, domain) for index in range(len(drawn))]
@@ -218,6 +220,78 @@ def test_embeddings_are_cut_along_axis_0_or_into_pieces() -> None:
     assert set(drawn.axis[:, 1]) == {-1, 0, 1}
 
 
+def linked_cluster() -> Cluster:
+    """The nodes' own order crosses the slow link; one of three rings does not."""
+    slow = Link(("10.77.0.1", "10.77.0.2"), 0.1)
+    return replace(grid_cluster(4), links=(slow,))
+
+
+def test_rings_are_ordered_where_a_link_has_its_own_rate() -> None:
+    domain = domain_of(cluster=linked_cluster())
+    drawn = sample(domain, SMALL, 0, 2000, 0)
+    orders = {drawn.options[code].device_order for code in set(drawn.option.tolist())}
+    around = {order for order in orders if order}
+    assert () in orders
+    assert around == set(ring_orders(domain)) != set()
+    for order in around:
+        assert abs(order.index(0) - order.index(1)) == 2, "the slow link is in the ring"
+    nccl = domain_of(cluster=replace(linked_cluster(), backend="nccl"))
+    assert not any(option.device_order for option in sample(nccl, SMALL, 0, 50, 0).options)
+    assert not any(option.device_order for option in sample(domain_of(), SMALL, 0, 50, 0).options)
+
+
+def methods_of_variables(drawn: Population) -> list[int]:
+    """For each cut variable of each strategy, of how many methods and options its shards are."""
+    found = []
+    for index, (begin, stop) in enumerate(spans(drawn)):
+        for variable in np.flatnonzero(drawn.parts[index] > 1):
+            rows = begin + np.flatnonzero(drawn.variable[begin:stop] == variable)
+            found.append(len(set(zip(drawn.method[rows], drawn.option[rows], strict=True))))
+    return found
+
+
+def test_shards_of_a_variable_differ_where_the_space_lets_them() -> None:
+    domain = domain_of(cluster=grid_cluster(2, 2))
+    assert max(methods_of_variables(sample(domain, SMALL, 0, 400, 0))) == 1
+    drawn = sample(domain, replace(SMALL, shard_methods=True), 0, 400, 0)
+    counts = methods_of_variables(drawn)
+    assert max(counts) > 2
+    assert counts.count(1) > len(counts) / 2, "most strategies keep a method a variable"
+
+
+def test_variables_differ_in_their_encoding_where_lossy_ones_are_allowed() -> None:
+    domain = domain_of()
+    drawn = sample(domain, replace(SMALL, encodings=lossy), 0, 400, 0)
+    names = [
+        {drawn.options[code].encoding.name for code in drawn.option[begin:stop]}
+        for begin, stop in spans(drawn)
+    ]
+    assert max(map(len, names)) >= 3
+    assert {"none"} in names
+
+
+def test_without_load_balance_owners_are_drawn_alike() -> None:
+    domain = domain_of(chain_graph(((64, 64),) * 30), grid_cluster(2, 1, (3.0, 1.0)))
+    drawn = sample(domain, replace(OWNERS_ONLY, load_balance=False), 0, 200, 0)
+    assert 0.45 < np.mean(drawn.server == 0) < 0.55
+    loads = [np.mean(drawn.server[begin:stop]) for begin, stop in spans(drawn)]
+    assert np.std(loads) > 0.05, "each strategy has its own imbalance"
+
+
+def test_without_adjacent_merge_messages_hold_shards_from_anywhere() -> None:
+    domain = domain_of(chain_graph(((64, 64),) * 40))
+    ring = Space(parameter_server=False, reduce_scatter=False, factors=False)
+    for merge in (True, False):
+        drawn = sample(domain, replace(ring, adjacent_merge=merge), 0, 200, 0)
+        several = [g for b, e in spans(drawn) if len(set(g := drawn.group[b:e].tolist())) > 4]
+        borders = [sum(a != b for a, b in pairwise(g)) for g in several]
+        whole_runs = [n == len(set(g)) - 1 for n, g in zip(borders, several, strict=True)]
+        assert len(several) > 50
+        assert all(whole_runs) if merge else not any(whole_runs)
+        sizes = {len(set(drawn.group[b:e].tolist())) for b, e in spans(drawn)}
+        assert max(sizes) <= 20
+
+
 def test_the_first_pick_follows_bandwidth() -> None:
     domain = domain_of(chain_graph(((64, 64),)), grid_cluster(2, 1, (3.0, 1.0)))
     drawn = sample(domain, Space(all_reduce=False, reduce_scatter=False), 0, 4000, 0)
@@ -288,7 +362,7 @@ def test_no_proposals_are_an_empty_population() -> None:
 
 
 @settings(deadline=None, max_examples=30)
-@given(spaces, seeds)
+@given(unconstrained, seeds)
 def test_pins_are_kept_exactly(space: Space, seed: int) -> None:
     domain = domain_of()
     pins = (
@@ -364,7 +438,7 @@ EVERYTHING = Space(
     [
         (Space(), 0, "c135d1cc3ae1f183"),
         (SMALL, 7, "cb00d05bad4c97a3"),
-        (EVERYTHING, 2**64 - 1, "42dae02a64117532"),
+        (EVERYTHING, 2**64 - 1, "ecd9e99c17fb69a4"),
         (Space(whole_below_bytes=0, all_reduce=False, reduce_scatter=False), 3, "0fdba2d0a06bac98"),
     ],
 )

@@ -1,0 +1,106 @@
+"""Prints what the timeline predicts of every proposer beside the best of many samples, on the
+domains of the measured dataset, with the sampler's constraints switched on and off.
+
+python -m benchmarks.proposers [--samples 2048] [--domains resnet50-4x1 ...]
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from autosync.bundled_data import data_folder
+from autosync.domain import Domain
+from autosync.population import encode
+from autosync.search.collect.collected_domains import stored_domain
+from autosync.search.designs.design_table import BUILDERS, fitted
+from autosync.search.designs.plan_refinement import refined
+from autosync.search.loop.refined_designs import RACED
+from autosync.search.sampler.sampling import sample
+from autosync.search.space import Space
+from autosync.simulator.limit import iteration_limit
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+from autosync.strategy import Strategy
+
+BASELINES = ("ps_load_balanced", "horovod")
+"""A sample hits where it beats the better one (thesis, figure 8.2)."""
+
+SPACES = {
+    "both constraints": Space(),
+    "no load balance": Space(load_balance=False),
+    "no adjacent merge": Space(adjacent_merge=False),
+    "neither": Space(load_balance=False, adjacent_merge=False),
+    "methods of shards": Space(shard_methods=True),
+}
+
+
+def predicted(domain: Domain, strategies: list[Strategy]) -> list[float]:
+    return TimelineSimulator().predict(domain, encode(strategies, domain)).tolist()
+
+
+def sampled(domain: Domain, space: Space, samples: int, seed: int) -> np.ndarray:
+    return TimelineSimulator().predict(domain, sample(domain, space, 0, samples, seed))
+
+
+def timed(work: Callable[[], Strategy | None]) -> tuple[Strategy | None, float]:
+    began = time.perf_counter()
+    return work(), time.perf_counter() - began
+
+
+def report(name: str, domain: Domain, samples: int, seeds: int) -> None:
+    designs: dict[str, Strategy] = {}
+    spent: dict[str, float] = {}
+    for design, builder in BUILDERS.items():
+        build = builder.build
+        strategy, spent[design] = timed(lambda build=build: fitted(domain, Space(), build))
+        if strategy is not None:
+            designs[design] = strategy
+    seconds = dict(zip(designs, predicted(domain, list(designs.values())), strict=True))
+    promising = sorted((d for d in designs if d != "ddp"), key=seconds.__getitem__)[:RACED]
+    for design in promising:
+        found, took = timed(lambda design=design: refined(designs[design], domain, Space(), 0))
+        assert found is not None
+        seconds[f"{design}, refined"] = predicted(domain, [found])[0]
+        spent[f"{design}, refined"] = took
+    drawn = {
+        kind: [sampled(domain, space, samples, seed) for seed in range(seeds)]
+        for kind, space in SPACES.items()
+    }
+    best = float(np.mean([each.min() for each in drawn["both constraints"]]))
+    limit = iteration_limit(domain).seconds
+    print(f"\n{name}: limit {limit * 1e3:.1f} ms; best of {samples} samples {best * 1e3:.1f} ms")
+    for design in sorted(seconds, key=seconds.__getitem__):
+        value = seconds[design]
+        print(
+            f"  {design:36s} {value * 1e3:8.1f} ms  {value / best:6.3f} of the best sample  "
+            f"{limit / value:6.1%} of the limit  made in {spent[design]:5.2f} s"
+        )
+    baseline = min(seconds[each] for each in BASELINES if each in seconds)
+    for kind, population in drawn.items():
+        least = [each.min() / best for each in population]
+        hits = np.mean([np.mean(each < baseline) for each in population])
+        print(
+            f"  {samples} samples, {kind:20s} best {np.mean(least):6.3f} "
+            f"({min(least):.3f} to {max(least):.3f}), median "
+            f"{np.mean([np.median(each) for each in population]) / best:6.2f}, hit rate {hits:6.1%}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--samples", type=int, default=2048)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--domains", nargs="*")
+    arguments = parser.parse_args()
+    folder = data_folder("runtimes")
+    known = sorted(file.stem for file in (folder / "targets").glob("*.json"))
+    for name in arguments.domains or known:
+        domain = stored_domain(folder, name)
+        if domain is None:
+            raise SystemExit(f"no domain {name!r}; there are {', '.join(known)}")
+        report(name, domain, arguments.samples, arguments.seeds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""What schedules are computed from: when gradients exist, how long messages hold the wire, and what
+is still computed once they have arrived. Estimates: the timeline plays what follows from them."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.codes import Op
+from autosync.domain import Domain
+from autosync.plan.compiler_arrays import ALL_RANKS, LEADERS, NODE_TEAMS, team_table
+from autosync.plan.compiler_kernels import INDEX_BYTES
+from autosync.simulator.compute_time import compute_factors
+from autosync.simulator.cost.network import network_of
+from autosync.strategy import AllGather, AllReduce, Factors, Synchronizer, even_replicas
+
+F64 = NDArray[np.float64]
+
+RING = ((Op.ALL_REDUCE, ALL_RANKS),)
+HIERARCHICAL = (
+    (Op.REDUCE, NODE_TEAMS),
+    (Op.ALL_REDUCE, LEADERS),
+    (Op.BROADCAST, NODE_TEAMS),
+)
+GATHERED = ((Op.SPARSE_ALL_GATHER, ALL_RANKS),)
+FACTORED = ((Op.FACTOR_ALL_GATHER, ALL_RANKS),)
+
+
+def ready_seconds(domain: Domain) -> F64:
+    """When the slowest rank has each gradient, `(variables,)` from the start of backward."""
+    seconds: F64 = domain.timing.ready_seconds[domain.variables.ready] * slowest_factor(domain)
+    return seconds
+
+
+def tail_seconds(domain: Domain) -> F64:
+    """What the slowest rank still computes of the next forward pass from each variable's first use
+    on, `(variables,)`: the longest path behind it, as one device computes one operation at a time.
+    """
+    timing = domain.timing
+    used = timing.forward_start[domain.variables.first_use]
+    seconds: F64 = (timing.forward_seconds - used) * slowest_factor(domain)
+    return seconds
+
+
+def slowest_factor(domain: Domain) -> float:
+    """Of an even share, over the profile's seconds."""
+    return float(compute_factors(domain, even_replicas(domain.world_size)).max())
+
+
+def sent_bytes(domain: Domain) -> F64:
+    """What one replica sends for each variable, `(variables,)`: of sparse ones touched rows, with
+    their indices."""
+    table = domain.variables
+    rows = table.dims[:, 0]
+    touched = np.minimum(table.touched_rows, rows)
+    row_bytes = table.size_bytes / rows + INDEX_BYTES
+    return np.where(table.sparse, touched * row_bytes, table.size_bytes).astype(np.float64)
+
+
+def factor_bytes(domain: Domain) -> F64:
+    """What one replica sends for each variable by its sufficient factors, `(variables,)`."""
+    table = domain.variables
+    rows = table.dims[:, 0]
+    return (table.factor_rows * (rows + table.elements // rows) * table.item_bytes).astype(
+        np.float64
+    )
+
+
+def wire_seconds(domain: Domain, synchronizer: Synchronizer, size_bytes: F64) -> F64:
+    """How long messages of these sizes keep the wire from others, `(messages,)`: all-reduces along
+    a ring or hierarchical, gathered rows or factors.
+
+    A linear model as PACE fits one. Messages follow each other through the stages of a hierarchy,
+    so the slowest stage counts; and where several are in flight, the startup of one hides behind
+    the bytes of another.
+    """
+    startup, per_byte, link, link_byte = _stage_costs(domain, synchronizer)
+    alone = startup[:, None] + per_byte[:, None] * size_bytes
+    held = link[:, None] + link_byte[:, None] * size_bytes
+    in_flight = network_of(domain.cluster, team_table(domain, ())).in_flight
+    seconds: F64 = np.maximum(alone / in_flight, held).max(axis=0)
+    return seconds
+
+
+def startup_seconds(domain: Domain, synchronizer: AllReduce) -> float:
+    """What one message more costs the wire."""
+    return float(wire_seconds(domain, synchronizer, np.zeros(1))[0])
+
+
+def _stage_costs(domain: Domain, synchronizer: Synchronizer) -> tuple[F64, F64, F64, F64]:
+    """Seconds of a message alone, without bytes and a byte, then those of them for which it holds
+    its slowest link; of each stage, `(stages,)`."""
+    network = network_of(domain.cluster, team_table(domain, ()))
+    stages = RING
+    if isinstance(synchronizer, AllGather):
+        stages = GATHERED
+    elif isinstance(synchronizer, Factors):
+        stages = FACTORED
+    elif isinstance(synchronizer, AllReduce) and synchronizer.algorithm == "hierarchical":
+        alone = sum(node.ranks > 0 for node in domain.cluster.nodes) == 1
+        stages = tuple(stage for stage in HIERARCHICAL if not (alone and stage[1] == LEADERS))
+    kinds = np.array([int(network.kind_of(operation, teams)) for operation, teams in stages])
+    per_byte = network.copy_seconds_per_byte + network.host_seconds_per_byte
+    return (
+        (network.message_seconds + network.link_seconds)[kinds],
+        (per_byte + network.seconds_per_byte)[kinds],
+        network.link_seconds[kinds],
+        network.seconds_per_byte[kinds],
+    )

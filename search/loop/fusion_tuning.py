@@ -1,0 +1,177 @@
+"""Fusion buffers tuned on real trials, as DeAR and Horovod's autotuner do: a Gaussian process of
+the speed over the buffer's size, and the size of the largest expected improvement (DeAR, IV-B)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import norm
+
+from autosync.domain import Domain
+from autosync.population import encode
+from autosync.search.designs.design_table import fitted
+from autosync.search.designs.horovod import FUSION_BYTES, horovod_strategy
+from autosync.search.designs.known_designs import dear_fused
+from autosync.search.loop.tuning_store import Candidate, Store
+from autosync.search.space import Space
+from autosync.simulator.simulator_contract import Simulator
+from autosync.strategy import Strategy
+from autosync.units import MIB
+
+F64 = NDArray[np.float64]
+
+XI = 0.1
+"""By which an improvement has to be exceeded to count, in standard deviations of the measured
+speeds: DeAR's hyperparameter, which prefers exploration."""
+
+FIRST_BYTES = {"dear": 25 * MIB, "horovod": FUSION_BYTES}
+"""DeAR begins at 25 MB, Horovod at its default; both are hand-designed strategies."""
+
+SIZES = 32
+"""Sizes from 1 to 100 MiB (DeAR's range) that are told apart, each a little over a seventh larger
+than the one before."""
+
+FAMILIES: dict[str, Callable[[Domain, int], Strategy]] = {
+    "dear": dear_fused,
+    "horovod": horovod_strategy,
+}
+
+FIRST_SPREAD, LEAST_SPREAD = 0.1, 0.01
+"""Standard deviation of the logarithm of a family's speeds: before two are measured, and at least,
+for a quiet trial repeats within 1 %."""
+
+LENGTHS = 9
+"""Lengths of the process that are compared."""
+
+DOUBT = 2.0
+"""A size is tried where it could beat everything measured within so many standard deviations."""
+
+
+class FusedStrategy(NamedTuple):
+    size_bytes: int
+    strategy: Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class FusionChoice:
+    """A size to try. speed, std: of the logarithm of iterations a second, predicted."""
+
+    family: str
+    fused: FusedStrategy
+    speed: float
+    std: float
+
+
+def tuned_fusion(
+    domain: Domain, space: Space, simulator: Simulator, store: Store
+) -> list[Candidate]:
+    """The buffer to try next as a candidate, where some could be the fastest of all."""
+    seconds = {trial.key: trial.step_seconds for trial in store.trials()}
+    choice = next_fusion(
+        domain,
+        space,
+        {each.candidate.strategy.id: seconds.get(each.key) for each in store.proposals()},
+    )
+    if choice is None:
+        return []
+    name = f"{choice.family}_{choice.fused.size_bytes / MIB:.3g}mb"
+    strategy = replace(choice.fused.strategy, name=name)
+    score = float(simulator.predict(domain, encode([strategy], domain))[0])
+    return [Candidate(strategy, score, simulator.name, f"{choice.family}_tuned")]
+
+
+def next_fusion(
+    domain: Domain,
+    space: Space,
+    step_seconds: Mapping[str, float | None],
+) -> FusionChoice | None:
+    """The size to try next, of the family that could be fastest; none where no family has a trial
+    yet, or none could beat what is measured.
+
+    step_seconds: of every strategy measured, by its id; None where it failed.
+    """
+    measured = [seconds for seconds in step_seconds.values() if seconds]
+    found = []
+    for family in FAMILIES:
+        members = fused_strategies(domain, space, family)
+        sizes, seconds, open_sizes = [], [], []
+        for member in members:
+            value = step_seconds.get(member.strategy.id)
+            if value:
+                sizes.append(member.size_bytes)
+                seconds.append(value)
+            elif member.strategy.id not in step_seconds:
+                open_sizes.append(member)
+        if not sizes or not open_sizes:
+            continue
+        speeds = -np.log(np.array(seconds))
+        asked = np.array([member.size_bytes for member in open_sizes], dtype=np.float64)
+        mean, std = speeds_over_sizes(np.array(sizes, dtype=np.float64), speeds, asked)
+        pick = int(np.argmax(expected_improvement(mean, std, speeds)))
+        found.append(FusionChoice(family, open_sizes[pick], float(mean[pick]), float(std[pick])))
+    found = [each for each in found if each.speed + DOUBT * each.std > -np.log(min(measured))]
+    return max(found, key=lambda each: each.speed + each.std, default=None)
+
+
+@lru_cache(maxsize=16)
+def fused_strategies(domain: Domain, space: Space, family: str) -> tuple[FusedStrategy, ...]:
+    """The family's different strategies that run on the domain and lie in the space, by the
+    smallest size of each; the first size stands for its own."""
+    sizes = np.geomspace(MIB, 100 * MIB, SIZES).astype(np.int64).tolist()
+    found: dict[str, FusedStrategy] = {}
+    for size_bytes in (FIRST_BYTES[family], *sizes):
+        strategy = _fused(domain, space, family, size_bytes)
+        if strategy is not None:
+            found.setdefault(strategy.id, FusedStrategy(size_bytes, strategy))
+    return tuple(sorted(found.values(), key=lambda each: each.size_bytes))
+
+
+def _fused(domain: Domain, space: Space, family: str, size_bytes: int) -> Strategy | None:
+    return fitted(domain, space, lambda each: FAMILIES[family](each, size_bytes))
+
+
+def speeds_over_sizes(sizes: F64, speeds: F64, asked: F64) -> tuple[F64, F64]:
+    """Mean and standard deviation of the speed at sizes `asked`, `(asked,)`, given some measured.
+
+    A size counts by its logarithm. The length of the process is between half an octave, in which
+    few borders of messages move, and the whole range; its noise is that of a trial.
+    """
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import Matern, WhiteKernel
+
+    scale = _spread(speeds)
+    kernel = Matern(length_scale=2.0, length_scale_bounds=(0.5, 7.0), nu=2.5) + WhiteKernel(
+        noise_level=0.01, noise_level_bounds="fixed"
+    )
+    process = GaussianProcessRegressor(kernel, optimizer=_within_bounds, random_state=0)
+    process.fit(np.log2(sizes)[:, None], (speeds - speeds.mean()) / scale)
+    mean, std = process.predict(np.log2(asked)[:, None], return_std=True)
+    return mean * scale + speeds.mean(), std * scale
+
+
+def _within_bounds(
+    loss: Callable[..., float], start: F64, bounds: NDArray[np.float64]
+) -> tuple[F64, float]:
+    """The best of a few lengths within the bounds, where a handful of trials often has its best.
+
+    start: not used. loss, bounds: of the length's logarithm.
+    """
+    inside = np.linspace(bounds[0, 0], bounds[0, 1], LENGTHS + 2)[1:-1]
+    losses = [float(loss(np.array([each]), eval_gradient=False)) for each in inside]
+    best = int(np.argmin(losses))
+    return inside[best : best + 1], losses[best]
+
+
+def expected_improvement(mean: F64, std: F64, measured: F64) -> F64:
+    """By how much each speed is expected to exceed the best measured one and `XI`."""
+    above = mean - float(measured.max()) - XI * _spread(measured)
+    z = above / np.maximum(std, 1e-12)
+    improvement: F64 = above * norm.cdf(z) + std * norm.pdf(z)
+    return improvement
+
+
+def _spread(speeds: F64) -> float:
+    return max(float(speeds.std()), LEAST_SPREAD) if len(speeds) > 1 else FIRST_SPREAD

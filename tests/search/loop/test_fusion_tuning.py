@@ -1,0 +1,85 @@
+from collections.abc import Callable
+
+import numpy as np
+
+from autosync.search.designs.design_table import hand_designed
+from autosync.search.loop.fusion_tuning import (
+    expected_improvement,
+    fused_strategies,
+    next_fusion,
+    speeds_over_sizes,
+)
+from autosync.search.space import Space
+from autosync.units import MIB
+from tests.domains import chain_graph, domain_of, grid_cluster
+
+DOMAIN = domain_of(chain_graph(((512, 1024),) * 40), grid_cluster(4, 1, 8.0))
+"""40 gradients of 2 MiB."""
+SPACE = Space()
+
+
+def test_designs_are_the_first_sizes() -> None:
+    designs = {strategy.id: name for name, strategy in hand_designed(DOMAIN, SPACE)}
+    for family, first in (("dear", 25 * MIB), ("horovod", 64 * MIB)):
+        members = {
+            each.size_bytes: each.strategy for each in fused_strategies(DOMAIN, SPACE, family)
+        }
+        assert designs[members[first].id] == family
+        assert len({strategy.id for strategy in members.values()}) == len(members) > 3
+
+
+def test_a_family_without_a_trial_waits() -> None:
+    assert next_fusion(DOMAIN, SPACE, {}) is None
+    assert next_fusion(DOMAIN, SPACE, {"another": 0.1}) is None
+
+
+def tuned(seconds: Callable[[float], float], trials: int) -> list[int]:
+    """Sizes in MiB that are tried after DeAR's 25 MiB, where they take so many seconds."""
+    members = {each.strategy.id: each for each in fused_strategies(DOMAIN, SPACE, "dear")}
+    first = next(key for key, each in members.items() if each.size_bytes == 25 * MIB)
+    measured: dict[str, float | None] = {first: seconds(25.0)}
+    tried = []
+    for _ in range(trials):
+        choice = next_fusion(DOMAIN, SPACE, measured)
+        if choice is None:
+            break
+        assert choice.family == "dear"
+        assert choice.fused.strategy.id not in measured
+        tried.append(choice.fused.size_bytes // MIB)
+        measured[choice.fused.strategy.id] = seconds(choice.fused.size_bytes / MIB)
+    return tried
+
+
+def test_the_best_size_is_found_in_few_trials() -> None:
+    def seconds(size: float) -> float:
+        return 0.1 + 0.02 * np.log2(size / 7) ** 2
+
+    sizes = [each.size_bytes / MIB for each in fused_strategies(DOMAIN, SPACE, "dear")]
+    tried = tuned(seconds, 8)
+    assert min(map(seconds, tried)) < min(map(seconds, sizes)) * 1.02
+
+
+def test_a_family_that_cannot_win_gets_no_more_trials() -> None:
+    members = fused_strategies(DOMAIN, SPACE, "dear")
+    measured: dict[str, float | None] = {each.strategy.id: 0.3 for each in members[::3]}
+    assert next_fusion(DOMAIN, SPACE, measured) is not None
+    assert next_fusion(DOMAIN, SPACE, measured | {"a faster one": 0.1}) is None
+
+
+def test_what_failed_is_not_proposed_again() -> None:
+    members = fused_strategies(DOMAIN, SPACE, "dear")
+    failed: dict[str, float | None] = {each.strategy.id: None for each in members[1:]}
+    assert next_fusion(DOMAIN, SPACE, failed | {members[0].strategy.id: 0.1}) is None
+
+
+def test_expected_improvement_weighs_the_mean_and_the_doubt() -> None:
+    measured = np.array([1.0, 1.2])  # their standard deviation is 0.1, so 1.21 is to be exceeded
+    gains = expected_improvement(np.array([1.21, 1.21, 1.41]), np.array([0.1, 0.2, 1e-9]), measured)
+    np.testing.assert_allclose(gains, [0.0398942, 0.0797885, 0.2], rtol=1e-5)
+
+
+def test_the_process_follows_its_trials_and_doubts_elsewhere() -> None:
+    sizes, speeds = np.array([1.0, 4.0, 16.0]) * MIB, np.array([0.0, 0.4, 0.1])
+    mean, std = speeds_over_sizes(sizes, speeds, np.array([1.0, 4.0, 16.0, 100.0]) * MIB)
+    np.testing.assert_allclose(mean[:3], speeds, atol=0.03)
+    assert std[3] > 2 * std[:3].max()
