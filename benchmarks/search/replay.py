@@ -44,9 +44,7 @@ RULES = (
     SelectionRule("learned, lower bound, alpha 0.5", True, "lower_bound", 0.5),
     SelectionRule("learned, lower bound, alpha 1", True, "lower_bound", 1.0),
     SelectionRule("learned, lower bound, alpha 0.5, tried counted", True, "lower_bound", 0.5, True),
-    SelectionRule(
-        "learned, expected improvement, alpha 0.5", True, "expected_improvement", 0.5
-    ),
+    SelectionRule("learned, expected improvement, alpha 0.5", True, "expected_improvement", 0.5),
     SelectionRule(
         "learned, expected improvement, alpha 0.5, tried counted",
         True,
