@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
-from autosync.population import concatenate, decode, encode
+from autosync.population import Population, concatenate, decode, encode
 from autosync.search.designs.design_table import hand_designed
 from autosync.search.loop.acquisition import expected_improvement
 from autosync.search.loop.message_equality import distinct_rows, message_shares
@@ -58,7 +58,9 @@ def propose(
         chosen = known_designs(domain, space, simulator)[:room]
     room = min(left, max(ROUND_TRIALS, len(chosen))) - len(chosen)
     fastest = [row for row in rank_measured(earlier, store.trials()) if row.step_seconds]
-    for origin, count in round_shares(settings, room, len(fastest) > 0):
+    measured = encode([row.candidate.strategy for row in fastest], domain)
+    parents, gains = parents_among(domain, measured), []
+    for origin, count in round_shares(settings, room, len(parents)):
         judge = judge_of(
             domain,
             simulator,
@@ -66,22 +68,22 @@ def propose(
             fastest[0].step_seconds if fastest else None,
             [*tried, *(each.strategy for each in chosen)],
         )
-        measured = [row.candidate.strategy for row in fastest]
-        listed = listed_by(origin, judge, space, settings, number, measured, on_event)
-        if chosen == [] and gain_of(listed, judge) < settings.least_gain:
-            return []
+        listed = listed_by(origin, judge, space, settings, number, parents, on_event)
+        gains.append(gain_of(listed, judge))
         chosen += picked(judge, listed, settings, number, count, origin)
+    if number > 0 and max(gains, default=0.0) < settings.least_gain:
+        return []
     return [
         Proposal(f"search/{number}/{candidate.strategy.id}", "search", number, candidate)
         for candidate in chosen
     ]
 
 
-def round_shares(settings: Settings, room: int, measured: bool) -> list[tuple[Origin, int]]:
+def round_shares(settings: Settings, room: int, parents: int) -> list[tuple[Origin, int]]:
     """Trials of a round by their source, `room` in all; random draws have what others leave, and
-    neighbours need a measured strategy."""
+    neighbours need a parent."""
     genetic = round(room * settings.genetic_share)
-    neighbours = min(round(room * settings.neighbour_share), room - genetic) if measured else 0
+    neighbours = min(round(room * settings.neighbour_share), room - genetic) if parents else 0
     counts: list[tuple[Origin, int]] = [
         ("sampled", room - genetic - neighbours),
         ("neighbour", neighbours),
@@ -108,10 +110,11 @@ def listed_by(
     space: Space,
     settings: Settings,
     number: int,
-    measured: Sequence[Strategy],
+    parents: Population,
     on_event: OnEvent,
 ) -> Shortlist:
-    """The source's shortlist of round `number`. measured: the fastest first."""
+    """The source's shortlist of round `number`. parents: as `parents_among` finds them, the fastest
+    first."""
 
     def progress(done: int) -> None:
         text = f"ranking proposals, round {number + 1}"
@@ -120,7 +123,6 @@ def listed_by(
     seed = settings.seed + number
     if origin == "sampled":
         return drawn_shortlist(judge, space, settings.proposals, seed, progress)
-    parents = parents_among(judge.domain, encode(list(measured), judge.domain))
     if origin == "neighbour":
         return neighbour_shortlist(judge, space, parents, seed)
     return genetic_shortlist(judge, space, parents, settings.proposals, seed)
@@ -162,7 +164,7 @@ def sampled(
     """`count` random draws of a round: promising, unlike each other, and in their messages unlike
     all that were tried."""
     judge = judge_of(domain, simulator, settings.acquisition, None, tried)
-    listed = listed_by("sampled", judge, space, settings, number, (), on_event)
+    listed = listed_by("sampled", judge, space, settings, number, encode([], domain), on_event)
     return picked(judge, listed, settings, number, count, "sampled")
 
 
