@@ -14,6 +14,7 @@ proposal is expected to gain less than a share.
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ import numpy as np
 
 from benchmarks.search.replayed_pools import (
     BUDGET,
+    F64,
     ReplayedTuning,
     SelectionRule,
     replay_pools,
@@ -42,9 +44,7 @@ RULES = (
     SelectionRule("learned, alpha 0.5", True, "prediction", 0.5),
     SelectionRule("learned, lower bound, alpha 0.2", True, "lower_bound", 0.2),
     SelectionRule("learned, lower bound, alpha 0.5", True, "lower_bound", 0.5),
-    SelectionRule("learned, lower bound, alpha 1", True, "lower_bound", 1.0),
     SelectionRule("learned, lower bound, alpha 0.5, tried counted", True, "lower_bound", 0.5, True),
-    SelectionRule("learned, expected improvement, alpha 0.5", True, "expected_improvement", 0.5),
     SelectionRule(
         "learned, expected improvement, alpha 0.5, tried counted",
         True,
@@ -71,14 +71,15 @@ def replay_domain(number: int, seeds: int) -> DomainReplays:
     """A domain's tunings; each process loads the measurements itself."""
     pools = replay_pools()
     pool = pools[number]
-    simulator = trained_without(pools, pool)
+    simulator, known = trained_without(pools, pool), dict[bytes, tuple[F64, F64]]()
     tunings = {
         (rule.name, designs): [
-            replay_tuning(pool, simulator, rule, seed, designs) for seed in range(seeds)
+            replay_tuning(pool, simulator, rule, seed, designs, known) for seed in range(seeds)
         ]
         for rule in RULES
         for designs in (True, False)
     }
+    print(f"{pool.name}: {len(known)} refits", file=sys.stderr, flush=True)
     return DomainReplays(pool.name, pool.noise, tunings)
 
 

@@ -107,23 +107,27 @@ def replay_tuning(
     rule: SelectionRule,
     seed: int,
     designs: bool,
+    known: dict[bytes, tuple[F64, F64]],
 ) -> ReplayedTuning:
     """A tuning whose trials are drawn from a part of the pool, which the seed chooses.
 
     designs: hand-designed strategies are there, and DESIGNS of them are tried first, as predicted.
-    simulator: learns in a copy.
+    simulator: learns in a copy. known: what a simulator that learned from the same trials has
+    predicted before; grows.
     """
     rng = np.random.default_rng(seed)
     given = np.flatnonzero(designs | ~pool.designed)
     given = np.sort(rng.permutation(given)[: round(DRAWN_SHARE * len(given))])
-    learner, tried = deepcopy(simulator), given[:0]
+    tried = given[:0]
     seconds, gains = pool.trials.step_seconds, dict[int, float]()
     while len(tried) < min(BUDGET, len(given)):
         rest = np.setdiff1d(given, tried)
         count = ROUND
         if designs and len(tried) == 0:
             rest, count = rest[pool.designed[rest]], DESIGNS
-        predicted, std = _predicted(pool, learner, rule, rest)
+        predicted, std = (
+            column[rest] for column in _predicted(pool, simulator, rule, tried, known)
+        )
         best = float(seconds[tried].min()) if len(tried) else None
         if best is not None and rule.learned:
             gains[len(tried)] = float(expected_improvement(predicted, std, best).max() / best)
@@ -132,15 +136,24 @@ def replay_tuning(
         count = min(count, len(rest), BUDGET - len(tried))
         picks = rest[select(promise, pool.shares[rest], count, rule.alpha, before)]
         tried = np.concatenate((tried, picks))
-        if rule.learned:
-            learner.refit_features(pool.trials.take(tried))
     return ReplayedTuning(seconds[tried], float(seconds[given].min()), gains)
 
 
 def _predicted(
-    pool: ReplayPool, learner: LearnedSimulator, rule: SelectionRule, rows: I64
+    pool: ReplayPool,
+    simulator: LearnedSimulator,
+    rule: SelectionRule,
+    tried: I64,
+    known: dict[bytes, tuple[F64, F64]],
 ) -> tuple[F64, F64]:
-    features = pool.trials.features.take(rows)
+    """Seconds of all strategies of the pool, and their doubt, after the trials."""
+    features = pool.trials.features
     if not rule.learned:
-        return features.base_seconds, np.zeros(len(rows))
-    return learner.predict_features(pool.trials.domain, features)
+        return features.base_seconds, np.zeros(len(features))
+    name = tried.tobytes()
+    if name not in known:
+        learner = deepcopy(simulator)
+        if len(tried):
+            learner.refit_features(pool.trials.take(tried))
+        known[name] = learner.predict_features(pool.trials.domain, features)
+    return known[name]
