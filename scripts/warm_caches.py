@@ -20,7 +20,7 @@ def main() -> None:
         simulator = simulator_named(name, domain)
         known_designs(domain, Space(), simulator)
         settings = Settings(proposals=64)
-        sampled(domain, Space(), simulator, settings, 0, 4, set(), lambda event: None)
+        sampled(domain, Space(), simulator, settings, 0, 4, (), lambda event: None)
 
 
 if __name__ == "__main__":

@@ -1,3 +1,4 @@
-"""The search for the fastest strategy: collect, live > loop > designs, sampler > space.
+"""The search for the fastest strategy: collect, live > loop > improvement > designs,
+sampler > space.
 
 May import simulator and autosync, never api. `space` is its contract: what is searched."""

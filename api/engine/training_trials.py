@@ -12,6 +12,7 @@ from autosync.api.db.document_store import load_domain, load_strategies
 from autosync.api.db.tables import ProposalRow, TrialRow, TuningRow
 from autosync.domain import Domain
 from autosync.population import encode
+from autosync.search.loop.tuning_store import FOUND_BY_SEARCH
 from autosync.simulator.evaluation.pretraining import SplitTrials, joined_trials, split_trials
 
 FEWEST_OF_A_SOURCE = 8
@@ -66,7 +67,7 @@ def measured_sources(session: Session) -> list[SplitTrials]:
     )
     domains: dict[str, Domain] = {}
     seconds: dict[Circumstances, dict[str, dict[str, list[float]]]] = {}
-    sampled: set[str] = set()
+    found: set[str] = set()
     for row in session.execute(query):
         domain = domains.get(row.domain_id) or load_domain(session, row.domain_id)
         domains[row.domain_id] = domain
@@ -80,8 +81,8 @@ def measured_sources(session: Session) -> list[SplitTrials]:
         )
         of_domain = seconds.setdefault(where, {}).setdefault(row.domain_id, defaultdict(list))
         of_domain[row.strategy_hash] += row.iteration_seconds
-        if row.origin == "sampled":
-            sampled.add(row.strategy_hash)
+        if row.origin in FOUND_BY_SEARCH:
+            found.add(row.strategy_hash)
     sources = []
     for by_domain in seconds.values():
         if (
@@ -89,7 +90,7 @@ def measured_sources(session: Session) -> list[SplitTrials]:
             >= FEWEST_OF_A_SOURCE
         ):
             parts = [
-                _split(session, domains[name], of_domain, sampled)
+                _split(session, domains[name], of_domain, found)
                 for name, of_domain in by_domain.items()
             ]
             sources.append(joined_trials(parts))
@@ -97,11 +98,11 @@ def measured_sources(session: Session) -> list[SplitTrials]:
 
 
 def _split(
-    session: Session, domain: Domain, seconds: dict[str, list[float]], sampled: set[str]
+    session: Session, domain: Domain, seconds: dict[str, list[float]], found: set[str]
 ) -> SplitTrials:
     strategies = load_strategies(session, set(seconds))
     names: Sequence[str] = sorted(seconds)
     population = encode([strategies[name] for name in names], domain)
     labels = np.array([float(np.median(seconds[name])) for name in names])
-    picked = np.array([name in sampled for name in names], dtype=np.bool_)
+    picked = np.array([name in found for name in names], dtype=np.bool_)
     return split_trials(domain, population, labels, picked)

@@ -11,7 +11,7 @@ from autosync.api.engine.worker_registry import refuse_without_gpus
 from autosync.api.http.named_documents import cluster_named, estimated_profile, graph_named
 from autosync.domain import Domain, Optimizer, Profile
 from autosync.errors import InvalidInput
-from autosync.search.loop.settings import Settings
+from autosync.search.loop.settings import Acquisition, Settings
 from autosync.search.space import Space
 from autosync.trials.request_names import ComputeDevice, ComputeKind, LauncherName
 
@@ -42,6 +42,39 @@ class TuningBody(BaseModel):
     repeats: int = Field(10, ge=1, le=1000, description="Interleaved repeats of the finalists.")
     iterations: int = Field(5, ge=1, le=10_000, description="Measured in each pass of a trial.")
     warmup: int = Field(2, ge=0, le=10_000)
+    alpha: float = Field(
+        Settings().alpha,
+        ge=0,
+        le=1000,
+        description="How much strategies of a round shall differ from each other and from all that "
+        "were tried: the weight of similarity against predicted time (equation 11).",
+    )
+    acquisition: Acquisition = Field(
+        Settings().acquisition,
+        description="How the doubt of a simulator that learns counts: not at all (`prediction`), "
+        "as one standard deviation below the prediction (`lower_bound`), or by the "
+        "`expected_improvement` over the fastest measured.",
+    )
+    neighbour_share: float = Field(
+        Settings().neighbour_share,
+        ge=0,
+        le=1,
+        description="Of a round's trials, for neighbours of the fastest measured strategies.",
+    )
+    genetic_share: float = Field(
+        Settings().genetic_share,
+        ge=0,
+        le=1,
+        description="Of a round's trials, for what a genetic search finds; random draws have the "
+        "rest.",
+    )
+    least_gain: float = Field(
+        Settings().least_gain,
+        ge=0,
+        le=1,
+        description="End the search where its best proposal is expected to gain a smaller share "
+        "of the fastest measured seconds; 0 spends the budget.",
+    )
     seed: int = Field(0, ge=0, lt=2**53)
     probe: bool = Field(
         True, description="Measure what messages cost first, unless the cluster brings its costs."
@@ -92,6 +125,11 @@ class TuningBody(BaseModel):
             warmup=self.warmup,
             iterations=self.iterations,
             probe=self.probe,
+            alpha=self.alpha,
+            acquisition=self.acquisition,
+            neighbour_share=self.neighbour_share,
+            genetic_share=self.genetic_share,
+            least_gain=self.least_gain,
         )
 
 

@@ -25,11 +25,12 @@ from autosync.search.collect.collected_strategy import (
     PICKED_BY_TRANSFERRED,
     CollectedStrategy,
 )
+from autosync.search.loop.acquisition import OPTIMISM
 from autosync.search.loop.message_equality import distinct_rows, message_shares
-from autosync.search.loop.proposing import COARSE_SIZE, OPTIMISM, SHORTLIST_SIZE
 from autosync.search.loop.ranking import materialize, rank
 from autosync.search.loop.selection import select
 from autosync.search.loop.settings import Settings
+from autosync.search.loop.shortlists import COARSE_SIZE, SHORTLIST_SIZE
 from autosync.search.sampler.sampling import sample_at
 from autosync.search.space import Space
 from autosync.simulator.evaluation.measured_dataset import MeasuredDomain

@@ -1,2 +1,2 @@
-"""The tuning loop: sample, rank, select, run, store, refit; then confirm. Imports designs and
-sampler, never a collection or a live tuning."""
+"""The tuning loop: propose, rank, select, run, store, refit; then confirm. Imports designs,
+sampler and improvement, never a collection or a live tuning."""

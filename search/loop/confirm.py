@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from autosync.errors import AutosyncError
 from autosync.search.loop.outcome import Outcome, is_ddp, paired_speedup, rank_measured, strategy_id
 from autosync.search.loop.settings import Settings
-from autosync.search.loop.tuning_store import Proposal, Store
+from autosync.search.loop.tuning_store import Candidate, Proposal, Store
 from autosync.trials.contract import TrialResult
 
 FINALISTS = 3
@@ -15,20 +17,69 @@ KEEP_DDP_BELOW = 1.01
 the testbed: 1 % median), in the median and at least break even in nine repeats of ten."""
 
 
+RACE_FROM = 4
+"""Repeats of all finalists. From then on those that were slower than the leader in every repeat are
+left out: of two that are equal, one in eight is, and nothing is lost."""
+
+
 def confirmation(store: Store, settings: Settings) -> list[Proposal]:
-    """The finalists and DDP in interleaved repeats: the winner is not the luckiest trial."""
-    if any(proposal.phase == "confirm" for proposal in store.proposals()):
-        return []  # begun before a restart: the finalists stand
+    """The next interleaved repeats of the finalists and DDP: the winner is not the luckiest trial.
+    None where it is settled.
+
+    Trials are at most `settings.repeats` of each finalist and of DDP. Those that the race saves go
+    to more repeats, where several finalists are still in it.
+    """
+    begun = [proposal for proposal in store.proposals() if proposal.phase == "confirm"]
+    if not begun:
+        return _repeats(_finalists(store), range(min(RACE_FROM, settings.repeats)))
+    first = [proposal.candidate for proposal in begun if proposal.round == 0]
+    done = 1 + max(proposal.round for proposal in begun)
+    latest = {proposal.candidate.strategy.id for proposal in begun if proposal.round == done - 1}
+    racing = _racing(store, [each for each in first if each.strategy.id in latest])
+    others = sum(not is_ddp(candidate.strategy) for candidate in racing)
+    left = settings.repeats * len(first) - len(begun)
+    if done < settings.repeats or (others > 1 and left >= len(racing)):
+        return _repeats(racing, range(done, done + 1))
+    return []
+
+
+def _finalists(store: Store) -> list[Candidate]:
+    """DDP, then the fastest."""
     rows = rank_measured(store.proposals(), store.trials())
     measured = [row.candidate for row in rows if row.step_seconds is not None]
     ddp = [candidate for candidate in measured if is_ddp(candidate.strategy)]
-    others = [candidate for candidate in measured if not is_ddp(candidate.strategy)]
-    finalists = ddp + others[:FINALISTS]
+    return ddp + [each for each in measured if not is_ddp(each.strategy)][:FINALISTS]
+
+
+def _repeats(candidates: Sequence[Candidate], repeats: range) -> list[Proposal]:
     return [
         Proposal(f"confirm/{repeat}/{candidate.strategy.id}", "confirm", repeat, candidate)
-        for repeat in range(settings.repeats)
-        for candidate in (finalists if repeat % 2 == 0 else reversed(finalists))
+        for repeat in repeats
+        for candidate in (candidates if repeat % 2 == 0 else reversed(candidates))
     ]
+
+
+def _racing(store: Store, finalists: Sequence[Candidate]) -> list[Candidate]:
+    """Of the finalists of the last repeat: DDP, and those that the leader (the least median) did
+    not beat in every repeat; one whose trials all failed is out."""
+    seconds = repeated_seconds(store.proposals(), store.trials())
+    medians = {
+        each.strategy.id: float(np.median(list(seconds[each.strategy.id].values())))
+        for each in finalists
+        if each.strategy.id in seconds and not is_ddp(each.strategy)
+    }
+    leader = min(medians, key=lambda key: medians[key], default=None)
+
+    def races(candidate: Candidate) -> bool:
+        own = candidate.strategy.id
+        if is_ddp(candidate.strategy) or own == leader:
+            return True
+        if own not in medians or leader is None:
+            return False
+        pairs = list(zip(*_common(seconds[own], seconds[leader]), strict=True))
+        return len(pairs) < RACE_FROM or any(mine < best for mine, best in pairs)
+
+    return [candidate for candidate in finalists if races(candidate)]
 
 
 def conclude(store: Store) -> Outcome:
@@ -52,7 +103,9 @@ def conclude(store: Store) -> Outcome:
         for row in ranked
         if row.confirmed and ddp.confirmed and row is not ddp
     }
-    best = max(pairs, key=lambda key: pairs[key][1], default=None)
+    most = max((len(seconds[key]) for key in pairs), default=0)
+    last = [key for key in pairs if len(seconds[key]) >= most - 1]  # a stop may split a repeat
+    best = max(last, key=lambda key: pairs[key][1], default=None)
     keep = best is None or pairs[best][1] < KEEP_DDP_BELOW or pairs[best][0] < 1.0
     winner = ddp if keep else next(r for r in ranked if r.candidate.strategy.id == best)
     low, median, high = (1.0, 1.0, 1.0) if keep or best is None else pairs[best]

@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
 
 from autosync.domain import Domain
 from autosync.population import encode
 from autosync.search.designs.design_table import fitted
 from autosync.search.designs.horovod import FUSION_BYTES, horovod_strategy
 from autosync.search.designs.known_designs import dear_fused
+from autosync.search.loop.acquisition import expected_improvement
 from autosync.search.loop.tuning_store import Candidate, Store
 from autosync.search.space import Space
 from autosync.simulator.simulator_contract import Simulator
@@ -110,7 +110,7 @@ def next_fusion(
         speeds = -np.log(np.array(seconds))
         asked = np.array([member.size_bytes for member in open_sizes], dtype=np.float64)
         mean, std = speeds_over_sizes(np.array(sizes, dtype=np.float64), speeds, asked)
-        pick = int(np.argmax(expected_improvement(mean, std, speeds)))
+        pick = int(np.argmax(speed_improvement(mean, std, speeds)))
         found.append(FusionChoice(family, open_sizes[pick], float(mean[pick]), float(std[pick])))
     found = [each for each in found if each.speed + DOUBT * each.std > -np.log(min(measured))]
     return max(found, key=lambda each: each.speed + each.std, default=None)
@@ -165,12 +165,10 @@ def _within_bounds(
     return inside[best : best + 1], losses[best]
 
 
-def expected_improvement(mean: F64, std: F64, measured: F64) -> F64:
+def speed_improvement(mean: F64, std: F64, measured: F64) -> F64:
     """By how much each speed is expected to exceed the best measured one and `XI`."""
-    above = mean - float(measured.max()) - XI * _spread(measured)
-    z = above / np.maximum(std, 1e-12)
-    improvement: F64 = above * norm.cdf(z) + std * norm.pdf(z)
-    return improvement
+    beaten = float(measured.max()) + XI * _spread(measured)
+    return expected_improvement(-mean, std, -beaten)
 
 
 def _spread(speeds: F64) -> float:

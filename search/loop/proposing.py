@@ -1,60 +1,43 @@
-"""Which strategies to try next: hand-designed ones first, then the best of many samples."""
+"""Which strategies to try next: hand-designed ones first, then the most promising of other sources.
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+Each source (random draws, neighbours of the fastest measured, a genetic search) has its share of a
+round's trials, so that one whose predictions are too good leaves the others theirs.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
-from autosync.population import Population, decode, encode
+from autosync.population import Population, concatenate, decode, encode
 from autosync.search.designs.design_table import hand_designed
+from autosync.search.loop.acquisition import expected_improvement
 from autosync.search.loop.fusion_tuning import tuned_fusion
 from autosync.search.loop.message_equality import distinct_rows, message_shares
-from autosync.search.loop.outcome import DDP, TuningEvent
-from autosync.search.loop.ranking import materialize, rank
+from autosync.search.loop.outcome import DDP, TuningEvent, rank_measured
 from autosync.search.loop.refined_designs import with_refined
 from autosync.search.loop.selection import select
-from autosync.search.loop.settings import Settings
-from autosync.search.loop.tuning_store import Candidate, Proposal, Store
+from autosync.search.loop.settings import Acquisition, Settings
+from autosync.search.loop.shortlists import (
+    Judge,
+    Shortlist,
+    drawn_shortlist,
+    genetic_shortlist,
+    neighbour_shortlist,
+    parents_among,
+)
+from autosync.search.loop.tuning_store import Candidate, Origin, Proposal, Store
 from autosync.search.space import Space
 from autosync.simulator.message_digests import digests_of_strategies
 from autosync.simulator.simulator_contract import Learner, Simulator
-from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+from autosync.strategy import Strategy
 
 OnEvent = Callable[[TuningEvent], None]
 
 ROUND_TRIALS = 8
 """Trials between two refits."""
-SHORTLIST_SIZE = 256
-"""Proposals that survive the simulator's ranking, before the selection."""
-COARSE_SIZE = 2048
-"""Proposals that the timeline leaves for a simulator that learns, which costs far more each."""
-UNFAVOURED = 512
-"""Of these, ones that the timeline does not favour, so that what it undervalues can be chosen."""
-RANKED_SIZE = 16_384
-"""The timeline's places that those come from: beyond, it would have to err several times over."""
-OPTIMISM = 1.0
-"""Standard deviations by which a proposal may be faster than predicted when it is judged: what is
-fast, and what could be and is unlike all trials, is tried."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shortlist:
-    """The most promising proposals, the best first.
-
-    index i64[n]: of the sampled ones. seconds f64[n]: predicted. promise f64[n]: what they are
-    judged by, seconds less what the simulator is unsure of.
-    """
-
-    population: Population
-    index: NDArray[np.int64]
-    seconds: NDArray[np.float64]
-    promise: NDArray[np.float64]
-
-    def take(self, rows: NDArray[np.int64]) -> "Shortlist":
-        columns = (self.index[rows], self.seconds[rows], self.promise[rows])
-        return Shortlist(self.population.take(rows), *columns)
 
 
 def propose(
@@ -66,27 +49,98 @@ def propose(
     left: int,
     on_event: OnEvent,
 ) -> list[Proposal]:
-    """The next round: hand-designed strategies first (DDP before all), then sampled ones and one
-    fusion buffer tuned by the trials."""
+    """The next round: hand-designed strategies first (DDP before all), then one fusion buffer tuned
+    by the trials and those of each source. None where the search has nothing left to gain
+    (`settings.least_gain`)."""
     earlier = store.proposals()
     number = 1 + max((proposal.round for proposal in earlier), default=-1)
-    known = digests_of_strategies(domain, [each.candidate.strategy for each in earlier])
+    tried = [each.candidate.strategy for each in earlier]
     chosen: list[Candidate] = []
     if number == 0:
         room = min(left, max(1, settings.budget // 2))
         designs = known_designs(domain, space, simulator)
         chosen = with_refined(domain, space, simulator, designs, settings.seed)[:room]
-        known |= digests_of_strategies(domain, [each.strategy for each in chosen])
     else:
         chosen = tuned_fusion(domain, space, simulator, store)
-        known |= digests_of_strategies(domain, [each.strategy for each in chosen])
     room = min(left, max(ROUND_TRIALS, len(chosen))) - len(chosen)
-    if room > 0:
-        chosen += sampled(domain, space, simulator, settings, number, room, known, on_event)
+    fastest = [row for row in rank_measured(earlier, store.trials()) if row.step_seconds]
+    measured = encode([row.candidate.strategy for row in fastest], domain)
+    parents, gains = parents_among(domain, measured), []
+    for origin, count in round_shares(settings, room, len(parents)):
+        judge = judge_of(
+            domain,
+            simulator,
+            settings.acquisition,
+            fastest[0].step_seconds if fastest else None,
+            [*tried, *(each.strategy for each in chosen)],
+        )
+        listed = listed_by(origin, judge, space, settings, number, parents, on_event)
+        gains.append(gain_of(listed, judge))
+        chosen += picked(judge, listed, settings, number, count, origin)
+    if number > 0 and max(gains, default=0.0) < settings.least_gain:
+        return []
     return [
         Proposal(f"search/{number}/{candidate.strategy.id}", "search", number, candidate)
         for candidate in chosen
     ]
+
+
+def round_shares(settings: Settings, room: int, parents: int) -> list[tuple[Origin, int]]:
+    """Trials of a round by their source, `room` in all; random draws have what others leave, and
+    neighbours need a parent."""
+    genetic = round(room * settings.genetic_share)
+    neighbours = min(round(room * settings.neighbour_share), room - genetic) if parents else 0
+    counts: list[tuple[Origin, int]] = [
+        ("sampled", room - genetic - neighbours),
+        ("neighbour", neighbours),
+        ("genetic", genetic),
+    ]
+    return [(origin, count) for origin, count in counts if count > 0]
+
+
+def judge_of(
+    domain: Domain,
+    simulator: Simulator,
+    acquisition: Acquisition,
+    best_seconds: float | None,
+    tried: Sequence[Strategy],
+) -> Judge:
+    """tried: measured before, or chosen already."""
+    known = digests_of_strategies(domain, tried)
+    return Judge(domain, simulator, acquisition, best_seconds, tuple(tried), known)
+
+
+def listed_by(
+    origin: Origin,
+    judge: Judge,
+    space: Space,
+    settings: Settings,
+    number: int,
+    parents: Population,
+    on_event: OnEvent,
+) -> Shortlist:
+    """The source's shortlist of round `number`. parents: as `parents_among` finds them, the fastest
+    first."""
+
+    def progress(done: int) -> None:
+        text = f"ranking proposals, round {number + 1}"
+        on_event(TuningEvent("ranking", text, done, settings.proposals))
+
+    seed = settings.seed + number
+    if origin == "sampled":
+        return drawn_shortlist(judge, space, settings.proposals, seed, progress)
+    if origin == "neighbour":
+        return neighbour_shortlist(judge, space, parents, seed)
+    return genetic_shortlist(judge, space, parents, settings.proposals, seed)
+
+
+def gain_of(listed: Shortlist, judge: Judge) -> float:
+    """What the best of a shortlist is expected to gain over the fastest measured, as a share of its
+    seconds; infinite where the simulator states no doubt, or nothing is measured."""
+    if judge.best_seconds is None or not isinstance(judge.simulator, Learner) or not len(listed):
+        return np.inf
+    gains = expected_improvement(listed.seconds, listed.std, judge.best_seconds)
+    return float(gains.max()) / judge.best_seconds
 
 
 def known_designs(domain: Domain, space: Space, simulator: Simulator) -> list[Candidate]:
@@ -110,72 +164,48 @@ def sampled(
     settings: Settings,
     number: int,
     count: int,
-    known: Collection[bytes],
+    tried: Sequence[Strategy],
     on_event: OnEvent,
-    optimism: float = OPTIMISM,
 ) -> list[Candidate]:
-    """`count` of the round's proposals: promising, unlike each other, and in their messages unlike
-    all that are known (digests)."""
-    total = settings.proposals
+    """`count` random draws of a round: promising, unlike each other, and in their messages unlike
+    all that were tried."""
+    judge = judge_of(domain, simulator, settings.acquisition, None, tried)
+    listed = listed_by("sampled", judge, space, settings, number, encode([], domain), on_event)
+    return picked(judge, listed, settings, number, count, "sampled")
 
-    def progress(done: int) -> None:
-        on_event(TuningEvent("ranking", f"ranking proposals, round {number + 1}", done, total))
 
-    seed = settings.seed + number
-    best = shortlist(domain, space, simulator, total, seed, progress, optimism, known)
-    shares = message_shares(domain, best.population)
-    picks = select(best.promise, shares, min(count, len(best.index)), settings.alpha)
+def picked(
+    judge: Judge,
+    listed: Shortlist,
+    settings: Settings,
+    number: int,
+    count: int,
+    origin: Origin,
+) -> list[Candidate]:
+    """`count` of a shortlist by equation 11: promising, and unlike each other and all that were
+    tried."""
+    shares, tried = shares_beside(judge, listed)
+    picks = select(listed.promise, shares, min(count, len(listed)), settings.alpha, tried)
     return [
         Candidate(
-            decode(best.population, int(pick), domain),
-            float(best.seconds[pick]),
-            simulator.name,
-            "sampled",
-            seed,
-            int(best.index[pick]),
+            decode(listed.population, int(pick), judge.domain),
+            float(listed.seconds[pick]),
+            judge.simulator.name,
+            origin,
+            settings.seed + number,
+            int(listed.index[pick]),
         )
         for pick in picks
     ]
 
 
-def shortlist(
-    domain: Domain,
-    space: Space,
-    simulator: Simulator,
-    total: int,
-    seed: int,
-    progress: Callable[[int], None],
-    optimism: float = OPTIMISM,
-    known: Collection[bytes] = (),
-) -> Shortlist:
-    """The most promising `SHORTLIST_SIZE` of `total` proposals, no two of equal messages.
-
-    known: digests of messages that are not proposed again.
-    A simulator that learns judges only what the timeline leaves (`coarse_places`), each proposal
-    `optimism` standard deviations below its prediction; any other ranks everything as it predicts.
-    """
-    learns = isinstance(simulator, Learner)
-    ranking, kept = (TimelineSimulator(), RANKED_SIZE) if learns else (simulator, COARSE_SIZE)
-    ranked = rank(domain, space, ranking, total, seed, kept, on_progress=progress)
-    coarse = ranked.take(coarse_places(len(ranked.index), seed))
-    population = materialize(coarse, domain, space)
-    listed = Shortlist(population, coarse.index, coarse.seconds, coarse.seconds)
-    listed = listed.take(distinct_rows(domain, population, known))
-    if isinstance(simulator, Learner):
-        seconds, std = simulator.predict_with_std(domain, listed.population)
-        listed = replace(listed, seconds=seconds, promise=seconds * np.exp(-optimism * std))
-    best = np.argsort(listed.promise, kind="stable")[:SHORTLIST_SIZE]
-    return listed.take(best)
-
-
-def coarse_places(ranked: int, seed: int) -> NDArray[np.int64]:
-    """Which of `ranked` places, the timeline's best first, a simulator that learns judges: the
-    first ones, and UNFAVOURED at random from as many strata of the rest. A stratum is wider the
-    further back it lies, all by one factor."""
-    if ranked <= COARSE_SIZE:
-        return np.arange(ranked)
-    favoured = COARSE_SIZE - UNFAVOURED
-    edges = np.geomspace(favoured, ranked, UNFAVOURED + 1).round().astype(np.int64)
-    rng = np.random.default_rng(seed)
-    drawn = edges[:-1] + (rng.random(UNFAVOURED) * np.diff(edges)).astype(np.int64)
-    return np.concatenate((np.arange(favoured), np.unique(drawn)))
+def shares_beside(
+    judge: Judge, listed: Shortlist
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """`message_shares` of a shortlist and of what was tried, by the same features."""
+    if not judge.tried:
+        shares = message_shares(judge.domain, listed.population)
+        return shares, shares[:0]
+    before = encode(list(judge.tried), judge.domain)
+    shares = message_shares(judge.domain, concatenate([listed.population, before]))
+    return shares[: len(listed)], shares[len(listed) :]

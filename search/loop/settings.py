@@ -1,12 +1,16 @@
 """How long and how wide a tuning searches."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from math import inf
+from typing import ClassVar, Literal
 
 from pydantic import ConfigDict
 
 from autosync.documents import STRICT
 from autosync.errors import InvalidInput
+
+Acquisition = Literal["prediction", "lower_bound", "expected_improvement"]
+"""How the doubt of a simulator that learns counts (`acquisition.promise_of`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,12 +19,21 @@ class Settings:
 
     probe: measure what messages cost before the search, unless the cluster brings its costs.
     alpha: weight of similarity against predicted time in the selection (equation 11).
+    acquisition: how the doubt in a prediction counts.
+    neighbour_share, genetic_share: of the trials of a round that go to neighbours of the fastest
+        measured strategies, and to what a genetic search finds; the rest are random draws.
+    least_gain: the search ends where its best proposal is expected to gain less over the fastest
+        measured, as a share of its seconds; 0 spends the whole budget.
     """
 
     budget: int = 24
     proposals: int = 30_000
     repeats: int = 10
     alpha: float = 0.5
+    acquisition: Acquisition = "lower_bound"
+    neighbour_share: float = 0.0
+    genetic_share: float = 0.0
+    least_gain: float = 0.0
     seed: int = 0
     warmup: int = 2
     iterations: int = 5
@@ -37,3 +50,25 @@ class Settings:
                     value=getattr(self, name),
                     remedy=f"Give a {name} of {least} or more.",
                 )
+        if not 0 <= self.alpha < inf:
+            raise InvalidInput(
+                f"alpha is {self.alpha}; it must be 0 or more.",
+                thing="alpha",
+                value=self.alpha,
+                remedy="Give 0 to choose by prediction alone.",
+            )
+        for name in ("neighbour_share", "genetic_share", "least_gain"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InvalidInput(
+                    f"{name} is {getattr(self, name)}; it must be a share, 0 to 1.",
+                    thing=name,
+                    value=getattr(self, name),
+                    remedy=f"Give a {name} of 0 to 1.",
+                )
+        if self.neighbour_share + self.genetic_share > 1:
+            raise InvalidInput(
+                "neighbour_share and genetic_share are more than 1 together.",
+                thing="neighbour_share, genetic_share",
+                value=(self.neighbour_share, self.genetic_share),
+                remedy="Give shares whose sum is at most 1.",
+            )

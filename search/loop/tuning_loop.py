@@ -22,6 +22,12 @@ StopRule = Callable[[Phase], bool]
 """Whether a phase of a tuning shall end now; asked before each of its rounds and trials."""
 
 
+_FOUND = {
+    "neighbour": "a neighbour of a measured strategy",
+    "genetic": "a strategy of the genetic search",
+}
+
+
 def never(phase: Phase) -> bool:
     """The rule of a tuning that ends with its budget and its repeats."""
     return False
@@ -49,15 +55,15 @@ def tune(
     pool = open_pool()
     try:
         run_pending(domain, pool, store, settings, on_event, stop)
-        while (left := settings.budget - _tried(store)) > 0 and not stop("search"):
+        while (left := _trials_left(store, settings)) > 0 and not stop("search"):
             known = learn(domain, simulator, store)
             chosen = propose(known, space, simulator, store, settings, left, on_event)
             if not chosen:
                 break
             store.propose(chosen)
             run_pending(domain, pool, store, settings, on_event, stop)
-        if not stop("confirm"):
-            store.propose(confirmation(store, settings))
+        while not stop("confirm") and (chosen := confirmation(store, settings)):
+            store.propose(chosen)
             run_pending(domain, pool, store, settings, on_event, stop)
     finally:
         pool.close()
@@ -81,6 +87,8 @@ def run_pending(
     best = min((t.step_seconds for t in trials.values() if t.step_seconds), default=None)
     totals = {phase: sum(p.phase == phase for p in proposals) for phase in ("search", "confirm")}
     totals["search"] = max(totals["search"], settings.budget)
+    finalists = sum(p.phase == "confirm" and p.round == 0 for p in proposals)
+    totals["confirm"] = max(totals["confirm"], settings.repeats * finalists)
     done = dict.fromkeys(totals, 0)
     for proposal in proposals:
         done[proposal.phase] += 1
@@ -114,9 +122,12 @@ def learn(domain: Domain, simulator: Simulator, store: Store) -> Domain:
     return domain
 
 
-def _tried(store: Store) -> int:
-    done = {trial.key for trial in store.trials()}
-    return sum(p.phase == "search" and p.key in done for p in store.proposals())
+def _trials_left(store: Store, settings: Settings) -> int:
+    """Of the search; none once its confirmation has begun, wherever the search ended."""
+    proposals, done = store.proposals(), {trial.key for trial in store.trials()}
+    if any(proposal.phase == "confirm" for proposal in proposals):
+        return 0
+    return settings.budget - sum(p.phase == "search" and p.key in done for p in proposals)
 
 
 def _request(proposal: Proposal, domain: Domain, settings: Settings) -> TrialRequest:
@@ -133,7 +144,8 @@ def _request(proposal: Proposal, domain: Domain, settings: Settings) -> TrialReq
 
 
 def describe_trial(proposal: Proposal, result: TrialResult) -> str:
-    name = proposal.candidate.strategy.name or f"sample {proposal.candidate.index}"
+    candidate = proposal.candidate
+    name = candidate.strategy.name or _FOUND.get(candidate.origin, f"sample {candidate.index}")
     if result.step_seconds is None:
         return f"{name}: {result.error.kind if result.error else 'failed'}"
     return f"{name}: {result.step_seconds * 1e3:.1f} ms"
@@ -142,7 +154,7 @@ def describe_trial(proposal: Proposal, result: TrialResult) -> str:
 def describe_outcome(outcome: Outcome) -> str:
     if outcome.keep_ddp:
         return f"keep DDP: nothing beats its {outcome.ddp_seconds * 1e3:.1f} ms beyond noise"
-    name = outcome.best.strategy.name or "a sampled strategy"
+    name = outcome.best.strategy.name or _FOUND.get(outcome.best.origin, "a sampled strategy")
     return (
         f"{name}: {outcome.best_seconds * 1e3:.1f} ms, {outcome.speedup:.2f} times DDP's speed "
         f"({outcome.speedup_low:.2f} to {outcome.speedup_high:.2f} over {outcome.repeats} repeats)"

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, get_args
 
 from pydantic import ConfigDict
 
@@ -11,14 +11,18 @@ from autosync.strategy import Strategy
 from autosync.trials.contract import TrialResult
 
 Phase = Literal["search", "confirm"]
+Origin = Literal["sampled", "neighbour", "genetic"]
+"""Where a candidate that a search found comes from: random draws, neighbours of measured
+strategies, a genetic search."""
+FOUND_BY_SEARCH: tuple[Origin, ...] = get_args(Origin)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A strategy worth a trial.
 
-    origin: `sampled` (then `seed` and `index` identify it among all samples) or the name of the
-        hand-designed builder that made it.
+    origin: an `Origin` (of `sampled` ones `seed` and `index` identify it among all samples) or the
+        name of the hand-designed builder that made it.
     """
 
     strategy: Strategy

@@ -87,7 +87,7 @@ def merge_adjacent(
             groups = _assign(tables, choices.axis[i], start, shards, merge)
         else:
             groups = _scatter(tables, name, merge.touched[:used], start, shards, merge)
-        _renumber(shards.group[first[i] : first[i + 1]], groups)
+        renumber_groups(shards.group[first[i] : first[i + 1]], groups)
 
 
 @njit(nogil=True)
@@ -233,7 +233,7 @@ def _opens(merged: Record, size: float) -> Any:
 
 
 @njit(nogil=True)
-def _renumber(group: NDArray[np.int32], groups: int) -> None:
+def renumber_groups(group: NDArray[np.int32], groups: int) -> None:
     """Number groups in order of first appearance, as `encode` does."""
     name = np.full(groups, -1, dtype=np.int32)
     used = 0

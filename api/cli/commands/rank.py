@@ -84,16 +84,13 @@ def best_by_prediction(
     from autosync.search.loop.proposing import known_designs, sampled
     from autosync.search.loop.settings import Settings
     from autosync.search.space import Space
-    from autosync.simulator.message_digests import digests_of_strategies
 
     space = Space()
-    settings = Settings(proposals=proposals, seed=seed)
+    settings = Settings(proposals=proposals, seed=seed, acquisition="prediction")
     known = known_designs(domain, space, predictor)
-    seen = digests_of_strategies(domain, [candidate.strategy for candidate in known])
+    seen = [candidate.strategy for candidate in known]
     with ranking_bar(quiet) as on_event:
-        drawn = sampled(
-            domain, space, predictor, settings, 0, SAMPLED, seen, on_event, optimism=0.0
-        )
+        drawn = sampled(domain, space, predictor, settings, 0, SAMPLED, seen, on_event)
     return sorted(known + drawn, key=lambda candidate: candidate.predicted_seconds)
 
 

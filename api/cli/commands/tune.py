@@ -26,6 +26,7 @@ from autosync.api.cli.options import (
 )
 from autosync.api.cli.output_files import check_writable, write_text
 from autosync.errors import AutosyncError, InvalidInput
+from autosync.search.loop.settings import Acquisition, Settings
 from autosync.trials import request_names
 from autosync.trials.request_names import ComputeKind, LauncherName
 
@@ -33,10 +34,10 @@ if TYPE_CHECKING:
     from autosync.api.db.database import Database
     from autosync.api.engine.tuning_request import TuningRequest
     from autosync.domain import Domain
-    from autosync.search.loop.settings import Settings
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells report it."""
+DEFAULTS = Settings()
 
 
 def tune(
@@ -87,6 +88,26 @@ def tune(
         bool, typer.Option(help="Measure first what messages cost, unless CLUSTER says.")
     ] = True,
     simulator: Annotated[str, typer.Option(metavar="NAME", help=SIMULATOR_HELP)] = "ensemble",
+    alpha: Annotated[
+        float,
+        typer.Option(
+            min=0, help="How much strategies of a round shall differ, against predicted time."
+        ),
+    ] = DEFAULTS.alpha,
+    acquisition: Annotated[
+        Acquisition, typer.Option(help="How doubt in a prediction counts.")
+    ] = DEFAULTS.acquisition,
+    neighbour_share: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="Of trials, for neighbours of the fastest measured."),
+    ] = DEFAULTS.neighbour_share,
+    genetic_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Of trials, for what a genetic search finds.")
+    ] = DEFAULTS.genetic_share,
+    least_gain: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="End the search below this expected gain (a share)."),
+    ] = DEFAULTS.least_gain,
     top: Annotated[int, typer.Option(min=1, help="Strategies listed at the end.")] = 12,
     batch: Batch = None,
     device: DeviceType = None,
@@ -116,11 +137,21 @@ def tune(
     from autosync.api.cli.argument_loading import ProfileChoice, load_domain
     from autosync.api.cli.open_database import opened
     from autosync.api.engine.request_checks import refuse_unused
-    from autosync.search.loop.settings import Settings
 
     check_writable(output)
     reach_hosts(prefix, python, ray_address)
-    settings = Settings(budget=budget, proposals=proposals, repeats=repeats, seed=seed, probe=probe)
+    settings = Settings(
+        budget=budget,
+        proposals=proposals,
+        repeats=repeats,
+        alpha=alpha,
+        acquisition=acquisition,
+        neighbour_share=neighbour_share,
+        genetic_share=genetic_share,
+        least_gain=least_gain,
+        seed=seed,
+        probe=probe,
+    )
     request: TuningRequest | None = None
     if model is not None and cluster is not None:
         estimate = {"--step-seconds": step_seconds, "--efficiency": efficiency}

@@ -4,9 +4,9 @@ import numpy as np
 
 from autosync.search.designs.design_table import hand_designed
 from autosync.search.loop.fusion_tuning import (
-    expected_improvement,
     fused_strategies,
     next_fusion,
+    speed_improvement,
     speeds_over_sizes,
 )
 from autosync.search.space import Space
@@ -74,7 +74,7 @@ def test_what_failed_is_not_proposed_again() -> None:
 
 def test_expected_improvement_weighs_the_mean_and_the_doubt() -> None:
     measured = np.array([1.0, 1.2])  # their standard deviation is 0.1, so 1.21 is to be exceeded
-    gains = expected_improvement(np.array([1.21, 1.21, 1.41]), np.array([0.1, 0.2, 1e-9]), measured)
+    gains = speed_improvement(np.array([1.21, 1.21, 1.41]), np.array([0.1, 0.2, 1e-9]), measured)
     np.testing.assert_allclose(gains, [0.0398942, 0.0797885, 0.2], rtol=1e-5)
 
 

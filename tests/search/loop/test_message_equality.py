@@ -94,10 +94,10 @@ def test_equal_messages_are_wholly_alike_and_others_are_not() -> None:
     assert shares.sum(axis=1) == pytest.approx(np.ones(len(population)))
     digests = digests_of(DOMAIN, population)
     for index in range(len(population)):
-        alike = similarity(shares, index)
+        alike = similarity(shares, shares[index])
         assert ((alike >= 0.0) & (alike <= 1.0 + 1e-12)).all()
         assert (alike[[digest == digests[index] for digest in digests]] > 1 - 1e-12).all()
-    assert similarity(shares, 0).min() < 0.5
+    assert similarity(shares, shares[0]).min() < 0.5
 
 
 def test_likeness_follows_the_messages() -> None:
@@ -108,7 +108,7 @@ def test_likeness_follows_the_messages() -> None:
         known_designs.ps_load_balanced,
     ]
     shares = message_shares(DOMAIN, encode([design(DOMAIN) for design in designs], DOMAIN))
-    grouped, owned = similarity(shares, 0)[1:]
+    grouped, owned = similarity(shares, shares[0])[1:]
     assert grouped > owned
 
 

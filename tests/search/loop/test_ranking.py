@@ -5,13 +5,8 @@ from numpy.typing import NDArray
 from autosync.domain import Domain
 from autosync.errors import AutosyncError
 from autosync.population import Population, decode
-from autosync.search.loop.proposing import (
-    COARSE_SIZE,
-    RANKED_SIZE,
-    UNFAVOURED,
-    coarse_places,
-)
 from autosync.search.loop.ranking import CHUNK, materialize, rank
+from autosync.search.loop.shortlists import COARSE_SIZE, RANKED_SIZE, UNFAVOURED, coarse_places
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from tests.domains import domain_of

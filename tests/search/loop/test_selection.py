@@ -56,3 +56,15 @@ def test_scale_and_unit_of_the_scores_do_not_matter() -> None:
     scores = np.random.default_rng(2).normal(size=40)
     expected = select(scores, DRAWN, 12, 0.5).tolist()
     assert select(scores * 1024.0 + 64.0, DRAWN, 12, 0.5).tolist() == expected
+
+
+def test_what_was_tried_counts_as_picked() -> None:
+    """Two candidates, equally fast: the one that is like a tried strategy goes last."""
+    strategies = [
+        known_designs.all_reduce_5mb(DOMAIN),
+        known_designs.ps_pieces_4mb_priority(DOMAIN),
+    ]
+    shares = message_shares(DOMAIN, encode([*strategies, strategies[0]], DOMAIN))
+    scores = np.array([1.0, 1.01])
+    assert select(scores, shares[:2], 2, 0.5).tolist() == [0, 1]
+    assert select(scores, shares[:2], 2, 5.0, shares[2:]).tolist() == [1, 0]

@@ -13,8 +13,8 @@ from autosync.errors import AutosyncError, InvalidInput
 from autosync.population import Population, decode, encode
 from autosync.search.loop.memory_store import MemoryStore
 from autosync.search.loop.outcome import Outcome, TuningEvent
-from autosync.search.loop.proposing import SHORTLIST_SIZE, shortlist
 from autosync.search.loop.settings import Settings
+from autosync.search.loop.shortlists import SHORTLIST_SIZE, Judge, drawn_shortlist
 from autosync.search.loop.tuning_loop import StopRule, learn, never, tune
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
@@ -206,8 +206,8 @@ def test_what_learns_judges_what_the_timeline_leaves() -> None:
     def ignore(done: int) -> None:
         assert done >= 0
 
-    plain = shortlist(DOMAIN, Space(), TimelineSimulator(), 600, 5, ignore)
-    learned = shortlist(DOMAIN, Space(), Contrary(), 600, 5, ignore, optimism=0.0)
+    plain = drawn_shortlist(Judge(DOMAIN, TimelineSimulator()), Space(), 600, 5, ignore)
+    learned = drawn_shortlist(Judge(DOMAIN, Contrary(), "prediction"), Space(), 600, 5, ignore)
     for kept in (plain, learned):
         assert len(kept.population) == len(kept.index) == len(kept.seconds) == SHORTLIST_SIZE
         assert (np.diff(kept.seconds) >= 0).all()
@@ -221,7 +221,7 @@ def test_what_may_be_faster_than_predicted_goes_first() -> None:
     def ignore(done: int) -> None:
         assert done >= 0
 
-    kept = shortlist(DOMAIN, Space(), Contrary(), 600, 5, ignore, optimism=1.0)
+    kept = drawn_shortlist(Judge(DOMAIN, Contrary(), "lower_bound"), Space(), 600, 5, ignore)
     unsure = kept.population.slice_bytes == 0
     count = int(unsure.sum())
     assert 0 < count < SHORTLIST_SIZE
@@ -251,3 +251,92 @@ def test_trials_correct_the_costs_that_the_timeline_predicts_with() -> None:
 
     assert learn(DOMAIN, AnalyticSimulator(), store) is DOMAIN
     assert off_by(learn(DOMAIN, timeline, store)) < off_by(DOMAIN)
+
+
+def test_each_source_has_its_share_of_a_rounds_trials() -> None:
+    settings = replace(SETTINGS, budget=24, neighbour_share=0.25, genetic_share=0.25)
+    store = MemoryStore()
+    run(TablePool(by_simulator), store, settings)
+    rounds: dict[int, list[str]] = {}
+    for proposal in store.proposals():
+        if proposal.phase == "search":
+            rounds.setdefault(proposal.round, []).append(proposal.candidate.origin)
+    later = [rounds[number] for number in sorted(rounds) if number]
+    assert later[0] == ["sampled"] * 4 + ["neighbour"] * 2 + ["genetic"] * 2
+    searched = [p for p in store.proposals() if p.phase == "search"]
+    assert len({p.candidate.strategy.id for p in searched}) == len(searched) == 24
+
+
+def test_a_killed_search_of_all_sources_goes_on_as_it_would_have() -> None:
+    settings = replace(SETTINGS, budget=20, neighbour_share=0.5, genetic_share=0.25)
+    undisturbed = TablePool(by_simulator)
+    expected = run(undisturbed, MemoryStore(), settings)
+    store = MemoryStore()
+    first, second = TablePool(by_simulator, dies_after=13), TablePool(by_simulator)
+    with pytest.raises(Killed):
+        run(first, store, settings)
+    assert run(second, store, settings) == expected
+    assert first.ran + second.ran == undisturbed.ran
+
+
+class Sure(Contrary):
+    """Is sure that nothing is faster than a second."""
+
+    def predict_with_std(
+        self, domain: Domain, population: Population
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return np.full(len(population), 1.0), np.full(len(population), 0.001)
+
+
+@pytest.mark.parametrize(("least_gain", "rounds"), [(0.0, 3), (0.01, 1)])
+def test_a_search_without_gain_ends_and_is_confirmed(least_gain: float, rounds: int) -> None:
+    """The hand-designed strategies take 0.9 and more: what is left to try promises nothing."""
+    settings = replace(SETTINGS, budget=24, least_gain=least_gain)
+    pool, store = TablePool(lambda strategy: 0.9), MemoryStore()
+    tune(DOMAIN, Space(), lambda: pool, store, Sure(), settings, lambda event: None)
+    assert len({p.round for p in store.proposals() if p.phase == "search"}) == rounds
+    assert any(p.phase == "confirm" for p in store.proposals())
+    again = TablePool(lambda strategy: 0.9)
+    tune(DOMAIN, Space(), lambda: again, store, Sure(), settings, lambda event: None)
+    assert again.ran == []
+
+
+def race(seconds: Callable[[Strategy, int], float], repeats: int) -> tuple[Outcome, dict[str, int]]:
+    """The outcome, and how often each finalist ran in the confirmation."""
+    store, ran = MemoryStore(), dict[str, int]()
+
+    class RepeatPool(TablePool):
+        def run(self, request: TrialRequest) -> TrialResult:
+            phase, repeat, _ = request.key.split("/")
+            if phase == "confirm":
+                own = request.bundle.strategy.id
+                ran[own] = ran.get(own, 0) + 1
+            self.seconds = lambda strategy: seconds(strategy, int(repeat))
+            return super().run(request)
+
+    outcome = run(RepeatPool(by_simulator), store, replace(SETTINGS, repeats=repeats))
+    return outcome, ran
+
+
+def test_finalists_that_are_clearly_slower_leave_the_race() -> None:
+    """The one that wins and DDP run every repeat, the two others the first four."""
+    outcome, ran = race(lambda strategy, repeat: by_simulator(strategy), 10)
+    assert sorted(ran.values()) == [4, 4, 10, 10]
+    assert ran[outcome.best.strategy.id] == outcome.repeats == 10
+
+
+def test_close_finalists_get_the_repeats_that_others_leave() -> None:
+    """Of four places one leaves after four repeats: the three others get its six, two each."""
+    order: dict[str, int] = {}
+
+    def alternating(strategy: Strategy, repeat: int) -> float:
+        if strategy.schedule.order == "ddp":
+            return 1.0
+        place = order.setdefault(strategy.id, len(order))
+        if place == 0:
+            return 0.5 + 0.01 * (repeat % 2)
+        return 0.505 if place == 1 else 0.6 + 0.01 * place
+
+    outcome, ran = race(alternating, 10)
+    assert sorted(ran.values()) == [4, 12, 12, 12]
+    assert outcome.repeats == 12

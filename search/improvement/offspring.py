@@ -1,0 +1,93 @@
+"""Strategies made of parents: kernels put together."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.population import Population, concatenate
+from autosync.search.improvement.constraint_repair import form_groups, release_excess
+from autosync.search.improvement.crossover_mutation import Lineage, choose_sources, fill_offspring
+from autosync.search.improvement.parent_columns import ParentPool
+from autosync.search.sampler.drawn_columns import empty_choices, empty_shards
+from autosync.search.sampler.load_balance import balance_load
+
+F64 = NDArray[np.float64]
+Predict = Callable[[Population], F64]
+"""Seconds of each strategy; lower is better."""
+
+CHUNK = 512
+"""Children made and judged at a time, as many as the ranking of samples takes."""
+
+
+def make_offspring(pool: ParentPool, lineage: Lineage, start: int, seed: int) -> Population:
+    """The children of a lineage. Child i depends only on its lineage and on (seed, start + i).
+    Releases the GIL while it works.
+
+    They keep the pins and both constraints. Groups of a family (collectives, or one server) are no
+    more than the larger of the space's `max_groups` and the groups of base and mate.
+    """
+    tables, given, n = pool.tables, pool.population, len(lineage.base)
+    key, indices = np.uint64(seed), np.arange(start, start + n, dtype=np.uint64)
+    source = np.empty((n, len(tables.variables)), dtype=np.int32)
+    choose_sources(tables.ready_order, key, indices, lineage, source)
+    choices = empty_choices(n, len(tables.variables))
+    places = source, np.arange(len(tables.variables))
+    choices.axis[:], choices.parts[:] = given.axis[places], given.parts[places]
+    for name in ("layout", "order", "slice_bytes", "overlap"):
+        getattr(choices, name)[:] = getattr(given, name)[lineage.base]
+    shards = empty_shards(choices.parts)
+    starts = np.empty(len(shards.variable), dtype=np.bool_)
+    position = np.empty(len(shards.variable), dtype=np.int32)
+    fill_offspring(
+        tables, key, indices, lineage, pool.columns, source, choices, shards, starts, position
+    )
+    release_excess(tables, choices.axis, shards)
+    balance_load(tables, key, indices, choices.axis, shards)
+    of_mate = np.where(lineage.mate >= 0, pool.groups[lineage.mate], 0)
+    most = np.maximum(pool.groups[lineage.base], of_mate)
+    most = np.maximum(most, tables.rules[0]["max_groups"])
+    form_groups(tables, len(given.options), choices.parts, starts, most, shards)
+    return Population(
+        layouts=given.layouts,
+        options=given.options,
+        layout=choices.layout,
+        order=choices.order,
+        slice_bytes=choices.slice_bytes,
+        overlap=choices.overlap,
+        staleness=given.staleness[lineage.base],
+        axis=choices.axis,
+        parts=choices.parts,
+        position=position,
+        **shards._asdict(),
+    )
+
+
+def judged_offspring(
+    pool: ParentPool, lineage: Lineage, seed: int, predict: Predict, keep: int, threads: int
+) -> Iterator[tuple[Population, F64]]:
+    """The best `keep` of each chunk of the children with their seconds, chunk by chunk; they do not
+    depend on `threads`."""
+
+    def chunk(start: int) -> tuple[Population, F64]:
+        part = Lineage(*(column[start : start + CHUNK] for column in lineage))
+        children = make_offspring(pool, part, start, seed)
+        return fastest(children, predict(children), keep)
+
+    with ThreadPoolExecutor(threads) as workers:
+        yield from workers.map(chunk, range(0, len(lineage.base), CHUNK))
+
+
+def fastest(population: Population, seconds: F64, keep: int) -> tuple[Population, F64]:
+    """The `keep` fastest, fastest first, of equal seconds the first one: their messages are mostly
+    equal, too. What cannot run (infinite or NaN) is left out."""
+    order = np.argsort(seconds, kind="stable")
+    order = order[np.isfinite(seconds[order])]
+    new = np.concatenate(([True], np.diff(seconds[order]) > 0))[: len(order)]
+    best = order[new][:keep]
+    return population.take(best), seconds[best]
+
+
+def joined(parts: list[tuple[Population, F64]]) -> tuple[Population, F64]:
+    return concatenate([each for each, _ in parts]), np.concatenate([s for _, s in parts])

@@ -1,0 +1,159 @@
+"""The most promising proposals of a round, from each source: random draws, neighbours of measured
+strategies, a genetic search."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.codes import Method, Order
+from autosync.domain import Domain
+from autosync.population import Population, concatenate
+from autosync.search.improvement.genetic_algorithm import SURVIVORS, evolve
+from autosync.search.improvement.neighbourhood import neighbours_of
+from autosync.search.loop.acquisition import promise_of
+from autosync.search.loop.message_equality import distinct_rows
+from autosync.search.loop.ranking import materialize, rank
+from autosync.search.loop.settings import Acquisition
+from autosync.search.space import Space
+from autosync.simulator.simulator_contract import Learner, Simulator
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+from autosync.strategy import Strategy
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+
+SHORTLIST_SIZE = 256
+"""Proposals that survive the simulator's ranking, before the selection."""
+COARSE_SIZE = 2048
+"""Proposals that the timeline leaves for a simulator that learns, which costs far more each."""
+UNFAVOURED = 512
+"""Of these, ones that the timeline does not favour, so that what it undervalues can be chosen."""
+RANKED_SIZE = 16_384
+"""The timeline's places that those come from: beyond, it would have to err several times over."""
+NEIGHBOURS = 4096
+"""Neighbours that are looked at in a round."""
+NEIGHBOURS_KEPT = 512
+"""Of these, those that the timeline leaves for a simulator that learns."""
+MEASURED_PARENTS = 8
+"""Of the fastest measured strategies, those that have neighbours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shortlist:
+    """The most promising proposals, the best first.
+
+    index i64[n]: of sampled ones, else -1. seconds, std f64[n]: predicted, and the standard
+    deviation of their logarithm (0: nothing is stated). promise f64[n]: what they are ranked by.
+    """
+
+    population: Population
+    index: I64
+    seconds: F64
+    std: F64
+    promise: F64
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def take(self, rows: I64) -> "Shortlist":
+        """Those of these rows, in their order."""
+        columns = (self.index, self.seconds, self.std, self.promise)
+        return Shortlist(self.population.take(rows), *(column[rows] for column in columns))
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """What ranks proposals: a simulator, how its doubt counts, and the fastest measured so far.
+
+    tried: strategies measured before, or chosen already. known: digests of their messages, which
+    are not proposed again.
+    """
+
+    domain: Domain
+    simulator: Simulator
+    acquisition: Acquisition = "lower_bound"
+    best_seconds: float | None = None
+    tried: tuple[Strategy, ...] = ()
+    known: Collection[bytes] = ()
+
+    @property
+    def coarse(self) -> Simulator:
+        """What looks at everything: the timeline, before a simulator that learns."""
+        return TimelineSimulator() if isinstance(self.simulator, Learner) else self.simulator
+
+    def predict_coarsely(self, population: Population) -> F64:
+        return self.coarse.predict(self.domain, population)
+
+    def best_of(self, population: Population, index: I64, coarse_seconds: F64) -> Shortlist:
+        """The most promising `SHORTLIST_SIZE`, no two of equal messages. A simulator that learns
+        judges them anew; any other has done so."""
+        rows = distinct_rows(self.domain, population, self.known)
+        listed, seconds = population.take(rows), coarse_seconds[rows]
+        std = np.zeros(len(rows))
+        if isinstance(self.simulator, Learner):
+            seconds, std = self.simulator.predict_with_std(self.domain, listed)
+        promise = promise_of(seconds, std, self.acquisition, self.best_seconds)
+        best = np.argsort(promise, kind="stable")[:SHORTLIST_SIZE]
+        return Shortlist(listed, index[rows], seconds, std, promise).take(best)
+
+
+def drawn_shortlist(
+    judge: Judge, space: Space, total: int, seed: int, progress: Callable[[int], None]
+) -> Shortlist:
+    """Of `total` random proposals. A simulator that learns judges only what the timeline leaves
+    (`coarse_places`)."""
+    kept = RANKED_SIZE if isinstance(judge.simulator, Learner) else COARSE_SIZE
+    ranked = rank(judge.domain, space, judge.coarse, total, seed, kept, on_progress=progress)
+    coarse = ranked.take(coarse_places(len(ranked.index), seed))
+    population = materialize(coarse, judge.domain, space)
+    return judge.best_of(population, coarse.index, coarse.seconds)
+
+
+def neighbour_shortlist(judge: Judge, space: Space, measured: Population, seed: int) -> Shortlist:
+    """Of neighbours of the fastest strategies. measured: as `parents_among` returns them, at least
+    one."""
+    fastest = measured.take(np.arange(min(MEASURED_PARENTS, len(measured))))
+    population, seconds = neighbours_of(
+        judge.domain,
+        space,
+        fastest,
+        judge.predict_coarsely,
+        NEIGHBOURS,
+        seed,
+        NEIGHBOURS_KEPT,
+    )
+    return judge.best_of(population, np.full(len(population), -1), seconds)
+
+
+def genetic_shortlist(
+    judge: Judge, space: Space, measured: Population, total: int, seed: int
+) -> Shortlist:
+    """Of the last generation of a genetic search that looks at `total` strategies and begins with
+    the measured ones (as `parents_among` returns them, perhaps none) and the best of as many random
+    draws as fit into a generation several times."""
+    drawn = rank(judge.domain, space, judge.coarse, min(total, COARSE_SIZE), seed, SURVIVORS)
+    first = concatenate([measured, materialize(drawn, judge.domain, space)])
+    population, seconds = evolve(judge.domain, space, first, judge.predict_coarsely, total, seed)
+    return judge.best_of(population, np.full(len(population), -1), seconds)
+
+
+def parents_among(domain: Domain, measured: Population) -> Population:
+    """Those that others can be made of: not torch's own DDP, no owner beside the training ranks."""
+    owned = (measured.method == Method.PARAMETER_SERVER) & (measured.server >= domain.world_size)
+    beside = np.add.reduceat(owned, measured.first[:-1]) if len(measured) else np.zeros(0)
+    return measured.take(np.flatnonzero((measured.order != Order.DDP) & (beside == 0)))
+
+
+def coarse_places(ranked: int, seed: int) -> I64:
+    """Which of `ranked` places, the timeline's best first, a simulator that learns judges: the
+    first ones, and UNFAVOURED at random from as many strata of the rest. A stratum is wider the
+    further back it lies, all by one factor."""
+    if ranked <= COARSE_SIZE:
+        return np.arange(ranked)
+    favoured = COARSE_SIZE - UNFAVOURED
+    edges = np.geomspace(favoured, ranked, UNFAVOURED + 1).round().astype(np.int64)
+    rng = np.random.default_rng(seed)
+    drawn = edges[:-1] + (rng.random(UNFAVOURED) * np.diff(edges)).astype(np.int64)
+    return np.concatenate((np.arange(favoured), np.unique(drawn)))
