@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from autosync.devices import DEVICE_TYPES, DeviceType
 from autosync.domain import Profile
 from autosync.errors import InvalidInput
-from autosync.graph import ModelGraph, Operation
+from autosync.graph import ITEM_BYTES, DType, ModelGraph, Operation
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,7 +35,8 @@ def estimate_profile(
     graph: ModelGraph, device_type: str, *, efficiency: float = EFFICIENCY, slowdown: float = 1.0
 ) -> Profile:
     """A roofline: each operation takes the longer of its FLOPs at `efficiency` of the device's
-    peak and its bytes at the device's memory bandwidth; all of it `slowdown` times as long.
+    peak in the operation's type and its bytes at the device's memory bandwidth; all of it
+    `slowdown` times as long.
 
     Raises:
         InvalidInput: unknown device type; efficiency outside (0, 1]; slowdown not positive.
@@ -46,12 +47,15 @@ def estimate_profile(
     if not 0 < slowdown < float("inf"):
         raise _refused("slowdown", slowdown, "positive")
     by_class = device.is_gpu and not device.tf32
-    trained = reach_variables(graph)
+    trained, dtypes = reach_variables(graph), operation_dtypes(graph)
     forward, backward = [], []
     for index, operation in enumerate(graph.operations):
         moved = forward_bytes(graph, operation)
-        flops_per_second = device.peak_flops_per_second * (
-            _class_efficiency(graph, operation, efficiency) if by_class else efficiency
+        in_float32 = device.flops_per_second(dtypes[index]) == device.peak_flops_per_second
+        flops_per_second = device.flops_per_second(dtypes[index]) * (
+            _class_efficiency(graph, operation, efficiency)
+            if by_class and in_float32
+            else efficiency
         )
         forward.append(_roofline(operation.forward_flops, moved, flops_per_second, device))
         moved = backward_bytes(graph, operation) if trained[index] else 0
@@ -197,6 +201,17 @@ def reach_variables(graph: ModelGraph) -> list[bool]:
     for operation in graph.operations:
         reach.append(bool(operation.variables) or any(reach[i] for i in operation.inputs))
     return reach
+
+
+def operation_dtypes(graph: ModelGraph) -> list[DType]:
+    """The type each operation computes in: of its variables, else of what it reads, else float32.
+    A graph states no types of activations, so what autocast lowers is not seen."""
+    found: list[DType] = []
+    for operation in graph.operations:
+        own = [graph.variables[i].dtype for i in operation.variables]
+        known = own or [found[i] for i in operation.inputs]
+        found.append(max(known, key=lambda name: ITEM_BYTES[name]) if known else "float32")
+    return found
 
 
 def _device(device_type: str) -> DeviceType:

@@ -70,6 +70,16 @@ class TestEstimate:
         assert moved.forward_seconds[1] == pytest.approx(8448 / device.memory_bytes_per_second)
         assert moved.backward_seconds[1] == pytest.approx(12800 / device.memory_bytes_per_second)
 
+    def test_operations_compute_in_the_type_of_their_variables(self) -> None:
+        graph = bundled("bert_base")
+        halves = tuple(replace(variable, dtype="bfloat16") for variable in graph.variables)
+        half = replace(graph, variables=halves)
+        first = next(i for i, o in enumerate(graph.operations) if o.type == "addmm")
+        for device, faster in (("a100", 2.0), ("v100", 1.0)):  # a V100 has no units for bfloat16
+            whole_seconds = estimate_profile(graph, device).forward_seconds[first]
+            half_seconds = estimate_profile(half, device).forward_seconds[first]
+            assert whole_seconds == pytest.approx(faster * half_seconds), device
+
     def test_it_is_marked_as_an_estimate_that_names_device_and_efficiency(self) -> None:
         profile = estimate_profile(bundled("resnet50"), "t4", efficiency=0.4, slowdown=2)
         assert profile.source == "estimated"
