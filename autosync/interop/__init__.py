@@ -1,4 +1,4 @@
-"""Files of other systems: AutoDist's strategies, resource specifications and graphs.
+"""Files of other systems: AutoDist's, and lists of hosts (hostfiles, Slurm, Ray, nvidia-smi).
 
 Everything here reads untrusted bytes: nothing in them is executed, and sizes, depths and counts
 are bounded. Imports documents only.

@@ -71,9 +71,7 @@ def clusters(
         out.print(f"\n[dim]Prices are public ones on demand, of {', '.join(days)}.[/]")
 
 
-def _matches(
-    cluster: "Cluster", device: str | None, ranks: int | None, find: str | None
-) -> bool:
+def _matches(cluster: "Cluster", device: str | None, ranks: int | None, find: str | None) -> bool:
     types = {each.type for each in cluster.device_of_rank()}
     words = f"{cluster.name} {cluster.description}".lower()
     return (
