@@ -22,12 +22,14 @@ class ActivationCurve:
 
     held f64[2, 2n]: bytes of outputs and of their gradients, without and with batch dimension, at
         an even share. gradient_from i64[V]: the moment from which a variable's gradient lives.
-    contributions: (moment, variable) of each backward that makes a gradient of a variable.
+    made_at, made_of i64[K]: the moment and the variable of each backward that makes a gradient of
+        a variable, of a tied one several.
     """
 
     held: NDArray[np.float64]
     gradient_from: NDArray[np.int64]
-    contributions: tuple[tuple[int, int], ...]
+    made_at: NDArray[np.int64]
+    made_of: NDArray[np.int64]
 
 
 def activation_curve(graph: ModelGraph, on_gpu: bool = False) -> ActivationCurve:
@@ -40,11 +42,13 @@ def activation_curve(graph: ModelGraph, on_gpu: bool = False) -> ActivationCurve
     lifetimes = _Lifetimes(graph)
     _outputs(graph, storages, backward_at, trained, lifetimes)
     _gradients(graph, storages, backward_at, trained, lifetimes)
-    uses = [(int(backward_at[i]), v) for v, used in enumerate(graph.consumers()) for i in used]
+    consumers = graph.consumers()
+    made_of = np.array([v for v, used in enumerate(consumers) for _ in used], dtype=np.int64)
+    made_at = np.array([backward_at[i] for used in consumers for i in used], dtype=np.int64)
     first = backward_at[list(graph.gradient_after)]
-    for moment, variable in uses:
-        first[variable] = min(first[variable], moment)
-    return ActivationCurve(lifetimes.change.cumsum(axis=1)[:, :-1], first, tuple(uses))
+    np.minimum.at(first, made_of, made_at)
+    held = lifetimes.change.cumsum(axis=1)[:, :-1]
+    return ActivationCurve(held, first, made_at, made_of)
 
 
 def _outputs(

@@ -36,19 +36,39 @@ class DomainMemory:
     gradient_bytes: NDArray[np.float64]
 
     def peak_bytes(
-        self, plans: PlanTable, population: Population, index: int = 0
+        self, plans: PlanTable, population: Population, index: int = 0, batch_scale: float = 1.0
     ) -> NDArray[np.float64]:
-        """Peak bytes of every rank under strategy `index` of compiled plans, `(world,)`."""
+        """Peak bytes of every rank under strategy `index` of compiled plans, `(world,)`.
+
+        batch_scale: at so many times the domain's batch size.
+        """
         part = _Part.of(plans, population, self.domain, index)
         kept = self._gradients_beside_buffers(part)
         held = state_bytes(part) + buffer_bytes(part) + update_bytes(part)
         during, after = self._moments(kept)
-        compute = np.array([(during[0] + share * during[1]).max() for share in part.shares])
+        compute = np.array(
+            [(during[0] + share * batch_scale * during[1]).max() for share in part.shares]
+        )
         step = after + self._step_bytes()
         result: NDArray[np.float64] = (
             self.domain.graph.size_bytes + held + np.maximum(compute, step)
         )
         return result
+
+    def most_bytes(self, share: float) -> float:
+        """More than any strategy takes on any rank: values, gradients beside buffers, packed forms
+        of them, an error fed back, a flat copy; and what every other rank may send of it.
+
+        share: the largest share of the batch, over the even one.
+        """
+        table, world = self.domain.variables, self.domain.world_size
+        activations = (self.curve.held[0] + max(share, 1.0) * self.curve.held[1]).max()
+        copies = 7.0 + self.domain.optimizer.state_tensors
+        copies += world if self.domain.cluster.backend == "gloo" else 0
+        columns = table.elements // table.dims[:, 0]
+        factors = table.factor_rows * (table.dims[:, 0] + columns) * table.item_bytes
+        gathered = world * float(factors.sum() + self.gradient_bytes[table.sparse].sum())
+        return float(copies * table.size_bytes.sum() + gathered + activations)
 
     def _gradients_beside_buffers(self, part: "_Part") -> NDArray[np.bool_]:
         """`(V,)`: whose gradients live in tensors of their own. A whole variable that lies in one
@@ -67,9 +87,8 @@ class DomainMemory:
         np.add.at(begin, curve.gradient_from, own)
         held = curve.held.copy()
         held[0] += begin.cumsum()
-        for moment, variable in curve.contributions:
-            if not kept[variable] or moment > curve.gradient_from[variable]:
-                held[0, moment] += self.gradient_bytes[variable]
+        passing = ~kept[curve.made_of] | (curve.made_at > curve.gradient_from[curve.made_of])
+        np.add.at(held[0], curve.made_at[passing], self.gradient_bytes[curve.made_of[passing]])
         return held, float(own.sum())
 
     def _step_bytes(self) -> float:
@@ -162,7 +181,9 @@ class _Part:
         values: NDArray[np.int64] = getattr(self.plans, name)[self.rows].astype(np.int64)
         return values
 
-    def at_owner(self, chosen: NDArray[np.bool_], sizes: NDArray[np.float64]) -> NDArray[np.float64]:
+    def at_owner(
+        self, chosen: NDArray[np.bool_], sizes: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
         """Sums of `sizes` over the chosen messages at each one's root, `(world,)`; a host without
         replicas has a memory of its own."""
         roots = self.column("root")[chosen]
@@ -216,5 +237,3 @@ def update_bytes(part: "_Part") -> NDArray[np.float64]:
 
 def _members(plans: PlanTable, row: int) -> int:
     return sum(len(team) for team in plans.teams[plans.ranks[row]])
-
-

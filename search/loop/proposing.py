@@ -16,6 +16,7 @@ from autosync.search.loop.selection import select
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import Candidate, Proposal, Store
 from autosync.search.space import Space
+from autosync.simulator.memory_check import fitting_rows
 from autosync.simulator.message_digests import digests_of_strategies
 from autosync.simulator.simulator_contract import Learner, Simulator
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
@@ -83,8 +84,8 @@ def propose(
 
 
 def known_designs(domain: Domain, space: Space, simulator: Simulator) -> list[Candidate]:
-    """DDP, then the other hand-designed strategies, the most promising first, of equal messages the
-    first one."""
+    """DDP, then the other hand-designed strategies that fit the devices' memory, the most promising
+    first, of equal messages the first one."""
     named = hand_designed(domain, space)
     scores = simulator.predict(domain, encode([strategy for _, strategy in named], domain))
     candidates = [
@@ -92,8 +93,10 @@ def known_designs(domain: Domain, space: Space, simulator: Simulator) -> list[Ca
         for (name, strategy), score in zip(named, scores, strict=True)
     ]
     candidates.sort(key=lambda c: (c.origin != DDP, c.predicted_seconds, c.origin))
-    rows = distinct_rows(domain, encode([each.strategy for each in candidates], domain))
-    return [candidates[row] for row in rows]
+    population = encode([each.strategy for each in candidates], domain)
+    fitting = {*fitting_rows(domain, population).tolist(), 0}  # DDP is measured in any case
+    rows = distinct_rows(domain, population)
+    return [candidates[row] for row in rows if int(row) in fitting]
 
 
 def sampled(
@@ -141,7 +144,8 @@ def shortlist(
     optimism: float = OPTIMISM,
     known: Collection[bytes] = (),
 ) -> Shortlist:
-    """The most promising `SHORTLIST_SIZE` of `total` proposals, no two of equal messages.
+    """The most promising `SHORTLIST_SIZE` of `total` proposals that fit the devices' memory, no two
+    of equal messages.
 
     known: digests of messages that are not proposed again.
     A simulator that learns judges only what the timeline leaves (`coarse_places`), each proposal
@@ -154,6 +158,7 @@ def shortlist(
     population = materialize(coarse, domain, space)
     listed = Shortlist(population, coarse.index, coarse.seconds, coarse.seconds)
     listed = listed.take(distinct_rows(domain, population, known))
+    listed = listed.take(fitting_rows(domain, listed.population))
     if isinstance(simulator, Learner):
         seconds, std = simulator.predict_with_std(domain, listed.population)
         listed = replace(listed, seconds=seconds, promise=seconds * np.exp(-optimism * std))
