@@ -10,7 +10,8 @@ Keeps = Literal["factors", "inputs", "output", "inputs and output", "nothing"]
 """factors: an input is kept where another input, or a variable, needs a gradient."""
 
 KEEPS: dict[str, Keeps] = {
-    **dict.fromkeys(("addmm", "mm", "bmm", "baddbmm", "linear", "matmul", "convolution"), "factors"),
+    **dict.fromkeys(("addmm", "mm", "bmm", "baddbmm", "linear", "matmul"), "factors"),
+    "convolution": "factors",
     **dict.fromkeys(("mul", "mul_", "div", "masked_fill", "masked_fill_", "where"), "factors"),
     **dict.fromkeys(("native_batch_norm", "native_layer_norm", "native_group_norm"), "inputs"),
     **dict.fromkeys(("avg_pool2d", "_adaptive_avg_pool2d", "max_pool2d_with_indices"), "inputs"),

@@ -133,7 +133,7 @@ def test_what_does_not_fit_is_refused_with_the_ways_out() -> None:
     check_memory(strategy_of(four(), AllReduce), four())
     tight = four(memory_gb=0.0175)  # between zero1's 17 MB and an all-reduce's 18
     check_memory(strategy_of(tight, lambda v: ReduceScatter(0, True)), tight)
-    with pytest.raises(InvalidStrategy, match="rank 0 needs 0.02 GB") as refused:
+    with pytest.raises(InvalidStrategy, match=r"rank 0 needs 0\.02 GB") as refused:
         check_memory(strategy_of(tight, lambda v: AllReduce(0)), tight)
     assert "zero1" in refused.value.remedy
     assert "fits" in refused.value.remedy
