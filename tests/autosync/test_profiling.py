@@ -16,6 +16,7 @@ from autosync.profiling import (
     estimate_profile,
     measure_profile,
     profile_from_step_seconds,
+    torch_device,
     takes_winograd,
     update_seconds,
 )
@@ -264,3 +265,15 @@ def of_type(cluster: Cluster, device: str) -> Cluster:
         for node in cluster.nodes
     ]
     return replace(cluster, nodes=tuple(nodes))
+
+
+@pytest.mark.parametrize(
+    "name", ["cuda:99", "cuda:0" if not torch.cuda.is_available() else "cuda:98"]
+)
+def test_a_gpu_that_torch_does_not_see_is_refused_by_name(name: str) -> None:
+    with pytest.raises(NotSupported, match=f"torch sees no {name}") as refused:
+        torch_device(name)
+    assert "Estimate" in refused.value.remedy
+    for other in ("tpu", "cuda:x", "mps", "cpu;rm"):
+        with pytest.raises(InvalidInput, match="no device is called"):
+            torch_device(other)
