@@ -1,5 +1,5 @@
-"""Profiles: measured on this machine's CPU or GPU, estimated from a device's data sheet, or scaled to a
-step time the user knows."""
+"""Profiles: measured on this machine's CPU or GPU, estimated from a device's data sheet, or scaled
+to a step time the user knows."""
 
 import re
 from dataclasses import replace

@@ -16,8 +16,8 @@ from autosync.profiling import (
     estimate_profile,
     measure_profile,
     profile_from_step_seconds,
-    torch_device,
     takes_winograd,
+    torch_device,
     update_seconds,
 )
 from tests.domains import chain_graph, domain_of
