@@ -188,7 +188,8 @@ class _Part:
         replicas has a memory of its own."""
         roots = self.column("root")[chosen]
         servers = self.domain.cluster.servers
-        found: NDArray[np.float64] = np.bincount(roots, sizes[chosen], servers)
+        found = np.zeros(servers)
+        np.add.at(found, roots, sizes[chosen])
         return found[: self.domain.world_size]
 
 
