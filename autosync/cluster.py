@@ -1,6 +1,7 @@
 """The cluster D: nodes, their devices, and the bandwidth between them."""
 
 from dataclasses import dataclass
+from datetime import date
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict
 
 from autosync.devices import DEVICE_TYPES
-from autosync.documents import STRICT, UNLESS_ZERO, content_hash
+from autosync.documents import STRICT, UNLESS_EMPTY, UNLESS_ONE, UNLESS_ZERO, content_hash
 from autosync.errors import InvalidInput
 
 Backend = Literal["gloo", "nccl"]
@@ -21,6 +22,7 @@ MessageKind = Literal[
 class Device:
     """`count` devices of one type on a node; each holds one replica (one rank).
 
+    memory_gb: of each, in 10^9 bytes; None: as its type's data sheet says.
     slowdown: how many times slower than its type it computes (1 is nominal).
     """
 
@@ -30,6 +32,10 @@ class Device:
     slowdown: float = 1.0
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
+    @property
+    def memory_bytes(self) -> float:
+        return (self.memory_gb or DEVICE_TYPES[self.type].memory_gb) * 1e9
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -38,6 +44,9 @@ class Node:
     bandwidth_gbps: payload rate of its NIC in each direction, in Gbit/s. TCP carries at most
         95.6 % of the wire rate at an MTU of 1500, so a 1 Gbit/s port is 0.956.
     intra_bandwidth_gbps: payload rate between its own devices, in Gbit/s.
+    nics: how many NICs (rails) make up bandwidth_gbps. Predictions take them for one, as where a
+        collective's channels use all of them.
+    usd_per_hour: its public price on demand, on the day that the cluster states; 0: not known.
     """
 
     address: str
@@ -46,6 +55,8 @@ class Node:
     intra_bandwidth_gbps: float | None = None
     latency_us: float = 50.0
     server_only: bool = False
+    nics: Annotated[int, UNLESS_ONE] = 1
+    usd_per_hour: Annotated[float, UNLESS_ZERO] = 0.0
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     @property
@@ -116,6 +127,7 @@ class Cluster:
     link_seconds_per_send: how long each send within a message holds its links besides the bytes
         of the message: headers, acknowledgements, what sender and receiver tell each other. An
         all-reduce of n ranks sends 2 (n - 1) times over each of its links. 0: none, or not known.
+    priced_on: the day of the nodes' prices, YYYY-MM-DD; "" without prices.
     """
 
     name: str
@@ -128,6 +140,7 @@ class Cluster:
     connection_gbps: Annotated[float, UNLESS_ZERO] = 0.0
     link_seconds_per_send: Annotated[float, UNLESS_ZERO] = 0.0
     description: str = ""
+    priced_on: Annotated[str, UNLESS_EMPTY] = ""
     version: Literal[1] = 1
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -150,6 +163,7 @@ class Cluster:
                     value=value,
                     remedy=remedy,
                 )
+        self._check_prices()
         if self.world_size < 2:
             raise InvalidInput(
                 f"cluster {self.name!r} has {self.world_size} device for replicas: with one device "
@@ -157,6 +171,21 @@ class Cluster:
                 thing="nodes",
                 value=self.world_size,
                 remedy="Name at least two devices.",
+            )
+
+    def _check_prices(self) -> None:
+        priced = any(node.usd_per_hour for node in self.nodes)
+        try:
+            dated = bool(self.priced_on) and bool(date.fromisoformat(self.priced_on))
+        except ValueError:
+            dated = not priced  # neither a date nor none
+        if priced != dated:
+            raise InvalidInput(
+                f"cluster {self.name!r}: priced_on must be the day of its nodes' prices, and stand "
+                f"with them only; got {self.priced_on!r}.",
+                thing="priced_on",
+                value=self.priced_on,
+                remedy="Write it as 2026-01-31, or leave out both it and usd_per_hour.",
             )
 
     def _check_link(self, link: Link, known: set[str]) -> None:
@@ -186,6 +215,8 @@ class Cluster:
                 )
             if device.count < 1:
                 raise self._refusal(node, "device count", device.count, "must be at least 1")
+            if device.memory_gb is not None and not device.memory_gb > 0:
+                raise self._refusal(node, "device memory_gb", device.memory_gb, "must be positive")
             if not device.slowdown > 0:
                 raise self._refusal(node, "device slowdown", device.slowdown, "must be positive")
         if not node.bandwidth_gbps > 0:
@@ -199,6 +230,10 @@ class Cluster:
             )
         if not node.latency_us >= 0:
             raise self._refusal(node, "latency_us", node.latency_us, "must not be negative")
+        if node.nics < 1:
+            raise self._refusal(node, "nics", node.nics, "must be at least 1")
+        if not 0 <= node.usd_per_hour < np.inf:
+            raise self._refusal(node, "usd_per_hour", node.usd_per_hour, "must be 0 or more")
 
     def _refusal(self, node: Node, field: str, value: object, why: str) -> InvalidInput:
         return InvalidInput(
@@ -215,6 +250,12 @@ class Cluster:
     @property
     def world_size(self) -> int:
         return sum(node.ranks for node in self.nodes)
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Of all nodes; None where the price of one is not known."""
+        prices = [node.usd_per_hour for node in self.nodes]
+        return sum(prices) if all(prices) else None
 
     @property
     def fastest_device_type(self) -> str:

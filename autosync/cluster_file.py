@@ -1,5 +1,6 @@
 """Cluster files: YAML in, a checked Cluster out, and back."""
 
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ NODE_FIELDS = (
     "intra_bandwidth_gbps",
     "latency_us",
     "server_only",
+    "nics",
+    "usd_per_hour",
 )
 DEVICE_FIELDS = ("type", "count", "memory_gb", "slowdown")
 
@@ -136,6 +139,8 @@ def _check_document(data: dict[Any, Any], source: str) -> None:
     if not isinstance(nodes, list) or not nodes:
         raise _refused(source, "names no nodes", "List them under `nodes:`.")
     _check_numbers(data, tuple(OPTIONAL_NUMBERS), source)
+    if isinstance(day := data.get("priced_on"), date):  # as YAML reads one without quotes
+        data["priced_on"] = day.isoformat()
     for position, node in enumerate(nodes, 1):
         if not isinstance(node, dict):
             raise _refused(source, f"node number {position} is a {type(node).__name__}")
@@ -152,7 +157,8 @@ def _check_node(node: dict[Any, Any], where: str) -> None:
             "State the payload rate of its NIC in Gbit/s: TCP carries some 95 % of the wire's.",
         )
     _check_fields(node, NODE_FIELDS, where)
-    _check_numbers(node, ("bandwidth_gbps", "intra_bandwidth_gbps", "latency_us"), where)
+    numbers = ("bandwidth_gbps", "intra_bandwidth_gbps", "latency_us", "usd_per_hour")
+    _check_numbers(node, numbers, where)
     devices = node.get("devices", [] if node.get("server_only") else None)
     if not isinstance(devices, list):
         raise _refused(

@@ -12,7 +12,9 @@ STRICT = ConfigDict(extra="forbid", ser_json_inf_nan="strings", allow_inf_nan=Fa
 """`__pydantic_config__` of every document: an unknown field is an error, not ignored."""
 
 UNLESS_ZERO = Field(exclude_if=lambda value: value == 0)
-"""Annotates a number that documents gained later: left out where it is 0, so that the documents
+UNLESS_ONE = Field(exclude_if=lambda value: value == 1)
+UNLESS_EMPTY = Field(exclude_if=lambda value: value == "")
+"""Annotate what documents gained later: left out where it is 0, 1 or "", so that the documents
 from before keep their text, and with it their identity."""
 
 UNLESS_TRUE = Field(exclude_if=lambda value: value is True)

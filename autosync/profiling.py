@@ -1,15 +1,17 @@
-"""Profiles: measured on this machine's CPU, estimated from a device's data sheet, or scaled to a
-step time the user knows."""
+"""Profiles: measured on this machine's CPU or GPU, estimated from a device's data sheet, or scaled
+to a step time the user knows."""
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from autosync.devices import DEVICE_TYPES, DeviceType
+from autosync.devices import DEVICE_TYPES, DeviceType, device_type_of_gpu
 from autosync.domain import Profile
-from autosync.errors import InvalidInput
-from autosync.graph import ModelGraph, Operation
+from autosync.errors import InvalidInput, NotSupported
+from autosync.graph import ITEM_BYTES, DType, ModelGraph, Operation
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from autosync.importing.example_inputs import Inputs
@@ -35,7 +37,8 @@ def estimate_profile(
     graph: ModelGraph, device_type: str, *, efficiency: float = EFFICIENCY, slowdown: float = 1.0
 ) -> Profile:
     """A roofline: each operation takes the longer of its FLOPs at `efficiency` of the device's
-    peak and its bytes at the device's memory bandwidth; all of it `slowdown` times as long.
+    peak in the operation's type and its bytes at the device's memory bandwidth; all of it
+    `slowdown` times as long.
 
     Raises:
         InvalidInput: unknown device type; efficiency outside (0, 1]; slowdown not positive.
@@ -46,12 +49,15 @@ def estimate_profile(
     if not 0 < slowdown < float("inf"):
         raise _refused("slowdown", slowdown, "positive")
     by_class = device.is_gpu and not device.tf32
-    trained = reach_variables(graph)
+    trained, dtypes = reach_variables(graph), operation_dtypes(graph)
     forward, backward = [], []
     for index, operation in enumerate(graph.operations):
         moved = forward_bytes(graph, operation)
-        flops_per_second = device.peak_flops_per_second * (
-            _class_efficiency(graph, operation, efficiency) if by_class else efficiency
+        in_float32 = device.flops_per_second(dtypes[index]) == device.peak_flops_per_second
+        flops_per_second = device.flops_per_second(dtypes[index]) * (
+            _class_efficiency(graph, operation, efficiency)
+            if by_class and in_float32
+            else efficiency
         )
         forward.append(_roofline(operation.forward_flops, moved, flops_per_second, device))
         moved = backward_bytes(graph, operation) if trained[index] else 0
@@ -98,30 +104,72 @@ def measure_profile(
     graph: ModelGraph,
     *,
     iterations: int = 5,
+    device: str = "cpu",
 ) -> Profile:
-    """Run the step on this machine's CPU, once whole and once operation by operation.
+    """Run the step on this machine, whole and operation by operation, after a step to warm up.
+
+    device: the CPU, or a GPU as torch names it (`cuda:0`), where CUDA events measure; module and
+        inputs lie there.
 
     The operations' medians are scaled so that they add up to the median whole pass. Weights,
     buffers, gradients and the random state are left as they were. update_seconds is estimated.
 
     Raises:
         InvalidInput: the inputs or the module are not those of the graph; iterations below 1.
-        NotSupported: the step does not run on the CPU.
+        NotSupported: the step does not run on the device, torch sees no such GPU, or the GPU is of
+            no known type.
     """
-    from autosync.importing.operation_timing import measure_operations  # loads torch
+    import torch
+
+    from autosync.importing.operation_timing import measure_operations
 
     if iterations < 1:
         raise _refused("iterations", iterations, "at least 1")
-    forward, backward, threads = measure_operations(module, example_inputs, loss, graph, iterations)
+    place, device_type = torch_device(device), "cpu"
+    where = f"this CPU with {torch.get_num_threads()} threads"
+    if place.type == "cuda":
+        where = torch.cuda.get_device_name(place)
+        device_type = device_type_of_gpu(where)
+    forward, backward, spread = measure_operations(
+        module, example_inputs, loss, graph, iterations, place
+    )
     return Profile(
-        device="cpu",
+        device=device_type,
         batch_size=graph.batch_size,
         forward_seconds=forward,
         backward_seconds=backward,
-        update_seconds=update_seconds(graph, "cpu"),
+        update_seconds=update_seconds(graph, device_type),
         source="measured",
-        note=f"median of {iterations} steps on this CPU with {threads} threads; update estimated",
+        note=f"median of {iterations} steps on {where}, torch {torch.__version__}, spread "
+        f"{spread:.0%}; update estimated",
     )
+
+
+def torch_device(name: str) -> "torch.device":
+    """The CPU, or a GPU that torch sees.
+
+    Raises:
+        InvalidInput: no device of torch's is called so.
+        NotSupported: torch sees no such GPU.
+    """
+    import torch
+
+    if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", name):
+        raise InvalidInput(
+            f"no device is called {name[:40]!r}.",
+            thing="device",
+            value=name,
+            remedy="Measure on cpu or cuda:0, or name a device type to estimate for.",
+        )
+    place = torch.device(name)
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise NotSupported(
+            f"torch sees no {name}: it has {torch.cuda.device_count()} GPUs here.",
+            thing="device",
+            value=name,
+            remedy="Estimate with a device type (--device a100), or profile where the GPU is.",
+        )
+    return place
 
 
 def update_seconds(graph: ModelGraph, device_type: str) -> float:
@@ -205,6 +253,17 @@ def reach_variables(graph: ModelGraph) -> list[bool]:
     for operation in graph.operations:
         reach.append(bool(operation.variables) or any(reach[i] for i in operation.inputs))
     return reach
+
+
+def operation_dtypes(graph: ModelGraph) -> list[DType]:
+    """The type each operation computes in: of its variables, else of what it reads, else float32.
+    A graph states no types of activations, so what autocast lowers is not seen."""
+    found: list[DType] = []
+    for operation in graph.operations:
+        own = [graph.variables[i].dtype for i in operation.variables]
+        known = own or [found[i] for i in operation.inputs]
+        found.append(max(known, key=lambda name: ITEM_BYTES[name]) if known else "float32")
+    return found
 
 
 def _device(device_type: str) -> DeviceType:

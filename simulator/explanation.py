@@ -34,8 +34,8 @@ class Explanation:
         three before are without that.
     busiest: the link that is held longest, busiest_seconds an iteration.
     limit_percent: the domain's limit over step_seconds; 100 cannot be beaten.
-    peak_memory_bytes, device_memory_bytes: of each rank; the former an estimate that was not
-        checked against measurements.
+    peak_memory_bytes, device_memory_bytes: of each rank; the former predicted, the latter infinite
+        where nothing states it.
     """
 
     step_seconds: float

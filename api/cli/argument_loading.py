@@ -1,6 +1,7 @@
 """From what the user typed to domain objects, each refusal naming what was typed."""
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -32,9 +33,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ProfileChoice:
-    """How the compute seconds are found: from a file, or estimated for a device type."""
+    """How the compute seconds are found: from a file (or several, at other batch sizes), or
+    estimated for a device type."""
 
-    file: Path | None = None
+    files: Sequence[Path] | None = None
     device: str | None = None
     efficiency: float | None = None
     step_seconds: float | None = None
@@ -190,12 +192,18 @@ def load_module(model: str, batch_size: int | None) -> "tuple[nn.Module, Inputs,
 
 
 def load_profile(graph: "ModelGraph", cluster: "Cluster", choice: ProfileChoice) -> "Profile":
-    """The profile file, or an estimate for the cluster's fastest device type."""
+    """The profile file, a regression over several, or an estimate for the cluster's fastest device
+    type."""
+    from autosync.batch_regression import profile_at_batch
     from autosync.documents import from_json
     from autosync.domain import Profile
 
-    if choice.file is not None:
-        return from_json(Profile, read_bytes(choice.file, "profile"), source=str(choice.file))
+    found = [
+        from_json(Profile, read_bytes(file, "profile"), source=str(file))
+        for file in choice.files or ()
+    ]
+    if found:
+        return found[0] if len(found) == 1 else profile_at_batch(graph, found)
     return estimated_profile(graph, choice.device or cluster.fastest_device_type, choice)
 
 

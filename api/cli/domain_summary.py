@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from autosync.api.cli.console import milliseconds, say
+from autosync.api.cli.console import milliseconds, say, warn
 
 if TYPE_CHECKING:
     from autosync.domain import Domain
@@ -25,3 +25,15 @@ def describe_domain(domain: "Domain") -> None:
     if profile.device not in kinds:
         note += f", from {profile.device} by published peaks"
     say(f"Compute {milliseconds(domain.compute_seconds)} ms a step: {mark} ({note})")
+
+
+def warn_of_memory(domain: "Domain", ddp_peak_bytes: float) -> None:
+    """Say so where DDP itself does not fit; what else does not fit is not proposed."""
+    from autosync.simulator.peak_memory import device_memory_bytes
+
+    least = float(device_memory_bytes(domain).min())
+    if ddp_peak_bytes > least:
+        warn(
+            f"DDP does not fit: it needs {ddp_peak_bytes / 1e9:.2f} GB on a rank, and the smallest "
+            f"device has {least / 1e9:.2f} GB (predicted). Strategies that do not fit are left out."
+        )

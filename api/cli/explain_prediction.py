@@ -28,7 +28,7 @@ def _memory_words(told: "Explanation") -> str:
     if len(gigabytes) > 1:
         peaks = told.peak_memory_bytes
         words = f"{gigabytes[0]} to {gigabytes[-1]} GB a rank, most on {peaks.index(max(peaks))}"
-    words += ": an estimate, not checked against measurements"
+    words += ", predicted"
     if short := told.ranks_out_of_memory:
         words += f"; more than the devices of ranks {', '.join(map(str, short))} have"
     return words

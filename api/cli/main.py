@@ -13,6 +13,7 @@ from autosync.api.cli.commands.collect import collect
 from autosync.api.cli.commands.dataset import app as dataset
 from autosync.api.cli.commands.explain import explain
 from autosync.api.cli.commands.export import export
+from autosync.api.cli.commands.import_cluster import import_cluster
 from autosync.api.cli.commands.import_model import import_model
 from autosync.api.cli.commands.models import models
 from autosync.api.cli.commands.predict import predict
@@ -64,6 +65,7 @@ app.command("import", rich_help_panel=DESCRIBE)(import_model)
 app.command("models", rich_help_panel=DESCRIBE)(models)
 app.command("profile", rich_help_panel=DESCRIBE)(profile)
 app.command("clusters", rich_help_panel=DESCRIBE)(clusters)
+app.command("import-cluster", rich_help_panel=DESCRIBE)(import_cluster)
 app.command("probe", rich_help_panel=DESCRIBE)(probe)
 app.command("collect", rich_help_panel=DESCRIBE)(collect)
 app.add_typer(testbed, name="testbed", rich_help_panel=DESCRIBE)

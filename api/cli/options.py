@@ -60,8 +60,13 @@ StepSeconds = Annotated[
     ),
 ]
 ProfileFile = Annotated[
-    Path | None,
-    typer.Option("--profile", help="A profile written by `autosync profile -o`.", metavar="FILE"),
+    list[Path] | None,
+    typer.Option(
+        "--profile",
+        help="A profile written by `autosync profile -o`; several, at other batch sizes: a "
+        "regression over them.",
+        metavar="FILE",
+    ),
 ]
 Output = Annotated[
     Path | None,

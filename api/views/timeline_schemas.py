@@ -36,6 +36,7 @@ class Timeline(ResponseModel):
     measured: null where no trial recorded it. clock: `shared` where all ranks read one machine's
     clock; `by host` where times of different hosts compare only as far as their latest forward
     starts coincide. differences: where the two differ most first.
+    predicted_peak_bytes, device_memory_bytes: of each rank; the latter null where nobody states it.
     """
 
     tuning_id: str
@@ -47,3 +48,5 @@ class Timeline(ResponseModel):
     predicted: TimelineIteration
     measured: TimelineIteration | None
     differences: list[Difference]
+    predicted_peak_bytes: list[int]
+    device_memory_bytes: list[int | None]

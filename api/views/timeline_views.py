@@ -1,6 +1,7 @@
 """One strategy's iteration, predicted and measured, side by side."""
 
 from dataclasses import asdict, dataclass
+from math import isfinite
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -15,6 +16,7 @@ from autosync.plan import plan_of
 from autosync.population import encode
 from autosync.search.loop.outcome import is_ddp
 from autosync.simulator.numba_compiler import compile_plans_fast
+from autosync.simulator.peak_memory import device_memory_bytes, peak_bytes
 from autosync.simulator.timeline.iteration_trace import IterationTrace, predicted_iteration
 from autosync.simulator.timeline.trace_comparison import (
     Difference,
@@ -41,10 +43,12 @@ class RecordedTimelines:
 
 @dataclass(frozen=True, slots=True)
 class ComparedIterations:
-    """measured: None where nothing was recorded; without messages under torch's own DDP."""
+    """measured: None where nothing was recorded; without messages under torch's own DDP.
+    peak_bytes: predicted, of each rank."""
 
     predicted: IterationTrace
     measured: IterationTrace | None
+    peak_bytes: tuple[float, ...]
 
     @property
     def differences(self) -> tuple[Difference, ...]:
@@ -122,10 +126,11 @@ def compared(of: RecordedTimelines) -> ComparedIterations:
     population = encode([of.strategy], of.domain)
     plans = compile_plans_fast(population, of.domain)
     predicted = predicted_iteration(plans, population, of.domain)
+    peaks = tuple(peak_bytes(plans, population, of.domain).tolist())
     if of.timeline is None:
-        return ComparedIterations(predicted, None)
+        return ComparedIterations(predicted, None, peaks)
     plan = plan_of(plans, population, 0, of.domain)
-    return ComparedIterations(predicted, measured_iteration(of.timeline, plan))
+    return ComparedIterations(predicted, measured_iteration(of.timeline, plan), peaks)
 
 
 def trace(session: Session, tuning_id: str, strategy_id: str | None) -> str:
@@ -137,6 +142,7 @@ def timeline(session: Session, tuning_id: str, strategy_id: str | None) -> Timel
     """What `recorded` finds beside its prediction; raises NotFound as it does."""
     of = recorded(session, tuning_id, strategy_id)
     both = compared(of)
+    devices = device_memory_bytes(of.domain).tolist()
     return Timeline(
         tuning_id=of.tuning_id,
         strategy_id=of.strategy.id,
@@ -147,6 +153,8 @@ def timeline(session: Session, tuning_id: str, strategy_id: str | None) -> Timel
         predicted=_iteration(both.predicted),
         measured=_iteration(both.measured) if both.measured else None,
         differences=list(both.differences),
+        predicted_peak_bytes=[int(peak) for peak in both.peak_bytes],
+        device_memory_bytes=[int(size) if isfinite(size) else None for size in devices],
     )
 
 

@@ -1,12 +1,12 @@
-"""Times every operation of a real step on the CPU."""
+"""Times every operation of a real step on the CPU, or on a GPU by its own events."""
 
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -15,6 +15,7 @@ from autosync.graph import ModelGraph
 from autosync.importing.error_location import first_line
 from autosync.importing.example_inputs import Inputs, check_inputs, has_batch_size, input_tensors
 from autosync.importing.module_copies import unwrapped
+from autosync.importing.operation_clock import Mark, mark_now, seconds_between, wait_for
 from autosync.importing.tracker import LOSS_PATH, Tracker, module_paths
 from autosync.importing.training_step import Loss, compute_loss
 
@@ -22,33 +23,48 @@ Seconds = tuple[float, ...]
 
 
 class Timer(Tracker):
-    """forward_seconds, backward_seconds: of every operation, views counted with what came before
-    them."""
+    """Marks around every call, which `read_clock` turns into seconds.
 
-    def __init__(self) -> None:
+    forward_seconds, backward_seconds: of every operation, views counted with what came before
+    them.
+    """
+
+    def __init__(self, device: torch.device) -> None:
         super().__init__()
         self.forward_seconds: list[float] = []
         self.backward_seconds: defaultdict[int, float] = defaultdict(float)
-        self._pending = 0.0
+        self._device = device
+        self._pending: list[tuple[Mark, Mark]] = []
+        self._forward: list[list[tuple[Mark, Mark]]] = []
+        self._backward: list[tuple[int, Mark, Mark]] = []
+
+    def read_clock(self) -> None:
+        """Once the step has ended."""
+        wait_for(self._device)
+        self.forward_seconds = [
+            sum(seconds_between(*marks) for marks in calls) for calls in self._forward
+        ]
+        for operation, start, end in self._backward:
+            self.backward_seconds[operation] += seconds_between(start, end)
 
     def forward_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        start = time.perf_counter()
+        start = mark_now(self._device)
         out = func(*args, **kwargs)
-        self._pending += time.perf_counter() - start
+        self._pending.append((start, mark_now(self._device)))
         return out
 
     def forward_operation(
         self, operation: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     ) -> None:
-        self.forward_seconds.append(self._pending)
-        self._pending = 0.0
+        self._forward.append(self._pending)
+        self._pending = []
 
     def backward_call(
         self, operation: int | None, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        start = time.perf_counter()
+        start = mark_now(self._device)
         out = func(*args, **kwargs)
-        self.backward_seconds[operation or 0] += time.perf_counter() - start
+        self._backward.append((operation or 0, start, mark_now(self._device)))
         return out
 
 
@@ -58,31 +74,39 @@ def measure_operations(
     loss: Loss | None,
     graph: ModelGraph,
     iterations: int,
-) -> tuple[Seconds, Seconds, int]:
-    """Forward and backward seconds of each operation of the graph, and the CPU threads used.
+    device: torch.device,
+) -> tuple[Seconds, Seconds, float]:
+    """Forward and backward seconds of each operation of the graph, and the spread of a whole step:
+    the 10th to 90th percentile's width over the median.
 
     Raises:
         InvalidInput: module or inputs are not those of the graph.
-        NotSupported: the step does not run on the CPU.
+        NotSupported: the step does not run on the device.
     """
     inputs = check_inputs(example_inputs, graph.name)
     module = unwrapped(module)
-    _check_same(module, inputs, graph)
-    with _left_as_it_was(module), torch.random.fork_rng(devices=()), torch.enable_grad():
-        _step(module, inputs, loss, graph.name)
-        whole = [_step(module, inputs, loss, graph.name) for _ in range(iterations)]
-        timers = [_timed(module, inputs, loss) for _ in range(iterations)]
+    _check_same(module, inputs, graph, device)
+    gpus = [device] if device.type == "cuda" else []
+    with _left_as_it_was(module), torch.random.fork_rng(devices=gpus), torch.enable_grad():
+        _step(module, inputs, loss, graph.name, device)
+        whole = [_step(module, inputs, loss, graph.name, device) for _ in range(iterations)]
+        timers = [_timed(module, inputs, loss, device) for _ in range(iterations)]
     samples = [_attribute(timer, graph) for timer in timers]
     forward = [median(column) for column in zip(*(sample[0] for sample in samples), strict=True)]
     backward = [median(column) for column in zip(*(sample[1] for sample in samples), strict=True)]
     return (
         _scaled(forward, median(seconds for seconds, _ in whole)),
         _scaled(backward, median(seconds for _, seconds in whole)),
-        torch.get_num_threads(),
+        _spread([sum(step) for step in whole]),
     )
 
 
-def _check_same(module: nn.Module, inputs: Inputs, graph: ModelGraph) -> None:
+def _spread(seconds: list[float]) -> float:
+    low, high = np.percentile(seconds, [10, 90])
+    return float(high - low) / median(seconds)
+
+
+def _check_same(module: nn.Module, inputs: Inputs, graph: ModelGraph, device: torch.device) -> None:
     shapes = {key: tuple(p.shape) for key, p in module.named_parameters() if p.requires_grad}
     if shapes != {variable.name: variable.shape for variable in graph.variables}:
         raise InvalidInput(
@@ -102,12 +126,12 @@ def _check_same(module: nn.Module, inputs: Inputs, graph: ModelGraph) -> None:
             remedy="Profile at the batch size of the graph.",
         )
     tensors = [*module.parameters(), *module.buffers(), *given]
-    if other := next((t.device.type for t in tensors if t.device.type != "cpu"), None):
+    if other := next((t.device.type for t in tensors if t.device.type != device.type), None):
         raise NotSupported(
-            f"a profile is measured on the CPU, but a tensor is on {other!r}.",
+            f"the profile is measured on {device.type!r}, but a tensor is on {other!r}.",
             thing="device",
             value=other,
-            remedy="Build module and inputs on the CPU, or use an estimated profile.",
+            remedy="Build module and inputs on that device, or use an estimated profile.",
         )
 
 
@@ -126,30 +150,34 @@ def _left_as_it_was(module: nn.Module) -> Iterator[None]:
             parameter.grad = gradient
 
 
-def _step(module: nn.Module, inputs: Inputs, loss: Loss | None, name: str) -> tuple[float, float]:
+def _step(
+    module: nn.Module, inputs: Inputs, loss: Loss | None, name: str, device: torch.device
+) -> tuple[float, float]:
     """Seconds of one whole forward and backward pass."""
     for parameter in module.parameters():
         parameter.grad = None
     try:
-        start = time.perf_counter()
+        start = mark_now(device)
         value = compute_loss(module, inputs, loss)
-        middle = time.perf_counter()
+        middle = mark_now(device)
         value.backward()
-        end = time.perf_counter()
+        end = mark_now(device)
+        wait_for(device)
     except Exception as error:  # the user's own code may raise anything
+        where = "this CPU" if device.type == "cpu" else str(device)
         raise NotSupported(
-            f"{name!r} does not run on this CPU: {first_line(error)}.",
+            f"{name!r} does not run on {where}: {first_line(error)}.",
             thing="module",
             value=type(error).__name__,
             remedy="Use an estimated profile.",
         ) from None
-    return middle - start, end - middle
+    return seconds_between(start, middle), seconds_between(middle, end)
 
 
-def _timed(module: nn.Module, inputs: Inputs, loss: Loss | None) -> Timer:
+def _timed(module: nn.Module, inputs: Inputs, loss: Loss | None, device: torch.device) -> Timer:
     for parameter in module.parameters():
         parameter.grad = None
-    timer = Timer()
+    timer = Timer(device)
 
     def in_loss() -> None:
         timer.path = LOSS_PATH
@@ -158,6 +186,7 @@ def _timed(module: nn.Module, inputs: Inputs, loss: Loss | None) -> Timer:
         value = compute_loss(module, inputs, loss, in_loss)
         timer.start_backward()
         value.backward()
+    timer.read_clock()
     return timer
 
 

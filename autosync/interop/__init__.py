@@ -1,4 +1,5 @@
-"""Files of other systems: AutoDist's strategies, resource specifications and graphs; ONNX; traces.
+"""Files of other systems: AutoDist's, ONNX and traces, and lists of hosts (hostfiles, Slurm, Ray,
+nvidia-smi).
 
 Everything here reads untrusted bytes: nothing in them is executed, and sizes, depths and counts
 are bounded. Imports documents only.

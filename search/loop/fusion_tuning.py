@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import norm
 
 from autosync.domain import Domain
 from autosync.population import encode
 from autosync.search.designs.design_table import fitted
 from autosync.search.designs.horovod import FUSION_BYTES, horovod_strategy
 from autosync.search.designs.known_designs import dear_fused
-from autosync.search.loop.acquisition import expected_improvement
 from autosync.search.loop.tuning_store import Candidate, Store
 from autosync.search.space import Space
 from autosync.simulator.simulator_contract import Simulator
@@ -166,9 +166,12 @@ def _within_bounds(
 
 
 def speed_improvement(mean: F64, std: F64, measured: F64) -> F64:
-    """By how much each speed is expected to exceed the best measured one and `XI`."""
-    beaten = float(measured.max()) + XI * _spread(measured)
-    return expected_improvement(-mean, std, -beaten)
+    """By how much the logarithm of each speed is expected to exceed the best measured one and
+    `XI`."""
+    above = mean - float(measured.max()) - XI * _spread(measured)
+    z = above / np.maximum(std, 1e-12)
+    improvement: F64 = above * norm.cdf(z) + std * norm.pdf(z)
+    return improvement
 
 
 def _spread(speeds: F64) -> float:

@@ -30,6 +30,7 @@ from autosync.search.loop.shortlists import (
 )
 from autosync.search.loop.tuning_store import Candidate, Origin, Proposal, Store
 from autosync.search.space import Space
+from autosync.simulator.memory_check import fitting_rows
 from autosync.simulator.message_digests import digests_of_strategies
 from autosync.simulator.simulator_contract import Learner, Simulator
 from autosync.strategy import Strategy
@@ -144,8 +145,8 @@ def gain_of(listed: Shortlist, judge: Judge) -> float:
 
 
 def known_designs(domain: Domain, space: Space, simulator: Simulator) -> list[Candidate]:
-    """DDP, then the other hand-designed strategies, the most promising first, of equal messages the
-    first one."""
+    """DDP, then the other hand-designed strategies that fit the devices' memory, the most promising
+    first, of equal messages the first one."""
     named = hand_designed(domain, space)
     scores = simulator.predict(domain, encode([strategy for _, strategy in named], domain))
     candidates = [
@@ -153,8 +154,10 @@ def known_designs(domain: Domain, space: Space, simulator: Simulator) -> list[Ca
         for (name, strategy), score in zip(named, scores, strict=True)
     ]
     candidates.sort(key=lambda c: (c.origin != DDP, c.predicted_seconds, c.origin))
-    rows = distinct_rows(domain, encode([each.strategy for each in candidates], domain))
-    return [candidates[row] for row in rows]
+    population = encode([each.strategy for each in candidates], domain)
+    fitting = {*fitting_rows(domain, population).tolist(), 0}  # DDP is measured in any case
+    rows = distinct_rows(domain, population)
+    return [candidates[row] for row in rows if int(row) in fitting]
 
 
 def sampled(

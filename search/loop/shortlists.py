@@ -17,6 +17,7 @@ from autosync.search.loop.message_equality import distinct_rows
 from autosync.search.loop.ranking import materialize, rank
 from autosync.search.loop.settings import Acquisition
 from autosync.search.space import Space
+from autosync.simulator.memory_check import fitting_rows
 from autosync.simulator.simulator_contract import Learner, Simulator
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy
@@ -87,9 +88,10 @@ class Judge:
         return self.coarse.predict(self.domain, population)
 
     def best_of(self, population: Population, index: I64, coarse_seconds: F64) -> Shortlist:
-        """The most promising `SHORTLIST_SIZE`, no two of equal messages. A simulator that learns
-        judges them anew; any other has done so."""
+        """The most promising `SHORTLIST_SIZE` that fit the devices' memory, no two of equal
+        messages. A simulator that learns judges them anew; any other has done so."""
         rows = distinct_rows(self.domain, population, self.known)
+        rows = rows[fitting_rows(self.domain, population.take(rows))]
         listed, seconds = population.take(rows), coarse_seconds[rows]
         std = np.zeros(len(rows))
         if isinstance(self.simulator, Learner):

@@ -94,6 +94,9 @@ class TestCluster:
             (Node("b", (Device("t4"),), float("nan")), "bandwidth_gbps must be positive"),
             (Node("b", (Device("t4", 2),), 1.0), "intra_bandwidth_gbps must be stated"),
             (Node("b", (Device("t4"),), 1.0, latency_us=-1), "latency_us"),
+            (Node("b", (Device("t4", memory_gb=0),), 1.0), "device memory_gb"),
+            (Node("b", (Device("t4"),), 1.0, nics=0), "nics"),
+            (Node("b", (Device("t4"),), 1.0, usd_per_hour=-1), "usd_per_hour"),
             (Node("a", (Device("t4"),), 1.0), "used by two nodes"),
         ],
     )
@@ -103,6 +106,20 @@ class TestCluster:
         assert words in caught.value.message
         assert f"node '{node.address}'" in caught.value.message
         assert caught.value.remedy
+
+    @pytest.mark.parametrize(("price", "day"), [(1.5, ""), (1.5, "June"), (0.0, "2024-06-01")])
+    def test_a_price_has_its_day(self, price: float, day: str) -> None:
+        node = Node("a", (Device("t4", 2),), 1.0, 48.0, usd_per_hour=price)
+        with pytest.raises(InvalidInput, match="priced_on"):
+            Cluster("priced", (node,), priced_on=day)
+
+    def test_what_later_fields_say_is_left_out_where_they_say_nothing(self) -> None:
+        plain = to_data(grid_cluster())
+        assert not {"priced_on", "nics", "usd_per_hour"} & {*plain, *plain["nodes"][0]}
+        text = "priced_on: 2024-06-01\n" + GOOD.replace("9.56,", "9.56, usd_per_hour: 2.5,")
+        priced = parse_cluster(text, "mine.yaml")
+        assert priced.priced_on == "2024-06-01"
+        assert priced.usd_per_hour is None  # the second node has none
 
     def test_clusters_with_nothing_to_synchronize(self) -> None:
         with pytest.raises(InvalidInput, match="no nodes"):
@@ -139,6 +156,24 @@ class TestPresets:
         assert sizes["example-8x1"] == sizes["example-4x2"] == 8
         assert sizes["aws-g4dn-12xlarge-x4"] == 16
         assert sizes["rtx-2080-ti-4x4-10gbe"] == sizes["rtx-2080-ti-4x4-ib100"] == 16
+
+    def test_the_papers_testbeds_are_there(self) -> None:
+        """AutoSync's supplement, table 2: GPUs of A1 to B12; HeteroG, PACE, Poseidon, DeAR."""
+        ranks = (16, 11, 8, 12, 16, 4, 8, 12, 16, 32, 5, 8, 16, 5)
+        names = ("A1", "A2", *(f"B{number}" for number in range(1, 13)))
+        published = dict(zip(names, ranks, strict=True))
+        loaded = [load_cluster(name) for name in bundled_clusters()]
+        found = {
+            c.description.partition("AutoSync's ")[2].rstrip(")"): c.world_size
+            for c in loaded
+            if "AutoSync's" in c.description
+        }
+        assert found == published
+        sizes = {c.name: c.world_size for c in loaded}
+        assert sizes["heterog-12-gpus"] == 12
+        assert sizes["pace-8x2"] == 16
+        assert sizes["titan-x-32x1-40gbe"] == 32
+        assert sizes["rtx-2080-ti-16x4-10gbe"] == 64
 
     def test_an_unknown_name_lists_the_presets(self) -> None:
         for name in ("example-4x3", "../clusters/example-4x1", ""):

@@ -15,13 +15,28 @@ from autosync.errors import InvalidInput, NotSupported
         ("NVIDIA GeForce RTX 2080 Ti", "rtx-2080-ti"),
         ("NVIDIA TITAN X (Pascal)", "titan-x"),
         ("NVIDIA L4", "l4"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-80gb"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA B200", "b200"),
     ],
 )
 def test_a_known_name(name: str, device_type: str) -> None:
     assert device_type_of_gpu(name) == device_type
 
 
-@pytest.mark.parametrize("name", ["NVIDIA L40S", "NVIDIA B200", "NVIDIA T400 4GB", "Quadro P1000"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA B300",
+        "NVIDIA T400 4GB",
+        "Quadro P1000",
+        "NVIDIA GeForce RTX 3090 Ti",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+    ],
+)
 def test_an_unknown_name_is_refused_with_the_way_out(name: str) -> None:
     with pytest.raises(NotSupported, match=f"GPU '{name}' is of no known device type") as refused:
         device_type_of_gpu(name)
@@ -40,3 +55,23 @@ def test_every_gpu_type_is_found_by_its_own_name() -> None:
     for kind, device in DEVICE_TYPES.items():
         if device.is_gpu:
             assert device_type_of_gpu(f"NVIDIA {kind.upper()}") == kind
+
+
+def test_every_gpu_states_year_source_and_sound_figures() -> None:
+    for kind, device in DEVICE_TYPES.items():
+        if not device.is_gpu:
+            continue
+        assert 2013 <= device.year <= 2025, kind
+        assert device.source, kind
+        peaks = [device.peak_flops_per_second, device.fp16, device.fp8]
+        assert [p for p in peaks if p] == sorted(p for p in peaks if p), kind
+        assert device.bf16 in (0, device.fp16), kind
+        assert 1e11 < device.memory_bytes_per_second < 1e13, kind
+        assert bool(device.nvlinks) == bool(device.nvlink_gbps), kind
+
+
+def test_a_type_without_units_of_its_own_computes_as_float32() -> None:
+    assert DEVICE_TYPES["a100"].flops_per_second("bfloat16") == 3.12e14
+    assert DEVICE_TYPES["a100"].flops_per_second("float32") == 1.56e14
+    assert DEVICE_TYPES["t4"].flops_per_second("bfloat16") == 8.1e12
+    assert DEVICE_TYPES["k80"].flops_per_second("float16") == 4.1e12

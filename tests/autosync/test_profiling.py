@@ -17,6 +17,7 @@ from autosync.profiling import (
     measure_profile,
     profile_from_step_seconds,
     takes_winograd,
+    torch_device,
     update_seconds,
 )
 from tests.domains import chain_graph, domain_of
@@ -69,6 +70,16 @@ class TestEstimate:
         moved = estimate_profile(light, "cpu")
         assert moved.forward_seconds[1] == pytest.approx(8448 / device.memory_bytes_per_second)
         assert moved.backward_seconds[1] == pytest.approx(12800 / device.memory_bytes_per_second)
+
+    def test_operations_compute_in_the_type_of_their_variables(self) -> None:
+        graph = bundled("bert_base")
+        halves = tuple(replace(variable, dtype="bfloat16") for variable in graph.variables)
+        half = replace(graph, variables=halves)
+        first = next(i for i, o in enumerate(graph.operations) if o.type == "addmm")
+        for device, faster in (("a100", 2.0), ("v100", 1.0)):  # a V100 has no units for bfloat16
+            whole_seconds = estimate_profile(graph, device).forward_seconds[first]
+            half_seconds = estimate_profile(half, device).forward_seconds[first]
+            assert whole_seconds == pytest.approx(faster * half_seconds), device
 
     def test_it_is_marked_as_an_estimate_that_names_device_and_efficiency(self) -> None:
         profile = estimate_profile(bundled("resnet50"), "t4", efficiency=0.4, slowdown=2)
@@ -254,3 +265,15 @@ def of_type(cluster: Cluster, device: str) -> Cluster:
         for node in cluster.nodes
     ]
     return replace(cluster, nodes=tuple(nodes))
+
+
+@pytest.mark.parametrize(
+    "name", ["cuda:99", "cuda:0" if not torch.cuda.is_available() else "cuda:98"]
+)
+def test_a_gpu_that_torch_does_not_see_is_refused_by_name(name: str) -> None:
+    with pytest.raises(NotSupported, match=f"torch sees no {name}") as refused:
+        torch_device(name)
+    assert "Estimate" in refused.value.remedy
+    for other in ("tpu", "cuda:x", "mps", "cpu;rm"):
+        with pytest.raises(InvalidInput, match="no device is called"):
+            torch_device(other)

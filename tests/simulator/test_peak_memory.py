@@ -1,4 +1,4 @@
-"""Memory by hand."""
+"""Memory by hand, and what does not fit."""
 
 from dataclasses import replace
 
@@ -6,21 +6,21 @@ import pytest
 
 from autosync.cluster import Device
 from autosync.domain import Domain, Optimizer
+from autosync.errors import InvalidStrategy
+from autosync.graph import Operation
 from autosync.plan import PlanTable
 from autosync.population import Population, encode
+from autosync.simulator.activation_memory import activation_curve
 from autosync.simulator.explanation import explain
+from autosync.simulator.memory_check import check_memory, fitting_rows
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.peak_memory import (
-    activation_bytes,
-    device_memory_bytes,
-    peak_bytes,
-    state_bytes,
-)
-from autosync.strategy import AllReduce, ParameterServer, ReduceScatter, Strategy
+from autosync.simulator.peak_memory import device_memory_bytes, memory_of, peak_bytes
+from autosync.strategy import AllReduce, ParameterServer, ReduceScatter, Schedule, Strategy
 from tests.domains import chain_graph, domain_of
 from tests.simulator.worked_examples import cluster_of, strategy_of
 
 MEGABYTE = (250_000,)
+STATE = 2
 
 
 def planned(domain: Domain, strategy: Strategy) -> tuple[PlanTable, Population, Domain]:
@@ -28,37 +28,89 @@ def planned(domain: Domain, strategy: Strategy) -> tuple[PlanTable, Population, 
     return compile_plans_fast(population, domain), population, domain
 
 
-def four() -> Domain:
+def four(memory_gb: float | None = None) -> Domain:
+    """Four variables of a megabyte on four CPUs; Adam."""
     graph = chain_graph((MEGABYTE,) * 4)
-    return domain_of(graph, cluster_of(), optimizer=Optimizer("adamw", True, 2))
+    cluster = cluster_of()
+    nodes = tuple(
+        replace(node, devices=(Device("cpu", memory_gb=memory_gb),)) for node in cluster.nodes
+    )
+    optimizer = Optimizer("adamw", True, STATE)
+    return domain_of(graph, replace(cluster, nodes=nodes), optimizer=optimizer)
 
 
-def test_activations_of_a_chain_peak_as_backward_begins() -> None:
-    # Four outputs of 4 KiB, and the gradients of the last and, from its backward on, its input.
-    assert activation_bytes(chain_graph((MEGABYTE,) * 4)) == (0.0, 6 * 4096.0)
+def test_activations_of_a_chain() -> None:
+    # Outputs of 4 KiB. Forward keeps what the next operation multiplies: at its end all four live.
+    # Backward of the last one holds the three inputs that were kept, and makes one's gradient.
+    held = activation_curve(chain_graph((MEGABYTE,) * 4)).held
+    assert held[0].tolist() == [0.0] * 8
+    assert (held[1] / 4096).tolist() == [1, 2, 3, 4, 4, 4, 3, 1]
 
 
-def test_optimizer_state_lies_where_the_update_runs() -> None:
+def test_an_operation_in_place_has_its_inputs_storage_and_keeps_its_result() -> None:
+    chain = chain_graph((MEGABYTE,) * 4)
+    middle = replace(chain.operations[1], type="relu_", variables=())
+    pointwise = replace(chain, operations=(chain.operations[0], middle, *chain.operations[2:]))
+    held = activation_curve(pointwise).held[1] / 4096
+    # relu_ adds no storage; its result is what the third operation multiplies.
+    assert held.tolist() == [1, 1, 2, 3, 3, 3, 3, 1]
+
+
+def test_a_gradient_that_an_addition_passes_on_is_one_storage() -> None:
+    def graph_with(kind: str) -> list[float]:
+        chain = chain_graph((MEGABYTE,) * 3)
+        joined = Operation("join", kind, 0, 0, 4096, True, (0, 1))
+        operations = (*chain.operations[:2], joined, replace(chain.operations[2], inputs=(2,)))
+        graph = replace(
+            chain,
+            operations=operations,
+            backward_order=(3, 2, 1, 0),
+            gradient_after=(0, 1, 3),
+        )
+        return (activation_curve(graph).held[1] / 4096).tolist()
+
+    added, unknown = graph_with("add"), graph_with("unheard_of")
+    assert added[5] == unknown[5] - 4  # two kept inputs less, the result, and one gradient less
+    assert max(added) < max(unknown)
+
+
+def test_the_peak_adds_up_by_method() -> None:
     domain = four()
-    everyone = planned(domain, strategy_of(domain, AllReduce))
-    shards = planned(domain, strategy_of(domain, lambda v: ReduceScatter(0, True)))
-    owner = planned(domain, strategy_of(domain, lambda v: ParameterServer(1, 0)))
-    assert state_bytes(everyone[0], domain, 0) == pytest.approx([8e6] * 4)
-    assert state_bytes(shards[0], domain, 0) == pytest.approx([2e6] * 4)
-    assert state_bytes(owner[0], domain, 0) == pytest.approx([0.0, 8e6, 0.0, 0.0])
+    # The last backward has all gradients; activations are then one output's worth or less.
+    few = 2 * 4096.0 * 4
+
+    def peak_mb(strategy: Strategy) -> list[float]:
+        return [float(p) / 1e6 for p in peak_bytes(*planned(domain, strategy))]
+
+    def near(megabytes: list[float]) -> object:
+        return pytest.approx(megabytes, abs=few / 1e6)
+
+    # Values 4, buffer 4, state 8; Adam's step takes two temporaries of the largest variable.
+    assert peak_mb(strategy_of(domain, lambda v: AllReduce(0))) == near([18.0] * 4)
+    # Torch's DDP keeps gradients beside its buckets.
+    ddp = strategy_of(domain, lambda v: AllReduce(0), Schedule(order="ddp"))
+    assert peak_mb(ddp) == near([22.0] * 4)
+    # Cut into two messages, a variable's gradient is no view of a buffer.
+    assert peak_mb(strategy_of(domain, AllReduce, parts=2))[0] > 20
+    # A quarter of the state, and of a flat copy; what an all-to-all brings lies apart.
+    sharded = strategy_of(domain, lambda v: ReduceScatter(0, True))
+    assert peak_mb(sharded) == near([4 + 4 + 2 + 1 + 4 + 2.0] * 4)
+    # The owner has all state, a flat copy, and what three others send.
+    owned = strategy_of(domain, lambda v: ParameterServer(1, 0))
+    assert peak_mb(owned) == near([10.0, 10.0 + 8 + 4 + 12, 10.0, 10.0])
 
 
-def test_the_peak_adds_up_and_a_server_holds_what_it_receives() -> None:
+def test_a_batch_share_counts_with_its_activations() -> None:
     domain = four()
-    everyone = peak_bytes(*planned(domain, strategy_of(domain, lambda v: AllReduce(0))))
-    # Parameters, gradients, a bucket, two states, activations.
-    assert everyone == pytest.approx([4e6 * 5 + 6 * 4096] * 4)
-    owner = peak_bytes(*planned(domain, strategy_of(domain, lambda v: ParameterServer(1, 0))))
-    assert owner - owner.min() == pytest.approx([0.0, 8e6 + 3 * 4e6, 0.0, 0.0])
+    plans, population, _ = planned(domain, strategy_of(domain, AllReduce))
+    memory = memory_of(domain)
+    wide = [memory.peak_bytes(plans, population, 0, scale)[0] for scale in (100.0, 10_000.0)]
+    assert wide[1] - wide[0] == pytest.approx(9900 * 4 * 4096, rel=0.05)
 
 
 def test_ranks_whose_device_has_less_memory_are_named() -> None:
     domain = four()
+    assert device_memory_bytes(domain).tolist() == [float("inf")] * 4
     nodes = tuple(
         replace(node, devices=(Device("cpu", memory_gb=1.0 if i else 0.001),))
         for i, node in enumerate(domain.cluster.nodes)
@@ -66,3 +118,46 @@ def test_ranks_whose_device_has_less_memory_are_named() -> None:
     domain = replace(domain, cluster=replace(domain.cluster, nodes=nodes))
     assert device_memory_bytes(domain) == pytest.approx([1e6, 1e9, 1e9, 1e9])
     assert explain(domain, strategy_of(domain, AllReduce)).ranks_out_of_memory == (0,)
+
+
+def test_a_gpu_without_stated_memory_has_its_types() -> None:
+    domain = four()
+    nodes = tuple(replace(node, devices=(Device("t4"),)) for node in domain.cluster.nodes)
+    assert (
+        device_memory_bytes(replace(domain, cluster=replace(domain.cluster, nodes=nodes))).tolist()
+        == [16e9] * 4
+    )
+
+
+def test_what_does_not_fit_is_refused_with_the_ways_out() -> None:
+    check_memory(strategy_of(four(), AllReduce), four())
+    tight = four(memory_gb=0.0175)  # between zero1's 17 MB and an all-reduce's 18
+    check_memory(strategy_of(tight, lambda v: ReduceScatter(0, True)), tight)
+    with pytest.raises(InvalidStrategy, match=r"rank 0 needs 0\.02 GB") as refused:
+        check_memory(strategy_of(tight, lambda v: AllReduce(0)), tight)
+    assert "zero1" in refused.value.remedy
+    assert "fits" in refused.value.remedy
+    assert "Devices of 0.02 GB" in refused.value.remedy
+
+
+def test_a_smaller_batch_is_named_where_it_fits() -> None:
+    graph = four().graph
+    wide = replace(
+        graph,
+        operations=tuple(replace(o, output_bytes=10_000_000) for o in graph.operations),
+    )
+    domain = replace(four(memory_gb=0.030), graph=wide)
+    with pytest.raises(InvalidStrategy) as refused:
+        check_memory(strategy_of(domain, AllReduce), domain)
+    assert "at a batch size of 3 a replica (now 8)" in refused.value.remedy
+
+
+def test_a_population_is_sifted() -> None:
+    tight = four(memory_gb=0.0175)
+    strategies = [
+        strategy_of(tight, lambda v: AllReduce(0)),
+        strategy_of(tight, lambda v: ReduceScatter(0, True)),
+    ]
+    assert fitting_rows(tight, encode(strategies, tight)).tolist() == [1]
+    loose = four()
+    assert fitting_rows(loose, encode(strategies, loose)).tolist() == [0, 1]

@@ -22,7 +22,9 @@ def profile(
     output: Output = None,
     device: Annotated[
         str | None,
-        typer.Option(help="Estimate for this device type (v100, a100, ...) instead of measuring."),
+        typer.Option(
+            help="Measure on this GPU (cuda:0), or estimate for this device type (v100, a100, ...)."
+        ),
     ] = None,
     efficiency: Efficiency = None,
     step_seconds: StepSeconds = None,
@@ -34,13 +36,14 @@ def profile(
     batch: Batch = None,
     json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
 ) -> None:
-    """Measure a model's operations on this machine's CPU, or estimate them for a device.
+    """Measure a model's operations on this machine's CPU or GPU, or estimate them for a device.
 
     `rank` and `tune` take what is measured in the estimate's place (--profile).
 
     Examples:
 
         autosync profile resnet50 --batch 4 -o cpu.json       # measured here
+        autosync profile resnet50 --device cuda:0 -o gpu.json # measured by CUDA events
         autosync profile resnet50 --device v100               # a roofline, marked as an estimate
         autosync profile resnet50 --device v100 --step-seconds 0.105 -o v100.json
         autosync profile mine.json --device v100 --trace trace.json -o v100.json
@@ -78,17 +81,27 @@ def _found(
         recorded_graph,
     )
     from autosync.api.cli.foreign_models import foreign_name, is_foreign_module
-    from autosync.profiling import measure_profile
+    from autosync.profiling import measure_profile, torch_device
 
-    if device is not None or efficiency is not None or step_seconds is not None:
+    on_gpu = device is not None and device.startswith("cuda")
+    estimated = efficiency is not None or step_seconds is not None
+    if estimated or (device is not None and not on_gpu):
         graph = load_graph(model, batch)
         choice = ProfileChoice(None, device, efficiency, step_seconds)
         return graph, estimated_profile(graph, device or "cpu", choice)
+    from torch.utils._pytree import tree_map
+
+    place = torch_device(device or "cpu")
     module, inputs, loss, size = load_module(model, batch)
-    say("[dim]running the model on this machine's CPU[/]")
+    say(f"[dim]running the model on {device if on_gpu else 'the CPU of this machine'}[/]")
     name = foreign_name(model) if is_foreign_module(model) else model.partition(":")[2] or model
     graph = recorded_graph(module, inputs, loss, name, size, values=True)  # it runs here anyway
-    return graph, measure_profile(module, inputs, loss, graph, iterations=iterations)
+    module.to(place)
+    inputs = tree_map(lambda value: value.to(place) if hasattr(value, "to") else value, inputs)
+    measured = measure_profile(
+        module, inputs, loss, graph, iterations=iterations, device=str(place)
+    )
+    return graph, measured
 
 
 def _traced(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from autosync.search.loop.tuning_store import Candidate
     from autosync.simulator.simulator_contract import Simulator
 
-COLUMNS = ("", "strategy", "made by", "predicted ms", "times DDP")
+COLUMNS = ("", "strategy", "made by", "predicted ms", "times DDP", "GB a rank")
 SAMPLED = 64
 """Sampled strategies that are listed at most, chosen to be unlike each other."""
 
@@ -55,7 +55,7 @@ def rank(
         autosync rank bert_base my-cluster.yaml --step-seconds 0.18
     """
     from autosync.api.cli.argument_loading import ProfileChoice, load_domain, load_simulator
-    from autosync.api.cli.domain_summary import describe_domain
+    from autosync.api.cli.domain_summary import describe_domain, warn_of_memory
     from autosync.api.cli.progress import compilation_lines
     from autosync.simulator.cost.rank_servers import ONE_BY_ONE, served_one_by_one
 
@@ -69,11 +69,14 @@ def rank(
     ddp = next(candidate for candidate in ranked if candidate.origin == "ddp")
     if any(served_one_by_one(each.strategy, domain.cluster) for each in ranked[:top]):
         warn(ONE_BY_ONE)
+    peaks = peak_bytes_of(domain, [*ranked[:top], ddp])
+    warn_of_memory(domain, peaks[-1])
     if json:
         seconds = ddp.predicted_seconds
-        print_json([_data(place, c, seconds) for place, c in enumerate(ranked[:top], 1)])
+        both = zip(ranked[:top], peaks[:-1], strict=True)
+        print_json([_data(place, c, seconds, peak) for place, (c, peak) in enumerate(both, 1)])
     else:
-        _print(domain, ranked, top, ddp)
+        _print(domain, ranked, top, ddp, peaks)
 
 
 def best_by_prediction(
@@ -94,7 +97,22 @@ def best_by_prediction(
     return sorted(known + drawn, key=lambda candidate: candidate.predicted_seconds)
 
 
-def _data(place: int, candidate: "Candidate", ddp_seconds: float) -> dict[str, object]:
+def peak_bytes_of(domain: "Domain", candidates: "list[Candidate]") -> list[float]:
+    """Predicted peak of each, of the rank that needs most."""
+    from autosync.population import encode
+    from autosync.simulator.numba_compiler import compile_plans_fast
+    from autosync.simulator.peak_memory import memory_of
+
+    population = encode([each.strategy for each in candidates], domain)
+    plans, memory = compile_plans_fast(population, domain), memory_of(domain)
+    return [
+        float(memory.peak_bytes(plans, population, index).max()) for index in range(len(candidates))
+    ]
+
+
+def _data(
+    place: int, candidate: "Candidate", ddp_seconds: float, peak_bytes: float
+) -> dict[str, object]:
     from autosync.documents import to_data
     from autosync.strategy_description import describe
 
@@ -103,13 +121,20 @@ def _data(place: int, candidate: "Candidate", ddp_seconds: float) -> dict[str, o
         "words": describe(candidate.strategy),
         "predicted_seconds": candidate.predicted_seconds,
         "predicted_speedup": ddp_seconds / candidate.predicted_seconds,
+        "predicted_peak_bytes": int(peak_bytes),
         "origin": candidate.origin,
         "strategy_id": candidate.strategy.id,
         "strategy": to_data(candidate.strategy),
     }
 
 
-def _print(domain: "Domain", ranked: "list[Candidate]", top: int, ddp: "Candidate") -> None:
+def _print(
+    domain: "Domain",
+    ranked: "list[Candidate]",
+    top: int,
+    ddp: "Candidate",
+    peaks: list[float],
+) -> None:
     from autosync.strategy_description import describe
 
     place = {id(candidate): str(i) for i, candidate in enumerate(ranked, 1)}
@@ -121,8 +146,9 @@ def _print(domain: "Domain", ranked: "list[Candidate]", top: int, ddp: "Candidat
             candidate.origin,
             milliseconds(candidate.predicted_seconds),
             f"{ddp.predicted_seconds / candidate.predicted_seconds:.2f}",
+            f"{peak / 1e9:.2f}",
         )
-        for candidate in shown
+        for candidate, peak in zip(shown, peaks, strict=False)
     ]
     print_table(COLUMNS, rows, right=(COLUMNS[0], *COLUMNS[3:]))
     out.print("[dim]Predictions, nothing was run: `autosync tune` measures and confirms.[/]")

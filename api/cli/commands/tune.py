@@ -155,7 +155,7 @@ def tune(
     request: TuningRequest | None = None
     if model is not None and cluster is not None:
         estimate = {"--step-seconds": step_seconds, "--efficiency": efficiency}
-        refuse_unused(compute, {"--profile": profile, **estimate})
+        refuse_unused(compute, {"--profile": profile or None, **estimate})
         choice = ProfileChoice(profile, device, efficiency, step_seconds)
         domain = load_domain(model, cluster, batch, choice)
         where = (launcher, compute, compute_device)

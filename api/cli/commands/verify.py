@@ -19,14 +19,17 @@ def verify(
     batch: Batch = None,
     allow_lossy: Annotated[bool, typer.Option(help="Allow lossy encodings.")] = False,
 ) -> None:
-    """Check that a strategy fits a model and a cluster and synchronizes every variable.
+    """Check that a strategy fits a model and a cluster, with its memory, and synchronizes every
+    variable.
 
+    What does not fit is refused with the numbers, and with what would make it fit.
     Says so where it can be predicted but not run (owners on dedicated server hosts).
 
     Example: `autosync verify best.json resnet50 example-4x1`
     """
     from autosync.api.cli.argument_loading import ProfileChoice, load_domain, load_strategy
     from autosync.errors import NotSupported
+    from autosync.simulator.memory_check import check_memory
     from autosync.strategy_description import describe
     from autosync.verification import check_runnable
     from autosync.verification import verify as check
@@ -34,6 +37,7 @@ def verify(
     loaded = load_strategy(strategy)
     domain = load_domain(model, cluster, batch, ProfileChoice())
     check(loaded, domain, allow_lossy=allow_lossy)
+    check_memory(loaded, domain)
     out.print(f"[green]Sound:[/] {describe(loaded, domain)}")
     try:
         check_runnable(loaded.choices, domain.world_size)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
 from autosync.cluster import Cluster
 from autosync.errors import InvalidInput, NotSupported
@@ -80,6 +81,22 @@ def disconnect_from_ray(connected: bool) -> None:
 
     if connected:
         ray.shutdown()
+
+
+def ray_nodes(address: str) -> list[dict[str, Any]]:
+    """What Ray tells of the nodes of the cluster at `address`.
+
+    Raises:
+        NotSupported: as `connect_to_ray`.
+    """
+    connected = connect_to_ray(address)
+    try:
+        import ray
+
+        found: list[dict[str, Any]] = ray.nodes()
+        return found
+    finally:
+        disconnect_from_ray(connected)
 
 
 def alive_nodes() -> dict[str, str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from autosync.cluster_file import load_cluster
 from autosync.interop.onnx_messages import OnnxNode
 from tests.api.cli.command import autosync, small_inputs
 from tests.autosync.interop import onnx_files
@@ -81,6 +82,22 @@ def test_models_and_clusters_are_listed(folder: Path) -> None:
     assert {"resnet50", "vgg16", "bert_base"} <= models
     names = {each["name"] for each in json.loads(autosync(folder, "clusters", "--json").stdout)}
     assert "example-4x1" in names
+    table = autosync(folder, "clusters", "--device", "h100", "--find", "aws").stdout
+    assert "aws-p5-48xlarge-x4" in table
+    assert "393.28" in table  # dollars an hour, four nodes
+    assert "azure" not in table
+
+
+def test_a_hostfile_becomes_a_cluster_file(folder: Path) -> None:
+    (folder / "hosts.txt").write_text("node-1 slots=2\nnode-2 slots=2\n")
+    (folder / "topo.txt").write_text("GPU0 GPU1\nGPU0 X NV12\nGPU1 NV12 X\n")
+    stated = ("--device", "a100", "--port-gbps", "100", "--topo", "topo.txt", "-o", "new.yaml")
+    autosync(folder, "import-cluster", "hostfile", "hosts.txt", *stated)
+    cluster = load_cluster(folder / "new.yaml")
+    assert cluster.world_size == 4
+    assert cluster.nodes[0].intra_bandwidth_gbps == 1872.0
+    refused = autosync(folder, "import-cluster", "hostfile", "hosts.txt", *stated[2:4], code=2)
+    assert "type of its devices is not stated" in " ".join(refused.stderr.split())
 
 
 def test_a_bundled_cluster_is_printed_as_a_file_that_loads(folder: Path) -> None:

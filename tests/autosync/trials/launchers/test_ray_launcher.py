@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from autosync.errors import InvalidInput, NotSupported
+from autosync.interop.host_clusters import HostHardware, cluster_of_hosts, hosts_of_ray
 from autosync.trials.launchers import ray_launcher
-from autosync.trials.launchers.ray_cluster import alive_nodes, ray_addresses
+from autosync.trials.launchers.ray_cluster import alive_nodes, ray_addresses, ray_nodes
 from autosync.trials.launchers.ray_launcher import RayLauncher
 from autosync.trials.pool.process_pool import ProcessPool
 from tests.autosync.trials.conftest import FAULTY, MARK
@@ -99,6 +100,14 @@ def test_ranks_sit_on_the_hosts_of_the_file(pool: ProcessPool) -> None:
 
 def parent(process: int) -> int:
     return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_running_ray_cluster_becomes_a_cluster_file(ray_cluster: RayCluster) -> None:
+    hosts = hosts_of_ray(ray_nodes(ray_cluster.address))
+    assert {host.address for host in hosts} == {HEAD, FIRST, SECOND}
+    cluster = cluster_of_hosts(hosts, HostHardware(10.0, slots=1), "Ray")
+    assert cluster.backend == "gloo"
+    assert [node.devices[0].type for node in cluster.nodes] == ["cpu"] * 3
 
 
 def test_a_host_outside_the_ray_cluster_is_named(ray_cluster: RayCluster) -> None:

@@ -1,0 +1,184 @@
+"""Predicted peak memory against what the CPU's allocator counts (torch.profiler, profile_memory).
+
+A training step of bundled models alone, then hand-designed strategies on two ranks over gloo.
+
+    python -m benchmarks.peak_memory [MODEL:BATCH ...] [--strategies MODEL:BATCH]
+"""
+
+import argparse
+import multiprocessing
+import os
+import socket
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from autosync.bundle import Bundle, make_bundle
+from autosync.cluster import Cluster, Device, Node
+from autosync.domain import Domain, Optimizer
+from autosync.importing.training_step import compute_loss
+from autosync.models import bundled, spec_of
+from autosync.population import encode
+from autosync.profiling import estimate_profile
+from autosync.search.designs.design_table import BUILDERS
+from autosync.simulator.numba_compiler import compile_plans_fast
+from autosync.simulator.peak_memory import memory_of
+from autosync.strategy import Strategy
+from autosync.trials.trial_attachment import ReusedGroups, attach
+
+MODELS = (
+    "resnet50:8", "vgg16:4", "densenet121:8", "bert_3l:16", "bert_6l:8", "bert_base:4",
+    "transformer:8", "gpt2:1", "ncf_dense:256",
+)  # fmt: skip
+DESIGNS = (
+    "ddp", "all_reduce_25mb", "priority_sliced", "reduce_scatter_25mb", "dear", "zero1",
+    "ps_one_server", "ps_load_balanced",
+)  # fmt: skip
+STEP = "measured step"
+STATE_TENSORS = {"sgd": 0, "adamw": 2}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", default=list(MODELS), metavar="MODEL:BATCH")
+    parser.add_argument("--strategies", default="bert_3l:8", metavar="MODEL:BATCH")
+    parser.add_argument("--optimizer", default="adamw", choices=tuple(STATE_TENSORS))
+    options = parser.parse_args()
+    print(f"{'':32}{'measured MB':>12}{'predicted MB':>13}{'error':>8}")
+    for named in options.models:
+        model, batch = named.split(":")
+        domain = domain_of(model, int(batch), options.optimizer)
+        print_row(named, measured_alone(domain), predicted_alone(domain))
+    model, batch = options.strategies.split(":")
+    domain = domain_of(model, int(batch), options.optimizer)
+    for name in DESIGNS:
+        strategy = BUILDERS[name].build(domain)
+        measured, predicted = measured_on_ranks(domain, strategy), predicted_on(domain, strategy)
+        for rank, (real, told) in enumerate(zip(measured, predicted, strict=True)):
+            print_row(f"{options.strategies} {name}, rank {rank}", real, told)
+
+
+def print_row(name: str, measured: float, predicted: float) -> None:
+    error = predicted / measured - 1
+    print(f"{name:32}{measured / 1e6:12.1f}{predicted / 1e6:13.1f}{error:+8.1%}", flush=True)
+
+
+def domain_of(model: str, batch: int, optimizer: str) -> Domain:
+    """Two CPUs, so that strategies can be made; alone, one of them is looked at."""
+    graph = bundled(model, batch)
+    nodes = tuple(Node(f"127.0.0.{i + 1}", (Device("cpu"),), 10.0) for i in range(2))
+    kind = Optimizer(optimizer, True, STATE_TENSORS[optimizer])
+    return Domain(graph, Cluster("two", nodes), estimate_profile(graph, "cpu"), kind)
+
+
+def predicted_on(domain: Domain, strategy: Strategy) -> list[float]:
+    population = encode([strategy], domain)
+    plans = compile_plans_fast(population, domain)
+    peaks: list[float] = memory_of(domain).peak_bytes(plans, population).tolist()
+    return peaks
+
+
+def predicted_alone(domain: Domain) -> float:
+    """Torch's DDP without its buckets."""
+    return predicted_on(domain, BUILDERS["ddp"].build(domain))[0] - domain.graph.size_bytes
+
+
+def optimizer_for(model: nn.Module, name: str) -> torch.optim.Optimizer:
+    if name == "adamw":
+        return torch.optim.AdamW(model.parameters())
+    return torch.optim.SGD(model.parameters(), 1e-4)
+
+
+def measured_alone(domain: Domain) -> int:
+    """In a process of its own: the allocator's count goes on from one profile to the next."""
+    context = multiprocessing.get_context("spawn")
+    answers = context.SimpleQueue()
+    process = context.Process(target=run_alone, args=(domain, answers))
+    process.start()
+    process.join()
+    found: int = answers.get()
+    return found
+
+
+def run_alone(domain: Domain, answers: Any) -> None:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        job = Job(domain)
+        job.step(job.model)
+        with record_function(STEP):
+            job.step(job.model)
+    answers.put(peak_in_step(profiled))
+
+
+class Job:
+    def __init__(self, domain: Domain) -> None:
+        torch.manual_seed(0)
+        spec = spec_of(domain.graph.name)
+        self.model, self.inputs, self.loss = spec.build(domain.batch_size)
+        self.optimizer = optimizer_for(self.model, domain.optimizer.name)
+
+    def step(self, model: nn.Module) -> None:
+        self.optimizer.zero_grad()
+        compute_loss(model, self.inputs, self.loss).backward()
+        self.optimizer.step()
+
+
+def peak_in_step(profiled: Any) -> int:
+    """The most that the allocator held within the measured step. Events of allocations carry the
+    total since the profile began, which is why the model is built within it."""
+    waiting = list(profiled.profiler.kineto_results.experimental_event_tree())
+    totals: list[tuple[int, int]] = []
+    span = (0, 0)
+    while waiting:
+        event = waiting.pop()
+        waiting += event.children
+        if event.name == STEP:
+            span = (event.start_time_ns, event.end_time_ns)
+        fields = event.extra_fields
+        if hasattr(fields, "total_allocated") and str(fields.device) == "cpu":
+            totals.append((event.start_time_ns, fields.total_allocated))
+    return max(total for moment, total in totals if span[0] <= moment <= span[1])
+
+
+def measured_on_ranks(domain: Domain, strategy: Strategy) -> list[int]:
+    context = multiprocessing.get_context("spawn")
+    answers = context.SimpleQueue()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    bundle = make_bundle(strategy, domain)
+    ranks = [
+        context.Process(target=run_rank, args=(rank, port, domain, bundle, answers))
+        for rank in range(domain.world_size)
+    ]
+    for process in ranks:
+        process.start()
+    found = dict(answers.get() for _ in ranks)
+    for process in ranks:
+        process.join()
+    return [found[rank] for rank in range(domain.world_size)]
+
+
+def run_rank(rank: int, port: int, domain: Domain, bundle: Bundle, answers: Any) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=domain.world_size)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        job = Job(domain)
+        groups = ReusedGroups()
+        attached = attach(job.model, job.optimizer, bundle, 1.0, groups)
+        for _ in range(2):  # torch's DDP cuts its buckets anew after the first
+            job.step(attached.model)
+        with record_function(STEP):
+            job.step(attached.model)
+            attached.flush()
+        attached.detach()
+    answers.put((rank, peak_in_step(profiled)))
+    groups.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Hostfiles, Slurm's node lists and Ray's nodes, and the clusters they become."""
+
+import pytest
+
+from autosync.errors import InvalidInput, NotSupported
+from autosync.interop.host_clusters import HostHardware, cluster_of_hosts, hosts_of_ray
+from autosync.interop.host_list import Host, expand_counts, expand_nodelist, read_hostfile
+
+A100 = HostHardware(200.0, "a100", intra_bandwidth_gbps=1872.0, nics=8)
+
+
+def test_hostfiles_of_mpirun_horovod_and_deepspeed() -> None:
+    text = "# mine\n\nnode-1 slots=4 max_slots=8\nnode-2:2   # two\n10.0.0.3\n10.0.0.3\nfe80::1\n"
+    assert read_hostfile(text, "hosts") == (
+        Host("node-1", 4),
+        Host("node-2", 2),
+        Host("10.0.0.3", 2),
+        Host("fe80::1", None),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "names no host"),
+        ("# nothing\n", "names no host"),
+        ("a slots=2\na slots=2\n", "line 2: host 'a' has its slots stated twice"),
+        ("a slots=0\n", "line 1: slots must be"),
+        ("a slots=99999999999\n", "slots must be"),
+        ("a:two\n", "slots must be"),
+        ("a slots=²\n", "slots must be"),
+        ("a cpus=2\n", "cannot read 'cpus=2'"),
+        ("-oProxyCommand=rm slots=1\n", "no host's name"),
+        ("a;rm\n", "no host's name"),
+        ("\n".join(f"h{i}" for i in range(5000)), "more than 4096 hosts"),
+        ("x" * 1_000_001, "larger than 1000 kB"),
+    ],
+)
+def test_what_is_no_hostfile_names_the_line(text: str, words: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        read_hostfile(text, "hosts")
+    assert words in refused.value.message
+    assert refused.value.remedy
+    assert len(str(refused.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "hosts"),
+    [
+        ("login", ["login"]),
+        ("a,b", ["a", "b"]),
+        ("gpu[1-3]", ["gpu1", "gpu2", "gpu3"]),
+        ("gpu[08-10,007],x", ["gpu08", "gpu09", "gpu10", "gpu007", "x"]),
+        ("r[0-1]n[1-2]-ib", ["r0n1-ib", "r0n2-ib", "r1n1-ib", "r1n2-ib"]),
+        ("n[9]", ["n9"]),
+    ],
+)
+def test_node_lists_are_expanded_as_slurm_does(nodelist: str, hosts: list[str]) -> None:
+    assert list(expand_nodelist(nodelist)) == hosts
+
+
+@pytest.mark.parametrize(
+    "nodelist",
+    ["", ",", "a,,b", "a[", "a]", "a[1", "a[[1]]", "a[3-1]", "a[x]", "a[1-]", "a[]", "a,a",
+     "a[1-999999999]", "a[0-99]b[0-99]", "a[0-9999999999999]", "-w[1-2]", "a b", "a[1-2"],
+)  # fmt: skip
+def test_hostile_node_lists_are_refused(nodelist: str) -> None:
+    with pytest.raises(InvalidInput, match="SLURM_JOB_NODELIST") as refused:
+        expand_nodelist(nodelist)
+    assert len(str(refused.value)) < 500
+
+
+def test_tasks_of_each_host() -> None:
+    assert expand_counts("4(x2),3") == (4, 4, 3)
+    for bad in ("", "4(x99999)", "4(2)", "x", "4,,4", "(x2)", "0"):
+        with pytest.raises(InvalidInput, match="SLURM_TASKS_PER_NODE"):
+            expand_counts(bad)
+
+
+def test_what_a_list_leaves_out_is_stated() -> None:
+    cluster = cluster_of_hosts([Host("a", 8), Host("b", 8)], A100, "hosts")
+    assert cluster.world_size == 16
+    assert cluster.backend == "nccl"
+    assert cluster.nodes[0].bandwidth_gbps == pytest.approx(8 * 200 * 0.956)
+    assert cluster.nodes[0].nics == 8
+    for hardware, words in (
+        (HostHardware(10.0, slots=1), "type of its devices is not stated"),
+        (HostHardware(10.0, "gtx-9", slots=1), "'gtx-9', which is none"),
+        (HostHardware(10.0, "t4"), "how many devices it has is not stated"),
+        (HostHardware(10.0, "t4", slots=2), "bandwidth between them is not stated"),
+        (HostHardware(0.0, "t4", slots=1), "port must be positive"),
+    ):
+        with pytest.raises(InvalidInput, match=words) as refused:
+            cluster_of_hosts([Host("a"), Host("b")], hardware, "hosts")
+        assert refused.value.remedy
+
+
+def node(address: str, alive: bool = True, **resources: float) -> dict[str, object]:
+    named = {key.replace("type_", "type:").replace("_80", "-80"): v for key, v in resources.items()}
+    return {"NodeManagerAddress": address, "Alive": alive, "Resources": named}
+
+
+def test_rays_nodes_are_hosts_with_their_gpus() -> None:
+    head = node("10.0.0.1", CPU=4)
+    a100 = node("10.0.0.3", GPU=8.0, accelerator_type_A100_80G=1.0)
+    t4 = node("10.0.0.2", GPU=1.0, accelerator_type_T4=1.0)
+    gone = node("10.0.0.4", alive=False, GPU=8.0)
+    assert hosts_of_ray([head, a100, t4, gone]) == (
+        Host("10.0.0.2", 1, "t4"),
+        Host("10.0.0.3", 8, "a100-80gb"),
+    )
+    assert hosts_of_ray([head]) == (Host("10.0.0.1", None, "cpu"),)
+    assert hosts_of_ray([node("a", GPU=2.0)]) == (Host("a", 2, None),)
+    with pytest.raises(InvalidInput, match=r"0\.5 GPUs"):
+        hosts_of_ray([node("a", GPU=0.5)])
+    with pytest.raises(InvalidInput, match="0 hosts alive"):
+        hosts_of_ray([gone])
+    with pytest.raises(NotSupported, match="no known device type"):
+        hosts_of_ray([node("a", GPU=1.0, accelerator_type_TPU=1.0)])
