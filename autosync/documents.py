@@ -15,6 +15,11 @@ UNLESS_ZERO = Field(exclude_if=lambda value: value == 0)
 """Annotates a number that documents gained later: left out where it is 0, so that the documents
 from before keep their text, and with it their identity."""
 
+LARGEST_COUNT = 2**62
+COUNT = Field(ge=0, le=LARGEST_COUNT)
+"""Annotates a count or a size: 64 bits hold it, and what is computed from a few of them is no
+number of thousands of digits."""
+
 T = TypeVar("T")
 
 

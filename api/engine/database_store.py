@@ -27,6 +27,11 @@ from autosync.trials.contract import TrialError, TrialResult
 from autosync.trials.measured_timeline import MeasuredTimeline
 
 
+SEARCH_SHARE = 0.75
+"""Of a tuning's longest time: the rest is left for the confirmation, without which there is no
+answer but DDP."""
+
+
 class LeaseLost(AutosyncError):
     """Another worker has taken the tuning over: this one must stop and write nothing more."""
 
@@ -93,6 +98,14 @@ class DatabaseStore:
             tuning = session.get_one(TuningRow, self.tuning_id)
             _check_fence(tuning, self.fence)
             return tuning.state == "cancelling"
+
+    def out_of_time(self, phase: Phase) -> bool:
+        """Whether workers have spent on the tuning what its operator allows a phase of it."""
+        with self.database.reading() as session:
+            tuning = session.get_one(TuningRow, self.tuning_id)
+            share = SEARCH_SHARE if phase == "search" else 1.0
+            most = tuning.limit_seconds
+            return most is not None and tuning.held_seconds >= share * most
 
     def report(self, event: TuningEvent) -> None:
         """Write progress: an event, and the tuning's own columns."""
