@@ -26,7 +26,6 @@ from autosync.strategy import Strategy
 from autosync.trials.contract import TrialError, TrialResult
 from autosync.trials.measured_timeline import MeasuredTimeline
 
-
 SEARCH_SHARE = 0.75
 """Of a tuning's longest time: the rest is left for the confirmation, without which there is no
 answer but DDP."""

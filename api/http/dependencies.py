@@ -38,7 +38,7 @@ def client_of(request: Request) -> str:
 
 
 PostingDep = Annotated[Posting, Depends(posting_of)]
-Client = Annotated[str, Depends(client_of)]
+ClientName = Annotated[str, Depends(client_of)]
 IdempotencyKey = Annotated[
     str | None,
     Header(
@@ -46,7 +46,7 @@ IdempotencyKey = Annotated[
         min_length=1,
         max_length=200,
         pattern="^[!-~]+$",
-        description="Of your choice, one a request: what is sent again under it starts nothing new.",
+        description="Of your choice, one a request; sent again under it, it starts nothing new.",
     ),
 ]
 Reading = Annotated[Session, Depends(_reading, scope="function")]

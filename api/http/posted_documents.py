@@ -59,7 +59,7 @@ def start_tuning(
 
 def read_tuning(body: bytes) -> TuningBody:
     """Raises InvalidInput; names the field, its value and what was expected."""
-    return from_json(TuningBody, body, source="body")
+    return from_json(TuningBody, body, "body", "GET /docs shows what this request takes.")
 
 
 def graph_bytes(database: Database, name: str) -> int:

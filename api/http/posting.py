@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy.exc import OperationalError
@@ -46,7 +46,6 @@ REFUSALS: dict[str, type[AutosyncError]] = {
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
 class Posting:
     """Stores what is posted. A call ends within the limits' time; `close` ends all at once.
 
@@ -54,12 +53,11 @@ class Posting:
     ones are being read, and OperationalError where the database is away.
     """
 
-    database: Database
-    limits: ServiceLimits
-    free: threading.BoundedSemaphore = field(
-        default_factory=lambda: threading.BoundedSemaphore(MOST_PROCESSES)
-    )
-    running: "set[subprocess.Popen[bytes]]" = field(default_factory=set)
+    def __init__(self, database: Database, limits: ServiceLimits):
+        self.database = database
+        self.limits = limits
+        self.free = threading.BoundedSemaphore(MOST_PROCESSES)
+        self.running: set[subprocess.Popen[bytes]] = set()
 
     def graph(self, body: bytes) -> StoredRow:
         if len(body) <= LARGE_BYTES:
@@ -100,16 +98,15 @@ class Posting:
 
     def _answer(self, kind: str, posted: bytes) -> dict[str, Any]:
         seconds = START_SECONDS + WALL_SECONDS_PER_CPU_SECOND * self.limits.reading_seconds
-        process = _start(self.database)
-        self.running.add(process)
-        try:
-            out, error = process.communicate(posted, timeout=seconds)
-        except subprocess.TimeoutExpired:
-            raise _too_much(kind, "reading_seconds", self.limits) from None
-        finally:
-            process.kill()
-            process.communicate()
-            self.running.discard(process)
+        with _started(self.database) as process:
+            self.running.add(process)
+            try:
+                out, error = process.communicate(posted, timeout=seconds)
+            except subprocess.TimeoutExpired:
+                raise _too_much(kind, "reading_seconds", self.limits) from None
+            finally:
+                process.kill()
+                self.running.discard(process)
         if process.returncode == -signal.SIGXCPU:
             raise _too_much(kind, "reading_seconds", self.limits)
         if process.returncode == -signal.SIGABRT:  # how Rust ends where memory does
@@ -123,7 +120,7 @@ class Posting:
         return answer
 
 
-def _start(database: Database) -> "subprocess.Popen[bytes]":
+def _started(database: Database) -> "subprocess.Popen[bytes]":
     url = database.engine.url.render_as_string(hide_password=False)
     environment = {**allowed_environment(("PG*",)), DATABASE_URL_VARIABLE: url}
     return subprocess.Popen(
@@ -157,4 +154,3 @@ def _too_much(kind: str, name: str, limits: ServiceLimits) -> InvalidInput:
         value=f"more than {most}",
         remedy=f"Post a smaller one. {how_to_raise(name)}",
     )
-

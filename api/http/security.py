@@ -49,7 +49,7 @@ class NamedToken:
     """name: of the client that it belongs to; empty where the only token has none."""
 
     name: str
-    token: str
+    token: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Access:
         InvalidInput: as `named_tokens`.
     """
 
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     hosts: tuple[str, ...] = LOOPBACK_HOSTS
     tokens: tuple[NamedToken, ...] = field(init=False)
 
@@ -161,10 +161,10 @@ class Guard:
             await send(message)
 
         request = Request(scope)
-        app = refusal(request, self.access) or self._without_token(request) or self.app
+        app = refusal(request, self.access) or self._refusal_of_client(request) or self.app
         await app(scope, receive, with_headers)
 
-    def _without_token(self, request: Request) -> Response | None:
+    def _refusal_of_client(self, request: Request) -> Response | None:
         """Why the request is refused for its token or as one too many, or None."""
         address = address_of(request)
         request.state.client = address

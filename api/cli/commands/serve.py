@@ -84,6 +84,8 @@ def serve(
     shown = escape(masked(db))
     out.print(f"AutoSync on [bold]{address}[/]  (API: {address}/docs, database: {shown})")
     say(f"[dim]it is addressed as {', '.join(access.hosts)}[/]")
+    if names := [each.name for each in access.tokens if each.name]:
+        say(f"[dim]clients with a token: {escape(', '.join(names))}[/]")
     with started_workers(db, workers):
         say(f"[dim]{workers} worker{'' if workers == 1 else 's'}; Ctrl-C ends all[/]")
         serve_until_interrupted(db, host, port, access, limits)

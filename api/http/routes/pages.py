@@ -10,7 +10,7 @@ from autosync.api.engine import tuning_queue
 from autosync.api.engine.simulator_versions import promote
 from autosync.api.engine.training_queue import enqueue_training
 from autosync.api.http.dependencies import (
-    Client,
+    ClientName,
     DatabaseDep,
     Id,
     Number,
@@ -53,7 +53,7 @@ def tunings_fragment(request: Request, session: Reading) -> Response:
 
 @router.post("/tunings")
 def start(
-    request: Request, posting: PostingDep, client: Client, session: Reading, form: FilledForm
+    request: Request, posting: PostingDep, client: ClientName, session: Reading, form: FilledForm
 ) -> Response:
     try:
         asked = form.body().model_dump_json(exclude_unset=True)

@@ -8,7 +8,7 @@ from fastapi.responses import StreamingResponse
 from autosync.api.engine import tuning_queue
 from autosync.api.http.dependencies import (
     Body,
-    Client,
+    ClientName,
     DatabaseDep,
     Id,
     IdempotencyKey,
@@ -48,7 +48,7 @@ def post_tuning(
     body: Body,
     posting: PostingDep,
     database: DatabaseDep,
-    client: Client,
+    client: ClientName,
     response: Response,
     key: IdempotencyKey = None,
 ) -> Tuning:
