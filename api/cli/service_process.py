@@ -14,6 +14,7 @@ import httpx
 
 from autosync.api.cli.logs import log_path
 from autosync.api.cli.rest_client import Client
+from autosync.api.http.client_tokens import named_tokens
 from autosync.environment import DATABASE_URL_VARIABLE, TOKEN_VARIABLE
 from autosync.errors import AutosyncError
 
@@ -40,8 +41,6 @@ class Service:
         Raises:
             AutosyncError: it ended at once or never answered.
         """
-        from autosync.api.http.security import named_tokens  # loads the framework
-
         chosen, log = free_port(port), log_path("service")
         command = [sys.executable, "-m", "autosync.api.cli.main", "serve"]
         command += ["--host", HOST, "--port", str(chosen), "--workers", "1"]

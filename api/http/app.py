@@ -14,7 +14,6 @@ from autosync.api.engine.service_limits import ServiceLimits
 from autosync.api.http import openapi, problems
 from autosync.api.http.body_limits import BodyLimit
 from autosync.api.http.page_templates import error_page
-from autosync.api.http.posting import Posting
 from autosync.api.http.routes import (
     document_routes,
     pages,
@@ -24,6 +23,7 @@ from autosync.api.http.routes import (
     version_routes,
 )
 from autosync.api.http.security import Access, Guard, access_on
+from autosync.api.http.uploads import Uploads
 
 STATIC = Path(__file__).parent / "static"
 GRACE_SECONDS = 3
@@ -35,17 +35,17 @@ def create_app(
 ) -> FastAPI:
     """The ASGI application. The database must be migrated; it is closed at the end."""
     limits = limits or ServiceLimits()
-    posting = Posting(database, limits)
+    uploads = Uploads(database, limits)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        posting.close()
+        uploads.close()
         database.close()
 
     app = FastAPI(title="AutoSync", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.database = database
-    app.state.posting = posting
+    app.state.uploads = uploads
     routes = (document_routes, tuning_routes, version_routes, simulator_routes, service_routes)
     for module in (*routes, pages):  # versions before the names of simulators
         app.include_router(module.router)

@@ -7,7 +7,7 @@ from fastapi import Depends, Header, Path, Query, Request
 from sqlalchemy.orm import Session
 
 from autosync.api.db.database import Database
-from autosync.api.http.posting import Posting
+from autosync.api.http.uploads import Uploads
 
 
 def database_of(request: Request) -> Database:
@@ -27,9 +27,9 @@ async def _body(request: Request) -> bytes:
     return await request.body()  # limited by `autosync.api.http.body_limits.BodyLimit`
 
 
-def posting_of(request: Request) -> Posting:
-    posting: Posting = request.app.state.posting
-    return posting
+def uploads_of(request: Request) -> Uploads:
+    uploads: Uploads = request.app.state.uploads
+    return uploads
 
 
 def client_of(request: Request) -> str:
@@ -37,7 +37,7 @@ def client_of(request: Request) -> str:
     return str(request.state.client)
 
 
-PostingDep = Annotated[Posting, Depends(posting_of)]
+UploadsDep = Annotated[Uploads, Depends(uploads_of)]
 ClientName = Annotated[str, Depends(client_of)]
 IdempotencyKey = Annotated[
     str | None,

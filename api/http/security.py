@@ -3,7 +3,6 @@
 import base64
 import ipaddress
 import math
-import re
 import secrets
 import socket
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from autosync.api.engine.service_limits import ServiceLimits, how_to_raise
+from autosync.api.http.client_tokens import NamedToken, named_tokens
 from autosync.api.http.problems import problem
 from autosync.api.http.rate_limits import RateLimiter
 from autosync.environment import TOKEN_VARIABLE
@@ -25,7 +25,6 @@ ANY_ADDRESS = ("0.0.0.0", "::", "")
 """What a service listens on that takes connections from every network."""
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 OPEN_PATHS = ("/v1/health", "/v1/ready")
-NAMED = re.compile(r"([A-Za-z0-9_.-]{1,40}):(.*)")
 BURST_SECONDS = 5.0
 """A client that was silent may send so many seconds' requests at once."""
 WRONG_TOKENS_AT_ONCE = 10.0
@@ -42,14 +41,6 @@ HEADERS = {
     "referrer-policy": "same-origin",  # with no-referrer forms come from the origin "null"
     "cross-origin-opener-policy": "same-origin",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class NamedToken:
-    """name: of the client that it belongs to; empty where the only token has none."""
-
-    name: str
-    token: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,29 +68,6 @@ class Access:
             if secrets.compare_digest(given.encode(), each.token.encode()):
                 found = each
         return found
-
-
-def named_tokens(text: str) -> tuple[NamedToken, ...]:
-    """The tokens of `NAME:TOKEN,NAME:TOKEN`, or the one without a name.
-
-    Raises:
-        InvalidInput: one is empty or of characters that no header carries, one of several has no
-            name, or two are alike.
-    """
-    parts = text.split(",")
-    named = [NAMED.fullmatch(part.strip()) for part in parts]
-    if any(named) and not all(named):
-        raise _bad_token("is one of several, and has no name")
-    given = [NamedToken(found[1], found[2]) for found in named if found] or [NamedToken("", text)]
-    for each in given:
-        if not each.token.strip():
-            raise _bad_token("is empty, so it would let everyone in")
-        if not (each.token.isascii() and each.token.isprintable()):
-            raise _bad_token("has characters that are no printable ASCII")
-    for what in ("name", "token"):
-        if len({getattr(each, what) for each in given}) < len(given):
-            raise _bad_token(f"has the {what} of another one")
-    return tuple(given)
 
 
 def access_on(host: str, token: str | None = None, names: Sequence[str] = ()) -> Access:
@@ -130,14 +98,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host.lower() == "localhost"
-
-
-def _bad_token(why: str) -> InvalidInput:
-    return InvalidInput(
-        f"the token {why}.",
-        thing="--token",
-        remedy=f"Set {TOKEN_VARIABLE} to a long random text, or leave it out on 127.0.0.1.",
-    )
 
 
 class Guard:

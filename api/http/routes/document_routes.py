@@ -5,10 +5,10 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from autosync.api.db.lookup import found
-from autosync.api.http.dependencies import Body, Id, Limit, Offset, PostingDep, Reading
+from autosync.api.http.dependencies import Body, Id, Limit, Offset, Reading, UploadsDep
 from autosync.api.http.openapi import DOCUMENTS, document_answer, posted, refusals, schema_of
-from autosync.api.http.posted_documents import StoredRow
 from autosync.api.http.schemas import StoredDocument
+from autosync.api.http.upload_storage import StoredRow
 from autosync.api.views import stored_documents
 from autosync.api.views.document_schemas import Clusters, Graphs
 
@@ -25,10 +25,10 @@ STORED: dict[int | str, dict[str, Any]] = {
     responses=STORED,
     openapi_extra=posted("ModelGraph", "application/json"),
 )
-def post_graph(body: Body, posting: PostingDep, response: Response) -> StoredDocument:
+def post_graph(body: Body, uploads: UploadsDep, response: Response) -> StoredDocument:
     """Store a graph (`autosync import -o graph.json` writes one). Only data is taken: nothing in
     it is executed. The same graph posted twice is one."""
-    return _stored(response, "/v1/graphs", posting.graph(body))
+    return _stored(response, "/v1/graphs", uploads.graph(body))
 
 
 @router.get("/graphs", responses=refusals(422))
@@ -52,9 +52,9 @@ def get_graph(graph_id: Id, session: Reading) -> Response:
     responses=STORED,
     openapi_extra=posted("Cluster", "application/json", "application/yaml"),
 )
-def post_cluster(body: Body, posting: PostingDep, response: Response) -> StoredDocument:
+def post_cluster(body: Body, uploads: UploadsDep, response: Response) -> StoredDocument:
     """Store a cluster, as YAML or JSON."""
-    return _stored(response, "/v1/clusters", posting.cluster(body))
+    return _stored(response, "/v1/clusters", uploads.cluster(body))
 
 
 @router.get("/clusters", responses=refusals(422))

@@ -14,8 +14,8 @@ from autosync.api.http.dependencies import (
     DatabaseDep,
     Id,
     Number,
-    PostingDep,
     Reading,
+    UploadsDep,
 )
 from autosync.api.http.page_templates import show
 from autosync.api.http.tuning_body import TuningForm
@@ -53,11 +53,11 @@ def tunings_fragment(request: Request, session: Reading) -> Response:
 
 @router.post("/tunings")
 def start(
-    request: Request, posting: PostingDep, client: ClientName, session: Reading, form: FilledForm
+    request: Request, uploads: UploadsDep, client: ClientName, session: Reading, form: FilledForm
 ) -> Response:
     try:
         asked = form.body().model_dump_json(exclude_unset=True)
-        tuning_id = posting.tuning(asked.encode(), client)
+        tuning_id = uploads.tuning(asked.encode(), client)
     except AutosyncError as error:
         return show(request, "index.html", _index(session, form.model_dump(), error), 422)
     return RedirectResponse(f"/tunings/{tuning_id}", 303)

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 
 from autosync.api.engine.service_limits import ServiceLimits
-from autosync.api.http.dependencies import DatabaseDep, PostingDep, Reading
+from autosync.api.http.dependencies import DatabaseDep, Reading, UploadsDep
 from autosync.api.http.openapi import refusals
 from autosync.api.views.exports import runtimes_csv, runtimes_parquet
 from autosync.api.views.service_health import Health, Readiness, health, readiness
@@ -49,9 +49,9 @@ NOT_READY: dict[int | str, dict[str, Any]] = {
 
 
 @router.get("/limits")
-def get_limits(posting: PostingDep) -> ServiceLimits:
+def get_limits(uploads: UploadsDep) -> ServiceLimits:
     """What the operator of this service lets its clients ask for."""
-    return posting.limits
+    return uploads.limits
 
 
 @router.get("/health")

@@ -15,8 +15,8 @@ from autosync.api.http.dependencies import (
     LastEvent,
     Limit,
     Offset,
-    PostingDep,
     Reading,
+    UploadsDep,
 )
 from autosync.api.http.event_stream import stream
 from autosync.api.http.openapi import document_answer, posted, refusals
@@ -46,14 +46,14 @@ EVENTS: dict[int | str, dict[str, Any]] = {
 )
 def post_tuning(
     body: Body,
-    posting: PostingDep,
+    uploads: UploadsDep,
     database: DatabaseDep,
     client: ClientName,
     response: Response,
     key: IdempotencyKey = None,
 ) -> Tuning:
     """Queue a tuning; a worker takes it up. `Location` is where to follow it."""
-    tuning_id = posting.tuning(body, client, key)
+    tuning_id = uploads.tuning(body, client, key)
     response.headers["Location"] = f"/v1/tunings/{tuning_id}"
     with database.reading() as session:
         return reports.tuning(session, tuning_id)

@@ -196,7 +196,7 @@ def test_parts_are_counted_before_they_are_made() -> None:
     message.node_config[0].partitioner = "999999999"
     tracemalloc.start()
     try:
-        with pytest.raises(NotSupported, match="999999999 parts by .*, but 0 are configured"):
+        with pytest.raises(NotSupported, match=r"999999999 parts by .*, but 0 are configured"):
             import_strategy(message.SerializeToString(), domain)
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
     finally:

@@ -18,7 +18,7 @@ from sqlalchemy.exc import OperationalError
 
 from autosync.api.db.database import Database
 from autosync.api.engine.service_limits import ServiceLimits, TryLater, how_to_raise
-from autosync.api.http.posted_documents import (
+from autosync.api.http.upload_storage import (
     StoredRow,
     graph_bytes,
     read_tuning,
@@ -46,7 +46,7 @@ REFUSALS: dict[str, type[AutosyncError]] = {
 log = logging.getLogger(__name__)
 
 
-class Posting:
+class Uploads:
     """Stores what is posted. A call ends within the limits' time; `close` ends all at once.
 
     Every call raises AutosyncError where the document is refused, `TryLater` where too many large
@@ -124,7 +124,7 @@ def _started(database: Database) -> "subprocess.Popen[bytes]":
     url = database.engine.url.render_as_string(hide_password=False)
     environment = {**allowed_environment(("PG*",)), DATABASE_URL_VARIABLE: url}
     return subprocess.Popen(
-        [sys.executable, "-m", "autosync.api.http.posting_process"],
+        [sys.executable, "-m", "autosync.api.http.upload_process"],
         env={**environment, "OPENBLAS_NUM_THREADS": "1"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from autosync.api.db import Database
 from autosync.api.engine.service_limits import ServiceLimits
 from autosync.api.http.app import create_app
-from autosync.api.http.posting import LARGE_BYTES
+from autosync.api.http.uploads import LARGE_BYTES
 from autosync.documents import to_data, to_json
 from autosync.graph import ModelGraph
 from tests.api.http.serving import served
