@@ -152,12 +152,13 @@ def expire(database: Database, held: Claim) -> None:
 
 
 def reopen(database: Database, tuning_id: str) -> None:
-    """Put a tuning that failed or was cancelled back into the queue; what it measured stays."""
+    """Put a tuning that failed or was cancelled back into the queue, with all its time before it;
+    what it measured stays."""
     with database.writing() as session:
         session.execute(
             update(TuningRow)
             .where(TuningRow.id == tuning_id, TuningRow.state.in_(("failed", "cancelled")))
-            .values(state="queued", error=None, finished_at=None)
+            .values(state="queued", error=None, finished_at=None, held_seconds=0.0)
             .execution_options(synchronize_session=False)
         )
 
