@@ -1,7 +1,7 @@
 """Cluster files: YAML in, a checked Cluster out, and back."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -10,6 +10,11 @@ from autosync.bundled_data import data_file, data_folder
 from autosync.cluster import OPTIONAL_NUMBERS, Cluster
 from autosync.documents import from_data, to_data
 from autosync.errors import InvalidInput
+
+if TYPE_CHECKING or not yaml.__with_libyaml__:
+    from yaml import SafeLoader as _SafeLoader
+else:  # libyaml's parser, six times as fast; PyYAML's wheels bring it
+    from yaml import CSafeLoader as _SafeLoader
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 16
@@ -121,10 +126,6 @@ def _check_events(yaml_text: str) -> None:
             raise _marked(f"it is nested more than {MAX_DEPTH} levels deep", event)
 
 
-_SafeLoader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
-"""libyaml's parser is ten times as fast; PyYAML's wheels bring it."""
-
-
 class _StrictLoader(_SafeLoader):
     """Safe YAML without repeated keys (one would silently win) or endless numbers."""
 
@@ -149,7 +150,8 @@ for _tag in (INT_TAG, FLOAT_TAG):
     _StrictLoader.add_constructor(_tag, _StrictLoader.construct_number)
 
 
-def _marked(problem: str, where: yaml.Event | yaml.Node) -> yaml.MarkedYAMLError:
+def _marked(problem: str, where: Any) -> yaml.MarkedYAMLError:
+    """where: an event or a node."""
     return yaml.MarkedYAMLError(problem=problem, problem_mark=where.start_mark)
 
 

@@ -1,5 +1,6 @@
 """What an operator sets, and what is refused beyond it."""
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 
 import pytest
@@ -10,6 +11,7 @@ from autosync.api.engine.service_limits import (
     TryLater,
     check_cluster,
     check_graph,
+    describe_limits,
     limits_from,
 )
 from autosync.api.engine.submission import Submission, enqueue
@@ -41,12 +43,13 @@ def test_documents_beyond_a_limit_are_refused_by_its_name() -> None:
     graph, cluster = chain_graph(), grid_cluster(4, ranks_per_node=1)
     check_graph(graph, ServiceLimits(operations=6, variables=6))
     check_cluster(cluster, ServiceLimits(nodes=4, devices=4))
-    for name, value, check in (
+    checks: tuple[tuple[str, int, Callable[[ServiceLimits], None]], ...] = (
         ("operations", 6, lambda limits: check_graph(graph, limits)),
         ("variables", 6, lambda limits: check_graph(graph, limits)),
         ("nodes", 4, lambda limits: check_cluster(cluster, limits)),
         ("devices", 4, lambda limits: check_cluster(cluster, limits)),
-    ):
+    )
+    for name, value, check in checks:
         with pytest.raises(InvalidInput, match=f"{name} is {value}") as caught:
             check(replace(ServiceLimits(), **{name: value - 1}))
         assert f"autosync serve --limit {name}=NUMBER" in caught.value.remedy
@@ -71,7 +74,5 @@ def test_a_client_whose_queue_is_full_tries_later_and_others_do_not(database: Da
 
 
 def test_every_limit_has_a_number_and_a_description() -> None:
-    from autosync.api.engine.service_limits import describe_limits
-
     assert describe_limits().keys() == asdict(ServiceLimits()).keys()
     assert domain_of().world_size <= ServiceLimits().ranks

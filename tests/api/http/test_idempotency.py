@@ -3,7 +3,6 @@
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 from fastapi.testclient import TestClient
 
 from autosync.api.db import Database
@@ -28,7 +27,7 @@ def test_a_hundred_at_once_are_one_tuning(database: Database) -> None:
     with TestClient(app, base_url="http://127.0.0.1") as client:
         body = asked(client)
 
-        def post(number: int) -> httpx.Response:
+        def post(number: int) -> Any:
             return client.post("/v1/tunings", json=body, headers={"Idempotency-Key": "mine"})
 
         with ThreadPoolExecutor(16) as pool:

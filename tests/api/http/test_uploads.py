@@ -84,11 +84,9 @@ def test_large_documents_are_stored_and_refused_as_small_ones_are(database: Data
         assert client.get(posted.headers["location"]).text == to_json(graph)
         cluster = client.post("/v1/clusters", content=to_json(grid_cluster())).json()["id"]
         body: dict[str, Any] = {"graph": graph.id, "cluster": cluster, "budget": 3}
-        key = {"Idempotency-Key": "mine"}
-        started = [client.post("/v1/tunings", json=body, headers=key) for _ in range(2)]
-        assert [answer.status_code for answer in started] == [202, 202], started[0].text
-        assert started[0].json() == started[1].json()
-        assert started[0].json()["graph_id"] == graph.id
+        started = client.post("/v1/tunings", json=body)
+        assert started.status_code == 202, started.text
+        assert started.json()["graph_id"] == graph.id
         unknown = client.post("/v1/tunings", json={**body, "cluster": "nowhere"})
         assert unknown.status_code == 404
         assert "example-4x1" in unknown.json()["remedy"]
@@ -96,12 +94,12 @@ def test_large_documents_are_stored_and_refused_as_small_ones_are(database: Data
 
 def test_counts_beyond_a_limit_are_refused_by_its_name(sqlite: Database) -> None:
     graph = to_data(large_graph())
-    app = create_app(sqlite, limits=ServiceLimits(variables=1999, nodes=4999))
+    app = create_app(sqlite, limits=ServiceLimits(variables=1999, nodes=2999))
     with TestClient(app, base_url="http://127.0.0.1") as client:
         many = client.post("/v1/graphs", json=graph)
         assert many.status_code == 422
         assert "this service allows 1999 variables" in many.json()["detail"]
         assert "--limit variables=NUMBER" in many.json()["remedy"]
-        many = client.post("/v1/clusters", content=cluster_text(5000))
+        many = client.post("/v1/clusters", content=cluster_text(3000))
         assert many.status_code == 422
         assert "--limit nodes=NUMBER" in many.json()["remedy"]
