@@ -11,6 +11,9 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -33,7 +36,7 @@ from autosync.units import MIB
 LARGE_BYTES = MIB // 4
 """From here on a document is read in a process of its own, which takes a second to start. Every
 bundled graph is smaller, and read in some 10 ms."""
-MOST_PROCESSES = 4
+MOST_PROCESSES, MOST_OF_A_CLIENT = 4, 2
 """At once; one more is refused for now."""
 RETRY_SECONDS = 5.0
 START_SECONDS = 30.0
@@ -56,45 +59,59 @@ class Uploads:
     def __init__(self, database: Database, limits: ServiceLimits):
         self.database = database
         self.limits = limits
-        self.free = threading.BoundedSemaphore(MOST_PROCESSES)
+        self.lock = threading.Lock()
+        self.readers: Counter[str] = Counter()
         self.running: set[subprocess.Popen[bytes]] = set()
 
-    def graph(self, body: bytes) -> StoredRow:
+    def graph(self, body: bytes, client: str) -> StoredRow:
         if len(body) <= LARGE_BYTES:
             return store_graph(self.database, body, self.limits)
-        return StoredRow(**self._in_process("graph", body))
+        return StoredRow(**self._in_process("graph", body, client))
 
-    def cluster(self, body: bytes) -> StoredRow:
+    def cluster(self, body: bytes, client: str) -> StoredRow:
         if len(body) <= LARGE_BYTES:
             return store_cluster(self.database, body, self.limits)
-        return StoredRow(**self._in_process("cluster", body))
+        return StoredRow(**self._in_process("cluster", body, client))
 
     def tuning(self, body: bytes, client: str, idempotency_key: str | None = None) -> str:
         """The tuning's id."""
         small = len(body) <= LARGE_BYTES
         if small and graph_bytes(self.database, read_tuning(body).graph) <= LARGE_BYTES:
             return start_tuning(self.database, body, client, idempotency_key, self.limits)
-        asked = {"client": client, "idempotency_key": idempotency_key}
-        return str(self._in_process("tuning", body, **asked)["id"])
+        return str(self._in_process("tuning", body, client, idempotency_key)["id"])
 
     def close(self) -> None:
         """Kill what still reads."""
         for process in tuple(self.running):
             process.kill()
 
-    def _in_process(self, kind: str, body: bytes, **asked: str | None) -> dict[str, Any]:
-        if not self.free.acquire(blocking=False):
-            raise TryLater(
-                f"{MOST_PROCESSES} large documents are being read already.",
-                thing=kind,
-                remedy="Post it again in some seconds.",
-                retry_seconds=RETRY_SECONDS,
-            )
-        try:
-            head = json.dumps({"kind": kind, "limits": asdict(self.limits), **asked})
+    def _in_process(
+        self, kind: str, body: bytes, client: str, idempotency_key: str | None = None
+    ) -> dict[str, Any]:
+        asked = {"kind": kind, "client": client, "idempotency_key": idempotency_key}
+        head = json.dumps({**asked, "limits": asdict(self.limits)})
+        with self._counted(kind, client):
             return self._answer(kind, f"{head}\n".encode() + body)
+
+    @contextmanager
+    def _counted(self, kind: str, client: str) -> Iterator[None]:
+        """Raises TryLater where the client, or all of them, have their most processes."""
+        with self.lock:
+            full = self.readers.total() >= MOST_PROCESSES
+            if full or self.readers[client] >= MOST_OF_A_CLIENT:
+                raise TryLater(
+                    f"{self.readers.total()} large documents are being read already.",
+                    thing=kind,
+                    remedy="Post it again in some seconds.",
+                    retry_seconds=RETRY_SECONDS,
+                )
+            self.readers[client] += 1
+        try:
+            yield
         finally:
-            self.free.release()
+            with self.lock:
+                self.readers[client] -= 1
+                self.readers += Counter()  # forgets those at 0
 
     def _answer(self, kind: str, posted: bytes) -> dict[str, Any]:
         seconds = START_SECONDS + WALL_SECONDS_PER_CPU_SECOND * self.limits.reading_seconds

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from autosync.api.db.lookup import found
-from autosync.api.http.dependencies import Body, Id, Limit, Offset, Reading, UploadsDep
+from autosync.api.http.dependencies import Body, ClientName, Id, Limit, Offset, Reading, UploadsDep
 from autosync.api.http.openapi import DOCUMENTS, document_answer, posted, refusals, schema_of
 from autosync.api.http.schemas import StoredDocument
 from autosync.api.http.upload_storage import StoredRow
@@ -25,10 +25,12 @@ STORED: dict[int | str, dict[str, Any]] = {
     responses=STORED,
     openapi_extra=posted("ModelGraph", "application/json"),
 )
-def post_graph(body: Body, uploads: UploadsDep, response: Response) -> StoredDocument:
+def post_graph(
+    body: Body, uploads: UploadsDep, client: ClientName, response: Response
+) -> StoredDocument:
     """Store a graph (`autosync import -o graph.json` writes one). Only data is taken: nothing in
     it is executed. The same graph posted twice is one."""
-    return _stored(response, "/v1/graphs", uploads.graph(body))
+    return _stored(response, "/v1/graphs", uploads.graph(body, client))
 
 
 @router.get("/graphs", responses=refusals(422))
@@ -52,9 +54,11 @@ def get_graph(graph_id: Id, session: Reading) -> Response:
     responses=STORED,
     openapi_extra=posted("Cluster", "application/json", "application/yaml"),
 )
-def post_cluster(body: Body, uploads: UploadsDep, response: Response) -> StoredDocument:
+def post_cluster(
+    body: Body, uploads: UploadsDep, client: ClientName, response: Response
+) -> StoredDocument:
     """Store a cluster, as YAML or JSON."""
-    return _stored(response, "/v1/clusters", uploads.cluster(body))
+    return _stored(response, "/v1/clusters", uploads.cluster(body, client))
 
 
 @router.get("/clusters", responses=refusals(422))

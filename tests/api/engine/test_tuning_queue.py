@@ -5,9 +5,10 @@ import sys
 from collections.abc import Callable
 
 import pytest
+from sqlalchemy import select
 
 from autosync.api.db import Database
-from autosync.api.db.tables import TuningRow
+from autosync.api.db.tables import EventRow, TuningRow
 from autosync.api.engine import tuning_queue
 from autosync.api.engine.database_store import DatabaseStore, LeaseLost
 from autosync.api.engine.service_limits import ServiceLimits
@@ -157,6 +158,13 @@ def test_the_time_that_workers_have_it_is_counted_and_limited(database: Database
     with database.writing() as session:
         session.get_one(TuningRow, held.tuning_id).held_seconds = 600
     assert store.out_of_time("confirm")
+    assert store.out_of_time("confirm")
+    with database.reading() as session:
+        told = list(session.scalars(select(EventRow.message).order_by(EventRow.id)))
+    assert [message.partition(" ends: ")[::2] for message in told] == [
+        ("search", "7.5 of the 10 minutes that this service allows a tuning are over"),
+        ("confirm", "10 of the 10 minutes that this service allows a tuning are over"),
+    ]
 
 
 CLAIMER = """

@@ -1,17 +1,20 @@
 """Large documents are read in a process of their own, and cost the service nothing."""
 
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from fastapi.testclient import TestClient
 
 from autosync.api.db import Database
-from autosync.api.engine.service_limits import ServiceLimits
+from autosync.api.engine.service_limits import ServiceLimits, TryLater
 from autosync.api.http.app import create_app
-from autosync.api.http.uploads import LARGE_BYTES
+from autosync.api.http.uploads import LARGE_BYTES, Uploads
 from autosync.documents import to_data, to_json
+from autosync.errors import InvalidInput
 from autosync.graph import ModelGraph
 from tests.api.http.serving import served
 from tests.domains import chain_graph, grid_cluster
@@ -90,6 +93,22 @@ def test_large_documents_are_stored_and_refused_as_small_ones_are(database: Data
         unknown = client.post("/v1/tunings", json={**body, "cluster": "nowhere"})
         assert unknown.status_code == 404
         assert "example-4x1" in unknown.json()["remedy"]
+
+
+def test_a_client_has_two_large_documents_read_at_once_and_others_two_more(
+    sqlite: Database,
+) -> None:
+    uploads = Uploads(sqlite, ServiceLimits())
+    with ExitStack() as held:
+        for client in ("alice", "alice", "bob"):
+            held.enter_context(uploads._counted("graph", client))
+        with pytest.raises(TryLater, match="3 large documents"):
+            uploads.graph(bytes(LARGE_BYTES + 1), "alice")
+        held.enter_context(uploads._counted("graph", "bob"))
+        with pytest.raises(TryLater, match="4 large documents"):
+            uploads.cluster(bytes(LARGE_BYTES + 1), "carol")
+    with pytest.raises(InvalidInput, match="no valid YAML"):
+        uploads.cluster(bytes(LARGE_BYTES + 1), "carol")
 
 
 def test_counts_beyond_a_limit_are_refused_by_its_name(sqlite: Database) -> None:
