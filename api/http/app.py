@@ -24,7 +24,7 @@ from autosync.api.http.routes import (
 from autosync.api.http.security import Access, Guard, access_on
 
 STATIC = Path(__file__).parent / "static"
-GRACE_SECONDS = 3
+GRACE_SECONDS = 1
 """On shutdown, event streams that are still open are cut off after this."""
 
 

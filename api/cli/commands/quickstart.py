@@ -56,9 +56,11 @@ def quickstart(
     search live, and ends with the ranked table, the bundle, and the two lines that apply it.
     """
     from autosync.api.cli.service_process import Service
+    from autosync.api.cli.stop_signals import unwind_on_sigterm
     from autosync.api.db.database import masked
 
     check_writable(output)
+    unwind_on_sigterm()
     steps = Steps(time.monotonic())
     steps.say(1, f"creating the database {escape(masked(db))} and starting the service")
     with Service.started(db, port) as service:

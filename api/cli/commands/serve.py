@@ -50,7 +50,7 @@ def serve(
     """Run the service with its dashboard and a worker, over one database.
 
     The database is created and upgraded through its migrations. Unfinished tunings go on where
-    they stopped. Ctrl-C ends the service in good order.
+    they stopped. Ctrl-C and SIGTERM end the service and its workers, which give back what runs.
 
     Examples:
 
@@ -58,6 +58,7 @@ def serve(
         autosync serve --db postgresql://tuner@localhost/autosync --workers 0
         AUTOSYNC_TOKEN=... autosync serve --host 0.0.0.0 --allow-host tuner.example.com
     """
+    from autosync.api.cli.stop_signals import unwind_on_sigterm
     from autosync.api.cli.worker_processes import started_workers
     from autosync.api.db.database import masked
     from autosync.api.db.schema_migration import migrate
@@ -71,6 +72,7 @@ def serve(
     shown = escape(masked(db))
     out.print(f"AutoSync on [bold]{address}[/]  (API: {address}/docs, database: {shown})")
     say(f"[dim]it is addressed as {', '.join(access.hosts)}[/]")
+    unwind_on_sigterm()
     with started_workers(db, workers):
         say(f"[dim]{workers} worker{'' if workers == 1 else 's'}; Ctrl-C ends all[/]")
         serve_until_interrupted(db, host, port, access)

@@ -14,11 +14,13 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from autosync.cancellation import wait_readable
 from autosync.errors import NotSupported
 from autosync.trials.pool.parent_death import ParentDeath
 
 LOADING_SECONDS = 120.0
 FORKING_SECONDS = 60.0
+REPLY_BYTES = 2**16
 
 
 class ForkedProcess:
@@ -102,10 +104,9 @@ class ForkServer:
 
     def _ask(self, environment: Mapping[str, str], request: bytes, theirs: list[int]) -> int:
         channel = self._channel or self._load(environment)
-        channel.settimeout(FORKING_SECONDS)
         try:
             socket.send_fds(channel, [request], theirs)
-            answered = channel.recv(2**16)
+            answered = _received(channel, FORKING_SECONDS)
         except OSError:
             answered = b""
         if not answered:  # it was killed: the next worker group gets a new one
@@ -134,9 +135,8 @@ class ForkServer:
                 pass_fds=(theirs.fileno(),),
             )
         self._channel = ours
-        ours.settimeout(LOADING_SECONDS)
         try:
-            ready = ours.recv(16)
+            ready = _received(ours, LOADING_SECONDS)
         except OSError:
             ready = b""
         if not ready:
@@ -163,3 +163,9 @@ class ForkServer:
             thing="worker",
             remedy="See that `python -c 'import torch'` works, and that the machine has memory.",
         )
+
+
+def _received(channel: socket.socket, seconds: float) -> bytes:
+    """What comes next within so many seconds; empty where nothing does, or the other end has
+    gone."""
+    return channel.recv(REPLY_BYTES) if wait_readable(channel.fileno(), seconds) else b""
