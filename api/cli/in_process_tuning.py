@@ -40,7 +40,10 @@ class EventReader:
         with self.database.reading() as session:
             rows = session.scalars(query).all()
         self.seen = rows[-1].id if rows else self.seen
-        return [ProgressEvent(r.kind, r.message, r.done, r.total, r.best_seconds) for r in rows]
+        return [
+            ProgressEvent(r.kind, r.message, r.done, r.total, r.best_seconds, r.created_at)
+            for r in rows
+        ]
 
     def tuning(self) -> "TuningRow":
         from autosync.api.db.tables import TuningRow
