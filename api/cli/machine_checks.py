@@ -1,4 +1,4 @@
-"""What of AutoSync works on this machine, tried: each check does the thing itself, on a small scale."""
+"""What of AutoSync works on this machine: each check does the thing itself, on a small scale."""
 
 import os
 import shutil
@@ -35,7 +35,9 @@ def check_machine(db: str) -> list[MachineCheck]:
         _tried("NCCL", _nccl, "Install a torch built for CUDA on a machine with NVIDIA's driver."),
         _tried("testbed", _testbed, "Trials run over the loopback, whose links are not shaped."),
         _tried("machine lock", _machine_lock, ""),
-        _tried("kernel cache", _kernel_cache, "Name a folder that can be written: NUMBA_CACHE_DIR."),
+        _tried(
+            "kernel cache", _kernel_cache, "Name a folder that can be written: NUMBA_CACHE_DIR."
+        ),
         _tried("database", lambda: _database(db), "Name another one with --db."),
         _tried("PostgreSQL", _postgresql, ""),
         _tried("Ray", _ray, ""),
@@ -179,7 +181,9 @@ def _ray() -> str:
         remedy = "The launcher ray asks for RAY_AUTH_MODE=token; see docs/launchers.md."
         raise Absent(f"{words}; RAY_AUTH_MODE is not token", remedy)
     address = os.environ.get(RAY_ADDRESS_VARIABLE)
-    return f"{words}; its head is {address}" if address else f"{words}; name its head: --ray-address"
+    return (
+        f"{words}; its head is {address}" if address else f"{words}; name its head: --ray-address"
+    )
 
 
 def _browser() -> str:

@@ -82,4 +82,6 @@ def _show(graph: "ModelGraph", json: bool) -> None:
         )
         for each in largest
     ]
-    print_table(("largest variables", "shape", "type", "MB", "of all"), rows, right=("MB", "of all"))
+    print_table(
+        ("largest variables", "shape", "type", "MB", "of all"), rows, right=("MB", "of all")
+    )

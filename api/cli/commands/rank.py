@@ -33,7 +33,10 @@ def rank(
     model: Model,
     cluster: ClusterName,
     proposals: Annotated[int, typer.Option(min=1, help="Strategies sampled.")] = 30_000,
-    top: Annotated[int, typer.Option(min=1, max=256, help="Rows listed; strategies that hardly differ share one.")] = 10,
+    top: Annotated[
+        int,
+        typer.Option(min=1, max=256, help="Rows listed; strategies that hardly differ share one."),
+    ] = 10,
     simulator: Annotated[str, typer.Option(metavar="NAME", help=SIMULATOR_HELP)] = "learned",
     seed: Annotated[int, typer.Option(min=0, help="Of the sampling.")] = 0,
     batch: Batch = None,

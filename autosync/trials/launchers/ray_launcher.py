@@ -13,7 +13,7 @@ from typing import Any
 
 from autosync.cancellation import check_cancelled
 from autosync.cluster import Cluster
-from autosync.errors import InvalidInput, NotSupported
+from autosync.errors import NotSupported
 from autosync.trials.contract import Workload
 from autosync.trials.launchers.local_launcher import refuse_dedicated_servers
 from autosync.trials.launchers.ray_cluster import (

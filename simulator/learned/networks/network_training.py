@@ -135,9 +135,7 @@ def network_output(network: ScoringNetwork, batch: NetworkBatch) -> Tensor:
     return torch.cat([_part_output(network, batch, part) for part in parts])
 
 
-def _part_output(
-    network: ScoringNetwork, batch: NetworkBatch, part: NDArray[np.int64]
-) -> Tensor:
+def _part_output(network: ScoringNetwork, batch: NetworkBatch, part: NDArray[np.int64]) -> Tensor:
     check_cancelled()
     output: Tensor = network(subset(batch, part))
     return output

@@ -10,13 +10,17 @@ from tests.api.cli.command import autosync
 
 def test_what_works_here_and_what_is_broken(tmp_path: Path) -> None:
     beds = namespaces.status()
-    found = {each["name"]: each for each in json.loads(autosync(tmp_path, "doctor", "--json").stdout)}
+    found = {
+        each["name"]: each for each in json.loads(autosync(tmp_path, "doctor", "--json").stdout)
+    }
     assert found["torch"]["verdict"] == found["gloo"]["verdict"] == "works"
     assert "made by the first" in found["database"]["found"]
     assert all(each["remedy"] for each in found.values() if each["verdict"] != "works")
     assert {each.id for each in namespaces.status()} <= {each.id for each in beds}
     assert not (tmp_path / "autosync.db").exists()
-    (tmp_path / "autosync.db").write_text("no database at all, but as long as a header of one is" * 9)
+    (tmp_path / "autosync.db").write_text(
+        "no database at all, but as long as a header of one is" * 9
+    )
     table = autosync(tmp_path, "doctor", code=1).stdout
     assert "broken" in table
     assert "--db" in table

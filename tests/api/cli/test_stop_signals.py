@@ -1,4 +1,4 @@
-"""The first signal asks, the second one ends; and a process that does not look ends all the same."""
+"""The first signal asks, the second one ends; a process that does not look ends all the same."""
 
 import signal
 import subprocess

@@ -75,7 +75,9 @@ class Running:
         """(key, claim under which it ran), oldest first."""
         query = select(TrialRow.key, TrialRow.fence).where(TrialRow.tuning_id == tuning_id)
         with self.database.reading() as session:
-            return [(row.key, row.fence) for row in session.execute(query.order_by(TrialRow.position))]
+            return [
+                (row.key, row.fence) for row in session.execute(query.order_by(TrialRow.position))
+            ]
 
     def state(self, tuning_id: str) -> tuple[str, str | None]:
         with self.database.reading() as session:
