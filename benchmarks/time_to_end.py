@@ -3,9 +3,9 @@
     python -m benchmarks.time_to_end [--model bert_large] [--ends 40] [--seed 0] [--budget 24]
 
 One tuning with a worker of its own, ended at random moments by turns (cancelled, SIGTERM, SIGINT)
-and resumed, so that the moments fall into all of its phases. What is timed is from the request until
-the database says how the tuning ended and all that the worker had started is gone; after a signal,
-the worker too. Printed by phase: the median and the longest. Exit status 1 where something stays.
+and resumed, so that the moments fall into all of its phases. What is timed is from the request
+until the database says how the tuning ended and all that the worker had started is gone; after a
+signal, the worker too. Printed by phase: the median and the longest. Exit status 1 where something stays.
 """
 
 import argparse

@@ -48,15 +48,16 @@ def stopped_by_signals() -> Iterator[StopRequest]:
             signal.signal(number, handler)
 
 
-def leave_when_overdue(stop: StopRequest) -> None:
-    """End this process `LEAVE_SECONDS` after it was asked to stop, if it still lives then."""
+def leave_when_overdue(stop: StopRequest, exit_code: int | None = None) -> None:
+    """End this process `LEAVE_SECONDS` after it was asked to stop, if it still lives then.
+    exit_code: by default that of the signal."""
 
     def watch() -> None:
         stop.wait()
         time.sleep(LEAVE_SECONDS)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(stop.exit_code)
+        os._exit(stop.exit_code if exit_code is None else exit_code)
 
     threading.Thread(target=watch, name="overdue", daemon=True).start()
 

@@ -48,7 +48,7 @@ def worker(
     refuse_missing(db)
     migrate(db)
     stop = stop_on_signals()
-    leave_when_overdue(stop)
+    leave_when_overdue(stop, exit_code=0)  # what it had is given back
     if parent is not None:
         stop_with_parent(parent, stop)
     say(f"Working off the queue of {escape(masked(db))} (Ctrl-C gives back what runs)")

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autosync.cancellation import wait_readable
+from autosync.cancellation import Cancelled, wait_readable
 from autosync.errors import NotSupported
 from autosync.trials.pool.parent_death import ParentDeath
 
@@ -109,6 +109,9 @@ class ForkServer:
             answered = _received(channel, FORKING_SECONDS)
         except OSError:
             answered = b""
+        except Cancelled:  # its answer would be taken for that to the next request
+            self._end()
+            raise
         if not answered:  # it was killed: the next worker group gets a new one
             self._end()
             raise self._refusal("the process that forks them has ended")
@@ -139,6 +142,9 @@ class ForkServer:
             ready = _received(ours, LOADING_SECONDS)
         except OSError:
             ready = b""
+        except Cancelled:
+            self._end()
+            raise
         if not ready:
             last = self._end().strip().rpartition("\n")[2]
             raise self._refusal(last or "torch was not loaded in time")

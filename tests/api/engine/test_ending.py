@@ -210,6 +210,11 @@ def test_work_that_looks_at_no_token_is_given_up_in_its_absence() -> None:
 def test_a_claim_that_no_longer_holds_ends_the_work() -> None:
     given_up: list[EndReason] = []
     work = ClaimedWork(lambda seconds: False, lambda: None, given_up.append)
+
+    def looks() -> bool:
+        check_cancelled()
+        return False
+
     with leased(work, 0.0):
-        until(lambda: check_cancelled() is not None, "never", 60)
+        until(looks, "never", 60)
     assert given_up == ["lost"]
