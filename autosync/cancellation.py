@@ -73,7 +73,8 @@ def submit(
     threads: futures.Executor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> "futures.Future[T]":
     """Hand work to another thread, where it looks at this one's token."""
-    return threads.submit(contextvars.copy_context().run, work, *args, **kwargs)
+    context = contextvars.copy_context()
+    return threads.submit(lambda: context.run(work, *args, **kwargs))
 
 
 def result_of(future: "futures.Future[T]") -> T:

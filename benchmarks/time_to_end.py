@@ -5,7 +5,8 @@
 One tuning with a worker of its own, ended at random moments by turns (cancelled, SIGTERM, SIGINT)
 and resumed, so that the moments fall into all of its phases. What is timed is from the request
 until the database says how the tuning ended and all that the worker had started is gone; after a
-signal, the worker too. Printed by phase: the median and the longest. Exit status 1 where something stays.
+signal, the worker too. Printed by phase: the median and the longest. Exit status 1 where some
+process stays.
 """
 
 import argparse

@@ -78,8 +78,7 @@ def _gloo() -> str:
     import torch.distributed as dist
 
     with tempfile.TemporaryDirectory() as folder:
-        store = dist.FileStore(f"{folder}/store", 1)
-        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        dist.init_process_group("gloo", f"file://{folder}/store", rank=0, world_size=1)
         try:
             summed = torch.ones(4)
             dist.all_reduce(summed)

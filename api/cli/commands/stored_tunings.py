@@ -27,6 +27,8 @@ def list_tunings(
 ) -> None:
     """List tunings, the newest first.
 
+    Those of a database, or of a service.
+
     Examples:
 
         autosync tunings
@@ -51,6 +53,8 @@ def show_tuning(
     json: Json = False,
 ) -> None:
     """Show a tuning: how far it is, its strategies ranked, its answer.
+
+    It may be running: what is measured so far is shown.
 
     Examples:
 
@@ -101,6 +105,8 @@ def print_events(
     url: ServiceUrl = None,
 ) -> None:
     """Print what a tuning has reported, a line each: when, in which phase, what.
+
+    It ends with what there is, or with -f when the tuning has ended.
 
     Examples:
 
