@@ -20,6 +20,7 @@ from autosync.api.engine.simulator_versions import (
 from autosync.api.engine.training_queue import TrainingClaim
 from autosync.api.engine.training_trials import measured_sources
 from autosync.bundled_data import data_file, data_folder
+from autosync.cancellation import check_cancelled
 from autosync.documents import from_json
 from autosync.errors import AutosyncError
 from autosync.simulator.evaluation.measured_dataset import load_dataset
@@ -59,6 +60,7 @@ def run_training(database: Database, held: TrainingClaim) -> None:
 
     def say(text: str) -> None:
         step.close()
+        check_cancelled()
         step.enter_context(shared_machine_lock().held())
         training_queue.report_training(database, held, text)
 

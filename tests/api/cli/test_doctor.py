@@ -1,39 +1,40 @@
-"""`autosync doctor` and `--version`: what is here, tried."""
+"""`autosync doctor`, `--version` and one bundled model."""
 
 import json
 from importlib.metadata import version
 from pathlib import Path
 
+from typer.testing import CliRunner
+
+from autosync.api.cli.main import app
 from autosync.trials.testbed import namespaces
 from tests.api.cli.command import autosync
 
 
+def shown(*arguments: str) -> str:
+    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
 def test_what_works_here_and_what_is_broken(tmp_path: Path) -> None:
-    beds = namespaces.status()
-    found = {
-        each["name"]: each for each in json.loads(autosync(tmp_path, "doctor", "--json").stdout)
-    }
+    (tmp_path / "autosync.db").write_text("no database, but as long as a header of one is" * 9)
+    beds = {each.id for each in namespaces.status()}
+    told = autosync(tmp_path, "doctor", "--json", code=1).stdout
+    found = {each["name"]: each for each in json.loads(told)}
     assert found["torch"]["verdict"] == found["gloo"]["verdict"] == "works"
-    assert "made by the first" in found["database"]["found"]
+    assert found["database"]["verdict"] == "broken"
+    assert "--db" in found["database"]["remedy"]
     assert all(each["remedy"] for each in found.values() if each["verdict"] != "works")
-    assert {each.id for each in namespaces.status()} <= {each.id for each in beds}
-    assert not (tmp_path / "autosync.db").exists()
-    (tmp_path / "autosync.db").write_text(
-        "no database at all, but as long as a header of one is" * 9
-    )
-    table = autosync(tmp_path, "doctor", code=1).stdout
-    assert "broken" in table
-    assert "--db" in table
+    assert {each.id for each in namespaces.status()} <= beds
 
 
-def test_the_version(tmp_path: Path) -> None:
-    assert autosync(tmp_path, "--version").stdout.split() == ["autosync", version("autosync")]
+def test_the_version() -> None:
+    assert shown("--version").split() == ["autosync", version("autosync")]
 
 
-def test_one_bundled_model(tmp_path: Path) -> None:
-    shown = autosync(tmp_path, "models", "resnet50").stdout
-    assert "161 variables" in shown
-    assert "fc.weight" in shown
-    graph = json.loads(autosync(tmp_path, "models", "resnet50", "--json").stdout)
-    assert len(graph["variables"]) == 161
-    assert "resnet50" in autosync(tmp_path, "models", "resnet5", code=2).stderr
+def test_one_bundled_model() -> None:
+    words = shown("models", "resnet50")
+    assert "161 variables" in words
+    assert "fc.weight" in words
+    assert len(json.loads(shown("models", "resnet50", "--json"))["variables"]) == 161
