@@ -159,17 +159,16 @@ def test_control_c_says_how_to_go_on_and_loses_nothing(tmp_path: Path) -> None:
         assert connection.execute("SELECT state FROM tunings").fetchall() == [("queued",)]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_trial_is_broken_off(tmp_path: Path, number: signal.Signals) -> None:
-    """An iteration of it takes minutes: the command does not wait for it, and records nothing."""
-    slow = ("--time-scale", "100000", "--no-probe")
+def test_the_first_trial_is_broken_off(tmp_path: Path) -> None:
+    """An iteration of it takes an hour: the command does not wait for it, and records nothing."""
+    slow = ("--step-seconds", "3600", "--no-probe")
     process = start(tmp_path, "tune", *small_inputs(tmp_path), *OPTIONS, *slow)
     deadline = time.monotonic() + LONGEST_SECONDS
     while not proposals(tmp_path) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
-    process.send_signal(number)
+    process.send_signal(signal.SIGINT)
     _, output = process.communicate(timeout=LONGEST_SECONDS)
-    assert process.returncode == 128 + number, output
+    assert process.returncode == 130, output
     assert "autosync tune --resume" in output
     assert not trials(tmp_path)
     with sqlite3.connect(tmp_path / "autosync.db") as connection:
