@@ -6,6 +6,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
+from autosync.cancellation import check_cancelled
 from autosync.codes import Order
 from autosync.domain import Domain
 from autosync.plan import PlanTable
@@ -40,6 +41,7 @@ def digests_of(domain: Domain, population: Population) -> list[bytes]:
     """
     found: list[bytes] = []
     for start in range(0, len(population), CHUNK):
+        check_cancelled()
         part = population.take(np.arange(start, min(start + CHUNK, len(population))))
         found += _digests(compile_plans_fast(part, domain), part)
     return found

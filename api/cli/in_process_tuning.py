@@ -3,7 +3,6 @@
 import os
 import socket
 import threading
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,8 @@ if TYPE_CHECKING:
     from autosync.api.engine.tuning_queue import Claim
 
 POLL_SECONDS = 0.2
+GIVEN_BACK_SECONDS = 1.5
+"""After which a tuning that was stopped is given back, even if compiled code still runs."""
 
 
 @dataclass
@@ -39,7 +40,10 @@ class EventReader:
         with self.database.reading() as session:
             rows = session.scalars(query).all()
         self.seen = rows[-1].id if rows else self.seen
-        return [ProgressEvent(r.kind, r.message, r.done, r.total, r.best_seconds) for r in rows]
+        return [
+            ProgressEvent(r.kind, r.message, r.done, r.total, r.best_seconds, r.created_at)
+            for r in rows
+        ]
 
     def tuning(self) -> "TuningRow":
         from autosync.api.db.tables import TuningRow
@@ -48,12 +52,11 @@ class EventReader:
             return session.get_one(TuningRow, self.tuning_id)
 
 
-def run_here(database: "Database", tuning_id: str, resumed: bool) -> "TuningRow":
-    """Claim the tuning and run it to its end, or follow the worker that has it.
-
-    Raises:
-        KeyboardInterrupt: after the trial at hand was stored and the tuning given back.
-    """
+def run_here(
+    database: "Database", tuning_id: str, resumed: bool, stop: threading.Event
+) -> "TuningRow":
+    """Claim the tuning and run it to its end, or follow the worker that has it, until `stop`: what
+    runs here is then broken off, and the tuning given back to the queue."""
     from autosync.documents import from_json
     from autosync.search.loop.settings import Settings
 
@@ -62,30 +65,26 @@ def run_here(database: "Database", tuning_id: str, resumed: bool) -> "TuningRow"
         reader.unseen()  # an earlier run has printed them
     settings = from_json(Settings, reader.tuning().settings)
     with tuning_bar(settings.budget, settings.repeats) as bar:
-        return _run_or_follow(reader, bar)
+        _run_or_follow(reader, bar, stop)
+    return reader.tuning()
 
 
-def _run_or_follow(reader: EventReader, bar: TuningProgressBar) -> "TuningRow":
+def _run_or_follow(reader: EventReader, bar: TuningProgressBar, stop: threading.Event) -> None:
     from autosync.api.engine.queue_worker import run_claim
 
-    stop = threading.Event()
     runner: threading.Thread | None = None
-    try:
-        while not _ended(tuning := reader.tuning()):
-            _show(reader, bar)
-            if (runner is None or not runner.is_alive()) and (held := _claim(reader)):
-                runner = threading.Thread(target=run_claim, args=(reader.database, held, stop))
-                runner.start()
-            time.sleep(POLL_SECONDS)
+    while not _ended(reader.tuning()) and not stop.is_set():
         _show(reader, bar)
-    except KeyboardInterrupt:
-        bar.say("finishing the trial at hand (Ctrl-C again: at once)")
-        raise
-    finally:
-        stop.set()
-        if runner is not None:
-            runner.join()
-    return tuning
+        if (runner is None or not runner.is_alive()) and (held := _claim(reader)):
+            work = (reader.database, held, stop)
+            runner = threading.Thread(target=run_claim, args=work, daemon=True)
+            runner.start()
+        stop.wait(POLL_SECONDS)
+    _show(reader, bar)
+    if stop.is_set():
+        bar.say("stopping (Ctrl-C again: at once)")
+    if runner is not None:
+        runner.join(GIVEN_BACK_SECONDS)
 
 
 def _ended(tuning: "TuningRow") -> bool:

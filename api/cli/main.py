@@ -5,12 +5,14 @@ and completion answer at once.
 """
 
 import sys
+from typing import Annotated
 
 import typer
 
 from autosync.api.cli.commands.clusters import clusters
 from autosync.api.cli.commands.collect import collect
 from autosync.api.cli.commands.dataset import app as dataset
+from autosync.api.cli.commands.doctor import doctor
 from autosync.api.cli.commands.explain import explain
 from autosync.api.cli.commands.export import export
 from autosync.api.cli.commands.import_cluster import import_cluster
@@ -24,6 +26,12 @@ from autosync.api.cli.commands.rank import rank
 from autosync.api.cli.commands.schema import schema
 from autosync.api.cli.commands.serve import serve
 from autosync.api.cli.commands.simulator import app as simulator
+from autosync.api.cli.commands.stored_tunings import (
+    cancel_tuning,
+    list_tunings,
+    print_events,
+    show_tuning,
+)
 from autosync.api.cli.commands.testbed import app as testbed
 from autosync.api.cli.commands.tune import tune
 from autosync.api.cli.commands.verify import verify
@@ -53,6 +61,27 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"autosync {version('autosync')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and leave."
+        ),
+    ] = False,
+) -> None:
+    """Takes the options before a command."""
+
+
 FIND = "Find a strategy"
 DESCRIBE = "Describe the model and the cluster"
 SERVICE = "Run as a service"
@@ -72,6 +101,11 @@ app.add_typer(testbed, name="testbed", rich_help_panel=DESCRIBE)
 app.command("serve", rich_help_panel=SERVICE)(serve)
 app.command("worker", rich_help_panel=SERVICE)(worker)
 app.command("quickstart", rich_help_panel=SERVICE)(quickstart)
+app.command("doctor", rich_help_panel=SERVICE)(doctor)
+app.command("tunings", rich_help_panel=LOOK)(list_tunings)
+app.command("show", rich_help_panel=LOOK)(show_tuning)
+app.command("logs", rich_help_panel=LOOK)(print_events)
+app.command("cancel", rich_help_panel=LOOK)(cancel_tuning)
 app.command("export", rich_help_panel=LOOK)(export)
 app.command("explain", rich_help_panel=LOOK)(explain)
 app.command("verify", rich_help_panel=LOOK)(verify)

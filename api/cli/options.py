@@ -85,6 +85,15 @@ DatabaseUrl = Annotated[
         help="sqlite:///FILE or postgresql://USER@HOST/NAME.",
     ),
 ]
+ServiceUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        metavar="ADDRESS",
+        help="Ask the service there instead of a database; its token is read from AUTOSYNC_TOKEN.",
+        show_default=False,
+    ),
+]
 SIMULATOR_HELP = (
     "What ranks: learned (the timeline corrected by the trials of other domains, and by the "
     "tuning's own), ensemble (with networks, too), one of its members alone (gaussian, trees, "

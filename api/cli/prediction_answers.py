@@ -94,7 +94,7 @@ def calibrate(alone: Domain, name: str, compute_is_known: bool) -> Calibration:
             domain = replace(alone, cluster=with_borrowed_constants(alone.cluster, constants))
             connections = CONNECTION_RANGE_GBPS if connection_limits(alone.cluster) else ()
     if not compute_is_known:
-        warnings.append("compute is an estimate: give --step-seconds-one-device")
+        warnings.append("compute is an estimate: give --step-seconds")
     share = interval_share(constants, beyond, compute_is_known)
     domain = with_replication_costs(domain, constants)
     return Calibration(domain, constants, share, tuple(warnings), connections)

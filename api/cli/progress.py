@@ -50,13 +50,15 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class ProgressEvent:
-    """One event of a tuning, as the database and the service's stream hold it."""
+    """One event of a tuning, as the database and the service's stream hold it. at: seconds since
+    1970, by the database's clock."""
 
     kind: str
     message: str
     done: int = 0
     total: int = 0
     best_seconds: float | None = None
+    at: float = 0.0
 
 
 class TuningProgressBar:

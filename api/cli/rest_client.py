@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 
     Answer = TypeVar("Answer", bound=BaseModel)
 
-EVENT_FIELDS = ("kind", "message", "done", "total", "best_seconds")
+EVENT_FIELDS = ("kind", "message", "done", "total", "best_seconds", "at")
 SILENCE_SECONDS = 60.0
 """The service comments on a silent stream every 15 s; after four of them missing it is gone."""
+PAUSE_SECONDS = 3.0
+"""The service sends what it has at once: after such a pause there is nothing more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,16 @@ class Client:
         """The id of the queued tuning."""
         return str(self._post("/v1/tunings", json=request)["id"])
 
+    def tunings(self, count: int) -> "list[Tuning]":
+        """The newest first."""
+        from autosync.api.views.tuning_schemas import Tunings
+
+        return self._get(f"/v1/tunings?limit={count}", Tunings).items
+
+    def cancel(self, tuning_id: str) -> str:
+        """The state of the tuning from then on."""
+        return str(self._post(f"/v1/tunings/{tuning_id}/cancel")["state"])
+
     def tuning(self, tuning_id: str) -> "Tuning":
         from autosync.api.views.tuning_schemas import Tuning
 
@@ -59,10 +71,18 @@ class Client:
         """The document that `autosync.distribute` applies."""
         return _checked(self.http.get(f"/v1/tunings/{tuning_id}/bundle")).text
 
-    def events(self, tuning_id: str) -> Iterator[ProgressEvent]:
-        """Progress as it happens, until the tuning has ended."""
+    def events(self, tuning_id: str, follow: bool = True) -> Iterator[ProgressEvent]:
+        """Progress as it happens, until the tuning has ended; without `follow`, until nothing more
+        is there."""
+        try:
+            yield from self._events(tuning_id, SILENCE_SECONDS if follow else PAUSE_SECONDS)
+        except httpx.ReadTimeout:
+            if follow:
+                raise
+
+    def _events(self, tuning_id: str, silence_seconds: float) -> Iterator[ProgressEvent]:
         path = f"/v1/tunings/{tuning_id}/events"
-        with self.http.stream("GET", path, timeout=SILENCE_SECONDS) as response:
+        with self.http.stream("GET", path, timeout=silence_seconds) as response:
             if response.is_error:
                 response.read()
             _checked(response)

@@ -21,8 +21,8 @@ from autosync.errors import AutosyncError
 HOST = "127.0.0.1"
 START_SECONDS = 60.0
 """A service that does not answer after so long is broken; it takes about 3 s."""
-STOP_SECONDS = 30.0
-"""How long it may finish the trial at hand before it is killed."""
+STOP_SECONDS = 15.0
+"""How long it may take to end with its workers before it is killed."""
 
 
 @dataclass(frozen=True, slots=True)

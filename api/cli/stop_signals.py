@@ -2,24 +2,73 @@
 
 import os
 import signal
+import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
-PARENT_POLL_SECONDS = 1.0
+PARENT_POLL_SECONDS = 0.5
+LEAVE_SECONDS = 1.75
+"""From the request to stop until the process ends, whatever it computes: compiled code looks at no
+token. What was claimed is given back before that (`engine.leases`), and the kernel ends the ranks
+and the testbeds of a process with it."""
 
 
-def stop_on_signals() -> threading.Event:
-    """An event that the first SIGINT or SIGTERM sets; the second one ends the process."""
-    stop = threading.Event()
+class StopRequest(threading.Event):
+    """exit_code: of a process that a signal has stopped, as shells report it."""
+
+    exit_code: int = 128 + signal.SIGINT
+
+
+def stop_on_signals() -> StopRequest:
+    """Set by the first SIGINT or SIGTERM; a second one ends the process at once."""
+    stop = StopRequest()
 
     def ask(number: int, frame: FrameType | None) -> None:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_DFL)
+        stop.exit_code = 128 + number
         stop.set()
-        signal.signal(number, signal.SIG_DFL)
 
     signal.signal(signal.SIGINT, ask)
     signal.signal(signal.SIGTERM, ask)
     return stop
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[StopRequest]:
+    """`stop_on_signals` while the block runs."""
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop_on_signals()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def leave_when_overdue(stop: StopRequest, exit_code: int | None = None) -> None:
+    """End this process `LEAVE_SECONDS` after it was asked to stop, if it still lives then.
+    exit_code: by default that of the signal."""
+
+    def watch() -> None:
+        stop.wait()
+        time.sleep(LEAVE_SECONDS)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(stop.exit_code if exit_code is None else exit_code)
+
+    threading.Thread(target=watch, name="overdue", daemon=True).start()
+
+
+def unwind_on_sigterm() -> None:
+    """SIGTERM ends this process as Ctrl-C does: what it has started is ended on the way out."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
 
 
 def stop_with_parent(parent: int, stop: threading.Event) -> None:

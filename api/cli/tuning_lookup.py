@@ -1,6 +1,7 @@
 """Finding a tuning by the beginning of its id, and its bundle."""
 
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,34 +15,42 @@ SHORTEST = 4
 
 
 def find_tuning(database: "Database", prefix: str) -> "TuningRow":
-    """The one tuning whose id begins so.
-
-    Raises:
-        NotFound: there is none; lists the latest. InvalidInput: there are several.
-    """
+    """The one tuning whose id begins so. Raises as `the_one`."""
     from sqlalchemy import select
 
     from autosync.api.db.tables import TuningRow
 
+    newest = select(TuningRow.id, TuningRow.state).order_by(TuningRow.created_at.desc())
     with database.reading() as session:
-        rows = session.scalars(select(TuningRow).order_by(TuningRow.created_at.desc())).all()
+        known = [(row.id, row.state) for row in session.execute(newest)]
+        found = the_one(prefix, known, "This database has none; check --db.")
+        row = session.get_one(TuningRow, found)
         session.expunge_all()
+    return row
+
+
+def the_one(prefix: str, known: Sequence[tuple[str, str]], none: str) -> str:
+    """The id that begins so. known: (id, state), the newest first. none: said where that is empty.
+
+    Raises:
+        NotFound: there is none; lists the latest. InvalidInput: there are several.
+    """
     usable = len(prefix) >= SHORTEST
-    found = [row for row in rows if usable and row.id.startswith(prefix.lower())]
+    found = [each for each, _ in known if usable and each.startswith(prefix.lower())]
     if not found:
-        latest = ", ".join(f"{row.id[:8]} ({row.state})" for row in rows[:5])
+        latest = ", ".join(f"{each[:8]} ({state})" for each, state in known[:5])
         raise NotFound(
             f"no tuning here has an id that begins with {prefix!r}.",
             thing="tuning",
             value=prefix,
-            remedy=f"The latest: {latest}." if latest else "This database has none; check --db.",
+            remedy=f"The latest: {latest}." if latest else none,
         )
     if len(found) > 1:
         raise InvalidInput(
             f"{len(found)} tunings have ids that begin with {prefix!r}.",
             thing="tuning",
             value=prefix,
-            remedy=f"Give more of it: {', '.join(row.id[:12] for row in found[:5])}.",
+            remedy=f"Give more of it: {', '.join(each[:12] for each in found[:5])}.",
         )
     return found[0]
 

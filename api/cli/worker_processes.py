@@ -19,8 +19,8 @@ from autosync.environment import (
     allowed_environment,
 )
 
-STOP_SECONDS = 20.0
-"""How long workers may finish the trial at hand before they are killed."""
+STOP_SECONDS = 10.0
+"""How long workers may take to give back what runs before they are killed; they need 2 s."""
 POLL_SECONDS = 0.5
 HEALTHY_SECONDS = 60.0
 """A worker that lived so long did not fail at its start: the next one begins at once."""

@@ -1,6 +1,6 @@
 """The memory of one tuning, over the database: implements `tuning_store.Store`."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,28 +35,16 @@ class LeaseLost(AutosyncError):
     """Another worker has taken the tuning over: this one must stop and write nothing more."""
 
 
-class Interrupted(AutosyncError):
-    """The worker is shutting down: the tuning goes back to the queue."""
-
-
 class DatabaseStore:
     """Every call is one transaction that first checks the fencing token.
 
     fence: the number of the claim under which the caller works.
-    interrupted: whether the worker is to stop; asked where the loop asks for cancellation.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        tuning_id: str,
-        fence: int,
-        interrupted: Callable[[], bool] = lambda: False,
-    ):
+    def __init__(self, database: Database, tuning_id: str, fence: int):
         self.database = database
         self.tuning_id = tuning_id
         self.fence = fence
-        self.interrupted = interrupted
         self._strategies: dict[str, Strategy] = {}  # documents never change: parsed once
         self._domain: Domain | None = None
         self._ended: set[Phase] = set()  # by time
@@ -89,15 +77,6 @@ class DatabaseStore:
             position = _count(session, TrialRow, self.tuning_id)
             if not _insert_trial(session, tuning, proposal, position, result):
                 raise _refused(result.key, "is recorded already")
-
-    def cancelled(self) -> bool:
-        """Raises LeaseLost or Interrupted when the worker must not go on."""
-        if self.interrupted():
-            raise Interrupted("the worker is shutting down.", thing="worker", value=self.tuning_id)
-        with self.database.reading() as session:
-            tuning = session.get_one(TuningRow, self.tuning_id)
-            _check_fence(tuning, self.fence)
-            return tuning.state == "cancelling"
 
     def out_of_time(self, phase: Phase) -> bool:
         """Whether workers have spent on the tuning what its operator allows a phase of it; the

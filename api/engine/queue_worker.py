@@ -10,9 +10,9 @@ from sqlalchemy.exc import OperationalError
 
 from autosync.api.db.database import Database, connect
 from autosync.api.engine import training_queue, tuning_queue
-from autosync.api.engine.database_store import DatabaseStore, Interrupted, LeaseLost
+from autosync.api.engine.database_store import DatabaseStore, LeaseLost
 from autosync.api.engine.domain_measurement import with_measured_costs, with_measured_kernels
-from autosync.api.engine.leases import LEASE_SECONDS, renewed_lease
+from autosync.api.engine.leases import LEASE_SECONDS, ClaimedWork, EndReason, leased
 from autosync.api.engine.registry import launcher_named
 from autosync.api.engine.simulator_store import simulator_of
 from autosync.api.engine.submission import load_request
@@ -20,6 +20,7 @@ from autosync.api.engine.tuning_answer import outcome_row
 from autosync.api.engine.tuning_queue import Claim
 from autosync.api.engine.tuning_request import TuningRequest
 from autosync.api.engine.worker_registry import registered
+from autosync.cancellation import Cancelled, check_cancelled
 from autosync.errors import AutosyncError
 from autosync.search.loop.outcome import Outcome, TuningEvent
 from autosync.search.loop.tuning_loop import tune
@@ -42,7 +43,7 @@ def work(
 ) -> None:
     """Work off the queue until `stop`; with `once`, until nothing waits.
 
-    When stopped in the middle of a tuning, finishes the trial at hand and gives the tuning back.
+    When stopped in the middle of a tuning, breaks off what runs and gives the tuning back.
     trains: also the next versions of the simulator, while no tuning waits.
     """
     database = connect(url)
@@ -93,11 +94,14 @@ def train_next(
     from autosync.api.engine.version_training import run_training  # loads what trains
 
     log.info("training %s: claimed (claim %d)", held.training_id, held.fence)
+    training = ClaimedWork(
+        renew=lambda seconds: training_queue.renew_training(database, held, seconds),
+        reason_to_end=lambda: "interrupted" if stop.is_set() else None,
+        give_up=lambda reason: training_queue.release_training(database, held),
+    )
     try:
-        with renewed_lease(
-            lambda: training_queue.renew_training(database, held, lease_seconds), lease_seconds
-        ):
-            run_training(database, held, stop)
+        with leased(training, lease_seconds):
+            run_training(database, held)
     except LeaseLost as error:
         log.warning("%s", error)
     except OperationalError:
@@ -120,30 +124,37 @@ def run_claim(
     Raises:
         OperationalError: the database is away.
     """
-    store = DatabaseStore(database, held.tuning_id, held.fence, stop.is_set)
+
+    def reason_to_end() -> EndReason | None:
+        return "interrupted" if stop.is_set() else tuning_queue.reason_to_end(database, held)
+
+    tuning = ClaimedWork(
+        renew=lambda seconds: tuning_queue.heartbeat(database, held, seconds),
+        reason_to_end=reason_to_end,
+        give_up=lambda reason: tuning_queue.give_up(database, held, reason),
+    )
     log.info("tuning %s: claimed (claim %d)", held.tuning_id, held.fence)
     try:
-        with renewed_lease(
-            lambda: tuning_queue.heartbeat(database, held, lease_seconds), lease_seconds
-        ):
-            _run(database, held, store, launcher_of)
+        with leased(tuning, lease_seconds):
+            _run(database, held, launcher_of, reason_to_end)
     except LeaseLost as error:
         log.warning("%s", error)
-    except Interrupted:
-        tuning_queue.release(database, held)
-        log.info("tuning %s: given back to the queue", held.tuning_id)
 
 
 def _run(
-    database: Database, held: Claim, store: DatabaseStore, launcher_of: Callable[[str], Launcher]
+    database: Database,
+    held: Claim,
+    launcher_of: Callable[[str], Launcher],
+    reason_to_end: Callable[[], EndReason | None],
 ) -> None:
+    """To the answer, or to what went wrong. Raises Cancelled."""
+    store = DatabaseStore(database, held.tuning_id, held.fence)
     try:
+        check_cancelled()
         if held.fence > MOST_CLAIMS:
             raise _keeps_dying(held)
         with database.reading() as session:
             request = load_request(session, held.tuning_id)
-        if store.cancelled():
-            return tuning_queue.end_cancelled(database, held)
         launcher = reporting_waits(
             launcher_of(request.launcher),
             lambda message: store.report(TuningEvent("waiting", message)),
@@ -151,18 +162,16 @@ def _run(
         request = with_measured_costs(request, store, launcher)
         request = with_measured_kernels(request, store, launcher)
         outcome = run_tuning(request, store, launcher)
-        if store.cancelled():
-            return tuning_queue.end_cancelled(database, held)
         ran_on = ", ".join(dict.fromkeys(trial.launcher for trial in store.trials()))
         tuning_queue.finish(database, held, outcome_row(held.tuning_id, request, outcome, ran_on))
         log.info("tuning %s: finished", held.tuning_id)
-    except (LeaseLost, Interrupted, OperationalError):
+    except (LeaseLost, OperationalError):
         raise
     except AutosyncError as error:
-        _end_without_answer(database, held, store, str(error))
+        _fail(database, held, str(error), reason_to_end())
     except Exception as error:  # process boundary: one broken tuning must not end the worker
         log.exception("tuning %s failed", held.tuning_id)
-        _end_without_answer(database, held, store, f"{type(error).__name__}: {error}")
+        _fail(database, held, f"{type(error).__name__}: {error}", reason_to_end())
 
 
 def run_tuning(request: TuningRequest, store: DatabaseStore, launcher: Launcher) -> Outcome:
@@ -179,7 +188,7 @@ def run_tuning(request: TuningRequest, store: DatabaseStore, launcher: Launcher)
         simulator,
         request.settings,
         store.report,
-        stop=lambda phase: store.cancelled() or store.out_of_time(phase),
+        stop=store.out_of_time,
     )
 
 
@@ -192,9 +201,8 @@ def _keeps_dying(held: Claim) -> AutosyncError:
     )
 
 
-def _end_without_answer(database: Database, held: Claim, store: DatabaseStore, error: str) -> None:
-    """A tuning that was cancelled before DDP was measured has no answer, and did not fail."""
-    if store.cancelled():
-        tuning_queue.end_cancelled(database, held)
-    else:
-        tuning_queue.fail(database, held, error)
+def _fail(database: Database, held: Claim, error: str, reason: EndReason | None) -> None:
+    """What is to end anyhow did not fail: its error may come of that. Raises Cancelled."""
+    if reason is not None:
+        raise Cancelled(reason)
+    tuning_queue.fail(database, held, error)

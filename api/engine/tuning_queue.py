@@ -4,6 +4,8 @@ A claim counts the tuning's fence up; whoever holds an older number can write no
 `database_store`). A worker that dies stops renewing its lease, and after it anyone may go on.
 """
 
+import logging
+from contextlib import suppress
 from dataclasses import dataclass
 
 from sqlalchemy import and_, case, func, or_, select, true, update
@@ -16,9 +18,11 @@ from autosync.api.db.document_store import insert_new
 from autosync.api.db.lookup import stored
 from autosync.api.db.tables import ACTIVE, FINAL, ClientRow, OutcomeRow, TuningRow
 from autosync.api.engine.database_store import LeaseLost, clean
-from autosync.api.engine.leases import LEASE_SECONDS
+from autosync.api.engine.leases import LEASE_SECONDS, EndReason
 from autosync.api.engine.training_queue import enqueue_training
 from autosync.errors import NotSupported
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,28 @@ def end_cancelled(database: Database, held: Claim) -> None:
     with database.writing() as session:
         if not _end(session, held, "cancelled", message="cancelled"):
             raise _lost(held)
+
+
+def reason_to_end(database: Database, held: Claim) -> EndReason | None:
+    """Why the tuning is to end: somebody cancelled it, or the claim does not hold; None while it
+    may go on."""
+    query = select(TuningRow.state, TuningRow.fence).where(TuningRow.id == held.tuning_id)
+    with database.reading() as session:
+        row = session.execute(query).first()
+    if row is None or row.fence != held.fence or row.state not in ACTIVE:
+        return "lost"
+    return "cancelled" if row.state == "cancelling" else None
+
+
+def give_up(database: Database, held: Claim, reason: EndReason) -> None:
+    """End the work of a claim before its answer; what was measured stays. May be called twice."""
+    match reason:
+        case "cancelled":
+            with suppress(LeaseLost):
+                end_cancelled(database, held)
+        case "interrupted":
+            release(database, held)
+    log.info("tuning %s: ends here (%s)", held.tuning_id, reason)
 
 
 def release(database: Database, held: Claim) -> None:

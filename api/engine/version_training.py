@@ -1,16 +1,15 @@
 """Trains the next version of the simulator on all that was measured, and judges it."""
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 from sqlalchemy.orm import Session
 
 from autosync.api.db.database import Database
 from autosync.api.db.tables import SimulatorPromotionRow, SimulatorVersionRow
 from autosync.api.engine import training_queue
-from autosync.api.engine.database_store import Interrupted, LeaseLost
+from autosync.api.engine.database_store import LeaseLost
 from autosync.api.engine.simulator_store import checkpoint_files, insert_checkpoint
 from autosync.api.engine.simulator_versions import (
     BUNDLED_VERSION,
@@ -21,6 +20,7 @@ from autosync.api.engine.simulator_versions import (
 from autosync.api.engine.training_queue import TrainingClaim
 from autosync.api.engine.training_trials import measured_sources
 from autosync.bundled_data import data_file, data_folder
+from autosync.cancellation import check_cancelled
 from autosync.documents import from_json
 from autosync.errors import AutosyncError
 from autosync.simulator.evaluation.measured_dataset import load_dataset
@@ -41,28 +41,27 @@ from autosync.simulator.learned.checkpoint import (
 )
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
 from autosync.simulator.learned.transfer import source_of
-from autosync.trials.pool.machine_lock import WaitCancelled, shared_machine_lock
+from autosync.trials.pool.machine_lock import shared_machine_lock
 
 log = logging.getLogger(__name__)
 
 Say = Callable[[str], None]
 
 
-def run_training(database: Database, held: TrainingClaim, stop: threading.Event) -> None:
-    """Run one claimed training to its end; an interrupted one goes back to the queue. Between its
-    steps, trials on this machine go first; during one they wait, as for another measurement.
+def run_training(database: Database, held: TrainingClaim) -> None:
+    """Run one claimed training to its end. Between its steps, trials on this machine go first;
+    during one they wait, as for another measurement.
 
     Raises:
         LeaseLost: another worker goes on with it. OperationalError: the database is away.
+        Cancelled: the worker stops.
     """
     step = ExitStack()
 
     def say(text: str) -> None:
         step.close()
-        with suppress(WaitCancelled):  # the worker stops
-            step.enter_context(shared_machine_lock().held(stop))
-        if stop.is_set():
-            raise Interrupted("the worker is shutting down.", thing="worker", value=text)
+        check_cancelled()
+        step.enter_context(shared_machine_lock().held())
         training_queue.report_training(database, held, text)
 
     try:
@@ -74,8 +73,6 @@ def run_training(database: Database, held: TrainingClaim, stop: threading.Event)
                 remedy="Its worker keeps dying: look at the worker's log and at free memory.",
             )
         train_version(database, held, say)
-    except Interrupted:
-        training_queue.release_training(database, held)
     except AutosyncError as error:
         if isinstance(error, LeaseLost):
             raise

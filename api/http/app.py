@@ -26,7 +26,7 @@ from autosync.api.http.security import Access, Guard, access_on
 from autosync.api.http.uploads import Uploads
 
 STATIC = Path(__file__).parent / "static"
-GRACE_SECONDS = 3
+GRACE_SECONDS = 1
 """On shutdown, event streams that are still open are cut off after this."""
 
 

@@ -14,6 +14,7 @@ from importlib.metadata import version
 from ipaddress import IPv4Address
 from pathlib import Path
 
+from autosync.cancellation import check_cancelled
 from autosync.errors import NotSupported
 
 SIOCGIFADDR, SIOCGIFNETMASK = 0x8915, 0x891B
@@ -69,6 +70,7 @@ def wait_until_quiet(
     until = time.monotonic() + most_seconds
     before = ticks()
     while time.monotonic() < until and not given_up.wait(QUIET_WINDOW_SECONDS):
+        check_cancelled()
         now = ticks()
         busy_seconds = now.busy_seconds - before.busy_seconds
         if outside_share(busy_seconds, 0.0, now.total_seconds - before.total_seconds) < share:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from autosync.cancellation import result_of
 from autosync.domain import Domain
 from autosync.population import Population
 from autosync.search.sampler.sampling import sample, sample_at
@@ -51,7 +52,8 @@ def rank(
     """The best `keep` of proposals 0 to `proposals`; memory does not grow with their number.
 
     on_progress: called with the number of proposals done. A strategy predicted as infinite or
-    NaN cannot run and is not kept. The answer does not depend on `threads`.
+    NaN cannot run and is not kept. The answer does not depend on `threads`. Raises Cancelled
+    between chunks.
     """
     index, seconds = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float64)
 
@@ -80,11 +82,14 @@ def _in_order(
 ) -> Iterator[tuple[int, NDArray[np.float64]]]:
     """Results in the order of `starts`; one chunk more than threads is in hand at most."""
     pending: deque[tuple[int, Future[NDArray[np.float64]]]] = deque()
-    with ThreadPoolExecutor(threads) as pool:
+    pool = ThreadPoolExecutor(threads)
+    try:
         for start in starts:
             pending.append((start, pool.submit(work, start)))
             if len(pending) > threads:
                 first, future = pending.popleft()
-                yield first, future.result()
+                yield first, result_of(future)
         for first, future in pending:
-            yield first, future.result()
+            yield first, result_of(future)
+    finally:  # where it was cancelled, compiled code ends its chunks by itself
+        pool.shutdown(wait=False, cancel_futures=True)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from autosync.bundle import make_bundle
+from autosync.cancellation import check_cancelled
 from autosync.domain import Domain
 from autosync.population import encode
 from autosync.search.loop.confirm import conclude, confirmation
@@ -50,12 +51,14 @@ def tune(
 
     Raises:
         AutosyncError: torch's DDP itself could not be measured, so nothing can be compared.
+        Cancelled: as the caller's token says; what was measured is stored.
     """
     on_event(TuningEvent("opening", "starting the workers"))
     pool = open_pool()
     try:
         run_pending(domain, pool, store, settings, on_event, stop)
         while (left := _trials_left(store, settings)) > 0 and not stop("search"):
+            check_cancelled()
             known = learn(domain, simulator, store)
             chosen = propose(known, space, simulator, store, settings, left, on_event)
             if not chosen:
@@ -94,6 +97,7 @@ def run_pending(
         done[proposal.phase] += 1
         if proposal.key in trials or stop(proposal.phase):
             continue
+        check_cancelled()
         result = pool.run(_request(proposal, domain, settings))
         store.record(result)
         if result.step_seconds and (best is None or result.step_seconds < best):

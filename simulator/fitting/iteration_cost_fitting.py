@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
+from autosync.cancellation import check_cancelled
 from autosync.cluster import Cluster, MessageCost, MessageKind
 from autosync.codes import Op
 from autosync.domain import Domain
@@ -64,6 +65,7 @@ def fit_costs(
     byte_seconds = 1.0 / float(domain.cluster.nic_bytes_per_second().min())
 
     def predict(cluster: Cluster) -> F64:
+        check_cancelled()
         return simulate(plans, population, replace(domain, cluster=cluster))
 
     def error(values: F64) -> float:

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from autosync.cancellation import check_cancelled
 from autosync.domain import Domain
 from autosync.population import Population
 from autosync.simulator.fitting.cost_parameters import Doubt, cost_parameters, kinds_of_messages
@@ -54,6 +55,7 @@ def recalibrated(domain: Domain, population: Population, step_seconds: F64) -> D
     parameters = cost_parameters(domain.cluster, kinds_of_messages(plans), PROBED)
 
     def log_seconds(vector: F64) -> F64:
+        check_cancelled()
         corrected = replace(domain, cluster=parameters.cluster_with(vector))
         result: F64 = np.log(simulate(plans, tried, corrected))
         return result

@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from autosync.cancellation import check_cancelled
 from autosync.domain import Domain
 from autosync.population import Population
 from autosync.simulator.learned.calibration import UNCALIBRATED, Calibration, calibrate
@@ -35,8 +36,10 @@ class LearnedSimulator:
     def predict_with_std(self, domain: Domain, population: Population) -> tuple[F64, F64]:
         """Seconds, and the standard deviation of their logarithm, `(strategies,)` each: of the
         model (what the trials leave open) and of its errors on trials left out, in squares."""
-        chunks = feature_chunks(domain, population, self.model.with_shards)
-        parts = [self.predict_features(domain, chunk) for chunk in chunks]
+        parts: list[tuple[F64, F64]] = []
+        for chunk in feature_chunks(domain, population, self.model.with_shards):
+            check_cancelled()
+            parts.append(self.predict_features(domain, chunk))
         seconds = np.concatenate([part[0] for part in parts] or [np.zeros(0)])
         return seconds, np.concatenate([part[1] for part in parts] or [np.zeros(0)])
 

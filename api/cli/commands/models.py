@@ -1,16 +1,42 @@
 """`autosync models`: the bundled models."""
 
-from autosync.api.cli.console import print_json, print_table
-from autosync.api.cli.options import Json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autosync.api.cli.console import out, print_json, print_table
+from autosync.api.cli.options import Batch, Json
+
+if TYPE_CHECKING:
+    from autosync.graph import ModelGraph
+
+LARGEST = 8
+"""Variables that one model's page lists."""
 
 
-def models(json: Json = False) -> None:
-    """List the bundled models by family, with where each is published.
+def models(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="Show this one.", show_default=False)
+    ] = None,
+    batch: Batch = None,
+    json: Json = False,
+) -> None:
+    """List the bundled models by family, or show one: its size, its compute, its largest variables.
 
     Your own model needs no registration: `autosync rank my.package:function CLUSTER`.
+
+    Examples:
+
+        autosync models
+        autosync models bert_base
+        autosync models resnet50 --json > graph.json
     """
+    from autosync.api.cli.argument_loading import load_graph
     from autosync.models import BUNDLED
 
+    if name is not None:
+        _show(load_graph(name, batch), json)
+        return
     specs = list(BUNDLED.values())
     if json:
         print_json(
@@ -36,3 +62,32 @@ def models(json: Json = False) -> None:
     ]
     columns = ("family", "name", "model", "batch", "parameters", "published")
     print_table(columns, rows, right=("batch", "parameters"))
+
+
+def _show(graph: "ModelGraph", json: bool) -> None:
+    from autosync.documents import to_data
+
+    if json:
+        print_json(to_data(graph))
+        return
+    flops = sum(each.forward_flops + each.backward_flops for each in graph.operations)
+    sparse = sum(each.sparse for each in graph.variables)
+    out.print(
+        f"[bold]{graph.name}[/], batch {graph.batch_size} a replica: {len(graph.operations)} "
+        f"operations, {flops / 1e9:.1f} GFLOP a step; {len(graph.variables)} variables, "
+        f"{graph.size_bytes / 1e6:.1f} MB" + (f", {sparse} with sparse gradients" if sparse else "")
+    )
+    largest = sorted(graph.variables, key=lambda each: -each.size_bytes)[:LARGEST]
+    rows = [
+        (
+            each.name,
+            " x ".join(map(str, each.shape)),
+            each.dtype,
+            f"{each.size_bytes / 1e6:.2f}",
+            f"{each.size_bytes / graph.size_bytes:.0%}",
+        )
+        for each in largest
+    ]
+    print_table(
+        ("largest variables", "shape", "type", "MB", "of all"), rows, right=("MB", "of all")
+    )

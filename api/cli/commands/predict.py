@@ -9,11 +9,15 @@ from autosync.api.cli.console import milliseconds, out, print_json, print_table,
 from autosync.api.cli.options import (
     DEFAULT_DATABASE,
     SIMULATOR_HELP,
+    Batch,
+    ClusterName,
     DatabaseUrl,
     DeviceType,
     Efficiency,
     Json,
+    Model,
     ProfileFile,
+    StepSeconds,
 )
 
 if TYPE_CHECKING:
@@ -23,8 +27,8 @@ if TYPE_CHECKING:
 
 
 def predict(
-    model: Annotated[str, typer.Option(help="As in `autosync rank`.", show_default=False)],
-    cluster: Annotated[str, typer.Option(help="As in `autosync rank`.", show_default=False)],
+    model: Model,
+    cluster: ClusterName,
     strategy: Annotated[
         list[str] | None,
         typer.Option(
@@ -34,13 +38,8 @@ def predict(
             show_default="all hand-designed ones",
         ),
     ] = None,
-    batch: Annotated[int | None, typer.Option(help="Examples per replica.")] = None,
-    step_seconds: Annotated[
-        float | None,
-        typer.Option(
-            "--step-seconds-one-device", help="Seconds of one step on one device, if known."
-        ),
-    ] = None,
+    batch: Batch = None,
+    step_seconds: StepSeconds = None,
     engine: Annotated[
         str | None,
         typer.Option(
@@ -67,10 +66,11 @@ def predict(
     Published methods are predicted with the constants fitted on their testbed. An interval stands
     beside each prediction; beyond what was measured it is wider, and a warning says why.
 
-    Example:
+    Examples:
 
-        autosync predict --model resnet50 --batch 64 --cluster rtx-2080-ti-8x4-10gbe \\
-            --strategy MG-WFBP --strategy dear --step-seconds-one-device 0.2529
+        autosync predict resnet50 rtx-2080-ti-16x4-10gbe
+        autosync predict resnet50 rtx-2080-ti-8x4-10gbe --batch 64 --step-seconds 0.2529 \\
+            --strategy MG-WFBP --strategy dear
     """
     from dataclasses import asdict
 

@@ -54,11 +54,15 @@ def quickstart(
     Starts the service on 127.0.0.1 with a worker, imports a real ResNet-50 module, posts it with
     a bundled cluster of 4 nodes (emulated on this machine, at scales that it prints), shows the
     search live, and ends with the ranked table, the bundle, and the two lines that apply it.
+
+    Example: `autosync quickstart --budget 16 -o best.json`
     """
     from autosync.api.cli.service_process import Service
+    from autosync.api.cli.stop_signals import unwind_on_sigterm
     from autosync.api.db.database import masked
 
     check_writable(output)
+    unwind_on_sigterm()
     steps = Steps(time.monotonic())
     steps.say(1, f"creating the database {escape(masked(db))} and starting the service")
     with Service.started(db, port) as service:

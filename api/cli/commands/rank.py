@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from autosync.search.loop.tuning_store import Candidate
     from autosync.simulator.simulator_contract import Simulator
 
-COLUMNS = ("", "strategy", "made by", "predicted ms", "times DDP", "GB a rank")
+COLUMNS = ("", "alike", "strategy", "made by", "predicted ms", "times DDP", "GB a rank")
 SAMPLED = 64
 """Sampled strategies that are listed at most, chosen to be unlike each other."""
 
@@ -33,7 +33,10 @@ def rank(
     model: Model,
     cluster: ClusterName,
     proposals: Annotated[int, typer.Option(min=1, help="Strategies sampled.")] = 30_000,
-    top: Annotated[int, typer.Option(min=1, max=256, help="Strategies listed.")] = 10,
+    top: Annotated[
+        int,
+        typer.Option(min=1, max=256, help="Rows listed; strategies that hardly differ share one."),
+    ] = 10,
     simulator: Annotated[str, typer.Option(metavar="NAME", help=SIMULATOR_HELP)] = "learned",
     seed: Annotated[int, typer.Option(min=0, help="Of the sampling.")] = 0,
     batch: Batch = None,
@@ -69,14 +72,13 @@ def rank(
     ddp = next(candidate for candidate in ranked if candidate.origin == "ddp")
     if any(served_one_by_one(each.strategy, domain.cluster) for each in ranked[:top]):
         warn(ONE_BY_ONE)
-    peaks = peak_bytes_of(domain, [*ranked[:top], ddp])
-    warn_of_memory(domain, peaks[-1])
+    warn_of_memory(domain, peak_bytes_of(domain, [ddp])[0])
     if json:
         seconds = ddp.predicted_seconds
-        both = zip(ranked[:top], peaks[:-1], strict=True)
+        both = zip(ranked[:top], peak_bytes_of(domain, ranked[:top]), strict=True)
         print_json([_data(place, c, seconds, peak) for place, (c, peak) in enumerate(both, 1)])
     else:
-        _print(domain, ranked, top, ddp, peaks)
+        _print(domain, ranked, top, ddp)
 
 
 def best_by_prediction(
@@ -128,27 +130,40 @@ def _data(
     }
 
 
-def _print(
-    domain: "Domain",
-    ranked: "list[Candidate]",
-    top: int,
-    ddp: "Candidate",
-    peaks: list[float],
-) -> None:
+def _print(domain: "Domain", ranked: "list[Candidate]", top: int, ddp: "Candidate") -> None:
+    """A row for strategies that hardly differ; DDP's own is always among them."""
+    from autosync.api.cli.alike_strategies import RankedWords, grouped
     from autosync.strategy_description import describe
 
-    place = {id(candidate): str(i) for i, candidate in enumerate(ranked, 1)}
-    shown = ranked[:top] + [c for c in ranked[top:] if c is ddp]
+    groups = grouped(
+        [
+            RankedWords(
+                place,
+                describe(each.strategy, domain),
+                each.origin,
+                each.predicted_seconds,
+                each is ddp,
+            )
+            for place, each in enumerate(ranked, 1)
+        ]
+    )
+    shown = groups[:top] + [group for group in groups[top:] if group.is_ddp]
+    peaks = peak_bytes_of(domain, [ranked[group.place - 1] for group in shown])
     rows = [
         (
-            place[id(candidate)],
-            describe(candidate.strategy, domain),
-            candidate.origin,
-            milliseconds(candidate.predicted_seconds),
-            f"{ddp.predicted_seconds / candidate.predicted_seconds:.2f}",
+            str(group.place),
+            str(len(group.members)) if len(group.members) > 1 else "",
+            group.words,
+            group.made_by,
+            _between(*map(milliseconds, group.predicted_seconds)),
+            _between(*(f"{ddp.predicted_seconds / each:.2f}" for each in group.predicted_seconds)),
             f"{peak / 1e9:.2f}",
         )
-        for candidate, peak in zip(shown, peaks, strict=False)
+        for group, peak in zip(shown, peaks, strict=True)
     ]
-    print_table(COLUMNS, rows, right=(COLUMNS[0], *COLUMNS[3:]))
+    print_table(COLUMNS, rows, right=(COLUMNS[0], COLUMNS[1], *COLUMNS[4:]))
     out.print("[dim]Predictions, nothing was run: `autosync tune` measures and confirms.[/]")
+
+
+def _between(first: str, last: str) -> str:
+    return first if first == last else f"{first} to {last}"

@@ -61,7 +61,7 @@ def serve(
     """Run the service with its dashboard and a worker, over one database.
 
     The database is created and upgraded through its migrations. Unfinished tunings go on where
-    they stopped. Ctrl-C ends the service in good order.
+    they stopped. Ctrl-C and SIGTERM end the service and its workers, which give back what runs.
 
     Examples:
 
@@ -69,6 +69,7 @@ def serve(
         autosync serve --db postgresql://tuner@localhost/autosync --workers 0
         AUTOSYNC_TOKEN=... autosync serve --host 0.0.0.0 --allow-host tuner.example.com
     """
+    from autosync.api.cli.stop_signals import unwind_on_sigterm
     from autosync.api.cli.worker_processes import started_workers
     from autosync.api.db.database import masked
     from autosync.api.db.schema_migration import migrate
@@ -86,6 +87,7 @@ def serve(
     say(f"[dim]it is addressed as {', '.join(access.hosts)}[/]")
     if names := [each.name for each in access.tokens if each.name]:
         say(f"[dim]clients with a token: {escape(', '.join(names))}[/]")
+    unwind_on_sigterm()
     with started_workers(db, workers):
         say(f"[dim]{workers} worker{'' if workers == 1 else 's'}; Ctrl-C ends all[/]")
         serve_until_interrupted(db, host, port, access, limits)

@@ -39,7 +39,10 @@ def up(
 
 @app.command()
 def down(testbed: TestbedId) -> None:
-    """Remove an emulated cluster and everything that runs in it."""
+    """Remove an emulated cluster and everything that runs in it.
+
+    Example: `autosync testbed down 1f3a5c07`
+    """
     from autosync.trials.testbed import namespaces
 
     namespaces.down(namespaces.find(testbed))
@@ -48,7 +51,10 @@ def down(testbed: TestbedId) -> None:
 
 @app.command()
 def status(json: Json = False) -> None:
-    """List the emulated clusters that live."""
+    """List the emulated clusters that live.
+
+    Example: `autosync testbed status --json`
+    """
     from dataclasses import asdict
 
     from autosync.trials.testbed import namespaces

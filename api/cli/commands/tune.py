@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from autosync.api.engine.tuning_request import TuningRequest
     from autosync.domain import Domain
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells report it."""
 DEFAULTS = Settings()
 
 
@@ -260,16 +258,18 @@ def _run(database: "Database", tuning_id: str, resumed: bool, db: str) -> None:
     from autosync.api.cli.in_process_tuning import run_here
     from autosync.api.cli.logs import log_to_file
     from autosync.api.cli.progress import compilation_lines
+    from autosync.api.cli.stop_signals import leave_when_overdue, stopped_by_signals
     from autosync.api.db.database import masked
+    from autosync.api.db.tables import FINAL
 
     log = log_to_file("tune")
-    try:
-        with compilation_lines():
-            tuning = run_here(database, tuning_id, resumed)
-    except KeyboardInterrupt:
+    with compilation_lines(), stopped_by_signals() as stop:
+        leave_when_overdue(stop)
+        tuning = run_here(database, tuning_id, resumed, stop)
+    if stop.is_set() and tuning.state not in FINAL:
         where = "" if db == DEFAULT_DATABASE else f" --db {escape(masked(db))}"
         warn(f"stopped. Nothing is lost; go on with: autosync tune --resume {tuning_id[:8]}{where}")
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(stop.exit_code)
     if tuning.state == "failed":
         raise AutosyncError(
             f"tuning {tuning_id[:8]} failed: {tuning.error}",

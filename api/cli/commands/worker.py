@@ -28,13 +28,18 @@ def worker(
 ) -> None:
     """Work off queued tunings, on any machine that reaches the database.
 
-    Ctrl-C finishes the trial at hand and gives the tuning back to the queue; a second one ends
-    at once (the tuning is then taken over after 15 s). Nothing finished is run again.
+    Ctrl-C or SIGTERM breaks off what runs and gives the tuning back to the queue, within two
+    seconds; a second one ends at once (the tuning is then taken over after 15 s). Nothing
+    finished is run again.
 
     Example: `autosync worker --db postgresql://tuner@db.internal/autosync`
     """
     from autosync.api.cli.open_database import refuse_missing
-    from autosync.api.cli.stop_signals import stop_on_signals, stop_with_parent
+    from autosync.api.cli.stop_signals import (
+        leave_when_overdue,
+        stop_on_signals,
+        stop_with_parent,
+    )
     from autosync.api.db.database import masked
     from autosync.api.db.schema_migration import migrate
     from autosync.api.engine.queue_worker import work
@@ -43,7 +48,8 @@ def worker(
     refuse_missing(db)
     migrate(db)
     stop = stop_on_signals()
+    leave_when_overdue(stop, exit_code=0)  # what it had is given back
     if parent is not None:
         stop_with_parent(parent, stop)
-    say(f"Working off the queue of {escape(masked(db))} (Ctrl-C stops after the trial at hand)")
+    say(f"Working off the queue of {escape(masked(db))} (Ctrl-C gives back what runs)")
     work(db, stop, once)

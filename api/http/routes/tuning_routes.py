@@ -85,7 +85,7 @@ def get_trials(tuning_id: Id, session: Reading) -> Trials:
 
 @router.post("/{tuning_id}/cancel", responses=refusals(404, 409, 422))
 def cancel_tuning(tuning_id: Id, database: DatabaseDep) -> CancelledTuning:
-    """The trial at hand is finished, then the tuning stops. What was measured stays."""
+    """What runs for it is broken off within two seconds. What was measured stays."""
     state = tuning_queue.cancel(database, tuning_id)
     return CancelledTuning.model_validate({"id": tuning_id, "state": state})
 

@@ -6,12 +6,14 @@ lines to the same worker process that every launcher starts; nothing durable liv
 """
 
 import contextlib
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autosync.cancellation import check_cancelled
 from autosync.cluster import Cluster
-from autosync.errors import InvalidInput, NotSupported
+from autosync.errors import NotSupported
 from autosync.trials.contract import Workload
 from autosync.trials.launchers.local_launcher import refuse_dedicated_servers
 from autosync.trials.launchers.ray_cluster import (
@@ -28,6 +30,7 @@ from autosync.trials.pool.worker_transport import WorkerTransport
 
 PLACING_SECONDS = 60.0
 """How long Ray may take to reserve the resources of a pool."""
+PLACING_POLL_SECONDS = 0.2
 
 CONCURRENT_CALLS = 4
 """An actor listens for answers while it takes commands."""
@@ -69,7 +72,7 @@ class RayLauncher:
         try:
             addresses = ray_addresses(cluster, alive_nodes())
             group = _placement_group(self, cluster, addresses)
-        except (InvalidInput, NotSupported):
+        except BaseException:  # whatever it was, the connection does not stay
             disconnect_from_ray(connected)
             raise
 
@@ -148,7 +151,12 @@ def _placement_group(launcher: RayLauncher, cluster: Cluster, addresses: Sequenc
         for node, address in zip(cluster.nodes, addresses, strict=True)
     ]
     group = ray.util.placement_group(bundles, strategy="STRICT_SPREAD")
-    if not group.wait(PLACING_SECONDS):
+    try:
+        placed = _placed(group)
+    except BaseException:  # whatever it was, nothing stays reserved
+        ray.util.remove_placement_group(group)
+        raise
+    if not placed:
         ray.util.remove_placement_group(group)
         raise NotSupported(
             f"Ray did not reserve {bundles} within {PLACING_SECONDS:.0f} s.",
@@ -157,6 +165,16 @@ def _placement_group(launcher: RayLauncher, cluster: Cluster, addresses: Sequenc
             remedy="See `ray status`: are the nodes taken, or smaller than the cluster file says?",
         )
     return group
+
+
+def _placed(group: Any) -> bool:
+    """Whether Ray reserves it in time. Raises Cancelled meanwhile."""
+    until = time.monotonic() + PLACING_SECONDS
+    while time.monotonic() < until:
+        check_cancelled()
+        if group.wait(PLACING_POLL_SECONDS):
+            return True
+    return False
 
 
 def _actor(

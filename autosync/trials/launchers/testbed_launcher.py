@@ -1,6 +1,5 @@
 """The `testbed` launcher: an emulated cluster of network namespaces with shaped links."""
 
-import threading
 from dataclasses import dataclass, replace
 
 from autosync.cluster import Cluster
@@ -90,7 +89,7 @@ class TestbedLauncher:
         """What the links really carry, measured while no other pool measures on this machine."""
         if not self.check:
             return None
-        with shared_machine_lock().held(threading.Event(), self.on_wait):
+        with shared_machine_lock().held(on_wait=self.on_wait):
             return check_testbed(testbed, cluster)
 
 

@@ -14,11 +14,13 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from autosync.cancellation import Cancelled, wait_readable
 from autosync.errors import NotSupported
 from autosync.trials.pool.parent_death import ParentDeath
 
 LOADING_SECONDS = 120.0
 FORKING_SECONDS = 60.0
+REPLY_BYTES = 2**16
 
 
 class ForkedProcess:
@@ -102,12 +104,14 @@ class ForkServer:
 
     def _ask(self, environment: Mapping[str, str], request: bytes, theirs: list[int]) -> int:
         channel = self._channel or self._load(environment)
-        channel.settimeout(FORKING_SECONDS)
         try:
             socket.send_fds(channel, [request], theirs)
-            answered = channel.recv(2**16)
+            answered = _received(channel, FORKING_SECONDS)
         except OSError:
             answered = b""
+        except Cancelled:  # its answer would be taken for that to the next request
+            self._end()
+            raise
         if not answered:  # it was killed: the next worker group gets a new one
             self._end()
             raise self._refusal("the process that forks them has ended")
@@ -134,11 +138,13 @@ class ForkServer:
                 pass_fds=(theirs.fileno(),),
             )
         self._channel = ours
-        ours.settimeout(LOADING_SECONDS)
         try:
-            ready = ours.recv(16)
+            ready = _received(ours, LOADING_SECONDS)
         except OSError:
             ready = b""
+        except Cancelled:
+            self._end()
+            raise
         if not ready:
             last = self._end().strip().rpartition("\n")[2]
             raise self._refusal(last or "torch was not loaded in time")
@@ -163,3 +169,9 @@ class ForkServer:
             thing="worker",
             remedy="See that `python -c 'import torch'` works, and that the machine has memory.",
         )
+
+
+def _received(channel: socket.socket, seconds: float) -> bytes:
+    """What comes next within so many seconds; empty where nothing does, or the other end has
+    gone."""
+    return channel.recv(REPLY_BYTES) if wait_readable(channel.fileno(), seconds) else b""

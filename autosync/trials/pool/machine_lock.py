@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from autosync.cancellation import check_cancelled
 from autosync.errors import NotSupported
 from autosync.trials.contract import OnWait
 
@@ -41,7 +42,9 @@ class MachineLock:
     folder: Path
 
     @contextlib.contextmanager
-    def held(self, cancelled: threading.Event, on_wait: OnWait | None = None) -> Iterator[None]:
+    def held(
+        self, given_up: threading.Event | None = None, on_wait: OnWait | None = None
+    ) -> Iterator[None]:
         """Wait for the lock and hold it for the block.
 
         Who waits holds the place of the next. So a pool that has just measured cannot go on
@@ -50,7 +53,7 @@ class MachineLock:
         on_wait: is told who measures, where the wait lasts longer than a second.
 
         Raises:
-            WaitCancelled: the event was set while waiting.
+            WaitCancelled: the event `given_up` was set while waiting. Cancelled.
             NotSupported: a lock file cannot be opened.
         """
         report_at = time.monotonic() + REPORT_SECONDS
@@ -61,9 +64,10 @@ class MachineLock:
                 report_at = float("inf")
                 self._report(on_wait)
 
-        next_file = _locked(self.folder / NEXT, cancelled, still_waiting)
+        wanted_no_more = given_up or threading.Event()
+        next_file = _locked(self.folder / NEXT, wanted_no_more, still_waiting)
         try:
-            measuring_file = _locked(self.folder / MEASURING, cancelled, still_waiting)
+            measuring_file = _locked(self.folder / MEASURING, wanted_no_more, still_waiting)
         finally:
             os.close(next_file)
         try:
@@ -103,14 +107,15 @@ def lock_holder(path: Path) -> int | None:
     return None
 
 
-def _locked(path: Path, cancelled: threading.Event, still_waiting: Callable[[], None]) -> int:
+def _locked(path: Path, given_up: threading.Event, still_waiting: Callable[[], None]) -> int:
     """An open file that holds the lock until it is closed. still_waiting: called again and again
     while others hold it."""
     while True:
         file = _opened(path)
         try:
             while not _lock_taken(file):
-                if cancelled.wait(POLL_SECONDS):
+                check_cancelled()
+                if given_up.wait(POLL_SECONDS):
                     raise WaitCancelled
                 still_waiting()
         except BaseException:  # whatever it was, nobody waits for this place

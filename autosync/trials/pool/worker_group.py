@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TypeVar
 
+from autosync.cancellation import check_cancelled
 from autosync.trials.contract import ErrorKind, TrialError, Workload
 from autosync.trials.gpus import local_ranks, refuse_shared_gpus
 from autosync.trials.machine import speaks_of_memory
@@ -75,6 +76,7 @@ class WorkerGroup:
         """
         deadline = time.monotonic() + START_SECONDS
         for rank, place in enumerate(self._places):
+            check_cancelled()
             self._workers.append(place.start(rank, self._workloads, self._answers))
         on_hosts = local_ranks([worker.where for worker in self._workers])
         for worker, local_rank in zip(self._workers, on_hosts, strict=True):
@@ -148,9 +150,10 @@ class WorkerGroup:
         """The next answer; None when there is none by the deadline.
 
         Raises:
-            TrialFailed: the trial was cancelled meanwhile.
+            TrialFailed: the trial was cancelled meanwhile. Cancelled: all that runs here was.
         """
         while True:
+            check_cancelled()
             if self._cancelled.is_set():
                 raise TrialFailed(TrialError("cancelled", "the trial was cancelled."))
             rest = deadline - time.monotonic()

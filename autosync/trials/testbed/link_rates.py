@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autosync.cancellation import result_of, submit
 from autosync.trials.testbed.rate_probes import InaccurateLink, RateProbes
 
 Rates = NDArray[np.float64]
@@ -115,12 +116,12 @@ def _measured(probes: RateProbes, links: list[tuple[int, int]], expected: Rates)
     rates: list[LinkRate] = []
     with ThreadPoolExecutor(2 * len(links)) as threads:
         asked = [
-            (own, peer, threads.submit(probes.pair, own, peer, dial))
+            (own, peer, submit(threads, probes.pair, own, peer, dial))
             for i, j in links
             for own, peer, dial in _ends(i, j)
         ]
         for own, peer, answer in asked:
-            found = answer.result()
+            found = result_of(answer)
             rates.append(
                 LinkRate(
                     sender=peer,

@@ -19,11 +19,14 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from autosync.cancellation import wait_readable
 from autosync.cluster import Cluster
 from autosync.errors import InvalidInput, NotFound, NotSupported
 from autosync.trials.machine import process_start
 from autosync.trials.testbed.link_shaping import EmulatedNode, emulated_nodes, supervisor_script
 
+BUILDING_SECONDS = 60.0
+"""How long a supervisor may take; four nodes take half a second."""
 REMEDY = (
     "Run as root, or allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1 "
     "or user.max_user_namespaces above 0) and install iproute2 and util-linux; or use the local "
@@ -155,7 +158,8 @@ def _supervise(
     )
     assert process.stdout is not None
     try:
-        if process.stdout.readline().strip() == "ready":
+        told = wait_readable(process.stdout, BUILDING_SECONDS)
+        if told and process.stdout.readline().strip() == "ready":
             supervisor = _identity(process.pid)
             _pipes[supervisor] = process
             return supervisor, ""

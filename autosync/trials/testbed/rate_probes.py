@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import select
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autosync.cancellation import result_of, submit, wait_readable
 from autosync.errors import AutosyncError
 from autosync.trials.testbed.link_shaping import BURST_BYTES
 from autosync.trials.testbed.namespaces import Testbed
@@ -106,7 +106,8 @@ class RateProbes:
         seconds = sum(piece * steps for piece, steps in rounds) / slowest
         with ThreadPoolExecutor(count) as threads:
             asked = [
-                threads.submit(
+                submit(
+                    threads,
                     self._ask,
                     node,
                     {
@@ -120,7 +121,7 @@ class RateProbes:
                 )
                 for node in range(count)
             ]
-            return [answer.result() for answer in asked]
+            return [result_of(answer) for answer in asked]
 
     def _ask(
         self, node: int, command: dict[str, Any], thing: str, seconds: float
@@ -134,9 +135,7 @@ class RateProbes:
             process.stdin.write(json.dumps(command) + "\n")
             process.stdin.flush()
         limit_seconds = 2 * seconds + PATIENCE_SECONDS
-        answered = select.poll()
-        answered.register(process.stdout, select.POLLIN)
-        if not answered.poll(limit_seconds * 1e3):
+        if not wait_readable(process.stdout, limit_seconds):
             raise self._unmeasured(thing, f"node {node} has not answered in {limit_seconds:.1f} s")
         if not (line := process.stdout.readline()):
             last_line = process.stderr.read().strip().rpartition("\n")[2]

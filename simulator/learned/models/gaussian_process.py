@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 
+from autosync.cancellation import check_cancelled
 from autosync.simulator.learned.models.model_arrays import (
     ArrayForm,
     Arrays,
@@ -169,6 +170,7 @@ def fit_kernel(trials: SourceTrials) -> FittedKernel | None:
     best: FittedKernel | None = None
     least, corrections = np.inf, np.zeros(len(residual))
     for setting in SETTINGS:
+        check_cancelled()
         kernel = FittedKernel(center, scale, setting, variance)
         process = solved(kernel, table, residual, trials.speed)
         guess = process.left_out(residual)
@@ -199,6 +201,7 @@ def fit_pooled_kernel(sources: SourceTrials, counts: F64) -> FittedKernel | None
         residual = sources.residual[rows]
         loss = RobustLoss(residual, 1.0 / sources.speed[rows])
         for number, setting in enumerate(POOLED):
+            check_cancelled()
             kernel = FittedKernel(center, scale, setting, variance)
             miss = residual - _predicted(kernel, others, weights, table[rows])
             errors[number] += counts[left] * loss(miss - np.median(miss)).mean()

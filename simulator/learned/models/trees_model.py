@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autosync.cancellation import check_cancelled
 from autosync.domain import Domain
 from autosync.simulator.learned.features.feature_names import FEATURE_PARTS, summary_columns
 from autosync.simulator.learned.features.strategy_features import StrategyFeatures
@@ -132,6 +133,7 @@ def grown_alone(own: SourceTrials, seed: int) -> tuple[Forest | None, F64]:
         return None, corrections
     folds = fold_of(len(own), FOLDS, seed)
     for fold in range(FOLDS):
+        check_cancelled()
         known, held = folds != fold, folds == fold
         target, weights = own.residual[known], own.speed[known]
         forest = grown_forest(own.summary[known], target, weights, seed)

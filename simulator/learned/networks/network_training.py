@@ -13,6 +13,7 @@ from pydantic import ConfigDict
 from torch import Tensor, nn
 from torch.nn.functional import huber_loss
 
+from autosync.cancellation import check_cancelled
 from autosync.documents import STRICT
 from autosync.simulator.learned.networks.pairwise_loss import SIGMA, TEMPERATURE, ranking_loss
 from autosync.simulator.learned.networks.scoring_network import NetworkBatch, ScoringNetwork
@@ -131,7 +132,13 @@ def network_output(network: ScoringNetwork, batch: NetworkBatch) -> Tensor:
     network.eval()
     every = np.arange(len(batch.summary))
     parts = np.split(every, every[NETWORK_CHUNK::NETWORK_CHUNK])
-    return torch.cat([network(subset(batch, part)) for part in parts])
+    return torch.cat([_part_output(network, batch, part) for part in parts])
+
+
+def _part_output(network: ScoringNetwork, batch: NetworkBatch, part: NDArray[np.int64]) -> Tensor:
+    check_cancelled()
+    output: Tensor = network(subset(batch, part))
+    return output
 
 
 @one_thread()
@@ -182,6 +189,7 @@ def _learn_once(
         order = rng.permutation(len(trials))
         steps = max(1, round(len(order) / training.batch_strategies))
         for strategies in np.array_split(order, steps):
+            check_cancelled()
             some = select(trials, strategies)
             optimizer.zero_grad()
             torch.autograd.backward(_loss(network(some.batch), some, training))

@@ -49,3 +49,8 @@ def test_every_option_says_what_it_does(path: tuple[str, ...]) -> None:
         if not getattr(parameter, "help", None) and not getattr(parameter, "hidden", False)
     ]
     assert silent == []
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_command_has_an_example(path: tuple[str, ...]) -> None:
+    assert f"autosync {' '.join(path)}" in inspect.cleandoc(COMMANDS[path].help or "")

@@ -70,8 +70,8 @@ def test_the_table_marks_ddp_and_that_nothing_ran(folder: Path) -> None:
 
 
 def test_prediction_of_named_strategies(folder: Path) -> None:
-    options = ("--model", "chain.json", "--cluster", "pair.yaml", "--strategy", "ddp", "--json")
-    slow = autosync(folder, "predict", *options, "--step-seconds-one-device", "2.0")
+    options = ("chain.json", "pair.yaml", "--strategy", "ddp", "--json")
+    slow = autosync(folder, "predict", *options, "--step-seconds", "2.0")
     (answer,) = json.loads(slow.stdout)
     assert answer["strategy"] == "ddp"
     assert answer["predicted_seconds"] >= 2.0

@@ -8,7 +8,7 @@ import pytest
 
 from tests.api.cli.command import autosync, small_inputs
 
-SERVERS = ("--cluster", "rtx-2080-ti-2x4-10gbe-servers")
+SERVERS = ("rtx-2080-ti-2x4-10gbe-servers",)
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def predicted(folder: Path, *options: str) -> list[dict[str, Any]]:
-    done = autosync(folder, "predict", "--model", "resnet50", "--json", *options)
+    done = autosync(folder, "predict", "resnet50", *options, "--json")
     answers: list[dict[str, Any]] = json.loads(done.stdout)
     return answers
 
@@ -27,7 +27,7 @@ def predicted(folder: Path, *options: str) -> list[dict[str, Any]]:
 def test_published_methods_with_the_constants_of_their_cluster(folder: Path) -> None:
     names = ("BSP-PS", "wfbp-ps", "ddp")
     asked = [word for name in names for word in ("--strategy", name)]
-    step = ("--step-seconds-one-device", "0.13")
+    step = ("--step-seconds", "0.13")
     answers = predicted(folder, *SERVERS, *asked, *step)
     assert [each["strategy"] for each in answers] == list(names)
     for each in answers:
@@ -44,7 +44,7 @@ def test_published_methods_with_the_constants_of_their_cluster(folder: Path) -> 
 
 
 def test_what_was_measured_where_is_said(folder: Path) -> None:
-    options = ("--model", "resnet50", *SERVERS, "--strategy", "ddp")
+    options = ("resnet50", *SERVERS, "--strategy", "ddp")
     done = autosync(folder, "predict", *options)
     assert "arXiv 2005.13247" in done.stderr
     assert "of the limit" in done.stdout
@@ -54,17 +54,17 @@ def test_what_was_measured_where_is_said(folder: Path) -> None:
 
 
 def test_beyond_the_measured_range_it_warns(folder: Path) -> None:
-    far = ("--cluster", "rtx-2080-ti-16x4-10gbe", "--strategy", "ddp")
-    step = ("--step-seconds-one-device", "0.13")
+    far = ("rtx-2080-ti-16x4-10gbe", "--strategy", "ddp")
+    step = ("--step-seconds", "0.13")
     (answer,) = predicted(folder, *far, *step)
     assert any("64 workers" in warning for warning in answer["warnings"])
-    done = autosync(folder, "predict", "--model", "resnet50", *far, *step)
+    done = autosync(folder, "predict", "resnet50", *far, *step)
     assert "64 workers" in done.stderr
     assert "between" in done.stdout
 
 
 def test_an_engine_can_be_chosen_or_left_out(folder: Path) -> None:
-    method = ("--cluster", "rtx-2080-ti-1x4", "--strategy", "ByteScheduler-A2A")
+    method = ("rtx-2080-ti-1x4", "--strategy", "ByteScheduler-A2A")
     (slow,) = predicted(folder, *method)
     (swift,) = predicted(folder, *method, "--engine", "none")
     assert slow["predicted_seconds"] > swift["predicted_seconds"]
@@ -72,22 +72,22 @@ def test_an_engine_can_be_chosen_or_left_out(folder: Path) -> None:
 
 
 def test_unknown_names_are_refused_with_a_way_out(folder: Path) -> None:
-    model = ("--model", "chain.json")
-    pair = (*model, "--cluster", "pair.yaml")
+    model = ("chain.json",)
+    pair = (*model, "pair.yaml")
     for options, words in (
         ((*pair, "--strategy", "MG-WFPB"), "MG-WFBP"),
         ((*pair, "--strategy", "BSP-PS"), "server_only"),
         ((*pair, "--strategy", "ByteScheduler-A2A"), "--constants"),
         ((*pair, "--strategy", "ddp", "--engine", "horovod"), "horovod"),
         ((*pair, "--strategy", "ddp", "--constants", "rtx-3080"), "rtx-2080-ti"),
-        ((*model, "--cluster", "rtx-2080-ti-9x4"), "rtx-2080-ti"),
+        ((*model, "rtx-2080-ti-9x4"), "rtx-2080-ti"),
     ):
         refused = autosync(folder, "predict", *options, code=2)
         assert words in refused.stderr, options
 
 
 def test_constants_of_another_cluster_can_be_taken(folder: Path) -> None:
-    domain = ("--model", "chain.json", "--cluster", "pair.yaml")
+    domain = ("chain.json", "pair.yaml")
     borrowed = ("--strategy", "ByteScheduler-A2A", "--constants", "rtx-2080-ti")
     (answer,) = json.loads(autosync(folder, "predict", *domain, *borrowed, "--json").stdout)
     assert answer["engine_seconds"] > 0

@@ -64,8 +64,10 @@ def test_a_worker_shows_no_secret_and_is_replaced(
             os.kill(worker, signal.SIGKILL)
             until(lambda: set(workers(serving.pid)) - {worker}, "the worker was not replaced")
         finally:
-            serving.send_signal(signal.SIGINT)
+            last = workers(serving.pid)
+            serving.send_signal(signal.SIGTERM)
             out, error = serving.communicate(timeout=LONGEST_SECONDS)
+    assert not [each for each in last if Path(f"/proc/{each}").exists()]
     assert "s3cret" not in out + error
     assert f"worker {worker} has ended (-9)" in error
 

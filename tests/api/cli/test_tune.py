@@ -7,6 +7,7 @@ import sqlite3
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,11 +26,20 @@ Trial = tuple[str, float]
 
 def trials(folder: Path) -> list[Trial]:
     """(key, when it was recorded) of finished trials, oldest first."""
+    return stored(folder, "SELECT key, created_at FROM trials ORDER BY position")
+
+
+def proposals(folder: Path) -> list[tuple[str]]:
+    """The keys of trials that are due."""
+    return stored(folder, "SELECT key FROM proposals")
+
+
+def stored(folder: Path, query: str) -> list[Any]:
+    """Nothing where the database is not there yet."""
     database = folder / "autosync.db"
     if not database.exists():
         return []
     with sqlite3.connect(database, timeout=30) as connection:
-        query = "SELECT key, created_at FROM trials ORDER BY position"
         try:
             return connection.execute(query).fetchall()
         except sqlite3.OperationalError:  # the migrations have not run yet
@@ -145,6 +155,22 @@ def test_control_c_says_how_to_go_on_and_loses_nothing(tmp_path: Path) -> None:
     _, output = process.communicate(timeout=LONGEST_SECONDS)
     assert process.returncode == 130, output
     assert "autosync tune --resume" in output
+    with sqlite3.connect(tmp_path / "autosync.db") as connection:
+        assert connection.execute("SELECT state FROM tunings").fetchall() == [("queued",)]
+
+
+def test_the_first_trial_is_broken_off(tmp_path: Path) -> None:
+    """An iteration of it takes an hour: the command does not wait for it, and records nothing."""
+    slow = ("--step-seconds", "3600", "--no-probe")
+    process = start(tmp_path, "tune", *small_inputs(tmp_path), *OPTIONS, *slow)
+    deadline = time.monotonic() + LONGEST_SECONDS
+    while not proposals(tmp_path) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, output = process.communicate(timeout=LONGEST_SECONDS)
+    assert process.returncode == 130, output
+    assert "autosync tune --resume" in output
+    assert not trials(tmp_path)
     with sqlite3.connect(tmp_path / "autosync.db") as connection:
         assert connection.execute("SELECT state FROM tunings").fetchall() == [("queued",)]
 

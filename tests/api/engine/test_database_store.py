@@ -10,7 +10,7 @@ from sqlalchemy import func, select
 from autosync.api.db import Database
 from autosync.api.db.tables import StrategyRow, TrialRow
 from autosync.api.engine import tuning_queue
-from autosync.api.engine.database_store import DatabaseStore, Interrupted, LeaseLost
+from autosync.api.engine.database_store import DatabaseStore, LeaseLost
 from autosync.errors import InvalidInput
 from autosync.search.loop.memory_store import MemoryStore
 from autosync.search.loop.outcome import TuningEvent
@@ -133,11 +133,10 @@ WRITES: list[Callable[[DatabaseStore], object]] = [
     lambda store: store.propose(PROPOSALS),
     lambda store: store.record(result(PROPOSALS[0].key, REQUEST, 0.05, random.Random(0))),
     lambda store: store.report(TuningEvent("search", "late", 1, 2, 0.1)),
-    lambda store: store.cancelled(),
 ]
 
 
-@pytest.mark.parametrize("write", WRITES, ids=["propose", "record", "report", "cancelled"])
+@pytest.mark.parametrize("write", WRITES, ids=["propose", "record", "report"])
 def test_a_worker_whose_lease_was_taken_over_cannot_write(
     database: Database, write: Callable[[DatabaseStore], object]
 ) -> None:
@@ -153,9 +152,3 @@ def test_a_worker_whose_lease_was_taken_over_cannot_write(
     assert list(new.proposals()) == PROPOSALS[:1]
     assert list(new.trials()) == []
     write(new)
-
-
-def test_a_worker_that_stops_is_told_where_it_asks(sqlite: Database) -> None:
-    held, _ = claimed(sqlite, REQUEST)
-    with pytest.raises(Interrupted):
-        DatabaseStore(sqlite, held.tuning_id, held.fence, lambda: True).cancelled()

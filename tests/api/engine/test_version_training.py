@@ -112,7 +112,7 @@ def test_whoever_lost_the_claim_stores_no_version(
     assert (second.training_id, second.fence) == (first.training_id, 2)
     assert claim_training(sqlite, "elsewhere:3") is None
     with pytest.raises(LeaseLost, match="taken over"):
-        run_training(sqlite, first, NEVER)
+        run_training(sqlite, first)
     with pytest.raises(LeaseLost, match="taken over"):
         training_queue.fail_training(sqlite, first, "too late")
     assert not training_queue.renew_training(sqlite, first, 10.0)
@@ -124,9 +124,7 @@ def test_a_worker_that_stops_gives_the_training_back(sqlite: Database) -> None:
         enqueue_training(session)
     stop = threading.Event()
     stop.set()
-    held = claim_training(sqlite, "here:1")
-    assert held is not None
-    run_training(sqlite, held, stop)
+    assert train_next(sqlite, "here:1", stop)
     again = claim_training(sqlite, "here:1")
     assert again is not None
     assert again.fence == 2

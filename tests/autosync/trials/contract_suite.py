@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from autosync.cancellation import CancellationToken, Cancelled, cancelled_by
 from autosync.trials.contract import TrialRequest, TrialResult
 from autosync.trials.machine import process_start
 from autosync.trials.pool.process_pool import ProcessPool
@@ -130,6 +131,25 @@ class PoolContract:
             pool.cancel()
         assert results[0].error is not None
         assert results[0].error.kind == "cancelled"
+
+    def test_a_token_ends_what_runs(self, pool: ProcessPool) -> None:
+        """Of the thread that asked, wherever its trial is: here the workers are still starting."""
+        token, ended = CancellationToken(), list[str]()
+
+        def run() -> None:
+            try:
+                with cancelled_by(token):
+                    trial(pool, "ended by its token/hang:0")
+            except Cancelled as cancelled:
+                ended.append(cancelled.reason)
+
+        runner = threading.Thread(target=run)
+        runner.start()
+        wait_for(lambda: pool.busy)
+        token.cancel("by hand")
+        runner.join()
+        assert ended == ["by hand"]
+        assert pool.worker_pids() == []
 
     def test_a_lost_node_costs_its_trial_and_is_named(
         self, pool: ProcessPool, second_node: SecondNode

@@ -1,0 +1,158 @@
+"""`autosync tunings`, `show`, `cancel` and `logs`: tunings of a database or of a service."""
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from autosync.api.cli.console import milliseconds, out, print_json, print_table
+from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json, ServiceUrl
+
+if TYPE_CHECKING:
+    from autosync.api.views.tuning_schemas import Tuning
+
+TuningId = Annotated[
+    str,
+    typer.Argument(metavar="ID", help="Its id, or the beginning of it.", show_default=False),
+]
+ENDED = ("finished", "failed", "cancelled")
+
+
+def list_tunings(
+    count: Annotated[int, typer.Option("--last", min=1, max=500, help="How many.")] = 20,
+    db: DatabaseUrl = DEFAULT_DATABASE,
+    url: ServiceUrl = None,
+    json: Json = False,
+) -> None:
+    """List tunings, the newest first.
+
+    Those of a database, or of a service.
+
+    Examples:
+
+        autosync tunings
+        autosync tunings --url http://tuner.example.com:8080 --last 5
+    """
+    from autosync.api.cli.tuning_sources import tuning_source
+
+    with tuning_source(db, url) as source:
+        found = source.latest(count)
+    if json:
+        print_json([each.model_dump(mode="json") for each in found])
+        return
+    columns = ("id", "state", "model", "cluster", "at", "trials", "best ms", "times DDP")
+    print_table(columns, [_row(each) for each in found], right=("trials", "best ms", "times DDP"))
+
+
+def show_tuning(
+    tuning: TuningId,
+    top: Annotated[int, typer.Option(min=1, help="Strategies listed.")] = 12,
+    db: DatabaseUrl = DEFAULT_DATABASE,
+    url: ServiceUrl = None,
+    json: Json = False,
+) -> None:
+    """Show a tuning: how far it is, its strategies ranked, its answer.
+
+    It may be running: what is measured so far is shown.
+
+    Examples:
+
+        autosync show 3f2a90c1
+        autosync show 3f2a90c1 --json --url http://localhost:8080
+    """
+    from autosync.api.cli.tuning_report import print_results, results_data
+    from autosync.api.cli.tuning_sources import tuning_source
+
+    with tuning_source(db, url) as source:
+        tuning_id = source.find(tuning)
+        found, ranked = source.tuning(tuning_id), source.strategies(tuning_id)
+        measured_on = source.measured_on(tuning_id)
+    if json:
+        print_json(results_data(found, ranked, measured_on))
+        return
+    _print_head(found)
+    if ranked.items:
+        print_results(found, ranked, measured_on or "nothing yet", top)
+
+
+def cancel_tuning(
+    tuning: TuningId, db: DatabaseUrl = DEFAULT_DATABASE, url: ServiceUrl = None
+) -> None:
+    """Cancel a tuning. What was measured stays, and `autosync tune --resume ID` goes on with it.
+
+    What runs for it is broken off within two seconds.
+
+    Examples:
+
+        autosync cancel 3f2a90c1
+        autosync cancel 3f2a90c1 --url http://localhost:8080
+    """
+    from autosync.api.cli.tuning_sources import tuning_source
+
+    with tuning_source(db, url) as source:
+        tuning_id = source.find(tuning)
+        state = source.cancel(tuning_id)
+    out.print(f"Tuning {tuning_id[:8]} is {state}.")
+
+
+def print_events(
+    tuning: TuningId,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Wait for more until the tuning has ended.")
+    ] = False,
+    db: DatabaseUrl = DEFAULT_DATABASE,
+    url: ServiceUrl = None,
+) -> None:
+    """Print what a tuning has reported, a line each: when, in which phase, what.
+
+    It ends with what there is, or with -f when the tuning has ended.
+
+    Examples:
+
+        autosync logs 3f2a90c1
+        autosync logs -f 3f2a90c1 --url http://localhost:8080
+    """
+    from autosync.api.cli.tuning_sources import tuning_source
+
+    with tuning_source(db, url) as source:
+        tuning_id = source.find(tuning)
+        for event in source.events(tuning_id, follow):
+            at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
+            done = f" ({event.done} of {event.total})" if event.total else ""
+            out.print(f"{at}  {event.kind:8} {escape(event.message)}{done}")
+        state = source.tuning(tuning_id).state
+    if state in ENDED:
+        out.print(f"[dim]Tuning {tuning_id[:8]} is {state}.[/]")
+
+
+def _row(tuning: "Tuning") -> tuple[str, ...]:
+    answer = tuning.result
+    progress = tuning.progress
+    phase = f"{progress.phase} {progress.done}/{progress.total}" if progress.total else ""
+    return (
+        tuning.id[:8],
+        tuning.state,
+        escape(tuning.graph),
+        escape(tuning.cluster),
+        "" if tuning.state in ENDED else phase or progress.phase,
+        str(progress.trials),
+        milliseconds(answer.best_seconds if answer else tuning.best_seconds),
+        "" if answer is None else "keep DDP" if answer.keep_ddp else f"{answer.speedup:.2f}",
+    )
+
+
+def _print_head(tuning: "Tuning") -> None:
+    progress = tuning.progress
+    out.print(
+        f"[bold]{escape(tuning.graph)}[/], batch {tuning.batch_size}, on "
+        f"[bold]{escape(tuning.cluster)}[/] ({tuning.world_size} ranks): {tuning.state}"
+    )
+    out.print(
+        f"Tuning {tuning.id}; ranked by {escape(tuning.simulator)}, measured by launcher "
+        f"{tuning.launcher}; {progress.ranked} proposals ranked, {progress.trials} trials"
+    )
+    if tuning.state not in ENDED and progress.message:
+        out.print(f"Now: {progress.phase}: {escape(progress.message)}")
+    if tuning.error:
+        out.print(f"[red]{escape(tuning.error)}[/]")

@@ -1,0 +1,99 @@
+"""Ends what takes long: whoever begins it holds a token, and what runs asks for it now and then.
+
+As with the cancel scopes of anyio, the token belongs to the thread of control and is not handed
+through every call: trials, rankings, fits and waits far below ask `check_cancelled`.
+"""
+
+import contextvars
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from typing import IO, ParamSpec, TypeVar
+
+POLL_SECONDS = 0.05
+"""Between two looks at the token while something is waited for."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Cancelled(BaseException):
+    """What runs here was asked to end, and why. No `Exception`, as asyncio's is none: what deals
+    with failures must not go on after it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class CancellationToken:
+    """Cancelled once, by any thread. reason: of the first call; empty before."""
+
+    def __init__(self) -> None:
+        self._cancelled = threading.Event()
+        self.reason = ""
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
+    def cancel(self, reason: str) -> None:
+        if not self.cancelled:
+            self.reason = reason
+            self._cancelled.set()
+
+
+_token: contextvars.ContextVar[CancellationToken | None] = contextvars.ContextVar(
+    "cancellation", default=None
+)
+
+
+@contextmanager
+def cancelled_by(token: CancellationToken) -> Iterator[None]:
+    """What runs in the block looks at this token. Threads that it starts do not, unless they are
+    given its work by `submit`."""
+    before = _token.set(token)
+    try:
+        yield
+    finally:
+        _token.reset(before)
+
+
+def check_cancelled() -> None:
+    """Raises Cancelled where the block that runs was asked to end."""
+    token = _token.get()
+    if token is not None and token.cancelled:
+        raise Cancelled(token.reason)
+
+
+def submit(
+    threads: futures.Executor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> "futures.Future[T]":
+    """Hand work to another thread, where it looks at this one's token."""
+    context = contextvars.copy_context()
+    return threads.submit(lambda: context.run(work, *args, **kwargs))
+
+
+def result_of(future: "futures.Future[T]") -> T:
+    """What another thread has found, waited for. Raises Cancelled meanwhile."""
+    while not futures.wait((future,), POLL_SECONDS).done:
+        check_cancelled()
+    return future.result()
+
+
+def wait_readable(file: "IO[str] | int", seconds: float) -> bool:
+    """Whether something can be read within so many seconds: data, or the end. Raises Cancelled
+    meanwhile."""
+    waiting = select.poll()
+    waiting.register(file, select.POLLIN)
+    until = time.monotonic() + seconds
+    while True:
+        check_cancelled()
+        rest = until - time.monotonic()
+        if waiting.poll(max(0.0, min(rest, POLL_SECONDS)) * 1e3):
+            return True
+        if rest <= 0:
+            return False

@@ -1,0 +1,40 @@
+"""`autosync doctor`, `--version` and one bundled model."""
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from autosync.api.cli.main import app
+from autosync.trials.testbed import namespaces
+from tests.api.cli.command import autosync
+
+
+def shown(*arguments: str) -> str:
+    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_what_works_here_and_what_is_broken(tmp_path: Path) -> None:
+    (tmp_path / "autosync.db").write_text("no database, but as long as a header of one is" * 9)
+    beds = {each.id for each in namespaces.status()}
+    told = autosync(tmp_path, "doctor", "--json", code=1).stdout
+    found = {each["name"]: each for each in json.loads(told)}
+    assert found["torch"]["verdict"] == found["gloo"]["verdict"] == "works"
+    assert found["database"]["verdict"] == "broken"
+    assert "--db" in found["database"]["remedy"]
+    assert all(each["remedy"] for each in found.values() if each["verdict"] != "works")
+    assert {each.id for each in namespaces.status()} <= beds
+
+
+def test_the_version() -> None:
+    assert shown("--version").split() == ["autosync", version("autosync")]
+
+
+def test_one_bundled_model() -> None:
+    words = shown("models", "resnet50")
+    assert "161 variables" in words
+    assert "fc.weight" in words
+    assert len(json.loads(shown("models", "resnet50", "--json"))["variables"]) == 161

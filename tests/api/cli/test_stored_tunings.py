@@ -1,0 +1,76 @@
+"""Tunings listed, shown, followed and cancelled: of a database, and of a service over the same."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from typer.testing import CliRunner
+
+from autosync.api.cli.main import app
+from autosync.api.db import Database
+from autosync.api.engine.submission import enqueue
+from tests.api.databases import opened
+from tests.api.http.serving import served
+from tests.api.sample import claimed, finished, run_search, small_request
+
+WIDE = {"COLUMNS": "200"}
+
+
+@pytest.fixture(params=["--db", "--url"])
+def source(request: pytest.FixtureRequest, sqlite_url: str) -> Iterator[tuple[str, str]]:
+    """The option that names where the tunings of `sqlite` are."""
+    if request.param == "--db":
+        yield "--db", sqlite_url
+        return
+    with served(sqlite_url) as service:
+        yield "--url", service.address
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    done = CliRunner().invoke(app, arguments, env=WIDE)
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def refused(*arguments: str) -> str:
+    return str(CliRunner().invoke(app, arguments, env=WIDE).exception)
+
+
+def test_a_finished_and_a_waiting_tuning(source: tuple[str, str], sqlite: Database) -> None:
+    tuning_id = finished(sqlite, small_request())
+    waiting = enqueue(sqlite, small_request(budget=7))
+    listed = json.loads(run("tunings", *source, "--json"))
+    assert [each["id"] for each in listed] == [waiting, tuning_id]
+    assert len(json.loads(run("tunings", *source, "--json", "--last", "1"))) == 1
+    table = run("tunings", *source)
+    assert tuning_id[:8] in table
+    assert "queued" in table
+    shown = run("show", tuning_id[:8], *source)
+    assert tuning_id in shown
+    assert "torch's DDP" in shown
+    assert "testbed (4 nodes)" in shown
+    assert json.loads(run("show", tuning_id[:8], *source, "--json"))["tuning"]["id"] == tuning_id
+    said = run("logs", tuning_id[:8], *source, "--follow")  # it has ended: nothing to wait for
+    assert "ranking proposals, round 1 (30000 of 30000)" in said
+    assert "finished" in said.splitlines()[-1]
+    assert "cancelled" in run("cancel", waiting[:8], *source)
+    assert json.loads(run("tunings", *source, "--json"))[0]["state"] == "cancelled"
+    assert "finished already" in refused("cancel", tuning_id[:8], *source)
+    assert "ffffffff" in refused("show", "ffffffff", *source)
+
+
+def test_what_runs_is_shown_as_far_as_it_is(source: tuple[str, str], sqlite: Database) -> None:
+    held, store = claimed(sqlite, small_request())
+    run_search(store, small_request())
+    assert "search 6/6" in run("tunings", *source)
+    assert "running" in run("show", held.tuning_id, *source)
+    said = run("logs", held.tuning_id, *source)  # and does not wait for the end
+    assert len([line for line in said.splitlines() if " search " in line]) == 6
+    assert "cancelling" in run("cancel", held.tuning_id, *source)
+
+
+def test_where_nothing_is(sqlite_url: str) -> None:
+    assert "no service answers" in refused("tunings", "--url", "http://127.0.0.1:9")
+    assert "no database" in refused("tunings", "--db", "sqlite:///missing.db")
+    with opened(sqlite_url):
+        assert "This database has none" in refused("show", "3f2a90c1", "--db", sqlite_url)

@@ -1,0 +1,41 @@
+"""What computes for long looks at the token, and leaves at once."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from autosync.cancellation import CancellationToken, Cancelled, cancelled_by
+from autosync.search.loop.ranking import rank
+from autosync.search.sampler.sampling import sample
+from autosync.search.space import Space
+from autosync.simulator.fitting.iteration_cost_fitting import fit_costs
+from autosync.simulator.fitting.recalibration import recalibrated
+from autosync.simulator.learned.learned_simulators import LearnedSimulator, gaussian_simulator
+from autosync.simulator.learned.models.network_model import NetworkModel
+from autosync.simulator.learned.models.trees_model import TreesModel
+from autosync.simulator.message_digests import digests_of
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+from tests.domains import domain_of
+
+DOMAIN, SPACE = domain_of(), Space()
+TRIED = sample(DOMAIN, SPACE, 0, 48, 0)
+SECONDS = TimelineSimulator().predict(DOMAIN, TRIED) * np.linspace(0.9, 1.2, len(TRIED))
+WORK: dict[str, Callable[[], object]] = {
+    "a ranking": lambda: rank(DOMAIN, SPACE, TimelineSimulator(), 10**9, 0, 8),
+    "digests": lambda: digests_of(DOMAIN, TRIED),
+    "a fit of costs": lambda: fit_costs(DOMAIN, TRIED, SECONDS),
+    "a correction of costs": lambda: recalibrated(DOMAIN, TRIED, SECONDS),
+    "learned predictions": lambda: gaussian_simulator().predict(DOMAIN, TRIED),
+    "a Gaussian process": lambda: gaussian_simulator().refit(DOMAIN, TRIED, SECONDS),
+    "trees": lambda: LearnedSimulator(TreesModel(0)).refit(DOMAIN, TRIED, SECONDS),
+    "a network": lambda: LearnedSimulator(NetworkModel()).refit(DOMAIN, TRIED, SECONDS),
+}
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_it_leaves_when_it_is_cancelled(name: str) -> None:
+    token = CancellationToken()
+    token.cancel("by hand")
+    with pytest.raises(Cancelled), cancelled_by(token):
+        WORK[name]()
