@@ -5,23 +5,26 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.staticfiles import StaticFiles
 
 from autosync.api.db.database import Database, connect
 from autosync.api.db.schema_migration import migrate
 from autosync.api.http import openapi, problems
 from autosync.api.http.body_limits import MAX_BODY_BYTES, BodyLimit
+from autosync.api.http.event_feed import EventFeed
 from autosync.api.http.page_templates import error_page
+from autosync.api.http.query_parameters import refuse_unknown_parameters
 from autosync.api.http.routes import (
     document_routes,
     pages,
+    runtime_routes,
     service_routes,
     simulator_routes,
     tuning_routes,
     version_routes,
 )
-from autosync.api.http.security import Access, Guard, access_on
+from autosync.api.http.security import OPEN_PATHS, Access, Guard, access_on
 
 STATIC = Path(__file__).parent / "static"
 GRACE_SECONDS = 3
@@ -36,18 +39,29 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
+        app.state.feed.close()
         database.close()
 
     app = FastAPI(title="AutoSync", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.database = database
-    routes = (document_routes, tuning_routes, version_routes, simulator_routes, service_routes)
-    for module in (*routes, pages):  # versions before the names of simulators
-        app.include_router(module.router)
+    app.state.feed = EventFeed(database)
+    routes = (  # versions before the names of simulators
+        document_routes,
+        tuning_routes,
+        version_routes,
+        simulator_routes,
+        runtime_routes,
+        service_routes,
+    )
+    for module in routes:
+        app.include_router(module.router, dependencies=[Depends(refuse_unknown_parameters)])
+    app.include_router(pages.router)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     problems.install(app, error_page)
-    openapi.install(app)
+    access = access or Access()
+    openapi.install(app, access.token is not None, OPEN_PATHS)
     app.add_middleware(BodyLimit, max_body_bytes=max_body_bytes)
-    app.add_middleware(Guard, access=access or Access())
+    app.add_middleware(Guard, access=access)
     return app
 
 

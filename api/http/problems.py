@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from sqlalchemy.exc import DatabaseError, OperationalError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from autosync.api.db.database_errors import database_trouble
 from autosync.api.http.schemas import Problem
@@ -23,6 +24,7 @@ REMEDIES = {
     405: "GET /docs lists the methods of each path.",
     413: "Graphs, clusters and trained simulators are uploaded, never a model's weights.",
 }
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 log = logging.getLogger(__name__)
 
 
@@ -115,6 +117,9 @@ def _invalid(request: Request, error: Exception) -> Response:
 
 def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["Allow"] = ", ".join(_allowed(request))
     return problem(
         error.status_code,
         {401: "Not authorized", 404: "Not found", 413: "Too large"}.get(
@@ -123,8 +128,20 @@ def _http(request: Request, error: Exception) -> Response:
         str(error.detail),
         thing=request.url.path,
         remedy=REMEDIES.get(error.status_code, ""),
-        headers=error.headers,
+        headers=headers,
     )
+
+
+def _allowed(request: Request) -> list[str]:
+    """The methods of the path, of all routes that lead there; the framework tells the first's."""
+    return [
+        method
+        for method in METHODS
+        if any(
+            route.matches({**request.scope, "method": method})[0] is Match.FULL
+            for route in request.app.routes
+        )
+    ]
 
 
 def _database(request: Request, error: Exception) -> Response:

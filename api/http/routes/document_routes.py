@@ -6,7 +6,8 @@ from fastapi import APIRouter, Response
 
 from autosync.api.db.document_store import store_cluster, store_graph
 from autosync.api.db.lookup import found
-from autosync.api.http.dependencies import Body, DatabaseDep, Id, Limit, Offset, Reading
+from autosync.api.http.dependencies import Body, Cursor, DatabaseDep, Id, Limit, Reading
+from autosync.api.http.entity_tags import FOREVER, UNCHANGED, SeenTags, tagged
 from autosync.api.http.openapi import DOCUMENTS, document_answer, posted, refusals, schema_of
 from autosync.api.http.schemas import StoredDocument
 from autosync.api.views import stored_documents
@@ -19,7 +20,7 @@ from autosync.graph import ModelGraph
 router = APIRouter(prefix="/v1", tags=["documents"])
 STORED: dict[int | str, dict[str, Any]] = {
     200: {"model": StoredDocument, "description": "It was here already."},
-    **refusals(413, 422),
+    **refusals(413),
 }
 
 
@@ -38,19 +39,19 @@ def post_graph(body: Body, database: DatabaseDep, response: Response) -> StoredD
     return _stored(response, f"/v1/graphs/{key}", key, graph.name, new)
 
 
-@router.get("/graphs", responses=refusals(422))
-def get_graphs(session: Reading, limit: Limit = 100, offset: Offset = 0) -> Graphs:
+@router.get("/graphs")
+def get_graphs(session: Reading, limit: Limit = 100, cursor: Cursor = None) -> Graphs:
     """Posted graphs, the newest first, and the bundled models."""
-    return stored_documents.graphs(session, limit, offset)
+    return stored_documents.graphs(session, limit, cursor)
 
 
 @router.get(
     "/graphs/{graph_id}",
     response_class=Response,
-    responses={**document_answer("ModelGraph", "The graph."), **refusals(404, 422)},
+    responses={**document_answer("ModelGraph", "The graph."), **UNCHANGED, **refusals(404)},
 )
-def get_graph(graph_id: Id, session: Reading) -> Response:
-    return _document(stored_documents.graph_document(session, graph_id))
+def get_graph(graph_id: Id, session: Reading, seen: SeenTags = None) -> Response:
+    return _document(stored_documents.graph_document(session, graph_id), seen)
 
 
 @router.post(
@@ -67,29 +68,29 @@ def post_cluster(body: Body, database: DatabaseDep, response: Response) -> Store
     return _stored(response, f"/v1/clusters/{key}", key, cluster.name, new)
 
 
-@router.get("/clusters", responses=refusals(422))
-def get_clusters(session: Reading, limit: Limit = 100, offset: Offset = 0) -> Clusters:
+@router.get("/clusters")
+def get_clusters(session: Reading, limit: Limit = 100, cursor: Cursor = None) -> Clusters:
     """Posted clusters, the newest first, and the bundled ones."""
-    return stored_documents.clusters(session, limit, offset)
+    return stored_documents.clusters(session, limit, cursor)
 
 
 @router.get(
     "/clusters/{cluster_id}",
     response_class=Response,
-    responses={**document_answer("Cluster", "The cluster."), **refusals(404, 422)},
+    responses={**document_answer("Cluster", "The cluster."), **UNCHANGED, **refusals(404)},
 )
-def get_cluster(cluster_id: Id, session: Reading) -> Response:
-    return _document(stored_documents.cluster_document(session, cluster_id))
+def get_cluster(cluster_id: Id, session: Reading, seen: SeenTags = None) -> Response:
+    return _document(stored_documents.cluster_document(session, cluster_id), seen)
 
 
 @router.get(
     "/strategies/{strategy_id}",
     response_class=Response,
-    responses={**document_answer("Strategy", "The strategy."), **refusals(404, 422)},
+    responses={**document_answer("Strategy", "The strategy."), **UNCHANGED, **refusals(404)},
 )
-def get_strategy(strategy_id: Id, session: Reading) -> Response:
+def get_strategy(strategy_id: Id, session: Reading, seen: SeenTags = None) -> Response:
     """A strategy that some tuning proposed."""
-    return _document(stored_documents.strategy_document(session, strategy_id))
+    return _document(stored_documents.strategy_document(session, strategy_id), seen)
 
 
 @router.get("/schemas")
@@ -98,7 +99,7 @@ def get_schemas() -> dict[str, str]:
     return {name: f"/v1/schemas/{name}" for name in DOCUMENTS}
 
 
-@router.get("/schemas/{name}", responses=refusals(404, 422))
+@router.get("/schemas/{name}", responses=refusals(404))
 def get_schema(name: Id) -> dict[str, Any]:
     known = name if name in DOCUMENTS else None
     remedy = f"There are: {', '.join(DOCUMENTS)}."
@@ -111,8 +112,8 @@ def _stored(response: Response, location: str, key: str, name: str, new: bool) -
     return StoredDocument(id=key, name=name, location=location)
 
 
-def _document(text: str) -> Response:
-    return Response(text, media_type="application/json")
+def _document(text: str, seen: str | None) -> Response:
+    return tagged(lambda: text, seen, cache=FOREVER)
 
 
 def _text(body: bytes) -> str:

@@ -11,7 +11,9 @@ import pytest
 from autosync.api.db import Database
 from autosync.api.engine.database_store import DatabaseStore
 from autosync.api.views import reports
-from autosync.api.views.exports import COLUMNS, bundle_document, runtimes_csv, runtimes_parquet
+from autosync.api.views.exports import bundle_document
+from autosync.api.views.runtime_rows import COLUMNS, RuntimeFilter
+from autosync.api.views.runtime_tables import runtimes_csv, runtimes_jsonl, runtimes_parquet
 from autosync.bundle import Bundle
 from autosync.documents import from_json
 from autosync.errors import NotFound, NotSupported
@@ -77,7 +79,7 @@ def test_runtimes_say_everything_about_every_trial(database: Database) -> None:
     tuning_id = finished(database, REQUEST)
     other = finished(database)
     rows = list(csv.DictReader(io.StringIO("".join(runtimes_csv(database)))))
-    table = pq.read_table(io.BytesIO(runtimes_parquet(database))).to_pylist()
+    table = pq.read_table(io.BytesIO(b"".join(runtimes_parquet(database)))).to_pylist()
     assert {row["tuning_id"] for row in rows} == {tuning_id, other}
     with database.reading() as session:
         trials = reports.trials(session, tuning_id).items
@@ -98,7 +100,7 @@ def test_runtimes_say_everything_about_every_trial(database: Database) -> None:
             assert row["phase"] == "confirm"
             assert from_json(MeasuredTimeline, row["timeline"]).clock == "shared"
     assert sum(row["timeline"] is not None for row in mine) == 4
-    assert list(runtimes_csv(database, "0" * 32)) == [
+    assert list(runtimes_csv(database, RuntimeFilter(domain="0" * 32))) == [
         "".join(runtimes_csv(database)).splitlines()[0] + "\r\n"
     ]
 
@@ -111,7 +113,7 @@ def test_a_name_is_no_formula_in_a_spreadsheet(sqlite: Database) -> None:
     rows = list(csv.DictReader(io.StringIO("".join(runtimes_csv(sqlite)))))
     assert {row["graph"][:2] for row in rows} == {"'=", "'+", "'-", "'@"}
     assert all(float(row["byte_scale"]) == 0.5 for row in rows)
-    plain = pq.read_table(io.BytesIO(runtimes_parquet(sqlite))).to_pylist()
+    plain = pq.read_table(io.BytesIO(b"".join(runtimes_parquet(sqlite)))).to_pylist()
     assert {row["graph"][0] for row in plain} == set("=+-@")
 
 
