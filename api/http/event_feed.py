@@ -48,6 +48,11 @@ class EventFeed:
         self.database = database
         self._followed: dict[str, _Followed] = {}
         self._poller: asyncio.Task[None] | None = None
+        self.polls = 0
+
+    def listeners(self, tuning_id: str) -> frozenset[Listener]:
+        followed = self._followed.get(tuning_id)
+        return frozenset(followed.listeners) if followed else frozenset()
 
     def listen(self, tuning_id: str, last: int) -> tuple[Listener, int]:
         """What comes after the event of the number that is returned. It is `last`, or what others
@@ -78,6 +83,7 @@ class EventFeed:
         while self._followed:
             asked = dict(self._followed)
             seen = {tuning_id: each.last for tuning_id, each in asked.items()}
+            self.polls += 1
             try:
                 found = await run_in_threadpool(news, self.database, seen)
             except Exception:  # the database is away: it may come back

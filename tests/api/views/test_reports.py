@@ -4,13 +4,14 @@ import csv
 import io
 import json
 from dataclasses import replace
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
 from autosync.api.db import Database
 from autosync.api.engine.database_store import DatabaseStore
-from autosync.api.views import reports
+from autosync.api.views import reports, runtime_rows, runtime_tables
 from autosync.api.views.exports import bundle_document
 from autosync.api.views.runtime_rows import COLUMNS, RuntimeFilter
 from autosync.api.views.runtime_tables import runtimes_csv, runtimes_jsonl, runtimes_parquet
@@ -103,6 +104,46 @@ def test_runtimes_say_everything_about_every_trial(database: Database) -> None:
     assert list(runtimes_csv(database, RuntimeFilter(domain="0" * 32))) == [
         "".join(runtimes_csv(database)).splitlines()[0] + "\r\n"
     ]
+
+
+def test_tables_agree_however_many_rows_are_read_at_once(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished(database, REQUEST)
+    finished(database)
+    expected = "".join(runtimes_csv(database))
+    monkeypatch.setattr(runtime_rows, "ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(runtime_tables, "ROW_GROUP_BYTES", 1)
+    assert "".join(runtimes_csv(database)) == expected
+    lines = [json.loads(line) for line in "".join(runtimes_jsonl(database)).splitlines()]
+    parts = list(runtimes_parquet(database))
+    assert len(parts) > 3
+    file = pq.ParquetFile(io.BytesIO(b"".join(parts)))
+    assert file.num_row_groups > 3
+    table = file.read().to_pylist()
+    for line, row in zip(lines, table, strict=True):
+        row.pop("timeline")
+        row["versions"] = json.loads(row["versions"])
+        assert line == row
+
+
+def test_runtimes_of_what_is_asked_for(database: Database) -> None:
+    mine, other = finished(database, REQUEST), finished(database)
+    with database.reading() as session:
+        trials = reports.trials(session, mine).items
+    moment = trials[3].created_at.timestamp()
+
+    def count(**only: Any) -> int:
+        return len("".join(runtimes_jsonl(database, RuntimeFilter(**only))).splitlines())
+
+    every, of_mine = count(), count(tuning=mine)
+    assert of_mine == len(trials)
+    assert count(tuning=other) == every - of_mine
+    assert count(graph="chain") == count(cluster="grid") == every
+    assert count(domain=REQUEST.domain.id) == every
+    assert count(graph="other") == count(cluster="other") == count(domain="0" * 32) == 0
+    assert 0 < count(since=moment) < every
+    assert count(since=moment) + count(until=moment) == every
 
 
 def test_a_name_is_no_formula_in_a_spreadsheet(sqlite: Database) -> None:
