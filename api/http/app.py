@@ -1,5 +1,6 @@
 """The service: REST API and dashboard over one database."""
 
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,9 +16,13 @@ from autosync.api.http.body_limits import MAX_BODY_BYTES, BodyLimit
 from autosync.api.http.event_feed import EventFeed
 from autosync.api.http.page_templates import error_page
 from autosync.api.http.query_parameters import refuse_unknown_parameters
+from autosync.api.http.request_log import RequestLog
+from autosync.api.http.request_metrics import RequestMetrics
 from autosync.api.http.routes import (
     document_routes,
+    metrics_routes,
     pages,
+    prediction_routes,
     runtime_routes,
     service_routes,
     simulator_routes,
@@ -45,16 +50,20 @@ def create_app(
     app = FastAPI(title="AutoSync", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.database = database
     app.state.feed = EventFeed(database)
+    app.state.metrics = RequestMetrics()
+    app.state.predicting = threading.Lock()
     routes = (  # versions before the names of simulators
         document_routes,
         tuning_routes,
         version_routes,
         simulator_routes,
         runtime_routes,
+        prediction_routes,
         service_routes,
     )
     for module in routes:
         app.include_router(module.router, dependencies=[Depends(refuse_unknown_parameters)])
+    app.include_router(metrics_routes.router)
     app.include_router(pages.router)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     problems.install(app, error_page)
@@ -62,6 +71,7 @@ def create_app(
     openapi.install(app, access.token is not None, OPEN_PATHS)
     app.add_middleware(BodyLimit, max_body_bytes=max_body_bytes)
     app.add_middleware(Guard, access=access)
+    app.add_middleware(RequestLog, metrics=app.state.metrics)
     return app
 
 

@@ -1,14 +1,19 @@
 """What routes ask for: the database, a transaction, a limited body, a page of a list."""
 
+import threading
 from collections.abc import Iterator
 from typing import Annotated
 
 from fastapi import Depends, Header, Path, Query, Request
 from sqlalchemy.orm import Session
+from starlette.exceptions import HTTPException
 
 from autosync.api.db.database import Database
 from autosync.api.http.event_feed import EventFeed
 from autosync.api.views.cursors import LONGEST_CURSOR
+
+
+RETRY_SECONDS = 5
 
 
 def database_of(request: Request) -> Database:
@@ -32,10 +37,24 @@ def _reading(database: DatabaseDep) -> Iterator[Session]:
         yield session
 
 
+def _one_at_a_time(request: Request) -> Iterator[None]:
+    """Predictions take seconds of all cores: who finds one under way is asked to come back."""
+    turn: threading.Lock = request.app.state.predicting
+    if not turn.acquire(blocking=False):
+        raise HTTPException(
+            429, "another prediction is under way here.", {"Retry-After": str(RETRY_SECONDS)}
+        )
+    try:
+        yield
+    finally:
+        turn.release()
+
+
 async def _body(request: Request) -> bytes:
     return await request.body()  # limited by `autosync.api.http.body_limits.BodyLimit`
 
 
+OneAtATime = Annotated[None, Depends(_one_at_a_time, scope="function")]
 Reading = Annotated[Session, Depends(_reading, scope="function")]
 Body = Annotated[bytes, Depends(_body)]
 Id = Annotated[str, Path(max_length=200)]

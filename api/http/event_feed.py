@@ -50,6 +50,11 @@ class EventFeed:
         self._poller: asyncio.Task[None] | None = None
         self.polls = 0
 
+    @property
+    def count(self) -> int:
+        """How many listen."""
+        return sum(len(each.listeners) for each in self._followed.values())
+
     def listeners(self, tuning_id: str) -> frozenset[Listener]:
         followed = self._followed.get(tuning_id)
         return frozenset(followed.listeners) if followed else frozenset()

@@ -22,6 +22,7 @@ REMEDIES = {
     401: "Send the header `Authorization: Bearer TOKEN`, or the token as a browser's password.",
     404: "GET /docs lists the paths there are.",
     405: "GET /docs lists the methods of each path.",
+    429: "Try again after the seconds that `Retry-After` says.",
     413: "Graphs, clusters and trained simulators are uploaded, never a model's weights.",
 }
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
@@ -122,7 +123,7 @@ def _http(request: Request, error: Exception) -> Response:
         headers["Allow"] = ", ".join(_allowed(request))
     return problem(
         error.status_code,
-        {401: "Not authorized", 404: "Not found", 413: "Too large"}.get(
+        {401: "Not authorized", 404: "Not found", 413: "Too large", 429: "Too many requests"}.get(
             error.status_code, "Refused"
         ),
         str(error.detail),
@@ -160,7 +161,8 @@ def _database(request: Request, error: Exception) -> Response:
 
 
 def _defect(request: Request, error: Exception) -> Response:
-    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    known_as = getattr(request.state, "request_id", "")
+    log.error("%s %s failed, %s", request.method, request.url.path, known_as, exc_info=error)
     return problem(
         500,
         "Defect",
