@@ -169,6 +169,7 @@ def _defect(request: Request, error: Exception) -> Response:
         f"unexpected {type(error).__name__}: this is a defect of autosync.",
         thing=request.url.path,
         remedy="The service's log has the traceback.",
+        headers={"X-Request-ID": known_as} if known_as else None,
     )
 
 

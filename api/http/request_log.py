@@ -44,6 +44,13 @@ class RequestLog:
 
         try:
             await self.app(scope, receive, noted)
+        except Exception:
+            if not status:  # the framework answers outside of us, by `problems`
+                status = 500
+                self.metrics.count(
+                    scope["method"], _path(scope), status, time.perf_counter() - began
+                )
+            raise
         finally:
             if log.isEnabledFor(logging.INFO):
                 log.info(json.dumps(_line(scope, request_id, status, time.perf_counter() - began)))
