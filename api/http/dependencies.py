@@ -12,7 +12,6 @@ from autosync.api.db.database import Database
 from autosync.api.http.event_feed import EventFeed
 from autosync.api.views.cursors import LONGEST_CURSOR
 
-
 RETRY_SECONDS = 5
 
 

@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -45,17 +45,27 @@ def runtimes_parquet(database: Database, only: RuntimeFilter = EVERYTHING) -> It
     columns_of = (*COLUMNS, TIMELINE)
     schema = pa.schema([pa.field(name, kind) for name, _, kind in columns_of])
     sink = PartsSink()
+    tables = (
+        pa.table(list(zip(*rows, strict=True)), schema=schema)
+        for rows in runtime_rows(database, only, columns_of)
+    )
     with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
-        waiting: list[Any] = []
-        for rows in runtime_rows(database, only, columns_of):
-            waiting.append(pa.table(list(zip(*rows, strict=True)), schema=schema))
-            if sum(table.nbytes for table in waiting) >= ROW_GROUP_BYTES:
-                writer.write_table(pa.concat_tables(waiting).combine_chunks())
-                waiting = []
-                yield sink.taken()
-        if waiting:
-            writer.write_table(pa.concat_tables(waiting).combine_chunks())
+        for group in row_groups(tables):
+            writer.write_table(group)
+            yield sink.taken()
     yield sink.taken()
+
+
+def row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Small tables joined to ones of ROW_GROUP_BYTES or a little more."""
+    waiting: list[pa.Table] = []
+    for table in tables:
+        waiting.append(table)
+        if sum(each.nbytes for each in waiting) >= ROW_GROUP_BYTES:
+            yield pa.concat_tables(waiting).combine_chunks()
+            waiting = []
+    if waiting:
+        yield pa.concat_tables(waiting).combine_chunks()
 
 
 class PartsSink(io.RawIOBase):

@@ -23,7 +23,6 @@ from autosync.api.views.document_schemas import (
 from autosync.cluster_file import bundled_clusters
 from autosync.models import BUNDLED
 
-
 Document = TypeVar("Document", GraphRow, ClusterRow)
 
 

@@ -80,7 +80,9 @@ class Followers:
 
     async def _listen(self, path: str, ready: asyncio.Event) -> None:
         reader, writer = await asyncio.open_connection(self.place.hostname, self.place.port)
-        request = f"GET {path} HTTP/1.1\r\nHost: {self.place.netloc}\r\nLast-Event-ID: {2**52}\r\n\r\n"
+        request = (
+            f"GET {path} HTTP/1.1\r\nHost: {self.place.netloc}\r\nLast-Event-ID: {2**52}\r\n\r\n"
+        )
         writer.write(request.encode())
         head = await reader.readuntil(b"\r\n\r\n")
         assert b" 200 " in head.split(b"\r\n")[0], head

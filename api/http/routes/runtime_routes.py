@@ -7,11 +7,14 @@ from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import StreamingResponse
 
 from autosync.api.http.dependencies import DatabaseDep
+from autosync.api.http.openapi import refusals
+from autosync.api.views.runtime_dataset import runtimes_zip
 from autosync.api.views.runtime_rows import RuntimeFilter
 from autosync.api.views.runtime_tables import runtimes_csv, runtimes_jsonl, runtimes_parquet
 
 router = APIRouter(prefix="/v1", tags=["runtimes"])
 PARQUET, JSONL = "application/vnd.apache.parquet", "application/jsonl"
+ZIP = "application/zip"
 ID, NAME = "^[0-9a-f]{32}$", r"^[^\x00-\x1f]{1,200}$"
 LATEST_SECONDS = 1e11
 """Of a moment, since 1970."""
@@ -61,6 +64,13 @@ def get_runtimes_jsonl(database: DatabaseDep, only: Only) -> StreamingResponse:
 def get_runtimes_parquet(database: DatabaseDep, only: Only) -> StreamingResponse:
     """The same as Parquet, with the timelines of those trials that recorded one."""
     return _attached(runtimes_parquet(database, only), PARQUET, "runtimes.parquet")
+
+
+@router.get("/runtimes.zip", response_class=Response, responses={**_answers(ZIP), **refusals(409)})
+def get_runtimes_zip(database: DatabaseDep, only: Only) -> StreamingResponse:
+    """The same as the folder that `autosync simulator train` reads, with the strategies and domains
+    themselves. Refused where times of one domain do not compare."""
+    return _attached(runtimes_zip(database, only), ZIP, "runtimes.zip")
 
 
 def _attached(

@@ -7,7 +7,15 @@ from fastapi.responses import StreamingResponse
 
 from autosync.api.engine import tuning_queue
 from autosync.api.engine.submission import enqueue
-from autosync.api.http.dependencies import Cursor, DatabaseDep, FeedDep, Id, LastEvent, Limit, Reading
+from autosync.api.http.dependencies import (
+    Cursor,
+    DatabaseDep,
+    FeedDep,
+    Id,
+    LastEvent,
+    Limit,
+    Reading,
+)
 from autosync.api.http.entity_tags import UNCHANGED, SeenTags, tag_of_ended, tagged
 from autosync.api.http.event_stream import stream
 from autosync.api.http.openapi import document_answer, refusals

@@ -20,9 +20,7 @@ router = APIRouter(prefix="/v1/simulators", tags=["simulators"])
 
 
 @router.get("/versions")
-def get_versions(
-    session: Reading, limit: Limit = 100, cursor: Cursor = None
-) -> SimulatorVersions:
+def get_versions(session: Reading, limit: Limit = 100, cursor: Cursor = None) -> SimulatorVersions:
     """Versions of the trained simulator, the newest first, and which is in use: what `learned`,
     `ensemble` and its members stand for."""
     return view.simulator_versions(session, limit, cursor)

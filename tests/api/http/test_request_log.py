@@ -20,9 +20,7 @@ def client(sqlite: Database) -> Iterator[TestClient]:
         yield client
 
 
-def test_a_request_is_known_by_its_id(
-    client: TestClient, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_request_is_known_by_its_id(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "autosync.requests")
     assert client.get("/v1/health", headers={"X-Request-ID": "of.a-proxy_1"}).headers[
         "x-request-id"
@@ -75,6 +73,4 @@ def test_numbers_to_watch(client: TestClient, sqlite: Database) -> None:
 def test_numbers_are_for_who_has_the_token(sqlite: Database) -> None:
     with TestClient(create_app(sqlite, Access("secret")), base_url="http://127.0.0.1") as client:
         assert client.get("/metrics").status_code == 401
-        assert (
-            client.get("/metrics", headers={"authorization": "Bearer secret"}).status_code == 200
-        )
+        assert client.get("/metrics", headers={"authorization": "Bearer secret"}).status_code == 200
