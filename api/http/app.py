@@ -14,6 +14,7 @@ from autosync.api.db.schema_migration import migrate
 from autosync.api.http import openapi, problems
 from autosync.api.http.body_limits import MAX_BODY_BYTES, BodyLimit
 from autosync.api.http.event_feed import EventFeed
+from autosync.api.http.http_protocol import ProblemProtocol
 from autosync.api.http.page_templates import error_page
 from autosync.api.http.query_parameters import refuse_unknown_parameters
 from autosync.api.http.request_log import RequestLog
@@ -93,5 +94,10 @@ def serve(
     migrate(url)
     app = create_app(connect(url), access)
     uvicorn.run(
-        app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=GRACE_SECONDS
+        app,
+        host=host,
+        port=port,
+        http=ProblemProtocol,
+        log_level="warning",
+        timeout_graceful_shutdown=GRACE_SECONDS,
     )

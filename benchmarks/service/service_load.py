@@ -132,8 +132,8 @@ def show_listeners(service: Service, database: Database, tuning_id: str, count: 
     low, high = np.percentile(late, [50, 95])
     print(
         f"\n{count} listeners: {len(late)} of {EVENTS * count} events told after {low:.2f} s "
-        f"(p50), {high:.2f} s (p95); the service used {silent:.1%} of a core while nothing happened, "
-        f"{busy:.1%} with two events a second"
+        f"(p50), {high:.2f} s (p95); the service used {silent:.1%} of a core while nothing "
+        f"happened, {busy:.1%} with two events a second"
     )
 
 

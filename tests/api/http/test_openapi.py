@@ -64,7 +64,7 @@ def try_boundaries(api: BaseSchema, operation: APIOperation[Any, Any, Any, Any])
 
 
 def validated(case: Case[Any]) -> None:
-    """Of a body, a schema cannot say all that a document must be: a variable that is used exists."""
+    """Of a body a schema cannot say all that must hold: that what it refers to exists."""
     beyond = [positive_data_acceptance] if case.operation.body else []
     case.call_and_validate(headers=RIGHT, excluded_checks=beyond)
 
