@@ -1,5 +1,6 @@
 """The service: REST API and dashboard over one database."""
 
+import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,7 +18,7 @@ from autosync.api.http.event_feed import EventFeed
 from autosync.api.http.http_protocol import ProblemProtocol
 from autosync.api.http.page_templates import error_page
 from autosync.api.http.query_parameters import refuse_unknown_parameters
-from autosync.api.http.request_log import RequestLog
+from autosync.api.http.request_log import RequestLog, show_requests
 from autosync.api.http.request_metrics import RequestMetrics
 from autosync.api.http.routes import (
     document_routes,
@@ -44,6 +45,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.openapi()  # made once, and not within the first request
         yield
         app.state.feed.close()
         database.close()
@@ -81,17 +83,21 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8080,
     access: Access | None = None,
+    log_requests: bool = False,
 ) -> None:
     """Migrate the database and serve until interrupted. Workers run elsewhere
     (`autosync.api.engine.queue_worker`).
 
-    access: by default whoever reaches a loopback address.
+    access: by default whoever reaches a loopback address. log_requests: a line of JSON for each
+    goes to stderr.
 
     Raises:
         InvalidInput: no access is given, and others can reach `host`.
     """
     access = access or access_on(host)
     migrate(url)
+    if log_requests:
+        show_requests(sys.stderr)
     app = create_app(connect(url), access)
     uvicorn.run(
         app,

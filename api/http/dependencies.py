@@ -14,8 +14,10 @@ from autosync.api.views.cursors import LONGEST_CURSOR
 
 RETRY_SECONDS = 5
 
+# What waits for nothing is `async`: the framework gives everything else to a thread of its own.
 
-def database_of(request: Request) -> Database:
+
+async def database_of(request: Request) -> Database:
     database: Database = request.app.state.database
     return database
 
@@ -23,7 +25,7 @@ def database_of(request: Request) -> Database:
 DatabaseDep = Annotated[Database, Depends(database_of)]
 
 
-def feed_of(request: Request) -> EventFeed:
+async def feed_of(request: Request) -> EventFeed:
     feed: EventFeed = request.app.state.feed
     return feed
 

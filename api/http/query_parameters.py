@@ -8,7 +8,7 @@ from fastapi import Request
 from autosync.errors import InvalidInput
 
 
-def refuse_unknown_parameters(request: Request) -> None:
+async def refuse_unknown_parameters(request: Request) -> None:
     """Of paths in the OpenAPI document, which says what each takes.
 
     Raises:

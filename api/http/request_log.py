@@ -5,6 +5,7 @@ import logging
 import re
 import time
 import uuid
+from typing import TextIO
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -54,6 +55,15 @@ class RequestLog:
         finally:
             if log.isEnabledFor(logging.INFO):
                 log.info(json.dumps(_line(scope, request_id, status, time.perf_counter() - began)))
+
+
+def show_requests(stream: TextIO) -> None:
+    """Write the lines there."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
 
 
 def _path(scope: Scope) -> str:
