@@ -134,7 +134,7 @@ def news(database: Database, seen: dict[str, int]) -> dict[str, list[FeedItem]]:
     with database.reading() as session:
         query = select(TuningRow.id, TuningRow.state, newest).where(TuningRow.id.in_(seen))
         found: dict[str, list[FeedItem]] = {}
-        for tuning_id, state, last in session.execute(query).tuples():
+        for tuning_id, state, last in session.execute(query):
             events = []
             if last is not None and last > seen[tuning_id]:
                 events = events_after(session, tuning_id, seen[tuning_id])

@@ -36,7 +36,7 @@ def ranked_strategies(
         query = query.where(tuple_(*_KEY) > tuple(key))
     if limit is not None:
         query = query.limit(limit + 1)
-    rows = session.execute(query).tuples().all()
+    rows = session.execute(query).all()
     shown, following = one_page(rows, limit, lambda row: (ahead + len(rows) - 1, *_key(row[0])))
     return RankedStrategies(
         tuning_id=tuning_id,
@@ -50,7 +50,7 @@ def ranked_strategies(
 def ranked_strategy(session: Session, tuning_id: str, strategy_id: str) -> RankedStrategy | None:
     """One of a tuning's strategies with its place in the ranking; None: it has not proposed it."""
     query = _of(tuning_id).where(StrategySummaryRow.strategy_id == strategy_id)
-    row = session.execute(query).tuples().first()
+    row = session.execute(query).first()
     if row is None:
         return None
     ahead = (
@@ -151,6 +151,6 @@ def _repeats(
         .where(ProposalRow.phase == "confirm", TrialRow.step_seconds > 0.0)
     )
     found: dict[str, dict[int, float]] = {}
-    for strategy_id, repeat, seconds in session.execute(query).tuples():
+    for strategy_id, repeat, seconds in session.execute(query):
         found.setdefault(strategy_id, {})[repeat] = seconds or 0.0
     return found

@@ -50,7 +50,7 @@ def tunings(
     if cursor:
         query = query.where(tuple_(*_NEWEST) < read_cursor(cursor, float, str))
     query = query.order_by(*(column.desc() for column in _NEWEST)).limit(limit + 1)
-    rows = session.execute(query).tuples().all()
+    rows = session.execute(query).all()
     shown, following = one_page(rows, limit, lambda row: (row[0].created_at, row[0].id))
     total = session.scalar(select(func.count()).select_from(TuningRow).where(*in_state)) or 0
     return Tunings(items=[_summary(*row) for row in shown], total=total, next=following)
@@ -144,7 +144,7 @@ def trials(
         query = query.where(TrialRow.position > position)
     if limit is not None:
         query = query.limit(limit + 1)
-    rows = session.execute(query).tuples().all()
+    rows = session.execute(query).all()
     shown, following = one_page(rows, limit, lambda row: (row[0].position,))
     return Trials(tuning_id=tuning_id, items=[_trial(*row) for row in shown], next=following)
 

@@ -20,7 +20,7 @@ class ServiceCounts:
 
 def service_counts(session: Session) -> ServiceCounts:
     query = select(TuningRow.state, func.count()).group_by(TuningRow.state)
-    found = dict(session.execute(query).tuples().all())
+    found = dict(session.execute(query).all())
     ready = readiness(session)
     return ServiceCounts(
         tunings={state: found.get(state, 0) for state in STATES},
