@@ -81,7 +81,7 @@ class Client:
     def _post(self, path: str, **body: Any) -> Any:
         return _checked(self.http.post(path, **body)).json()
 
-    def _get(self, path: str, schema: "type[Answer]", **query: object) -> "Answer":
+    def _get(self, path: str, schema: "type[Answer]", **query: str | int) -> "Answer":
         return schema.model_validate_json(_checked(self.http.get(path, params=query)).content)
 
     def _all(self, path: str, schema: "type[Listed]") -> "Listed":

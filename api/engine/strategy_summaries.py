@@ -53,15 +53,16 @@ def update_summary(session: Session, tuning_id: str, strategy_id: str) -> None:
 
 def _trials_of(session: Session, tuning_id: str, strategy_id: str) -> Sequence[Row[Any]]:
     """In the order of their proposals."""
+    columns: tuple[Any, ...] = (
+        ProposalRow.phase,
+        TrialRow.step_seconds,
+        TrialRow.iteration_seconds,
+        TrialRow.error_kind,
+        TrialRow.error_message,
+        TrialRow.timeline.is_not(None).label("recorded"),
+    )
     query = (
-        select(
-            ProposalRow.phase,
-            TrialRow.step_seconds,
-            TrialRow.iteration_seconds,
-            TrialRow.error_kind,
-            TrialRow.error_message,
-            TrialRow.timeline.is_not(None).label("recorded"),
-        )
+        select(*columns)
         .join(
             TrialRow,
             (TrialRow.tuning_id == ProposalRow.tuning_id) & (TrialRow.key == ProposalRow.key),

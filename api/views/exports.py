@@ -49,7 +49,7 @@ def _bundle_of(session: Session, tuning: TuningRow, strategy_id: str) -> str:
     evidence = Evidence(
         predicted_seconds=entry.predicted_seconds,
         step_seconds=entry.step_seconds,
-        ddp_step_seconds=ddp and ddp.step_seconds,
+        ddp_step_seconds=None if ddp is None else ddp.step_seconds,
         measured_on=measured_on(where, tuning.byte_scale, tuning.time_scale),
     )
     return to_json(make_bundle(strategy, load_domain(session, tuning.domain_id), evidence))

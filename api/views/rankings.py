@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Select, func, select, tuple_
+from sqlalchemy import Row, Select, func, select, tuple_
 from sqlalchemy.orm import Session
 
 from autosync.api.db.lookup import stored
@@ -72,9 +72,11 @@ def ddp_strategy(session: Session, tuning_id: str) -> StrategySummaryRow | None:
     return session.scalars(query.limit(1)).first()
 
 
-def _of(tuning_id: str) -> Select[tuple[StrategySummaryRow, str]]:
+def _of(tuning_id: str) -> Select[Any]:
+    """A summary and its words."""
+    columns: tuple[Any, ...] = (StrategySummaryRow, StrategyRow.words)
     return (
-        select(StrategySummaryRow, StrategyRow.words)
+        select(*columns)
         .join(StrategyRow, StrategyRow.hash == StrategySummaryRow.strategy_hash)
         .where(StrategySummaryRow.tuning_id == tuning_id)
     )
@@ -87,7 +89,7 @@ def _key(row: StrategySummaryRow) -> tuple[float, str, int]:
 def _ranked(
     session: Session,
     tuning_id: str,
-    rows: Sequence[tuple[StrategySummaryRow, str]],
+    rows: Sequence[Row[Any]],
     first_rank: int,
 ) -> list[RankedStrategy]:
     ddp = ddp_strategy(session, tuning_id)

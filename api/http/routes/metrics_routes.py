@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Request, Response
 
 from autosync.api.http.dependencies import FeedDep, Reading
-from autosync.api.http.request_metrics import TEXT_FORMAT, RequestMetrics, gauge_lines
+from autosync.api.http.request_metrics import TEXT_FORMAT, Labels, RequestMetrics, gauge_lines
 from autosync.api.views.service_counts import service_counts
 
 router = APIRouter(include_in_schema=False)
@@ -14,7 +14,7 @@ def get_metrics(request: Request, session: Reading, feed: FeedDep) -> Response:
     """Of the database, and of this process since it began."""
     found = service_counts(session)
     requests: RequestMetrics = request.app.state.metrics
-    by_state = {(("state", state),): float(count) for state, count in found.tunings.items()}
+    by_state: dict[Labels, float] = {(("state", state),): count for state, count in found.tunings.items()}
     lines = [
         *gauge_lines("autosync_tunings", "Tunings by state.", by_state),
         *gauge_lines("autosync_workers", "Workers that live.", {(): found.workers}),

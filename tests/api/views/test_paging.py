@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -89,7 +90,7 @@ def test_documents_and_trainings_come_in_pages(database: Database) -> None:
     )
     with database.reading() as session:
         for read in lists:
-            pages = whole(lambda cursor, read=read: read(session, 1, cursor))
+            pages = whole(partial(read, session, 1))
             assert all(len(page) <= 1 for page in pages)
 
 
