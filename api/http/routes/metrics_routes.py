@@ -14,7 +14,9 @@ def get_metrics(request: Request, session: Reading, feed: FeedDep) -> Response:
     """Of the database, and of this process since it began."""
     found = service_counts(session)
     requests: RequestMetrics = request.app.state.metrics
-    by_state: dict[Labels, float] = {(("state", state),): count for state, count in found.tunings.items()}
+    by_state: dict[Labels, float] = {
+        (("state", state),): count for state, count in found.tunings.items()
+    }
     lines = [
         *gauge_lines("autosync_tunings", "Tunings by state.", by_state),
         *gauge_lines("autosync_workers", "Workers that live.", {(): found.workers}),
