@@ -6,8 +6,9 @@ are measured meanwhile come at the end.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import eq, ge, lt
 from typing import Any
 
 import pyarrow as pa
@@ -123,12 +124,14 @@ def runtime_query(only: RuntimeFilter, columns: Sequence[Any]) -> Select[Any]:
         .join(GraphRow, GraphRow.id == DomainRow.graph_id)
         .join(ClusterRow, ClusterRow.id == DomainRow.cluster_id)
     )
-    wanted = (
-        (only.domain, TrialRow.domain_id == only.domain),
-        (only.tuning, TrialRow.tuning_id == only.tuning),
-        (only.graph, GraphRow.name == only.graph),
-        (only.cluster, ClusterRow.name == only.cluster),
-        (only.since, TrialRow.created_at >= only.since),
-        (only.until, TrialRow.created_at < only.until),
+    wanted: tuple[tuple[Any, Callable[[Any, Any], Any], Any], ...] = (
+        (TrialRow.domain_id, eq, only.domain),
+        (TrialRow.tuning_id, eq, only.tuning),
+        (GraphRow.name, eq, only.graph),
+        (ClusterRow.name, eq, only.cluster),
+        (TrialRow.created_at, ge, only.since),
+        (TrialRow.created_at, lt, only.until),
     )
-    return query.where(*(holds for given, holds in wanted if given is not None))
+    return query.where(
+        *(is_so(column, value) for column, is_so, value in wanted if value is not None)
+    )

@@ -59,15 +59,15 @@ def test_many_listeners_cost_what_one_costs(database: Database) -> None:
         await until_followed(feed, held.tuning_id, LISTENERS)
         polls = feed.polls
         with reads(database) as seen:
-            await asyncio.to_thread(store.report, waiting("one"))
-            await asyncio.to_thread(store.report, waiting("two"))
+            await asyncio.to_thread(store.report, waiting("first"))
+            await asyncio.to_thread(store.report, waiting("second"))
             await asyncio.to_thread(tuning_queue.end_cancelled, database, held)
             heard = await asyncio.gather(*everyone)
             return heard, len(seen), feed.polls - polls
 
     heard, read, polls = asyncio.run(follow())
     assert len({tuple(parts) for parts in heard}) == 1
-    assert [("before" in p, "one" in p, "two" in p) for p in heard[0]] == [
+    assert [("before" in p, "first" in p, "second" in p) for p in heard[0]] == [
         (True, False, False),
         (False, True, False),
         (False, False, True),
@@ -84,11 +84,11 @@ def test_who_comes_later_misses_nothing_and_hears_nothing_twice(database: Databa
         feed = EventFeed(database)
         early = asyncio.create_task(told(feed, held.tuning_id))
         await until_followed(feed, held.tuning_id, 1)
-        await asyncio.to_thread(store.report, waiting("one"))
+        await asyncio.to_thread(store.report, waiting("first"))
         late = asyncio.create_task(told(feed, held.tuning_id))
         beyond = asyncio.create_task(told(feed, held.tuning_id, 2**52))
         await until_followed(feed, held.tuning_id, 3)
-        await asyncio.to_thread(store.report, waiting("two"))
+        await asyncio.to_thread(store.report, waiting("second"))
         await asyncio.to_thread(tuning_queue.end_cancelled, database, held)
         return await early, await late, await beyond
 
