@@ -134,7 +134,11 @@ def _http(request: Request, error: Exception) -> Response:
 
 
 def _allowed(request: Request) -> list[str]:
-    """The methods of the path, of all routes that lead there; the framework tells the first's."""
+    """The methods of the path: as documented, or of all routes that lead there. The framework tells
+    those of the first."""
+    documented = request.app.openapi()["paths"].get(request.url.path)
+    if documented is not None:
+        return [method.upper() for method in documented]
     return [
         method
         for method in METHODS
