@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Row, Select, func, select, tuple_
+from sqlalchemy import Select, func, select, tuple_
 from sqlalchemy.orm import Session
 
 from autosync.api.db.lookup import stored
@@ -89,9 +89,10 @@ def _key(row: StrategySummaryRow) -> tuple[float, str, int]:
 def _ranked(
     session: Session,
     tuning_id: str,
-    rows: Sequence[Row[Any]],
+    rows: Sequence[Any],
     first_rank: int,
 ) -> list[RankedStrategy]:
+    """rows: of `_of`."""
     ddp = ddp_strategy(session, tuning_id)
     confirmed = [row.strategy_id for row, _ in rows if row.confirmed]
     repeats: dict[str, dict[int, float]] = {}

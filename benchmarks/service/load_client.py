@@ -34,7 +34,7 @@ async def _client(
     place = urlsplit(address)
     reader, writer = await asyncio.open_connection(place.hostname, place.port)
     await asyncio.sleep(pause_seconds * stagger)
-    answers = []
+    answers: list[Answer] = []
     try:
         while True:
             for path in paths:

@@ -42,6 +42,16 @@ SUMMARIES: dict[str, tuple[Any, bool]] = {
     "error": (sa.Text(), True),
 }
 """Type of each column, and whether it may be NULL."""
+PROPOSED = (
+    "strategy_id",
+    "strategy_hash",
+    "position",
+    "phase",
+    "origin",
+    "simulator",
+    "predicted_seconds",
+)
+TRIED = ("step_seconds", "iteration_seconds", "error_kind", "error_message", "launcher")
 
 
 def upgrade() -> None:
@@ -97,15 +107,14 @@ def _sum_up(connection: sa.Connection) -> None:
     summaries = sa.table("strategy_summaries", *columns)
     ran_on_of = sa.table("tunings", sa.column("id"), sa.column("ran_on", sa.JSON))
     both = (trials.c.tuning_id == proposals.c.tuning_id) & (trials.c.key == proposals.c.key)
+    read: list[Any] = [
+        *(proposals.c[name] for name in PROPOSED),
+        *(trials.c[name] for name in TRIED),
+        trials.c.position.label("tried"),
+        trials.c.timeline.is_not(None).label("recorded"),
+    ]
     query = (
-        sa.select(
-            proposals.c["strategy_id", "strategy_hash", "position", "phase", "origin"],
-            proposals.c["simulator", "predicted_seconds"],
-            trials.c["step_seconds", "iteration_seconds", "error_kind", "error_message"],
-            trials.c.launcher,
-            trials.c.position.label("tried"),
-            trials.c.timeline.is_not(None).label("recorded"),
-        )
+        sa.select(*read)
         .select_from(proposals.outerjoin(trials, both))
         .order_by(proposals.c.position)
     )
