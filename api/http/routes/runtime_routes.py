@@ -24,7 +24,7 @@ def _answers(media_type: str) -> dict[int | str, dict[str, Any]]:
     return {200: {"description": "A table, streamed.", "content": {media_type: {}}}}
 
 
-def _only(
+async def _only(
     domain: Annotated[str | None, Query(pattern=ID, description="Trials of this domain.")] = None,
     tuning: Annotated[str | None, Query(pattern=ID, description="Trials of this tuning.")] = None,
     graph: Annotated[str | None, Query(pattern=NAME, description="Graphs of this name.")] = None,

@@ -1,5 +1,6 @@
 """Requests have ids, lines of log and numbers."""
 
+import io
 import json
 import logging
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from autosync.api.db import Database
+from autosync.api.http import request_log
 from autosync.api.http.app import create_app
 from autosync.api.http.security import Access
 from tests.api.sample import finished
@@ -34,6 +36,18 @@ def test_a_request_is_known_by_its_id(client: TestClient, caplog: pytest.LogCapt
     ]
     assert lines[0]["path"] == "/v1/health"
     assert lines[0]["seconds"] > 0
+
+
+def test_lines_go_where_they_are_asked_for(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_tests = logging.Logger("requests")
+    monkeypatch.setattr(request_log, "log", of_tests)
+    stream = io.StringIO()
+    request_log.show_requests(stream)
+    client.get("/v1/ready")
+    (line,) = stream.getvalue().splitlines()
+    assert (json.loads(line)["path"], json.loads(line)["status"]) == ("/v1/ready", 503)
 
 
 def test_a_defect_is_found_by_the_id_of_its_request(
