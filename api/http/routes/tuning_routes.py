@@ -53,15 +53,16 @@ def post_tuning(body: TuningBody, database: DatabaseDep, response: Response) -> 
         return reports.tuning(session, tuning_id)
 
 
-@router.get("")
+@router.get("", response_model=Tunings, responses=UNCHANGED)
 def get_tunings(
     session: Reading,
     limit: Limit = 50,
     cursor: Cursor = None,
     state: Annotated[State | None, Query(description="Only those in this state.")] = None,
-) -> Tunings:
+    seen: SeenTags = None,
+) -> Response:
     """The newest first."""
-    return reports.tunings(session, limit, cursor, state)
+    return tagged(lambda: reports.tunings(session, limit, cursor, state).model_dump_json(), seen)
 
 
 @router.get("/{tuning_id}", response_model=Tuning, responses=READ)
