@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from autosync.api.views.tuning_schemas import RankedStrategies, Trials, Tuning
 
     Answer = TypeVar("Answer", bound=BaseModel)
+    Listed = TypeVar("Listed", RankedStrategies, Trials)
 
+PAGE = 500
+"""Rows that are asked for at a time: the most that the service gives."""
 EVENT_FIELDS = ("kind", "message", "done", "total", "best_seconds", "at")
 SILENCE_SECONDS = 60.0
 """The service comments on a silent stream every 15 s; after four of them missing it is gone."""
@@ -60,12 +63,12 @@ class Client:
     def strategies(self, tuning_id: str) -> "RankedStrategies":
         from autosync.api.views.tuning_schemas import RankedStrategies
 
-        return self._get(f"/v1/tunings/{tuning_id}/strategies", RankedStrategies)
+        return self._all(f"/v1/tunings/{tuning_id}/strategies", RankedStrategies)
 
     def trials(self, tuning_id: str) -> "Trials":
         from autosync.api.views.tuning_schemas import Trials
 
-        return self._get(f"/v1/tunings/{tuning_id}/trials", Trials)
+        return self._all(f"/v1/tunings/{tuning_id}/trials", Trials)
 
     def bundle(self, tuning_id: str) -> str:
         """The document that `autosync.distribute` applies."""
@@ -98,8 +101,17 @@ class Client:
     def _post(self, path: str, **body: Any) -> Any:
         return _checked(self.http.post(path, **body)).json()
 
-    def _get(self, path: str, schema: "type[Answer]") -> "Answer":
-        return schema.model_validate_json(_checked(self.http.get(path)).content)
+    def _get(self, path: str, schema: "type[Answer]", **query: str | int) -> "Answer":
+        return schema.model_validate_json(_checked(self.http.get(path, params=query)).content)
+
+    def _all(self, path: str, schema: "type[Listed]") -> "Listed":
+        """A whole list, page by page."""
+        whole = page = self._get(path, schema, limit=PAGE)
+        while page.next is not None:
+            page = self._get(path, schema, limit=PAGE, cursor=page.next)
+            whole.items += page.items
+        whole.next = None
+        return whole
 
 
 def _checked(response: httpx.Response) -> httpx.Response:

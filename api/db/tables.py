@@ -50,6 +50,7 @@ class Base(DeclarativeBase):
 
 class GraphRow(Base):
     __tablename__ = "graphs"
+    __table_args__ = (Index(None, "created_at", "id"),)
 
     id: Mapped[str] = mapped_column(Hash, primary_key=True)
     name: Mapped[str]
@@ -63,6 +64,7 @@ class GraphRow(Base):
 
 class ClusterRow(Base):
     __tablename__ = "clusters"
+    __table_args__ = (Index(None, "created_at", "id"),)
 
     id: Mapped[str] = mapped_column(Hash, primary_key=True)
     name: Mapped[str]
@@ -133,6 +135,7 @@ class SimulatorTrainingRow(Base):
     __table_args__ = (
         CheckConstraint(f"state in {TRAINING_STATES}", name="state"),
         Index(None, "state", "created_at"),
+        Index(None, "created_at", "id"),
     )
 
     id: Mapped[str] = mapped_column(Hash, primary_key=True)
@@ -202,6 +205,7 @@ class TuningRow(Base):
     client: who asked; empty where it was no request over HTTP. idempotency_key: of that request,
         with the digest of what it asked for.
     held_seconds: how long workers have had it; limit_seconds: the most, NULL where there is none.
+    ran_on: where its trials ran, in the launchers' words, in the order of their first trials.
     """
 
     __tablename__ = "tunings"
@@ -209,6 +213,7 @@ class TuningRow(Base):
         CheckConstraint(f"state in {STATES}", name="state"),
         Index(None, "state", "created_at"),
         Index("ix_tunings_client_idempotency_key", "client", "idempotency_key", unique=True),
+        Index(None, "created_at", "id"),
     )
 
     id: Mapped[str] = mapped_column(Hash, primary_key=True)
@@ -240,6 +245,7 @@ class TuningRow(Base):
     total: Mapped[int] = mapped_column(default=0)
     ranked: Mapped[int] = mapped_column(BigInteger, default=0)
     best_seconds: Mapped[float | None]
+    ran_on: Mapped[list[str]] = mapped_column(JSON, default=list)
     error: Mapped[str | None]
 
 
@@ -277,7 +283,10 @@ class OutcomeRow(Base):
 
 class ProposalRow(Base):
     __tablename__ = "proposals"
-    __table_args__ = (UniqueConstraint("tuning_id", "position"),)
+    __table_args__ = (
+        UniqueConstraint("tuning_id", "position"),
+        Index(None, "tuning_id", "strategy_id"),
+    )
 
     tuning_id: Mapped[str] = mapped_column(ForeignKey("tunings.id"), primary_key=True)
     key: Mapped[str] = mapped_column(String(200), primary_key=True)
@@ -305,12 +314,14 @@ class TrialRow(Base):
     __table_args__ = (
         ForeignKeyConstraint(["tuning_id", "key"], ["proposals.tuning_id", "proposals.key"]),
         UniqueConstraint("tuning_id", "position"),
+        Index(None, "created_at", "tuning_id", "position"),
+        Index(None, "domain_id", "created_at", "tuning_id", "position"),
     )
 
     tuning_id: Mapped[str] = mapped_column(Hash, primary_key=True)
     key: Mapped[str] = mapped_column(String(200), primary_key=True)
     position: Mapped[int]
-    domain_id: Mapped[str] = mapped_column(ForeignKey("domains.id"), index=True)
+    domain_id: Mapped[str] = mapped_column(ForeignKey("domains.id"))
     strategy_id: Mapped[str] = mapped_column(Hash, index=True)
     step_seconds: Mapped[float | None]
     spread: Mapped[float | None]
@@ -330,6 +341,38 @@ class TrialRow(Base):
     fence: Mapped[int] = mapped_column(BigInteger)
     worker: Mapped[str | None]
     created_at: Mapped[float] = mapped_column(default=now_seconds())
+
+
+class StrategySummaryRow(Base):
+    """A strategy of a tuning, summed up whenever it is proposed or tried (`strategy_summaries`),
+    so that a page of the ranking reads its own rows alone.
+
+    position: of its first proposal, which also says how it was predicted. step_seconds, spread: of
+    the iterations that decide: the confirmation's where there are any, else all. sort_seconds:
+    step_seconds, or infinite where there are none. search_seconds: median of the search's alone.
+    """
+
+    __tablename__ = "strategy_summaries"
+    __table_args__ = (
+        Index(None, "tuning_id", "sort_seconds", "origin", "position"),
+        Index(None, "tuning_id", "origin", "position"),
+    )
+
+    tuning_id: Mapped[str] = mapped_column(ForeignKey("tunings.id"), primary_key=True)
+    strategy_id: Mapped[str] = mapped_column(Hash, primary_key=True)
+    strategy_hash: Mapped[str] = mapped_column(ForeignKey("strategies.hash"))
+    position: Mapped[int]
+    origin: Mapped[str]
+    simulator: Mapped[str]
+    predicted_seconds: Mapped[float]
+    step_seconds: Mapped[float | None]
+    sort_seconds: Mapped[float]
+    spread: Mapped[float | None]
+    search_seconds: Mapped[float | None]
+    confirmed: Mapped[bool]
+    trials: Mapped[int]
+    recorded: Mapped[bool]
+    error: Mapped[str | None]
 
 
 class EventRow(Base):

@@ -17,6 +17,7 @@ from autosync.api.db.document_store import (
 )
 from autosync.api.db.tables import ACTIVE, EventRow, ProposalRow, TrialRow, TuningRow
 from autosync.api.engine.phases import PHASES
+from autosync.api.engine.strategy_summaries import add_summary, update_summary
 from autosync.documents import from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import AutosyncError, InvalidInput
@@ -63,20 +64,25 @@ class DatabaseStore:
     def propose(self, proposals: Sequence[Proposal]) -> None:
         with self._fenced() as (session, tuning):
             domain = self._domain = self._domain or load_domain(session, tuning.domain_id)
-            position = _count(session, ProposalRow, self.tuning_id)
+            position = _next_position(session, ProposalRow, self.tuning_id)
             for proposal in proposals:
                 strategy_hash = store_strategy(session, proposal.candidate.strategy, domain)
                 row = _proposal_columns(proposal, position, strategy_hash)
-                position += insert_new(session, ProposalRow, tuning_id=self.tuning_id, **row)
+                if insert_new(session, ProposalRow, tuning_id=self.tuning_id, **row):
+                    add_summary(session, self.tuning_id, strategy_hash, position, row)
+                    position += 1
 
     def record(self, result: TrialResult) -> None:
         with self._fenced() as (session, tuning):
             proposal = session.get(ProposalRow, (self.tuning_id, result.key))
             if proposal is None:
                 raise _refused(result.key, "is no proposal of this tuning")
-            position = _count(session, TrialRow, self.tuning_id)
+            position = _next_position(session, TrialRow, self.tuning_id)
             if not _insert_trial(session, tuning, proposal, position, result):
                 raise _refused(result.key, "is recorded already")
+            update_summary(session, self.tuning_id, proposal.strategy_id)
+            if result.launcher not in tuning.ran_on:
+                tuning.ran_on = [*tuning.ran_on, result.launcher]
 
     def out_of_time(self, phase: Phase) -> bool:
         """Whether workers have spent on the tuning what its operator allows a phase of it; the
@@ -243,9 +249,12 @@ def _insert_trial(
     )
 
 
-def _count(session: Session, table: type[ProposalRow] | type[TrialRow], tuning_id: str) -> int:
-    query = select(func.count()).select_from(table).where(table.tuning_id == tuning_id)
-    return session.scalar(query) or 0
+def _next_position(
+    session: Session, table: type[ProposalRow] | type[TrialRow], tuning_id: str
+) -> int:
+    """How many there are: positions have no gaps, and the last one is found by its index."""
+    last = session.scalar(select(func.max(table.position)).where(table.tuning_id == tuning_id))
+    return 0 if last is None else last + 1
 
 
 def _refused(key: str, why: str) -> InvalidInput:

@@ -110,11 +110,11 @@ def check_name(name: str) -> None:
 
 
 def list_simulators(
-    session: Session, limit: int = LISTED, offset: int = 0
+    session: Session, limit: int = LISTED, after: str = ""
 ) -> Sequence[SimulatorRow]:
-    """Without their cards and tensors, by name."""
-    query = select(SimulatorRow).order_by(SimulatorRow.name).limit(limit).offset(offset)
-    return session.scalars(query).all()
+    """Without their cards and tensors, by name. after: only names behind this one."""
+    query = select(SimulatorRow).where(SimulatorRow.name > after).order_by(SimulatorRow.name)
+    return session.scalars(query.limit(limit)).all()
 
 
 def simulator_of(

@@ -38,10 +38,14 @@ def version_in_use(session: Session) -> int:
     return row.number if row is not None and readable else BUNDLED_VERSION
 
 
-def versions(session: Session) -> Sequence[SimulatorVersionRow]:
-    """The newest first."""
-    newest = SimulatorVersionRow.number.desc()
-    return session.scalars(select(SimulatorVersionRow).order_by(newest)).all()
+def versions(
+    session: Session, limit: int | None = None, below: int | None = None
+) -> Sequence[SimulatorVersionRow]:
+    """The newest first. limit: how many; by default all. below: only numbers below this one."""
+    query = select(SimulatorVersionRow).order_by(SimulatorVersionRow.number.desc()).limit(limit)
+    if below is not None:
+        query = query.where(SimulatorVersionRow.number < below)
+    return session.scalars(query).all()
 
 
 def next_number(session: Session) -> int:

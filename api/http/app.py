@@ -1,11 +1,13 @@
 """The service: REST API and dashboard over one database."""
 
+import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.staticfiles import StaticFiles
 
 from autosync.api.db.database import Database, connect
@@ -13,16 +15,24 @@ from autosync.api.db.schema_migration import migrate
 from autosync.api.engine.service_limits import ServiceLimits
 from autosync.api.http import openapi, problems
 from autosync.api.http.body_limits import BodyLimit
+from autosync.api.http.event_feed import EventFeed
+from autosync.api.http.http_protocol import ProblemProtocol
 from autosync.api.http.page_templates import error_page
+from autosync.api.http.query_parameters import refuse_unknown_parameters
+from autosync.api.http.request_log import RequestLog, show_requests
+from autosync.api.http.request_metrics import RequestMetrics
 from autosync.api.http.routes import (
     document_routes,
+    metrics_routes,
     pages,
+    prediction_routes,
+    runtime_routes,
     service_routes,
     simulator_routes,
     tuning_routes,
     version_routes,
 )
-from autosync.api.http.security import Access, Guard, access_on
+from autosync.api.http.security import OPEN_PATHS, Access, Guard, access_on
 from autosync.api.http.uploads import Uploads
 
 STATIC = Path(__file__).parent / "static"
@@ -39,21 +49,38 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.openapi()  # made once, and not within the first request
         yield
+        app.state.feed.close()
         uploads.close()
         database.close()
 
     app = FastAPI(title="AutoSync", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.database = database
     app.state.uploads = uploads
-    routes = (document_routes, tuning_routes, version_routes, simulator_routes, service_routes)
-    for module in (*routes, pages):  # versions before the names of simulators
-        app.include_router(module.router)
+    app.state.feed = EventFeed(database)
+    app.state.metrics = RequestMetrics()
+    app.state.predicting = threading.Lock()
+    routes = (  # versions before the names of simulators
+        document_routes,
+        tuning_routes,
+        version_routes,
+        simulator_routes,
+        runtime_routes,
+        prediction_routes,
+        service_routes,
+    )
+    for module in routes:
+        app.include_router(module.router, dependencies=[Depends(refuse_unknown_parameters)])
+    app.include_router(metrics_routes.router)
+    app.include_router(pages.router)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     problems.install(app, error_page)
-    openapi.install(app)
+    access = access or Access()
+    openapi.install(app, access.token is not None, OPEN_PATHS)
     app.add_middleware(BodyLimit, limits=limits)
-    app.add_middleware(Guard, access=access or Access(), limits=limits)
+    app.add_middleware(Guard, access=access, limits=limits)
+    app.add_middleware(RequestLog, metrics=app.state.metrics)
     return app
 
 
@@ -63,18 +90,27 @@ def serve(
     port: int = 8080,
     access: Access | None = None,
     limits: ServiceLimits | None = None,
+    log_requests: bool = False,
 ) -> None:
     """Migrate the database and serve until interrupted. Workers run elsewhere
     (`autosync.api.engine.queue_worker`).
 
-    access: by default whoever reaches a loopback address.
+    access: by default whoever reaches a loopback address. log_requests: a line of JSON for each
+    goes to stderr.
 
     Raises:
         InvalidInput: no access is given, and others can reach `host`.
     """
     access = access or access_on(host)
     migrate(url)
+    if log_requests:
+        show_requests(sys.stderr)
     app = create_app(connect(url), access, limits)
     uvicorn.run(
-        app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=GRACE_SECONDS
+        app,
+        host=host,
+        port=port,
+        http=ProblemProtocol,
+        log_level="warning",
+        timeout_graceful_shutdown=GRACE_SECONDS,
     )

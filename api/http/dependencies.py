@@ -1,16 +1,24 @@
 """What routes ask for: the database, a transaction, a limited body, a page of a list."""
 
+import threading
 from collections.abc import Iterator
 from typing import Annotated
 
 from fastapi import Depends, Header, Path, Query, Request
 from sqlalchemy.orm import Session
+from starlette.exceptions import HTTPException
 
 from autosync.api.db.database import Database
+from autosync.api.http.event_feed import EventFeed
 from autosync.api.http.uploads import Uploads
+from autosync.api.views.cursors import LONGEST_CURSOR
+
+RETRY_SECONDS = 5
+
+# What waits for nothing is `async`: the framework gives everything else to a thread of its own.
 
 
-def database_of(request: Request) -> Database:
+async def database_of(request: Request) -> Database:
     database: Database = request.app.state.database
     return database
 
@@ -18,21 +26,42 @@ def database_of(request: Request) -> Database:
 DatabaseDep = Annotated[Database, Depends(database_of)]
 
 
+async def feed_of(request: Request) -> EventFeed:
+    feed: EventFeed = request.app.state.feed
+    return feed
+
+
+FeedDep = Annotated[EventFeed, Depends(feed_of)]
+
+
 def _reading(database: DatabaseDep) -> Iterator[Session]:
     with database.reading() as session:
         yield session
+
+
+def _one_at_a_time(request: Request) -> Iterator[None]:
+    """Predictions take seconds of all cores: who finds one under way is asked to come back."""
+    turn: threading.Lock = request.app.state.predicting
+    if not turn.acquire(blocking=False):
+        raise HTTPException(
+            429, "another prediction is under way here.", {"Retry-After": str(RETRY_SECONDS)}
+        )
+    try:
+        yield
+    finally:
+        turn.release()
 
 
 async def _body(request: Request) -> bytes:
     return await request.body()  # limited by `autosync.api.http.body_limits.BodyLimit`
 
 
-def uploads_of(request: Request) -> Uploads:
+async def uploads_of(request: Request) -> Uploads:
     uploads: Uploads = request.app.state.uploads
     return uploads
 
 
-def client_of(request: Request) -> str:
+async def client_of(request: Request) -> str:
     """Whose tunings these are: a token's name, or an address (`autosync.api.http.security`)."""
     return str(request.state.client)
 
@@ -49,10 +78,14 @@ IdempotencyKey = Annotated[
         description="Of your choice, one a request; sent again under it, it starts nothing new.",
     ),
 ]
+OneAtATime = Annotated[None, Depends(_one_at_a_time, scope="function")]
 Reading = Annotated[Session, Depends(_reading, scope="function")]
 Body = Annotated[bytes, Depends(_body)]
 Id = Annotated[str, Path(max_length=200)]
 Number = Annotated[int, Path(ge=0, lt=2**31, description="Of a version; 0 is the bundled one.")]
 Limit = Annotated[int, Query(ge=1, le=500, description="How many, at most.")]
-Offset = Annotated[int, Query(ge=0, lt=2**31, description="How many to skip.")]
+Cursor = Annotated[
+    str | None,
+    Query(max_length=LONGEST_CURSOR, description="`next` of the page before; none for the first."),
+]
 LastEvent = Annotated[int, Header(alias="Last-Event-ID", ge=0, lt=2**53)]

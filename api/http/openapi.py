@@ -1,5 +1,6 @@
 """The OpenAPI document, with the schemas of the documents that are posted raw."""
 
+from collections.abc import Collection
 from importlib.metadata import version
 from typing import Any
 
@@ -41,8 +42,37 @@ DESCRIPTION = """Give it a model and a cluster; it answers with the fastest exac
 replicas of a data-parallel training job in step, ranked and measured.
 
 Post a graph and a cluster (or name bundled ones), start a tuning, follow its events, fetch the
-ranked strategies and the bundle that a training script applies. Errors are
-`application/problem+json` and say what to do."""
+ranked strategies and the bundle that a training script applies.
+
+Errors are `application/problem+json` and say what to do. A query parameter that a path does not
+have is one (422); a method that it does not have is answered with 405 and `Allow`, an unknown path
+with 404. Lists come in pages: `next` of one is the `cursor` of the following one. An answer with an
+`ETag` is not sent again to who names it in `If-None-Match`."""
+TITLES = {
+    400: "No JSON",
+    401: "Not authorized: a token is missing or wrong",
+    403: "Unknown host, or a page of another site",
+    404: "Not found",
+    409: "Not possible",
+    413: "Too large",
+    422: "Invalid input",
+    429: "Too many requests",
+    500: "A defect of autosync",
+    503: "The database does not answer",
+}
+EVERYWHERE = (401, 403, 422, 429, 500, 503)
+WITH_BODY = (400, 413)
+RETRY_AFTER = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}}
+ANSWER_HEADERS = {
+    401: {"WWW-Authenticate": {"schema": {"type": "string"}}},
+    429: RETRY_AFTER,
+    503: RETRY_AFTER,
+}
+SCHEMES = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "basic": {"type": "http", "scheme": "basic", "description": "The token as the password."},
+}
+"""Where the service asks for a token."""
 
 
 def schema_of(name: str) -> dict[str, Any]:
@@ -64,30 +94,26 @@ def document_answer(name: str, description: str) -> dict[int | str, dict[str, An
 
 
 def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """`responses` of a route that refuses in these ways."""
+    """`responses` of a route that refuses in these ways; those that all routes share are added to
+    every one."""
     schema = {"$ref": "#/components/schemas/Problem"}
     content = {"application/problem+json": {"schema": schema}}
-    titles = {
-        400: "No JSON",
-        404: "Not found",
-        409: "Not possible",
-        413: "Too large",
-        422: "Invalid input",
-        429: "Too many requests",
-    }
-    return {status: {"description": titles[status], "content": content} for status in statuses}
+    return {status: {"description": TITLES[status], "content": content} for status in statuses}
 
 
-def install(app: FastAPI) -> None:
+def install(app: FastAPI, guarded: bool, open_paths: Collection[str]) -> None:
+    """guarded: whether a token is asked for, on all but the open paths."""
+
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = _build(app)
+            app.openapi_schema = _build(app, open_paths if guarded else None)
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]  # the framework's documented way
 
 
-def _build(app: FastAPI) -> dict[str, Any]:
+def _build(app: FastAPI, open_paths: Collection[str] | None) -> dict[str, Any]:
+    """open_paths: those without a token; None where none is asked for."""
     document = get_openapi(
         title="AutoSync", version=version("autosync"), description=DESCRIPTION, routes=app.routes
     )
@@ -99,4 +125,24 @@ def _build(app: FastAPI) -> dict[str, Any]:
         schemas[cls.__name__] = schema
     schemas.pop("HTTPValidationError", None)
     schemas.pop("ValidationError", None)
+    if open_paths is not None:
+        document["components"]["securitySchemes"] = SCHEMES
+        document["security"] = [{name: []} for name in SCHEMES]
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            _add_shared_refusals(operation)
+            if open_paths and path in open_paths:
+                operation["security"] = []
     return document
+
+
+def _add_shared_refusals(operation: dict[str, Any]) -> None:
+    statuses = (*EVERYWHERE, *(WITH_BODY if "requestBody" in operation else ()))
+    responses = operation["responses"]
+    responses.pop("422", None)  # the framework's own, in another form
+    for status, refusal in refusals(*statuses).items():
+        known = responses.setdefault(str(status), {"description": refusal["description"]})
+        known["content"] = {**known.get("content", {}), **refusal["content"]}
+    for status, headers in ANSWER_HEADERS.items():
+        responses[str(status)]["headers"] = headers
+    operation["responses"] = dict(sorted(responses.items()))

@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from sqlalchemy.exc import DatabaseError, OperationalError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from autosync.api.db.database_errors import database_trouble
 from autosync.api.engine.service_limits import TryLater
@@ -23,8 +24,10 @@ REMEDIES = {
     401: "Send the header `Authorization: Bearer TOKEN`, or the token as a browser's password.",
     404: "GET /docs lists the paths there are.",
     405: "GET /docs lists the methods of each path.",
+    429: "Try again after the seconds that `Retry-After` says.",
     413: "Graphs, clusters and trained simulators are uploaded, never a model's weights.",
 }
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 log = logging.getLogger(__name__)
 
 
@@ -126,16 +129,35 @@ def _invalid(request: Request, error: Exception) -> Response:
 
 def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["Allow"] = ", ".join(_allowed(request))
     return problem(
         error.status_code,
-        {401: "Not authorized", 404: "Not found", 413: "Too large"}.get(
+        {401: "Not authorized", 404: "Not found", 413: "Too large", 429: "Too many requests"}.get(
             error.status_code, "Refused"
         ),
         str(error.detail),
         thing=request.url.path,
         remedy=REMEDIES.get(error.status_code, ""),
-        headers=error.headers,
+        headers=headers,
     )
+
+
+def _allowed(request: Request) -> list[str]:
+    """The methods of the path: as documented, or of all routes that lead there. The framework tells
+    those of the first."""
+    documented = request.app.openapi()["paths"].get(request.url.path)
+    if documented is not None:
+        return [method.upper() for method in documented]
+    return [
+        method
+        for method in METHODS
+        if any(
+            route.matches({**request.scope, "method": method})[0] is Match.FULL
+            for route in request.app.routes
+        )
+    ]
 
 
 def _database(request: Request, error: Exception) -> Response:
@@ -154,13 +176,15 @@ def _database(request: Request, error: Exception) -> Response:
 
 
 def _defect(request: Request, error: Exception) -> Response:
-    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    known_as = getattr(request.state, "request_id", "")
+    log.error("%s %s failed, %s", request.method, request.url.path, known_as, exc_info=error)
     return problem(
         500,
         "Defect",
         f"unexpected {type(error).__name__}: this is a defect of autosync.",
         thing=request.url.path,
         remedy="The service's log has the traceback.",
+        headers={"X-Request-ID": known_as} if known_as else None,
     )
 
 

@@ -4,6 +4,7 @@ and documents have schemas of their own."""
 from pydantic import BaseModel
 
 from autosync.api.views.response_model import ResponseModel, State
+from autosync.strategy import Strategy
 
 
 class StoredDocument(ResponseModel):
@@ -17,6 +18,51 @@ class StoredDocument(ResponseModel):
 class CancelledTuning(ResponseModel):
     id: str
     state: State
+
+
+class PredictedStrategy(BaseModel):
+    """predicted_speedup: DDP's predicted time by this one's."""
+
+    rank: int
+    words: str
+    origin: str
+    predicted_seconds: float
+    predicted_speedup: float
+    strategy_id: str
+    strategy: Strategy
+
+
+class PredictedStrategies(BaseModel):
+    """The fastest first. Predictions rank; a tuning measures. limit_seconds: of an iteration, which
+    no strategy on this cluster beats."""
+
+    domain_id: str
+    simulator: str
+    proposals: int
+    ddp_seconds: float
+    limit_seconds: float
+    items: list[PredictedStrategy]
+
+
+class ComparedCluster(BaseModel):
+    """A cluster with its best strategy by prediction; samples_per_second: over all devices.
+    cost_per_million_samples: in the currency of `cost_per_hour`; null where none was given."""
+
+    cluster: str
+    world_size: int
+    predicted_seconds: float
+    ddp_seconds: float
+    words: str
+    samples_per_second: float
+    cost_per_million_samples: float | None
+
+
+class ComparedClusters(BaseModel):
+    """The cheapest first, where all have a cost; else the fastest."""
+
+    graph: str
+    simulator: str
+    items: list[ComparedCluster]
 
 
 class Problem(BaseModel):

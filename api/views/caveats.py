@@ -3,10 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session
-
-from autosync.api.db.tables import TrialRow
 from autosync.api.views.tuning_schemas import Tuning
 
 UNSHAPED = "unshaped links"
@@ -32,14 +28,13 @@ ESTIMATED = Caveat(
 )
 
 
-def caveats_of(session: Session, tunings: Sequence[Tuning]) -> dict[str, tuple[Caveat, ...]]:
+def caveats_of(tunings: Sequence[Tuning]) -> dict[str, tuple[Caveat, ...]]:
     """By the tuning's id."""
-    unshaped = _unshaped(session, [tuning.id for tuning in tunings])
     return {
         tuning.id: tuple(
             caveat
             for caveat, holds in (
-                (NOT_SHAPED, tuning.launcher == "local" or tuning.id in unshaped),
+                (NOT_SHAPED, tuning.launcher == "local" or _ran_unshaped(tuning)),
                 (ESTIMATED, tuning.profile_source == "estimated"),
             )
             if holds
@@ -48,7 +43,6 @@ def caveats_of(session: Session, tunings: Sequence[Tuning]) -> dict[str, tuple[C
     }
 
 
-def _unshaped(session: Session, tuning_ids: list[str]) -> set[str]:
-    """Tunings of which a trial ran over links that nobody shaped, wherever it was asked to run."""
-    query = select(TrialRow.tuning_id).where(TrialRow.launcher.contains(UNSHAPED))
-    return set(session.scalars(query.where(TrialRow.tuning_id.in_(tuning_ids)).distinct()))
+def _ran_unshaped(tuning: Tuning) -> bool:
+    """Whether a trial of it ran over links that nobody shaped, wherever it was asked to run."""
+    return any(UNSHAPED in launcher for launcher in tuning.ran_on)

@@ -1,6 +1,6 @@
 """Lists of what is stored: graphs, clusters, trained simulators."""
 
-from autosync.api.views.response_model import Moment, ResponseModel
+from autosync.api.views.response_model import Moment, Page, ResponseModel
 
 
 class GraphSummary(ResponseModel):
@@ -20,7 +20,7 @@ class BundledModel(ResponseModel):
     parameters: int
 
 
-class Graphs(ResponseModel):
+class Graphs(Page):
     items: list[GraphSummary]
     bundled: list[BundledModel]
 
@@ -33,7 +33,7 @@ class ClusterSummary(ResponseModel):
     created_at: Moment
 
 
-class Clusters(ResponseModel):
+class Clusters(Page):
     items: list[ClusterSummary]
     bundled: list[str]
 
@@ -54,6 +54,6 @@ class TrainedSimulator(ResponseModel):
     created_at: Moment
 
 
-class Simulators(ResponseModel):
+class Simulators(Page):
     items: list[TrainedSimulator]
     bundled: list[str]

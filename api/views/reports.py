@@ -1,12 +1,9 @@
 """Reading a tuning: its state, its ranked strategies and its trials. No documents are parsed."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from sqlalchemy import func, select
+from sqlalchemy import func, select, tuple_
 from sqlalchemy.orm import Session
 
 from autosync.api.db.clock import now_seconds
@@ -23,11 +20,11 @@ from autosync.api.db.tables import (
     TrialRow,
     TuningRow,
 )
+from autosync.api.views.cursors import one_page, read_cursor
+from autosync.api.views.rankings import ranked_strategies as ranked_strategies
 from autosync.api.views.response_model import ResponseModel
 from autosync.api.views.time_left import TimeLeft
 from autosync.api.views.tuning_schemas import (
-    RankedStrategies,
-    RankedStrategy,
     Trial,
     Trials,
     Tuning,
@@ -35,15 +32,31 @@ from autosync.api.views.tuning_schemas import (
     TuningResult,
     Tunings,
 )
-from autosync.search.loop.outcome import DDP, paired_speedup
+
+LATEST_EVENTS = 500
+"""So many tell how long a trial takes; a tuning may have ten thousands."""
 
 
-def tunings(session: Session, limit: int, offset: int) -> Tunings:
-    """The newest first."""
-    query = _SUMMARY.order_by(TuningRow.created_at.desc(), TuningRow.id)
-    rows = session.execute(query.limit(limit).offset(offset))
-    total = session.scalar(select(func.count()).select_from(TuningRow)) or 0
-    return Tunings(items=[_summary(*row) for row in rows], total=total)
+def tunings(
+    session: Session, limit: int, cursor: str | None = None, state: str | None = None
+) -> Tunings:
+    """The newest first. cursor: `next` of the page before. state: of these alone.
+
+    Raises:
+        InvalidInput: the cursor is none of this list.
+    """
+    in_state = () if state is None else (TuningRow.state == state,)
+    query = _SUMMARY.where(*in_state)
+    if cursor:
+        query = query.where(tuple_(*_NEWEST) < read_cursor(cursor, float, str))
+    query = query.order_by(*(column.desc() for column in _NEWEST)).limit(limit + 1)
+    rows = session.execute(query).all()
+    shown, following = one_page(rows, limit, lambda row: (row[0].created_at, row[0].id))
+    total = session.scalar(select(func.count()).select_from(TuningRow).where(*in_state)) or 0
+    return Tunings(items=[_summary(*row) for row in shown], total=total, next=following)
+
+
+_NEWEST = (TuningRow.created_at, TuningRow.id)
 
 
 def tuning(session: Session, tuning_id: str) -> Tuning:
@@ -55,8 +68,7 @@ def tuning(session: Session, tuning_id: str) -> Tuning:
 _SUMMARY = (
     select(TuningRow, DomainRow, GraphRow, ClusterRow, OutcomeRow, StrategyRow)
     .add_columns(
-        select(func.count())
-        .select_from(TrialRow)
+        select(func.coalesce(func.max(TrialRow.position) + 1, 0))  # positions have no gaps
         .where(TrialRow.tuning_id == TuningRow.id)
         .scalar_subquery()
     )
@@ -106,150 +118,59 @@ def _columns(row: Base, answer: type[ResponseModel]) -> dict[str, Any]:
     return {name: getattr(row, name) for name in names}
 
 
-@dataclass(frozen=True, slots=True)
-class _ProposalTrial:
-    """A proposal, and its trial if it has one; recorded: the trial holds a timeline."""
-
-    proposal: ProposalRow
-    words: str
-    trial: TrialRow | None
-    recorded: bool
-
-
-def ranked_strategies(session: Session, tuning_id: str) -> RankedStrategies:
-    """Every proposed strategy: measured ones first, the fastest on top, then those that wait or
-    failed. The same judgement as `autosync.search.loop.outcome.rank_measured`."""
-    row = stored(session, TuningRow, tuning_id, "tuning")
-    by_strategy: dict[str, list[_ProposalTrial]] = {}
-    for each in _proposals_with_trials(session, tuning_id):
-        by_strategy.setdefault(each.proposal.strategy_id, []).append(each)
-    ddp = next((group for group in by_strategy.values() if _is_ddp(group)), None)
-    entries = [_ranked_entry(group, ddp) for group in by_strategy.values()]
-    entries.sort(key=lambda e: (e["step_seconds"] is None, e["step_seconds"], e["origin"]))
-    return RankedStrategies(
-        tuning_id=tuning_id,
-        byte_scale=row.byte_scale,
-        time_scale=row.time_scale,
-        items=[RankedStrategy(rank=rank, **entry) for rank, entry in enumerate(entries, 1)],
-    )
-
-
 def time_left_words(session: Session, tuning: Tuning) -> str:
     """How long it still takes, as `TimeLeft` says it now."""
     left = TimeLeft(tuning.settings["budget"], tuning.settings["repeats"])
     query = select(EventRow.kind, EventRow.done, EventRow.total, EventRow.created_at)
-    for row in session.execute(query.where(EventRow.tuning_id == tuning.id).order_by(EventRow.id)):
+    newest = query.where(EventRow.tuning_id == tuning.id).order_by(EventRow.id.desc())
+    for row in reversed(session.execute(newest.limit(LATEST_EVENTS)).all()):
         left.see(*row)
     return left.words(session.scalars(select(now_seconds())).one())
 
 
-def trials(session: Session, tuning_id: str) -> Trials:
-    """Finished trials, oldest first."""
+def trials(
+    session: Session, tuning_id: str, limit: int | None = None, cursor: str | None = None
+) -> Trials:
+    """Finished trials, oldest first. limit: how many, at most; by default all. cursor: `next` of
+    the page before.
+
+    Raises:
+        NotFound: no such tuning. InvalidInput: the cursor is none of this list.
+    """
     stored(session, TuningRow, tuning_id, "tuning")
-    items = [
-        _trial(each, each.trial)
-        for each in _proposals_with_trials(session, tuning_id)
-        if each.trial is not None
-    ]
-    items.sort(key=lambda trial: trial.position)
-    return Trials(tuning_id=tuning_id, items=items)
+    query = _TRIALS.where(TrialRow.tuning_id == tuning_id).order_by(TrialRow.position)
+    if cursor:
+        (position,) = read_cursor(cursor, int)
+        query = query.where(TrialRow.position > position)
+    if limit is not None:
+        query = query.limit(limit + 1)
+    rows = session.execute(query).all()
+    shown, following = one_page(rows, limit, lambda row: (row[0].position,))
+    return Trials(tuning_id=tuning_id, items=[_trial(*row) for row in shown], next=following)
 
 
-def ran_on(session: Session, tuning_id: str) -> str:
-    """Where its trials ran, in the launchers' words; empty before the first."""
-    query = select(TrialRow.launcher).where(TrialRow.tuning_id == tuning_id)
-    return ", ".join(dict.fromkeys(session.scalars(query.order_by(TrialRow.position))))
-
-
-def _proposals_with_trials(session: Session, tuning_id: str) -> Sequence[_ProposalTrial]:
-    query = (
-        select(ProposalRow, StrategyRow.words, TrialRow, TrialRow.timeline.is_not(None))
-        .join(StrategyRow, StrategyRow.hash == ProposalRow.strategy_hash)
-        .outerjoin(
-            TrialRow,
-            (TrialRow.tuning_id == ProposalRow.tuning_id) & (TrialRow.key == ProposalRow.key),
-        )
-        .where(ProposalRow.tuning_id == tuning_id)
-        .order_by(ProposalRow.position)
+_TRIALS = (
+    select(TrialRow, ProposalRow, StrategyRow.words, TrialRow.timeline.is_not(None))
+    .join(
+        ProposalRow,
+        (ProposalRow.tuning_id == TrialRow.tuning_id) & (ProposalRow.key == TrialRow.key),
     )
-    return [_ProposalTrial(*row) for row in session.execute(query)]
+    .join(StrategyRow, StrategyRow.hash == ProposalRow.strategy_hash)
+)
 
 
-def _trial(of: _ProposalTrial, trial: TrialRow) -> Trial:
+def _trial(trial: TrialRow, proposal: ProposalRow, words: str, recorded: bool) -> Trial:
     return Trial.model_validate(
         {
-            **_columns(of.proposal, Trial),
+            **_columns(proposal, Trial),
             **_columns(trial, Trial),
-            "words": of.words,
-            "recorded": of.recorded,
+            "words": words,
+            "recorded": recorded,
             "versions": dict(trial.versions),
         }
     )
 
 
-def _ranked_entry(group: list[_ProposalTrial], ddp: list[_ProposalTrial] | None) -> dict[str, Any]:
-    """The fields of a `RankedStrategy` but its rank. group: all proposals of one strategy."""
-    first = group[0]
-    seconds, confirmed = _deciding_seconds(group)
-    low, median, high = np.percentile(seconds, [10, 50, 90]) if seconds else (0.0, 0.0, 0.0)
-    speedup = _speedup(ddp, group) if seconds and ddp and ddp is not group else None
-    errors = [each.trial for each in group if each.trial and each.trial.error_kind is not None]
-    return {
-        "strategy_id": first.proposal.strategy_id,
-        "words": first.words,
-        "origin": first.proposal.origin,
-        "simulator": first.proposal.simulator,
-        "predicted_seconds": first.proposal.predicted_seconds,
-        "step_seconds": float(median) if seconds else None,
-        "spread": float((high - low) / median) if seconds else None,
-        "speedup_low": speedup and speedup[0],
-        "speedup": speedup and speedup[1],
-        "speedup_high": speedup and speedup[2],
-        "confirmed": confirmed,
-        "is_ddp": _is_ddp(group),
-        "trials": sum(each.trial is not None for each in group),
-        "recorded": any(each.recorded for each in group),
-        "error": f"{errors[0].error_kind}: {errors[0].error_message}" if errors else None,
-    }
-
-
-def _deciding_seconds(group: list[_ProposalTrial]) -> tuple[list[float], bool]:
-    """The iteration seconds that count, and whether they are the confirmation's."""
-    measured = [(e.proposal.phase, e.trial) for e in group if e.trial and e.trial.step_seconds]
-    confirming = [trial for phase, trial in measured if phase == "confirm"]
-    deciding = confirming or [trial for _, trial in measured]
-    return [second for trial in deciding for second in trial.iteration_seconds], bool(confirming)
-
-
-def _speedup(
-    ddp: list[_ProposalTrial], group: list[_ProposalTrial]
-) -> tuple[float, float, float] | None:
-    """Repeat by repeat where both were confirmed, else of the medians (percentiles alike)."""
-    ours, theirs = _repeats(group), _repeats(ddp)
-    if both := sorted(ours.keys() & theirs.keys()):
-        return paired_speedup([theirs[i] for i in both], [ours[i] for i in both])
-    ddp_seconds, ddp_confirmed = _deciding_seconds(ddp)
-    if ddp_confirmed:
-        ddp_seconds = [
-            second
-            for each in ddp
-            if each.trial and each.proposal.phase == "search"
-            for second in each.trial.iteration_seconds
-        ]
-    if not ddp_seconds:
-        return None
-    ratio = float(np.median(ddp_seconds) / np.median(_deciding_seconds(group)[0]))
-    return ratio, ratio, ratio
-
-
-def _repeats(group: list[_ProposalTrial]) -> dict[int, float]:
-    """Step seconds by repeat of the confirmation."""
-    return {
-        each.proposal.round: each.trial.step_seconds
-        for each in group
-        if each.proposal.phase == "confirm" and each.trial and each.trial.step_seconds
-    }
-
-
-def _is_ddp(group: list[_ProposalTrial]) -> bool:
-    return group[0].proposal.origin == DDP
+def ran_on(session: Session, tuning_id: str) -> str:
+    """Where its trials ran, in the launchers' words; empty before the first."""
+    return ", ".join(stored(session, TuningRow, tuning_id, "tuning").ran_on)

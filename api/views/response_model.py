@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 State = Literal["queued", "running", "cancelling", "finished", "failed", "cancelled"]
 
@@ -18,3 +18,11 @@ Moment = Annotated[datetime, BeforeValidator(_moment)]
 
 class ResponseModel(BaseModel):
     model_config = ConfigDict(from_attributes=True)
+
+
+class Page(ResponseModel):
+    """A part of a list."""
+
+    next: str | None = Field(
+        None, description="The `cursor` of the page after this one; null on the last."
+    )

@@ -1,11 +1,12 @@
 """Versions of the trained simulator, read for answers and pages."""
 
-from sqlalchemy import select
+from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
 
 from autosync.api.db.lookup import not_found
 from autosync.api.db.tables import SimulatorRow, SimulatorTrainingRow, SimulatorVersionRow
 from autosync.api.engine.simulator_versions import version_in_use, versions
+from autosync.api.views.cursors import one_page, read_cursor
 from autosync.api.views.version_schemas import (
     SimulatorTraining,
     SimulatorTrainings,
@@ -14,17 +15,36 @@ from autosync.api.views.version_schemas import (
 )
 
 
-def simulator_versions(session: Session) -> SimulatorVersions:
-    """All of them, and which is in use."""
-    items = [_version(session, row) for row in versions(session)]
-    return SimulatorVersions(in_use=version_in_use(session), items=items)
+def simulator_versions(
+    session: Session, limit: int | None = None, cursor: str | None = None
+) -> SimulatorVersions:
+    """The newest first, and which is in use. limit: by default all. cursor: `next` of the page
+    before.
+
+    Raises:
+        InvalidInput: the cursor is none of this list.
+    """
+    below = read_cursor(cursor, int)[0] if cursor else None
+    found = versions(session, None if limit is None else limit + 1, below)
+    rows, following = one_page(found, limit, lambda row: (row.number,))
+    return SimulatorVersions(
+        in_use=version_in_use(session),
+        items=[_version(session, row) for row in rows],
+        next=following,
+    )
 
 
-def simulator_trainings(session: Session, limit: int, offset: int = 0) -> SimulatorTrainings:
-    """The newest first."""
-    row = SimulatorTrainingRow
-    query = select(row).order_by(row.created_at.desc(), row.id).limit(limit).offset(offset)
-    return SimulatorTrainings(items=[_training(session, each) for each in session.scalars(query)])
+def simulator_trainings(
+    session: Session, limit: int, cursor: str | None = None
+) -> SimulatorTrainings:
+    """The newest first; as `simulator_versions`."""
+    key = (SimulatorTrainingRow.created_at, SimulatorTrainingRow.id)
+    query = select(SimulatorTrainingRow).order_by(*(column.desc() for column in key))
+    if cursor:
+        query = query.where(tuple_(*key) < read_cursor(cursor, float, str))
+    found = session.scalars(query.limit(limit + 1)).all()
+    rows, following = one_page(found, limit, lambda row: (row.created_at, row.id))
+    return SimulatorTrainings(items=[_training(session, row) for row in rows], next=following)
 
 
 def simulator_training(session: Session, training_id: str) -> SimulatorTraining:

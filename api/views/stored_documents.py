@@ -1,12 +1,16 @@
 """Graphs, clusters, strategies and trained simulators: what is stored, beside what is bundled."""
 
-from sqlalchemy import select
+from collections.abc import Sequence
+from typing import TypeVar
+
+from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
 
 from autosync.api.db.lookup import found, stored
 from autosync.api.db.tables import ClusterRow, GraphRow, SimulatorRow, StrategyRow
 from autosync.api.engine.registry import SIMULATORS
 from autosync.api.engine.simulator_store import list_simulators
+from autosync.api.views.cursors import one_page, read_cursor
 from autosync.api.views.document_schemas import (
     BundledModel,
     Clusters,
@@ -19,34 +23,54 @@ from autosync.api.views.document_schemas import (
 from autosync.cluster_file import bundled_clusters
 from autosync.models import BUNDLED
 
+Document = TypeVar("Document", GraphRow, ClusterRow)
 
-def graphs(session: Session, limit: int, offset: int = 0) -> Graphs:
-    """Stored graphs, the newest first, and the bundled models."""
-    query = select(GraphRow).order_by(GraphRow.created_at.desc(), GraphRow.id)
-    rows = session.scalars(query.limit(limit).offset(offset))
+
+def graphs(session: Session, limit: int, cursor: str | None = None) -> Graphs:
+    """Stored graphs, the newest first, and the bundled models. cursor: `next` of the page before.
+
+    Raises:
+        InvalidInput: the cursor is none of this list.
+    """
+    rows, following = _newest(session, GraphRow, limit, cursor)
     return Graphs(
         items=[GraphSummary.model_validate(row) for row in rows],
         bundled=[BundledModel.model_validate(spec) for spec in BUNDLED.values()],
+        next=following,
     )
 
 
-def clusters(session: Session, limit: int, offset: int = 0) -> Clusters:
-    """Stored clusters, the newest first, and the bundled ones."""
-    query = select(ClusterRow).order_by(ClusterRow.created_at.desc(), ClusterRow.id)
-    rows = session.scalars(query.limit(limit).offset(offset))
+def clusters(session: Session, limit: int, cursor: str | None = None) -> Clusters:
+    """Stored clusters, the newest first, and the bundled ones; as `graphs`."""
+    rows, following = _newest(session, ClusterRow, limit, cursor)
     return Clusters(
         items=[ClusterSummary.model_validate(row) for row in rows],
         bundled=list(bundled_clusters()),
+        next=following,
     )
 
 
-def simulators(session: Session, limit: int, offset: int = 0) -> Simulators:
-    """Trained simulators by name, and the bundled ones."""
-    rows = list_simulators(session, limit, offset)
+def simulators(session: Session, limit: int, cursor: str | None = None) -> Simulators:
+    """Trained simulators by name, and the bundled ones; as `graphs`."""
+    after = read_cursor(cursor, str)[0] if cursor else ""
+    rows, following = one_page(
+        list_simulators(session, limit + 1, after), limit, lambda row: (row.name,)
+    )
     return Simulators(
         items=[TrainedSimulator.model_validate(row) for row in rows],
         bundled=list(SIMULATORS),
+        next=following,
     )
+
+
+def _newest(
+    session: Session, table: type[Document], limit: int, cursor: str | None
+) -> tuple[Sequence[Document], str | None]:
+    key = (table.created_at, table.id)
+    query = select(table).order_by(*(column.desc() for column in key)).limit(limit + 1)
+    if cursor:
+        query = query.where(tuple_(*key) < read_cursor(cursor, float, str))
+    return one_page(session.scalars(query).all(), limit, lambda row: (row.created_at, row.id))
 
 
 def simulator(session: Session, name: str) -> TrainedSimulator:

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from autosync.api.views.response_model import Moment, ResponseModel, State
+from autosync.api.views.response_model import Moment, Page, ResponseModel, State
 from autosync.trials.request_names import ComputeDevice, ComputeKind
 
 
@@ -57,6 +57,7 @@ class Tuning(ResponseModel):
     settings: dict[str, Any]
     progress: TuningProgress
     best_seconds: float | None = Field(description="Of the fastest trial so far.")
+    ran_on: list[str] = Field(description="Where its trials ran, in the launchers' words.")
     result: TuningResult | None
     error: str | None
     created_at: Moment
@@ -64,7 +65,7 @@ class Tuning(ResponseModel):
     finished_at: Moment | None
 
 
-class Tunings(ResponseModel):
+class Tunings(Page):
     items: list[Tuning]
     total: int
 
@@ -91,7 +92,7 @@ class RankedStrategy(ResponseModel):
     error: str | None
 
 
-class RankedStrategies(ResponseModel):
+class RankedStrategies(Page):
     tuning_id: str
     byte_scale: float
     time_scale: float
@@ -126,6 +127,6 @@ class Trial(ResponseModel):
     created_at: Moment
 
 
-class Trials(ResponseModel):
+class Trials(Page):
     tuning_id: str
     items: list[Trial]

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from autosync.api.views.response_model import Moment, ResponseModel
+from autosync.api.views.response_model import Moment, Page, ResponseModel
 
 
 class SimulatorVersion(ResponseModel):
@@ -26,7 +26,7 @@ class SimulatorVersion(ResponseModel):
     created_at: Moment
 
 
-class SimulatorVersions(ResponseModel):
+class SimulatorVersions(Page):
     """The newest first. in_use: 0 is the bundled one, which no list has."""
 
     in_use: int
@@ -47,5 +47,5 @@ class SimulatorTraining(ResponseModel):
     finished_at: Moment | None
 
 
-class SimulatorTrainings(ResponseModel):
+class SimulatorTrainings(Page):
     items: list[SimulatorTraining]

@@ -95,6 +95,20 @@ def test_a_tuning_from_before_there_were_versions_keeps_its_trials(empty_url: st
     assert len(source.trials.step_seconds) == len(sound) > 0
 
 
+def test_tunings_from_before_rankings_were_summed_up_rank_as_they_did(empty_url: str) -> None:
+    migrate(empty_url)
+    with opened(empty_url) as database:
+        tuning_id = finished(database, small_request(8))
+        with database.reading() as session:
+            before = reports.ranked_strategies(session, tuning_id)
+            ran_on = reports.tuning(session, tuning_id).ran_on
+        migrate(empty_url, "0006")
+        migrate(empty_url)
+        with database.reading() as session:
+            assert reports.ranked_strategies(session, tuning_id) == before
+            assert reports.tuning(session, tuning_id).ran_on == ran_on != []
+
+
 def test_processes_that_start_together_migrate_once(empty_url: str) -> None:
     code = f"from autosync.api.db import migrate; migrate({empty_url!r})"
     command = [sys.executable, "-c", code]

@@ -149,8 +149,8 @@ def _follow(client: "Client", tuning_id: str, budget: int) -> None:
 def _print(client: "Client", tuning_id: str, output: Path) -> None:
     from autosync.api.cli.tuning_report import print_results, print_two_lines
 
-    where = dict.fromkeys(trial.launcher for trial in client.trials(tuning_id).items)
-    print_results(client.tuning(tuning_id), client.strategies(tuning_id), ", ".join(where))
+    tuning = client.tuning(tuning_id)
+    print_results(tuning, client.strategies(tuning_id), ", ".join(tuning.ran_on))
     write_text(output, client.bundle(tuning_id))
     print_two_lines(output)
 

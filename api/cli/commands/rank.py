@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from autosync.simulator.simulator_contract import Simulator
 
 COLUMNS = ("", "alike", "strategy", "made by", "predicted ms", "times DDP", "GB a rank")
-SAMPLED = 64
-"""Sampled strategies that are listed at most, chosen to be unlike each other."""
 
 
 def rank(
@@ -84,19 +82,12 @@ def rank(
 def best_by_prediction(
     domain: "Domain", predictor: "Simulator", proposals: int, seed: int, quiet: bool = True
 ) -> "list[Candidate]":
-    """Hand-designed candidates and unlike ones of the fastest sampled, fastest first."""
+    """As `prediction_ranking.best_by_prediction`, with a bar."""
     from autosync.api.cli.progress import ranking_bar
-    from autosync.search.loop.proposing import known_designs, sampled
-    from autosync.search.loop.settings import Settings
-    from autosync.search.space import Space
+    from autosync.api.engine import prediction_ranking
 
-    space = Space()
-    settings = Settings(proposals=proposals, seed=seed, acquisition="prediction")
-    known = known_designs(domain, space, predictor)
-    seen = [candidate.strategy for candidate in known]
     with ranking_bar(quiet) as on_event:
-        drawn = sampled(domain, space, predictor, settings, 0, SAMPLED, seen, on_event)
-    return sorted(known + drawn, key=lambda candidate: candidate.predicted_seconds)
+        return prediction_ranking.best_by_prediction(domain, predictor, proposals, seed, on_event)
 
 
 def peak_bytes_of(domain: "Domain", candidates: "list[Candidate]") -> list[float]:

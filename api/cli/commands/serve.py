@@ -54,6 +54,10 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    log_requests: Annotated[
+        bool,
+        typer.Option("--log-requests", help="Write a line of JSON for each request to stderr."),
+    ] = False,
     prefix: Prefix = None,
     python: WorkerPython = None,
     ray_address: RayAddress = None,
@@ -90,4 +94,4 @@ def serve(
     unwind_on_sigterm()
     with started_workers(db, workers):
         say(f"[dim]{workers} worker{'' if workers == 1 else 's'}; Ctrl-C ends all[/]")
-        serve_until_interrupted(db, host, port, access, limits)
+        serve_until_interrupted(db, host, port, access, limits, log_requests)

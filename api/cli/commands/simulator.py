@@ -146,7 +146,7 @@ def versions(db: DatabaseUrl = DEFAULT_DATABASE, json: Json = False) -> None:
     with opened(db) as database, database.reading() as session:
         found = simulator_versions(session)
     if json:
-        print_json(found.model_dump(mode="json"))
+        print_json(found.model_dump(mode="json", exclude={"next"}))
         return
     columns = ("version", "", "held out", "before", "picks", "before", "trials")
     rows = [

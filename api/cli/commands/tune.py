@@ -289,8 +289,7 @@ def _report(database: "Database", tuning_id: str, output: Path, top: int, json: 
     with database.reading() as session:
         tuning = reports.tuning(session, tuning_id)
         ranked = reports.ranked_strategies(session, tuning_id)
-        where = dict.fromkeys(trial.launcher for trial in reports.trials(session, tuning_id).items)
-    measured_on = ", ".join(where)
+    measured_on = ", ".join(tuning.ran_on)
     if json:
         print_json(results_data(tuning, ranked, measured_on))
     else:

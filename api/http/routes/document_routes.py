@@ -5,7 +5,8 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from autosync.api.db.lookup import found
-from autosync.api.http.dependencies import Body, ClientName, Id, Limit, Offset, Reading, UploadsDep
+from autosync.api.http.dependencies import Body, ClientName, Cursor, Id, Limit, Reading, UploadsDep
+from autosync.api.http.entity_tags import FOREVER, UNCHANGED, SeenTags, tagged
 from autosync.api.http.openapi import DOCUMENTS, document_answer, posted, refusals, schema_of
 from autosync.api.http.schemas import StoredDocument
 from autosync.api.http.upload_storage import StoredRow
@@ -15,7 +16,7 @@ from autosync.api.views.document_schemas import Clusters, Graphs
 router = APIRouter(prefix="/v1", tags=["documents"])
 STORED: dict[int | str, dict[str, Any]] = {
     200: {"model": StoredDocument, "description": "It was here already."},
-    **refusals(413, 422, 429),
+    **refusals(413),
 }
 
 
@@ -33,19 +34,19 @@ def post_graph(
     return _stored(response, "/v1/graphs", uploads.graph(body, client))
 
 
-@router.get("/graphs", responses=refusals(422))
-def get_graphs(session: Reading, limit: Limit = 100, offset: Offset = 0) -> Graphs:
+@router.get("/graphs")
+def get_graphs(session: Reading, limit: Limit = 100, cursor: Cursor = None) -> Graphs:
     """Posted graphs, the newest first, and the bundled models."""
-    return stored_documents.graphs(session, limit, offset)
+    return stored_documents.graphs(session, limit, cursor)
 
 
 @router.get(
     "/graphs/{graph_id}",
     response_class=Response,
-    responses={**document_answer("ModelGraph", "The graph."), **refusals(404, 422)},
+    responses={**document_answer("ModelGraph", "The graph."), **UNCHANGED, **refusals(404)},
 )
-def get_graph(graph_id: Id, session: Reading) -> Response:
-    return _document(stored_documents.graph_document(session, graph_id))
+def get_graph(graph_id: Id, session: Reading, seen: SeenTags = None) -> Response:
+    return _document(stored_documents.graph_document(session, graph_id), seen)
 
 
 @router.post(
@@ -61,29 +62,29 @@ def post_cluster(
     return _stored(response, "/v1/clusters", uploads.cluster(body, client))
 
 
-@router.get("/clusters", responses=refusals(422))
-def get_clusters(session: Reading, limit: Limit = 100, offset: Offset = 0) -> Clusters:
+@router.get("/clusters")
+def get_clusters(session: Reading, limit: Limit = 100, cursor: Cursor = None) -> Clusters:
     """Posted clusters, the newest first, and the bundled ones."""
-    return stored_documents.clusters(session, limit, offset)
+    return stored_documents.clusters(session, limit, cursor)
 
 
 @router.get(
     "/clusters/{cluster_id}",
     response_class=Response,
-    responses={**document_answer("Cluster", "The cluster."), **refusals(404, 422)},
+    responses={**document_answer("Cluster", "The cluster."), **UNCHANGED, **refusals(404)},
 )
-def get_cluster(cluster_id: Id, session: Reading) -> Response:
-    return _document(stored_documents.cluster_document(session, cluster_id))
+def get_cluster(cluster_id: Id, session: Reading, seen: SeenTags = None) -> Response:
+    return _document(stored_documents.cluster_document(session, cluster_id), seen)
 
 
 @router.get(
     "/strategies/{strategy_id}",
     response_class=Response,
-    responses={**document_answer("Strategy", "The strategy."), **refusals(404, 422)},
+    responses={**document_answer("Strategy", "The strategy."), **UNCHANGED, **refusals(404)},
 )
-def get_strategy(strategy_id: Id, session: Reading) -> Response:
+def get_strategy(strategy_id: Id, session: Reading, seen: SeenTags = None) -> Response:
     """A strategy that some tuning proposed."""
-    return _document(stored_documents.strategy_document(session, strategy_id))
+    return _document(stored_documents.strategy_document(session, strategy_id), seen)
 
 
 @router.get("/schemas")
@@ -92,7 +93,7 @@ def get_schemas() -> dict[str, str]:
     return {name: f"/v1/schemas/{name}" for name in DOCUMENTS}
 
 
-@router.get("/schemas/{name}", responses=refusals(404, 422))
+@router.get("/schemas/{name}", responses=refusals(404))
 def get_schema(name: Id) -> dict[str, Any]:
     known = name if name in DOCUMENTS else None
     remedy = f"There are: {', '.join(DOCUMENTS)}."
@@ -106,5 +107,5 @@ def _stored(response: Response, path: str, row: StoredRow) -> StoredDocument:
     return StoredDocument(id=row.id, name=row.name, location=location)
 
 
-def _document(text: str) -> Response:
-    return Response(text, media_type="application/json")
+def _document(text: str, seen: str | None) -> Response:
+    return tagged(lambda: text, seen, cache=FOREVER)

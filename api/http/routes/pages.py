@@ -11,6 +11,7 @@ from autosync.api.engine.simulator_versions import promote
 from autosync.api.engine.training_queue import enqueue_training
 from autosync.api.http.dependencies import (
     ClientName,
+    Cursor,
     DatabaseDep,
     Id,
     Number,
@@ -21,9 +22,12 @@ from autosync.api.http.page_templates import show
 from autosync.api.http.tuning_body import TuningForm
 from autosync.api.views import reports, simulator_versions_view, stored_documents
 from autosync.api.views.caveats import caveats_of
+from autosync.api.views.rankings import ddp_strategy
 from autosync.errors import AutosyncError
 
 NEWEST = 50
+RANKED = 100
+"""Strategies on a page of the ranking."""
 SCALES = (
     ("", "automatic"),
     ("1", "1 (all bytes)"),
@@ -65,7 +69,7 @@ def start(
 
 @router.get("/tunings/{tuning_id}")
 def tuning_page(tuning_id: Id, request: Request, session: Reading) -> Response:
-    return show(request, "tuning.html", _tuning(session, tuning_id))
+    return show(request, "tuning.html", _with_ranking(session, tuning_id))
 
 
 @router.get("/tunings/{tuning_id}/live")
@@ -74,8 +78,10 @@ def live_fragment(tuning_id: Id, request: Request, session: Reading) -> Response
 
 
 @router.get("/tunings/{tuning_id}/ranked")
-def ranked_fragment(tuning_id: Id, request: Request, session: Reading) -> Response:
-    return show(request, "ranked.html", _tuning(session, tuning_id))
+def ranked_fragment(
+    tuning_id: Id, request: Request, session: Reading, cursor: Cursor = None
+) -> Response:
+    return show(request, "ranked.html", _with_ranking(session, tuning_id, cursor))
 
 
 @router.post("/tunings/{tuning_id}/cancel")
@@ -112,21 +118,25 @@ def docs(request: Request) -> Response:
 
 
 def _tuning(session: Session, tuning_id: str) -> dict[str, Any]:
-    ranked = reports.ranked_strategies(session, tuning_id)
     tuning = reports.tuning(session, tuning_id)
+    ddp = ddp_strategy(session, tuning_id)
     return {
         "tuning": tuning,
-        "ranked": ranked,
-        "ddp_seconds": next((row.step_seconds for row in ranked.items if row.is_ddp), None),
-        "ran_on": reports.ran_on(session, tuning_id) or tuning.launcher,
-        "caveats": caveats_of(session, [tuning])[tuning_id],
+        "ddp_seconds": ddp and ddp.step_seconds,
+        "ran_on": ", ".join(tuning.ran_on) or tuning.launcher,
+        "caveats": caveats_of([tuning])[tuning_id],
         "time_left": reports.time_left_words(session, tuning) if tuning.state == "running" else "",
     }
 
 
+def _with_ranking(session: Session, tuning_id: str, cursor: str | None = None) -> dict[str, Any]:
+    ranked = reports.ranked_strategies(session, tuning_id, RANKED, cursor)
+    return {**_tuning(session, tuning_id), "ranked": ranked, "cursor": cursor}
+
+
 def _tunings(session: Session) -> dict[str, Any]:
-    shown = reports.tunings(session, NEWEST, 0)
-    return {"tunings": shown, "caveats": caveats_of(session, shown.items)}
+    shown = reports.tunings(session, NEWEST)
+    return {"tunings": shown, "caveats": caveats_of(shown.items)}
 
 
 def _index(

@@ -5,7 +5,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, File, Response
 
 from autosync.api.engine.simulator_store import checkpoint_files, remove_simulator, store_simulator
-from autosync.api.http.dependencies import DatabaseDep, Id, Limit, Offset, Reading
+from autosync.api.http.dependencies import Cursor, DatabaseDep, Id, Limit, Reading
+from autosync.api.http.entity_tags import UNCHANGED, SeenTags, tagged
 from autosync.api.http.openapi import refusals
 from autosync.api.views import stored_documents
 from autosync.api.views.document_schemas import Simulators, TrainedSimulator
@@ -16,22 +17,24 @@ Card = Annotated[bytes, File(description="The checkpoint's .json.")]
 Weights = Annotated[bytes, File(description="The checkpoint's .safetensors.")]
 STORED: dict[int | str, dict[str, Any]] = {
     200: {"model": TrainedSimulator, "description": "It was here already."},
-    **refusals(400, 404, 409, 413, 422),
+    **refusals(400, 404, 409, 413),
 }
 CARD: dict[int | str, dict[str, Any]] = {
     200: {"description": "The card.", "content": {"application/json": {}}},
-    **refusals(404, 422),
+    **UNCHANGED,
+    **refusals(404),
 }
 WEIGHTS: dict[int | str, dict[str, Any]] = {
     200: {"description": "safetensors.", "content": {"application/octet-stream": {}}},
-    **refusals(404, 422),
+    **UNCHANGED,
+    **refusals(404),
 }
 
 
-@router.get("", responses=refusals(422))
-def get_simulators(session: Reading, limit: Limit = 100, offset: Offset = 0) -> Simulators:
+@router.get("")
+def get_simulators(session: Reading, limit: Limit = 100, cursor: Cursor = None) -> Simulators:
     """Trained simulators by name, and the bundled ones. A tuning takes any of them."""
-    return stored_documents.simulators(session, limit, offset)
+    return stored_documents.simulators(session, limit, cursor)
 
 
 @router.put("/{name}", status_code=201, responses=STORED)
@@ -48,19 +51,19 @@ def put_simulator(
 
 
 @router.get("/{name}", response_class=Response, responses=CARD)
-def get_card(name: Id, session: Reading) -> Response:
+def get_card(name: Id, session: Reading, seen: SeenTags = None) -> Response:
     """What it learned from, how well it ranks what it had not seen, and by which versions."""
-    return Response(checkpoint_files(session, name)[0], media_type="application/json")
+    return tagged(lambda: checkpoint_files(session, name)[0], seen)
 
 
 @router.get("/{name}/weights", response_class=Response, responses=WEIGHTS)
-def get_weights(name: Id, session: Reading) -> Response:
+def get_weights(name: Id, session: Reading, seen: SeenTags = None) -> Response:
     _, weights = checkpoint_files(session, name)
     headers = {"Content-Disposition": f'attachment; filename="{name}.safetensors"'}
-    return Response(weights, media_type="application/octet-stream", headers=headers)
+    return tagged(lambda: weights, seen, media_type="application/octet-stream", headers=headers)
 
 
-@router.delete("/{name}", status_code=204, responses=refusals(404, 409, 422))
+@router.delete("/{name}", status_code=204, responses=refusals(404, 409))
 def delete_simulator(name: Id, database: DatabaseDep) -> None:
     """Refused while a tuning that is not at its end uses it."""
     remove_simulator(database, name)

@@ -1,47 +1,55 @@
 """Tunings: start, follow, read, cancel."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from autosync.api.engine import tuning_queue
 from autosync.api.http.dependencies import (
     Body,
     ClientName,
+    Cursor,
     DatabaseDep,
+    FeedDep,
     Id,
     IdempotencyKey,
     LastEvent,
     Limit,
-    Offset,
     Reading,
     UploadsDep,
 )
+from autosync.api.http.entity_tags import UNCHANGED, SeenTags, tag_of_ended, tagged
 from autosync.api.http.event_stream import stream
 from autosync.api.http.openapi import document_answer, posted, refusals
 from autosync.api.http.schemas import CancelledTuning
 from autosync.api.views import reports
 from autosync.api.views.exports import bundle_document
+from autosync.api.views.response_model import State
 from autosync.api.views.timeline_schemas import Timeline
 from autosync.api.views.tuning_schemas import RankedStrategies, Trials, Tuning, Tunings
 
+StrategyId = Annotated[
+    str | None, Query(max_length=200, description="One of this tuning; by default its answer.")
+]
+
 router = APIRouter(prefix="/v1/tunings", tags=["tunings"])
-BUNDLE = {**document_answer("Bundle", "best.json"), **refusals(404, 409, 422)}
+BUNDLE = {**document_answer("Bundle", "best.json"), **UNCHANGED, **refusals(404, 409)}
+READ = {**UNCHANGED, **refusals(404)}
 TRACE: dict[int | str, dict[str, Any]] = {
     200: {"description": "Chrome trace.", "content": {"application/json": {}}},
-    **refusals(404, 422),
+    **READ,
 }
 EVENTS: dict[int | str, dict[str, Any]] = {
     200: {"description": "Server-sent events.", "content": {"text/event-stream": {}}},
-    **refusals(404, 422),
+    **refusals(404),
 }
 
 
 @router.post(
     "",
     status_code=202,
-    responses=refusals(404, 409, 413, 422, 429),
+    responses=refusals(404, 409),
     openapi_extra=posted("TuningBody", "application/json"),
 )
 def post_tuning(
@@ -59,31 +67,60 @@ def post_tuning(
         return reports.tuning(session, tuning_id)
 
 
-@router.get("", responses=refusals(422))
-def get_tunings(session: Reading, limit: Limit = 50, offset: Offset = 0) -> Tunings:
+@router.get("", response_model=Tunings, responses=UNCHANGED)
+def get_tunings(
+    session: Reading,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    state: Annotated[State | None, Query(description="Only those in this state.")] = None,
+    seen: SeenTags = None,
+) -> Response:
     """The newest first."""
-    return reports.tunings(session, limit, offset)
+    return tagged(lambda: reports.tunings(session, limit, cursor, state).model_dump_json(), seen)
 
 
-@router.get("/{tuning_id}", responses=refusals(404, 422))
-def get_tuning(tuning_id: Id, session: Reading) -> Tuning:
+@router.get("/{tuning_id}", response_model=Tuning, responses=READ)
+def get_tuning(tuning_id: Id, session: Reading, seen: SeenTags = None) -> Response:
     """State, progress and the best so far."""
-    return reports.tuning(session, tuning_id)
+    return tagged(lambda: reports.tuning(session, tuning_id).model_dump_json(), seen)
 
 
-@router.get("/{tuning_id}/strategies", responses=refusals(404, 422))
-def get_strategies(tuning_id: Id, session: Reading) -> RankedStrategies:
-    """Ranked: in words, predicted and measured."""
-    return reports.ranked_strategies(session, tuning_id)
+@router.get("/{tuning_id}/strategies", response_model=RankedStrategies, responses=READ)
+def get_strategies(
+    tuning_id: Id,
+    session: Reading,
+    request: Request,
+    limit: Limit = 100,
+    cursor: Cursor = None,
+    seen: SeenTags = None,
+) -> Response:
+    """Ranked: in words, predicted and measured. While the tuning runs, a strategy that is measured
+    between two pages may be on both or on neither."""
+
+    def page() -> str:
+        return reports.ranked_strategies(session, tuning_id, limit, cursor).model_dump_json()
+
+    return tagged(page, seen, tag_of_ended(session, tuning_id, request))
 
 
-@router.get("/{tuning_id}/trials", responses=refusals(404, 422))
-def get_trials(tuning_id: Id, session: Reading) -> Trials:
-    """Finished trials, oldest first."""
-    return reports.trials(session, tuning_id)
+@router.get("/{tuning_id}/trials", response_model=Trials, responses=READ)
+def get_trials(
+    tuning_id: Id,
+    session: Reading,
+    request: Request,
+    limit: Limit = 100,
+    cursor: Cursor = None,
+    seen: SeenTags = None,
+) -> Response:
+    """Finished trials, oldest first; later ones only come behind."""
+
+    def page() -> str:
+        return reports.trials(session, tuning_id, limit, cursor).model_dump_json()
+
+    return tagged(page, seen, tag_of_ended(session, tuning_id, request))
 
 
-@router.post("/{tuning_id}/cancel", responses=refusals(404, 409, 422))
+@router.post("/{tuning_id}/cancel", responses=refusals(404, 409))
 def cancel_tuning(tuning_id: Id, database: DatabaseDep) -> CancelledTuning:
     """What runs for it is broken off within two seconds. What was measured stays."""
     state = tuning_queue.cancel(database, tuning_id)
@@ -91,35 +128,55 @@ def cancel_tuning(tuning_id: Id, database: DatabaseDep) -> CancelledTuning:
 
 
 @router.get("/{tuning_id}/bundle", response_class=Response, responses=BUNDLE)
-def get_bundle(tuning_id: Id, session: Reading, strategy: str | None = None) -> Response:
+def get_bundle(
+    tuning_id: Id, session: Reading, strategy: StrategyId = None, seen: SeenTags = None
+) -> Response:
     """What `autosync.distribute` applies: the confirmed answer, or any strategy of the tuning."""
     headers = {"Content-Disposition": 'attachment; filename="best.json"'}
-    document = bundle_document(session, tuning_id, strategy)
-    return Response(document, media_type="application/json", headers=headers)
+    return tagged(lambda: bundle_document(session, tuning_id, strategy), seen, headers=headers)
 
 
-@router.get("/{tuning_id}/timeline", responses=refusals(404, 422))
-def get_timeline(tuning_id: Id, session: Reading, strategy: str | None = None) -> Timeline:
+@router.get("/{tuning_id}/timeline", response_model=Timeline, responses=READ)
+def get_timeline(
+    tuning_id: Id,
+    session: Reading,
+    request: Request,
+    strategy: StrategyId = None,
+    seen: SeenTags = None,
+) -> Response:
     """One iteration, message by message, predicted and measured: of the answer, or of any strategy
     of the tuning. The finalists and DDP are recorded."""
     from autosync.api.views import timeline_views  # loads numba: only when asked for
 
-    return timeline_views.timeline(session, tuning_id, strategy)
+    def document() -> str:
+        return timeline_views.timeline(session, tuning_id, strategy).model_dump_json()
+
+    return tagged(document, seen, tag_of_ended(session, tuning_id, request))
 
 
 @router.get("/{tuning_id}/trace", response_class=Response, responses=TRACE)
-def get_trace(tuning_id: Id, session: Reading, strategy: str | None = None) -> Response:
+def get_trace(
+    tuning_id: Id,
+    session: Reading,
+    request: Request,
+    strategy: StrategyId = None,
+    seen: SeenTags = None,
+) -> Response:
     """The same for ui.perfetto.dev and chrome://tracing."""
     from autosync.api.views import timeline_views  # loads numba: only when asked for
 
     headers = {"Content-Disposition": 'attachment; filename="trace.json"'}
-    document = timeline_views.trace(session, tuning_id, strategy)
-    return Response(document, media_type="application/json", headers=headers)
+    tag = tag_of_ended(session, tuning_id, request)
+    return tagged(
+        lambda: timeline_views.trace(session, tuning_id, strategy), seen, tag, headers=headers
+    )
 
 
 @router.get("/{tuning_id}/events", response_class=Response, responses=EVENTS)
-def get_events(tuning_id: Id, database: DatabaseDep, last: LastEvent = 0) -> StreamingResponse:
-    """Progress as it happens (`progress`), and the end (`end`). Goes on after `Last-Event-ID`."""
-    with database.reading() as session:
-        reports.tuning(session, tuning_id)
-    return StreamingResponse(stream(database, tuning_id, last), media_type="text/event-stream")
+def get_events(
+    tuning_id: Id, session: Reading, feed: FeedDep, last: LastEvent = 0
+) -> StreamingResponse:
+    """Progress as it happens (`progress`), and the end (`end`). Goes on after `Last-Event-ID`; a
+    comment every 15 s keeps a silent connection."""
+    reports.tuning(session, tuning_id)
+    return StreamingResponse(stream(feed, tuning_id, last), media_type="text/event-stream")

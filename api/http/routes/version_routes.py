@@ -4,7 +4,7 @@ from fastapi import APIRouter, Response
 
 from autosync.api.engine.simulator_versions import promote
 from autosync.api.engine.training_queue import enqueue_training
-from autosync.api.http.dependencies import DatabaseDep, Id, Limit, Number, Offset, Reading
+from autosync.api.http.dependencies import Cursor, DatabaseDep, Id, Limit, Number, Reading
 from autosync.api.http.openapi import refusals
 from autosync.api.views import simulator_versions_view as view
 from autosync.api.views.version_schemas import (
@@ -13,22 +13,25 @@ from autosync.api.views.version_schemas import (
     SimulatorVersions,
 )
 
+PROMOTED_SHOWN = 100
+"""Versions in the answer to a promotion, the newest first."""
+
 router = APIRouter(prefix="/v1/simulators", tags=["simulators"])
 
 
 @router.get("/versions")
-def get_versions(session: Reading) -> SimulatorVersions:
-    """Versions of the trained simulator, and which is in use: what `learned`, `ensemble` and its
-    members stand for."""
-    return view.simulator_versions(session)
+def get_versions(session: Reading, limit: Limit = 100, cursor: Cursor = None) -> SimulatorVersions:
+    """Versions of the trained simulator, the newest first, and which is in use: what `learned`,
+    `ensemble` and its members stand for."""
+    return view.simulator_versions(session, limit, cursor)
 
 
-@router.post("/versions/{number}/promote", responses=refusals(404, 409, 422))
+@router.post("/versions/{number}/promote", responses=refusals(404, 409))
 def post_promotion(number: Number, database: DatabaseDep) -> SimulatorVersions:
     """Use this version from now on; tunings that have begun keep theirs."""
     promote(database, number)
     with database.reading() as session:
-        return view.simulator_versions(session)
+        return view.simulator_versions(session, PROMOTED_SHOWN)
 
 
 @router.post("/trainings", status_code=202)
@@ -42,13 +45,13 @@ def post_training(database: DatabaseDep, response: Response) -> SimulatorTrainin
         return view.simulator_training(session, training_id)
 
 
-@router.get("/trainings", responses=refusals(422))
-def get_trainings(session: Reading, limit: Limit = 50, offset: Offset = 0) -> SimulatorTrainings:
+@router.get("/trainings")
+def get_trainings(session: Reading, limit: Limit = 50, cursor: Cursor = None) -> SimulatorTrainings:
     """The newest first."""
-    return view.simulator_trainings(session, limit, offset)
+    return view.simulator_trainings(session, limit, cursor)
 
 
-@router.get("/trainings/{training_id}", responses=refusals(404, 422))
+@router.get("/trainings/{training_id}", responses=refusals(404))
 def get_training(training_id: Id, session: Reading) -> SimulatorTraining:
     """How far it is, and what came of it."""
     return view.simulator_training(session, training_id)

@@ -121,14 +121,29 @@ function accuracy(ranked) {
   });
 }
 
+// Trials never change and only come behind: what was loaded stays, and the last page is asked again.
+const PAGE = 500;
+const trials = [];
+let lastPage = { cursor: "", first: 0 };
+async function loadTrials(get) {
+  for (;;) {
+    const { cursor, first } = lastPage;
+    const page = await get(`/trials?limit=${PAGE}${cursor && `&cursor=${cursor}`}`);
+    trials.splice(first, page.items.length, ...page.items);
+    if (!page.next) return;
+    lastPage = { cursor: page.next, first: first + page.items.length };
+  }
+}
+
 async function load() {
   const get = async (what) => {
     const answer = await fetch(`/v1/tunings/${id}${what}`);
     if (!answer.ok) throw new Error(`${what}: ${answer.status}`);
     return answer.json();
   };
-  const [tuning, trials, ranked] = await Promise.all([get(""), get("/trials"), get("/strategies")]);
-  convergence(trials.items, ranked.items);
+  const [tuning, ranked] = await Promise.all([get(""), get(`/strategies?limit=${PAGE}`)]);
+  await loadTrials(get);
+  convergence(trials, ranked.items);
   accuracy(ranked.items);
   offerTimelines(tuning, ranked.items);
 }

@@ -18,7 +18,7 @@ from autosync.api.engine.submission import enqueue, load_request
 from autosync.api.engine.tuning_request import TuningRequest, same_tuning
 from autosync.api.http.app import create_app
 from autosync.api.views import reports
-from autosync.api.views.exports import runtimes_parquet
+from autosync.api.views.runtime_tables import runtimes_parquet
 from autosync.cluster import MessageCost
 from autosync.documents import to_data, to_json
 from autosync.search.loop.settings import Settings
@@ -66,7 +66,7 @@ def test_a_tuning_measures_its_kernels_and_keeps_its_records(
     assert any("predicting from" in message for message in told)
     assert f"{ranks} ranks at once" in profile.note
     assert profile.forward_seconds != given.profile.forward_seconds
-    records = pq.read_table(io.BytesIO(runtimes_parquet(sqlite))).to_pylist()
+    records = pq.read_table(io.BytesIO(b"".join(runtimes_parquet(sqlite)))).to_pylist()
     assert len(records) >= 2
     for record in records:
         assert record["error"] is None

@@ -138,7 +138,7 @@ def test_over_rest_it_comes_back_to_the_byte(client: TestClient, lstm: Files) ->
     assert (status, stored["kind"], stored["trials"], stored["accuracy"]) == (201, "lstm", 60, 0.9)
     assert put(client, "five-clusters", lstm) == (200, stored)
     listed = client.get("/v1/simulators").json()
-    assert listed == {"items": [stored], "bundled": list(SIMULATORS)}
+    assert listed == {"items": [stored], "bundled": list(SIMULATORS), "next": None}
     assert {"learned", "ensemble", "trees", "lstm", "gat", "linear"} < SIMULATORS.keys()
     assert client.get("/v1/simulators/five-clusters").json() == json.loads(lstm[0])
     weights = client.get("/v1/simulators/five-clusters/weights")

@@ -1,7 +1,9 @@
 """Who is let in, what pages may load, and how much may be sent."""
 
+import json
 import socket
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -147,6 +149,18 @@ def test_requests_of_a_client_are_counted_wherever_they_come_from(sqlite: Databa
         answer = client.get("/v1/limits", headers=headers["sesame"])
         assert answer.status_code == 200
         assert answer.json()["requests"] == 1
+
+
+def test_what_is_no_http_is_refused_like_the_rest(sqlite_url: str) -> None:
+    with served(sqlite_url) as service:
+        place = urlsplit(service.address)
+        for sent in (b"garbage\r\n\r\n", b"GET / HTTP/1.1\r\nno header\r\n\r\n"):
+            with socket.create_connection((place.hostname, place.port), timeout=30) as raw:
+                raw.sendall(sent)
+                head, _, body = b"".join(iter(lambda: raw.recv(4096), b"")).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 400 ")
+            assert b"content-type: application/problem+json" in head.lower()
+            assert json.loads(body)["remedy"]
 
 
 def zeros(size_bytes: int) -> Iterator[bytes]:

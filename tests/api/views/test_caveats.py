@@ -13,7 +13,7 @@ REQUEST = small_request()
 
 def caveats(database: Database, tuning_id: str) -> tuple[Caveat, ...]:
     with database.reading() as session:
-        return caveats_of(session, [reports.tuning(session, tuning_id)])[tuning_id]
+        return caveats_of([reports.tuning(session, tuning_id)])[tuning_id]
 
 
 def measured(database: Database) -> str:

@@ -4,14 +4,17 @@ import csv
 import io
 import json
 from dataclasses import replace
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
 from autosync.api.db import Database
 from autosync.api.engine.database_store import DatabaseStore
-from autosync.api.views import reports
-from autosync.api.views.exports import COLUMNS, bundle_document, runtimes_csv, runtimes_parquet
+from autosync.api.views import reports, runtime_rows, runtime_tables
+from autosync.api.views.exports import bundle_document
+from autosync.api.views.runtime_rows import COLUMNS, RuntimeFilter
+from autosync.api.views.runtime_tables import runtimes_csv, runtimes_jsonl, runtimes_parquet
 from autosync.bundle import Bundle
 from autosync.documents import from_json
 from autosync.errors import NotFound, NotSupported
@@ -77,7 +80,7 @@ def test_runtimes_say_everything_about_every_trial(database: Database) -> None:
     tuning_id = finished(database, REQUEST)
     other = finished(database)
     rows = list(csv.DictReader(io.StringIO("".join(runtimes_csv(database)))))
-    table = pq.read_table(io.BytesIO(runtimes_parquet(database))).to_pylist()
+    table = pq.read_table(io.BytesIO(b"".join(runtimes_parquet(database)))).to_pylist()
     assert {row["tuning_id"] for row in rows} == {tuning_id, other}
     with database.reading() as session:
         trials = reports.trials(session, tuning_id).items
@@ -98,9 +101,49 @@ def test_runtimes_say_everything_about_every_trial(database: Database) -> None:
             assert row["phase"] == "confirm"
             assert from_json(MeasuredTimeline, row["timeline"]).clock == "shared"
     assert sum(row["timeline"] is not None for row in mine) == 4
-    assert list(runtimes_csv(database, "0" * 32)) == [
+    assert list(runtimes_csv(database, RuntimeFilter(domain="0" * 32))) == [
         "".join(runtimes_csv(database)).splitlines()[0] + "\r\n"
     ]
+
+
+def test_tables_agree_however_many_rows_are_read_at_once(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished(database, REQUEST)
+    finished(database)
+    expected = "".join(runtimes_csv(database))
+    monkeypatch.setattr(runtime_rows, "ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(runtime_tables, "ROW_GROUP_BYTES", 1)
+    assert "".join(runtimes_csv(database)) == expected
+    lines = [json.loads(line) for line in "".join(runtimes_jsonl(database)).splitlines()]
+    parts = list(runtimes_parquet(database))
+    assert len(parts) > 3
+    file = pq.ParquetFile(io.BytesIO(b"".join(parts)))
+    assert file.num_row_groups > 3
+    table = file.read().to_pylist()
+    for line, row in zip(lines, table, strict=True):
+        row.pop("timeline")
+        row["versions"] = json.loads(row["versions"])
+        assert line == row
+
+
+def test_runtimes_of_what_is_asked_for(database: Database) -> None:
+    mine, other = finished(database, REQUEST), finished(database)
+    with database.reading() as session:
+        trials = reports.trials(session, mine).items
+    moment = trials[3].created_at.timestamp()
+
+    def count(**only: Any) -> int:
+        return len("".join(runtimes_jsonl(database, RuntimeFilter(**only))).splitlines())
+
+    every, of_mine = count(), count(tuning=mine)
+    assert of_mine == len(trials)
+    assert count(tuning=other) == every - of_mine
+    assert count(graph="chain") == count(cluster="grid") == every
+    assert count(domain=REQUEST.domain.id) == every
+    assert count(graph="other") == count(cluster="other") == count(domain="0" * 32) == 0
+    assert 0 < count(since=moment) < every
+    assert count(since=moment) + count(until=moment) == every
 
 
 def test_a_name_is_no_formula_in_a_spreadsheet(sqlite: Database) -> None:
@@ -111,7 +154,7 @@ def test_a_name_is_no_formula_in_a_spreadsheet(sqlite: Database) -> None:
     rows = list(csv.DictReader(io.StringIO("".join(runtimes_csv(sqlite)))))
     assert {row["graph"][:2] for row in rows} == {"'=", "'+", "'-", "'@"}
     assert all(float(row["byte_scale"]) == 0.5 for row in rows)
-    plain = pq.read_table(io.BytesIO(runtimes_parquet(sqlite))).to_pylist()
+    plain = pq.read_table(io.BytesIO(b"".join(runtimes_parquet(sqlite)))).to_pylist()
     assert {row["graph"][0] for row in plain} == set("=+-@")
 
 

@@ -1,0 +1,159 @@
+"""The ranked strategies of a tuning, a page at a time, from what `strategy_summaries` keeps."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Select, func, select, tuple_
+from sqlalchemy.orm import Session
+
+from autosync.api.db.lookup import stored
+from autosync.api.db.tables import ProposalRow, StrategyRow, StrategySummaryRow, TrialRow, TuningRow
+from autosync.api.views.cursors import one_page, read_cursor
+from autosync.api.views.tuning_schemas import RankedStrategies, RankedStrategy
+from autosync.search.loop.outcome import DDP, paired_speedup
+
+Speedup = tuple[float, float, float]
+"""Percentile 10, median, percentile 90 of DDP's time by a strategy's."""
+_KEY = (StrategySummaryRow.sort_seconds, StrategySummaryRow.origin, StrategySummaryRow.position)
+
+
+def ranked_strategies(
+    session: Session, tuning_id: str, limit: int | None = None, cursor: str | None = None
+) -> RankedStrategies:
+    """Proposed strategies: measured ones first, the fastest on top, then those that wait or
+    failed. The same judgement as `autosync.search.loop.outcome.rank_measured`.
+
+    limit: how many, at most; by default all. cursor: `next` of the page before.
+
+    Raises:
+        NotFound: no such tuning. InvalidInput: the cursor is none of this list.
+    """
+    tuning = stored(session, TuningRow, tuning_id, "tuning")
+    query = _of(tuning_id).order_by(*_KEY)
+    ahead = 0
+    if cursor:
+        ahead, *key = read_cursor(cursor, int, float, str, int)
+        query = query.where(tuple_(*_KEY) > tuple(key))
+    if limit is not None:
+        query = query.limit(limit + 1)
+    rows = session.execute(query).all()
+    shown, following = one_page(rows, limit, lambda row: (ahead + len(rows) - 1, *_key(row[0])))
+    return RankedStrategies(
+        tuning_id=tuning_id,
+        byte_scale=tuning.byte_scale,
+        time_scale=tuning.time_scale,
+        items=_ranked(session, tuning_id, shown, ahead + 1),
+        next=following,
+    )
+
+
+def ranked_strategy(session: Session, tuning_id: str, strategy_id: str) -> RankedStrategy | None:
+    """One of a tuning's strategies with its place in the ranking; None: it has not proposed it."""
+    query = _of(tuning_id).where(StrategySummaryRow.strategy_id == strategy_id)
+    row = session.execute(query).first()
+    if row is None:
+        return None
+    ahead = (
+        select(func.count())
+        .select_from(StrategySummaryRow)
+        .where(StrategySummaryRow.tuning_id == tuning_id, tuple_(*_KEY) < _key(row[0]))
+    )
+    (ranked,) = _ranked(session, tuning_id, [row], 1 + (session.scalar(ahead) or 0))
+    return ranked
+
+
+def ddp_strategy(session: Session, tuning_id: str) -> StrategySummaryRow | None:
+    """torch's own DDP, as this tuning proposed it; None before it did."""
+    query = (
+        select(StrategySummaryRow)
+        .where(StrategySummaryRow.tuning_id == tuning_id, StrategySummaryRow.origin == DDP)
+        .order_by(StrategySummaryRow.position)
+    )
+    return session.scalars(query.limit(1)).first()
+
+
+def _of(tuning_id: str) -> Select[Any]:
+    """A summary and its words."""
+    columns: tuple[Any, ...] = (StrategySummaryRow, StrategyRow.words)
+    return (
+        select(*columns)
+        .join(StrategyRow, StrategyRow.hash == StrategySummaryRow.strategy_hash)
+        .where(StrategySummaryRow.tuning_id == tuning_id)
+    )
+
+
+def _key(row: StrategySummaryRow) -> tuple[float, str, int]:
+    return row.sort_seconds, row.origin, row.position
+
+
+def _ranked(
+    session: Session,
+    tuning_id: str,
+    rows: Sequence[Any],
+    first_rank: int,
+) -> list[RankedStrategy]:
+    """rows: of `_of`."""
+    ddp = ddp_strategy(session, tuning_id)
+    confirmed = [row.strategy_id for row, _ in rows if row.confirmed]
+    repeats: dict[str, dict[int, float]] = {}
+    if ddp and ddp.confirmed and confirmed:
+        repeats = _repeats(session, tuning_id, [ddp.strategy_id, *confirmed])
+    return [
+        RankedStrategy.model_validate(
+            {
+                **_columns(row),
+                **_speedup(row, ddp, repeats),
+                "rank": rank,
+                "words": words,
+                "is_ddp": row.origin == DDP,
+            }
+        )
+        for rank, (row, words) in enumerate(rows, first_rank)
+    ]
+
+
+def _columns(row: StrategySummaryRow) -> dict[str, Any]:
+    names = RankedStrategy.model_fields.keys() & row.__table__.columns.keys()
+    return {name: getattr(row, name) for name in names}
+
+
+def _speedup(
+    row: StrategySummaryRow, ddp: StrategySummaryRow | None, repeats: dict[str, dict[int, float]]
+) -> dict[str, float | None]:
+    """Over DDP: repeat by repeat where both were confirmed, else of the medians of the search
+    (percentiles alike)."""
+    low, median, high = _percentiles(row, ddp, repeats) or (None, None, None)
+    return {"speedup_low": low, "speedup": median, "speedup_high": high}
+
+
+def _percentiles(
+    row: StrategySummaryRow, ddp: StrategySummaryRow | None, repeats: dict[str, dict[int, float]]
+) -> Speedup | None:
+    if ddp is None or row.strategy_id == ddp.strategy_id or row.step_seconds is None:
+        return None
+    ours, theirs = repeats.get(row.strategy_id, {}), repeats.get(ddp.strategy_id, {})
+    if both := sorted(ours.keys() & theirs.keys()):
+        return paired_speedup([theirs[i] for i in both], [ours[i] for i in both])
+    if ddp.search_seconds is None:
+        return None
+    ratio = ddp.search_seconds / row.step_seconds
+    return ratio, ratio, ratio
+
+
+def _repeats(
+    session: Session, tuning_id: str, strategy_ids: list[str]
+) -> dict[str, dict[int, float]]:
+    """Step seconds by strategy and repeat of the confirmation."""
+    query = (
+        select(ProposalRow.strategy_id, ProposalRow.round, TrialRow.step_seconds)
+        .join(
+            TrialRow,
+            (TrialRow.tuning_id == ProposalRow.tuning_id) & (TrialRow.key == ProposalRow.key),
+        )
+        .where(ProposalRow.tuning_id == tuning_id, ProposalRow.strategy_id.in_(strategy_ids))
+        .where(ProposalRow.phase == "confirm", TrialRow.step_seconds > 0.0)
+    )
+    found: dict[str, dict[int, float]] = {}
+    for strategy_id, repeat, seconds in session.execute(query):
+        found.setdefault(strategy_id, {})[repeat] = seconds or 0.0
+    return found

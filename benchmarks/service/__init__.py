@@ -1,0 +1,1 @@
+"""The service under load, over a database of many trials."""

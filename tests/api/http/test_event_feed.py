@@ -1,0 +1,170 @@
+"""Everyone who follows a tuning hears of it, and the database is asked once for all."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from autosync.api.db import Database
+from autosync.api.engine import tuning_queue
+from autosync.api.http import event_feed
+from autosync.api.http.event_feed import EventFeed
+from autosync.api.http.event_stream import stream
+from tests.api.sample import claimed, finished, small_request, waiting
+
+REQUEST = small_request()
+LISTENERS = 100
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_feed, "POLL_SECONDS", 0.02)
+
+
+@contextmanager
+def reads(database: Database) -> Iterator[list[str]]:
+    """Statements that read events."""
+    seen: list[str] = []
+
+    def note(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        if "FROM events" in statement:
+            seen.append(statement)
+
+    event.listen(database.engine, "before_cursor_execute", note)
+    try:
+        yield seen
+    finally:
+        event.remove(database.engine, "before_cursor_execute", note)
+
+
+async def told(feed: EventFeed, tuning_id: str, last: int = 0) -> list[str]:
+    return [part async for part in stream(feed, tuning_id, last)]
+
+
+async def until_followed(feed: EventFeed, tuning_id: str, count: int) -> None:
+    while len(feed.listeners(tuning_id)) < count:
+        await asyncio.sleep(0.01)
+
+
+def test_many_listeners_cost_what_one_costs(database: Database) -> None:
+    held, store = claimed(database, REQUEST)
+    store.report(waiting("before"))
+
+    async def follow() -> tuple[list[list[str]], int, int]:
+        feed = EventFeed(database)
+        everyone = [asyncio.create_task(told(feed, held.tuning_id)) for _ in range(LISTENERS)]
+        await until_followed(feed, held.tuning_id, LISTENERS)
+        polls = feed.polls
+        with reads(database) as seen:
+            await asyncio.to_thread(store.report, waiting("first"))
+            await asyncio.to_thread(store.report, waiting("second"))
+            await asyncio.to_thread(tuning_queue.end_cancelled, database, held)
+            heard = await asyncio.gather(*everyone)
+            return heard, len(seen), feed.polls - polls
+
+    heard, read, polls = asyncio.run(follow())
+    assert len({tuple(parts) for parts in heard}) == 1
+    messages = [json.loads(part.split("data: ")[1])["message"] for part in heard[0][:-1]]
+    assert messages == ["before", "first", "second"]
+    assert heard[0][-1].startswith("event: end")
+    assert 3 <= read <= 2 * (polls + 1)
+
+
+def test_who_comes_later_misses_nothing_and_hears_nothing_twice(database: Database) -> None:
+    held, store = claimed(database, REQUEST)
+
+    async def follow() -> tuple[list[str], list[str], list[str]]:
+        feed = EventFeed(database)
+        early = asyncio.create_task(told(feed, held.tuning_id))
+        await until_followed(feed, held.tuning_id, 1)
+        await asyncio.to_thread(store.report, waiting("first"))
+        late = asyncio.create_task(told(feed, held.tuning_id))
+        beyond = asyncio.create_task(told(feed, held.tuning_id, 2**52))
+        await until_followed(feed, held.tuning_id, 3)
+        await asyncio.to_thread(store.report, waiting("second"))
+        await asyncio.to_thread(tuning_queue.end_cancelled, database, held)
+        return await early, await late, await beyond
+
+    early, late, beyond = asyncio.run(follow())
+    assert early == late
+    assert len(early) == 3
+    assert beyond == early[1:]
+
+
+def test_a_listener_that_does_not_read_is_cut_off(
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_feed, "LONGEST_QUEUE", 3)
+    held, store = claimed(sqlite, REQUEST)
+
+    async def follow() -> tuple[int, list[str]]:
+        feed = EventFeed(sqlite)
+        listener, _ = feed.listen(held.tuning_id, 0)
+        reader = asyncio.create_task(told(feed, held.tuning_id))
+        await until_followed(feed, held.tuning_id, 2)
+        for number in range(5):
+            await asyncio.to_thread(store.report, waiting(str(number)))
+            await asyncio.sleep(0.05)
+        while listener.qsize() != 1:
+            await asyncio.sleep(0.01)
+        assert listener.get_nowait() is None
+        await asyncio.to_thread(tuning_queue.end_cancelled, sqlite, held)
+        return len(feed.listeners(held.tuning_id)), await reader
+
+    left, heard = asyncio.run(follow())
+    assert left <= 1
+    assert len(heard) == 6
+
+
+def test_an_ended_tuning_needs_no_poller(sqlite: Database) -> None:
+    tuning_id = finished(sqlite, REQUEST)
+
+    async def follow() -> tuple[list[str], int]:
+        feed = EventFeed(sqlite)
+        return await told(feed, tuning_id), feed.polls
+
+    heard, polls = asyncio.run(follow())
+    assert heard[-1] == 'event: end\ndata: {"state": "finished"}\n\n'
+    assert polls == 0
+
+
+def test_whoever_listens_is_let_go_when_the_service_ends(sqlite: Database) -> None:
+    held, _ = claimed(sqlite, REQUEST)
+
+    async def follow() -> list[str]:
+        feed = EventFeed(sqlite)
+        task = asyncio.create_task(told(feed, held.tuning_id))
+        await until_followed(feed, held.tuning_id, 1)
+        feed.close()
+        return await task
+
+    assert asyncio.run(follow()) == []
+
+
+def test_it_goes_on_when_the_database_comes_back(
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, _ = claimed(sqlite, REQUEST)
+    away = [True, True, False]
+    news = event_feed.news
+
+    def sometimes(database: Database, seen: dict[str, int]) -> Any:
+        if away and away.pop(0):
+            raise OSError("away")
+        return news(database, seen)
+
+    monkeypatch.setattr(event_feed, "news", sometimes)
+
+    async def follow() -> list[str]:
+        feed = EventFeed(sqlite)
+        task = asyncio.create_task(told(feed, held.tuning_id))
+        await until_followed(feed, held.tuning_id, 1)
+        await asyncio.to_thread(tuning_queue.end_cancelled, sqlite, held)
+        return await task
+
+    assert len(asyncio.run(follow())) == 1
+    assert away == []

@@ -1,0 +1,89 @@
+"""Rankings and comparisons by prediction alone, over REST."""
+
+from collections.abc import Iterator
+
+import pytest
+from fastapi.testclient import TestClient
+
+from autosync.api.db import Database
+from autosync.api.http import prediction_answers
+from autosync.api.http.app import create_app
+from autosync.documents import from_data, to_json
+from autosync.strategy import Strategy
+from tests.domains import chain_graph, grid_cluster
+
+
+@pytest.fixture
+def client(sqlite: Database) -> Iterator[TestClient]:
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        yield client
+
+
+@pytest.fixture
+def ids(client: TestClient) -> dict[str, str]:
+    graph = client.post("/v1/graphs", content=to_json(chain_graph())).json()["id"]
+    cluster = client.post("/v1/clusters", content=to_json(grid_cluster())).json()["id"]
+    return {"graph": graph, "cluster": cluster}
+
+
+def test_the_best_by_prediction(client: TestClient, ids: dict[str, str]) -> None:
+    answer = client.post("/v1/rank", json={**ids, "proposals": 64, "top": 5})
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    seconds = [row["predicted_seconds"] for row in found["items"]]
+    assert len(seconds) == 5
+    assert seconds == sorted(seconds)
+    assert [row["rank"] for row in found["items"]] == [1, 2, 3, 4, 5]
+    for row in found["items"]:
+        assert row["predicted_speedup"] == pytest.approx(
+            found["ddp_seconds"] / row["predicted_seconds"]
+        )
+        assert from_data(Strategy, row["strategy"]).id == row["strategy_id"]
+    assert 0 < found["limit_seconds"] <= seconds[0]
+    assert client.get("/v1/tunings").json()["total"] == 0
+    assert client.post("/v1/rank", json={**ids, "proposals": 64, "top": 5}).json() == found
+
+
+def test_clusters_by_what_they_cost(client: TestClient, ids: dict[str, str]) -> None:
+    clusters = [
+        {"cluster": ids["cluster"], "cost_per_hour": 1e6},
+        {"cluster": "example-2x2", "cost_per_hour": 1},
+    ]
+    body = {"graph": ids["graph"], "clusters": clusters, "proposals": 16}
+    items = client.post("/v1/compare", json=body).json()["items"]
+    assert [item["cluster"] for item in items] == ["example-2x2", "grid"]
+    for item, cost in zip(items, (1, 1e6), strict=True):
+        hours = 1e6 / item["samples_per_second"] / 3600
+        assert item["cost_per_million_samples"] == pytest.approx(hours * cost)
+    del clusters[0]["cost_per_hour"]
+    items = client.post("/v1/compare", json=body).json()["items"]
+    rates = [item["samples_per_second"] for item in items]
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_what_cannot_be_predicted_is_refused(
+    client: TestClient, ids: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for change, status in (
+        ({"cluster": "nowhere"}, 404),
+        ({"simulator": "nobody"}, 404),
+        ({"proposals": 10**7}, 422),
+        ({"optimizer": {"name": "nobody"}}, 422),
+        ({"budget": 3}, 422),
+    ):
+        answer = client.post("/v1/rank", json={**ids, **change})
+        assert answer.status_code == status, answer.text
+        assert answer.json()["remedy"]
+    monkeypatch.setattr(prediction_answers, "LONGEST_SECONDS", -1.0)
+    answer = client.post("/v1/rank", json={**ids, "proposals": 64})
+    assert (answer.status_code, answer.json()["thing"]) == (409, "proposals")
+
+
+def test_one_prediction_at_a_time(client: TestClient, ids: dict[str, str]) -> None:
+    turn = client.app.state.predicting  # type: ignore[attr-defined]  # an ASGI callable, ours
+    with turn:
+        answer = client.post("/v1/rank", json={**ids, "proposals": 16})
+    assert answer.status_code == 429
+    assert int(answer.headers["retry-after"]) > 0
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert client.post("/v1/rank", json={**ids, "proposals": 16}).status_code == 200

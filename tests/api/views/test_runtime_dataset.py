@@ -1,0 +1,54 @@
+"""What the service exports is what `autosync simulator train` reads."""
+
+import io
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autosync.api.db import Database
+from autosync.api.views import reports, runtime_rows, runtime_tables
+from autosync.api.views.runtime_dataset import runtimes_zip
+from autosync.api.views.runtime_rows import RuntimeFilter
+from autosync.errors import NotSupported
+from autosync.simulator.evaluation.measured_dataset import MeasuredDomain, load_dataset
+from autosync.simulator.evaluation.pretraining import split_dataset
+from tests.api.sample import finished, small_request
+
+REQUEST = small_request(budget=8)
+
+
+def exported(database: Database, folder: Path, only: RuntimeFilter) -> list[MeasuredDomain]:
+    whole = b"".join(runtimes_zip(database, only))
+    with zipfile.ZipFile(io.BytesIO(whole)) as archive:
+        assert archive.testzip() is None
+        archive.extractall(folder)
+    return load_dataset(folder)
+
+
+def test_the_export_is_a_dataset(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime_rows, "ROWS_AT_ONCE", 5)
+    monkeypatch.setattr(runtime_tables, "ROW_GROUP_BYTES", 1)
+    tuning_id = finished(database, REQUEST)
+    (measured,) = exported(database, tmp_path, RuntimeFilter())
+    with database.reading() as session:
+        trials = reports.trials(session, tuning_id).items
+    assert measured.domain == REQUEST.domain
+    assert measured.failed == 1
+    assert len(measured) == 7
+    first = {t.strategy_id: t.step_seconds for t in trials if t.phase == "search"}
+    assert sorted(measured.step_seconds) == sorted(s for s in first.values() if s)
+    assert split_dataset([measured])
+
+
+def test_times_that_do_not_compare_are_not_mixed(sqlite: Database, tmp_path: Path) -> None:
+    tuning_id = finished(sqlite, REQUEST)
+    finished(sqlite, replace(REQUEST, byte_scale=0.25))
+    with pytest.raises(NotSupported, match="do not compare") as refused:
+        runtimes_zip(sqlite, RuntimeFilter())
+    assert "?tuning=ID" in refused.value.remedy
+    (alone,) = exported(sqlite, tmp_path, RuntimeFilter(tuning=tuning_id))
+    assert len(alone) == 7
