@@ -11,9 +11,10 @@ import numpy as np
 
 from autosync.domain import Domain
 from autosync.population import Population
+from autosync.search.improvement.crossover_mutation import Lineage
 from autosync.search.improvement.genetic_algorithm import SURVIVORS, drawn_lineage, evolve
 from autosync.search.improvement.neighbourhood import neighbours_of
-from autosync.search.improvement.offspring import CHUNK, Lineage, Predict, make_offspring
+from autosync.search.improvement.offspring import CHUNK, Predict, make_offspring
 from autosync.search.improvement.parent_columns import pool_of
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space

@@ -1,6 +1,6 @@
 """Prints what rules of selection find, replayed on the bundled measurements; nothing is measured.
 
-    python -m benchmarks.search.replay [--seeds 5] [--jobs 2] [-o FILE.json]
+    python -m benchmarks.search.replay [--seeds 5] [--jobs 2] [--domains 0 1 ...] [-o FOLDER]
 
 A tuning may try a random part of a domain's measured strategies, a round of 4 after another, 20 in
 all, with or without the hand-designed ones. The simulator that learns (process and trees) begins
@@ -10,22 +10,25 @@ trials is slower than the fastest that could be tried: the mean over domains and
 Last, for each domain the rule that is best on all others after 12 trials, judged on that domain:
 what choosing a rule by this table is worth. And where tunings would end that stop once the best
 proposal is expected to gain less than a share.
+
+-o: a file for each domain, written once it is done; what is there is not replayed again.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 
+from autosync.documents import from_json, to_json
 from benchmarks.search.replayed_pools import (
     BUDGET,
-    F64,
+    Predictions,
     ReplayedTuning,
     SelectionRule,
     replay_pools,
@@ -57,30 +60,43 @@ RULES = (
 
 @dataclass(frozen=True, slots=True)
 class DomainReplays:
-    """tunings: of each rule by its name, with hand-designed strategies and without (bool)."""
+    """tunings: by `rule_key`, one a seed."""
 
     domain: str
     noise: float
-    tunings: dict[tuple[str, bool], list[ReplayedTuning]]
+    tunings: dict[str, tuple[ReplayedTuning, ...]]
 
     def regret(self, rule: str, designs: bool, trials: int) -> float:
-        return float(np.mean([each.regret(trials) for each in self.tunings[rule, designs]]))
+        return float(
+            np.mean([each.regret(trials) for each in self.tunings[rule_key(rule, designs)]])
+        )
 
 
-def replay_domain(number: int, seeds: int) -> DomainReplays:
+def replay_domain(number: int, seeds: int, folder: Path | None) -> DomainReplays:
     """A domain's tunings; each process loads the measurements itself."""
+    file = None if folder is None else folder / f"{number}-{seeds}.json"
+    if file is not None and file.exists():
+        return from_json(DomainReplays, file.read_text(), source=file.name)
     pools = replay_pools()
     pool = pools[number]
-    simulator, known = trained_without(pools, pool), dict[bytes, tuple[F64, F64]]()
+    simulator, known = trained_without(pools, pool), dict[bytes, Predictions]()
     tunings = {
-        (rule.name, designs): [
+        rule_key(rule.name, designs): tuple(
             replay_tuning(pool, simulator, rule, seed, designs, known) for seed in range(seeds)
-        ]
+        )
         for rule in RULES
         for designs in (True, False)
     }
     print(f"{pool.name}: {len(known)} refits", file=sys.stderr, flush=True)
-    return DomainReplays(pool.name, pool.noise, tunings)
+    replays = DomainReplays(pool.name, pool.noise, tunings)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(to_json(replays) + "\n")
+    return replays
+
+
+def rule_key(rule: str, designs: bool) -> str:
+    return f"{rule}{', with designs' if designs else ''}"
 
 
 def print_rules(found: Sequence[DomainReplays], designs: bool) -> None:
@@ -113,7 +129,7 @@ def print_stopping(found: Sequence[DomainReplays], rule: str) -> None:
     print(f"\nEnding early, {rule}, with hand-designed strategies")
     print("| least gain | trials | slower than the fastest |")
     print("|---|---|---|")
-    tunings = [each for domain in found for each in domain.tunings[rule, True]]
+    tunings = [each for domain in found for each in domain.tunings[rule_key(rule, True)]]
     for least in (0.0, *LEAST_GAINS):
         ends = [each.stopped_at(least) for each in tunings]
         regret = np.mean([each.regret(end) for each, end in zip(tunings, ends, strict=True)])
@@ -124,24 +140,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("-o", "--out", type=Path, help="every regret as JSON")
+    parser.add_argument("--domains", type=int, nargs="+", help="by number, else all")
+    parser.add_argument("-o", "--out", type=Path, help="folder of the domains' replays")
     given = parser.parse_args()
-    count = len(replay_pools())
+    chosen = given.domains or range(len(replay_pools()))
+    replayed = partial(replay_domain, seeds=given.seeds, folder=given.out)
     with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as workers:
-        found = list(workers.map(replay_domain, range(count), [given.seeds] * count))
-    print(f"{count} domains, {given.seeds} seeds; noise of a label: ")
+        found = list(workers.map(replayed, chosen))
+    print(f"{len(found)} domains, {given.seeds} seeds; noise of a label: ")
     print(", ".join(f"{each.domain} {each.noise / 2:.1%}" for each in found))
     for designs in (True, False):
         print_rules(found, designs)
         print_chosen_elsewhere(found, designs)
     print_stopping(found, "learned, lower bound, alpha 0.5")
-    if given.out:
-        rows = [
-            [each.domain, rule, designs, [[t.regret(n) for n in COUNTS] for t in tunings]]
-            for each in found
-            for (rule, designs), tunings in each.tunings.items()
-        ]
-        given.out.write_text(json.dumps(rows) + "\n")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ from autosync.simulator.learned.transfer import pretrained
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
+Predictions = tuple[F64, F64]
+"""Seconds, and the standard deviation of their logarithm, of each strategy."""
 
 ROUND = 4
 """Trials between two refits."""
@@ -59,17 +61,17 @@ class ReplayPool:
 
 @dataclass(frozen=True, slots=True)
 class ReplayedTuning:
-    """seconds f64[BUDGET]: of the trials in their order. fastest: of all that could be tried.
+    """seconds: of the BUDGET trials in their order. fastest: of all that could be tried.
     gains: by the number of trials before each choice, what its best was expected to gain, as a
     share of the fastest seconds so far."""
 
-    seconds: F64
+    seconds: tuple[float, ...]
     fastest: float
     gains: dict[int, float]
 
     def regret(self, trials: int) -> float:
         """How much slower the fastest of so many trials is than the fastest of all."""
-        return float(self.seconds[:trials].min() / self.fastest - 1.0)
+        return min(self.seconds[:trials]) / self.fastest - 1.0
 
     def stopped_at(self, least_gain: float) -> int:
         """Trials until a choice promises less."""
@@ -107,7 +109,7 @@ def replay_tuning(
     rule: SelectionRule,
     seed: int,
     designs: bool,
-    known: dict[bytes, tuple[F64, F64]],
+    known: dict[bytes, Predictions],
 ) -> ReplayedTuning:
     """A tuning whose trials are drawn from a part of the pool, which the seed chooses.
 
@@ -136,7 +138,7 @@ def replay_tuning(
         count = min(count, len(rest), BUDGET - len(tried))
         picks = rest[select(promise, pool.shares[rest], count, rule.alpha, before)]
         tried = np.concatenate((tried, picks))
-    return ReplayedTuning(seconds[tried], float(seconds[given].min()), gains)
+    return ReplayedTuning(tuple(seconds[tried].tolist()), float(seconds[given].min()), gains)
 
 
 def _predicted(
@@ -144,8 +146,8 @@ def _predicted(
     simulator: LearnedSimulator,
     rule: SelectionRule,
     tried: I64,
-    known: dict[bytes, tuple[F64, F64]],
-) -> tuple[F64, F64]:
+    known: dict[bytes, Predictions],
+) -> Predictions:
     """Seconds of all strategies of the pool, and their doubt, after the trials."""
     features = pool.trials.features
     if not rule.learned:

@@ -1,7 +1,7 @@
 """The strategies that others are made of, as columns that the kernels read."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -81,7 +81,7 @@ def pool_of(
 
 
 @njit(nogil=True)
-def row_class(method: int, option: int, server: int, dtype: int, options: int, dtypes: int) -> int:
+def row_class(method: int, option: int, server: int, dtype: int, options: int, dtypes: int) -> Any:
     """Which rows may share a message: those of one number."""
     return ((np.int64(server + 1) * METHODS + method) * options + option) * dtypes + dtype
 

@@ -60,8 +60,13 @@ class Shortlist:
 
     def take(self, rows: I64) -> "Shortlist":
         """Those of these rows, in their order."""
-        columns = (self.index, self.seconds, self.std, self.promise)
-        return Shortlist(self.population.take(rows), *(column[rows] for column in columns))
+        return Shortlist(
+            self.population.take(rows),
+            self.index[rows],
+            self.seconds[rows],
+            self.std[rows],
+            self.promise[rows],
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,36 @@
+"""What a client states of the search reaches its settings."""
+
+from dataclasses import fields
+
+import pytest
+from pydantic import ValidationError
+
+from autosync.api.http.tuning_body import TuningBody
+from autosync.search.loop.settings import Settings
+
+STATED = {
+    "alpha": 1.5,
+    "acquisition": "expected_improvement",
+    "neighbour_share": 0.25,
+    "genetic_share": 0.5,
+    "least_gain": 0.01,
+    "proposals": 7,
+}
+
+
+def test_every_field_of_the_settings_is_passed_on() -> None:
+    body = TuningBody.model_validate({"graph": "g", "cluster": "c", **STATED})
+    for name, value in STATED.items():
+        assert getattr(body.settings, name) == value
+    named = {field.name for field in fields(Settings)}
+    assert named - set(TuningBody.model_fields) == {"timeout_seconds"}
+
+
+def test_the_defaults_are_those_of_the_settings() -> None:
+    assert TuningBody(graph="g", cluster="c").settings == Settings()
+
+
+@pytest.mark.parametrize("wrong", [{"alpha": -1}, {"acquisition": "luck"}, {"least_gain": 2}])
+def test_what_no_search_can_mean_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        TuningBody.model_validate({"graph": "g", "cluster": "c", **wrong})
