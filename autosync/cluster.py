@@ -166,7 +166,8 @@ class Cluster:
                     f"cluster {self.name!r}: a link names {address!r}, which is no node.",
                     thing="links",
                     value=address,
-                    remedy=f"Known nodes: {', '.join(sorted(known))}.",
+                    remedy=f"Known nodes: {', '.join(sorted(known)[:8])}"
+                    f"{', ...' if len(known) > 8 else '.'}",
                 )
         if not link.bandwidth_gbps > 0:
             raise InvalidInput(

@@ -1,7 +1,7 @@
 """Cluster files: YAML in, a checked Cluster out, and back."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -11,10 +11,20 @@ from autosync.cluster import OPTIONAL_NUMBERS, Cluster
 from autosync.documents import from_data, to_data
 from autosync.errors import InvalidInput
 
+if TYPE_CHECKING or not yaml.__with_libyaml__:
+    from yaml import SafeLoader as _SafeLoader
+else:  # libyaml's parser, six times as fast; PyYAML's wheels bring it
+    from yaml import CSafeLoader as _SafeLoader
+
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 16
+MAX_DIGITS = 64
+"""Characters of a number: YAML 1.1 reads 1:30:00 as a count in base 60, which takes time in the
+square of its length."""
 MAX_DEVICES = 1024
 MAX_NUMBER = 1e6
+LONGEST_SHOWN = 80
+"""Characters of a wrong value that a refusal repeats."""
 
 NODE_FIELDS = (
     "address",
@@ -59,28 +69,31 @@ def load_cluster(path_or_name: str | Path) -> Cluster:
     return parse_cluster(text, str(path))
 
 
-def parse_cluster(yaml_text: str, source: str) -> Cluster:
+def parse_cluster(yaml_text: str, source: str, max_bytes: int = MAX_BYTES) -> Cluster:
     """A cluster from YAML (JSON is YAML too). Nothing in it is executed.
 
     Raises:
         InvalidInput: names `source`, and the node and field at fault.
     """
-    data = strict_yaml(yaml_text, source)
+    data = strict_yaml(yaml_text, source, max_bytes)
     if not isinstance(data, dict):
         raise _refused(source, f"holds a {type(data).__name__}, not a mapping with `nodes`")
     _check_document(data, source)
     return from_data(Cluster, data, source)
 
 
-def strict_yaml(yaml_text: str, source: str) -> Any:
+def strict_yaml(yaml_text: str, source: str, max_bytes: int = MAX_BYTES) -> Any:
     """What untrusted YAML holds: plain data, of bounded size and depth, each key once.
+
+    Aliases are refused, since a few of them can stand for gigabytes.
 
     Raises:
         InvalidInput: names `source` and the line at fault.
     """
-    if len(yaml_text.encode()) > MAX_BYTES:
-        raise _refused(source, f"is larger than {MAX_BYTES // 1000} kB")
+    if len(yaml_text.encode()) > max_bytes:
+        raise _refused(source, f"is larger than {max_bytes // 1000} kB")
     try:
+        _check_events(yaml_text)
         return yaml.load(yaml_text, Loader=_StrictLoader)  # a SafeLoader
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
@@ -88,6 +101,8 @@ def strict_yaml(yaml_text: str, source: str) -> Any:
         raise _refused(f"{source}{where}", f"is no valid YAML: {error.problem}") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise _refused(source, f"is no valid YAML: {error}") from None
+    except (LookupError, AttributeError):  # of PyYAML, where a tag is on what it cannot be
+        raise _refused(source, "is no valid YAML: a tag is on a value of another kind") from None
 
 
 def save_cluster(cluster: Cluster, path: str | Path) -> None:
@@ -97,35 +112,47 @@ def save_cluster(cluster: Cluster, path: str | Path) -> None:
         draft.write_text(text, encoding="utf-8")
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """Safe YAML without aliases (a few of them can stand for gigabytes), repeated keys (one would
-    silently win) or deep nesting."""
-
+def _check_events(yaml_text: str) -> None:
+    """Refuses aliases and deep nesting while nothing is built yet."""
     depth = 0
+    for event in yaml.parse(yaml_text, Loader=_SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise _marked("aliases (*name) are not allowed: write the values out", event)
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MAX_DEPTH:
+            raise _marked(f"it is nested more than {MAX_DEPTH} levels deep", event)
 
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise self._error("aliases (*name) are not allowed: write the values out")
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise self._error(f"it is nested more than {MAX_DEPTH} levels deep")
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
+
+class _StrictLoader(_SafeLoader):
+    """Safe YAML without repeated keys (one would silently win) or endless numbers."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
             if key.value in seen if isinstance(key, yaml.ScalarNode) else False:
-                raise yaml.MarkedYAMLError(
-                    problem=f"{key.value!r} is given twice", problem_mark=key.start_mark
-                )
+                raise _marked(f"{key.value!r} is given twice", key)
             seen.add(str(key.value))
         return super().construct_mapping(node, deep)
 
-    def _error(self, problem: str) -> yaml.MarkedYAMLError:
-        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-        return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+    def construct_number(self, node: yaml.ScalarNode) -> Any:
+        if len(node.value) > MAX_DIGITS:
+            why = f"a number has {len(node.value)} characters, more than {MAX_DIGITS}"
+            raise _marked(why, node)
+        read = self.construct_yaml_int if node.tag == INT_TAG else self.construct_yaml_float
+        return read(node)
+
+
+INT_TAG, FLOAT_TAG = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+for _tag in (INT_TAG, FLOAT_TAG):
+    _StrictLoader.add_constructor(_tag, _StrictLoader.construct_number)
+
+
+def _marked(problem: str, where: Any) -> yaml.MarkedYAMLError:
+    """where: an event or a node."""
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=where.start_mark)
 
 
 def _check_document(data: dict[Any, Any], source: str) -> None:
@@ -161,13 +188,14 @@ def _check_node(node: dict[Any, Any], where: str) -> None:
     node["devices"] = devices
     for device in devices:
         if not isinstance(device, dict) or not isinstance(device.get("type"), str):
-            raise _refused(where, f"a device must state its type, got {device!r}")
+            raise _refused(where, f"a device must state its type, got {_shown(device)}")
         _check_fields(device, DEVICE_FIELDS, where)
         _check_numbers(device, ("memory_gb", "slowdown"), where)
         count = device.get("count", 1)
         if isinstance(count, bool) or not isinstance(count, int) or count > MAX_DEVICES:
             raise _refused(
-                where, f"device count must be a whole number up to {MAX_DEVICES}, got {count!r}"
+                where,
+                f"device count must be a whole number up to {MAX_DEVICES}, got {_shown(count)}",
             )
 
 
@@ -184,7 +212,13 @@ def _check_numbers(given: dict[Any, Any], fields: tuple[str, ...], where: str) -
             continue
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not (number and abs(value) < MAX_NUMBER):
-            raise _refused(where, f"{field} must be a number below {MAX_NUMBER:g}, got {value!r}")
+            why = f"{field} must be a number below {MAX_NUMBER:g}, got {_shown(value)}"
+            raise _refused(where, why)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 3] + "..."
 
 
 def _refused(where: str, why: str, remedy: str = "") -> InvalidInput:

@@ -15,6 +15,11 @@ UNLESS_ZERO = Field(exclude_if=lambda value: value == 0)
 """Annotates a number that documents gained later: left out where it is 0, so that the documents
 from before keep their text, and with it their identity."""
 
+LARGEST_COUNT = 2**62
+COUNT = Field(ge=0, le=LARGEST_COUNT)
+"""Annotates a count or a size: 64 bits hold it, and what is computed from a few of them is no
+number of thousands of digits."""
+
 T = TypeVar("T")
 
 
@@ -55,19 +60,22 @@ def from_data(cls: type[T], data: object, source: str = "document") -> T:
         raise _explained(error, cls, source) from None
 
 
-def from_json(cls: type[T], text: str | bytes, source: str = "document") -> T:
-    """Parse and validate JSON text as `cls`; see `from_data`."""
+def from_json(cls: type[T], text: str | bytes, source: str = "document", remedy: str = "") -> T:
+    """Parse and validate JSON text as `cls`; see `from_data`. remedy: where no command prints the
+    schema of `cls`."""
     try:
         return cast(T, adapter(cls).validate_json(text))
     except ValidationError as error:
-        raise _explained(error, cls, source) from None
+        raise _explained(error, cls, source, remedy) from None
 
 
 def json_schema(cls: type[Any]) -> dict[str, Any]:
     return adapter(cls).json_schema()
 
 
-def _explained(error: ValidationError, cls: type[Any], source: str) -> InvalidInput:
+def _explained(
+    error: ValidationError, cls: type[Any], source: str, remedy: str = ""
+) -> InvalidInput:
     first = error.errors(include_url=False)[0]
     if isinstance(cause := first.get("ctx", {}).get("error"), InvalidInput):
         return cause
@@ -80,5 +88,6 @@ def _explained(error: ValidationError, cls: type[Any], source: str) -> InvalidIn
         f"{field}: {first['msg']}, got {value}.{more}",
         thing=where or source,
         value=value,
-        remedy=f"See the JSON Schema of {cls.__name__} (`autosync schema {cls.__name__}`).",
+        remedy=remedy
+        or f"See the JSON Schema of {cls.__name__} (`autosync schema {cls.__name__}`).",
     )

@@ -12,7 +12,10 @@ DATABASE_URL_VARIABLE = "AUTOSYNC_DATABASE_URL"
 """Of the database, so that its password stands on no command line."""
 
 TOKEN_VARIABLE = "AUTOSYNC_TOKEN"
-"""The bearer token that the service asks for."""
+"""The bearer token that the service asks for, or several with names: NAME:TOKEN,NAME:TOKEN."""
+
+LIMITS_VARIABLE = "AUTOSYNC_LIMITS"
+"""What the service lets its clients ask for: NAME=NUMBER, separated by commas."""
 
 PREFIX_VARIABLE = "AUTOSYNC_PREFIX"
 """How launcher `command` reaches a host. With the next two the operator of a worker says how hosts

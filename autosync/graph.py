@@ -1,15 +1,21 @@
 """The model's dataflow graph G: operations, variables and the edges between them."""
 
 import math
+from collections import Counter
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict
 
-from autosync.documents import STRICT, content_hash
+from autosync.documents import COUNT, STRICT, content_hash
 from autosync.errors import InvalidInput
 
 DType = Literal["float64", "float32", "bfloat16", "float16"]
+Count = Annotated[int, COUNT]
+MAX_VARIABLES = 65_535
+"""Populations number them in 16 bits."""
+MAX_SHAPE = 64
+"""Dimensions of a tensor; torch's own limit."""
 ITEM_BYTES: dict[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -23,12 +29,12 @@ class Operation:
 
     name: str
     type: str
-    forward_flops: int
-    backward_flops: int
-    output_bytes: int
+    forward_flops: Count
+    backward_flops: Count
+    output_bytes: Count
     has_batch_dimension: bool
-    inputs: tuple[int, ...] = ()
-    variables: tuple[int, ...] = ()
+    inputs: tuple[Count, ...] = ()
+    variables: tuple[Count, ...] = ()
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
 
@@ -43,14 +49,20 @@ class Variable:
     """
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
     dtype: DType = "float32"
     sparse: bool = False
-    touched_rows: int = 0
-    factor_rows: int = 0
+    touched_rows: Count = 0
+    factor_rows: Count = 0
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     def __post_init__(self) -> None:
+        if len(self.shape) > MAX_SHAPE:
+            raise InvalidInput(
+                f"variable {self.name!r} has {len(self.shape)} dimensions, more than {MAX_SHAPE}.",
+                thing=f"variable {self.name}",
+                value=len(self.shape),
+            )
         if any(size < 1 for size in self.shape):
             raise InvalidInput(
                 f"variable {self.name!r} has shape {self.shape}: every dimension must be positive.",
@@ -87,7 +99,7 @@ class ModelGraph:
     """
 
     name: str
-    batch_size: int
+    batch_size: Count
     operations: tuple[Operation, ...]
     variables: tuple[Variable, ...]
     backward_order: tuple[int, ...]
@@ -102,11 +114,11 @@ class ModelGraph:
         if not self.variables:
             self._refuse("variables", (), "holds no trainable variable")
         names = [variable.name for variable in self.variables]
+        if len(names) > MAX_VARIABLES:
+            self._refuse("variables", len(names), f"holds more than {MAX_VARIABLES} variables")
         if len(set(names)) != len(names):
-            twice = next(name for name in names if names.count(name) > 1)
+            twice = next(name for name, count in Counter(names).items() if count > 1)
             self._refuse("variables", twice, "names a variable twice")
-        if len(names) > 65535:
-            self._refuse("variables", len(names), "holds more than 65535 variables")
         operations = range(len(self.operations))
         for operation in self.operations:
             if any(i not in operations for i in operation.inputs):

@@ -75,8 +75,9 @@ def _check_variables(strategy: Strategy, domain: Domain) -> None:
     given = [choice.variable for choice in strategy.choices]
     if given == names:
         return
-    odd = [name for name in given if name not in set(names)]
-    missing = [name for name in names if name not in set(given)]
+    known, chosen = set(names), set(given)
+    odd = [name for name in given if name not in known]
+    missing = [name for name in names if name not in chosen]
     named = odd or missing or [a for a, b in zip(given, names, strict=False) if a != b] or given
     what = "does not exist" if odd else "has no choice" if missing else "is out of order"
     raise InvalidStrategy(

@@ -56,9 +56,9 @@ def check_pins(space: Space, domain: Domain) -> None:
         NotSupported: a pinned owner is a dedicated server host.
     """
     check_runnable(space.pins, domain.world_size)
-    shapes = {variable.name: variable.shape for variable in domain.graph.variables}
+    variables = {variable.name: variable for variable in domain.graph.variables}
     for pin in space.pins:
-        if pin.variable not in shapes:
+        if pin.variable not in variables:
             raise InvalidInput(
                 f"a pin names variable {pin.variable!r}, which graph {domain.graph.name!r} "
                 "does not have.",
@@ -66,8 +66,8 @@ def check_pins(space: Space, domain: Domain) -> None:
                 value=pin.variable,
                 remedy="Pin variables of this graph; GET /v1/graphs/{id} lists them.",
             )
-        shape, axis = shapes[pin.variable], pin.partition.axis
-        length = domain.graph.variables[list(shapes).index(pin.variable)].elements
+        shape, axis = variables[pin.variable].shape, pin.partition.axis
+        length = variables[pin.variable].elements
         if axis != -1:
             length = shape[axis] if 0 <= axis < len(shape) else 0
         if sum(pin.partition.lengths) != length:

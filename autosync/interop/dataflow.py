@@ -54,14 +54,17 @@ def read_dataflow(nodes: Sequence[NodeDef], gradients: Mapping[str, str], source
     first = {name: graph.first_use(graph.index(name)) for name in gradients}
     ready = {name: graph.index(tensor) for name, tensor in gradients.items()}
     place = sorted(first, key=lambda name: graph.position[first[name]])
-    users = list(dict.fromkeys(first[name] for name in place))
+    used: dict[int, list[str]] = {}
+    for name in place:
+        used.setdefault(first[name], []).append(name)
+    users = list(used)
     upstream = graph.upstream(users)
     number = {user: i for i, user in enumerate(users)}
     uses = tuple(
         Use(
             nodes[user].name,
             nodes[user].op,
-            tuple(name for name in place if first[name] == user),
+            tuple(used[user]),
             tuple(sorted(i for other in upstream[user] if (i := number[other]) < number[user])),
         )
         for user in users

@@ -12,6 +12,7 @@
 Messages are sent as gradients become ready. What has no counterpart is refused by name.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -110,9 +111,8 @@ def _check_replicas(
     ranks = [names.rank(name) for name in stated]
     missing = sorted(set(range(domain.world_size)) - set(ranks))
     if missing or len(ranks) != domain.world_size:
-        odd = (
-            names.replica[missing[0]] if missing else next(s for s in stated if stated.count(s) > 1)
-        )
+        times = Counter(stated)
+        odd = names.replica[missing[0]] if missing else next(s for s in stated if times[s] > 1)
         raise InvalidStrategy(
             f"{source} has {len(ranks)} replicas for {domain.world_size} devices: {odd!r} holds "
             f"{'none' if missing else 'several'}, and here each holds one.",
@@ -161,16 +161,10 @@ class _StrategyReader:
     stale: dict[int, str] = field(default_factory=dict)
 
     def choice(self, variable: Variable, node: NodeConfig) -> VariableChoice:
-        partition = _partition(variable, node.partitioner)
-        parts = len(partition.lengths)
-        if parts == 1 and not node.part_config:
+        partition = _partition(variable, node)
+        if len(partition.lengths) == 1 and not node.part_config:
             return VariableChoice(variable.name, partition, (self.shard(variable, node),))
-        if len(node.part_config) != parts:
-            _cannot(
-                variable,
-                f"is cut into {parts} parts by {node.partitioner!r}, but {len(node.part_config)} "
-                "are configured",
-            )
+        _check_configured(variable, node, len(partition.lengths))
         for index, part in enumerate(node.part_config):
             _check_part(variable, part, index)
         shards = tuple(self.shard(variable, part) for part in node.part_config)
@@ -227,7 +221,8 @@ class _StrategyReader:
         return next(iter(self.stale))
 
 
-def _partition(variable: Variable, partitioner: str) -> Partition:
+def _partition(variable: Variable, node: NodeConfig) -> Partition:
+    partitioner = node.partitioner
     if not partitioner:
         return whole(variable.shape)
     counts = [int(part) if _is_count(part) else 0 for part in partitioner.split(",")]
@@ -240,7 +235,19 @@ def _partition(variable: Variable, partitioner: str) -> Partition:
         _cannot(variable, f"is cut along {len(cut)} axes")
     if cut and counts[cut[0]] > variable.shape[cut[0]]:
         _cannot(variable, f"of shape {variable.shape} is cut into {partitioner!r} parts")
-    return split(variable.shape, cut[0], counts[cut[0]]) if cut else whole(variable.shape)
+    if not cut:
+        return whole(variable.shape)
+    _check_configured(variable, node, counts[cut[0]])  # before so many parts are made
+    return split(variable.shape, cut[0], counts[cut[0]])
+
+
+def _check_configured(variable: Variable, node: NodeConfig, parts: int) -> None:
+    if len(node.part_config) != parts:
+        _cannot(
+            variable,
+            f"is cut into {parts} parts by {node.partitioner!r}, but {len(node.part_config)} "
+            "are configured",
+        )
 
 
 def _is_count(part: str) -> bool:

@@ -233,12 +233,16 @@ class TestFile:
             (GOOD + "overlap_slowdown: .inf", "overlap_slowdown must be a number"),
             (GOOD + "overlap_slowdown: 5%", "overlap_slowdown must be a number"),
             (GOOD + "name: again", "line 6: is no valid YAML: 'name' is given twice"),
-            (GOOD + "x: [", "line 6: is no valid YAML"),
+            (GOOD + "x: [", "line 7: is no valid YAML"),
             (GOOD + "x: !!python/object:os.system {}", "is no valid YAML"),
             (GOOD + "x: 2024-99-99", "is no valid YAML"),
             (GOOD + "x: \x07", "is no valid YAML"),
             ("[" * 50_000, "nested more than"),
-            ("name: " + "9" * 10_000, "is no valid YAML"),
+            ("name: " + "9" * 10_000, "is no valid YAML: a number has 10000 characters"),
+            ("name: " + ":".join(["59"] * 300_000), "a number has 899999 characters"),
+            (GOOD.replace("9.56}", f"0x{'f' * 5000}}}"), "a number has 5002 characters"),
+            (GOOD.replace("count: 2", "count: 1_000_000_000_000_000"), "device count must be"),
+            *((GOOD + f"x: !!{tag}", "a tag is on") for tag in ("bool a", "timestamp a", "int ''")),
         ],
     )
     def test_what_is_no_cluster_is_refused(self, text: str, words: str) -> None:
@@ -246,6 +250,10 @@ class TestFile:
             parse_cluster(text, "mine.yaml")
         assert words in caught.value.message
         assert len(str(caught.value)) < 1000
+
+    def test_a_caller_says_how_large_a_text_may_be(self) -> None:
+        with pytest.raises(InvalidInput, match="larger than 0 kB"):
+            parse_cluster(GOOD, "text", max_bytes=100)
 
     def test_one_device_in_all_is_refused(self) -> None:
         text = "name: x\nnodes: [{address: a, devices: [{type: t4}], bandwidth_gbps: 1}]"

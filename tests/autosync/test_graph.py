@@ -76,3 +76,20 @@ def test_operations_and_variables_that_cannot_be_are_refused() -> None:
 def test_garbage_is_refused_with_the_field(text: str) -> None:
     with pytest.raises(InvalidInput, match="upload"):
         from_json(ModelGraph, text, source="upload")
+
+
+def test_numbers_that_no_model_has_are_refused_before_anything_is_computed() -> None:
+    """The product of a thousand dimensions of 4,000 digits takes minutes."""
+    huge = to_json(chain_graph()).replace('"shape":[64,32]', f'"shape":[{10**4000},32]')
+    with pytest.raises(InvalidInput, match=r"shape.*less than or equal"):
+        from_json(ModelGraph, huge)
+    with pytest.raises(InvalidInput, match="65 dimensions"):
+        Variable("deep", (2,) * 65)
+
+
+def test_a_name_given_twice_is_found_among_many() -> None:
+    graph = chain_graph()
+    names = [f"v{i}" for i in range(60_000)]
+    variables = tuple(Variable(name, (4,)) for name in [*names, names[-1]])
+    with pytest.raises(InvalidInput, match="names a variable twice, got 'v59999'"):
+        replace(graph, variables=variables)

@@ -1,5 +1,6 @@
 """AutoDist's strategy files, written and read by the protobuf library."""
 
+import tracemalloc
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -186,6 +187,20 @@ def test_what_has_no_counterpart_is_refused_by_name(change: Any, why: str) -> No
     change(message)
     with pytest.raises(NotSupported, match=f"'v1'.*{why}"):
         import_strategy(message.SerializeToString(), domain)
+
+
+def test_parts_are_counted_before_they_are_made() -> None:
+    """A few bytes of partitioner could otherwise ask for a tuple of 999,999,999 lengths."""
+    domain = domain_of(chain_graph(((10**9,), (10, 6), (7,))), grid_cluster(2))
+    message = all_reduced(domain)
+    message.node_config[0].partitioner = "999999999"
+    tracemalloc.start()
+    try:
+        with pytest.raises(NotSupported, match=r"999999999 parts by .*, but 0 are configured"):
+            import_strategy(message.SerializeToString(), domain)
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_mixed_staleness_is_refused() -> None:
