@@ -14,6 +14,7 @@ import httpx
 
 from autosync.api.cli.logs import log_path
 from autosync.api.cli.rest_client import Client
+from autosync.api.http.client_tokens import named_tokens
 from autosync.environment import DATABASE_URL_VARIABLE, TOKEN_VARIABLE
 from autosync.errors import AutosyncError
 
@@ -54,8 +55,9 @@ class Service:
                 start_new_session=True,
             )
         address = f"http://{HOST}:{chosen}"
-        token = os.environ.get(TOKEN_VARIABLE)  # the service reads it, too
-        headers = {"Authorization": f"Bearer {token}"} if token is not None else None
+        headers = None
+        if (tokens := os.environ.get(TOKEN_VARIABLE)) is not None:  # the service reads it, too
+            headers = {"Authorization": f"Bearer {named_tokens(tokens)[0].token}"}
         with httpx.Client(base_url=address, headers=headers, timeout=60.0) as http:
             service = Service(Client(address, http), process, log)
             try:

@@ -1,6 +1,8 @@
 """Documents in the database: stored once under the hash of their content."""
 
 import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import select
@@ -10,15 +12,15 @@ from sqlalchemy.orm import Session
 from autosync.api.db.lookup import stored
 from autosync.api.db.tables import Base, ClusterRow, DomainRow, GraphRow, StrategyRow
 from autosync.cluster import Cluster
-from autosync.documents import from_json, to_json
+from autosync.documents import LARGEST_COUNT, from_json, to_json
 from autosync.domain import Domain, Optimizer, Profile
 from autosync.errors import InvalidInput
 from autosync.graph import ModelGraph
 from autosync.strategy import Strategy
 from autosync.strategy_description import describe
 
-LARGEST = 2**62
-"""Of any count or size: columns hold 64 bits."""
+MOST_RANKS = 2**15
+"""Of a cluster: populations number servers in 16 bits."""
 LONGEST_NAME = 200
 
 
@@ -30,13 +32,25 @@ def insert_new(session: Session, table: type[Base], **values: Any) -> bool:
     return session.execute(statement.returning(first_key)).first() is not None
 
 
-def store_graph(session: Session, graph: ModelGraph) -> tuple[str, bool]:
-    """The graph's id, and whether it is new here."""
+@dataclass(frozen=True, slots=True)
+class DocumentRow:
+    """A row to be: making it takes long where the document is large, storing it does not."""
+
+    table: type[Base]
+    columns: Mapping[str, Any]
+
+    @property
+    def id(self) -> str:
+        return str(self.columns["id"])
+
+
+def graph_row(graph: ModelGraph) -> DocumentRow:
+    """Raises InvalidInput where no table could hold or show it."""
     check_name("graph", graph.name)
     sizes = (graph.batch_size, graph.parameters, graph.size_bytes)
     flops = (f for o in graph.operations for f in (o.forward_flops, o.backward_flops))
     for what, value in (("size", max(sizes)), ("operation", max(flops, default=0))):
-        if value > LARGEST:
+        if value > LARGEST_COUNT:
             # a whole number of hundreds of digits is no float
             shown = f"{value:.3g}" if value < 1e300 else "over 1e300"
             raise InvalidInput(
@@ -46,59 +60,64 @@ def store_graph(session: Session, graph: ModelGraph) -> tuple[str, bool]:
                 remedy="Import the module again with `autosync import`.",
             )
     document = to_json(graph)
-    key = _hash(document)
-    new = insert_new(
-        session,
-        GraphRow,
-        id=key,
-        name=graph.name,
-        batch_size=graph.batch_size,
-        variables=len(graph.variables),
-        parameters=graph.parameters,
-        size_bytes=graph.size_bytes,
-        document=document,
-    )
-    return key, new
+    columns = {
+        "id": _hash(document),
+        "name": graph.name,
+        "batch_size": graph.batch_size,
+        "variables": len(graph.variables),
+        "parameters": graph.parameters,
+        "size_bytes": graph.size_bytes,
+        "document": document,
+    }
+    return DocumentRow(GraphRow, columns)
 
 
-def store_cluster(session: Session, cluster: Cluster) -> tuple[str, bool]:
-    """The cluster's id, and whether it is new here."""
+def cluster_row(cluster: Cluster) -> DocumentRow:
+    """Raises InvalidInput where no table could hold or show it."""
     check_name("cluster", cluster.name)
-    if cluster.world_size > 2**15:
+    if cluster.world_size > MOST_RANKS:
         raise InvalidInput(
             f"cluster {cluster.name!r} has {cluster.world_size} devices.",
             thing="cluster",
             value=cluster.world_size,
-            remedy=f"At most {2**15} are supported.",
+            remedy=f"At most {MOST_RANKS} are supported.",
         )
     document = to_json(cluster)
-    key = _hash(document)
-    new = insert_new(
-        session,
-        ClusterRow,
-        id=key,
-        name=cluster.name,
-        nodes=len(cluster.nodes),
-        world_size=cluster.world_size,
-        document=document,
-    )
-    return key, new
+    columns = {
+        "id": _hash(document),
+        "name": cluster.name,
+        "nodes": len(cluster.nodes),
+        "world_size": cluster.world_size,
+        "document": document,
+    }
+    return DocumentRow(ClusterRow, columns)
+
+
+def domain_rows(domain: Domain) -> tuple[DocumentRow, ...]:
+    """Its graph and its cluster, then the domain itself; raises as these two."""
+    graph, cluster = graph_row(domain.graph), cluster_row(domain.cluster)
+    columns = {
+        "id": domain.id,
+        "graph_id": graph.id,
+        "cluster_id": cluster.id,
+        "profile": to_json(domain.profile),
+        "profile_source": domain.compute_source,
+        "optimizer": to_json(domain.optimizer),
+    }
+    return graph, cluster, DocumentRow(DomainRow, columns)
+
+
+def insert_rows(session: Session, rows: Iterable[DocumentRow]) -> bool:
+    """Store them; whether the last one is new."""
+    new = False
+    for row in rows:
+        new = insert_new(session, row.table, **row.columns)
+    return new
 
 
 def store_domain(session: Session, domain: Domain) -> str:
     """The domain's id; its graph and cluster are stored with it."""
-    graph_id, _ = store_graph(session, domain.graph)
-    cluster_id, _ = store_cluster(session, domain.cluster)
-    insert_new(
-        session,
-        DomainRow,
-        id=domain.id,
-        graph_id=graph_id,
-        cluster_id=cluster_id,
-        profile=to_json(domain.profile),
-        profile_source=domain.compute_source,
-        optimizer=to_json(domain.optimizer),
-    )
+    insert_rows(session, domain_rows(domain))
     return domain.id
 
 

@@ -183,6 +183,15 @@ class SimulatorPromotionRow(Base):
     created_at: Mapped[float] = mapped_column(default=now_seconds())
 
 
+class ClientRow(Base):
+    """Who asks for tunings. served_at: when a worker last took one of theirs; 0: never."""
+
+    __tablename__ = "clients"
+
+    name: Mapped[str] = mapped_column(String(80), primary_key=True)
+    served_at: Mapped[float] = mapped_column(default=0.0)
+
+
 class TuningRow(Base):
     """A tuning: what is asked, who works on it under which lease, how far it is.
 
@@ -190,12 +199,16 @@ class TuningRow(Base):
     lease_until: by the database's clock; after it anyone may take the tuning over.
     simulator_version: which version of the trained simulator `simulator` stood for when it was
         asked for; 0 is the bundled one, NULL where it names no trained one.
+    client: who asked; empty where it was no request over HTTP. idempotency_key: of that request,
+        with the digest of what it asked for.
+    held_seconds: how long workers have had it; limit_seconds: the most, NULL where there is none.
     """
 
     __tablename__ = "tunings"
     __table_args__ = (
         CheckConstraint(f"state in {STATES}", name="state"),
         Index(None, "state", "created_at"),
+        Index("ix_tunings_client_idempotency_key", "client", "idempotency_key", unique=True),
     )
 
     id: Mapped[str] = mapped_column(Hash, primary_key=True)
@@ -210,6 +223,11 @@ class TuningRow(Base):
     simulator_version: Mapped[int | None]
     settings: Mapped[str]
     space: Mapped[str]
+    client: Mapped[str] = mapped_column(String(80), default="")
+    idempotency_key: Mapped[str | None] = mapped_column(String(200))
+    request_digest: Mapped[str | None] = mapped_column(Hash)
+    limit_seconds: Mapped[float | None]
+    held_seconds: Mapped[float] = mapped_column(default=0.0)
     created_at: Mapped[float] = mapped_column(default=now_seconds())
     started_at: Mapped[float | None]
     finished_at: Mapped[float | None]

@@ -26,6 +26,10 @@ from autosync.strategy import Strategy
 from autosync.trials.contract import TrialError, TrialResult
 from autosync.trials.measured_timeline import MeasuredTimeline
 
+SEARCH_SHARE = 0.75
+"""Of a tuning's longest time: the rest is left for the confirmation, without which there is no
+answer but DDP."""
+
 
 class LeaseLost(AutosyncError):
     """Another worker has taken the tuning over: this one must stop and write nothing more."""
@@ -55,6 +59,7 @@ class DatabaseStore:
         self.interrupted = interrupted
         self._strategies: dict[str, Strategy] = {}  # documents never change: parsed once
         self._domain: Domain | None = None
+        self._ended: set[Phase] = set()  # by time
 
     def proposals(self) -> Sequence[Proposal]:
         with self.database.reading() as session:
@@ -93,6 +98,21 @@ class DatabaseStore:
             tuning = session.get_one(TuningRow, self.tuning_id)
             _check_fence(tuning, self.fence)
             return tuning.state == "cancelling"
+
+    def out_of_time(self, phase: Phase) -> bool:
+        """Whether workers have spent on the tuning what its operator allows a phase of it; the
+        first time an event says so."""
+        with self.database.reading() as session:
+            tuning = session.get_one(TuningRow, self.tuning_id)
+            share = SEARCH_SHARE if phase == "search" else 1.0
+            most = tuning.limit_seconds
+            over = most is not None and tuning.held_seconds >= share * most
+        if over and most is not None and phase not in self._ended:
+            self._ended.add(phase)
+            minutes = f"{share * most / 60:g} of the {most / 60:g} minutes"
+            message = f"{phase} ends: {minutes} that this service allows a tuning are over"
+            self.report(TuningEvent("waiting", message))
+        return over
 
     def report(self, event: TuningEvent) -> None:
         """Write progress: an event, and the tuning's own columns."""

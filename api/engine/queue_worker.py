@@ -179,7 +179,7 @@ def run_tuning(request: TuningRequest, store: DatabaseStore, launcher: Launcher)
         simulator,
         request.settings,
         store.report,
-        stop=lambda phase: store.cancelled(),
+        stop=lambda phase: store.cancelled() or store.out_of_time(phase),
     )
 
 

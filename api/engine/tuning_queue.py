@@ -6,7 +6,7 @@ A claim counts the tuning's fence up; whoever holds an older number can write no
 
 from dataclasses import dataclass
 
-from sqlalchemy import and_, case, or_, select, true, update
+from sqlalchemy import and_, case, func, or_, select, true, update
 from sqlalchemy.engine import CursorResult
 from sqlalchemy.orm import Session
 
@@ -14,7 +14,7 @@ from autosync.api.db.clock import now_seconds
 from autosync.api.db.database import Database
 from autosync.api.db.document_store import insert_new
 from autosync.api.db.lookup import stored
-from autosync.api.db.tables import ACTIVE, FINAL, OutcomeRow, TuningRow
+from autosync.api.db.tables import ACTIVE, FINAL, ClientRow, OutcomeRow, TuningRow
 from autosync.api.engine.database_store import LeaseLost, clean
 from autosync.api.engine.leases import LEASE_SECONDS
 from autosync.api.engine.training_queue import enqueue_training
@@ -33,21 +33,27 @@ def claim(
     lease_seconds: float = LEASE_SECONDS,
     tuning_id: str | None = None,
 ) -> Claim | None:
-    """Take the oldest tuning that waits or whose worker is gone, or the one named if it does;
-    None when there is none."""
+    """Take a tuning that waits or whose worker is gone, or the one named if it does; None when
+    there is none.
+
+    It is the oldest of the client that has waited longest since a worker last took one of theirs,
+    so that a client with many tunings keeps nobody else waiting for all of them.
+    """
     now = now_seconds()
     expired = and_(TuningRow.state.in_(ACTIVE), TuningRow.lease_until < now)
     named = TuningRow.id == tuning_id if tuning_id is not None else true()
-    oldest = (
+    served_at = func.coalesce(ClientRow.served_at, 0.0)
+    next_due = (
         select(TuningRow.id)
+        .outerjoin(ClientRow, ClientRow.name == TuningRow.client)
         .where(or_(TuningRow.state == "queued", expired), named)
-        .order_by(TuningRow.created_at, TuningRow.id)
+        .order_by(served_at, TuningRow.created_at, TuningRow.id)
         .limit(1)
-        .with_for_update(skip_locked=True)
+        .with_for_update(skip_locked=True, of=TuningRow)
     )
     statement = (
         update(TuningRow)
-        .where(TuningRow.id == oldest.scalar_subquery())
+        .where(TuningRow.id == next_due.scalar_subquery())
         .values(
             state=case((TuningRow.state == "cancelling", "cancelling"), else_="running"),
             fence=TuningRow.fence + 1,
@@ -55,18 +61,35 @@ def claim(
             lease_until=now + lease_seconds,
             started_at=case((TuningRow.started_at.is_(None), now), else_=TuningRow.started_at),
         )
-        .returning(TuningRow.id, TuningRow.fence)
+        .returning(TuningRow.id, TuningRow.fence, TuningRow.client)
         .execution_options(synchronize_session=False)
     )
     with database.writing() as session:
         row = session.execute(statement).first()
+        if row is not None:
+            _note_served(session, row.client)
     return Claim(row.id, row.fence) if row else None
+
+
+def _note_served(session: Session, client: str) -> None:
+    if not insert_new(session, ClientRow, name=client, served_at=now_seconds()):
+        session.execute(
+            update(ClientRow)
+            .where(ClientRow.name == client)
+            .values(served_at=now_seconds())
+            .execution_options(synchronize_session=False)
+        )
 
 
 def heartbeat(database: Database, held: Claim, lease_seconds: float = LEASE_SECONDS) -> bool:
     """Renew the lease; False when the claim is no longer the tuning's."""
+    until = now_seconds() + lease_seconds
     with database.writing() as session:
-        return _write(session, held, lease_until=now_seconds() + lease_seconds)
+        # from one renewal to the next the lease moves on by just the time that has passed
+        passed = until - func.coalesce(TuningRow.lease_until, until)
+        return _write(
+            session, held, lease_until=until, held_seconds=TuningRow.held_seconds + passed
+        )
 
 
 def finish(database: Database, held: Claim, outcome: OutcomeRow) -> None:
@@ -129,19 +152,34 @@ def expire(database: Database, held: Claim) -> None:
 
 
 def reopen(database: Database, tuning_id: str) -> None:
-    """Put a tuning that failed or was cancelled back into the queue; what it measured stays."""
+    """Put a tuning that failed or was cancelled back into the queue, with all its time before it;
+    what it measured stays."""
     with database.writing() as session:
         session.execute(
             update(TuningRow)
             .where(TuningRow.id == tuning_id, TuningRow.state.in_(("failed", "cancelled")))
-            .values(state="queued", error=None, finished_at=None)
+            .values(state="queued", error=None, finished_at=None, held_seconds=0.0)
             .execution_options(synchronize_session=False)
         )
 
 
 def insert(session: Session, **values: object) -> None:
     """A tuning that waits for a worker; `values` are columns of TuningRow."""
-    insert_new(session, TuningRow, **values)
+    session.add(TuningRow(**values))
+    session.flush()
+
+
+def lock_client(session: Session, client: str) -> None:
+    """Until the end of the transaction no other one puts tunings of the client into the queue."""
+    insert_new(session, ClientRow, name=client)
+    session.execute(select(ClientRow.name).where(ClientRow.name == client).with_for_update())
+
+
+def waiting_of(session: Session, client: str) -> int:
+    """How many tunings of the client wait for a worker."""
+    waiting = select(func.count()).select_from(TuningRow)
+    of_client = (TuningRow.state == "queued", TuningRow.client == client)
+    return session.scalars(waiting.where(*of_client)).one()
 
 
 def _end(session: Session, held: Claim, state: str, **values: object) -> bool:

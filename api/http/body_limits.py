@@ -5,10 +5,11 @@ import time
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from autosync.api.engine.service_limits import OF_BODIES, ServiceLimits
 from autosync.units import MIB
 
-MAX_BODY_BYTES = 32 * MIB
-"""The largest bundled graph is a twentieth of this."""
+FORM_BYTES = MIB // 4
+"""Of every other body: forms, and what takes none."""
 LONGEST_LENGTH = 18
 """Digits of a Content-Length that are read; Python reads no number of thousands of them."""
 DRAINED_BYTES, DRAINED_SECONDS = 1024 * MIB, 20.0
@@ -19,35 +20,38 @@ often never reads the answer."""
 class BodyLimit:
     """ASGI middleware: 413 where Content-Length or what really arrives exceeds the limit."""
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int = MAX_BODY_BYTES):
+    def __init__(self, app: ASGIApp, limits: ServiceLimits):
         self.app = app
-        self.max_body_bytes = max_body_bytes
+        self.limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
+        name = next((OF_BODIES[path] for path in OF_BODIES if scope["path"].startswith(path)), "")
+        most = getattr(self.limits, name) * MIB if name else FORM_BYTES
         length = dict(scope["headers"]).get(b"content-length", b"")
         announced = int(length[:LONGEST_LENGTH]) if length.isdigit() else 0
         arrived = 0
 
         async def limited() -> Message:
             nonlocal arrived
-            if announced > self.max_body_bytes:
+            if announced > most:
                 await _drain(receive)
-                raise self._too_large(announced)
+                raise _too_large(announced, most, name)
             message = await receive()
             arrived += len(message.get("body", b""))
-            if arrived > self.max_body_bytes:
+            if arrived > most:
                 await _drain(receive)
-                raise self._too_large(arrived)
+                raise _too_large(arrived, most, name)
             return message
 
         await self.app(scope, limited, send)
 
-    def _too_large(self, size: int) -> HTTPException:
-        # an HTTPException, because the framework passes only those on from the reading of a body
-        limit = self.max_body_bytes // MIB
-        return HTTPException(413, f"the body has {size} bytes or more; the limit is {limit} MiB.")
+
+def _too_large(size: int, most: int, name: str) -> HTTPException:
+    # an HTTPException, because the framework passes only those on from the reading of a body
+    shown = f"{most // MIB} MiB (`autosync serve --limit {name}=MIB`)" if name else f"{most} bytes"
+    return HTTPException(413, f"the body has {size} bytes or more; the limit is {shown}.")
 
 
 async def _drain(receive: Receive) -> None:

@@ -7,6 +7,7 @@ from fastapi import Depends, Header, Path, Query, Request
 from sqlalchemy.orm import Session
 
 from autosync.api.db.database import Database
+from autosync.api.http.uploads import Uploads
 
 
 def database_of(request: Request) -> Database:
@@ -26,6 +27,28 @@ async def _body(request: Request) -> bytes:
     return await request.body()  # limited by `autosync.api.http.body_limits.BodyLimit`
 
 
+def uploads_of(request: Request) -> Uploads:
+    uploads: Uploads = request.app.state.uploads
+    return uploads
+
+
+def client_of(request: Request) -> str:
+    """Whose tunings these are: a token's name, or an address (`autosync.api.http.security`)."""
+    return str(request.state.client)
+
+
+UploadsDep = Annotated[Uploads, Depends(uploads_of)]
+ClientName = Annotated[str, Depends(client_of)]
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=200,
+        pattern="^[!-~]+$",
+        description="Of your choice, one a request; sent again under it, it starts nothing new.",
+    ),
+]
 Reading = Annotated[Session, Depends(_reading, scope="function")]
 Body = Annotated[bytes, Depends(_body)]
 Id = Annotated[str, Path(max_length=200)]

@@ -8,6 +8,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 
 from autosync.api.http.schemas import Problem
+from autosync.api.http.tuning_body import TuningBody
 from autosync.bundle import Bundle
 from autosync.cluster import Cluster
 from autosync.documents import json_schema
@@ -72,6 +73,7 @@ def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
         409: "Not possible",
         413: "Too large",
         422: "Invalid input",
+        429: "Too many requests",
     }
     return {status: {"description": titles[status], "content": content} for status in statuses}
 
@@ -90,7 +92,7 @@ def _build(app: FastAPI) -> dict[str, Any]:
         title="AutoSync", version=version("autosync"), description=DESCRIPTION, routes=app.routes
     )
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    documented: tuple[type[Any], ...] = (*DOCUMENTS.values(), Problem)
+    documented: tuple[type[Any], ...] = (*DOCUMENTS.values(), Problem, TuningBody)
     for cls in documented:
         schema = TypeAdapter(cls).json_schema(ref_template="#/components/schemas/{model}")
         schemas.update(schema.pop("$defs", {}))

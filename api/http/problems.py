@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from sqlalchemy.exc import DatabaseError, OperationalError
 from starlette.exceptions import HTTPException
 
 from autosync.api.db.database_errors import database_trouble
+from autosync.api.engine.service_limits import TryLater
 from autosync.api.http.schemas import Problem
 from autosync.errors import AutosyncError, NotFound, NotSupported
 
@@ -79,15 +81,24 @@ def problem(
 def status_of(error: AutosyncError) -> int:
     if isinstance(error, NotFound):
         return 404
+    if isinstance(error, TryLater):
+        return 429
     return 409 if isinstance(error, NotSupported) else 422
 
 
 def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, AutosyncError)
     status = status_of(error)
-    title = {404: "Not found", 409: "Not possible", 422: "Invalid input"}[status]
+    titles = {404: "Not found", 409: "Not possible", 422: "Invalid input", 429: "Too many requests"}
+    retry = math.ceil(error.retry_seconds) if isinstance(error, TryLater) else None
     return problem(
-        status, title, error.message, thing=error.thing, value=error.value, remedy=error.remedy
+        status,
+        titles[status],
+        error.message,
+        thing=error.thing,
+        value=error.value,
+        remedy=error.remedy,
+        headers={} if retry is None else {"Retry-After": str(retry)},
     )
 
 

@@ -1,18 +1,22 @@
-"""Who may talk to the service: hosts, origins and an optional token; what a page may load."""
+"""Who may talk to the service: hosts, origins, tokens and how often; what a page may load."""
 
 import base64
 import ipaddress
+import math
 import secrets
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from autosync.api.engine.service_limits import ServiceLimits, how_to_raise
+from autosync.api.http.client_tokens import NamedToken, named_tokens
 from autosync.api.http.problems import problem
+from autosync.api.http.rate_limits import RateLimiter
 from autosync.environment import TOKEN_VARIABLE
 from autosync.errors import InvalidInput
 
@@ -21,6 +25,11 @@ ANY_ADDRESS = ("0.0.0.0", "::", "")
 """What a service listens on that takes connections from every network."""
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 OPEN_PATHS = ("/v1/health", "/v1/ready")
+BURST_SECONDS = 5.0
+"""A client that was silent may send so many seconds' requests at once."""
+WRONG_TOKENS_AT_ONCE = 10.0
+LONGEST_ADDRESS = 45
+"""Characters of an IPv6 address."""
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -36,23 +45,29 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """token: None lets everyone in who can reach the port. hosts: the names, without a port, under
-    which the service is addressed; with others a page elsewhere could reach it by DNS rebinding.
+    """token: one, or several as `NAME:TOKEN,NAME:TOKEN`; None lets everyone in who can reach the
+    port. hosts: the names, without a port, under which the service is addressed; with others a
+    page elsewhere could reach it by DNS rebinding.
 
     Raises:
-        InvalidInput: the token is empty, or of characters that no header carries.
+        InvalidInput: as `named_tokens`.
     """
 
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     hosts: tuple[str, ...] = LOOPBACK_HOSTS
+    tokens: tuple[NamedToken, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.token is None:
-            return
-        if not self.token.strip():
-            raise _bad_token("is empty, so it would let everyone in")
-        if not (self.token.isascii() and self.token.isprintable()):
-            raise _bad_token("has characters that are no printable ASCII")
+        given = () if self.token is None else named_tokens(self.token)
+        object.__setattr__(self, "tokens", given)
+
+    def owner_of(self, given: str) -> NamedToken | None:
+        """Whose token it is; takes as long for each of them."""
+        found = None
+        for each in self.tokens:
+            if secrets.compare_digest(given.encode(), each.token.encode()):
+                found = each
+        return found
 
 
 def access_on(host: str, token: str | None = None, names: Sequence[str] = ()) -> Access:
@@ -85,20 +100,15 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-def _bad_token(why: str) -> InvalidInput:
-    return InvalidInput(
-        f"the token {why}.",
-        thing="--token",
-        remedy=f"Set {TOKEN_VARIABLE} to a long random text, or leave it out on 127.0.0.1.",
-    )
-
-
 class Guard:
-    """ASGI middleware: refuses strangers, and sends the security headers with every answer."""
+    """ASGI middleware: refuses strangers and whoever comes too often, says who the client is
+    (`request.state.client`), and sends the security headers with every answer."""
 
-    def __init__(self, app: ASGIApp, access: Access):
+    def __init__(self, app: ASGIApp, access: Access, limits: ServiceLimits):
         self.app = app
         self.access = access
+        self.requests = RateLimiter(limits.requests, burst=BURST_SECONDS * limits.requests)
+        self.wrong_tokens = RateLimiter(limits.wrong_tokens, burst=WRONG_TOKENS_AT_ONCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -110,12 +120,33 @@ class Guard:
                 message["headers"] = [*message["headers"], *headers]
             await send(message)
 
-        app = refusal(Request(scope), self.access) or self.app
+        request = Request(scope)
+        app = refusal(request, self.access) or self._refusal_of_client(request) or self.app
         await app(scope, receive, with_headers)
+
+    def _refusal_of_client(self, request: Request) -> Response | None:
+        """Why the request is refused for its token or as one too many, or None."""
+        address = address_of(request)
+        request.state.client = address
+        if not self.access.tokens or request.url.path in OPEN_PATHS:
+            return None
+        if wait := self.wrong_tokens.wait_seconds(address):  # a right one would tell a guesser
+            return too_often(wait, "wrong tokens from this address", "wrong_tokens")
+        given = _given_token(request.headers.get("authorization", ""))
+        owner = self.access.owner_of(given)
+        if owner is None:
+            if given:
+                self.wrong_tokens.count(address)
+            return _unauthorized(given)
+        request.state.client = owner.name or address
+        if wait := self.requests.wait_seconds(request.state.client):
+            return too_often(wait, "requests of yours", "requests")
+        self.requests.count(request.state.client)
+        return None
 
 
 def refusal(request: Request, access: Access) -> Response | None:
-    """Why the request is refused, or None."""
+    """Why the request is refused for its host or origin, or None."""
     host = request.headers.get("host", "")
     if _hostname(host) not in access.hosts:
         return problem(
@@ -136,18 +167,42 @@ def refusal(request: Request, access: Access) -> Response | None:
             value=origin,
             remedy="Use the service's own pages, or a client that is no browser.",
         )
-    if access.token and request.url.path not in OPEN_PATHS:
-        given = _given_token(request.headers.get("authorization", ""))
-        if not secrets.compare_digest(given.encode(), access.token.encode()):
-            return problem(
-                401,
-                "Not authorized",
-                "this service wants a token." if not given else "the token is wrong.",
-                thing="Authorization",
-                remedy="Send `Authorization: Bearer TOKEN`; in a browser, give it as password.",
-                headers={"WWW-Authenticate": 'Basic realm="autosync", charset="UTF-8"'},
-            )
     return None
+
+
+def too_often(wait_seconds: float, what: str, limit: str) -> Response:
+    """429, with the whole seconds after which the client is let through."""
+    return problem(
+        429,
+        "Too many requests",
+        f"too many {what}.",
+        thing=limit,
+        remedy=f"Try again in {wait_seconds:.1f} s. {how_to_raise(limit)}",
+        headers={"Retry-After": str(math.ceil(wait_seconds))},
+    )
+
+
+def address_of(request: Request) -> str:
+    """The client's address; of IPv6 the network of 64 bits, of which a host has all addresses."""
+    host = request.client.host if request.client else ""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host[:LONGEST_ADDRESS]
+    if address.version == 4:
+        return host
+    return str(ipaddress.ip_network((address.packed[:8] + bytes(8), 64)))
+
+
+def _unauthorized(given: str) -> Response:
+    return problem(
+        401,
+        "Not authorized",
+        "the token is wrong." if given else "this service wants a token.",
+        thing="Authorization",
+        remedy="Send `Authorization: Bearer TOKEN`; in a browser, give it as password.",
+        headers={"WWW-Authenticate": 'Basic realm="autosync", charset="UTF-8"'},
+    )
 
 
 def _given_token(header: str) -> str:

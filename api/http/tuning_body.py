@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autosync.api.db.database import Database
 from autosync.api.engine.request_checks import SCALES, refuse_unused
+from autosync.api.engine.service_limits import LARGEST
 from autosync.api.engine.tuning_request import TuningRequest, at_scales
 from autosync.api.engine.worker_registry import refuse_without_gpus
 from autosync.api.http.named_documents import cluster_named, estimated_profile, graph_named
@@ -27,7 +28,7 @@ class TuningBody(BaseModel):
     cluster: str = Field(
         max_length=200, description="Id of a posted cluster, or the name of a bundled one."
     )
-    budget: int = Field(24, ge=1, le=10_000, description="Strategies to try by real execution.")
+    budget: int = Field(24, ge=1, le=LARGEST, description="Strategies to try by real execution.")
     batch_size: int | None = Field(
         None, ge=1, le=2**20, description="Of one replica; only for bundled models."
     )
@@ -38,7 +39,7 @@ class TuningBody(BaseModel):
     space: Space = Field(
         Space(), description="Allowances (which choices may be taken) and pins (which must be)."
     )
-    proposals: int = Field(30_000, ge=1, le=10_000_000, description="Sampled in a round.")
+    proposals: int = Field(30_000, ge=1, le=LARGEST, description="Sampled in a round.")
     repeats: int = Field(10, ge=1, le=1000, description="Interleaved repeats of the finalists.")
     iterations: int = Field(5, ge=1, le=10_000, description="Measured in each pass of a trial.")
     warmup: int = Field(2, ge=0, le=10_000)

@@ -1,5 +1,6 @@
 """`autosync serve`: the REST service, its dashboard, and workers."""
 
+import os
 from typing import Annotated
 
 import typer
@@ -14,7 +15,7 @@ from autosync.api.cli.options import (
     WorkerPython,
     reach_hosts,
 )
-from autosync.environment import TOKEN_VARIABLE
+from autosync.environment import LIMITS_VARIABLE, TOKEN_VARIABLE
 
 LOOPBACK = "127.0.0.1"
 
@@ -30,8 +31,9 @@ def serve(
         str | None,
         typer.Option(
             envvar=TOKEN_VARIABLE,
-            help="Ask every client for this bearer token; required beyond loopback. Better set in "
-            "the environment, since others see command lines.",
+            help="Ask every client for this bearer token; required beyond loopback. Several have "
+            "names: NAME:TOKEN,NAME:TOKEN. Better set in the environment, since others see command "
+            "lines.",
         ),
     ] = None,
     allow_host: Annotated[
@@ -40,6 +42,15 @@ def serve(
             metavar="NAME",
             help="A name under which clients address the service, besides the address it listens "
             "on and, where that is any, this machine's name. May be given again.",
+            show_default=False,
+        ),
+    ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=NUMBER",
+            help="What clients may ask for, such as budget=100 (`GET /v1/limits` shows all); "
+            f"{LIMITS_VARIABLE} takes several, separated by commas. May be given again.",
             show_default=False,
         ),
     ] = None,
@@ -61,9 +72,11 @@ def serve(
     from autosync.api.cli.worker_processes import started_workers
     from autosync.api.db.database import masked
     from autosync.api.db.schema_migration import migrate
+    from autosync.api.engine.service_limits import limits_from
     from autosync.api.http.app import serve as serve_until_interrupted
     from autosync.api.http.security import access_on
 
+    limits = limits_from([*os.environ.get(LIMITS_VARIABLE, "").split(","), *(limit or ())])
     access = access_on(host, token, allow_host or ())
     reach_hosts(prefix, python, ray_address)
     migrate(db)
@@ -71,6 +84,8 @@ def serve(
     shown = escape(masked(db))
     out.print(f"AutoSync on [bold]{address}[/]  (API: {address}/docs, database: {shown})")
     say(f"[dim]it is addressed as {', '.join(access.hosts)}[/]")
+    if names := [each.name for each in access.tokens if each.name]:
+        say(f"[dim]clients with a token: {escape(', '.join(names))}[/]")
     with started_workers(db, workers):
         say(f"[dim]{workers} worker{'' if workers == 1 else 's'}; Ctrl-C ends all[/]")
-        serve_until_interrupted(db, host, port, access)
+        serve_until_interrupted(db, host, port, access, limits)

@@ -4,22 +4,18 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from autosync.api.db.document_store import store_cluster, store_graph
 from autosync.api.db.lookup import found
-from autosync.api.http.dependencies import Body, DatabaseDep, Id, Limit, Offset, Reading
+from autosync.api.http.dependencies import Body, ClientName, Id, Limit, Offset, Reading, UploadsDep
 from autosync.api.http.openapi import DOCUMENTS, document_answer, posted, refusals, schema_of
 from autosync.api.http.schemas import StoredDocument
+from autosync.api.http.upload_storage import StoredRow
 from autosync.api.views import stored_documents
 from autosync.api.views.document_schemas import Clusters, Graphs
-from autosync.cluster_file import parse_cluster
-from autosync.documents import from_json
-from autosync.errors import InvalidInput
-from autosync.graph import ModelGraph
 
 router = APIRouter(prefix="/v1", tags=["documents"])
 STORED: dict[int | str, dict[str, Any]] = {
     200: {"model": StoredDocument, "description": "It was here already."},
-    **refusals(413, 422),
+    **refusals(413, 422, 429),
 }
 
 
@@ -29,13 +25,12 @@ STORED: dict[int | str, dict[str, Any]] = {
     responses=STORED,
     openapi_extra=posted("ModelGraph", "application/json"),
 )
-def post_graph(body: Body, database: DatabaseDep, response: Response) -> StoredDocument:
+def post_graph(
+    body: Body, uploads: UploadsDep, client: ClientName, response: Response
+) -> StoredDocument:
     """Store a graph (`autosync import -o graph.json` writes one). Only data is taken: nothing in
     it is executed. The same graph posted twice is one."""
-    graph = from_json(ModelGraph, body, source="graph")
-    with database.writing() as session:
-        key, new = store_graph(session, graph)
-    return _stored(response, f"/v1/graphs/{key}", key, graph.name, new)
+    return _stored(response, "/v1/graphs", uploads.graph(body, client))
 
 
 @router.get("/graphs", responses=refusals(422))
@@ -59,12 +54,11 @@ def get_graph(graph_id: Id, session: Reading) -> Response:
     responses=STORED,
     openapi_extra=posted("Cluster", "application/json", "application/yaml"),
 )
-def post_cluster(body: Body, database: DatabaseDep, response: Response) -> StoredDocument:
+def post_cluster(
+    body: Body, uploads: UploadsDep, client: ClientName, response: Response
+) -> StoredDocument:
     """Store a cluster, as YAML or JSON."""
-    cluster = parse_cluster(_text(body), "cluster")
-    with database.writing() as session:
-        key, new = store_cluster(session, cluster)
-    return _stored(response, f"/v1/clusters/{key}", key, cluster.name, new)
+    return _stored(response, "/v1/clusters", uploads.cluster(body, client))
 
 
 @router.get("/clusters", responses=refusals(422))
@@ -105,22 +99,12 @@ def get_schema(name: Id) -> dict[str, Any]:
     return schema_of(found(known, "schema", name, remedy))
 
 
-def _stored(response: Response, location: str, key: str, name: str, new: bool) -> StoredDocument:
-    response.status_code = 201 if new else 200
+def _stored(response: Response, path: str, row: StoredRow) -> StoredDocument:
+    location = f"{path}/{row.id}"
+    response.status_code = 201 if row.new else 200
     response.headers["Location"] = location
-    return StoredDocument(id=key, name=name, location=location)
+    return StoredDocument(id=row.id, name=row.name, location=location)
 
 
 def _document(text: str) -> Response:
     return Response(text, media_type="application/json")
-
-
-def _text(body: bytes) -> str:
-    try:
-        return body.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidInput(
-            f"the body is no UTF-8 text: {error.reason} at byte {error.start}.",
-            thing="body",
-            remedy="Send the cluster as YAML or JSON.",
-        ) from None

@@ -8,11 +8,17 @@ from sqlalchemy.orm import Session
 
 from autosync.api.engine import tuning_queue
 from autosync.api.engine.simulator_versions import promote
-from autosync.api.engine.submission import enqueue
 from autosync.api.engine.training_queue import enqueue_training
-from autosync.api.http.dependencies import DatabaseDep, Id, Number, Reading
+from autosync.api.http.dependencies import (
+    ClientName,
+    DatabaseDep,
+    Id,
+    Number,
+    Reading,
+    UploadsDep,
+)
 from autosync.api.http.page_templates import show
-from autosync.api.http.tuning_body import TuningForm, tuning_request
+from autosync.api.http.tuning_body import TuningForm
 from autosync.api.views import reports, simulator_versions_view, stored_documents
 from autosync.api.views.caveats import caveats_of
 from autosync.errors import AutosyncError
@@ -46,9 +52,12 @@ def tunings_fragment(request: Request, session: Reading) -> Response:
 
 
 @router.post("/tunings")
-def start(request: Request, database: DatabaseDep, session: Reading, form: FilledForm) -> Response:
+def start(
+    request: Request, uploads: UploadsDep, client: ClientName, session: Reading, form: FilledForm
+) -> Response:
     try:
-        tuning_id = enqueue(database, tuning_request(database, form.body()))
+        asked = form.body().model_dump_json(exclude_unset=True)
+        tuning_id = uploads.tuning(asked.encode(), client)
     except AutosyncError as error:
         return show(request, "index.html", _index(session, form.model_dump(), error), 422)
     return RedirectResponse(f"/tunings/{tuning_id}", 303)

@@ -1,11 +1,12 @@
-"""Runtimes of all trials, and whether the service is well."""
+"""Runtimes of all trials, what may be asked for, and whether the service is well."""
 
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 
-from autosync.api.http.dependencies import DatabaseDep, Reading
+from autosync.api.engine.service_limits import ServiceLimits
+from autosync.api.http.dependencies import DatabaseDep, Reading, UploadsDep
 from autosync.api.http.openapi import refusals
 from autosync.api.views.exports import runtimes_csv, runtimes_parquet
 from autosync.api.views.service_health import Health, Readiness, health, readiness
@@ -45,6 +46,12 @@ def get_runtimes_parquet(database: DatabaseDep, domain: DomainId = None) -> Resp
 NOT_READY: dict[int | str, dict[str, Any]] = {
     503: {"model": Readiness, "description": "No worker lives: what is queued waits."}
 }
+
+
+@router.get("/limits")
+def get_limits(uploads: UploadsDep) -> ServiceLimits:
+    """What the operator of this service lets its clients ask for."""
+    return uploads.limits
 
 
 @router.get("/health")

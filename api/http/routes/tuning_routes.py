@@ -6,12 +6,21 @@ from fastapi import APIRouter, Response
 from fastapi.responses import StreamingResponse
 
 from autosync.api.engine import tuning_queue
-from autosync.api.engine.submission import enqueue
-from autosync.api.http.dependencies import DatabaseDep, Id, LastEvent, Limit, Offset, Reading
+from autosync.api.http.dependencies import (
+    Body,
+    ClientName,
+    DatabaseDep,
+    Id,
+    IdempotencyKey,
+    LastEvent,
+    Limit,
+    Offset,
+    Reading,
+    UploadsDep,
+)
 from autosync.api.http.event_stream import stream
-from autosync.api.http.openapi import document_answer, refusals
+from autosync.api.http.openapi import document_answer, posted, refusals
 from autosync.api.http.schemas import CancelledTuning
-from autosync.api.http.tuning_body import TuningBody, tuning_request
 from autosync.api.views import reports
 from autosync.api.views.exports import bundle_document
 from autosync.api.views.timeline_schemas import Timeline
@@ -29,10 +38,22 @@ EVENTS: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.post("", status_code=202, responses=refusals(400, 404, 409, 413, 422))
-def post_tuning(body: TuningBody, database: DatabaseDep, response: Response) -> Tuning:
+@router.post(
+    "",
+    status_code=202,
+    responses=refusals(404, 409, 413, 422, 429),
+    openapi_extra=posted("TuningBody", "application/json"),
+)
+def post_tuning(
+    body: Body,
+    uploads: UploadsDep,
+    database: DatabaseDep,
+    client: ClientName,
+    response: Response,
+    key: IdempotencyKey = None,
+) -> Tuning:
     """Queue a tuning; a worker takes it up. `Location` is where to follow it."""
-    tuning_id = enqueue(database, tuning_request(database, body))
+    tuning_id = uploads.tuning(body, client, key)
     response.headers["Location"] = f"/v1/tunings/{tuning_id}"
     with database.reading() as session:
         return reports.tuning(session, tuning_id)

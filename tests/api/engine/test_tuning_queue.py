@@ -5,12 +5,14 @@ import sys
 from collections.abc import Callable
 
 import pytest
+from sqlalchemy import select
 
 from autosync.api.db import Database
-from autosync.api.db.tables import TuningRow
+from autosync.api.db.tables import EventRow, TuningRow
 from autosync.api.engine import tuning_queue
-from autosync.api.engine.database_store import LeaseLost
-from autosync.api.engine.submission import enqueue
+from autosync.api.engine.database_store import DatabaseStore, LeaseLost
+from autosync.api.engine.service_limits import ServiceLimits
+from autosync.api.engine.submission import Submission, enqueue
 from autosync.api.engine.tuning_answer import outcome_row
 from autosync.api.engine.tuning_queue import Claim
 from autosync.errors import NotFound, NotSupported
@@ -117,6 +119,52 @@ def test_what_has_ended_cannot_be_cancelled(database: Database) -> None:
         tuning_queue.cancel(database, held.tuning_id)
     with pytest.raises(NotFound):
         tuning_queue.cancel(database, "f" * 32)
+
+
+def test_clients_take_turns_and_nobody_waits_for_a_whole_queue(database: Database) -> None:
+    limits = ServiceLimits()
+    wanted = ["alice"] * 4 + ["bob"] * 2 + ["carol"]
+    ids = [enqueue(database, REQUEST, Submission(client, limits)) for client in wanted]
+    claims = [tuning_queue.claim(database, "a") for _ in ids]
+    served = [wanted[ids.index(held.tuning_id)] for held in claims if held is not None]
+    assert served == ["alice", "bob", "carol", "alice", "bob", "alice", "alice"]
+    of_alice = [
+        held.tuning_id
+        for held, client in zip(claims, served, strict=True)
+        if held and client == "alice"
+    ]
+    assert of_alice == ids[:4]
+    late = enqueue(database, REQUEST, Submission("dave", limits))
+    enqueue(database, REQUEST, Submission("alice", limits))
+    held = tuning_queue.claim(database, "a")
+    assert held is not None
+    assert held.tuning_id == late
+
+
+def test_the_time_that_workers_have_it_is_counted_and_limited(database: Database) -> None:
+    enqueue(database, REQUEST, Submission("alice", ServiceLimits(minutes=10)))
+    held = tuning_queue.claim(database, "a", lease_seconds=100)
+    assert held is not None
+    store = DatabaseStore(database, held.tuning_id, held.fence)
+    assert not store.out_of_time("search")
+    with database.writing() as session:  # as if the lease had been renewed 8 minutes ago
+        row = session.get_one(TuningRow, held.tuning_id)
+        row.lease_until = (row.lease_until or 0.0) - 480
+    assert tuning_queue.heartbeat(database, held, lease_seconds=100)
+    with database.reading() as session:
+        assert 480 <= session.get_one(TuningRow, held.tuning_id).held_seconds < 600
+    assert store.out_of_time("search")
+    assert not store.out_of_time("confirm")
+    with database.writing() as session:
+        session.get_one(TuningRow, held.tuning_id).held_seconds = 600
+    assert store.out_of_time("confirm")
+    assert store.out_of_time("confirm")
+    with database.reading() as session:
+        told = list(session.scalars(select(EventRow.message).order_by(EventRow.id)))
+    assert [message.partition(" ends: ")[::2] for message in told] == [
+        ("search", "7.5 of the 10 minutes that this service allows a tuning are over"),
+        ("confirm", "10 of the 10 minutes that this service allows a tuning are over"),
+    ]
 
 
 CLAIMER = """

@@ -15,7 +15,9 @@ SERVER = """
 import sys
 from autosync.api.http.app import serve
 from autosync.api.http.security import access_on
-serve(sys.argv[1], port=int(sys.argv[2]), access=access_on("127.0.0.1", sys.argv[3] or None))
+from autosync.api.engine.service_limits import limits_from
+access, limits = access_on("127.0.0.1", sys.argv[3] or None), limits_from(sys.argv[4:])
+serve(sys.argv[1], port=int(sys.argv[2]), access=access, limits=limits)
 """
 
 
@@ -33,11 +35,11 @@ class Service:
 
 
 @contextmanager
-def served(url: str, token: str = "") -> Iterator[Service]:
+def served(url: str, token: str = "", *limits: str) -> Iterator[Service]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    process = subprocess.Popen([sys.executable, "-c", SERVER, url, str(port), token])
+    process = subprocess.Popen([sys.executable, "-c", SERVER, url, str(port), token, *limits])
     try:
         address = f"http://127.0.0.1:{port}"
         _wait(process, address)

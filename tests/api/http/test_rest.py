@@ -218,7 +218,7 @@ def test_a_graph_too_large_to_be_true(client: TestClient) -> None:
     refused(client.post("/v1/graphs", json=data), 422, "which no model has")
     data = to_data(GRAPH)
     data["operations"][0]["forward_flops"] = 10**300
-    refused(client.post("/v1/graphs", json=data), 422, "which no model has")
+    refused(client.post("/v1/graphs", json=data), 422, "operations.0.forward_flops")
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,9 @@ def test_a_graph_too_large_to_be_true(client: TestClient) -> None:
     [
         ({"budget": -3}, "budget", "-3"),
         ({"budget": "many"}, "budget", "many"),
-        ({"budget": 10**30}, "budget", "10000"),
+        ({"budget": 10**30}, "budget", "1000000000"),
+        ({"budget": 1001}, "budget", "--limit budget=NUMBER"),
+        ({"proposals": 10**7}, "proposals", "--limit proposals=NUMBER"),
         ({"byte_scale": 0}, "byte_scale", "equal to 0.000001"),
         ({"byte_scale": 1e-300}, "byte_scale", "1e-300"),
         ({"time_scale": 1e-300}, "time_scale", "1e-300"),
@@ -280,8 +282,7 @@ def test_a_count_of_50000_digits_is_refused(client: TestClient, ids: dict[str, s
     refused(client.post("/v1/graphs", content=b"{}", headers=sent), 413, "32 MiB")
     refused(client.get(f"/v1/tunings?limit={digits}"), 422)
     body = f'{{"graph": "{ids["graph"]}", "cluster": "{ids["cluster"]}", "budget": {digits}}}'
-    headers = {"content-type": "application/json"}
-    refused(client.post("/v1/tunings", content=body, headers=headers), 400)
+    refused(client.post("/v1/tunings", content=body), 422)
     for count in (digits, str(MANY_DIGITS)):
         nodes = f"[{{address: 10.0.0.1, devices: [{{type: v100, count: {count}}}]"
         answer = client.post(
@@ -341,9 +342,7 @@ def test_unknown_names_in_a_request(client: TestClient, ids: dict[str, str]) -> 
 def test_a_broken_tuning_body_is_no_json(client: TestClient) -> None:
     headers = {"content-type": "application/json"}
     for body in (b"{garbage", b"[" * 100_000, b"\xff"):
-        answer = client.post("/v1/tunings", content=body, headers=headers)
-        assert answer.status_code in (400, 422)
-        refused(answer, answer.status_code)
+        refused(client.post("/v1/tunings", content=body, headers=headers), 422)
 
 
 def test_the_database_is_away(client: TestClient, sqlite: Database) -> None:

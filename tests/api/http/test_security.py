@@ -8,8 +8,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from autosync.api.db import Database
+from autosync.api.engine.service_limits import ServiceLimits
 from autosync.api.http.app import create_app
-from autosync.api.http.body_limits import MAX_BODY_BYTES
 from autosync.api.http.security import Access, access_on
 from autosync.errors import InvalidInput
 from tests.api.http.serving import served
@@ -97,6 +97,58 @@ def test_every_answer_carries_the_policy(guarded: TestClient) -> None:
         assert "unsafe" not in policy
 
 
+def test_tokens_have_names_and_clients_are_told_apart() -> None:
+    access = access_on("0.0.0.0", "alice:first, bob:second:with:colons")
+    assert [(each.name, each.token) for each in access.tokens] == [
+        ("alice", "first"),
+        ("bob", "second:with:colons"),
+    ]
+    assert access.owner_of("second:with:colons") == access.tokens[1]
+    assert access.owner_of("alice:first") is None
+    assert "first" not in repr(access)
+    (alone,) = Access("commas, but no names").tokens
+    assert (alone.name, alone.token) == ("", "commas, but no names")
+    for wrong, why in (
+        ("alice:first,second", "has no name"),
+        ("alice:first,bob:", "is empty"),
+        ("alice:first,alice:second", "the name of another"),
+        ("alice:first,bob:first", "the token of another"),
+    ):
+        with pytest.raises(InvalidInput, match=why):
+            access_on("0.0.0.0", wrong)
+
+
+def test_guesses_are_slowed_down_and_cost_nobody_else_anything(sqlite: Database) -> None:
+    app = create_app(sqlite, Access("alice:open,bob:sesame"))
+    right = {"authorization": "Bearer sesame"}
+    guess = {"authorization": "Bearer guess"}
+    with TestClient(app, base_url="http://127.0.0.1", client=("192.0.2.1", 1)) as client:
+        assert client.get("/v1/tunings").status_code == 401  # a browser asks without one first
+        answers = [client.get("/v1/tunings", headers=guess) for _ in range(11)]
+        assert [answer.status_code for answer in answers] == [401] * 10 + [429]
+        assert int(answers[-1].headers["retry-after"]) >= 1
+        assert "--limit wrong_tokens" in answers[-1].json()["remedy"]
+        # a right one is no sooner told from there, else it could be found among guesses
+        assert client.get("/v1/tunings", headers=right).status_code == 429
+        assert client.get("/v1/health").status_code == 200
+    with TestClient(app, base_url="http://127.0.0.1", client=("192.0.2.2", 1)) as client:
+        assert client.get("/v1/tunings", headers=right).status_code == 200
+
+
+def test_requests_of_a_client_are_counted_wherever_they_come_from(sqlite: Database) -> None:
+    app = create_app(sqlite, Access("alice:open,bob:sesame"), ServiceLimits(requests=1))
+    headers = {name: {"authorization": f"Bearer {name}"} for name in ("open", "sesame")}
+    for host in ("192.0.2.1", "192.0.2.2"):
+        with TestClient(app, base_url="http://127.0.0.1", client=(host, 1)) as client:
+            answers = [client.get("/v1/limits", headers=headers["open"]) for _ in range(3)]
+    assert answers[-1].status_code == 429
+    assert "--limit requests" in answers[-1].json()["remedy"]
+    with TestClient(app, base_url="http://127.0.0.1", client=("192.0.2.2", 1)) as client:
+        answer = client.get("/v1/limits", headers=headers["sesame"])
+        assert answer.status_code == 200
+        assert answer.json()["requests"] == 1
+
+
 def zeros(size_bytes: int) -> Iterator[bytes]:
     for _ in range(size_bytes // MIB):
         yield bytes(MIB)
@@ -117,5 +169,6 @@ def test_200_mb_are_refused_without_being_held(sqlite_url: str) -> None:
             assert "limit is 32 MiB" in answer.json()["detail"]
             assert answer.json()["remedy"]
         assert service.peak_memory_bytes() - before < 100 * MIB
-        allowed = httpx.post(url, content=zeros(MAX_BODY_BYTES), timeout=60)
+        largest = ServiceLimits().graph_mib * MIB
+        allowed = httpx.post(url, content=zeros(largest), timeout=60)
         assert allowed.status_code == 422

@@ -1,0 +1,124 @@
+"""Large documents are read in a process of their own, and cost the service nothing."""
+
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+
+from autosync.api.db import Database
+from autosync.api.engine.service_limits import ServiceLimits, TryLater
+from autosync.api.http.app import create_app
+from autosync.api.http.uploads import LARGE_BYTES, Uploads
+from autosync.documents import to_data, to_json
+from autosync.errors import InvalidInput
+from autosync.graph import ModelGraph
+from tests.api.http.serving import served
+from tests.domains import chain_graph, grid_cluster
+
+NODE = "  - {address: n%d, devices: [{type: t4}], bandwidth_gbps: 9.56, latency_us: 50}\n"
+SHAPES = ((4, 4),) * 2000
+LONG_SECONDS = 300.0
+"""Not what it takes, but when to give up."""
+
+
+def cluster_text(nodes: int) -> str:
+    return "name: large\nnodes:\n" + "".join(NODE % number for number in range(nodes))
+
+
+def large_graph() -> ModelGraph:
+    graph = chain_graph(SHAPES)
+    assert len(to_json(graph)) > LARGE_BYTES
+    return graph
+
+
+def reading_processes(pid: int) -> list[int]:
+    """Those that read a document for the service."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(each) for task in tasks for each in (task / "children").read_text().split()]
+
+
+def test_a_document_that_takes_too_long_is_refused_while_others_are_served(
+    sqlite_url: str,
+) -> None:
+    with served(sqlite_url, "", "reading_seconds=1", "cluster_mib=16") as service:
+        answers: list[httpx.Response] = []
+
+        def post() -> None:
+            url = f"{service.address}/v1/clusters"
+            answers.append(httpx.post(url, content=cluster_text(100_000), timeout=LONG_SECONDS))
+
+        posting = threading.Thread(target=post)
+        posting.start()
+        answered, seen = 0, False
+        while posting.is_alive():
+            assert httpx.get(f"{service.address}/v1/health", timeout=LONG_SECONDS).is_success
+            answered += 1
+            seen = seen or bool(reading_processes(service.pid))
+        posting.join()
+        assert seen
+        assert answered > 5
+        assert answers[0].status_code == 422
+        assert "1 processor seconds" in answers[0].json()["detail"]
+        assert "--limit reading_seconds=NUMBER" in answers[0].json()["remedy"]
+        assert not reading_processes(service.pid)
+
+
+def test_a_document_that_takes_too_much_memory_is_refused(sqlite: Database) -> None:
+    app = create_app(sqlite, limits=ServiceLimits(reading_mib=1, cluster_mib=8))
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        answer = client.post("/v1/clusters", content=cluster_text(30_000))
+        assert answer.status_code == 422
+        assert "1 MiB of memory" in answer.json()["detail"]
+        assert "--limit reading_mib=NUMBER" in answer.json()["remedy"]
+        assert client.get("/v1/clusters").json()["items"] == []
+
+
+def test_large_documents_are_stored_and_refused_as_small_ones_are(database: Database) -> None:
+    graph = large_graph()
+    app = create_app(database, limits=ServiceLimits(variables=2000, nodes=1000))
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        posted = client.post("/v1/graphs", content=to_json(graph))
+        assert posted.status_code == 201, posted.text
+        assert posted.json() == {**posted.json(), "id": graph.id, "name": "chain"}
+        assert client.get(posted.headers["location"]).text == to_json(graph)
+        cluster = client.post("/v1/clusters", content=to_json(grid_cluster())).json()["id"]
+        body: dict[str, Any] = {"graph": graph.id, "cluster": cluster, "budget": 3}
+        started = client.post("/v1/tunings", json=body)
+        assert started.status_code == 202, started.text
+        assert started.json()["graph_id"] == graph.id
+        unknown = client.post("/v1/tunings", json={**body, "cluster": "nowhere"})
+        assert unknown.status_code == 404
+        assert "example-4x1" in unknown.json()["remedy"]
+
+
+def test_a_client_has_two_large_documents_read_at_once_and_others_two_more(
+    sqlite: Database,
+) -> None:
+    uploads = Uploads(sqlite, ServiceLimits())
+    with ExitStack() as held:
+        for client in ("alice", "alice", "bob"):
+            held.enter_context(uploads._counted("graph", client))
+        with pytest.raises(TryLater, match="3 large documents"):
+            uploads.graph(bytes(LARGE_BYTES + 1), "alice")
+        held.enter_context(uploads._counted("graph", "bob"))
+        with pytest.raises(TryLater, match="4 large documents"):
+            uploads.cluster(bytes(LARGE_BYTES + 1), "carol")
+    with pytest.raises(InvalidInput, match="no valid YAML"):
+        uploads.cluster(bytes(LARGE_BYTES + 1), "carol")
+
+
+def test_counts_beyond_a_limit_are_refused_by_its_name(sqlite: Database) -> None:
+    graph = to_data(large_graph())
+    app = create_app(sqlite, limits=ServiceLimits(variables=1999, nodes=2999))
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        many = client.post("/v1/graphs", json=graph)
+        assert many.status_code == 422
+        assert "this service allows 1999 variables" in many.json()["detail"]
+        assert "--limit variables=NUMBER" in many.json()["remedy"]
+        many = client.post("/v1/clusters", content=cluster_text(3000))
+        assert many.status_code == 422
+        assert "--limit nodes=NUMBER" in many.json()["remedy"]
