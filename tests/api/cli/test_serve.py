@@ -77,6 +77,7 @@ def test_a_worker_shows_no_secret_and_is_replaced(
     [
         (("--host", "0.0.0.0"), "can be reached by others"),
         (("--token", ""), "the token is empty"),
+        (("--limit", "bugdet=3"), "no limit can be 'bugdet'"),
     ],
 )
 def test_an_open_service_is_refused(tmp_path: Path, arguments: tuple[str, ...], why: str) -> None:
