@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from autosync.errors import InvalidInput
 
@@ -94,7 +94,8 @@ def _sorted_out(
     for event in events:
         if not isinstance(event, dict) or event.get("ph") != "X":
             continue
-        name, kind, begin, length = (event.get(key) for key in ("name", "cat", "ts", "dur"))
+        name, kind = event.get("name"), event.get("cat")
+        begin, length = event.get("ts"), event.get("dur")
         given = event.get("args")
         args: dict[str, Any] = given if isinstance(given, dict) else {}
         if not (_is_time(begin) and _is_time(length) and isinstance(name, str)):
@@ -117,7 +118,7 @@ def _sorted_out(
     return calls, sorted(marks.values()), kernels
 
 
-def _is_time(value: object) -> bool:
+def _is_time(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and 0 <= value < 1e18
 
 
