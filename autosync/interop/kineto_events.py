@@ -22,10 +22,10 @@ class TracedCall:
     own_kernel_seconds: of the kernels that it launches itself, not within a call below."""
 
     name: str
-    thread: tuple[Any, Any]
+    thread: tuple[str, str]
     begin_us: float
     end_us: float
-    external: Any = None
+    external: int | None = None
     sequence: int | None = None
     own_kernel_seconds: float = 0.0
     below: "list[TracedCall]" = field(default_factory=list)
@@ -86,11 +86,11 @@ def read_trace(data: bytes, source: str) -> TracedSteps:
 
 def _sorted_out(
     events: list[Any],
-) -> tuple[list[TracedCall], list[tuple[float, float]], Mapping[Any, float]]:
+) -> tuple[list[TracedCall], list[tuple[float, float]], Mapping[int | None, float]]:
     """Calls, begin and end of the marked steps, and kernel seconds by external id."""
     calls: list[TracedCall] = []
     marks: dict[str, tuple[float, float]] = {}
-    kernels: defaultdict[Any, float] = defaultdict(float)
+    kernels: defaultdict[int | None, float] = defaultdict(float)
     for event in events:
         if not isinstance(event, dict) or event.get("ph") != "X":
             continue
@@ -110,9 +110,12 @@ def _sorted_out(
             sequence = args.get("Sequence number")
             calls.append(
                 TracedCall(
-                    *(name, (str(event.get("pid")), str(event.get("tid")))),
-                    *(begin, begin + length, external if isinstance(external, int) else None),
-                    sequence if isinstance(sequence, int) and sequence >= 0 else None,
+                    name=name,
+                    thread=(str(event.get("pid")), str(event.get("tid"))),
+                    begin_us=begin,
+                    end_us=begin + length,
+                    external=external if isinstance(external, int) else None,
+                    sequence=sequence if isinstance(sequence, int) and sequence >= 0 else None,
                 )
             )
     return calls, sorted(marks.values()), kernels
@@ -124,7 +127,7 @@ def _is_time(value: object) -> TypeGuard[float]:
 
 def _nested(calls: list[TracedCall]) -> list[TracedCall]:
     """Fills in `below`; returns the calls that none encloses, by their beginning."""
-    open_calls: defaultdict[tuple[Any, Any], list[TracedCall]] = defaultdict(list)
+    open_calls: defaultdict[tuple[str, str], list[TracedCall]] = defaultdict(list)
     roots = []
     for call in sorted(calls, key=lambda each: (each.begin_us, -each.end_us)):
         stack = open_calls[call.thread]
