@@ -56,6 +56,9 @@ class Tracker(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if func is torch.ops.prim.device.default:
+            # Fake tensors are asked where they are between an operation's node and its dispatch.
+            return self.forward_call(func, args, kwargs or {})
         self.call = (self.path, aten_name(func))
         if self.in_backward:
             operation = self._recomputed(self.call[1])

@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from autosync.errors import InvalidInput
 
@@ -22,10 +22,10 @@ class TracedCall:
     own_kernel_seconds: of the kernels that it launches itself, not within a call below."""
 
     name: str
-    thread: tuple[Any, Any]
+    thread: tuple[str, str]
     begin_us: float
     end_us: float
-    external: Any = None
+    external: int | None = None
     sequence: int | None = None
     own_kernel_seconds: float = 0.0
     below: "list[TracedCall]" = field(default_factory=list)
@@ -86,15 +86,16 @@ def read_trace(data: bytes, source: str) -> TracedSteps:
 
 def _sorted_out(
     events: list[Any],
-) -> tuple[list[TracedCall], list[tuple[float, float]], Mapping[Any, float]]:
+) -> tuple[list[TracedCall], list[tuple[float, float]], Mapping[int | None, float]]:
     """Calls, begin and end of the marked steps, and kernel seconds by external id."""
     calls: list[TracedCall] = []
     marks: dict[str, tuple[float, float]] = {}
-    kernels: defaultdict[Any, float] = defaultdict(float)
+    kernels: defaultdict[int | None, float] = defaultdict(float)
     for event in events:
         if not isinstance(event, dict) or event.get("ph") != "X":
             continue
-        name, kind, begin, length = (event.get(key) for key in ("name", "cat", "ts", "dur"))
+        name, kind = event.get("name"), event.get("cat")
+        begin, length = event.get("ts"), event.get("dur")
         given = event.get("args")
         args: dict[str, Any] = given if isinstance(given, dict) else {}
         if not (_is_time(begin) and _is_time(length) and isinstance(name, str)):
@@ -109,21 +110,24 @@ def _sorted_out(
             sequence = args.get("Sequence number")
             calls.append(
                 TracedCall(
-                    *(name, (str(event.get("pid")), str(event.get("tid")))),
-                    *(begin, begin + length, external if isinstance(external, int) else None),
-                    sequence if isinstance(sequence, int) and sequence >= 0 else None,
+                    name=name,
+                    thread=(str(event.get("pid")), str(event.get("tid"))),
+                    begin_us=begin,
+                    end_us=begin + length,
+                    external=external if isinstance(external, int) else None,
+                    sequence=sequence if isinstance(sequence, int) and sequence >= 0 else None,
                 )
             )
     return calls, sorted(marks.values()), kernels
 
 
-def _is_time(value: object) -> bool:
+def _is_time(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and 0 <= value < 1e18
 
 
 def _nested(calls: list[TracedCall]) -> list[TracedCall]:
     """Fills in `below`; returns the calls that none encloses, by their beginning."""
-    open_calls: defaultdict[tuple[Any, Any], list[TracedCall]] = defaultdict(list)
+    open_calls: defaultdict[tuple[str, str], list[TracedCall]] = defaultdict(list)
     roots = []
     for call in sorted(calls, key=lambda each: (each.begin_us, -each.end_us)):
         stack = open_calls[call.thread]

@@ -23,7 +23,7 @@ from autosync.interop.protobuf_wire import Window
 
 MAX_ONNX_BYTES = 1 << 31
 """Protobuf's own limit: larger models keep their weights in files beside."""
-MAX_ONNX_VALUES = 1_500_000
+MAX_ONNX_VALUES = 1_000_000
 
 VIEWS = frozenset(
     (

@@ -148,7 +148,7 @@ class NASNet(nn.Module):
         for stage, cells in enumerate(self.stages):
             if stage:
                 now = self.reductions[stage - 1](now, before)
-            for cell in cells:  # type: ignore[union-attr]  # a list of modules
+            for cell in cells.children():
                 now, before = cell(now, before), now
         return torch.relu(now)
 

@@ -162,12 +162,10 @@ def test_import_of_an_onnx_file(folder: Path) -> None:
     assert "cannot read the ONNX file" in " ".join(missing.stderr.split())
 
 
-def test_a_config_that_is_none_and_a_library_that_lacks_the_model(folder: Path) -> None:
+def test_a_config_without_an_architecture_is_refused(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "bert"}')
     refused = autosync(folder, "import", "config.json", "--batch", "4", code=2)
     assert "names no architecture" in " ".join(refused.stderr.split())
-    unknown = autosync(folder, "import", "timm:../weights", "--batch", "4", code=2)
-    assert "names no model of timm" in " ".join(unknown.stderr.split())
 
 
 def test_a_trace_is_a_profile(folder: Path) -> None:

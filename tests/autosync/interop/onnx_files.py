@@ -34,7 +34,7 @@ def exported(module: nn.Module, inputs: tuple[Any, ...], **options: Any) -> byte
         torch.onnx.export(
             module,
             inputs,
-            file,
+            file,  # type: ignore[arg-type]  # this exporter writes to open files, too
             dynamo=False,
             training=training,
             do_constant_folding=False,

@@ -211,7 +211,6 @@ RESHAPED = OnnxNode(("y", "shape"), ("z",), "", "Reshape")
             ),
             "no operation that reads a trainable tensor",
         ),
-        (tagged(7, Wire.LENGTH, tagged(1, Wire.LENGTH, b"") * 1_600_000), "more than"),
     ],
 )
 def test_bad_files_are_refused_by_name(data: bytes, why: str) -> None:
@@ -220,6 +219,13 @@ def test_bad_files_are_refused_by_name(data: bytes, why: str) -> None:
     assert why in str(caught.value)
     assert "bad.onnx" in str(caught.value)
     assert caught.value.remedy
+
+
+def test_a_file_of_endless_nodes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autosync.interop.onnx_graph.MAX_ONNX_VALUES", 1000)
+    data = tagged(7, Wire.LENGTH, tagged(1, Wire.LENGTH, b"") * 2000)
+    with pytest.raises(InvalidInput, match="more than 1000 values"):
+        read_onnx_graph(data, "endless", BATCH)
 
 
 def test_every_cut_of_a_file_is_read_or_refused() -> None:

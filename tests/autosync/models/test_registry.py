@@ -33,6 +33,8 @@ PARAMETERS = {
     "vit_large": 304_326_632,
     "bert_base": 110_106_428,
     "bert_large": 336_226_108,
+    "xlnet_large": 360_300_800,  # transformers' XLNetLMHeadModel of xlnet-large-cased
+    "xlnet_48l": 687_800_576,  # the same of 48 layers
     "gpt2": 124_439_808,
     "gpt2_medium": 354_823_168,
     "gpt2_large": 774_030_080,
