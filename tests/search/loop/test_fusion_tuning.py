@@ -1,3 +1,4 @@
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -52,7 +53,7 @@ def tuned(seconds: Callable[[float], float], trials: int) -> list[int]:
 
 def test_the_best_size_is_found_in_few_trials() -> None:
     def seconds(size: float) -> float:
-        return 0.1 + 0.02 * np.log2(size / 7) ** 2
+        return 0.1 + 0.02 * math.log2(size / 7) ** 2
 
     sizes = [each.size_bytes / MIB for each in fused_strategies(DOMAIN, SPACE, "dear")]
     tried = tuned(seconds, 8)
