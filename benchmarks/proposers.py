@@ -7,6 +7,7 @@ python -m benchmarks.proposers [--samples 2048] [--domains resnet50-4x1 ...]
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -36,7 +37,7 @@ SPACES = {
 
 
 def predicted(domain: Domain, strategies: list[Strategy]) -> list[float]:
-    return TimelineSimulator().predict(domain, encode(strategies, domain)).tolist()
+    return [float(each) for each in TimelineSimulator().predict(domain, encode(strategies, domain))]
 
 
 def sampled(domain: Domain, space: Space, samples: int, seed: int) -> np.ndarray:
@@ -52,14 +53,13 @@ def report(name: str, domain: Domain, samples: int, seeds: int) -> None:
     designs: dict[str, Strategy] = {}
     spent: dict[str, float] = {}
     for design, builder in BUILDERS.items():
-        build = builder.build
-        strategy, spent[design] = timed(lambda build=build: fitted(domain, Space(), build))
+        strategy, spent[design] = timed(partial(fitted, domain, Space(), builder.build))
         if strategy is not None:
             designs[design] = strategy
     seconds = dict(zip(designs, predicted(domain, list(designs.values())), strict=True))
     promising = sorted((d for d in designs if d != "ddp"), key=seconds.__getitem__)[:RACED]
     for design in promising:
-        found, took = timed(lambda design=design: refined(designs[design], domain, Space(), 0))
+        found, took = timed(partial(refined, designs[design], domain, Space(), 0))
         assert found is not None
         seconds[f"{design}, refined"] = predicted(domain, [found])[0]
         spent[f"{design}, refined"] = took

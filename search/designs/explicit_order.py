@@ -30,8 +30,8 @@ def strategy_of(domain: Domain, messages: Sequence[OrderedMessage]) -> Strategy:
     """
     shards: dict[int, list[tuple[int, int]]] = {}
     for number, message in enumerate(messages):
-        for variable, length in message.elements:
-            shards.setdefault(variable, []).append((length, number))
+        for index, length in message.elements:
+            shards.setdefault(index, []).append((length, number))
     choices = []
     for index, variable in enumerate(domain.graph.variables):
         parts = shards[index]

@@ -63,11 +63,16 @@ def all_reduce_one_bucket(domain: Domain) -> Strategy:
 
 
 def all_reduce_5mb(domain: Domain) -> Strategy:
-    return assemble(domain, collective(domain, AllReduce(0)), limit_bytes=5 * MIB)
+    return all_reduce_fused(domain, 5 * MIB)
 
 
 def all_reduce_25mb(domain: Domain) -> Strategy:
-    return assemble(domain, collective(domain, AllReduce(0)), limit_bytes=25 * MIB)
+    return all_reduce_fused(domain, 25 * MIB)
+
+
+def all_reduce_fused(domain: Domain, buffer_bytes: int) -> Strategy:
+    """All-reduces fused in a buffer of any size."""
+    return assemble(domain, collective(domain, AllReduce(0)), limit_bytes=buffer_bytes)
 
 
 def all_reduce_chunk128(domain: Domain) -> Strategy:

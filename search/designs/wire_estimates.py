@@ -14,14 +14,17 @@ from autosync.strategy import AllGather, AllReduce, Factors, Synchronizer, even_
 
 F64 = NDArray[np.float64]
 
-RING = ((Op.ALL_REDUCE, ALL_RANKS),)
-HIERARCHICAL = (
+Stages = tuple[tuple[Op, int], ...]
+"""Operation and teams of each message of a chain."""
+
+RING: Stages = ((Op.ALL_REDUCE, ALL_RANKS),)
+HIERARCHICAL: Stages = (
     (Op.REDUCE, NODE_TEAMS),
     (Op.ALL_REDUCE, LEADERS),
     (Op.BROADCAST, NODE_TEAMS),
 )
-GATHERED = ((Op.SPARSE_ALL_GATHER, ALL_RANKS),)
-FACTORED = ((Op.FACTOR_ALL_GATHER, ALL_RANKS),)
+GATHERED: Stages = ((Op.SPARSE_ALL_GATHER, ALL_RANKS),)
+FACTORED: Stages = ((Op.FACTOR_ALL_GATHER, ALL_RANKS),)
 
 
 def ready_seconds(domain: Domain) -> F64:

@@ -13,8 +13,7 @@ from scipy.stats import norm
 from autosync.domain import Domain
 from autosync.population import encode
 from autosync.search.designs.design_table import fitted
-from autosync.search.designs.horovod import FUSION_BYTES, horovod_strategy
-from autosync.search.designs.known_designs import dear_fused
+from autosync.search.designs.known_designs import all_reduce_fused, dear_fused
 from autosync.search.loop.tuning_store import Candidate, Store
 from autosync.search.space import Space
 from autosync.simulator.simulator_contract import Simulator
@@ -27,17 +26,19 @@ XI = 0.1
 """By which an improvement has to be exceeded to count, in standard deviations of the measured
 speeds: DeAR's hyperparameter, which prefers exploration."""
 
-FIRST_BYTES = {"dear": 25 * MIB, "horovod": FUSION_BYTES}
-"""DeAR begins at 25 MB, Horovod at its default; both are hand-designed strategies."""
+DESIGNED_BYTES = (25 * MIB, 5 * MIB)
+"""Sizes of hand-designed strategies, which are tried before: DeAR begins at 25 MB."""
 
 SIZES = 32
-"""Sizes from 1 to 100 MiB (DeAR's range) that are told apart, each a little over a seventh larger
-than the one before."""
+"""Sizes from 1 to 100 MiB (DeAR's range) that are told apart, each 16 % larger than the one before.
+"""
 
 FAMILIES: dict[str, Callable[[Domain, int], Strategy]] = {
     "dear": dear_fused,
-    "horovod": horovod_strategy,
+    "all_reduce": all_reduce_fused,
 }
+"""The second is Horovod's threshold without its cycles, which follow the clock: a size stays the
+same strategy however trials correct the costs."""
 
 FIRST_SPREAD, LEAST_SPREAD = 0.1, 0.01
 """Standard deviation of the logarithm of a family's speeds: before two are measured, and at least,
@@ -119,10 +120,10 @@ def next_fusion(
 @lru_cache(maxsize=16)
 def fused_strategies(domain: Domain, space: Space, family: str) -> tuple[FusedStrategy, ...]:
     """The family's different strategies that run on the domain and lie in the space, by the
-    smallest size of each; the first size stands for its own."""
+    smallest size of each; a designed size stands for its own."""
     sizes = np.geomspace(MIB, 100 * MIB, SIZES).astype(np.int64).tolist()
     found: dict[str, FusedStrategy] = {}
-    for size_bytes in (FIRST_BYTES[family], *sizes):
+    for size_bytes in (*DESIGNED_BYTES, *sizes):
         strategy = _fused(domain, space, family, size_bytes)
         if strategy is not None:
             found.setdefault(strategy.id, FusedStrategy(size_bytes, strategy))

@@ -20,7 +20,7 @@ DOMAIN = domain_of(
 
 
 def seconds(*strategies: Strategy) -> list[float]:
-    return TimelineSimulator().predict(DOMAIN, encode(strategies, DOMAIN)).tolist()
+    return [float(each) for each in TimelineSimulator().predict(DOMAIN, encode(strategies, DOMAIN))]
 
 
 def test_every_design_gets_no_slower_and_stays_in_the_space() -> None:

@@ -15,7 +15,7 @@ def shares(gbps: tuple[float, ...]) -> list[float]:
     domain = domain_of(chain_graph(((1024, 1024),) * 60), grid_cluster(len(gbps), 1, gbps))
     chosen = least_busy_link(domain)
     owners = [s.server for c in chosen.values() for s in c.shards if isinstance(s, ParameterServer)]
-    return (np.bincount(owners, minlength=len(gbps)) / len(owners)).tolist()
+    return [float(n) / len(owners) for n in np.bincount(owners, minlength=len(gbps))]
 
 
 def test_a_share_makes_all_links_equally_busy() -> None:

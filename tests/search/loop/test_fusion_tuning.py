@@ -1,3 +1,4 @@
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -9,22 +10,29 @@ from autosync.search.loop.fusion_tuning import (
     speed_improvement,
     speeds_over_sizes,
 )
+from autosync.search.loop.memory_store import MemoryStore
+from autosync.search.loop.settings import Settings
+from autosync.search.loop.tuning_loop import tune
 from autosync.search.space import Space
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+from autosync.strategy import Strategy
 from autosync.units import MIB
 from tests.domains import chain_graph, domain_of, grid_cluster
+from tests.search.loop.test_tuning_loop import TablePool
 
 DOMAIN = domain_of(chain_graph(((512, 1024),) * 40), grid_cluster(4, 1, 8.0))
 """40 gradients of 2 MiB."""
 SPACE = Space()
 
 
-def test_designs_are_the_first_sizes() -> None:
+def test_designs_are_members() -> None:
     designs = {strategy.id: name for name, strategy in hand_designed(DOMAIN, SPACE)}
-    for family, first in (("dear", 25 * MIB), ("horovod", 64 * MIB)):
+    known = (("dear", 25, "dear"), ("all_reduce", 5, "all_reduce_5mb"))
+    for family, first_mib, name in (*known, ("all_reduce", 25, "all_reduce_25mb")):
         members = {
             each.size_bytes: each.strategy for each in fused_strategies(DOMAIN, SPACE, family)
         }
-        assert designs[members[first].id] == family
+        assert designs[members[first_mib * MIB].id] == name
         assert len({strategy.id for strategy in members.values()}) == len(members) > 3
 
 
@@ -52,7 +60,7 @@ def tuned(seconds: Callable[[float], float], trials: int) -> list[int]:
 
 def test_the_best_size_is_found_in_few_trials() -> None:
     def seconds(size: float) -> float:
-        return 0.1 + 0.02 * np.log2(size / 7) ** 2
+        return 0.1 + 0.02 * math.log2(size / 7) ** 2
 
     sizes = [each.size_bytes / MIB for each in fused_strategies(DOMAIN, SPACE, "dear")]
     tried = tuned(seconds, 8)
@@ -83,3 +91,20 @@ def test_the_process_follows_its_trials_and_doubts_elsewhere() -> None:
     mean, std = speeds_over_sizes(sizes, speeds, np.array([1.0, 4.0, 16.0, 100.0]) * MIB)
     np.testing.assert_allclose(mean[:3], speeds, atol=0.03)
     assert std[3] > 2 * std[:3].max()
+
+
+def test_a_tuning_spends_trials_on_a_buffer_that_could_win() -> None:
+    """DeAR alone is fast, at 6 MiB most."""
+
+    def table(strategy: Strategy) -> float:
+        if strategy.name.startswith("dear_") and strategy.name.endswith("mb"):
+            return 0.05 + 0.01 * abs(math.log2(float(strategy.name[5:-2]) / 6))
+        return 0.07 if strategy.name == "dear" else 0.2
+
+    store, pool = MemoryStore(), TablePool(table)
+    settings = Settings(budget=80, proposals=32, repeats=1)
+    tune(DOMAIN, SPACE, lambda: pool, store, TimelineSimulator(), settings, lambda event: None)
+    tuned = [each for each in store.proposals() if each.candidate.origin == "dear_tuned"]
+    assert len(tuned) >= 3
+    assert len({each.round for each in tuned}) == len(tuned), "one a round"
+    assert min(each.round for each in tuned) > 0
