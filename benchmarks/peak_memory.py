@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from autosync.bundle import Bundle, make_bundle
 from autosync.cluster import Cluster, Device, Node
 from autosync.domain import Domain, Optimizer
-from autosync.importing.training_step import compute_loss
+from autosync.importing.training_step import loss_of, module_arguments
 from autosync.models import bundled, spec_of
 from autosync.population import encode
 from autosync.profiling import estimate_profile
@@ -121,7 +121,8 @@ class Job:
 
     def step(self, model: nn.Module) -> None:
         self.optimizer.zero_grad()
-        compute_loss(model, self.inputs, self.loss).backward()
+        args, keywords = module_arguments(self.model, self.inputs, self.loss)  # not DDP's own
+        loss_of(model(*args, **keywords), self.inputs, self.loss).backward()
         self.optimizer.step()
 
 
@@ -155,9 +156,11 @@ def measured_on_ranks(domain: Domain, strategy: Strategy) -> list[int]:
     ]
     for process in ranks:
         process.start()
-    found = dict(answers.get() for _ in ranks)
     for process in ranks:
         process.join()
+        if process.exitcode:
+            raise SystemExit(f"{strategy.name or 'a strategy'}: a rank ended with its error above")
+    found = dict(answers.get() for _ in ranks)
     return [found[rank] for rank in range(domain.world_size)]
 
 

@@ -98,8 +98,11 @@ def _gradients(
                 coming.holders += 1
                 of_output[source] = coming
             else:
-                if before.holders > 1:  # a sum of its own
+                # A sum of its own; into what is only expanded (a scalar's gradient) nothing fits.
+                if before.holders > 1 or before.size_bytes < size:
                     before.holders -= 1
+                    if before.holders == 0:
+                        lifetimes.end(before, now)
                     of_output[source] = _Buffer(source, size, now, holders=1)
                 if coming is not own:
                     lifetimes.end(coming, now)

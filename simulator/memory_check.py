@@ -45,7 +45,7 @@ def check_memory(strategy: Strategy, domain: Domain) -> None:
 def fitting_rows(domain: Domain, population: Population) -> NDArray[np.int64]:
     """The strategies whose predicted peaks every device has."""
     devices = device_memory_bytes(domain)
-    everything = np.arange(len(population.layout))
+    everything = np.arange(len(population.layout), dtype=np.int64)
     if np.isinf(devices).all():
         return everything
     memory = memory_of(domain)
@@ -53,7 +53,10 @@ def fitting_rows(domain: Domain, population: Population) -> NDArray[np.int64]:
     if memory.most_bytes(max(shares) * domain.world_size) <= devices.min():
         return everything
     plans = compile_plans_fast(population, domain)
-    fits = [(memory.peak_bytes(plans, population, i) <= devices).all() for i in everything]
+    fits = [
+        (memory.peak_bytes(plans, population, index) <= devices).all()
+        for index in range(len(everything))
+    ]
     return np.flatnonzero(fits)
 
 

@@ -152,7 +152,7 @@ class _Part:
         for replica in population.layouts[population.layout[index]]:
             shares[replica.rank] = replica.share * domain.world_size
         rows = np.arange(int(plans.first[index]), int(plans.first[index + 1]))
-        begin = int(plans.bucket[rows].min(initial=0)) if len(rows) else 0
+        begin = int(plans.bucket[rows].min()) if len(rows) else 0
         bucket = plans.bucket[rows] - begin
         count = int(bucket.max(initial=-1)) + 1
         edges = plans.bucket_first[begin : begin + count + 1]
@@ -161,7 +161,8 @@ class _Part:
         shard = plans.piece_row[pieces] + int(population.first[index])
         variable = population.variable[shard].astype(np.int64)
         length = plans.piece_stop[pieces] - plans.piece_start[pieces]
-        size = np.bincount(of_piece, length * domain.variables.item_bytes[variable], count)
+        size = np.zeros(count)
+        np.add.at(size, of_piece, length * domain.variables.item_bytes[variable])
         pairs = np.unique(np.stack((variable, of_piece)), axis=1)
         whole_parts = np.bincount(pairs[0], minlength=len(domain.graph.variables))
         cut = (population.axis[index] > 0) & (population.parts[index] > 1)

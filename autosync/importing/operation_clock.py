@@ -26,6 +26,6 @@ def seconds_between(first: Mark, second: Mark) -> float:
     """Of two marks that have been waited for."""
     if isinstance(first, torch.cuda.Event):
         assert isinstance(second, torch.cuda.Event)
-        return first.elapsed_time(second) / 1e3
+        return float(first.elapsed_time(second)) / 1e3
     assert isinstance(second, float)
     return second - first

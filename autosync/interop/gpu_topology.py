@@ -85,7 +85,8 @@ def read_topology(text: str, source: str) -> GpuTopology:
     count = _gpu_columns(lines[start])
     if count > MAX_GPUS:
         raise _refused(source, f"shows more than {MAX_GPUS} GPUs")
-    rows, nics = [], 0
+    rows: list[tuple[int, ...]] = []
+    nics = 0
     for number, line in enumerate(lines[start + 1 :], start + 2):
         words = line.split()
         if len(rows) < count:
