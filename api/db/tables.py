@@ -190,6 +190,7 @@ class TuningRow(Base):
     lease_until: by the database's clock; after it anyone may take the tuning over.
     simulator_version: which version of the trained simulator `simulator` stood for when it was
         asked for; 0 is the bundled one, NULL where it names no trained one.
+    tags: words between spaces. archived: left out of lists unless asked for.
     """
 
     __tablename__ = "tunings"
@@ -223,6 +224,9 @@ class TuningRow(Base):
     ranked: Mapped[int] = mapped_column(BigInteger, default=0)
     best_seconds: Mapped[float | None]
     error: Mapped[str | None]
+    tags: Mapped[str] = mapped_column(default="")
+    note: Mapped[str] = mapped_column(default="")
+    archived: Mapped[bool] = mapped_column(default=False)
 
 
 class WorkerRow(Base):

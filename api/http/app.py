@@ -14,10 +14,12 @@ from autosync.api.http import openapi, problems
 from autosync.api.http.body_limits import MAX_BODY_BYTES, BodyLimit
 from autosync.api.http.page_templates import error_page
 from autosync.api.http.routes import (
+    document_pages,
     document_routes,
     pages,
     service_routes,
     simulator_routes,
+    tuning_pages,
     tuning_routes,
     version_routes,
 )
@@ -41,7 +43,8 @@ def create_app(
     app = FastAPI(title="AutoSync", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.database = database
     routes = (document_routes, tuning_routes, version_routes, simulator_routes, service_routes)
-    for module in (*routes, pages):  # versions before the names of simulators
+    shown = (pages, tuning_pages, document_pages)
+    for module in (*routes, *shown):  # versions before the names of simulators
         app.include_router(module.router)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     problems.install(app, error_page)

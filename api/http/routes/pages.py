@@ -1,20 +1,21 @@
-"""The dashboard: HTML pages and the fragments that keep them current."""
+"""The dashboard's home: tunings as one looks for them, the form that starts one, simulators."""
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Form, Request, Response
+from fastapi import APIRouter, Depends, Form, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from sqlalchemy.orm import Session
 
-from autosync.api.engine import tuning_queue
+from autosync.api.db.tables import STATES
 from autosync.api.engine.simulator_versions import promote
 from autosync.api.engine.submission import enqueue
 from autosync.api.engine.training_queue import enqueue_training
-from autosync.api.http.dependencies import DatabaseDep, Id, Number, Reading
+from autosync.api.http.dependencies import DatabaseDep, Number, Reading
 from autosync.api.http.page_templates import show
 from autosync.api.http.tuning_body import TuningForm, tuning_request
-from autosync.api.views import reports, simulator_versions_view, stored_documents
-from autosync.api.views.caveats import caveats_of
+from autosync.api.views import simulator_versions_view, stored_documents
+from autosync.api.views.tuning_comparison import compared_tunings
+from autosync.api.views.tuning_list import SORTS, TuningFilter, tuning_list
 from autosync.errors import AutosyncError
 
 NEWEST = 50
@@ -31,18 +32,37 @@ FORM = {
 }
 
 FilledForm = Annotated[TuningForm, Form()]
+Words = Annotated[str, Query(max_length=200)]
 
 router = APIRouter(include_in_schema=False)
 
 
+def _wanted(
+    text: Words = "",
+    state: Words = "",
+    tag: Words = "",
+    archived: bool = False,
+    sort: Words = "newest",
+    page: Annotated[int, Query(ge=1, le=10**6)] = 1,
+) -> TuningFilter:
+    return TuningFilter(text, state, tag, archived=archived, sort=sort, page=page)
+
+
+Wanted = Annotated[TuningFilter, Depends(_wanted)]
+
+
 @router.get("/")
-def index(request: Request, session: Reading) -> Response:
-    return show(request, "index.html", _index(session, FORM))
+def index(
+    request: Request, session: Reading, wanted: Wanted, graph: Words = "", cluster: Words = ""
+) -> Response:
+    """graph, cluster: chosen in the form beforehand."""
+    chosen = {k: v for k, v in (("graph", graph), ("cluster", cluster)) if v}
+    return show(request, "home/index.html", _index(session, FORM | chosen, wanted, bool(chosen)))
 
 
 @router.get("/fragments/tunings")
-def tunings_fragment(request: Request, session: Reading) -> Response:
-    return show(request, "tunings.html", _tunings(session))
+def tunings_fragment(request: Request, session: Reading, wanted: Wanted) -> Response:
+    return show(request, "home/tunings.html", _tunings(session, wanted))
 
 
 @router.post("/tunings")
@@ -50,29 +70,18 @@ def start(request: Request, database: DatabaseDep, session: Reading, form: Fille
     try:
         tuning_id = enqueue(database, tuning_request(database, form.body()))
     except AutosyncError as error:
-        return show(request, "index.html", _index(session, form.model_dump(), error), 422)
+        shown = _index(session, form.model_dump(), TuningFilter(), True, error)
+        return show(request, "home/index.html", shown, 422)
     return RedirectResponse(f"/tunings/{tuning_id}", 303)
 
 
-@router.get("/tunings/{tuning_id}")
-def tuning_page(tuning_id: Id, request: Request, session: Reading) -> Response:
-    return show(request, "tuning.html", _tuning(session, tuning_id))
+@router.get("/compare")
+def compare_tunings(request: Request, session: Reading, left: Words, right: Words) -> Response:
+    from autosync.api.http.tuning_charts import compared_convergence  # loads numba
 
-
-@router.get("/tunings/{tuning_id}/live")
-def live_fragment(tuning_id: Id, request: Request, session: Reading) -> Response:
-    return show(request, "status.html", _tuning(session, tuning_id))
-
-
-@router.get("/tunings/{tuning_id}/ranked")
-def ranked_fragment(tuning_id: Id, request: Request, session: Reading) -> Response:
-    return show(request, "ranked.html", _tuning(session, tuning_id))
-
-
-@router.post("/tunings/{tuning_id}/cancel")
-def cancel(tuning_id: Id, database: DatabaseDep) -> Response:
-    tuning_queue.cancel(database, tuning_id)
-    return RedirectResponse(f"/tunings/{tuning_id}", 303)
+    compared = compared_tunings(session, left, right)
+    shown = {"compared": compared, "charts": compared_convergence(session, compared.tunings)}
+    return show(request, "home/compare_tunings.html", shown)
 
 
 @router.get("/simulators")
@@ -81,7 +90,7 @@ def simulators_page(request: Request, session: Reading) -> Response:
         "versions": simulator_versions_view.simulator_versions(session),
         "trainings": simulator_versions_view.simulator_trainings(session, NEWEST),
     }
-    return show(request, "simulators.html", shown)
+    return show(request, "home/simulators.html", shown)
 
 
 @router.post("/simulators/trainings")
@@ -102,33 +111,29 @@ def docs(request: Request) -> Response:
     return show(request, "docs.html", {})
 
 
-def _tuning(session: Session, tuning_id: str) -> dict[str, Any]:
-    ranked = reports.ranked_strategies(session, tuning_id)
-    tuning = reports.tuning(session, tuning_id)
+def _tunings(session: Session, wanted: TuningFilter) -> dict[str, Any]:
     return {
-        "tuning": tuning,
-        "ranked": ranked,
-        "ddp_seconds": next((row.step_seconds for row in ranked.items if row.is_ddp), None),
-        "ran_on": reports.ran_on(session, tuning_id) or tuning.launcher,
-        "caveats": caveats_of(session, [tuning])[tuning_id],
-        "time_left": reports.time_left_words(session, tuning) if tuning.state == "running" else "",
+        "listed": tuning_list(session, wanted),
+        "wanted": wanted,
+        "sorts": tuple(SORTS),
+        "states": STATES,
     }
 
 
-def _tunings(session: Session) -> dict[str, Any]:
-    shown = reports.tunings(session, NEWEST, 0)
-    return {"tunings": shown, "caveats": caveats_of(session, shown.items)}
-
-
 def _index(
-    session: Session, form: dict[str, Any], refused: AutosyncError | None = None
+    session: Session,
+    form: dict[str, Any],
+    wanted: TuningFilter,
+    start_open: bool,
+    refused: AutosyncError | None = None,
 ) -> dict[str, Any]:
     return {
-        **_tunings(session),
+        **_tunings(session, wanted),
         "graphs": stored_documents.graphs(session, NEWEST),
         "clusters": stored_documents.clusters(session, NEWEST),
         "simulators": stored_documents.simulators(session, NEWEST),
         "scales": SCALES,
         "form": form,
+        "start_open": start_open,
         "refused": refused,
     }

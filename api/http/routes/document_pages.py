@@ -1,0 +1,110 @@
+"""Pages of models and clusters, and the forms that take their files."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, File, Query, Request, Response
+from fastapi.responses import RedirectResponse
+from sqlalchemy.orm import Session
+
+from autosync.api.http.charts.cluster_picture import cluster_picture
+from autosync.api.http.charts.model_chart import OperationCost, model_chart
+from autosync.api.http.dependencies import DatabaseDep, Id, Reading
+from autosync.api.http.named_documents import cluster_named
+from autosync.api.http.page_templates import show
+from autosync.api.http.routes import document_routes
+from autosync.api.views import stored_documents
+from autosync.api.views.model_views import model_account
+from autosync.api.views.tuning_list import TuningFilter, tuning_list
+from autosync.errors import AutosyncError
+
+ON_A_PAGE = 50
+Page = Annotated[int, Query(ge=1, le=10**6)]
+Upload = Annotated[bytes, File()]
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/models")
+def models_page(request: Request, session: Reading, page: Page = 1) -> Response:
+    return show(request, "documents/models.html", _models(session, page))
+
+
+@router.post("/models")
+def upload_model(
+    request: Request, database: DatabaseDep, session: Reading, document: Upload
+) -> Response:
+    try:
+        stored = document_routes.post_graph(document, database, Response())
+    except AutosyncError as error:
+        return show(request, "documents/models.html", _models(session, 1, error), 422)
+    return RedirectResponse(f"/models/{stored.id}", 303)
+
+
+@router.get("/models/{name}")
+def model_page(
+    name: Id, request: Request, session: Reading, operations: Page = 1, variables: Page = 1
+) -> Response:
+    account = model_account(session, name)
+    costs = [
+        OperationCost(line.operation.name, line.share, line.gradient_bytes)
+        for line in account.operations
+    ]
+    shown = {
+        "name": name,
+        "model": account,
+        "chart": model_chart(costs, account.shares_of),
+        "operations": _part(account.operations, operations),
+        "variables": _part(account.variables, variables),
+        "operations_page": operations,
+        "variables_page": variables,
+        "operations_pages": _pages(len(account.operations)),
+        "variables_pages": _pages(len(account.variables)),
+        "listed": tuning_list(session, TuningFilter(graph_id=account.graph_id)),
+    }
+    return show(request, "documents/model.html", shown)
+
+
+@router.get("/clusters")
+def clusters_page(request: Request, session: Reading, page: Page = 1) -> Response:
+    return show(request, "documents/clusters.html", _clusters(session, page))
+
+
+@router.post("/clusters")
+def upload_cluster(
+    request: Request, database: DatabaseDep, session: Reading, document: Upload
+) -> Response:
+    try:
+        stored = document_routes.post_cluster(document, database, Response())
+    except AutosyncError as error:
+        return show(request, "documents/clusters.html", _clusters(session, 1, error), 422)
+    return RedirectResponse(f"/clusters/{stored.id}", 303)
+
+
+@router.get("/clusters/{name}")
+def cluster_page(name: Id, request: Request, session: Reading) -> Response:
+    cluster = cluster_named(session, name)
+    shown = {
+        "name": name,
+        "cluster": cluster,
+        "picture": cluster_picture(cluster),
+        "listed": tuning_list(session, TuningFilter(cluster_id=cluster.id)),
+    }
+    return show(request, "documents/cluster.html", shown)
+
+
+def _models(session: Session, page: int, refused: AutosyncError | None = None) -> dict[str, Any]:
+    graphs = stored_documents.graphs(session, ON_A_PAGE, (page - 1) * ON_A_PAGE)
+    return {"graphs": graphs, "page": page, "on_a_page": ON_A_PAGE, "refused": refused}
+
+
+def _clusters(session: Session, page: int, refused: AutosyncError | None = None) -> dict[str, Any]:
+    clusters = stored_documents.clusters(session, ON_A_PAGE, (page - 1) * ON_A_PAGE)
+    return {"clusters": clusters, "page": page, "on_a_page": ON_A_PAGE, "refused": refused}
+
+
+def _part(lines: tuple[Any, ...], page: int) -> tuple[Any, ...]:
+    return lines[(page - 1) * ON_A_PAGE : page * ON_A_PAGE]
+
+
+def _pages(count: int) -> int:
+    return max(1, -(-count // ON_A_PAGE))

@@ -1,0 +1,222 @@
+"""Pages of one tuning: its answer and why, its strategies and its trials."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Form, Path, Query, Request, Response
+from fastapi.responses import RedirectResponse
+from sqlalchemy.orm import Session
+
+from autosync.api.engine import tuning_notes, tuning_queue
+from autosync.api.http.dependencies import DatabaseDep, Id, Reading
+from autosync.api.http.page_templates import show
+from autosync.api.views import reports
+from autosync.api.views.caveats import caveats_of
+from autosync.api.views.headline import headline
+from autosync.api.views.strategy_summaries import strategy_summaries
+from autosync.api.views.trial_points import ddp_seconds, trial_points
+from autosync.api.views.trial_views import trial_detail, trial_page
+from autosync.api.views.tuning_schemas import RankedStrategy, Tuning
+
+RANKED_ON_A_PAGE = 25
+Page = Annotated[int, Query(ge=1, le=10**6)]
+Position = Annotated[int, Path(ge=0, lt=2**31)]
+Text = Annotated[str, Form(max_length=10_000)]
+
+router = APIRouter(prefix="/tunings/{tuning_id}", include_in_schema=False)
+
+
+@router.get("")
+def tuning_page(tuning_id: Id, request: Request, session: Reading, page: Page = 1) -> Response:
+    shown = _status(session, tuning_id) | _ranked(session, tuning_id, page)
+    return show(request, "tuning/tuning.html", shown)
+
+
+@router.get("/live")
+def live_fragment(tuning_id: Id, request: Request, session: Reading) -> Response:
+    return show(request, "tuning/status.html", _status(session, tuning_id))
+
+
+@router.get("/ranked")
+def ranked_fragment(tuning_id: Id, request: Request, session: Reading, page: Page = 1) -> Response:
+    shown = {"tuning": reports.tuning(session, tuning_id)} | _ranked(session, tuning_id, page)
+    return show(request, "tuning/ranked.html", shown)
+
+
+@router.get("/charts")
+def charts_fragment(tuning_id: Id, request: Request, session: Reading) -> Response:
+    from autosync.api.http.tuning_charts import tuning_charts  # loads numba: only when asked for
+
+    tuning = reports.tuning(session, tuning_id)
+    charts, limit = tuning_charts(session, tuning)
+    shown = {"tuning": tuning, "charts": charts, "limit": limit}
+    return show(request, "tuning/charts.html", shown)
+
+
+@router.get("/why")
+def why_fragment(
+    tuning_id: Id, request: Request, session: Reading, strategy: str | None = None
+) -> Response:
+    """What differs from DDP: of the answer, or of any strategy."""
+    reports.tuning(session, tuning_id)
+    if not reports.ranked_strategies(session, tuning_id).items:
+        return show(request, "tuning/why_later.html", {})
+    return show(request, "tuning/why.html", _why(session, tuning_id, strategy))
+
+
+@router.get("/strategies/{strategy_id}")
+def strategy_page(
+    tuning_id: Id, strategy_id: Id, request: Request, session: Reading, page: Page = 1
+) -> Response:
+    ranked = reports.ranked_strategies(session, tuning_id).items
+    shown = {
+        **_why(session, tuning_id, strategy_id),
+        "row": next((row for row in ranked if row.strategy_id == strategy_id), None),
+        "ranked_total": len(ranked),
+        "trials": trial_page(session, tuning_id, page, strategy_id),
+        "page": page,
+    }
+    return show(request, "tuning/strategy.html", shown)
+
+
+@router.get("/compare")
+def compare_strategies(
+    tuning_id: Id, request: Request, session: Reading, left: str, right: str
+) -> Response:
+    shown = _compared(session, tuning_id, [left, right])
+    return show(request, "tuning/compare_strategies.html", shown)
+
+
+@router.get("/trials")
+def trials_page(
+    tuning_id: Id, request: Request, session: Reading, page: Page = 1, failed: bool = False
+) -> Response:
+    trials = trial_page(session, tuning_id, page, failed=failed)
+    shown = {
+        "tuning": reports.tuning(session, tuning_id),
+        "trials": trials,
+        "page": page,
+        "failed": failed,
+        "summaries": strategy_summaries(session, [each.strategy_id for each in trials.items]),
+    }
+    return show(request, "tuning/trials.html", shown)
+
+
+@router.get("/trials/{position}")
+def trial_details_page(
+    tuning_id: Id, position: Position, request: Request, session: Reading
+) -> Response:
+    trial = trial_detail(session, tuning_id, position)
+    shown = {
+        "tuning": reports.tuning(session, tuning_id),
+        "trial": trial,
+        "summary": strategy_summaries(session, [trial.strategy_id])[trial.strategy_id],
+    }
+    return show(request, "tuning/trial.html", shown)
+
+
+@router.post("/cancel")
+def cancel(tuning_id: Id, database: DatabaseDep) -> Response:
+    tuning_queue.cancel(database, tuning_id)
+    return RedirectResponse(f"/tunings/{tuning_id}", 303)
+
+
+@router.post("/retry")
+def retry(tuning_id: Id, database: DatabaseDep) -> Response:
+    """What it measured stays."""
+    tuning_queue.retry(database, tuning_id)
+    return RedirectResponse(f"/tunings/{tuning_id}", 303)
+
+
+@router.post("/notes")
+def write_notes(tuning_id: Id, database: DatabaseDep, tags: Text = "", note: Text = "") -> Response:
+    tuning_notes.write_notes(database, tuning_id, tags, note)
+    return RedirectResponse(f"/tunings/{tuning_id}", 303)
+
+
+@router.post("/archive")
+def archive(
+    tuning_id: Id, database: DatabaseDep, archived: Annotated[bool, Form()] = False
+) -> Response:
+    tuning_notes.archive(database, tuning_id, archived)
+    return RedirectResponse(f"/tunings/{tuning_id}", 303)
+
+
+def _status(session: Session, tuning_id: str) -> dict[str, Any]:
+    tuning = reports.tuning(session, tuning_id)
+    points = trial_points(session, tuning_id)
+    ddp = tuning.result.ddp_seconds if tuning.result else ddp_seconds(points)
+    ran_on = reports.ran_on(session, tuning_id)
+    place = tuning_queue.places(session).get(tuning_id) if tuning.state == "queued" else None
+    return {
+        "tuning": tuning,
+        "headline": headline(tuning, ddp, ran_on, place),
+        "answer": _answer(session, tuning),
+        "ddp_seconds": ddp,
+        "ran_on": ran_on or tuning.launcher,
+        "caveats": caveats_of(session, [tuning])[tuning_id],
+        "time_left": reports.time_left_words(session, tuning) if tuning.state == "running" else "",
+    }
+
+
+def _answer(session: Session, tuning: Tuning) -> Any:
+    """The answer in chips; None before there is one."""
+    if tuning.result is None:
+        return None
+    found = strategy_summaries(session, [tuning.result.strategy_id])
+    return found[tuning.result.strategy_id]
+
+
+def _ranked(session: Session, tuning_id: str, page: int) -> dict[str, Any]:
+    rows = reports.ranked_strategies(session, tuning_id).items
+    shown = _with_ddp(rows, (page - 1) * RANKED_ON_A_PAGE)
+    return {
+        "ranked": shown,
+        "ranked_total": len(rows),
+        "page": page,
+        "pages": max(1, -(-len(rows) // RANKED_ON_A_PAGE)),
+        "summaries": strategy_summaries(session, [row.strategy_id for row in shown]),
+    }
+
+
+def _with_ddp(rows: list[RankedStrategy], first: int) -> list[RankedStrategy]:
+    """A page of the rows; DDP is on each, as what the others are judged by."""
+    shown = rows[first : first + RANKED_ON_A_PAGE]
+    ddp = next((row for row in rows if row.is_ddp), None)
+    if ddp is not None and ddp not in shown and shown:
+        shown.insert(0 if ddp.rank < shown[0].rank else len(shown), ddp)
+    return shown
+
+
+def _why(session: Session, tuning_id: str, strategy_id: str | None) -> dict[str, Any]:
+    """The strategy beside DDP, if that was proposed."""
+    from autosync.api.views.strategy_accounts import ddp_id  # loads numba: only when asked for
+
+    return _compared(session, tuning_id, [strategy_id, ddp_id(session, tuning_id)])
+
+
+def _compared(session: Session, tuning_id: str, strategy_ids: list[str | None]) -> dict[str, Any]:
+    from autosync.api.http.tuning_charts import account_charts  # loads numba: only when asked for
+    from autosync.api.views.strategy_accounts import compared_facts, strategy_account
+
+    tuning = reports.tuning(session, tuning_id)
+    accounts = [strategy_account(session, tuning_id, each) for each in strategy_ids]
+    if len(accounts) > 1 and accounts[0].strategy_id == accounts[1].strategy_id:
+        accounts = accounts[:1]
+    return {
+        "tuning": tuning,
+        "accounts": accounts,
+        "facts": compared_facts(accounts),
+        "charts": account_charts(accounts),
+        "choices": _choices(session, tuning_id),
+    }
+
+
+def _choices(session: Session, tuning_id: str) -> list[tuple[str, str]]:
+    """Id and name of the strategies that one can look at: the fastest, and DDP."""
+    rows = _with_ddp(reports.ranked_strategies(session, tuning_id).items, 0)
+    names = strategy_summaries(session, [row.strategy_id for row in rows])
+    return [
+        (row.strategy_id, f"{row.rank}. {names[row.strategy_id].label}")
+        for row in rows
+        if row.strategy_id in names
+    ]
