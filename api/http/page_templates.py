@@ -12,7 +12,7 @@ from fastapi import Request, Response
 from fastapi.templating import Jinja2Templates
 
 from autosync.api.http.charts.chart import bytes_in_words
-from autosync.api.views.tuning_list import TuningFilter
+from autosync.api.views.dashboard.tuning_list import TuningFilter
 
 TEMPLATES = Path(__file__).parent / "templates"
 

@@ -7,7 +7,6 @@ from sqlalchemy.orm import Session
 
 from autosync.api.http.charts.accuracy_charts import (
     PredictedPoint,
-    RoundAccuracy,
     prediction_chart,
     rounds_chart,
 )
@@ -20,15 +19,15 @@ from autosync.api.http.charts.timeline_chart import (
     last_second,
     timeline_chart,
 )
-from autosync.api.views.domain_limits import limit_of
-from autosync.api.views.strategy_accounts import StrategyAccount
-from autosync.api.views.strategy_summaries import strategy_summaries
-from autosync.api.views.trial_points import (
+from autosync.api.views.dashboard.domain_limits import limit_of
+from autosync.api.views.dashboard.strategy_accounts import StrategyAccount
+from autosync.api.views.dashboard.strategy_labels import strategy_labels
+from autosync.api.views.dashboard.trial_points import (
     TrialPoint,
     best_so_far,
     confirmed_speedups,
     ddp_seconds,
-    median_seconds,
+    median_by_strategy,
     pairs_by_round,
     trial_points,
 )
@@ -52,11 +51,11 @@ def tuning_charts(session: Session, tuning: Tuning) -> tuple[list[Chart], Limit]
         _prediction(session, tuning, points, limit.seconds),
     ]
     if confirmed := confirmed_speedups(points):
-        names = strategy_summaries(session, [each.strategy_id for each in confirmed])
+        names = strategy_labels(session, [each.strategy_id for each in confirmed])
         answer = tuning.result.strategy_id if tuning.result else ""
         intervals = [
             SpeedupInterval(
-                names[each.strategy_id].label,
+                names[each.strategy_id].whole,
                 each.low,
                 each.median,
                 each.high,
@@ -67,9 +66,7 @@ def tuning_charts(session: Session, tuning: Tuning) -> tuple[list[Chart], Limit]
         ]
         charts.append(interval_chart(intervals, ddp / limit.seconds if ddp else None))
     if rounds := pairs_by_round(points):
-        charts.append(
-            rounds_chart([RoundAccuracy(r.round, r.right, r.pairs, r.strategies) for r in rounds])
-        )
+        charts.append(rounds_chart(rounds))
     return charts, limit
 
 
@@ -83,22 +80,19 @@ def convergence_points(points: Sequence[TrialPoint]) -> list[ConvergencePoint]:
 def _prediction(
     session: Session, tuning: Tuning, points: Sequence[TrialPoint], limit_seconds: float
 ) -> Chart:
-    by_strategy: dict[str, list[TrialPoint]] = {}
-    for point in points:
-        by_strategy.setdefault(point.strategy_id, []).append(point)
-    medians = {key: median_seconds(group) or 0.0 for key, group in by_strategy.items()}
-    fastest = sorted(medians, key=lambda key: medians[key])[:NAMED]
-    names = strategy_summaries(session, fastest)
+    medians = median_by_strategy(points)
+    first = {point.strategy_id: point for point in reversed(points)}
+    names = strategy_labels(session, list(medians)[:NAMED])
     version = "" if tuning.simulator_version is None else f" (version {tuning.simulator_version})"
     return prediction_chart(
         [
             PredictedPoint(
-                names[key].label if key in names else key[:6],
-                group[0].predicted_seconds,
-                medians[key],
-                group[0].is_ddp,
+                names[key].whole if key in names else key[:6],
+                first[key].predicted_seconds,
+                seconds,
+                first[key].is_ddp,
             )
-            for key, group in by_strategy.items()
+            for key, seconds in medians.items()
         ],
         limit_seconds,
         f"{tuning.simulator}{version}",
@@ -204,7 +198,7 @@ def _series(accounts: Sequence[StrategyAccount]) -> list[tuple[str, str]]:
 
 
 def _name(account: StrategyAccount) -> str:
-    return "DDP" if account.is_ddp else account.summary.label
+    return "DDP" if account.is_ddp else account.label.whole
 
 
 def _at(values: Sequence[float], place: int) -> float | None:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from autosync.api.http.charts.axes import Scale, across, plain, scale_of, upright
 from autosync.api.http.charts.chart import Chart, Drawing, drawings, milliseconds
-from autosync.api.http.charts.svg_elements import dot, label, line, rectangle
+from autosync.api.http.charts.svg_elements import dot, line, rectangle, text_at
+from autosync.api.views.dashboard.trial_points import RankedPairs
 
 WIDTH, HEIGHT = 480, 300
 MOST_DOTS = 400
@@ -20,16 +21,6 @@ class PredictedPoint:
     predicted_seconds: float
     step_seconds: float
     is_ddp: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RoundAccuracy:
-    """right: share of the pairs of strategies that the round's predictions ranked rightly."""
-
-    round: int
-    right: float
-    pairs: int
-    strategies: int
 
 
 def prediction_chart(
@@ -52,7 +43,7 @@ def prediction_chart(
         for at in limit:
             parts += [
                 line(44, y.at(at), right, y.at(at), "rule limit"),
-                label("limit", right, y.at(at) - 4, "end", "rule-name"),
+                text_at("limit", right, y.at(at) - 4, "end", "rule-name"),
             ]
         for point in [p for p in fastest[::stride] if not p.is_ddp] + [
             p for p in points if p.is_ddp
@@ -81,7 +72,7 @@ def prediction_chart(
     )
 
 
-def rounds_chart(rounds: Sequence[RoundAccuracy]) -> Chart:
+def rounds_chart(rounds: Sequence[RankedPairs]) -> Chart:
     """rounds: at least one."""
 
     def draw(width: int) -> Drawing:
@@ -96,10 +87,10 @@ def rounds_chart(rounds: Sequence[RoundAccuracy]) -> Chart:
             middle = left + wide / 2
             parts.append(rectangle(middle - inner / 2, top, inner, bottom - top, "bar", tip))
             if len(rounds) <= 12 or place % (len(rounds) // 8) == 0:
-                parts.append(label(str(each.round + 1), middle, bottom + 15, "middle"))
-        parts.append(label("round", (44 + right) / 2, bottom + 31, "middle"))
+                parts.append(text_at(str(each.round + 1), middle, bottom + 15, "middle"))
+        parts.append(text_at("round", (44 + right) / 2, bottom + 31, "middle"))
         parts.append(line(44, y.at(50), right, y.at(50), "rule"))
-        parts.append(label("chance", right + 3, y.at(50) + 4, class_="rule-name"))
+        parts.append(text_at("chance", right + 3, y.at(50) + 4, class_="rule-name"))
         return Drawing(width, HEIGHT, tuple(parts))
 
     last = rounds[-1]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from autosync.api.http.charts.svg_elements import label, line
+from autosync.api.http.charts.svg_elements import line, text_at
 
 CHARACTER = 6.6
 """Pixels of a character, at the charts' size of letters."""
@@ -47,9 +47,9 @@ def across(
     drawn = []
     for tick in scale.ticks(max(2, int(abs(scale.stop - scale.start) / 90))):
         x = scale.at(tick)
-        drawn += [line(x, top, x, bottom, "grid"), label(words(tick), x, bottom + 15, "middle")]
+        drawn += [line(x, top, x, bottom, "grid"), text_at(words(tick), x, bottom + 15, "middle")]
     if name:
-        drawn.append(label(name, (scale.start + scale.stop) / 2, bottom + 31, "middle"))
+        drawn.append(text_at(name, (scale.start + scale.stop) / 2, bottom + 31, "middle"))
     return drawn
 
 
@@ -60,9 +60,9 @@ def upright(
     drawn = []
     for tick in scale.ticks():
         y = scale.at(tick)
-        drawn += [line(left, y, right, y, "grid"), label(words(tick), left - 6, y + 4, "end")]
+        drawn += [line(left, y, right, y, "grid"), text_at(words(tick), left - 6, y + 4, "end")]
     if name:
-        drawn.append(label(name, 2, min(scale.start, scale.stop) - 8))
+        drawn.append(text_at(name, 2, min(scale.start, scale.stop) - 8))
     return drawn
 
 

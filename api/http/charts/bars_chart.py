@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from autosync.api.http.charts.axes import Scale, across, shortened
 from autosync.api.http.charts.chart import Chart, Drawing, drawings
-from autosync.api.http.charts.svg_elements import label, line, rectangle
+from autosync.api.http.charts.svg_elements import line, rectangle, text_at
 
 WIDTH, BAR = 480, 13
 MOST_ROWS = 16
@@ -46,7 +46,7 @@ def bars_chart(
         for place, row in enumerate(drawn):
             top = 14 + each * place
             middle = top + BAR * len(series) / 2 + 4
-            parts.append(label(shortened(row.name, names - 10), names - 8, middle, "end"))
+            parts.append(text_at(shortened(row.name, names - 10), names - 8, middle, "end"))
             for index, (value, (kind, words)) in enumerate(zip(row.values, series, strict=True)):
                 if value is not None:
                     tip = f"{row.name}, {words}: {shown(value)}"

@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from autosync.api.http.charts.axes import shortened
 from autosync.api.http.charts.chart import Chart, Drawing, drawings
-from autosync.api.http.charts.svg_elements import label, line, rectangle
+from autosync.api.http.charts.svg_elements import line, rectangle, text_at
 from autosync.cluster import Cluster, Node
 
 WIDTH, BOX, TALL = 760, 150, 96
@@ -103,14 +103,14 @@ def _box(group: _Alike, x: float, y: float) -> Sequence[Markup]:
     middle = x + BOX / 2
     parts = [
         line(middle, y - 22, middle, y, "network-port"),
-        label(f"{node.bandwidth_gbps:g} Gbit/s", middle + 5, y - 6, class_="rule-name"),
+        text_at(f"{node.bandwidth_gbps:g} Gbit/s", middle + 5, y - 6, class_="rule-name"),
         rectangle(x, y, BOX, TALL, "node server" if node.server_only else "node", tip),
-        label(shortened(name, BOX - 16), x + 10, y + 20, class_="row-name"),
+        text_at(shortened(name, BOX - 16), x + 10, y + 20, class_="row-name"),
     ]
     ranks = [device.type for device in node.devices for _ in range(device.count)]
     for place, kind in enumerate(ranks[:MOST_DEVICES]):
         left = x + 10 + (place % 4) * 33
         parts.append(rectangle(left, y + 30 + (place // 4) * 20, 28, 15, "device", kind))
     words = _devices(node) if node.devices else "servers only"
-    parts.append(label(shortened(words, BOX - 16), x + 10, y + TALL - 9))
+    parts.append(text_at(shortened(words, BOX - 16), x + 10, y + TALL - 9))
     return parts

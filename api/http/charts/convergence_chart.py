@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from autosync.api.http.charts.axes import across, plain, scale_of, upright
 from autosync.api.http.charts.chart import Chart, Drawing, drawings, milliseconds
-from autosync.api.http.charts.svg_elements import dot, label, line, path
+from autosync.api.http.charts.svg_elements import dot, line, path, text_at
 
 WIDTH, HEIGHT = 620, 300
 MOST_DOTS = 600
@@ -45,7 +45,7 @@ def convergence_chart(
             at = y.at(limit * 1e3)
             parts += [
                 line(44, at, right, at, f"rule {name.lower()}"),
-                label(name, right + 4, at + 4, class_="rule-name"),
+                text_at(name, right + 4, at + 4, class_="rule-name"),
             ]
         parts += [_mark(p, x.at(p.position), y.at(p.step_seconds * 1e3)) for p in shown]
         parts.append(path([(x.at(p.position), y.at(b * 1e3)) for p, b in _steps(points)], "best"))

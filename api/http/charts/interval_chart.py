@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from autosync.api.http.charts.axes import across, scale_of, shortened
 from autosync.api.http.charts.chart import Chart, Drawing, drawings
-from autosync.api.http.charts.svg_elements import dot, label, line, rectangle
+from autosync.api.http.charts.svg_elements import dot, line, rectangle, text_at
 
 WIDTH, ROW = 620, 46
 
@@ -36,7 +36,7 @@ def interval_chart(intervals: Sequence[SpeedupInterval], limit_speedup: float | 
             anchor = "end" if at > width - 40 else "middle"
             parts += [
                 line(at, top, at, bottom, f"rule {name.lower()}"),
-                label(name, at, top - 6, anchor, "rule-name"),
+                text_at(name, at, top - 6, anchor, "rule-name"),
             ]
         for place, each in enumerate(intervals):
             y = top + ROW * place + 30
@@ -44,7 +44,7 @@ def interval_chart(intervals: Sequence[SpeedupInterval], limit_speedup: float | 
             kind = "answer" if each.is_answer else "other"
             name = shortened(f"{told}  {each.name}", width - 20)
             parts += [
-                label(name, 14, y - 14, class_="row-name"),
+                text_at(name, 14, y - 14, class_="row-name"),
                 rectangle(
                     x.at(each.low),
                     y - 5,

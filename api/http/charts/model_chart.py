@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from autosync.api.http.charts.axes import Scale, shortened
 from autosync.api.http.charts.chart import Chart, Drawing, bytes_in_words, drawings
-from autosync.api.http.charts.svg_elements import label, line, rectangle
+from autosync.api.http.charts.svg_elements import line, rectangle, text_at
 
 WIDTH, HALF = 1060, 96
 STRETCHES = 120
@@ -44,8 +44,8 @@ def model_chart(operations: Sequence[OperationCost], time_note: str) -> Chart:
         x = Scale(0.0, float(len(summed)), 4, width - 4)
         wide, middle = (width - 8) / len(summed), 22 + HALF
         parts = [
-            label(f"share of compute, up to {most_share:.1%}", 4, 14),
-            label(
+            text_at(f"share of compute, up to {most_share:.1%}", 4, 14),
+            text_at(
                 shortened(f"bytes of gradients, up to {bytes_in_words(most_bytes)}", width),
                 4,
                 middle + HALF + 18,
@@ -60,8 +60,8 @@ def model_chart(operations: Sequence[OperationCost], time_note: str) -> Chart:
             if each.size_bytes:
                 parts.append(rectangle(left, middle, wide * 0.85, down, "bar bytes", tip))
         parts.append(line(4, middle, width - 4, middle, "axis"))
-        parts.append(label("first", 4, middle + HALF + 34, class_="rule-name"))
-        parts.append(label("last", width - 4, middle + HALF + 34, "end", "rule-name"))
+        parts.append(text_at("first", 4, middle + HALF + 34, class_="rule-name"))
+        parts.append(text_at("last", width - 4, middle + HALF + 34, "end", "rule-name"))
         return Drawing(width, middle + HALF + 40, tuple(parts))
 
     words = f"Share of compute and bytes of gradients along {len(operations)} operations"

@@ -15,7 +15,7 @@ def svg_element(tag: str, *children: str, **attributes: str | float | None) -> M
     return Markup("<{tag}{given}>{inner}</{tag}>").format(tag=tag, given=given, inner=inner)
 
 
-def label(text: str, x: float, y: float, anchor: str = "start", class_: str = "") -> Markup:
+def text_at(text: str, x: float, y: float, anchor: str = "start", class_: str = "") -> Markup:
     """Words at a place."""
     return svg_element("text", text, x=x, y=y, text_anchor=anchor, class_=class_ or None)
 

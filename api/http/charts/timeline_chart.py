@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from autosync.api.http.charts.axes import Scale, across, plain, shortened
 from autosync.api.http.charts.chart import Chart, Drawing, bytes_in_words, drawings, milliseconds
-from autosync.api.http.charts.svg_elements import label, line, rectangle
+from autosync.api.http.charts.svg_elements import line, rectangle, text_at
 from autosync.api.views.timeline_schemas import TimelineIteration, TimelineMessage
 
 LANES = {
@@ -57,7 +57,7 @@ def timeline_chart(
             first, bottom = top + GAP, top + GAP + LANE * len(lanes)
             step = panel.iteration.step_seconds
             parts.append(
-                label(f"{panel.title}: {milliseconds(step)}", 0, top + 16, class_="panel-name")
+                text_at(f"{panel.title}: {milliseconds(step)}", 0, top + 16, class_="panel-name")
             )
             parts += across(x, first, bottom, plain)
             parts += _bars(panel.iteration, lanes, x, first)
@@ -65,9 +65,9 @@ def timeline_chart(
             if limit_seconds is not None:
                 at = x.at(limit_seconds * 1e3)
                 parts.append(_rule(at, first, bottom, "rule limit"))
-                parts.append(label("limit", at, first - 5, "middle", "rule-name"))
+                parts.append(text_at("limit", at, first - 5, "middle", "rule-name"))
             top = bottom + 26
-        parts.append(label("ms", width - 10, top - 12, "end"))
+        parts.append(text_at("ms", width - 10, top - 12, "end"))
         return Drawing(width, top + 4, tuple(parts))
 
     words = "; ".join(f"{p.title}: {milliseconds(p.iteration.step_seconds)}" for p in panels)
@@ -114,7 +114,7 @@ def _lanes(iteration: TimelineIteration) -> list[str]:
 def _bars(iteration: TimelineIteration, lanes: list[str], x: Scale, first: float) -> list[Markup]:
     rank = slowest_rank(iteration)
     parts = [
-        label(shortened(LANES.get(lane, lane), LEFT), LEFT - 8, first + LANE * i + 16, "end")
+        text_at(shortened(LANES.get(lane, lane), LEFT), LEFT - 8, first + LANE * i + 16, "end")
         for i, lane in enumerate(lanes)
     ]
     for each in iteration.compute:

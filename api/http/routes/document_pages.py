@@ -13,8 +13,8 @@ from autosync.api.http.named_documents import cluster_named
 from autosync.api.http.page_templates import show
 from autosync.api.http.routes import document_routes
 from autosync.api.views import stored_documents
-from autosync.api.views.model_views import model_account
-from autosync.api.views.tuning_list import TuningFilter, tuning_list
+from autosync.api.views.dashboard.model_views import model_account
+from autosync.api.views.dashboard.tuning_list import TuningFilter, tuning_list
 from autosync.errors import AutosyncError
 
 ON_A_PAGE = 50

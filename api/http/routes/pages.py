@@ -14,8 +14,8 @@ from autosync.api.http.dependencies import DatabaseDep, Number, Reading
 from autosync.api.http.page_templates import show
 from autosync.api.http.tuning_body import TuningForm, tuning_request
 from autosync.api.views import simulator_versions_view, stored_documents
-from autosync.api.views.tuning_comparison import compared_tunings
-from autosync.api.views.tuning_list import SORTS, TuningFilter, tuning_list
+from autosync.api.views.dashboard.tuning_comparison import compared_tunings
+from autosync.api.views.dashboard.tuning_list import SORTS, TuningFilter, tuning_list
 from autosync.errors import AutosyncError
 
 NEWEST = 50

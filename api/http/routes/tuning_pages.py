@@ -11,10 +11,10 @@ from autosync.api.http.dependencies import DatabaseDep, Id, Reading
 from autosync.api.http.page_templates import show
 from autosync.api.views import reports
 from autosync.api.views.caveats import caveats_of
-from autosync.api.views.headline import headline
-from autosync.api.views.strategy_summaries import strategy_summaries
-from autosync.api.views.trial_points import ddp_seconds, trial_points
-from autosync.api.views.trial_views import trial_detail, trial_page
+from autosync.api.views.dashboard.headline import headline
+from autosync.api.views.dashboard.strategy_labels import strategy_labels
+from autosync.api.views.dashboard.trial_points import ddp_seconds, median_by_strategy, trial_points
+from autosync.api.views.dashboard.trial_views import trial_detail, trial_page
 from autosync.api.views.tuning_schemas import RankedStrategy, Tuning
 
 RANKED_ON_A_PAGE = 25
@@ -57,8 +57,12 @@ def why_fragment(
     tuning_id: Id, request: Request, session: Reading, strategy: str | None = None
 ) -> Response:
     """What differs from DDP: of the answer, or of any strategy."""
+    from autosync.api.views.dashboard.strategy_accounts import (
+        ddp_id,
+    )  # loads numba: only when asked for
+
     reports.tuning(session, tuning_id)
-    if not reports.ranked_strategies(session, tuning_id).items:
+    if ddp_id(session, tuning_id) is None:  # the first that a tuning proposes
         return show(request, "tuning/why_later.html", {})
     return show(request, "tuning/why.html", _why(session, tuning_id, strategy))
 
@@ -96,7 +100,7 @@ def trials_page(
         "trials": trials,
         "page": page,
         "failed": failed,
-        "summaries": strategy_summaries(session, [each.strategy_id for each in trials.items]),
+        "labels": strategy_labels(session, [each.strategy_id for each in trials.items]),
     }
     return show(request, "tuning/trials.html", shown)
 
@@ -109,7 +113,7 @@ def trial_details_page(
     shown = {
         "tuning": reports.tuning(session, tuning_id),
         "trial": trial,
-        "summary": strategy_summaries(session, [trial.strategy_id])[trial.strategy_id],
+        "label": strategy_labels(session, [trial.strategy_id])[trial.strategy_id],
     }
     return show(request, "tuning/trial.html", shown)
 
@@ -162,7 +166,7 @@ def _answer(session: Session, tuning: Tuning) -> Any:
     """The answer in chips; None before there is one."""
     if tuning.result is None:
         return None
-    found = strategy_summaries(session, [tuning.result.strategy_id])
+    found = strategy_labels(session, [tuning.result.strategy_id])
     return found[tuning.result.strategy_id]
 
 
@@ -174,7 +178,7 @@ def _ranked(session: Session, tuning_id: str, page: int) -> dict[str, Any]:
         "ranked_total": len(rows),
         "page": page,
         "pages": max(1, -(-len(rows) // RANKED_ON_A_PAGE)),
-        "summaries": strategy_summaries(session, [row.strategy_id for row in shown]),
+        "labels": strategy_labels(session, [row.strategy_id for row in shown]),
     }
 
 
@@ -189,14 +193,16 @@ def _with_ddp(rows: list[RankedStrategy], first: int) -> list[RankedStrategy]:
 
 def _why(session: Session, tuning_id: str, strategy_id: str | None) -> dict[str, Any]:
     """The strategy beside DDP, if that was proposed."""
-    from autosync.api.views.strategy_accounts import ddp_id  # loads numba: only when asked for
+    from autosync.api.views.dashboard.strategy_accounts import (
+        ddp_id,
+    )  # loads numba: only when asked for
 
     return _compared(session, tuning_id, [strategy_id, ddp_id(session, tuning_id)])
 
 
 def _compared(session: Session, tuning_id: str, strategy_ids: list[str | None]) -> dict[str, Any]:
     from autosync.api.http.tuning_charts import account_charts  # loads numba: only when asked for
-    from autosync.api.views.strategy_accounts import compared_facts, strategy_account
+    from autosync.api.views.dashboard.strategy_accounts import compared_facts, strategy_account
 
     tuning = reports.tuning(session, tuning_id)
     accounts = [strategy_account(session, tuning_id, each) for each in strategy_ids]
@@ -213,10 +219,8 @@ def _compared(session: Session, tuning_id: str, strategy_ids: list[str | None]) 
 
 def _choices(session: Session, tuning_id: str) -> list[tuple[str, str]]:
     """Id and name of the strategies that one can look at: the fastest, and DDP."""
-    rows = _with_ddp(reports.ranked_strategies(session, tuning_id).items, 0)
-    names = strategy_summaries(session, [row.strategy_id for row in rows])
-    return [
-        (row.strategy_id, f"{row.rank}. {names[row.strategy_id].label}")
-        for row in rows
-        if row.strategy_id in names
-    ]
+    points = trial_points(session, tuning_id)
+    fastest = list(median_by_strategy(points))[:RANKED_ON_A_PAGE]
+    shown = dict.fromkeys([*fastest, *(point.strategy_id for point in points if point.is_ddp)])
+    names = strategy_labels(session, shown)
+    return [(key, names[key].whole) for key in shown]

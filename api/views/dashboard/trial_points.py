@@ -62,6 +62,15 @@ def ddp_seconds(points: Iterable[TrialPoint]) -> float | None:
     return median_seconds(point for point in points if point.is_ddp)
 
 
+def median_by_strategy(points: Iterable[TrialPoint]) -> dict[str, float]:
+    """Seconds by the strategy's id, the fastest first."""
+    trials: dict[str, list[TrialPoint]] = {}
+    for point in points:
+        trials.setdefault(point.strategy_id, []).append(point)
+    medians = {key: median_seconds(mine) or mine[0].step_seconds for key, mine in trials.items()}
+    return dict(sorted(medians.items(), key=lambda each: each[1]))
+
+
 def best_so_far(points: Sequence[TrialPoint]) -> list[float]:
     """After each trial the smallest median of a strategy, so that one lucky trial of many does not
     stay the best."""

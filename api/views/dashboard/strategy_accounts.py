@@ -3,7 +3,7 @@
 Loads the compiled simulator: import it only when asked for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from sqlalchemy import select
@@ -11,9 +11,10 @@ from sqlalchemy.orm import Session
 
 from autosync.api.db.tables import ProposalRow, TrialRow
 from autosync.api.views import timeline_views
-from autosync.api.views.domain_limits import limit_of
-from autosync.api.views.remembered import remembered
-from autosync.api.views.strategy_summaries import ORDERS, StrategySummary, summary_of
+from autosync.api.views.dashboard.compared_fact import ComparedFact
+from autosync.api.views.dashboard.domain_limits import limit_of
+from autosync.api.views.dashboard.remembered import remembered
+from autosync.api.views.dashboard.strategy_labels import ORDERS, StrategyLabel, label_of
 from autosync.api.views.timeline_schemas import Timeline
 from autosync.search.loop.outcome import DDP
 from autosync.simulator.explanation import Explanation, explain
@@ -28,7 +29,7 @@ class StrategyAccount:
     no trial measured it. nodes: addresses."""
 
     strategy_id: str
-    summary: StrategySummary
+    label: StrategyLabel
     words: str
     is_ddp: bool
     strategy: Strategy
@@ -37,22 +38,6 @@ class StrategyAccount:
     timeline: Timeline
     sent_bytes: tuple[float, ...]
     peak_memory_bytes: int | None
-
-    @property
-    def slowest_sent_bytes(self) -> float | None:
-        return max(self.sent_bytes, default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """One line of a comparison; words: of each strategy."""
-
-    name: str
-    words: tuple[str, ...]
-
-    @property
-    def differs(self) -> bool:
-        return len(set(self.words)) > 1
 
 
 _KNOWN: dict[tuple[str, str], Explanation] = {}
@@ -71,7 +56,7 @@ def strategy_account(
     sent, memory = _measured(session, tuning_id, key)
     return StrategyAccount(
         strategy_id=key,
-        summary=summary_of(of.strategy),
+        label=label_of(of.strategy),
         words=of.words,
         is_ddp=of.strategy.schedule.order == "ddp",
         strategy=of.strategy,
@@ -89,9 +74,9 @@ def ddp_id(session: Session, tuning_id: str) -> str | None:
     return session.scalars(query.where(ProposalRow.origin == DDP).limit(1)).first()
 
 
-def compared_facts(accounts: Sequence[StrategyAccount]) -> list[Fact]:
+def compared_facts(accounts: Sequence[StrategyAccount]) -> list[ComparedFact]:
     """What they are, and where their predicted iterations go."""
-    named = {
+    named: dict[str, Callable[[StrategyAccount], str]] = {
         "Methods": _methods,
         "Messages an iteration": lambda a: f"{a.prediction.messages:,}",
         "Bytes of all messages": lambda a: _megabytes(a.prediction.wire_bytes),
@@ -109,7 +94,9 @@ def compared_facts(accounts: Sequence[StrategyAccount]) -> list[Fact]:
         "Share of the limit": lambda a: f"{a.prediction.limit_percent:.0f} %",
         "Peak memory, measured": lambda a: _megabytes(a.peak_memory_bytes),
     }
-    return [Fact(name, tuple(words(each) for each in accounts)) for name, words in named.items()]
+    return [
+        ComparedFact(name, tuple(words(each) for each in accounts)) for name, words in named.items()
+    ]
 
 
 def _measured(
@@ -130,7 +117,7 @@ def _measured(
 
 
 def _methods(account: StrategyAccount) -> str:
-    return ", ".join(chip.text for chip in account.summary.chips if chip.kind == "method")
+    return ", ".join(chip.text for chip in account.label.chips if chip.kind == "method")
 
 
 def _order(account: StrategyAccount) -> str:

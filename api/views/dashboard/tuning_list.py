@@ -4,7 +4,7 @@ time."""
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, String, cast, func, select
+from sqlalchemy import ColumnElement, Select, func, select
 from sqlalchemy.orm import Session
 
 from autosync.api.db.tables import (
@@ -119,7 +119,7 @@ def _filtered(query: Select[tuple[str]], wanted: TuningFilter) -> Select[tuple[s
         said = func.lower(
             GraphRow.name + " " + ClusterRow.name + " " + TuningRow.note + " " + TuningRow.tags
         )
-        begins = cast(TuningRow.id, String).startswith(word.lower(), autoescape=True)
+        begins = TuningRow.id.startswith(word.lower(), autoescape=True)
         query = query.where(said.contains(word.lower(), autoescape=True) | begins)
     return query
 

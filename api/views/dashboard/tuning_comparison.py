@@ -7,21 +7,10 @@ from sqlalchemy.orm import Session
 
 from autosync.api.views import reports
 from autosync.api.views.caveats import Caveat, caveats_of
-from autosync.api.views.headline import Headline, headline
-from autosync.api.views.trial_points import ddp_seconds, trial_points
+from autosync.api.views.dashboard.compared_fact import ComparedFact
+from autosync.api.views.dashboard.headline import Headline, headline
+from autosync.api.views.dashboard.trial_points import ddp_seconds, trial_points
 from autosync.api.views.tuning_schemas import Tuning
-
-
-@dataclass(frozen=True, slots=True)
-class TuningFact:
-    """One line; words: of each tuning."""
-
-    name: str
-    words: tuple[str, ...]
-
-    @property
-    def differs(self) -> bool:
-        return len(set(self.words)) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +20,7 @@ class ComparedTunings:
     tunings: tuple[Tuning, ...]
     headlines: tuple[Headline, ...]
     caveats: dict[str, tuple[Caveat, ...]]
-    facts: tuple[TuningFact, ...]
+    facts: tuple[ComparedFact, ...]
     warning: str
 
 
@@ -45,7 +34,7 @@ def compared_tunings(session: Session, left: str, right: str) -> ComparedTunings
         tuple(headline(*each) for each in zip(tunings, ddp, ran_on, strict=True)),
         caveats_of(session, tunings),
         tuple(
-            TuningFact(name, tuple(words(tuning) for tuning in tunings))
+            ComparedFact(name, tuple(words(tuning) for tuning in tunings))
             for name, words in FACTS.items()
         ),
         _warning(*tunings),

@@ -9,7 +9,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from autosync.api.db.tables import StrategyRow
-from autosync.api.views.remembered import remembered
+from autosync.api.views.dashboard.remembered import remembered
 from autosync.documents import from_json
 from autosync.search.loop.outcome import is_ddp
 from autosync.strategy import Strategy
@@ -35,7 +35,7 @@ class Chip:
 
 
 @dataclass(frozen=True, slots=True)
-class StrategySummary:
+class StrategyLabel:
     """mark: the beginning of its id, which tells strategies of one name apart."""
 
     name: str
@@ -43,14 +43,14 @@ class StrategySummary:
     chips: tuple[Chip, ...]
 
     @property
-    def label(self) -> str:
+    def whole(self) -> str:
         return f"{self.name} {self.mark}".strip()
 
 
-_KNOWN: dict[str, StrategySummary] = {}
+_KNOWN: dict[str, StrategyLabel] = {}
 
 
-def strategy_summaries(session: Session, strategy_ids: Iterable[str]) -> dict[str, StrategySummary]:
+def strategy_labels(session: Session, strategy_ids: Iterable[str]) -> dict[str, StrategyLabel]:
     """By id. Only documents that were not read before are parsed."""
     wanted = dict.fromkeys(strategy_ids)
     new = [each for each in wanted if each not in _KNOWN]
@@ -61,11 +61,11 @@ def strategy_summaries(session: Session, strategy_ids: Iterable[str]) -> dict[st
     return found
 
 
-def _of_document(document: str) -> StrategySummary:
-    return summary_of(from_json(Strategy, document))
+def _of_document(document: str) -> StrategyLabel:
+    return label_of(from_json(Strategy, document))
 
 
-def summary_of(strategy: Strategy) -> StrategySummary:
+def label_of(strategy: Strategy) -> StrategyLabel:
     groups: dict[str, set[int]] = {}
     variables: Counter[str] = Counter()
     for choice in strategy.choices:
@@ -74,9 +74,9 @@ def summary_of(strategy: Strategy) -> StrategySummary:
         variables.update({method(shard) for shard in choice.shards})
     if is_ddp(strategy):
         buckets = sum(len(members) for members in groups.values())
-        return StrategySummary("DDP", "", (Chip("method", f"all-reduce × {buckets}", False),))
+        return StrategyLabel("DDP", "", (Chip("method", f"all-reduce × {buckets}", False),))
     methods = [name for name, _ in variables.most_common()]
-    return StrategySummary(
+    return StrategyLabel(
         _short_name(methods, strategy),
         strategy.id[:6],
         (*_methods(methods, groups), *_cuts(strategy), *_schedule(strategy), *_rest(strategy)),
