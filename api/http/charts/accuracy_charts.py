@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autosync.api.http.charts.axes import Scale, across, plain, scale_of, upright
+from autosync.api.http.charts.axes import Scale, across, in_reach, plain, scale_of, upright
 from autosync.api.http.charts.chart import Chart, Drawing, drawings, milliseconds
 from autosync.api.http.charts.svg_elements import dot, line, rectangle, text_at
 from autosync.api.views.dashboard.trial_points import RankedPairs
@@ -29,11 +29,13 @@ def prediction_chart(
     """On the diagonal predictions are right."""
     fastest = sorted(points, key=lambda point: point.step_seconds)
     stride = -(-len(points) // MOST_DOTS)
+    seconds = [s * 1e3 for p in points for s in (p.predicted_seconds, p.step_seconds)]
+    told_limit = [] if limit_seconds is None else [limit_seconds * 1e3]
+    limit = [at for at in told_limit if in_reach(at, seconds)]
 
     def draw(width: int) -> Drawing:
         right, bottom = width - 12, HEIGHT - 40
-        limit = [] if limit_seconds is None else [limit_seconds * 1e3]
-        both = [s * 1e3 for p in points for s in (p.predicted_seconds, p.step_seconds)] + limit
+        both = seconds + limit
         x, y = scale_of(both, 44, right), scale_of(both, bottom, 22)
         parts = [
             *across(x, 22, bottom, plain, "predicted ms"),
@@ -48,9 +50,9 @@ def prediction_chart(
         for point in [p for p in fastest[::stride] if not p.is_ddp] + [
             p for p in points if p.is_ddp
         ]:
-            seconds = point.predicted_seconds, point.step_seconds
-            told = f"predicted {milliseconds(seconds[0])}, measured {milliseconds(seconds[1])}"
-            at_x, at_y = x.at(seconds[0] * 1e3), y.at(seconds[1] * 1e3)
+            predicted, measured = point.predicted_seconds, point.step_seconds
+            told = f"predicted {milliseconds(predicted)}, measured {milliseconds(measured)}"
+            at_x, at_y = x.at(predicted * 1e3), y.at(measured * 1e3)
             kind = "ddp" if point.is_ddp else "search"
             parts.append(dot(at_x, at_y, 4, f"mark {kind}", f"{point.name}: {told}"))
         return Drawing(width, HEIGHT, tuple(parts))

@@ -11,6 +11,9 @@ from autosync.api.http.charts.svg_elements import line, text_at
 CHARACTER = 6.6
 """Pixels of a character, at the charts' size of letters."""
 
+REACH = 1.5
+"""A line may lie so many times the width of the values beyond them; else it is only told."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scale:
@@ -38,6 +41,13 @@ def scale_of(values: Iterable[float], start: float, stop: float, from_zero: bool
     low, high = min(known), max(known)
     room = (high - low) * 0.06 or abs(high) * 0.06 or 1.0
     return Scale(0.0 if from_zero else low - room, high + room, start, stop)
+
+
+def in_reach(value: float, values: Iterable[float]) -> bool:
+    """Whether an axis of the values can show this one, too, and still tell them apart."""
+    known = list(values)
+    room = REACH * (max(known) - min(known) or abs(known[0]))
+    return min(known) - room <= value <= max(known) + room
 
 
 def across(

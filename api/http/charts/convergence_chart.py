@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from autosync.api.http.charts.axes import across, plain, scale_of, upright
+from autosync.api.http.charts.axes import across, in_reach, plain, scale_of, upright
 from autosync.api.http.charts.chart import Chart, Drawing, drawings, milliseconds
 from autosync.api.http.charts.svg_elements import dot, line, path, text_at
 
@@ -32,17 +32,19 @@ def convergence_chart(
     within: Sequence[float] = (),
 ) -> Chart:
     """within: further seconds that the axis must show, so that two charts compare."""
+    measured = [p.step_seconds for p in points]
     rules = [(s, n) for s, n in ((ddp_seconds, "DDP"), (limit_seconds, "limit")) if s is not None]
+    lines = [(s, n) for s, n in rules if in_reach(s, [*measured, *within])]
     shown = thinned(points)
 
     def draw(width: int) -> Drawing:
         right, bottom = width - 46, HEIGHT - 40
         x = scale_of((p.position for p in points), 44, right)
-        seconds = [p.step_seconds for p in points] + [s for s, _ in rules] + list(within)
+        seconds = [*measured, *(s for s, _ in lines), *within]
         y = scale_of((s * 1e3 for s in seconds), bottom, 22)
         parts = [*across(x, 22, bottom, _whole, "trial"), *upright(y, 44, right, plain, "ms")]
-        for limit, name in rules:
-            at = y.at(limit * 1e3)
+        for rule_seconds, name in lines:
+            at = y.at(rule_seconds * 1e3)
             parts += [
                 line(44, at, right, at, f"rule {name.lower()}"),
                 text_at(name, right + 4, at + 4, class_="rule-name"),
@@ -66,8 +68,8 @@ def convergence_chart(
         ("Trial", "Phase", "Best so far"),
         tuple((str(p.position), p.phase, milliseconds(p.best_seconds)) for p in better),
         (("search", "search"), ("confirm", "confirmation"), ("best", "best so far")),
-        "Where the best changed: the smallest of the strategies' medians. Repeats of the "
-        "confirmation can raise it.",
+        "Repeats of the confirmation can raise the best."
+        + "".join(f" {n} {milliseconds(s)}." for s, n in rules if (s, n) not in lines),
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autosync.api.http.charts.axes import across, scale_of, shortened
+from autosync.api.http.charts.axes import across, in_reach, scale_of, shortened
 from autosync.api.http.charts.chart import Chart, Drawing, drawings
 from autosync.api.http.charts.svg_elements import dot, line, rectangle, text_at
 
@@ -24,11 +24,13 @@ class SpeedupInterval:
 
 def interval_chart(intervals: Sequence[SpeedupInterval], limit_speedup: float | None) -> Chart:
     """limit_speedup: what the limit of the domain would be over DDP."""
+    values = [value for each in intervals for value in each.repeats]
+    rules = [(1.0, "DDP")]
+    if limit_speedup and in_reach(limit_speedup, [1.0, *values]):
+        rules.append((limit_speedup, "limit"))
 
     def draw(width: int) -> Drawing:
         top, bottom = 26, 26 + ROW * len(intervals)
-        values = [value for each in intervals for value in each.repeats]
-        rules = [(1.0, "DDP")] + ([(limit_speedup, "limit")] if limit_speedup else [])
         x = scale_of((*values, *(value for value, _ in rules)), 14, width - 14)
         parts = across(x, top, bottom, lambda value: f"{value:.2f}×", "times as fast as DDP")
         for value, name in rules:
@@ -73,4 +75,5 @@ def interval_chart(intervals: Sequence[SpeedupInterval], limit_speedup: float | 
             (e.name, f"{e.low:.3f}×", f"{e.median:.3f}×", f"{e.high:.3f}×", str(len(e.repeats)))
             for e in intervals
         ),
+        footnote=f"The limit is {limit_speedup:.2f} times as fast as DDP." if limit_speedup else "",
     )
