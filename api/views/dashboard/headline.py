@@ -1,8 +1,12 @@
 """A tuning in a sentence: what, how much faster, how sure, measured where."""
 
+import re
 from dataclasses import dataclass
 
 from autosync.api.views.tuning_schemas import Tuning, TuningResult
+
+DETAILS = re.compile(r"\(([^,()]*),[^()]*\)")
+"""What a launcher tells of itself beyond the first words, which a sentence has no room for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,8 @@ def _where(tuning: Tuning, ran_on: str) -> str:
         if scale != 1
     ]
     compute = f"kernels on {tuning.compute_device}" if tuning.compute == "kernels" else ""
-    return f"Measured on {', '.join([ran_on, *([compute] if compute else []), *scales])}."
+    place = DETAILS.sub(r"(\1)", ran_on)
+    return f"Measured on {', '.join([place, *([compute] if compute else []), *scales])}."
 
 
 def _step(seconds: float) -> str:

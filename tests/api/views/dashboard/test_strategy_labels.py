@@ -44,10 +44,10 @@ def test_headlines_say_what_is_known(sqlite: Database) -> None:
     with sqlite.reading() as session:
         tuning = reports.tuning(session, finished(sqlite))
     assert tuning.result is not None
-    told = headline(tuning, None, "testbed")
+    told = headline(tuning, None, "testbed (4 nodes, s = 0.5, links within 0.6% of the file)")
     assert f"{tuning.result.speedup:.2f} times as fast" in told.sentence
     assert f"{tuning.result.speedup_low:.2f} to {tuning.result.speedup_high:.2f}" in told.certainty
-    assert told.where == "Measured on testbed, byte scale 0.5, time scale 2."
+    assert told.where == "Measured on testbed (4 nodes), byte scale 0.5, time scale 2."
     kept = _with(tuning, result=tuning.result.model_copy(update={"keep_ddp": True}))
     assert headline(kept, None, "").sentence == "chain on grid: keep torch's DDP"
     running = _with(tuning, result=None, state="running", best_seconds=0.01)
