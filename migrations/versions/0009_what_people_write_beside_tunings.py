@@ -14,8 +14,10 @@ depends_on: str | Sequence[str] | None = None
 def upgrade() -> None:
     for name in ("tags", "note"):
         op.add_column("tunings", sa.Column(name, sa.Text(), nullable=False, server_default=""))
-    archived = sa.Column("archived", sa.Boolean(), nullable=False, server_default=sa.false())
-    op.add_column("tunings", archived)
+    op.add_column(
+        "tunings",
+        sa.Column("archived", sa.Boolean(), nullable=False, server_default=sa.false()),
+    )
 
 
 def downgrade() -> None:

@@ -9,7 +9,7 @@ from autosync.api.http.charts.axes import across, in_reach, plain, scale_of, upr
 from autosync.api.http.charts.chart import Chart, Drawing, drawings, milliseconds
 from autosync.api.http.charts.svg_elements import dot, line, path, text_at
 
-WIDTH, HEIGHT = 620, 300
+WIDTH, HEIGHT = 480, 300
 MOST_DOTS = 600
 """More are thinned out: the best and the worst of every stretch stay."""
 

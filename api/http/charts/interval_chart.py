@@ -7,7 +7,7 @@ from autosync.api.http.charts.axes import across, in_reach, scale_of, shortened
 from autosync.api.http.charts.chart import Chart, Drawing, drawings
 from autosync.api.http.charts.svg_elements import dot, line, rectangle, text_at
 
-WIDTH, ROW = 620, 46
+WIDTH, ROW = 480, 46
 
 
 @dataclass(frozen=True, slots=True)

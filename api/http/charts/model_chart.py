@@ -7,7 +7,7 @@ from autosync.api.http.charts.axes import Scale, shortened
 from autosync.api.http.charts.chart import Chart, Drawing, bytes_in_words, drawings
 from autosync.api.http.charts.svg_elements import line, rectangle, text_at
 
-WIDTH, HALF = 1060, 96
+WIDTH, HALF = 1036, 96
 STRETCHES = 120
 """At most so many bars along the forward pass; operations in a row share one."""
 

@@ -18,7 +18,7 @@ LANES = {
     "local_reduce": "reduce in node",
     "local_broadcast": "broadcast in node",
 }
-WIDTH, LEFT, LANE, GAP = 1060, 124, 24, 40
+WIDTH, LEFT, LANE, GAP = 1036, 124, 24, 40
 LISTED = 60
 PHASES = (
     ("forward", "forward"),
@@ -47,9 +47,10 @@ def timeline_chart(
 ) -> Chart:
     """end_seconds: the axis goes at least so far, so that two charts compare."""
     end = max(end_seconds, *(last_second(panel.iteration) for panel in panels))
+    begin = min(0.0, *(first_second(panel.iteration) for panel in panels))
 
     def draw(width: int) -> Drawing:
-        x = Scale(0.0, end * 1e3 * 1.01, LEFT, width - 12)
+        x = Scale(begin * 1e3, end * 1e3 * 1.01, LEFT, width - 12)
         parts: list[Markup] = []
         top = 0.0
         for panel in panels:
@@ -94,6 +95,12 @@ def last_second(iteration: TimelineIteration) -> float:
     """When the last of it ends."""
     compute = (each.stop_seconds for each in iteration.compute)
     return max((*compute, *(each.arrived_seconds for each in iteration.messages or ())))
+
+
+def first_second(iteration: TimelineIteration) -> float:
+    """When the slowest rank begins; before 0 where clocks of hosts are apart."""
+    rank = slowest_rank(iteration)
+    return min(each.start_seconds for each in iteration.compute if each.rank == rank)
 
 
 def slowest_rank(iteration: TimelineIteration) -> int:

@@ -16,7 +16,7 @@ from autosync.api.views.dashboard.domain_limits import limit_of
 from autosync.api.views.dashboard.remembered import remembered
 from autosync.api.views.dashboard.strategy_labels import ORDERS, StrategyLabel, label_of
 from autosync.api.views.timeline_schemas import Timeline
-from autosync.search.loop.outcome import DDP
+from autosync.search.loop.outcome import DDP, is_ddp
 from autosync.simulator.explanation import Explanation, explain
 from autosync.strategy import Strategy
 from autosync.units import MIB
@@ -58,7 +58,7 @@ def strategy_account(
         strategy_id=key,
         label=label_of(of.strategy),
         words=of.words,
-        is_ddp=of.strategy.schedule.order == "ddp",
+        is_ddp=is_ddp(of.strategy),
         strategy=of.strategy,
         nodes=tuple(node.address for node in of.domain.cluster.nodes),
         prediction=replace(prediction, limit_seconds=limit.seconds),
@@ -126,7 +126,9 @@ def _order(account: StrategyAccount) -> str:
 
 def _slices(account: StrategyAccount) -> str:
     size = account.strategy.schedule.slice_bytes
-    return f"{size / MIB:.3g} MiB" if size else "none"
+    if account.is_ddp or not size:
+        return "none"
+    return f"{size / MIB:.3g} MiB"
 
 
 def _busiest(account: StrategyAccount) -> str:

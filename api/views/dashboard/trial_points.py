@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from sqlalchemy import select
+from sqlalchemy import Double, select, type_coerce
 from sqlalchemy.orm import Session
 
 from autosync.api.db.tables import ProposalRow, TrialRow
@@ -36,7 +36,7 @@ def trial_points(session: Session, tuning_id: str) -> list[TrialPoint]:
             ProposalRow.phase,
             ProposalRow.round,
             ProposalRow.strategy_id,
-            TrialRow.step_seconds,
+            type_coerce(TrialRow.step_seconds, Double),
             ProposalRow.predicted_seconds,
             ProposalRow.origin == DDP,
         )

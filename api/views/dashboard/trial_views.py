@@ -1,9 +1,8 @@
 """Trials a page at a time, and one of them with all that is known of it."""
 
 from dataclasses import dataclass
-from typing import Any
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from autosync.api.db.lookup import found, stored
@@ -11,6 +10,7 @@ from autosync.api.db.tables import ProposalRow, StrategyRow, TrialRow, TuningRow
 from autosync.api.views.tuning_schemas import TrialDetail
 
 PAGE_SIZE = 50
+OF_TRIAL = (ProposalRow.tuning_id == TrialRow.tuning_id) & (ProposalRow.key == TrialRow.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def trial_page(
         NotFound: no such tuning.
     """
     stored(session, TuningRow, tuning_id, "tuning")
-    query = _joined(
+    query = (
         select(
             TrialRow.position,
             ProposalRow.phase,
@@ -62,7 +62,9 @@ def trial_page(
             TrialRow.spread,
             TrialRow.error_kind,
         )
-    ).where(TrialRow.tuning_id == tuning_id)
+        .join(ProposalRow, OF_TRIAL)
+        .where(TrialRow.tuning_id == tuning_id)
+    )
     if strategy_id:
         query = query.where(TrialRow.strategy_id == strategy_id)
     if failed:
@@ -77,9 +79,11 @@ def trial_page(
 def trial_detail(session: Session, tuning_id: str, position: int) -> TrialDetail:
     """Raises NotFound."""
     stored(session, TuningRow, tuning_id, "tuning")
-    query = _joined(
+    query = (
         select(TrialRow, ProposalRow, StrategyRow.words, TrialRow.timeline.is_not(None))
-    ).join(StrategyRow, StrategyRow.hash == ProposalRow.strategy_hash)
+        .join(ProposalRow, OF_TRIAL)
+        .join(StrategyRow, StrategyRow.hash == ProposalRow.strategy_hash)
+    )
     row = session.execute(
         query.where(TrialRow.tuning_id == tuning_id, TrialRow.position == position)
     ).first()
@@ -95,11 +99,4 @@ def trial_detail(session: Session, tuning_id: str, position: int) -> TrialDetail
     }
     return TrialDetail.model_validate(
         {**columns, "words": words, "recorded": recorded, "versions": dict(trial.versions)}
-    )
-
-
-def _joined(query: Select[Any]) -> Select[Any]:
-    return query.join(
-        ProposalRow,
-        (ProposalRow.tuning_id == TrialRow.tuning_id) & (ProposalRow.key == TrialRow.key),
     )

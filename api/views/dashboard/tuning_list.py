@@ -4,7 +4,7 @@ time."""
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, func, select
+from sqlalchemy import Select, SQLColumnExpression, func, select
 from sqlalchemy.orm import Session
 
 from autosync.api.db.tables import (
@@ -23,7 +23,7 @@ from autosync.errors import InvalidInput
 
 PAGE_SIZE = 25
 MOST_TAGS = 200
-SORTS: dict[str, tuple[ColumnElement[Any], ...]] = {
+SORTS: dict[str, tuple[SQLColumnExpression[Any], ...]] = {
     "newest": (TuningRow.created_at.desc(),),
     "oldest": (TuningRow.created_at,),
     "speed-up": (OutcomeRow.speedup.is_(None), OutcomeRow.speedup.desc()),
@@ -83,8 +83,8 @@ def tuning_list(session: Session, wanted: TuningFilter) -> TuningPage:
     query = _filtered(select(TuningRow.id), wanted)
     total = session.scalar(select(func.count()).select_from(query.subquery())) or 0
     shown = query.order_by(*SORTS[wanted.sort], TuningRow.id).limit(PAGE_SIZE)
-    ids = session.scalars(shown.offset((wanted.page - 1) * PAGE_SIZE)).all()
-    items = tunings_of(session, ids)
+    rows = session.execute(shown.offset((wanted.page - 1) * PAGE_SIZE))
+    items = tunings_of(session, [tuning_id for (tuning_id,) in rows])
     waiting = any(tuning.state == "queued" for tuning in items)
     return TuningPage(
         items=items,

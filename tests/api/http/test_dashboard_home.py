@@ -92,7 +92,10 @@ def test_models_and_clusters_are_uploaded_and_shown(page: Page, tmp_path: Path) 
     cluster.write_text(YAML)
     page.goto("/models")
     page.get_by_text("Upload a model's graph").click()
-    wrong = page.request.post("/models", multipart={"document": cluster})
+    wrong = page.request.post(
+        "/models",
+        multipart={"document": {"name": "a", "mimeType": "text/plain", "buffer": b"no graph"}},
+    )
     assert wrong.status == 422
     assert 'role="alert"' in wrong.text()
     page.get_by_label("Graph").set_input_files(graph)

@@ -64,6 +64,7 @@ def test_what_cannot_be_written_is_refused(sqlite: Database) -> None:
         archive(sqlite, tuning_id, True)
     with pytest.raises(NotSupported, match="is queued"):
         tuning_queue.retry(sqlite, tuning_id)
-    for wrong in ({"sort": "colour"}, {"state": "asleep"}):
-        with pytest.raises(InvalidInput, match=next(iter(wrong.values()))):
-            TuningFilter(**wrong)
+    with pytest.raises(InvalidInput, match="colour"):
+        TuningFilter(sort="colour")
+    with pytest.raises(InvalidInput, match="asleep"):
+        TuningFilter(state="asleep")
