@@ -83,8 +83,8 @@ def tuning_list(session: Session, wanted: TuningFilter) -> TuningPage:
     query = _filtered(select(TuningRow.id), wanted)
     total = session.scalar(select(func.count()).select_from(query.subquery())) or 0
     shown = query.order_by(*SORTS[wanted.sort], TuningRow.id).limit(PAGE_SIZE)
-    rows = session.execute(shown.offset((wanted.page - 1) * PAGE_SIZE))
-    items = tunings_of(session, [tuning_id for (tuning_id,) in rows])
+    ids = session.scalars(shown.offset((wanted.page - 1) * PAGE_SIZE)).all()
+    items = tunings_of(session, ids)
     waiting = any(tuning.state == "queued" for tuning in items)
     return TuningPage(
         items=items,
@@ -96,7 +96,7 @@ def tuning_list(session: Session, wanted: TuningFilter) -> TuningPage:
     )
 
 
-def _filtered(query: Select[tuple[str]], wanted: TuningFilter) -> Select[tuple[str]]:
+def _filtered(query: Select[str], wanted: TuningFilter) -> Select[str]:
     query = (
         query.join(DomainRow, DomainRow.id == TuningRow.domain_id)
         .join(GraphRow, GraphRow.id == DomainRow.graph_id)

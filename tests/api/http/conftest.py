@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from autosync.api.db import Database
 from tests.api.databases import opened
@@ -14,6 +14,8 @@ from tests.api.http.serving import Service, served
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+PATIENCE_MILLISECONDS = 60_000
+"""A machine that others load draws slowly."""
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +24,7 @@ def browser() -> Iterator[Browser]:
         pytest.skip(
             f"THE DASHBOARD IS NOT TESTED: no {CHROMIUM}; install chromium, or set CHROMIUM"
         )
+    expect.set_options(timeout=PATIENCE_MILLISECONDS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         yield browser

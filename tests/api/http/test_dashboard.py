@@ -72,7 +72,8 @@ def test_a_finished_tuning_shows_its_answer(
         "percentiles 10 and 90 of 3 interleaved repeats"
     )
     expect(page.locator(".heading")).to_contain_text("Measured on testbed (4 nodes), byte scale")
-    expect(page.locator(".apply .chip.differs").first).to_be_visible()
+    expect(page.locator(".apply .chip").first).to_be_visible()
+    expect(page.locator("table.ranked .chip.differs").first).to_be_visible()
     tiles = page.locator(".tile")
     expect(tiles.filter(has_text="Confirmed speed-up")).to_contain_text("×")
     rows = page.locator("table.ranked tbody tr")
@@ -105,12 +106,12 @@ def test_every_chart_is_drawn_and_has_a_table_that_keys_open(
         box = picture.bounding_box()
         assert box is not None
         assert box["width"] > 200
-        assert picture.locator("rect, circle").count() > 2
+        assert picture.locator("rect, circle").count() > 0
         figure.locator("summary").focus()
         page.keyboard.press("Enter")
         expect(figure.locator("tbody tr").first).to_be_visible()
     for name in CHARTS - {"rounds"}:
-        expect(page.locator(f"figure#{name} .rule.limit:visible")).to_have_count(1)
+        expect(page.locator(f"figure#{name} .wide-only .rule.limit")).to_have_count(1)
     expect(page.locator("figure#timeline .rule.limit")).to_have_count(2)
 
 
@@ -121,7 +122,7 @@ def test_why_the_answer_is_faster_than_ddp(page: Page, shown_database: Database)
         answer = reports.tuning(session, tuning_id).result
     assert answer is not None
     page.goto(f"/tunings/{tuning_id}")
-    choice = page.get_by_label("Strategy", exact=True)
+    choice = page.locator("#strategy-shown")
     expect(choice).to_have_value(answer.strategy_id)
     facts = page.locator("#why .facts-table")
     expect(facts.locator("thead")).to_contain_text("DDP")
@@ -203,7 +204,7 @@ def test_unshaped_links_and_estimates_are_said_beside_the_headline(
     run_search(store, REQUEST, launcher="local (unshaped links)")
     expect(badges).to_have_text(["links not shaped", "compute estimated"])
     expect(page.locator(".heading")).to_contain_text("do not stand for the cluster")
-    expect(page.locator(".heading")).to_contain_text("trials on local (unshaped links)")
+    expect(page.locator(".heading")).to_contain_text("Measured on local (unshaped links)")
     page.goto("/")
     row = page.locator("table.tunings tbody tr").filter(
         has=page.locator(f"a[href$='{held.tuning_id}']")
