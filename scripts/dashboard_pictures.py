@@ -1,4 +1,4 @@
-"""Photograph a tuning's page on the dashboard, light and dark, in a real browser.
+"""Photograph a tuning's page on the dashboard in a real browser: its head, and below it why.
 
 .venv/bin/python scripts/dashboard_pictures.py autosync.db TUNING docs/pictures
 """
@@ -16,10 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Page, sync_playwright
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-SIZE = {"width": 1160, "height": 1240}
+PARTS = (
+    ("dashboard.png", "light", {"width": 1160, "height": 1060}, "body"),
+    ("dashboard_why.png", "dark", {"width": 1160, "height": 1300}, "#why"),
+)
+"""File, colours, pixels, and where the picture begins."""
 SERVER = (
     "import sys; from autosync.api.http.app import serve; serve(sys.argv[1], port=int(sys.argv[2]))"
 )
@@ -36,19 +40,20 @@ def main() -> None:
         shutil.copy(given.database, copied)
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         with served(f"sqlite:///{copied}") as address:
-            for scheme in ("light", "dark"):
-                picture = given.folder / f"dashboard_{scheme}.png"
-                photograph(browser, f"{address}/tunings/{given.tuning}", scheme, picture)
+            for name, scheme, size, part in PARTS:
+                picture = given.folder / name
+                page = browser.new_page(color_scheme=scheme, viewport=size)  # type: ignore[arg-type]
+                page.goto(f"{address}/tunings/{given.tuning}")
+                photograph(page, part, picture)
                 print(f"{picture}: {picture.stat().st_size / 1e3:.0f} kB")
         browser.close()
 
 
-def photograph(browser: Browser, address: str, scheme: str, picture: Path) -> None:
-    """The first screens of the page, once its charts are drawn."""
-    page = browser.new_page(color_scheme=scheme, viewport=SIZE)  # type: ignore[arg-type]
-    page.goto(address)
+def photograph(page: Page, part: str, picture: Path) -> None:
+    """What fits from the beginning of `part` on, once the charts are drawn."""
     page.wait_for_selector("figure#convergence")
     page.wait_for_selector("figure#memory")
+    page.locator(part).evaluate("element => element.scrollIntoView()")
     page.screenshot(path=picture)
     page.close()
 

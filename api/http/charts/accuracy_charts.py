@@ -79,7 +79,7 @@ def rounds_chart(rounds: Sequence[RankedPairs]) -> Chart:
 
     def draw(width: int) -> Drawing:
         right, bottom = width - 42, HEIGHT - 40
-        y = Scale(0.0, 100.0, bottom, 22)
+        y = Scale(0.0, 100.0, bottom, 30)
         wide = (right - 44) / len(rounds)
         parts = upright(y, 44, right, lambda value: f"{value:.0f} %", "pairs ranked rightly")
         for place, each in enumerate(rounds):
