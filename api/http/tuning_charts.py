@@ -165,7 +165,17 @@ def _bytes(accounts: Sequence[StrategyAccount]) -> list[Chart]:
         for place, node in enumerate(nodes)
     ]
     note = "sent in one iteration, as counted in a trial; the busiest one holds back the others"
-    return [bars_chart("nics", "Bytes by NIC", note, _series(accounts), rows, bytes_in_words)]
+    scale = accounts[0].byte_scale
+    footnote = (
+        f"Counted bytes divided by the byte scale, {scale:g}: headers and acknowledgements, which "
+        f"do not scale, look {1 / scale:g} times as large."
+        if scale < 1
+        else ""
+    )
+    series = _series(accounts)
+    return [
+        bars_chart("nics", "Bytes by NIC", note, series, rows, bytes_in_words, footnote=footnote)
+    ]
 
 
 def _memory(accounts: Sequence[StrategyAccount]) -> Chart:

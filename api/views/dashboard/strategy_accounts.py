@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from autosync.api.db.tables import ProposalRow, TrialRow
+from autosync.api.db.tables import ProposalRow, TrialRow, TuningRow
 from autosync.api.views import timeline_views
 from autosync.api.views.dashboard.compared_fact import ComparedFact
 from autosync.api.views.dashboard.domain_limits import limit_of
@@ -25,7 +25,7 @@ from autosync.units import MIB
 @dataclass(frozen=True, slots=True)
 class StrategyAccount:
     """prediction: where the simulated iteration's time goes. sent_bytes: of each node's NIC in one
-    iteration, measured, at a byte scale of 1. peak_memory_bytes: of a trial's processes; None where
+    iteration, as counted, divided by byte_scale. peak_memory_bytes: of a trial's processes; None where
     no trial measured it. nodes: addresses."""
 
     strategy_id: str
@@ -37,6 +37,7 @@ class StrategyAccount:
     prediction: Explanation
     timeline: Timeline
     sent_bytes: tuple[float, ...]
+    byte_scale: float
     peak_memory_bytes: int | None
 
 
@@ -48,6 +49,7 @@ def strategy_account(
 ) -> StrategyAccount:
     """By default of the tuning's answer, or before that of DDP; raises NotFound."""
     of = timeline_views.recorded(session, tuning_id, strategy_id)
+    of_tuning = session.get_one(TuningRow, tuning_id)
     limit = limit_of(session, tuning_id)
     key = of.strategy.id
     prediction = remembered(
@@ -64,6 +66,7 @@ def strategy_account(
         prediction=replace(prediction, limit_seconds=limit.seconds),
         timeline=timeline_views.timeline_of(of),
         sent_bytes=sent,
+        byte_scale=of_tuning.byte_scale,
         peak_memory_bytes=memory,
     )
 
@@ -138,7 +141,9 @@ def _busiest(account: StrategyAccount) -> str:
 
 
 def _megabytes(size: float | None) -> str:
-    return "–" if size is None else f"{size / 1e6:,.1f} MB"
+    if size is None:
+        return "–"
+    return f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:,.1f} kB"
 
 
 def _step(seconds: float) -> str:
