@@ -9,6 +9,7 @@ from autosync.api.http.charts.svg_elements import line, rectangle, text_at
 
 WIDTH, BAR = 480, 13
 MOST_ROWS = 16
+LISTED = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ def bars_chart(
     limit: float | None = None,
     footnote: str = "",
 ) -> Chart:
-    """series: class and name of each colour. The largest rows are drawn, all are in the table.
+    """series: class and name of each colour. The largest rows are drawn; the table has more of them.
     limit: a line that bars should stay below."""
     largest = max((v for row in rows for v in row.values if v is not None), default=0.0)
     most = max(largest, limit or 0.0) or 1.0
@@ -69,8 +70,9 @@ def bars_chart(
         drawings(draw, words, WIDTH),
         ("", *(words for _, words in series)),
         tuple(
-            (row.name, *("–" if v is None else shown(v) for v in row.values)) for row in rows[:200]
+            (row.name, *("–" if v is None else shown(v) for v in row.values))
+            for row in rows[:LISTED]
         ),
         tuple(series),
-        footnote,
+        f"{footnote} The table has the first {LISTED}.".strip() if len(rows) > LISTED else footnote,
     )

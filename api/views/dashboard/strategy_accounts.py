@@ -25,8 +25,8 @@ from autosync.units import MIB
 @dataclass(frozen=True, slots=True)
 class StrategyAccount:
     """prediction: where the simulated iteration's time goes. sent_bytes: of each node's NIC in one
-    iteration, as counted, divided by byte_scale. peak_memory_bytes: of a trial's processes; None where
-    no trial measured it. nodes: addresses."""
+    iteration, as counted, divided by byte_scale. peak_memory_bytes: of a trial's processes; None
+    where no trial measured it. nodes: addresses."""
 
     strategy_id: str
     label: StrategyLabel
