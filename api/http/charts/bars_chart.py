@@ -30,7 +30,7 @@ def bars_chart(
     limit: float | None = None,
     footnote: str = "",
 ) -> Chart:
-    """series: class and name of each colour. The largest rows are drawn; the table has more of them.
+    """series: class and name of each colour. The largest are drawn; the table has more.
     limit: a line that bars should stay below."""
     largest = max((v for row in rows for v in row.values if v is not None), default=0.0)
     most = max(largest, limit or 0.0) or 1.0
