@@ -91,7 +91,7 @@ class StoredTunings:
         from autosync.api.views import reports
 
         with self.database.reading() as session:
-            return reports.tunings(session, count, 0).items
+            return reports.tunings(session, count).items
 
     def find(self, prefix: str) -> str:
         from autosync.api.cli.tuning_lookup import find_tuning

@@ -206,6 +206,7 @@ class TuningRow(Base):
         with the digest of what it asked for.
     held_seconds: how long workers have had it; limit_seconds: the most, NULL where there is none.
     ran_on: where its trials ran, in the launchers' words, in the order of their first trials.
+    tags: words between spaces. archived: left out of lists unless asked for.
     """
 
     __tablename__ = "tunings"
@@ -247,6 +248,9 @@ class TuningRow(Base):
     best_seconds: Mapped[float | None]
     ran_on: Mapped[list[str]] = mapped_column(JSON, default=list)
     error: Mapped[str | None]
+    tags: Mapped[str] = mapped_column(default="")
+    note: Mapped[str] = mapped_column(default="")
+    archived: Mapped[bool] = mapped_column(default=False)
 
 
 class WorkerRow(Base):

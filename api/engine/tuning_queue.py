@@ -189,6 +189,41 @@ def reopen(database: Database, tuning_id: str) -> None:
         )
 
 
+def retry(database: Database, tuning_id: str) -> None:
+    """As `reopen`, for somebody who asks for it.
+
+    Raises:
+        NotFound: no such tuning. NotSupported: it has neither failed nor been cancelled.
+    """
+    with database.reading() as session:
+        state = stored(session, TuningRow, tuning_id, "tuning").state
+    if state not in ("failed", "cancelled"):
+        raise NotSupported(
+            f"tuning {tuning_id} is {state}; only one that failed or was cancelled goes on again.",
+            thing="tuning",
+            value=state,
+            remedy="Start another one.",
+        )
+    reopen(database, tuning_id)
+
+
+def places(session: Session) -> dict[str, int]:
+    """The place of each tuning that waits, counted from 1, in the order in which workers take them;
+    of the first thousand."""
+    turn = func.row_number().over(
+        partition_by=TuningRow.client, order_by=(TuningRow.created_at, TuningRow.id)
+    )
+    served_at = func.coalesce(ClientRow.served_at, 0.0)
+    query = (
+        select(TuningRow.id)
+        .outerjoin(ClientRow, ClientRow.name == TuningRow.client)
+        .where(TuningRow.state == "queued")
+        .order_by(turn, served_at, TuningRow.created_at, TuningRow.id)
+    )
+    waiting = session.scalars(query.limit(1000))
+    return {tuning_id: place for place, tuning_id in enumerate(waiting, 1)}
+
+
 def insert(session: Session, **values: object) -> None:
     """A tuning that waits for a worker; `values` are columns of TuningRow."""
     session.add(TuningRow(**values))

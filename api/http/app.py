@@ -22,6 +22,7 @@ from autosync.api.http.query_parameters import refuse_unknown_parameters
 from autosync.api.http.request_log import RequestLog, show_requests
 from autosync.api.http.request_metrics import RequestMetrics
 from autosync.api.http.routes import (
+    document_pages,
     document_routes,
     metrics_routes,
     pages,
@@ -29,6 +30,7 @@ from autosync.api.http.routes import (
     runtime_routes,
     service_routes,
     simulator_routes,
+    tuning_pages,
     tuning_routes,
     version_routes,
 )
@@ -73,7 +75,8 @@ def create_app(
     for module in routes:
         app.include_router(module.router, dependencies=[Depends(refuse_unknown_parameters)])
     app.include_router(metrics_routes.router)
-    app.include_router(pages.router)
+    for shown in (pages, tuning_pages, document_pages):
+        app.include_router(shown.router)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     problems.install(app, error_page)
     access = access or Access()

@@ -1,13 +1,18 @@
 """The dashboard's templates, and how they write numbers and moments."""
 
+from dataclasses import asdict
 from datetime import UTC, datetime
 from fractions import Fraction
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import Request, Response
 from fastapi.templating import Jinja2Templates
+
+from autosync.api.http.charts.chart import bytes_in_words
+from autosync.api.views.dashboard.tuning_list import TuningFilter
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -50,6 +55,12 @@ def _share(share: float | None) -> str:
     return "–" if share is None else f"{share:.1%}"
 
 
+def _query(wanted: TuningFilter) -> str:
+    """The filter as part of an address, but its page; ends in `&`."""
+    given = asdict(wanted) | {"archived": "true" if wanted.archived else "", "page": ""}
+    return "".join(f"{name}={quote(value)}&" for name, value in given.items() if value)
+
+
 def _environment() -> Jinja2Templates:
     templates = Jinja2Templates(directory=TEMPLATES)
     templates.env.globals["version"] = version("autosync")
@@ -59,6 +70,8 @@ def _environment() -> Jinja2Templates:
         "ago": _ago,
         "fraction": _fraction,
         "share": _share,
+        "bytes": bytes_in_words,
+        "query": _query,
     }
     templates.env.filters |= filters
     return templates

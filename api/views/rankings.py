@@ -18,19 +18,23 @@ _KEY = (StrategySummaryRow.sort_seconds, StrategySummaryRow.origin, StrategySumm
 
 
 def ranked_strategies(
-    session: Session, tuning_id: str, limit: int | None = None, cursor: str | None = None
+    session: Session,
+    tuning_id: str,
+    limit: int | None = None,
+    cursor: str | None = None,
+    ahead: int = 0,
 ) -> RankedStrategies:
     """Proposed strategies: measured ones first, the fastest on top, then those that wait or
     failed. The same judgement as `autosync.search.loop.outcome.rank_measured`.
 
-    limit: how many, at most; by default all. cursor: `next` of the page before.
+    limit: how many, at most; by default all. cursor: `next` of the page before; without one `ahead`
+        strategies are passed over.
 
     Raises:
         NotFound: no such tuning. InvalidInput: the cursor is none of this list.
     """
     tuning = stored(session, TuningRow, tuning_id, "tuning")
-    query = _of(tuning_id).order_by(*_KEY)
-    ahead = 0
+    query = _of(tuning_id).order_by(*_KEY).offset(0 if cursor else ahead)
     if cursor:
         ahead, *key = read_cursor(cursor, int, float, str, int)
         query = query.where(tuple_(*_KEY) > tuple(key))
@@ -60,6 +64,12 @@ def ranked_strategy(session: Session, tuning_id: str, strategy_id: str) -> Ranke
     )
     (ranked,) = _ranked(session, tuning_id, [row], 1 + (session.scalar(ahead) or 0))
     return ranked
+
+
+def ranked_count(session: Session, tuning_id: str) -> int:
+    """How many strategies a tuning has proposed."""
+    query = select(func.count()).select_from(StrategySummaryRow)
+    return session.scalar(query.where(StrategySummaryRow.tuning_id == tuning_id)) or 0
 
 
 def ddp_strategy(session: Session, tuning_id: str) -> StrategySummaryRow | None:

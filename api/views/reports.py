@@ -1,6 +1,7 @@
 """Reading a tuning: its state, its ranked strategies and its trials. No documents are parsed."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import func, select, tuple_
@@ -65,6 +66,13 @@ def tuning(session: Session, tuning_id: str) -> Tuning:
     return _summary(*session.execute(_SUMMARY.where(TuningRow.id == tuning_id)).one())
 
 
+def tunings_of(session: Session, tuning_ids: Sequence[str]) -> list[Tuning]:
+    """Those that there are, in the order of the ids."""
+    rows = session.execute(_SUMMARY.where(TuningRow.id.in_(tuning_ids)))
+    found = {row[0].id: _summary(*row) for row in rows}
+    return [found[each] for each in tuning_ids if each in found]
+
+
 _SUMMARY = (
     select(TuningRow, DomainRow, GraphRow, ClusterRow, OutcomeRow, StrategyRow)
     .add_columns(
@@ -100,6 +108,7 @@ def _summary(
             "world_size": cluster.world_size,
             "profile_source": domain.profile_source,
             "settings": json.loads(row.settings),
+            "tags": row.tags.split(),
             "progress": _columns(row, TuningProgress) | {"trials": trial_count},
             "result": outcome
             and strategy

@@ -140,7 +140,11 @@ def trace(session: Session, tuning_id: str, strategy_id: str | None) -> str:
 
 def timeline(session: Session, tuning_id: str, strategy_id: str | None) -> Timeline:
     """What `recorded` finds beside its prediction; raises NotFound as it does."""
-    of = recorded(session, tuning_id, strategy_id)
+    return timeline_of(recorded(session, tuning_id, strategy_id))
+
+
+def timeline_of(of: RecordedTimelines) -> Timeline:
+    """What was recorded beside its prediction."""
     both = compared(of)
     devices = device_memory_bytes(of.domain).tolist()
     return Timeline(

@@ -60,6 +60,9 @@ class Tuning(ResponseModel):
     ran_on: list[str] = Field(description="Where its trials ran, in the launchers' words.")
     result: TuningResult | None
     error: str | None
+    tags: list[str]
+    note: str
+    archived: bool = Field(description="Left out of the dashboard's lists unless asked for.")
     created_at: Moment
     started_at: Moment | None
     finished_at: Moment | None
@@ -125,6 +128,12 @@ class Trial(ResponseModel):
     recorded: bool = Field(description="Whether it recorded its timeline.")
     versions: dict[str, str]
     created_at: Moment
+
+
+class TrialDetail(Trial):
+    """error_stderr: the end of what the trial's processes wrote, where it failed."""
+
+    error_stderr: str | None
 
 
 class Trials(Page):

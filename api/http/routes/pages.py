@@ -1,33 +1,23 @@
-"""The dashboard: HTML pages and the fragments that keep them current."""
+"""The dashboard's home: tunings as one looks for them, the form that starts one, simulators."""
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Form, Request, Response
+from fastapi import APIRouter, Depends, Form, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from sqlalchemy.orm import Session
 
-from autosync.api.engine import tuning_queue
+from autosync.api.db.tables import STATES
 from autosync.api.engine.simulator_versions import promote
 from autosync.api.engine.training_queue import enqueue_training
-from autosync.api.http.dependencies import (
-    ClientName,
-    Cursor,
-    DatabaseDep,
-    Id,
-    Number,
-    Reading,
-    UploadsDep,
-)
+from autosync.api.http.dependencies import ClientName, DatabaseDep, Number, Reading, UploadsDep
 from autosync.api.http.page_templates import show
 from autosync.api.http.tuning_body import TuningForm
-from autosync.api.views import reports, simulator_versions_view, stored_documents
-from autosync.api.views.caveats import caveats_of
-from autosync.api.views.rankings import ddp_strategy
+from autosync.api.views import simulator_versions_view, stored_documents
+from autosync.api.views.dashboard.tuning_comparison import compared_tunings
+from autosync.api.views.dashboard.tuning_list import SORTS, TuningFilter, tuning_list
 from autosync.errors import AutosyncError
 
 NEWEST = 50
-RANKED = 100
-"""Strategies on a page of the ranking."""
 SCALES = (
     ("", "automatic"),
     ("1", "1 (all bytes)"),
@@ -41,18 +31,37 @@ FORM = {
 }
 
 FilledForm = Annotated[TuningForm, Form()]
+Words = Annotated[str, Query(max_length=200)]
 
 router = APIRouter(include_in_schema=False)
 
 
+def _wanted(
+    text: Words = "",
+    state: Words = "",
+    tag: Words = "",
+    archived: bool = False,
+    sort: Words = "newest",
+    page: Annotated[int, Query(ge=1, le=10**6)] = 1,
+) -> TuningFilter:
+    return TuningFilter(text, state, tag, archived=archived, sort=sort, page=page)
+
+
+Wanted = Annotated[TuningFilter, Depends(_wanted)]
+
+
 @router.get("/")
-def index(request: Request, session: Reading) -> Response:
-    return show(request, "index.html", _index(session, FORM))
+def index(
+    request: Request, session: Reading, wanted: Wanted, graph: Words = "", cluster: Words = ""
+) -> Response:
+    """graph, cluster: chosen in the form beforehand."""
+    chosen = {k: v for k, v in (("graph", graph), ("cluster", cluster)) if v}
+    return show(request, "home/index.html", _index(session, FORM | chosen, wanted, bool(chosen)))
 
 
 @router.get("/fragments/tunings")
-def tunings_fragment(request: Request, session: Reading) -> Response:
-    return show(request, "tunings.html", _tunings(session))
+def tunings_fragment(request: Request, session: Reading, wanted: Wanted) -> Response:
+    return show(request, "home/tunings.html", _tunings(session, wanted))
 
 
 @router.post("/tunings")
@@ -63,31 +72,18 @@ def start(
         asked = form.body().model_dump_json(exclude_unset=True)
         tuning_id = uploads.tuning(asked.encode(), client)
     except AutosyncError as error:
-        return show(request, "index.html", _index(session, form.model_dump(), error), 422)
+        shown = _index(session, form.model_dump(), TuningFilter(), True, error)
+        return show(request, "home/index.html", shown, 422)
     return RedirectResponse(f"/tunings/{tuning_id}", 303)
 
 
-@router.get("/tunings/{tuning_id}")
-def tuning_page(tuning_id: Id, request: Request, session: Reading) -> Response:
-    return show(request, "tuning.html", _with_ranking(session, tuning_id))
+@router.get("/compare")
+def compare_tunings(request: Request, session: Reading, left: Words, right: Words) -> Response:
+    from autosync.api.http.tuning_charts import compared_convergence  # loads numba
 
-
-@router.get("/tunings/{tuning_id}/live")
-def live_fragment(tuning_id: Id, request: Request, session: Reading) -> Response:
-    return show(request, "status.html", _tuning(session, tuning_id))
-
-
-@router.get("/tunings/{tuning_id}/ranked")
-def ranked_fragment(
-    tuning_id: Id, request: Request, session: Reading, cursor: Cursor = None
-) -> Response:
-    return show(request, "ranked.html", _with_ranking(session, tuning_id, cursor))
-
-
-@router.post("/tunings/{tuning_id}/cancel")
-def cancel(tuning_id: Id, database: DatabaseDep) -> Response:
-    tuning_queue.cancel(database, tuning_id)
-    return RedirectResponse(f"/tunings/{tuning_id}", 303)
+    compared = compared_tunings(session, left, right)
+    shown = {"compared": compared, "charts": compared_convergence(session, compared.tunings)}
+    return show(request, "home/compare_tunings.html", shown)
 
 
 @router.get("/simulators")
@@ -96,7 +92,7 @@ def simulators_page(request: Request, session: Reading) -> Response:
         "versions": simulator_versions_view.simulator_versions(session),
         "trainings": simulator_versions_view.simulator_trainings(session, NEWEST),
     }
-    return show(request, "simulators.html", shown)
+    return show(request, "home/simulators.html", shown)
 
 
 @router.post("/simulators/trainings")
@@ -117,37 +113,29 @@ def docs(request: Request) -> Response:
     return show(request, "docs.html", {})
 
 
-def _tuning(session: Session, tuning_id: str) -> dict[str, Any]:
-    tuning = reports.tuning(session, tuning_id)
-    ddp = ddp_strategy(session, tuning_id)
+def _tunings(session: Session, wanted: TuningFilter) -> dict[str, Any]:
     return {
-        "tuning": tuning,
-        "ddp_seconds": ddp and ddp.step_seconds,
-        "ran_on": ", ".join(tuning.ran_on) or tuning.launcher,
-        "caveats": caveats_of([tuning])[tuning_id],
-        "time_left": reports.time_left_words(session, tuning) if tuning.state == "running" else "",
+        "listed": tuning_list(session, wanted),
+        "wanted": wanted,
+        "sorts": tuple(SORTS),
+        "states": STATES,
     }
 
 
-def _with_ranking(session: Session, tuning_id: str, cursor: str | None = None) -> dict[str, Any]:
-    ranked = reports.ranked_strategies(session, tuning_id, RANKED, cursor)
-    return {**_tuning(session, tuning_id), "ranked": ranked, "cursor": cursor}
-
-
-def _tunings(session: Session) -> dict[str, Any]:
-    shown = reports.tunings(session, NEWEST)
-    return {"tunings": shown, "caveats": caveats_of(shown.items)}
-
-
 def _index(
-    session: Session, form: dict[str, Any], refused: AutosyncError | None = None
+    session: Session,
+    form: dict[str, Any],
+    wanted: TuningFilter,
+    start_open: bool,
+    refused: AutosyncError | None = None,
 ) -> dict[str, Any]:
     return {
-        **_tunings(session),
+        **_tunings(session, wanted),
         "graphs": stored_documents.graphs(session, NEWEST),
         "clusters": stored_documents.clusters(session, NEWEST),
         "simulators": stored_documents.simulators(session, NEWEST),
         "scales": SCALES,
         "form": form,
+        "start_open": start_open,
         "refused": refused,
     }

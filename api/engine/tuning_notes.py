@@ -1,0 +1,53 @@
+"""What people write beside a tuning: tags, a note, and whether it is archived."""
+
+from autosync.api.db.database import Database
+from autosync.api.db.lookup import stored
+from autosync.api.db.tables import FINAL, TuningRow
+from autosync.errors import InvalidInput, NotSupported
+
+MOST_TAGS = 10
+LONGEST_TAG = 40
+LONGEST_NOTE = 2000
+
+
+def write_notes(database: Database, tuning_id: str, tags: str, note: str) -> None:
+    """tags: words between spaces or commas; one that comes twice is kept once.
+
+    Raises:
+        NotFound: no such tuning. InvalidInput: too many tags, or too long ones.
+    """
+    words = list(dict.fromkeys(tags.replace(",", " ").split()))
+    if len(words) > MOST_TAGS:
+        raise _refused("tags", f"there are {len(words)} tags", f"Give at most {MOST_TAGS}.")
+    for word in words:
+        if len(word) > LONGEST_TAG or not word.isprintable():
+            why = f"the tag {word[:LONGEST_TAG]!r} is too long or does not print"
+            raise _refused("tags", why, f"Use at most {LONGEST_TAG} printable characters.")
+    if len(note) > LONGEST_NOTE or "\0" in note:
+        why = f"the note has {len(note)} characters, or one that is no text"
+        raise _refused("note", why, f"Use at most {LONGEST_NOTE} characters of text.")
+    with database.writing() as session:
+        tuning = stored(session, TuningRow, tuning_id, "tuning")
+        tuning.tags, tuning.note = " ".join(words), note.strip()
+
+
+def archive(database: Database, tuning_id: str, archived: bool) -> None:
+    """Take a tuning out of the lists, or back in.
+
+    Raises:
+        NotFound: no such tuning. NotSupported: it has not ended, so nobody should lose sight of it.
+    """
+    with database.writing() as session:
+        tuning = stored(session, TuningRow, tuning_id, "tuning")
+        if archived and tuning.state not in FINAL:
+            raise NotSupported(
+                f"tuning {tuning_id} is {tuning.state} and cannot be archived.",
+                thing="tuning",
+                value=tuning.state,
+                remedy="Cancel it first, or wait until it has ended.",
+            )
+        tuning.archived = archived
+
+
+def _refused(thing: str, why: str, remedy: str) -> InvalidInput:
+    return InvalidInput(f"{why}.", thing=thing, remedy=remedy)

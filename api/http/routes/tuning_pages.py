@@ -1,0 +1,236 @@
+"""Pages of one tuning: its answer and why, its strategies and its trials."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Form, Path, Query, Request, Response
+from fastapi.responses import RedirectResponse
+from sqlalchemy.orm import Session
+
+from autosync.api.engine import tuning_notes, tuning_queue
+from autosync.api.http.dependencies import DatabaseDep, Id, Reading
+from autosync.api.http.page_templates import show
+from autosync.api.views import reports
+from autosync.api.views.caveats import caveats_of
+from autosync.api.views.dashboard.headline import headline
+from autosync.api.views.dashboard.strategy_labels import strategy_labels
+from autosync.api.views.dashboard.trial_points import ddp_seconds, median_by_strategy, trial_points
+from autosync.api.views.dashboard.trial_views import trial_detail, trial_page
+from autosync.api.views.rankings import (
+    ddp_strategy,
+    ranked_count,
+    ranked_strategies,
+    ranked_strategy,
+)
+from autosync.api.views.tuning_schemas import RankedStrategy, Tuning
+
+RANKED_ON_A_PAGE = 25
+Page = Annotated[int, Query(ge=1, le=10**6)]
+Position = Annotated[int, Path(ge=0, lt=2**31)]
+Text = Annotated[str, Form(max_length=10_000)]
+
+router = APIRouter(prefix="/tunings/{tuning_id}", include_in_schema=False)
+
+
+@router.get("")
+def tuning_page(tuning_id: Id, request: Request, session: Reading, page: Page = 1) -> Response:
+    shown = _status(session, tuning_id) | _ranked(session, tuning_id, page)
+    return show(request, "tuning/tuning.html", shown)
+
+
+@router.get("/live")
+def live_fragment(tuning_id: Id, request: Request, session: Reading) -> Response:
+    return show(request, "tuning/status.html", _status(session, tuning_id))
+
+
+@router.get("/ranked")
+def ranked_fragment(tuning_id: Id, request: Request, session: Reading, page: Page = 1) -> Response:
+    shown = {"tuning": reports.tuning(session, tuning_id)} | _ranked(session, tuning_id, page)
+    return show(request, "tuning/ranked.html", shown)
+
+
+@router.get("/charts")
+def charts_fragment(tuning_id: Id, request: Request, session: Reading) -> Response:
+    from autosync.api.http.tuning_charts import tuning_charts  # loads numba: only when asked for
+
+    tuning = reports.tuning(session, tuning_id)
+    charts, limit = tuning_charts(session, tuning)
+    shown = {"tuning": tuning, "charts": charts, "limit": limit}
+    return show(request, "tuning/charts.html", shown)
+
+
+@router.get("/why")
+def why_fragment(
+    tuning_id: Id, request: Request, session: Reading, strategy: str | None = None
+) -> Response:
+    """What differs from DDP: of the answer, or of any strategy."""
+    from autosync.api.views.dashboard.strategy_accounts import (
+        ddp_id,
+    )  # loads numba: only when asked for
+
+    reports.tuning(session, tuning_id)
+    if ddp_id(session, tuning_id) is None:  # the first that a tuning proposes
+        return show(request, "tuning/why_later.html", {})
+    return show(request, "tuning/why.html", _why(session, tuning_id, strategy))
+
+
+@router.get("/strategies/{strategy_id}")
+def strategy_page(
+    tuning_id: Id, strategy_id: Id, request: Request, session: Reading, page: Page = 1
+) -> Response:
+    shown = {
+        **_why(session, tuning_id, strategy_id),
+        "row": ranked_strategy(session, tuning_id, strategy_id),
+        "ranked_total": ranked_count(session, tuning_id),
+        "trials": trial_page(session, tuning_id, page, strategy_id),
+        "page": page,
+    }
+    return show(request, "tuning/strategy.html", shown)
+
+
+@router.get("/compare")
+def compare_strategies(
+    tuning_id: Id, request: Request, session: Reading, left: str, right: str
+) -> Response:
+    shown = _compared(session, tuning_id, [left, right])
+    return show(request, "tuning/compare_strategies.html", shown)
+
+
+@router.get("/trials")
+def trials_page(
+    tuning_id: Id, request: Request, session: Reading, page: Page = 1, failed: bool = False
+) -> Response:
+    trials = trial_page(session, tuning_id, page, failed=failed)
+    shown = {
+        "tuning": reports.tuning(session, tuning_id),
+        "trials": trials,
+        "page": page,
+        "failed": failed,
+        "labels": strategy_labels(session, [each.strategy_id for each in trials.items]),
+    }
+    return show(request, "tuning/trials.html", shown)
+
+
+@router.get("/trials/{position}")
+def trial_details_page(
+    tuning_id: Id, position: Position, request: Request, session: Reading
+) -> Response:
+    trial = trial_detail(session, tuning_id, position)
+    shown = {
+        "tuning": reports.tuning(session, tuning_id),
+        "trial": trial,
+        "label": strategy_labels(session, [trial.strategy_id])[trial.strategy_id],
+    }
+    return show(request, "tuning/trial.html", shown)
+
+
+@router.post("/cancel")
+def cancel(tuning_id: Id, database: DatabaseDep) -> Response:
+    tuning_queue.cancel(database, tuning_id)
+    return RedirectResponse(f"/tunings/{tuning_id}", 303)
+
+
+@router.post("/retry")
+def retry(tuning_id: Id, database: DatabaseDep) -> Response:
+    """What it measured stays."""
+    tuning_queue.retry(database, tuning_id)
+    return RedirectResponse(f"/tunings/{tuning_id}", 303)
+
+
+@router.post("/notes")
+def write_notes(tuning_id: Id, database: DatabaseDep, tags: Text = "", note: Text = "") -> Response:
+    tuning_notes.write_notes(database, tuning_id, tags, note)
+    return RedirectResponse(f"/tunings/{tuning_id}", 303)
+
+
+@router.post("/archive")
+def archive(
+    tuning_id: Id, database: DatabaseDep, archived: Annotated[bool, Form()] = False
+) -> Response:
+    tuning_notes.archive(database, tuning_id, archived)
+    return RedirectResponse(f"/tunings/{tuning_id}", 303)
+
+
+def _status(session: Session, tuning_id: str) -> dict[str, Any]:
+    tuning = reports.tuning(session, tuning_id)
+    points = trial_points(session, tuning_id)
+    ddp = tuning.result.ddp_seconds if tuning.result else ddp_seconds(points)
+    ran_on = reports.ran_on(session, tuning_id)
+    place = tuning_queue.places(session).get(tuning_id) if tuning.state == "queued" else None
+    return {
+        "tuning": tuning,
+        "headline": headline(tuning, ddp, ran_on, place),
+        "answer": _answer(session, tuning),
+        "ddp_seconds": ddp,
+        "ran_on": ran_on or tuning.launcher,
+        "caveats": caveats_of([tuning])[tuning_id],
+        "time_left": reports.time_left_words(session, tuning) if tuning.state == "running" else "",
+    }
+
+
+def _answer(session: Session, tuning: Tuning) -> Any:
+    """The answer in chips; None before there is one."""
+    if tuning.result is None:
+        return None
+    found = strategy_labels(session, [tuning.result.strategy_id])
+    return found[tuning.result.strategy_id]
+
+
+def _ranked(session: Session, tuning_id: str, page: int) -> dict[str, Any]:
+    ahead, total = (page - 1) * RANKED_ON_A_PAGE, ranked_count(session, tuning_id)
+    shown = ranked_strategies(session, tuning_id, RANKED_ON_A_PAGE, ahead=ahead).items
+    shown = _with_ddp(session, tuning_id, shown)
+    return {
+        "ranked": shown,
+        "ranked_total": total,
+        "page": page,
+        "pages": max(1, -(-total // RANKED_ON_A_PAGE)),
+        "labels": strategy_labels(session, [row.strategy_id for row in shown]),
+    }
+
+
+def _with_ddp(
+    session: Session, tuning_id: str, shown: list[RankedStrategy]
+) -> list[RankedStrategy]:
+    """A page of the ranking; DDP is on each, as what the others are judged by."""
+    known = ddp_strategy(session, tuning_id)
+    if known is None or not shown or any(row.is_ddp for row in shown):
+        return shown
+    ddp = ranked_strategy(session, tuning_id, known.strategy_id)
+    if ddp is None:
+        return shown
+    return [ddp, *shown] if ddp.rank < shown[0].rank else [*shown, ddp]
+
+
+def _why(session: Session, tuning_id: str, strategy_id: str | None) -> dict[str, Any]:
+    """The strategy beside DDP, if that was proposed."""
+    from autosync.api.views.dashboard.strategy_accounts import (
+        ddp_id,
+    )  # loads numba: only when asked for
+
+    return _compared(session, tuning_id, [strategy_id, ddp_id(session, tuning_id)])
+
+
+def _compared(session: Session, tuning_id: str, strategy_ids: list[str | None]) -> dict[str, Any]:
+    from autosync.api.http.tuning_charts import account_charts  # loads numba: only when asked for
+    from autosync.api.views.dashboard.strategy_accounts import compared_facts, strategy_account
+
+    tuning = reports.tuning(session, tuning_id)
+    accounts = [strategy_account(session, tuning_id, each) for each in strategy_ids]
+    if len(accounts) > 1 and accounts[0].strategy_id == accounts[1].strategy_id:
+        accounts = accounts[:1]
+    return {
+        "tuning": tuning,
+        "accounts": accounts,
+        "facts": compared_facts(accounts),
+        "charts": account_charts(accounts),
+        "choices": _choices(session, tuning_id),
+    }
+
+
+def _choices(session: Session, tuning_id: str) -> list[tuple[str, str]]:
+    """Id and name of the strategies that one can look at: the fastest, and DDP."""
+    points = trial_points(session, tuning_id)
+    fastest = list(median_by_strategy(points))[:RANKED_ON_A_PAGE]
+    shown = dict.fromkeys([*fastest, *(point.strategy_id for point in points if point.is_ddp)])
+    names = strategy_labels(session, shown)
+    return [(key, names[key].whole) for key in shown]

@@ -1,0 +1,154 @@
+"""Why a strategy takes as long as it does in a tuning's domain: what an account beside DDP's shows.
+
+Loads the compiled simulator: import it only when asked for.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from autosync.api.db.tables import ProposalRow, TrialRow, TuningRow
+from autosync.api.views import timeline_views
+from autosync.api.views.dashboard.compared_fact import ComparedFact
+from autosync.api.views.dashboard.domain_limits import limit_of
+from autosync.api.views.dashboard.remembered import remembered
+from autosync.api.views.dashboard.strategy_labels import ORDERS, StrategyLabel, label_of
+from autosync.api.views.timeline_schemas import Timeline
+from autosync.search.loop.outcome import DDP, is_ddp
+from autosync.simulator.explanation import Explanation, explain
+from autosync.strategy import Strategy
+from autosync.units import MIB
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyAccount:
+    """prediction: where the simulated iteration's time goes. sent_bytes: of each node's NIC in one
+    iteration, as counted, divided by byte_scale. peak_memory_bytes: of a trial's processes; None
+    where no trial measured it. nodes: addresses."""
+
+    strategy_id: str
+    label: StrategyLabel
+    words: str
+    is_ddp: bool
+    strategy: Strategy
+    nodes: tuple[str, ...]
+    prediction: Explanation
+    timeline: Timeline
+    sent_bytes: tuple[float, ...]
+    byte_scale: float
+    peak_memory_bytes: int | None
+
+
+_KNOWN: dict[tuple[str, str], Explanation] = {}
+
+
+def strategy_account(
+    session: Session, tuning_id: str, strategy_id: str | None = None
+) -> StrategyAccount:
+    """By default of the tuning's answer, or before that of DDP; raises NotFound."""
+    of = timeline_views.recorded(session, tuning_id, strategy_id)
+    of_tuning = session.get_one(TuningRow, tuning_id)
+    limit = limit_of(session, tuning_id)
+    key = of.strategy.id
+    prediction = remembered(
+        _KNOWN, (of.domain.id, key), lambda: explain(of.domain, of.strategy, limit)
+    )
+    sent, memory = _measured(session, tuning_id, key)
+    return StrategyAccount(
+        strategy_id=key,
+        label=label_of(of.strategy),
+        words=of.words,
+        is_ddp=is_ddp(of.strategy),
+        strategy=of.strategy,
+        nodes=tuple(node.address for node in of.domain.cluster.nodes),
+        prediction=replace(prediction, limit_seconds=limit.seconds),
+        timeline=timeline_views.timeline_of(of),
+        sent_bytes=sent,
+        byte_scale=of_tuning.byte_scale,
+        peak_memory_bytes=memory,
+    )
+
+
+def ddp_id(session: Session, tuning_id: str) -> str | None:
+    """The strategy that is torch's own DDP, once the tuning has proposed it."""
+    query = select(ProposalRow.strategy_id).where(ProposalRow.tuning_id == tuning_id)
+    return session.scalars(query.where(ProposalRow.origin == DDP).limit(1)).first()
+
+
+def compared_facts(accounts: Sequence[StrategyAccount]) -> list[ComparedFact]:
+    """What they are, and where their predicted iterations go."""
+    named: dict[str, Callable[[StrategyAccount], str]] = {
+        "Methods": _methods,
+        "Messages an iteration": lambda a: f"{a.prediction.messages:,}",
+        "Bytes of all messages": lambda a: _megabytes(a.prediction.wire_bytes),
+        "Sent in the order": _order,
+        "Slices": _slices,
+        "Reaches into the next forward": lambda a: _yes(a.strategy.schedule.overlap_forward),
+        "Variables cut": lambda a: str(sum(len(c.shards) > 1 for c in a.strategy.choices)),
+        "Compute": lambda a: _step(a.prediction.compute_seconds),
+        "Update": lambda a: _step(a.prediction.update_seconds),
+        "Transfer that shows": lambda a: _step(a.prediction.transfer_seconds),
+        "Startups that show": lambda a: _step(a.prediction.startup_seconds),
+        "Compute slowed by messages": lambda a: _step(a.prediction.slowed_seconds),
+        "Predicted in all": lambda a: _step(a.prediction.step_seconds),
+        "Busiest link": _busiest,
+        "Share of the limit": lambda a: f"{a.prediction.limit_percent:.0f} %",
+        "Peak memory, measured": lambda a: _megabytes(a.peak_memory_bytes),
+    }
+    return [
+        ComparedFact(name, tuple(words(each) for each in accounts)) for name, words in named.items()
+    ]
+
+
+def _measured(
+    session: Session, tuning_id: str, strategy_id: str
+) -> tuple[tuple[float, ...], int | None]:
+    """Of its newest trial that succeeded."""
+    query = (
+        select(TrialRow.sent_bytes, TrialRow.byte_scale, TrialRow.peak_memory_bytes)
+        .where(TrialRow.tuning_id == tuning_id, TrialRow.strategy_id == strategy_id)
+        .where(TrialRow.step_seconds.is_not(None))
+        .order_by(TrialRow.position.desc())
+        .limit(1)
+    )
+    row = session.execute(query).first()
+    if row is None:
+        return (), None
+    return tuple(sent / row.byte_scale for sent in row.sent_bytes or ()), row.peak_memory_bytes
+
+
+def _methods(account: StrategyAccount) -> str:
+    return ", ".join(chip.text for chip in account.label.chips if chip.kind == "method")
+
+
+def _order(account: StrategyAccount) -> str:
+    return ORDERS.get(account.strategy.schedule.order, ORDERS["fifo"])
+
+
+def _slices(account: StrategyAccount) -> str:
+    size = account.strategy.schedule.slice_bytes
+    if account.is_ddp or not size:
+        return "none"
+    return f"{size / MIB:.3g} MiB"
+
+
+def _busiest(account: StrategyAccount) -> str:
+    prediction = account.prediction
+    share = prediction.busiest_seconds / prediction.step_seconds
+    return f"{prediction.busiest}, {share:.0%} of the iteration"
+
+
+def _megabytes(size: float | None) -> str:
+    if size is None:
+        return "–"
+    return f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:,.1f} kB"
+
+
+def _step(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms"
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"

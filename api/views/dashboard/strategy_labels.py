@@ -1,0 +1,119 @@
+"""Strategies in a few words: a short name, and chips for what differs from torch's DDP."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from autosync.api.db.tables import StrategyRow
+from autosync.api.views.dashboard.remembered import remembered
+from autosync.documents import from_json
+from autosync.search.loop.outcome import is_ddp
+from autosync.strategy import Strategy
+from autosync.strategy_description import method
+from autosync.units import MIB
+
+ORDERS = {
+    "fifo": "as gradients get ready",
+    "priority": "next use first",
+    "explicit": "explicit order",
+}
+IN_NAME = 2
+"""Methods that a short name tells."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """kind: method, cut, order, slices, overlap, shares or staleness. differs: from torch's DDP."""
+
+    kind: str
+    text: str
+    differs: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyLabel:
+    """mark: the beginning of its id, which tells strategies of one name apart."""
+
+    name: str
+    mark: str
+    chips: tuple[Chip, ...]
+
+    @property
+    def whole(self) -> str:
+        return f"{self.name} {self.mark}".strip()
+
+
+_KNOWN: dict[str, StrategyLabel] = {}
+
+
+def strategy_labels(session: Session, strategy_ids: Iterable[str]) -> dict[str, StrategyLabel]:
+    """By id. Only documents that were not read before are parsed."""
+    wanted = dict.fromkeys(strategy_ids)
+    new = [each for each in wanted if each not in _KNOWN]
+    query = select(StrategyRow.strategy_id, StrategyRow.document)
+    found = {each: known for each in wanted if (known := _KNOWN.get(each)) is not None}
+    for key, document in session.execute(query.where(StrategyRow.strategy_id.in_(new))):
+        found[key] = remembered(_KNOWN, key, partial(_of_document, document), 20_000)
+    return found
+
+
+def _of_document(document: str) -> StrategyLabel:
+    return label_of(from_json(Strategy, document))
+
+
+def label_of(strategy: Strategy) -> StrategyLabel:
+    groups: dict[str, set[int]] = {}
+    variables: Counter[str] = Counter()
+    for choice in strategy.choices:
+        for shard in choice.shards:
+            groups.setdefault(method(shard), set()).add(shard.group)
+        variables.update({method(shard) for shard in choice.shards})
+    if is_ddp(strategy):
+        buckets = sum(len(members) for members in groups.values())
+        return StrategyLabel("DDP", "", (Chip("method", f"all-reduce × {buckets}", False),))
+    methods = [name for name, _ in variables.most_common()]
+    return StrategyLabel(
+        _short_name(methods, strategy),
+        strategy.id[:6],
+        (*_methods(methods, groups), *_cuts(strategy), *_schedule(strategy), *_rest(strategy)),
+    )
+
+
+def _short_name(methods: list[str], strategy: Strategy) -> str:
+    names = " + ".join(methods[:IN_NAME]) + (" + others" if len(methods) > IN_NAME else "")
+    order = strategy.schedule.order
+    return names if order == "fifo" else f"{names}, {ORDERS[order]}"
+
+
+def _methods(methods: list[str], groups: dict[str, set[int]]) -> list[Chip]:
+    return [
+        Chip("method", f"{name} × {len(groups[name])}", name != "all-reduce") for name in methods
+    ]
+
+
+def _cuts(strategy: Strategy) -> list[Chip]:
+    cut = sum(len(choice.shards) > 1 for choice in strategy.choices)
+    return [Chip("cut", f"{cut} variable{'s' if cut > 1 else ''} cut")] if cut else []
+
+
+def _schedule(strategy: Strategy) -> list[Chip]:
+    schedule = strategy.schedule
+    chips = [Chip("order", ORDERS[schedule.order], schedule.order != "fifo")]
+    if schedule.slice_bytes:
+        chips.append(Chip("slices", f"slices of {schedule.slice_bytes / MIB:.3g} MiB"))
+    if schedule.overlap_forward:
+        chips.append(Chip("overlap", "into the next forward"))
+    return chips
+
+
+def _rest(strategy: Strategy) -> list[Chip]:
+    shares = [replica.share for replica in strategy.replicas]
+    uneven = max(shares) - min(shares) > 1e-6
+    chips = [Chip("shares", f"shares {min(shares):.0%} to {max(shares):.0%}")] if uneven else []
+    if strategy.staleness:
+        chips.append(Chip("staleness", f"{strategy.staleness} iterations stale"))
+    return chips

@@ -1,0 +1,129 @@
+"""Tunings as somebody looks for them: by words, state, tag, model or cluster, sorted, a page at a
+time."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy import Select, SQLColumnExpression, func, select
+from sqlalchemy.orm import Session
+
+from autosync.api.db.tables import (
+    STATES,
+    ClusterRow,
+    DomainRow,
+    GraphRow,
+    OutcomeRow,
+    TuningRow,
+)
+from autosync.api.engine.tuning_queue import places
+from autosync.api.views.caveats import Caveat, caveats_of
+from autosync.api.views.reports import tunings_of
+from autosync.api.views.tuning_schemas import Tuning
+from autosync.errors import InvalidInput
+
+PAGE_SIZE = 25
+MOST_TAGS = 200
+SORTS: dict[str, tuple[SQLColumnExpression[Any], ...]] = {
+    "newest": (TuningRow.created_at.desc(),),
+    "oldest": (TuningRow.created_at,),
+    "speed-up": (OutcomeRow.speedup.is_(None), OutcomeRow.speedup.desc()),
+    "model": (GraphRow.name, TuningRow.created_at.desc()),
+    "cluster": (ClusterRow.name, TuningRow.created_at.desc()),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TuningFilter:
+    """text: in the names of model or cluster, in the note, in a tag, or the beginning of an id.
+    Empty fields take all. page: counted from 1."""
+
+    text: str = ""
+    state: str = ""
+    tag: str = ""
+    graph_id: str = ""
+    cluster_id: str = ""
+    archived: bool = False
+    sort: str = "newest"
+    page: int = 1
+
+    def __post_init__(self) -> None:
+        for thing, value, known in (
+            ("sort", self.sort, tuple(SORTS)),
+            ("state", self.state, ("", *STATES)),
+        ):
+            if value not in known:
+                raise InvalidInput(
+                    f"{thing} is {value[:40]!r}.",
+                    thing=thing,
+                    value=value[:40],
+                    remedy=f"There are: {', '.join(filter(None, known))}.",
+                )
+
+    def at(self, page: int) -> "TuningFilter":
+        return replace(self, page=page)
+
+    @property
+    def narrows(self) -> bool:
+        return replace(self, page=1, sort="newest") != TuningFilter()
+
+
+@dataclass(frozen=True, slots=True)
+class TuningPage:
+    """total: of all pages. places: in the queue, by the tuning's id. tags: all there are."""
+
+    items: list[Tuning]
+    total: int
+    pages: int
+    caveats: dict[str, tuple[Caveat, ...]]
+    places: dict[str, int]
+    tags: list[str]
+
+
+def tuning_list(session: Session, wanted: TuningFilter) -> TuningPage:
+    query = _filtered(select(TuningRow.id), wanted)
+    total = session.scalar(select(func.count()).select_from(query.subquery())) or 0
+    shown = query.order_by(*SORTS[wanted.sort], TuningRow.id).limit(PAGE_SIZE)
+    ids = session.scalars(shown.offset((wanted.page - 1) * PAGE_SIZE)).all()
+    items = tunings_of(session, ids)
+    waiting = any(tuning.state == "queued" for tuning in items)
+    return TuningPage(
+        items=items,
+        total=total,
+        pages=max(1, -(-total // PAGE_SIZE)),
+        caveats=caveats_of(items),
+        places=places(session) if waiting else {},
+        tags=_tags(session),
+    )
+
+
+def _filtered(query: Select[str], wanted: TuningFilter) -> Select[str]:
+    query = (
+        query.join(DomainRow, DomainRow.id == TuningRow.domain_id)
+        .join(GraphRow, GraphRow.id == DomainRow.graph_id)
+        .join(ClusterRow, ClusterRow.id == DomainRow.cluster_id)
+        .outerjoin(OutcomeRow, OutcomeRow.tuning_id == TuningRow.id)
+        .where(TuningRow.archived.is_(wanted.archived))
+    )
+    for column, value in (
+        (TuningRow.state, wanted.state),
+        (GraphRow.id, wanted.graph_id),
+        (ClusterRow.id, wanted.cluster_id),
+    ):
+        if value:
+            query = query.where(column == value)
+    if wanted.tag:
+        query = query.where(
+            (" " + TuningRow.tags + " ").contains(f" {wanted.tag} ", autoescape=True)
+        )
+    for word in wanted.text.replace("\0", " ").split():
+        said = func.lower(
+            GraphRow.name + " " + ClusterRow.name + " " + TuningRow.note + " " + TuningRow.tags
+        )
+        begins = TuningRow.id.startswith(word.lower(), autoescape=True)
+        query = query.where(said.contains(word.lower(), autoescape=True) | begins)
+    return query
+
+
+def _tags(session: Session) -> list[str]:
+    query = select(TuningRow.tags).where(TuningRow.tags != "").distinct().limit(MOST_TAGS)
+    return sorted({tag for tags in session.scalars(query) for tag in tags.split()})

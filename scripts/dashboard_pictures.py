@@ -1,0 +1,83 @@
+"""Photograph a tuning's page on the dashboard in a real browser: its head, and below it why.
+
+.venv/bin/python scripts/dashboard_pictures.py autosync.db TUNING docs/pictures
+"""
+
+import argparse
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+from playwright.sync_api import Page, sync_playwright
+
+CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+PARTS = (
+    ("dashboard.png", "light", {"width": 1160, "height": 1060}, "body"),
+    ("dashboard_why.png", "dark", {"width": 1160, "height": 1300}, "#why"),
+)
+"""File, colours, pixels, and where the picture begins."""
+SERVER = (
+    "import sys; from autosync.api.http.app import serve; serve(sys.argv[1], port=int(sys.argv[2]))"
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("database", type=Path, help="an SQLite file; it is copied, not changed")
+    parser.add_argument("tuning", help="its id")
+    parser.add_argument("folder", type=Path)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        copied = Path(folder) / "copied.db"
+        shutil.copy(given.database, copied)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        with served(f"sqlite:///{copied}") as address:
+            for name, scheme, size, part in PARTS:
+                picture = given.folder / name
+                page = browser.new_page(color_scheme=scheme, viewport=size)  # type: ignore[arg-type]
+                page.goto(f"{address}/tunings/{given.tuning}")
+                photograph(page, part, picture)
+                print(f"{picture}: {picture.stat().st_size / 1e3:.0f} kB")
+        browser.close()
+
+
+def photograph(page: Page, part: str, picture: Path) -> None:
+    """What fits from the beginning of `part` on, once the charts are drawn."""
+    page.wait_for_selector("figure#convergence")
+    page.wait_for_selector("figure#memory")
+    page.locator(part).evaluate("element => element.scrollIntoView()")
+    page.screenshot(path=picture)
+    page.close()
+
+
+@contextmanager
+def served(url: str) -> Iterator[str]:
+    """The service on a free port, without a worker."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([sys.executable, "-c", SERVER, url, str(port)])
+    try:
+        address = f"http://127.0.0.1:{port}"
+        for _ in range(600):
+            try:
+                httpx.get(f"{address}/v1/health", timeout=5)
+                break
+            except httpx.TransportError:
+                time.sleep(0.1)
+        yield address
+    finally:
+        process.terminate()
+        process.wait()
+
+
+if __name__ == "__main__":
+    main()

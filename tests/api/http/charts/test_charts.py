@@ -1,0 +1,82 @@
+"""Charts hold what they are given, escape it, and stay small."""
+
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from autosync.api.http.charts.axes import Scale, scale_of, shortened
+from autosync.api.http.charts.bars_chart import Amounts, bars_chart
+from autosync.api.http.charts.chart import Chart, bytes_in_words
+from autosync.api.http.charts.cluster_picture import cluster_picture
+from autosync.api.http.charts.convergence_chart import (
+    MOST_DOTS,
+    ConvergencePoint,
+    convergence_chart,
+    thinned,
+)
+from autosync.api.http.charts.interval_chart import SpeedupInterval, interval_chart
+from autosync.api.http.charts.model_chart import STRETCHES, OperationCost, model_chart
+from tests.domains import grid_cluster
+
+
+def parsed(chart: Chart) -> list[ElementTree.Element]:
+    """Each drawing, as XML; raises where it is none."""
+    return [ElementTree.fromstring(str(drawing)) for _, drawing in chart.drawings]
+
+
+def test_ticks_are_round_and_within() -> None:
+    assert Scale(0.0, 1.0, 0.0, 100.0).ticks() == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    assert Scale(121.0, 155.0, 0.0, 1.0).ticks(4) == [130, 140, 150]
+    assert scale_of([5.0, 5.0], 0, 1).ticks()
+    assert scale_of([], 0, 1).ticks()
+    assert scale_of([0.0], 0, 1).ticks()
+    assert shortened("reduce-scatter", 60) == "reduce-s…"
+
+
+def test_names_are_escaped_everywhere() -> None:
+    name = "<script>&\"'"
+    interval = SpeedupInterval(name, 1.0, 1.1, 1.2, (1.0, 1.1, 1.2), True)
+    rows = [Amounts(name, (1.0, None))]
+    series = [("first", name), ("second", "DDP")]
+    charts = [
+        interval_chart([interval], 1.5),
+        bars_chart("memory", "Memory", "", series, rows, bytes_in_words, 2.0),
+        model_chart([OperationCost(name, 1.0, 8)], ""),
+    ]
+    for chart in charts:
+        for drawing in parsed(chart):
+            assert not list(drawing.iter("script"))
+        assert any(name in cell for row in chart.rows for cell in row)
+
+
+def test_thousands_of_trials_stay_a_small_drawing() -> None:
+    points = [
+        ConvergencePoint(i + 1, "search", 1.0 + (i * 7919 % 5000) / 1e4, 1.0, False)
+        for i in range(5000)
+    ]
+    kept = thinned(points)
+    assert len(kept) <= MOST_DOTS
+    seconds = [point.step_seconds for point in points]
+    assert {min(seconds), max(seconds)} <= {point.step_seconds for point in kept}
+    chart = convergence_chart(points, 1.4, 0.9)
+    assert sum(len(drawing) for _, drawing in chart.drawings) < 250_000
+    assert len(chart.rows) == 1, "only where the best changed"
+
+
+def test_the_staircase_steps_where_the_best_changes() -> None:
+    best = [3.0, 3.0, 2.0, 2.0, 2.5]
+    points = [ConvergencePoint(i, "search", 3.0, b, False) for i, b in enumerate(best)]
+    chart = convergence_chart(points, None, None)
+    assert [row[2] for row in chart.rows] == ["3000.0 ms", "2000.0 ms", "2500.0 ms"]
+
+
+def test_a_large_model_and_a_large_cluster_are_summed_up() -> None:
+    many = [OperationCost(f"o{i}", 1 / 1000, i) for i in range(1000)]
+    for drawing in parsed(model_chart(many, "")):
+        assert len(list(drawing.iter("rect"))) <= 2 * STRETCHES
+    for nodes, boxes in ((4, 4), (64, 1)):
+        chart = cluster_picture(grid_cluster(nodes))
+        assert len(chart.rows) == nodes
+        for drawing in parsed(chart):
+            found = [each for each in drawing.iter("rect") if each.get("class") == "node"]
+            assert len(found) == boxes

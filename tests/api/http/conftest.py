@@ -1,0 +1,72 @@
+"""A real browser on the real service, for the tests of the dashboard."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from autosync.api.db import Database
+from tests.api.databases import opened
+from tests.api.http.serving import Service, served
+
+CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+PATIENCE_MILLISECONDS = 60_000
+"""A machine that others load draws slowly."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if not Path(CHROMIUM).exists():
+        pytest.skip(
+            f"THE DASHBOARD IS NOT TESTED: no {CHROMIUM}; install chromium, or set CHROMIUM"
+        )
+    expect.set_options(timeout=PATIENCE_MILLISECONDS)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def served_url(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("dashboard") / "test.db"
+    shutil.copy(sqlite_template, path)
+    return f"sqlite:///{path}"
+
+
+@pytest.fixture(scope="module")
+def service(served_url: str) -> Iterator[Service]:
+    with served(served_url) as service:
+        yield service
+
+
+@pytest.fixture
+def shown_database(served_url: str) -> Iterator[Database]:
+    """What the service shows."""
+    with opened(served_url) as database:
+        yield database
+
+
+@pytest.fixture
+def page(browser: Browser, service: Service) -> Iterator[Page]:
+    """A page in which every complaint of the browser and every foreign request is an error."""
+    complaints: list[str] = []
+    context = browser.new_context(base_url=service.address, accept_downloads=True)
+    page = context.new_page()
+    page.on("console", lambda m: complaints.append(m.text) if m.type != "log" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on(
+        "request",
+        lambda request: (
+            None
+            if request.url.startswith((service.address, "data:", "blob:"))
+            else complaints.append(request.url)
+        ),
+    )
+    yield page
+    context.close()
+    assert complaints == []

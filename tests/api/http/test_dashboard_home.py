@@ -1,0 +1,115 @@
+"""The dashboard's home and its documents in a real browser: look for, sort, tag, upload, retry."""
+
+import re
+from pathlib import Path
+
+from playwright.sync_api import Page, expect
+
+from autosync.api.db import Database
+from autosync.api.engine import tuning_queue
+from autosync.api.engine.submission import enqueue
+from autosync.documents import to_json
+from tests.api.sample import claimed, finished, run_search, small_request
+from tests.domains import chain_graph
+
+YAML = """
+name: uploaded-pair
+nodes:
+  - {address: 10.0.0.1, devices: [{type: v100}], bandwidth_gbps: 9.5}
+  - {address: 10.0.0.2, devices: [{type: v100}], bandwidth_gbps: 2.5}
+"""
+
+
+def test_tunings_are_found_tagged_and_archived(page: Page, shown_database: Database) -> None:
+    first, second = finished(shown_database), finished(shown_database)
+    page.goto(f"/tunings/{first}")
+    page.get_by_text("Tags and a note").click()
+    page.get_by_label("Tags").fill("paper, good 50%")
+    page.get_by_label("Note").fill("before the new switch")
+    page.get_by_role("button", name="Save").click()
+    expect(page.locator(".heading .tag-chip")).to_have_text(["paper", "good", "50%"])
+    rows = page.locator("table.tunings tbody tr")
+    page.goto("/")
+    expect(rows).to_have_count(2)
+    page.get_by_role("searchbox").fill("SWITCH gri")
+    page.get_by_role("searchbox").press("Enter")
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("before the new switch")
+    page.get_by_label("Tag").select_option("50%")
+    page.get_by_label("State").select_option("finished")
+    page.get_by_label("Sort").select_option("speed-up")
+    page.get_by_role("button", name="Show").click()
+    expect(rows).to_have_count(1)
+    page.goto(f"/?text={second[:8]}")
+    expect(rows).to_have_count(1)
+    expect(rows.locator(f"a[href='/tunings/{second}']")).to_be_visible()
+    page.goto("/?text=nobody")
+    expect(page.get_by_text("None of these")).to_be_visible()
+    page.goto(f"/tunings/{second}")
+    page.get_by_role("button", name="Archive").click()
+    expect(page.get_by_role("button", name="Take out of the archive")).to_be_visible()
+    page.goto("/")
+    expect(rows).to_have_count(1)
+    page.get_by_label("archived").check()
+    page.get_by_role("button", name="Show").click()
+    expect(rows.locator(f"a[href='/tunings/{second}']")).to_be_visible()
+    tuning_queue_places(page, shown_database)
+
+
+def tuning_queue_places(page: Page, database: Database) -> None:
+    """Those that wait say which place they have; two tunings are compared."""
+    waiting = [enqueue(database, small_request()) for _ in range(2)]
+    page.goto("/?state=queued&sort=oldest")
+    rows = page.locator("table.tunings tbody tr")
+    expect(rows.first).to_contain_text("place 1 in the queue")
+    expect(rows.last).to_contain_text("place 2 in the queue")
+    page.get_by_label(f"Compare chain {waiting[0][:8]}").check()
+    page.get_by_label(f"with chain {waiting[1][:8]}").check()
+    page.get_by_role("button", name="Compare the two").click()
+    expect(page.locator(".facts-table thead th")).to_have_count(3)
+    for tuning_id in waiting:
+        tuning_queue.cancel(database, tuning_id)
+
+
+def test_a_tuning_that_failed_goes_on_again(page: Page, shown_database: Database) -> None:
+    held, store = claimed(shown_database, small_request())
+    run_search(store, small_request())
+    tuning_queue.fail(shown_database, held, "the cluster's links went away")
+    page.goto(f"/tunings/{held.tuning_id}")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("chain on grid failed; so far")
+    expect(page.get_by_role("alert")).to_contain_text("the cluster's links went away")
+    page.get_by_role("button", name="Try again").click()
+    expect(page.locator("#state")).to_have_text("queued")
+    expect(page.locator("table.ranked tbody tr")).to_have_count(6)
+    refused = page.request.post(f"/tunings/{held.tuning_id}/retry")
+    assert refused.status == 409
+    tuning_queue.cancel(shown_database, held.tuning_id)
+
+
+def test_models_and_clusters_are_uploaded_and_shown(page: Page, tmp_path: Path) -> None:
+    graph, cluster = tmp_path / "graph.json", tmp_path / "pair.yaml"
+    graph.write_text(to_json(chain_graph()))
+    cluster.write_text(YAML)
+    page.goto("/models")
+    page.get_by_text("Upload a model's graph").click()
+    wrong = page.request.post(
+        "/models",
+        multipart={"document": {"name": "a", "mimeType": "text/plain", "buffer": b"no graph"}},
+    )
+    assert wrong.status == 422
+    assert 'role="alert"' in wrong.text()
+    page.get_by_label("Graph").set_input_files(graph)
+    page.get_by_role("button", name="Upload").click()
+    expect(page).to_have_url(re.compile("/models/[0-9a-f]{32}$"))
+    expect(page.get_by_role("heading", level=1)).to_contain_text("chain")
+    expect(page.locator("figure#model rect:visible").first).to_be_visible()
+    expect(page.locator("h2#variables + .card tbody tr")).to_have_count(6)
+    page.goto("/clusters")
+    page.get_by_text("Upload a cluster file").click()
+    page.get_by_label("Cluster", exact=True).set_input_files(cluster)
+    page.get_by_role("button", name="Upload").click()
+    expect(page).to_have_url(re.compile("/clusters/[0-9a-f]{32}$"))
+    expect(page.locator("figure#cluster .node:visible")).to_have_count(2)
+    expect(page.locator("figure#cluster svg:visible")).to_contain_text("2.5 Gbit/s")
+    page.get_by_role("link", name="Tune on it").click()
+    expect(page.locator("select[name=cluster] option:checked")).to_contain_text("uploaded-pair")

@@ -1,0 +1,62 @@
+"""Strategies in chips, and a tuning in a sentence."""
+
+from dataclasses import replace
+
+from autosync.api.db import Database
+from autosync.api.views import reports
+from autosync.api.views.dashboard.headline import headline
+from autosync.api.views.dashboard.strategy_labels import label_of, strategy_labels
+from autosync.api.views.tuning_schemas import Tuning
+from autosync.search.loop.outcome import is_ddp
+from autosync.strategy import Schedule
+from tests.api.sample import candidates, finished
+from tests.domains import domain_of
+
+
+def test_chips_say_what_differs_from_ddp() -> None:
+    known = [candidate.strategy for candidate in candidates(domain_of(), 12)]
+    ddp = next(strategy for strategy in known if is_ddp(strategy))
+    assert label_of(ddp).name == "DDP"
+    assert not any(chip.differs for chip in label_of(ddp).chips)
+    plain = next(each for each in known if label_of(each).name == "all-reduce")
+    changed = replace(plain, schedule=Schedule("priority", 2 << 20, overlap_forward=True))
+    label = label_of(changed)
+    assert label.name == "all-reduce, next use first"
+    assert [chip.text for chip in label.chips if chip.differs] == [
+        "next use first",
+        "slices of 2 MiB",
+        "into the next forward",
+    ]
+    assert label.mark != label_of(plain).mark
+
+
+def test_documents_are_read_once(sqlite: Database) -> None:
+    tuning_id = finished(sqlite)
+    with sqlite.reading() as session:
+        ids = [row.strategy_id for row in reports.ranked_strategies(session, tuning_id).items]
+        first = strategy_labels(session, ids)
+        again = strategy_labels(session, [*ids, "unknown"])
+    assert first.keys() == again.keys() == set(ids)
+    assert all(first[each] is again[each] for each in ids)
+
+
+def test_headlines_say_what_is_known(sqlite: Database) -> None:
+    with sqlite.reading() as session:
+        tuning = reports.tuning(session, finished(sqlite))
+    assert tuning.result is not None
+    told = headline(tuning, None, "testbed (4 nodes, s = 0.5, links within 0.6% of the file)")
+    assert f"{tuning.result.speedup:.2f} times as fast" in told.sentence
+    assert f"{tuning.result.speedup_low:.2f} to {tuning.result.speedup_high:.2f}" in told.certainty
+    assert told.where == "Measured on testbed (4 nodes), byte scale 0.5, time scale 2."
+    kept = _with(tuning, result=tuning.result.model_copy(update={"keep_ddp": True}))
+    assert headline(kept, None, "").sentence == "chain on grid: keep torch's DDP"
+    running = _with(tuning, result=None, state="running", best_seconds=0.01)
+    assert "so far 2.00 times as fast" in headline(running, 0.02, "").sentence
+    assert headline(running, 0.02, "").certainty.startswith("Not confirmed")
+    assert "nothing beats DDP" in headline(running, 0.009, "").sentence
+    queued = _with(tuning, result=None, state="queued", best_seconds=None)
+    assert headline(queued, None, "", 3).sentence.endswith("place 3 in the queue")
+
+
+def _with(tuning: Tuning, **changes: object) -> Tuning:
+    return tuning.model_copy(update=changes)
