@@ -256,8 +256,11 @@ def reach_variables(graph: ModelGraph) -> list[bool]:
 
 
 def operation_dtypes(graph: ModelGraph) -> list[DType]:
-    """The type each operation computes in: of its variables, else of what it reads, else float32.
-    A graph states no types of activations, so what autocast lowers is not seen."""
+    """The type each operation computes in, as the graph states it. Where all are float32 nothing is
+    stated: then of its variables, else of what it reads."""
+    stated: list[DType] = [operation.dtype for operation in graph.operations]
+    if any(dtype != "float32" for dtype in stated):
+        return stated
     found: list[DType] = []
     for operation in graph.operations:
         own = [graph.variables[i].dtype for i in operation.variables]

@@ -25,8 +25,9 @@ def make_offspring(pool: ParentPool, lineage: Lineage, start: int, seed: int) ->
     """The children of a lineage. Child i depends only on its lineage and on (seed, start + i).
     Releases the GIL while it works.
 
-    They keep the pins and both constraints. Groups of a family (collectives, or one server) are no
-    more than the larger of the space's `max_groups` and the groups of base and mate.
+    They keep the pins and both constraints, also where the space switches one off. Groups of a
+    family (collectives, or one server) are no more than the larger of the space's `max_groups` and
+    the groups of base and mate.
     """
     tables, given, n = pool.tables, pool.population, len(lineage.base)
     key, indices = np.uint64(seed), np.arange(start, start + n, dtype=np.uint64)
