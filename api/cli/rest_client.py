@@ -49,7 +49,13 @@ class Client:
         """The newest first."""
         from autosync.api.views.tuning_schemas import Tunings
 
-        return self._get(f"/v1/tunings?limit={count}", Tunings).items
+        page = self._get("/v1/tunings", Tunings, limit=min(count, PAGE))
+        found = page.items
+        while page.next is not None and len(found) < count:
+            left = min(count - len(found), PAGE)
+            page = self._get("/v1/tunings", Tunings, limit=left, cursor=page.next)
+            found += page.items
+        return found
 
     def cancel(self, tuning_id: str) -> str:
         """The state of the tuning from then on."""

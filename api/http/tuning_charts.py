@@ -1,5 +1,6 @@
 """A tuning's figures as charts."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -179,7 +180,7 @@ def _bytes(accounts: Sequence[StrategyAccount]) -> list[Chart]:
 
 
 def _memory(accounts: Sequence[StrategyAccount]) -> Chart:
-    """limit: of the smallest device."""
+    """The limit is the smallest device's, where its memory is stated."""
     first = accounts[0].prediction
     rows = [
         Amounts(
@@ -190,6 +191,8 @@ def _memory(accounts: Sequence[StrategyAccount]) -> Chart:
     ]
     device = min(first.device_memory_bytes)
     note = "estimated peak of each device: parameters, gradients, optimizer, buffers, activations"
+    stated = math.isfinite(device)
+    line = f"The line: {bytes_in_words(device)} of the smallest device. " if stated else ""
     return bars_chart(
         "memory",
         "Memory",
@@ -197,9 +200,8 @@ def _memory(accounts: Sequence[StrategyAccount]) -> Chart:
         _series(accounts),
         rows,
         bytes_in_words,
-        device,
-        f"The line: {bytes_in_words(device)} of the smallest device. An estimate that adds up what "
-        "the documents state; no measurement has checked it.",
+        device if stated else None,
+        f"{line}An estimate that adds up what the documents state.",
     )
 
 

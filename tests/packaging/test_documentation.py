@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 SOURCE_FILE = re.compile(r"`([\w/.]+\.py)`")
-BENCHMARK = re.compile(r"python -m (benchmarks\.\w+)")
+BENCHMARK = re.compile(r"python -m (benchmarks(?:\.\w+)+)")
 PICTURE_OF_RUNTIME = ROOT / "docs" / "pictures" / "way_of_a_gradient.svg"
 
 

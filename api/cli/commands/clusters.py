@@ -38,6 +38,8 @@ def clusters(
 ) -> None:
     """List the bundled clusters, or print one as the YAML file to start your own from.
 
+    Options choose among them. Hosts that a scheduler lists: `autosync import-cluster`.
+
     Examples:
 
         autosync clusters --find autosync

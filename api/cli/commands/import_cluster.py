@@ -20,7 +20,9 @@ Kind = Literal["hostfile", "slurm", "ray", "autodist"]
 
 
 def import_cluster(
-    kind: Annotated[Kind, typer.Argument(metavar="KIND", show_default=False)],
+    kind: Annotated[
+        Kind, typer.Argument(metavar="KIND", help="What lists the hosts.", show_default=False)
+    ],
     source: Annotated[
         str | None,
         typer.Argument(

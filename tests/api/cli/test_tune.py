@@ -105,7 +105,7 @@ def test_where_measured_and_predicted_differ(resumed: tuple[Path, str, str]) -> 
     assert json.loads(as_json) == json.loads((folder / "mine.json").read_text())
     assert "Timeline predicted" in of_tuning
     assert "% of the limit" in of_tuning
-    assert "not checked against measurements" in of_tuning
+    assert "GB a rank, predicted" in of_tuning
     assert "in trial confirm/0/" in of_tuning
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     names = {each["args"]["name"] for each in events if each["name"] == "process_name"}

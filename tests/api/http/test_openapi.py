@@ -19,6 +19,7 @@ from schemathesis.schemas import APIOperation, BaseSchema
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from autosync.api.db import Database
+from autosync.api.engine.service_limits import ServiceLimits
 from autosync.api.engine.worker_registry import register
 from autosync.api.http.app import create_app
 from autosync.api.http.security import Access
@@ -36,7 +37,8 @@ RIGHT = {"Authorization": f"Bearer {TOKEN}"}
 def api(sqlite: Database) -> BaseSchema:
     finished(sqlite)
     register(sqlite, "worker", lease_seconds=3600.0, gpus=0)  # without one it is not ready: 503
-    app = create_app(sqlite, Access(TOKEN, hosts=("testserver", "localhost")))
+    often = ServiceLimits(wrong_tokens=1_000_000, requests=1_000_000)  # 429 is tested elsewhere
+    app = create_app(sqlite, Access(TOKEN, hosts=("testserver", "localhost")), often)
     return schemathesis.openapi.from_asgi("/openapi.json", app, headers=RIGHT)
 
 

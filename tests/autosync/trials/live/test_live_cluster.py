@@ -10,10 +10,10 @@ from autosync.trials.live.live_cluster import device_memory_gb, device_type_of
 
 
 def test_an_unknown_gpu_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = SimpleNamespace(name="NVIDIA L40S", total_memory=48_000_000_000)
+    found = SimpleNamespace(name="NVIDIA L20", total_memory=48_000_000_000)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
     gpu = torch.device("cuda", 0)
-    with pytest.raises(NotSupported, match="'NVIDIA L40S' is of no known device type"):
+    with pytest.raises(NotSupported, match="'NVIDIA L20' is of no known device type"):
         device_type_of(gpu)
     assert device_type_of(gpu, "rtx-3090") == "rtx-3090"
     assert device_memory_gb(gpu) == 48.0

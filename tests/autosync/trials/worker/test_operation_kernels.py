@@ -1,15 +1,14 @@
 """Kernels of a graph's shapes: which ones, and that a replay computes them."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from autosync.cluster import Cluster, Device, Node
-from autosync.documents import from_json
 from autosync.errors import InvalidInput, NotSupported
 from autosync.graph import ModelGraph, Operation, Variable
+from autosync.models import bundled
 from autosync.profiling import forward_bytes
 from autosync.trials import gpus
 from autosync.trials.contract import Workload
@@ -28,7 +27,6 @@ from autosync.trials.worker.replay_compute import Stretch
 from tests.autosync.trials.strategies import small_domain
 from tests.domains import chain_graph, domain_of, grid_cluster
 
-MODELS = Path(__file__).parents[4] / "datasets" / "models"
 CPU = torch.device("cpu")
 
 
@@ -51,7 +49,7 @@ def _row_flops(product: Product) -> int:
 @pytest.mark.parametrize("model", ["resnet50", "bert_base", "gpt2", "ncf_sparse"])
 @pytest.mark.parametrize("load", [1.0, 0.5])
 def test_products_have_the_flops_of_their_operations(model: str, load: float) -> None:
-    graph = from_json(ModelGraph, (MODELS / f"{model}.json").read_bytes())
+    graph = bundled(model)
     for operation, kernels in zip(graph.operations, graph_kernels(graph, load), strict=True):
         forward, backward = operation.forward_flops * load, operation.backward_flops * load
         assert abs(flops(kernels.forward) - forward) <= rounding(kernels.forward), operation
