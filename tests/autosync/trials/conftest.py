@@ -14,7 +14,7 @@ from tests.autosync.trials.strategies import small_domain
 
 pytest.register_assert_rewrite("tests.autosync.trials.contract_suite")
 
-FAULTY = ("faulty=benchmarks.faulty:build_faulty",)
+FAULTY = ("faulty=benchmarks.faults.faulty:build_faulty",)
 MARK = ("AUTOSYNC_CONTRACT_SUITE", secrets.token_hex(8))
 """In the environment of all that a pool under the suite starts, so that what it leaves is found."""
 
@@ -38,7 +38,7 @@ def marked() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=["local", pytest.param("testbed", marks=[])])
 def pool(request: pytest.FixtureRequest, marked: None) -> Iterator[ProcessPool]:
-    """A pool of `faulty` workers; see `benchmarks.faulty` for what its keys do."""
+    """A pool of `faulty` workers; see `benchmarks.faults.faulty` for what its keys do."""
     if request.param == "testbed":
         request.getfixturevalue("testbed_possible")
     workload = Workload(small_domain(), name="faulty", byte_scale=0.5)

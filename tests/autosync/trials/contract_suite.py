@@ -52,7 +52,8 @@ class SecondNode:
 class PoolContract:
     """pool: open, and shared by the module (a torch process takes seconds); two ranks of the
     workload `faulty` on a node each, at a byte scale of 0.5, that carry `MARK`; see
-    `benchmarks.faulty` for what its keys do. What costs a restart of the workers comes last."""
+    `benchmarks.faults.faulty` for what its keys do. What costs a restart of the workers comes
+    last."""
 
     def test_a_trial_measures_every_iteration(self, pool: ProcessPool) -> None:
         result = trial(pool, "plain")

@@ -1,6 +1,6 @@
 """Fewer bytes: sufficient factors, touched rows, and hierarchy inside nodes, beside DDP.
 
-python -m benchmarks.runtime_bytes [--quick] [--json FILE]
+python -m benchmarks.runtime.sent_bytes [--quick] [--json FILE]
 
 Factors and rows are to come within 10 % of compute and to be at least 1.8 times as fast as DDP
 where DDP is bound by communication; hierarchical all-reduce at least 1.3 times on 2 nodes x 2.

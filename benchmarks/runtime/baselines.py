@@ -1,6 +1,6 @@
 """torch's other ways beside the runtime's: FSDP2, ZeroRedundancyOptimizer, DDP's bf16 hook.
 
-python -m benchmarks.runtime_baselines [--quick] [--json FILE]
+python -m benchmarks.runtime.baselines [--quick] [--json FILE]
 
 All on the same replay of ResNet-50 on the same testbed, in the same rounds. FSDP2 shards blocks
 of 25 MB, like DDP's buckets, and gathers them for forward and backward. The memory of each way is

@@ -1,6 +1,6 @@
 """How long a tuning takes to end when it is cancelled, and a worker when it is asked to stop.
 
-    python -m benchmarks.time_to_end [--model bert_large] [--ends 40] [--seed 0] [--budget 24]
+    python -m benchmarks.service.time_to_end [--model bert_large] [--ends 40] [--budget 24]
 
 One tuning with a worker of its own, ended at random moments by turns (cancelled, SIGTERM, SIGINT)
 and resumed, so that the moments fall into all of its phases. What is timed is from the request

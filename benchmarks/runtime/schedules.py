@@ -1,6 +1,6 @@
 """How near priority with slices and reduce-scatter/all-gather come to what a ring's bytes allow.
 
-python -m benchmarks.runtime_schedules [--quick] [--json FILE]
+python -m benchmarks.runtime.schedules [--quick] [--json FILE]
 
 rho is the ring all-reduce of the whole model at line rate over compute. The bound is
 the limit over strategies with a ring's bytes: compute, the bytes, and both between each

@@ -1,6 +1,6 @@
 """With DDP's own buckets, the runtime beside torch's DDP: the goal is at most 1.00 of its time.
 
-python -m benchmarks.runtime_parity [--quick] [--json FILE]
+python -m benchmarks.runtime.parity [--quick] [--json FILE]
 
 On the testbed compute is waited out, so only what stands in the way of messages shows. The real
 models keep both cores busy, so that every microsecond of the engine's own work shows.

@@ -1,7 +1,7 @@
-"""The process under test of `benchmarks.fault_soak`: claims the tuning, opens a testbed and runs
+"""The process under test of `benchmarks.faults.soak`: claims the tuning, opens a testbed and runs
 what has no trial yet, under the faults that the keys name. Says what happens as JSON lines.
 
-python -m benchmarks.soak_launcher URL TUNING KILLED...
+python -m benchmarks.faults.soak_launcher URL TUNING KILLED...
 
 KILLED: the trials during which a launcher was killed before; they run without a fault.
 """
@@ -27,7 +27,7 @@ from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from autosync.trials.pool.local_place import LocalPlace
 from autosync.trials.pool.process_pool import ProcessPool
 
-WORKLOADS = ("faulty=benchmarks.faulty:build_faulty",)
+WORKLOADS = ("faulty=benchmarks.faults.faulty:build_faulty",)
 PLAIN = "plain"
 CANCEL, LAUNCHER, LINK, REFUSED = "cancel", "launcher", "link", "refused"
 """Faults that come from outside the worker; the others are the workload's own."""

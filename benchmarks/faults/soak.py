@@ -1,9 +1,9 @@
 """Random faults, one trial after another, against the whole path: queue, store, pool, testbed.
 
-python -m benchmarks.fault_soak [--faults 200] [--kind oom] [--seed 1] [--ranks 2] [--json FILE]
+python -m benchmarks.faults.soak [--faults 200] [--kind oom] [--seed 1] [--ranks 2] [--json FILE]
 
 Every fault is a trial of one tuning in a database of its own, followed by a trial without a fault.
-One process measures (`benchmarks.soak_launcher`); this one kills it where the fault is the
+One process measures (`benchmarks.faults.soak_launcher`); this one kills it where the fault is the
 launcher's, starts the next, and looks at what is left: each trial must be recorded once, each
 fault be named rightly, no process and no testbed may outlive its launcher, and every trial
 without a fault must succeed. Exit status 1 where one of these does not hold.
@@ -36,7 +36,7 @@ from autosync.search.designs import known_designs
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import Candidate, Proposal
 from autosync.trials.testbed import namespaces
-from benchmarks.soak_launcher import CANCEL, LAUNCHER, LINK, PLAIN, REFUSED, claim_anew
+from benchmarks.faults.soak_launcher import CANCEL, LAUNCHER, LINK, PLAIN, REFUSED, claim_anew
 from benchmarks.trial_overhead import made_up_domain
 
 EXPECTED = {
@@ -64,7 +64,7 @@ END_SECONDS = 20.0
 MARK = "AUTOSYNC_SOAK"
 """In the environment of a launcher and all that it starts."""
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass
@@ -154,7 +154,14 @@ def prepare(url: str, keys: list[str], seed: int, ranks: int) -> str:
 
 def run_launcher(url: str, tuning_id: str, token: str, heard: Heard) -> str:
     """One launcher's life, until it is killed or done; the key that it had to do with last."""
-    command = [sys.executable, "-m", "benchmarks.soak_launcher", url, tuning_id, *heard.killed]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.faults.soak_launcher",
+        url,
+        tuning_id,
+        *heard.killed,
+    ]
     launcher = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

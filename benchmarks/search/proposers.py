@@ -1,7 +1,7 @@
 """Prints what the timeline predicts of every proposer beside the best of many samples, on the
 domains of the measured dataset, with the sampler's constraints switched on and off.
 
-python -m benchmarks.proposers [--samples 2048] [--domains resnet50-4x1 ...]
+python -m benchmarks.search.proposers [--samples 2048] [--domains resnet50-4x1 ...]
 """
 
 import argparse

@@ -1,0 +1,1 @@
+"""Trials under faults: what a soak injects, and what it prints."""

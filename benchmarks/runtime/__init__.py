@@ -1,0 +1,1 @@
+"""The runtime against torch's own engines: seconds, bytes, exactness, schedules."""
