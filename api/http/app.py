@@ -35,7 +35,7 @@ from autosync.api.http.routes import (
     version_routes,
 )
 from autosync.api.http.security import OPEN_PATHS, Access, Guard, access_on
-from autosync.api.http.uploads import Uploads
+from autosync.api.http.uploading.uploads import Uploads
 
 STATIC = Path(__file__).parent / "static"
 GRACE_SECONDS = 1

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 
 from autosync.api.db.database import Database
 from autosync.api.http.event_feed import EventFeed
-from autosync.api.http.uploads import Uploads
+from autosync.api.http.uploading.uploads import Uploads
 from autosync.api.views.cursors import LONGEST_CURSOR
 
 RETRY_SECONDS = 5

@@ -9,7 +9,7 @@ from autosync.api.http.dependencies import Body, ClientName, Cursor, Id, Limit, 
 from autosync.api.http.entity_tags import FOREVER, UNCHANGED, SeenTags, tagged
 from autosync.api.http.openapi import DOCUMENTS, document_answer, posted, refusals, schema_of
 from autosync.api.http.schemas import StoredDocument
-from autosync.api.http.upload_storage import StoredRow
+from autosync.api.http.uploading.upload_storage import StoredRow
 from autosync.api.views import stored_documents
 from autosync.api.views.document_schemas import Clusters, Graphs
 

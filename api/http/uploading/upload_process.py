@@ -16,7 +16,7 @@ from sqlalchemy.exc import OperationalError
 
 from autosync.api.db.database import Database, connect
 from autosync.api.engine.service_limits import ServiceLimits, TryLater
-from autosync.api.http.upload_storage import start_tuning, store_cluster, store_graph
+from autosync.api.http.uploading.upload_storage import start_tuning, store_cluster, store_graph
 from autosync.environment import DATABASE_URL_VARIABLE
 from autosync.errors import AutosyncError
 from autosync.units import MIB
@@ -62,7 +62,7 @@ def stored(database: Database, head: dict[str, Any], limits: ServiceLimits) -> d
 
 
 def told(error: Exception) -> dict[str, Any]:
-    """The refusal as `autosync.api.http.uploads` reads it."""
+    """The refusal as `autosync.api.http.uploading.uploads` reads it."""
     words: dict[str, Any] = {"error": type(error).__name__}
     if isinstance(error, AutosyncError):
         words |= {"message": error.message, "thing": error.thing, "remedy": error.remedy}

@@ -21,7 +21,7 @@ from sqlalchemy.exc import OperationalError
 
 from autosync.api.db.database import Database
 from autosync.api.engine.service_limits import ServiceLimits, TryLater, how_to_raise
-from autosync.api.http.upload_storage import (
+from autosync.api.http.uploading.upload_storage import (
     StoredRow,
     graph_bytes,
     read_tuning,
@@ -141,7 +141,7 @@ def _started(database: Database) -> "subprocess.Popen[bytes]":
     url = database.engine.url.render_as_string(hide_password=False)
     environment = {**allowed_environment(("PG*",)), DATABASE_URL_VARIABLE: url}
     return subprocess.Popen(
-        [sys.executable, "-m", "autosync.api.http.upload_process"],
+        [sys.executable, "-m", "autosync.api.http.uploading.upload_process"],
         env={**environment, "OPENBLAS_NUM_THREADS": "1"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
