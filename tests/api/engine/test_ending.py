@@ -165,13 +165,13 @@ def test_a_cancelled_tuning_ends_in_the_phase_it_is_in(worker: Running, phase: s
         assert tuning_queue.cancel(worker.database, tuning_id) == "cancelling"
         until(lambda: worker.state(tuning_id)[0] == "cancelled", f"the end of {phase}", 60)
     kinds = [one for one, _ in worker.events(tuning_id)]
-    assert kinds[-1] == kind
+    assert [one for one in kinds if one == kind or one != "waiting"][-1] == kind  # or for quiet
     assert [text for one, text in worker.events(tuning_id) if one == "opening"] == opened
     kept = worker.trials(tuning_id)
     assert kept[: len(trials)] == trials
     assert bool(kept) == (phase == "confirming")
     until(lambda: not worker.started(), "the end of its ranks")
-    assert worker.testbeds() == []
+    until(lambda: not worker.testbeds(), "the end of its testbed")  # which a ranking leaves late
     assert worker.process.poll() is None
 
 

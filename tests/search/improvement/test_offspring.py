@@ -94,6 +94,8 @@ def test_both_constraints_hold(domain: Domain, space: Space, seed: int) -> None:
 @settings(deadline=None, max_examples=20)
 @given(domains(), spaces, seeds)
 def test_a_child_without_changes_is_its_parent(domain: Domain, space: Space, seed: int) -> None:
+    """Where parents keep both constraints, as children do in any space."""
+    space = replace(space, load_balance=True, adjacent_merge=True)
     parents = sample(domain, space, 0, 12, seed)
     pool = pool_of(domain, space, parents, 1, seed)
     assert_same(unchanged(pool), pool.population.take(np.arange(12)))
