@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import fault_soak
+from benchmarks.faults import soak
 
 pytestmark = [
     pytest.mark.timeout(900),
@@ -19,9 +19,9 @@ TIMEOUT_SECONDS = 20.0
 def test_no_fault_costs_more_than_its_own_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fault_soak, "TIMEOUT_SECONDS", TIMEOUT_SECONDS)
-    monkeypatch.setattr(fault_soak, "END_SECONDS", 200.0)
-    kinds = len(fault_soak.EXPECTED)
-    rows = fault_soak.soak(faults=kinds, seed=1, ranks=2, folder=tmp_path)
+    monkeypatch.setattr(soak, "TIMEOUT_SECONDS", TIMEOUT_SECONDS)
+    monkeypatch.setattr(soak, "END_SECONDS", 200.0)
+    kinds = len(soak.EXPECTED)
+    rows = soak.soak(faults=kinds, seed=1, ranks=2, folder=tmp_path)
     assert [row.count for row in rows] == [1] * kinds
     assert all(row.sound for row in rows), rows
