@@ -81,7 +81,7 @@ def cancel_tuning(
 ) -> None:
     """Cancel a tuning. What was measured stays, and `autosync tune --resume ID` goes on with it.
 
-    What runs for it is broken off within two seconds.
+    What runs for it is broken off within some two seconds.
 
     Examples:
 

@@ -122,7 +122,7 @@ def get_trials(
 
 @router.post("/{tuning_id}/cancel", responses=refusals(404, 409))
 def cancel_tuning(tuning_id: Id, database: DatabaseDep) -> CancelledTuning:
-    """What runs for it is broken off within two seconds. What was measured stays."""
+    """What runs for it is broken off within some two seconds. What was measured stays."""
     state = tuning_queue.cancel(database, tuning_id)
     return CancelledTuning.model_validate({"id": tuning_id, "state": state})
 
