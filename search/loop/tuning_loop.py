@@ -149,7 +149,8 @@ def _request(proposal: Proposal, domain: Domain, settings: Settings) -> TrialReq
 
 def describe_trial(proposal: Proposal, result: TrialResult) -> str:
     candidate = proposal.candidate
-    name = candidate.strategy.name or _FOUND.get(candidate.origin, f"sample {candidate.index}")
+    drawn = f"sample {candidate.index}" if candidate.index >= 0 else candidate.origin
+    name = candidate.strategy.name or _FOUND.get(candidate.origin, drawn)
     if result.step_seconds is None:
         return f"{name}: {result.error.kind if result.error else 'failed'}"
     return f"{name}: {result.step_seconds * 1e3:.1f} ms"
