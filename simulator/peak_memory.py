@@ -46,9 +46,10 @@ class DomainMemory:
         kept = self._gradients_beside_buffers(part)
         held = state_bytes(part) + buffer_bytes(part) + update_bytes(part)
         during, after = self._moments(kept)
+        shares, of_rank = np.unique(part.shares, return_inverse=True)
         compute = np.array(
-            [(during[0] + share * batch_scale * during[1]).max() for share in part.shares]
-        )
+            [(during[0] + share * batch_scale * during[1]).max() for share in shares]
+        )[of_rank]
         step = after + self._step_bytes()
         result: NDArray[np.float64] = (
             self.domain.graph.size_bytes + held + np.maximum(compute, step)

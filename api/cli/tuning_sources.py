@@ -36,10 +36,6 @@ class TuningSource(Protocol):
 
     def strategies(self, tuning_id: str) -> "RankedStrategies": ...
 
-    def measured_on(self, tuning_id: str) -> str:
-        """Where its trials ran, in words; empty before the first."""
-        ...
-
     def cancel(self, tuning_id: str) -> str:
         """Its state from then on. Raises AutosyncError where it has ended."""
         ...
@@ -110,12 +106,6 @@ class StoredTunings:
         with self.database.reading() as session:
             return reports.ranked_strategies(session, tuning_id)
 
-    def measured_on(self, tuning_id: str) -> str:
-        from autosync.api.views import reports
-
-        with self.database.reading() as session:
-            return reports.ran_on(session, tuning_id)
-
     def cancel(self, tuning_id: str) -> str:
         from autosync.api.engine import tuning_queue
 
@@ -154,10 +144,6 @@ class ServedTunings:
 
     def strategies(self, tuning_id: str) -> "RankedStrategies":
         return self.client.strategies(tuning_id)
-
-    def measured_on(self, tuning_id: str) -> str:
-        where = dict.fromkeys(trial.launcher for trial in self.client.trials(tuning_id).items)
-        return ", ".join(where)
 
     def cancel(self, tuning_id: str) -> str:
         return self.client.cancel(tuning_id)

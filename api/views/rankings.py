@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from autosync.api.db.lookup import stored
 from autosync.api.db.tables import ProposalRow, StrategyRow, StrategySummaryRow, TrialRow, TuningRow
 from autosync.api.views.cursors import one_page, read_cursor
-from autosync.api.views.tuning_schemas import RankedStrategies, RankedStrategy
+from autosync.api.views.tuning_schemas import RankedStrategies, RankedStrategy, Tuning
 from autosync.search.loop.outcome import DDP, paired_speedup
 
 Speedup = tuple[float, float, float]
@@ -80,6 +80,14 @@ def ddp_strategy(session: Session, tuning_id: str) -> StrategySummaryRow | None:
         .order_by(StrategySummaryRow.position)
     )
     return session.scalars(query.limit(1)).first()
+
+
+def measured_ddp_seconds(session: Session, tuning: Tuning) -> float | None:
+    """DDP's iteration: of the answer, else as it is ranked so far; None before its first trial."""
+    if tuning.result is not None:
+        return tuning.result.ddp_seconds
+    ddp = ddp_strategy(session, tuning.id)
+    return None if ddp is None else ddp.step_seconds
 
 
 def _of(tuning_id: str) -> Select[Any]:

@@ -178,8 +178,3 @@ def _trial(trial: TrialRow, proposal: ProposalRow, words: str, recorded: bool) -
             "versions": dict(trial.versions),
         }
     )
-
-
-def ran_on(session: Session, tuning_id: str) -> str:
-    """Where its trials ran, in the launchers' words; empty before the first."""
-    return ", ".join(stored(session, TuningRow, tuning_id, "tuning").ran_on)

@@ -67,7 +67,7 @@ def show_tuning(
     with tuning_source(db, url) as source:
         tuning_id = source.find(tuning)
         found, ranked = source.tuning(tuning_id), source.strategies(tuning_id)
-        measured_on = source.measured_on(tuning_id)
+        measured_on = ", ".join(found.ran_on)
     if json:
         print_json(results_data(found, ranked, measured_on))
         return

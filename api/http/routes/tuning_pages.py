@@ -13,10 +13,10 @@ from autosync.api.views import reports
 from autosync.api.views.caveats import caveats_of
 from autosync.api.views.dashboard.headline import headline
 from autosync.api.views.dashboard.strategy_labels import strategy_labels
-from autosync.api.views.dashboard.trial_points import ddp_seconds, median_by_strategy, trial_points
 from autosync.api.views.dashboard.trial_views import trial_detail, trial_page
 from autosync.api.views.rankings import (
     ddp_strategy,
+    measured_ddp_seconds,
     ranked_count,
     ranked_strategies,
     ranked_strategy,
@@ -152,9 +152,8 @@ def archive(
 
 def _status(session: Session, tuning_id: str) -> dict[str, Any]:
     tuning = reports.tuning(session, tuning_id)
-    points = trial_points(session, tuning_id)
-    ddp = tuning.result.ddp_seconds if tuning.result else ddp_seconds(points)
-    ran_on = reports.ran_on(session, tuning_id)
+    ddp = measured_ddp_seconds(session, tuning)
+    ran_on = ", ".join(tuning.ran_on)
     place = tuning_queue.places(session).get(tuning_id) if tuning.state == "queued" else None
     return {
         "tuning": tuning,
@@ -229,8 +228,8 @@ def _compared(session: Session, tuning_id: str, strategy_ids: list[str | None]) 
 
 def _choices(session: Session, tuning_id: str) -> list[tuple[str, str]]:
     """Id and name of the strategies that one can look at: the fastest, and DDP."""
-    points = trial_points(session, tuning_id)
-    fastest = list(median_by_strategy(points))[:RANKED_ON_A_PAGE]
-    shown = dict.fromkeys([*fastest, *(point.strategy_id for point in points if point.is_ddp)])
+    ranked = ranked_strategies(session, tuning_id, RANKED_ON_A_PAGE).items
+    fastest = [row for row in ranked if row.step_seconds is not None]
+    shown = [row.strategy_id for row in _with_ddp(session, tuning_id, fastest)]
     names = strategy_labels(session, shown)
     return [(key, names[key].whole) for key in shown]

@@ -9,7 +9,7 @@ from autosync.api.views import reports
 from autosync.api.views.caveats import Caveat, caveats_of
 from autosync.api.views.dashboard.compared_fact import ComparedFact
 from autosync.api.views.dashboard.headline import Headline, headline
-from autosync.api.views.dashboard.trial_points import ddp_seconds, trial_points
+from autosync.api.views.rankings import measured_ddp_seconds
 from autosync.api.views.tuning_schemas import Tuning
 
 
@@ -27,8 +27,8 @@ class ComparedTunings:
 def compared_tunings(session: Session, left: str, right: str) -> ComparedTunings:
     """Raises NotFound."""
     tunings = tuple(reports.tuning(session, each) for each in (left, right))
-    ddp = [_ddp(session, tuning) for tuning in tunings]
-    ran_on = [reports.ran_on(session, tuning.id) for tuning in tunings]
+    ddp = [measured_ddp_seconds(session, tuning) for tuning in tunings]
+    ran_on = [", ".join(tuning.ran_on) for tuning in tunings]
     return ComparedTunings(
         tunings,
         tuple(headline(*each) for each in zip(tunings, ddp, ran_on, strict=True)),
@@ -39,12 +39,6 @@ def compared_tunings(session: Session, left: str, right: str) -> ComparedTunings
         ),
         _warning(*tunings),
     )
-
-
-def _ddp(session: Session, tuning: Tuning) -> float | None:
-    if tuning.result is not None:
-        return tuning.result.ddp_seconds
-    return ddp_seconds(trial_points(session, tuning.id))
 
 
 def _warning(left: Tuning, right: Tuning) -> str:

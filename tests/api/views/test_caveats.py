@@ -40,7 +40,7 @@ def test_links_count_where_trials_ran_and_not_where_they_were_asked_for(
     run_search(store, REQUEST, launcher=local_launcher.DESCRIPTION)
     assert caveats(database, held.tuning_id) == (NOT_SHAPED, ESTIMATED)
     with database.reading() as session:
-        assert reports.ran_on(session, held.tuning_id) == local_launcher.DESCRIPTION
+        assert reports.tuning(session, held.tuning_id).ran_on == [local_launcher.DESCRIPTION]
 
 
 def test_local_links_are_known_before_the_first_trial(sqlite: Database) -> None:

@@ -151,7 +151,6 @@ def test_no_read_walks_a_table_that_grows(sqlite: Database) -> None:
         reports.ranked_strategies(session, tuning_id, 2)
         reports.ranked_strategies(session, tuning_id, 2, top.next)
         reports.trials(session, tuning_id, 2, some.next)
-        reports.ran_on(session, tuning_id)
         reports.time_left_words(session, newest.items[0])
         bundle_document(session, tuning_id, top.items[1].strategy_id)
         reports.tunings(session, 1, cursor)
