@@ -45,7 +45,7 @@ class RequestLog:
 
         try:
             await self.app(scope, receive, noted)
-        except Exception:
+        except Exception:  # counted, and passed on
             if not status:  # the framework answers outside of us, by `problems`
                 status = 500
                 self.metrics.count(

@@ -68,9 +68,9 @@ class _Loss:
         weights = (1.0, *self.auxiliary)
         if len(scores) != len(weights) or any(each.shape[-1] != self.classes for each in scores):
             raise ValueError("its outputs are not the scores of classes")
-        losses = (nn.functional.cross_entropy(each, labels) for each in scores)
-        total: torch.Tensor = sum(w * loss for w, loss in zip(weights, losses, strict=True))  # type: ignore[assignment]
-        return total
+        losses = [nn.functional.cross_entropy(each, labels) for each in scores]
+        weighted = [w * loss for w, loss in zip(weights, losses, strict=True)]
+        return sum(weighted[1:], start=weighted[0])
 
 
 def _timm(name: str) -> tuple[nn.Module, tuple[int, ...], int]:
@@ -81,7 +81,7 @@ def _timm(name: str) -> tuple[nn.Module, tuple[int, ...], int]:
     classes = int(getattr(module, "num_classes", 0))
     if classes < 1:
         raise _no_classifier("timm", name)
-    size = tuple(int(each) for each in module.pretrained_cfg["input_size"])  # type: ignore[index]
+    size = tuple(int(each) for each in module.pretrained_cfg["input_size"])  # type: ignore[index]  # timm's
     return module, size, classes
 
 

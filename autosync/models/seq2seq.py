@@ -27,7 +27,7 @@ class Seq2Seq(nn.Module):
     def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         x, y = self.source(source), self.target(target)
         for reader, writer in zip(self.encoder, self.decoder, strict=True):
-            x, state = reader(x, reader.initial_state(x))  # type: ignore[operator]
+            x, state = reader(x, reader.initial_state(x))  # type: ignore[operator]  # an LSTM
             y, _ = writer(y, state)
         scores: torch.Tensor = self.output(y)
         return scores

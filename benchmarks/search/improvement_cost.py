@@ -6,6 +6,7 @@ python -m benchmarks.search.improvement_cost [--model bert_base] [--children 819
 import argparse
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 
@@ -54,7 +55,7 @@ def main() -> None:
     given = parser.parse_args()
     domain = domain_of(given.model, given.nodes, step_seconds=0.2)
     parents = sample(domain, Space(), 0, SURVIVORS, 0)
-    predict: Predict = lambda each: TimelineSimulator().predict(domain, each)  # noqa: E731
+    predict: Predict = partial(TimelineSimulator().predict, domain)
     evolve(domain, Space(), parents.take(np.arange(8)), predict, 8, 0)  # compiles, or loads
     print(f"{given.model}, {given.nodes} nodes")
     report_stages(domain, parents, given.children, given.threads)
