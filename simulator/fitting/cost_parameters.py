@@ -64,8 +64,10 @@ class CostParameters:
     high: F64
 
     def bounds(self) -> tuple[F64, F64]:
-        """The least and greatest vectors, `(n,)` each; 0 lies between them."""
-        return (self.low - self.before) / self.deviation, (self.high - self.before) / self.deviation
+        """The least and greatest vectors, `(n,)` each; 0 lies between them, and is both where
+        there is no doubt."""
+        unit = np.where(self.deviation > 0, self.deviation, np.inf)
+        return (self.low - self.before) / unit, (self.high - self.before) / unit
 
     def cluster_with(self, vector: F64) -> Cluster:
         """The cluster with these costs. vector `(n,)`: in standard deviations."""

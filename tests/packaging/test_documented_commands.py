@@ -1,0 +1,154 @@
+"""Every `autosync` command that a page shows is run, here or by a test that is named here."""
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from torch import nn, zeros
+from typer.testing import CliRunner
+
+from autosync.api.cli.main import app
+from tests.autosync.interop.onnx_files import exported
+from tests.autosync.interop.test_gpu_topology import DGX_A100
+from tests.autosync.interop.test_resource_specs import TWO_NODES
+from tests.packaging.test_documentation import ROOT, pages
+from tests.simulator.evaluation.measurements import write_small
+from tests.torchvision_operators import declare_operators
+
+declare_operators()  # transformers imports torchvision where it is installed
+
+SHOWN = re.compile(r"^(?: {4})?(autosync [a-z].*?)(?:\s{2,}#.*)?$")
+
+SHORT = "--budget 3 --repeats 1 --proposals 100 --launcher local --simulator timeline"
+"""Added to tunings, so that they end within seconds; of two values the last one counts."""
+
+ELSEWHERE = {
+    "tune --resume ID": "tests/api/cli/test_tune.py",
+    "tunings": "tests/api/cli/test_stored_tunings.py",
+    "show ID": "tests/api/cli/test_stored_tunings.py",
+    "logs -f ID": "tests/api/cli/test_stored_tunings.py",
+    "cancel ID": "tests/api/cli/test_stored_tunings.py",
+    "serve": "tests/api/cli/test_serve.py",
+    "worker": "tests/api/cli/test_serve.py",
+}
+"""What needs more than one command: the test in which it runs."""
+
+INSTEAD = {
+    "dataset import PUBLISHED OUT --facts FILE": "dataset import OUT AGAIN --facts facts.yaml",
+    "dataset export-strategy best.json MODEL CLUSTER -o strategy": (
+        "dataset export-strategy best.json examples.network:plain examples/two_processes.yaml "
+        "-o strategy"
+    ),
+    "dataset import-strategy strategy MODEL CLUSTER -o mine.json": (
+        "dataset import-strategy strategy examples.network:plain examples/two_processes.yaml "
+        "-o mine.json"
+    ),
+}
+"""With names in the place of words that stand for them."""
+
+NOT_HERE = {
+    "tune resnet50 my-cluster.yaml --launcher command": "hosts that ssh reaches",
+    "tune resnet50 my-cluster.yaml --launcher ray": "a running Ray cluster",
+    "tune resnet50 my-cluster.yaml --launcher local --compute kernels --compute-device cuda": "GPU",
+    "import-cluster ray": "a running Ray cluster",
+    "profile train:example --device cuda:0": "a GPU",
+    "profile mine.json --device v100": "a trace of that GPU",
+    "simulator train datasets/runtimes": "minutes: scripts/evaluate_simulators.py does the same",
+    "rank bert_base my-cluster.yaml --simulator five-clusters": "the one trained above",
+    "tune bert_base my-cluster.yaml --simulator five-clusters": "the one trained above",
+    "simulator add five-clusters": "the one trained above",
+    "serve --host 0.0.0.0": "listens beyond this machine",
+}
+"""What a test machine does not have; these are only parsed."""
+
+
+def shown() -> dict[str, str]:
+    """Command lines without `autosync`, and the first page of each."""
+    found: dict[str, str] = {}
+    for page in pages():
+        for line in page.read_text().replace("\\\n", " ").splitlines():
+            if match := SHOWN.match(line):
+                command = re.sub(r"\s+", " ", match[1]).removeprefix("autosync ").strip()
+                found.setdefault(command, str(page.relative_to(ROOT)))
+    return found
+
+
+def test_pages_show_commands_whose_options_exist() -> None:
+    """Also those that do not run here. Placeholders are words like others."""
+    group = CliRunner()
+    assert len(shown()) > 40
+    for command, page in shown().items():
+        words = shlex.split(command.split(" > ")[0])
+        told = group.invoke(app, [word for word in words if not word.startswith("-")] + ["--help"])
+        assert told.exit_code == 0, f"{page}: {command}\n{told.output}"
+        for option in (word for word in words if word.startswith("-")):
+            assert option in told.output, f"{page}: {command}: no {option}"
+
+
+FACTS = (
+    "models: {chain: {batch_size: 8, step_seconds: 0.018}}\n"
+    "clusters: {cluster-A: {intra_bandwidth_gbps: 20}}\n"
+)
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 2048,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files by the names that the pages give them."""
+    made = tmp_path_factory.mktemp("documented")
+    (made / "examples").symlink_to(ROOT / "examples")
+    shutil.copy(ROOT / "examples" / "network.py", made / "train.py")
+    (made / "hosts.txt").write_text("10.0.0.1 slots=3\n10.0.0.2 slots=3\n")
+    (made / "topo.txt").write_text(DGX_A100)
+    (made / "resource_spec.yml").write_text(TWO_NODES)
+    (made / "exported.onnx").write_bytes(exported(nn.Linear(4, 2), (zeros(2, 4),)))
+    (made / "llama").mkdir()
+    (made / "llama" / "config.json").write_text(json.dumps(LLAMA))
+    (made / "facts.yaml").write_text(FACTS)
+    write_small(made / "FOLDER")
+    write_small(made / "measured")
+    return made
+
+
+def test_they_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of the pages, the first steps first: what one writes the next ones read."""
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder))
+    commands = shown()
+    first = [c for c, page in commands.items() if page == "docs/getting-started.md"]
+    elsewhere, not_here = set(ELSEWHERE), set(NOT_HERE)
+    for command in (*first, *(c for c in commands if c not in first)):
+        if command in ELSEWHERE:
+            elsewhere.discard(command)
+        elif begin := next((each for each in NOT_HERE if command.startswith(each)), None):
+            not_here.discard(begin)
+        else:
+            run(INSTEAD.get(command, command))
+    assert not elsewhere, "no page shows these any more"
+    assert not not_here, "no page shows these any more"
+
+
+def run(command: str) -> None:
+    words, _, into = command.partition(" > ")
+    more = SHORT if words.startswith("tune ") else ""
+    done = CliRunner().invoke(app, [*shlex.split(words), *shlex.split(more)])
+    assert done.exit_code == 0, f"autosync {command}: {done.output}\n{done.exception!r}"
+    if into:
+        Path(into).write_text(done.stdout)
+
+
+def test_tests_that_run_the_others_exist() -> None:
+    assert all((ROOT / file).is_file() for file in ELSEWHERE.values())
