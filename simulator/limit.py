@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
 
 from autosync.allowed import Allowed
 from autosync.cluster import Cluster
@@ -97,6 +96,8 @@ def least_transfer(domain: Domain, allowed: Allowed) -> F64:
     seconds = costs.load[suited] * total[columns[:, 0], None]
     each = np.zeros((classes, len(columns) + 1))
     each[columns[:, 0], np.arange(len(columns))] = 1.0
+    from scipy.optimize import linprog  # loaded by what asks for a limit alone
+
     solved = linprog(
         np.append(np.zeros(len(columns)), 1.0),
         A_ub=np.column_stack([seconds.T, -np.ones(resources)]),

@@ -296,14 +296,15 @@ def load_simulator(name: str, db: str, domain: "Domain") -> "Simulator":
         NotFound: no such simulator, or no such database.
         InvalidInput: it was trained on other features than this version's.
     """
-    from autosync.api.cli.open_database import opened
+    from autosync.api.cli.open_database import opened, refuse_missing
     from autosync.api.engine.registry import SIMULATORS, TRAINED, simulator_named
 
     if name in SIMULATORS and name not in TRAINED:
         return simulator_named(name, domain)
-    from autosync.api.engine.simulator_store import resolved_name, simulator_of
-
     try:
+        refuse_missing(db)
+        from autosync.api.engine.simulator_store import resolved_name, simulator_of
+
         with opened(db) as database, database.reading() as session:
             return simulator_of(session, resolved_name(session, name, domain), domain)
     except NotFound as missing:

@@ -18,11 +18,11 @@ def opened(url: str, create: bool = False) -> "Iterator[Database]":
     Raises:
         NotFound: it is an SQLite file that is not there, and `create` is off.
     """
+    if not create:
+        refuse_missing(url)
     from autosync.api.db.database import connect
     from autosync.api.db.schema_migration import migrate
 
-    if not create:
-        refuse_missing(url)
     migrate(url)
     database = connect(url)
     try:
@@ -36,13 +36,23 @@ def refuse_missing(url: str) -> None:
     Raises:
         NotFound: it is an SQLite file that is not there.
     """
-    from autosync.api.db.database import parse_url
-
-    parsed = parse_url(url)
-    if parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists():
+    file = _sqlite_file(url)
+    if file is not None and not Path(file).exists():
         raise NotFound(
             f"there is no database {url!r}.",
             thing="--db",
             value=url,
             remedy="`autosync tune` and `autosync serve` make one; name it with --db.",
         )
+
+
+def _sqlite_file(url: str) -> str | None:
+    """The file of an SQLite URL; None of another database's. The usual form is read without
+    SQLAlchemy, which takes longer to load than a ranking."""
+    usual = "sqlite:///"
+    if url.startswith(usual) and url != usual and "?" not in url and "%" not in url:
+        return url.removeprefix(usual)
+    from autosync.api.db.database import parse_url
+
+    parsed = parse_url(url)
+    return str(parsed.database) if parsed.get_backend_name() == "sqlite" else None

@@ -1,19 +1,21 @@
 """A row by its key, or the refusal that says where to look."""
 
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from sqlalchemy.orm import Session
-
-from autosync.api.db.tables import Base
 from autosync.errors import NotFound
 
-Row = TypeVar("Row", bound=Base)
+if TYPE_CHECKING:  # commands that may find no database refuse without loading SQLAlchemy
+    from sqlalchemy.orm import Session
+
+    from autosync.api.db.tables import Base
+
+Row = TypeVar("Row", bound="Base")
 Found = TypeVar("Found")
 LONGEST_KEY = 80
 """Characters of an unknown key that a refusal repeats."""
 
 
-def stored(session: Session, table: type[Row], key: str, thing: str) -> Row:
+def stored(session: "Session", table: type[Row], key: str, thing: str) -> Row:
     """The row under `key`.
 
     Raises:

@@ -42,7 +42,7 @@ SINGLE_MESSAGES = Doubt(
 """Of costs that only single messages have told. Compute slows in a job of its own, not here."""
 
 MODEL_NOISE = 0.04
-"""By how much an iteration of the probe is off the timeline with the right costs, in log seconds."""
+"""Of an iteration of the probe about the timeline with the right costs, in log seconds."""
 
 
 @dataclass(frozen=True, slots=True)

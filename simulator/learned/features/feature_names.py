@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from autosync.codes import ENCODINGS, Channel, Method, Op, Order
 from autosync.graph import DType
-from autosync.simulator.learned.features.what_if import WHAT_IFS
 
 I64 = NDArray[np.int64]
 
@@ -75,6 +74,27 @@ SHARD_PRE = ("transfer", "startup", "link", "group_transfer", "group_startup", "
 """Terms of equations 2 and 3 in units of compute seconds."""
 SHARD_TIMES = ("ready_time", "wait_time", "done_time", "in_flight_time", "late_time")
 """The timeline's, in units of compute seconds."""
+
+
+FAMILIES: dict[str, tuple[Op, ...]] = {
+    "all_reduce": (Op.ALL_REDUCE,),
+    "tree": (Op.REDUCE, Op.BROADCAST),
+    "halves": (Op.REDUCE_SCATTER, Op.ALL_GATHER),
+    "server": (Op.PUSH, Op.PULL, Op.SPARSE_PUSH, Op.SPARSE_PULL),
+    "rows": (Op.SPARSE_ALL_GATHER, Op.FACTOR_ALL_GATHER),
+}
+"""Kinds of message whose constants are likely to err together."""
+
+WHAT_IFS = (
+    "compute",
+    "bandwidth",
+    "engine",
+    "one_in_flight",
+    *(f"startup_{family}" for family in FAMILIES),
+    *(f"copies_{family}" for family in FAMILIES),
+)
+"""Compute 10 % longer; links 10 % slower; an issue that costs half a startup; collectives one by
+one; half as much startup again; copies that cost a quarter of the slowest link's time."""
 
 
 SIDES = ("server", "collective")

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.codes import Op
 from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.compute_time import slowest_factors
 from autosync.simulator.cost.network import network_of
+from autosync.simulator.learned.features.feature_names import FAMILIES, WHAT_IFS
 from autosync.simulator.timeline.event_loop import (
     ComputeArrays,
     CostArrays,
@@ -27,26 +27,6 @@ from autosync.simulator.timeline.event_loop import (
 from autosync.simulator.timeline.timeline_simulator import arguments
 
 F64 = NDArray[np.float64]
-
-FAMILIES: dict[str, tuple[Op, ...]] = {
-    "all_reduce": (Op.ALL_REDUCE,),
-    "tree": (Op.REDUCE, Op.BROADCAST),
-    "halves": (Op.REDUCE_SCATTER, Op.ALL_GATHER),
-    "server": (Op.PUSH, Op.PULL, Op.SPARSE_PUSH, Op.SPARSE_PULL),
-    "rows": (Op.SPARSE_ALL_GATHER, Op.FACTOR_ALL_GATHER),
-}
-"""Kinds of message whose constants are likely to err together."""
-
-WHAT_IFS = (
-    "compute",
-    "bandwidth",
-    "engine",
-    "one_in_flight",
-    *(f"startup_{family}" for family in FAMILIES),
-    *(f"copies_{family}" for family in FAMILIES),
-)
-"""Compute 10 % longer; links 10 % slower; an issue that costs half a startup; collectives one by
-one; half as much startup again; copies that cost a quarter of the slowest link's time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from autosync.api.cli.main import run
-from tests.api.cli.command import ROOT, autosync
+from tests.api.cli.command import ROOT, autosync, environment, small_inputs
 
 
 def test_the_installed_command_is_there() -> None:
@@ -21,5 +21,31 @@ def test_the_module_runs_as_the_command(tmp_path: Path) -> None:
 
 
 def test_help_loads_nothing_heavy() -> None:
-    code = "import sys, autosync.api.cli.main; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+    heavy = ("torch", "numba", "scipy", "pandas", "sqlalchemy", "alembic", "fastapi")
+    code = f"import sys, autosync.api.cli.main; print([m for m in {heavy} if m in sys.modules])"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    assert loaded.stdout.strip() == "[]"
+
+
+def test_a_ranking_where_no_database_is_loads_none(tmp_path: Path) -> None:
+    """Nor what a tuning alone needs: it takes longer to load than the ranking."""
+    model, cluster = small_inputs(tmp_path)
+    words = ["autosync", "rank", model, cluster, "--proposals", "50"]
+    code = (
+        f"import sys; from autosync.api.cli.main import app; sys.argv = {words}\n"
+        "try: app()\n"
+        "except SystemExit: pass\n"
+        "print([m for m in ('sqlalchemy', 'alembic', 'scipy.stats', 'torch') if m in sys.modules])"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert "predicted" in ran.stdout
+    assert ran.stdout.splitlines()[-1] == "[]"
