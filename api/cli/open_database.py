@@ -46,3 +46,14 @@ def refuse_missing(url: str) -> None:
             value=url,
             remedy="`autosync tune` and `autosync serve` make one; name it with --db.",
         )
+
+
+def has_keys(url: str) -> bool:
+    """Whether keys were ever made in the database; an SQLite file that is not there has none."""
+    from autosync.api.engine import api_keys
+
+    try:
+        with opened(url) as database, database.reading() as session:
+            return api_keys.has_keys(session)
+    except NotFound:
+        return False

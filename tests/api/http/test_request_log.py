@@ -10,8 +10,8 @@ from fastapi.testclient import TestClient
 
 from autosync.api.db import Database
 from autosync.api.http import request_log
+from autosync.api.http.access.access_rules import Access
 from autosync.api.http.app import create_app
-from autosync.api.http.security import Access
 from tests.api.sample import finished
 
 
