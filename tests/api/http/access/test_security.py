@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import text
 
 from autosync.api.db import Database
 from autosync.api.engine.service_limits import ServiceLimits
@@ -163,6 +164,20 @@ def test_requests_of_a_client_are_counted_wherever_they_come_from(sqlite: Databa
         answer = client.get("/v1/limits", headers=headers["sesame"])
         assert answer.status_code == 200
         assert answer.json()["requests"] == 1
+
+
+def test_a_database_that_is_away_lets_nobody_in(sqlite: Database) -> None:
+    """Whether it has keys is not known then."""
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        with sqlite.writing() as session:
+            session.execute(text("drop table browser_sessions"))
+            session.execute(text("drop table api_keys"))
+        for accept in ("*/*", "text/html"):
+            answer = client.get("/models", headers={"accept": accept})
+            assert answer.status_code == 503
+            assert "database does not answer" in answer.text
+        assert client.get("/v1/limits").headers["retry-after"] == "5"
+        assert client.get("/v1/health").status_code == 200
 
 
 def test_what_is_no_http_is_refused_like_the_rest(sqlite_url: str) -> None:

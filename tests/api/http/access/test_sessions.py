@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 
+import httpx
 import pytest
 from fastapi.testclient import TestClient
 from playwright.sync_api import Browser, expect
@@ -230,6 +231,8 @@ def test_in_a_real_browser(browser: Browser, sqlite_url: str) -> None:
     with opened(sqlite_url) as database:
         key = make_key(database, "alice", "tune").text
     with served(sqlite_url) as service:
+        told = httpx.get(f"{service.address}/login", headers={"X-Forwarded-Proto": "https"})
+        assert "; Secure" in told.headers["set-cookie"], "a proxy on this machine is believed"
         context = browser.new_context()
         page = context.new_page()
         page.goto(f"{service.address}/models")
