@@ -12,7 +12,8 @@ DATABASE_URL_VARIABLE = "AUTOSYNC_DATABASE_URL"
 """Of the database, so that its password stands on no command line."""
 
 TOKEN_VARIABLE = "AUTOSYNC_TOKEN"
-"""The bearer token that the service asks for, or several with names: NAME:TOKEN,NAME:TOKEN."""
+"""What a client shows to a service: a key, or the operator's token. Of `serve`: that token, or
+several with names, NAME:TOKEN,NAME:TOKEN."""
 
 LIMITS_VARIABLE = "AUTOSYNC_LIMITS"
 """What the service lets its clients ask for: NAME=NUMBER, separated by commas."""

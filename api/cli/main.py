@@ -17,6 +17,7 @@ from autosync.api.cli.commands.explain import explain
 from autosync.api.cli.commands.export import export
 from autosync.api.cli.commands.import_cluster import import_cluster
 from autosync.api.cli.commands.import_model import import_model
+from autosync.api.cli.commands.keys import app as keys
 from autosync.api.cli.commands.models import models
 from autosync.api.cli.commands.predict import predict
 from autosync.api.cli.commands.probe import probe
@@ -100,6 +101,7 @@ app.command("collect", rich_help_panel=DESCRIBE)(collect)
 app.add_typer(testbed, name="testbed", rich_help_panel=DESCRIBE)
 app.command("serve", rich_help_panel=SERVICE)(serve)
 app.command("worker", rich_help_panel=SERVICE)(worker)
+app.add_typer(keys, name="keys", rich_help_panel=SERVICE)
 app.command("quickstart", rich_help_panel=SERVICE)(quickstart)
 app.command("doctor", rich_help_panel=SERVICE)(doctor)
 app.command("tunings", rich_help_panel=LOOK)(list_tunings)

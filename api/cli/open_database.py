@@ -46,6 +46,17 @@ def refuse_missing(url: str) -> None:
         )
 
 
+def has_keys(url: str) -> bool:
+    """Whether keys were ever made in the database; an SQLite file that is not there has none."""
+    from autosync.api.engine import api_keys
+
+    try:
+        with opened(url) as database, database.reading() as session:
+            return api_keys.has_keys(session)
+    except NotFound:
+        return False
+
+
 def _sqlite_file(url: str) -> str | None:
     """The file of an SQLite URL; None of another database's. The usual form is read without
     SQLAlchemy, which takes longer to load than a ranking."""

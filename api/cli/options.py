@@ -90,7 +90,7 @@ ServiceUrl = Annotated[
     typer.Option(
         "--url",
         metavar="ADDRESS",
-        help="Ask the service there instead of a database; its token is read from AUTOSYNC_TOKEN.",
+        help="Ask the service there instead of a database; its key is read from AUTOSYNC_TOKEN.",
         show_default=False,
     ),
 ]

@@ -1,6 +1,7 @@
 """A service of one's own, started as a process of its own and ended with the command."""
 
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -13,8 +14,10 @@ from pathlib import Path
 import httpx
 
 from autosync.api.cli.logs import log_path
+from autosync.api.cli.open_database import has_keys
 from autosync.api.cli.rest_client import Client
-from autosync.api.http.client_tokens import named_tokens
+from autosync.api.engine.api_keys import KEY
+from autosync.api.http.access.client_tokens import named_tokens
 from autosync.environment import DATABASE_URL_VARIABLE, TOKEN_VARIABLE
 from autosync.errors import AutosyncError
 
@@ -42,22 +45,21 @@ class Service:
             AutosyncError: it ended at once or never answered.
         """
         chosen, log = free_port(port), log_path("service")
+        token, environment = _own_token(db)
         command = [sys.executable, "-m", "autosync.api.cli.main", "serve"]
         command += ["--host", HOST, "--port", str(chosen), "--workers", "1"]
         with log.open("wb") as sink:
             # a session of its own: Ctrl-C on the terminal reaches the command only, which ends it
             process = subprocess.Popen(
                 command,
-                env={**os.environ, DATABASE_URL_VARIABLE: db},
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
                 start_new_session=True,
             )
         address = f"http://{HOST}:{chosen}"
-        headers = None
-        if (tokens := os.environ.get(TOKEN_VARIABLE)) is not None:  # the service reads it, too
-            headers = {"Authorization": f"Bearer {named_tokens(tokens)[0].token}"}
+        headers = {"Authorization": f"Bearer {token}"} if token else None
         with httpx.Client(base_url=address, headers=headers, timeout=60.0) as http:
             service = Service(Client(address, http), process, log)
             try:
@@ -97,6 +99,20 @@ class Service:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+def _own_token(db: str) -> tuple[str | None, dict[str, str]]:
+    """What the command shows to its service, and the service's environment. What stands there for
+    clients may be a key to another service; over a database with keys the command needs a token,
+    and takes one of its own."""
+    environment = {**os.environ, DATABASE_URL_VARIABLE: db}
+    given = environment.pop(TOKEN_VARIABLE, None)
+    if given is not None and not KEY.fullmatch(given):
+        return named_tokens(given)[0].token, {**environment, TOKEN_VARIABLE: given}
+    if not has_keys(db):
+        return None, environment
+    own = secrets.token_urlsafe(32)
+    return own, {**environment, TOKEN_VARIABLE: own}
 
 
 def free_port(wanted: int) -> int:

@@ -38,7 +38,7 @@ def _limit(usual: int, description: str) -> Any:
 class ServiceLimits:
     """Every one is a whole number of 1 or more; a field's description says of what.
 
-    A client is a token's name, or an address where tokens have none.
+    A client is a key's name, or an address where there is none.
 
     Raises:
         InvalidInput: a number is below 1, or above a thousand millions.
@@ -59,8 +59,8 @@ class ServiceLimits:
     simulator_mib: int = _limit(32, "MiB of a trained simulator that is stored")
     reading_seconds: int = _limit(20, "processor seconds for reading what is posted")
     reading_mib: int = _limit(1_024, "MiB of memory for reading what is posted")
-    requests: int = _limit(200, "requests a second of one client, where there are tokens")
-    wrong_tokens: int = _limit(1, "wrong tokens a second from one address")
+    requests: int = _limit(200, "requests a second of one client, where there are keys")
+    wrong_tokens: int = _limit(1, "wrong keys and tokens a second from one address")
 
     def __post_init__(self) -> None:
         for each in fields(self):

@@ -14,6 +14,10 @@ from autosync.api.db.database import Database, connect
 from autosync.api.db.schema_migration import migrate
 from autosync.api.engine.service_limits import ServiceLimits
 from autosync.api.http import openapi, problems
+from autosync.api.http.access.access_rules import Access, access_on
+from autosync.api.http.access.authentication import Authentication
+from autosync.api.http.access.guard import Guard
+from autosync.api.http.access.scopes import authorized, scopes_of
 from autosync.api.http.body_limits import BodyLimit
 from autosync.api.http.event_feed import EventFeed
 from autosync.api.http.http_protocol import ProblemProtocol
@@ -24,20 +28,33 @@ from autosync.api.http.request_metrics import RequestMetrics
 from autosync.api.http.routes import (
     document_pages,
     document_routes,
+    health_routes,
+    key_routes,
     metrics_routes,
     pages,
     prediction_routes,
     runtime_routes,
     service_routes,
+    session_pages,
     simulator_routes,
     tuning_pages,
     tuning_routes,
     version_routes,
 )
-from autosync.api.http.security import OPEN_PATHS, Access, Guard, access_on
 from autosync.api.http.uploading.uploads import Uploads
 
 STATIC = Path(__file__).parent / "static"
+API = (  # versions before the names of simulators
+    document_routes,
+    tuning_routes,
+    version_routes,
+    simulator_routes,
+    runtime_routes,
+    prediction_routes,
+    service_routes,
+    key_routes,
+)
+PAGES = (pages, tuning_pages, document_pages, metrics_routes)
 GRACE_SECONDS = 1
 """On shutdown, event streams that are still open are cut off after this."""
 
@@ -46,7 +63,7 @@ def create_app(
     database: Database, access: Access | None = None, limits: ServiceLimits | None = None
 ) -> FastAPI:
     """The ASGI application. The database must be migrated; it is closed at the end."""
-    limits = limits or ServiceLimits()
+    access, limits = access or Access(), limits or ServiceLimits()
     uploads = Uploads(database, limits)
 
     @asynccontextmanager
@@ -58,31 +75,26 @@ def create_app(
         database.close()
 
     app = FastAPI(title="AutoSync", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.access = access
+    app.state.authentication = Authentication(database, access, limits)
     app.state.database = database
     app.state.uploads = uploads
     app.state.feed = EventFeed(database)
     app.state.metrics = RequestMetrics()
     app.state.predicting = threading.Lock()
-    routes = (  # versions before the names of simulators
-        document_routes,
-        tuning_routes,
-        version_routes,
-        simulator_routes,
-        runtime_routes,
-        prediction_routes,
-        service_routes,
-    )
-    for module in routes:
-        app.include_router(module.router, dependencies=[Depends(refuse_unknown_parameters)])
-    app.include_router(metrics_routes.router)
-    for shown in (pages, tuning_pages, document_pages):
-        app.include_router(shown.router)
+    for module in API:
+        required = [Depends(authorized), Depends(refuse_unknown_parameters)]
+        app.include_router(module.router, dependencies=required)
+    for shown in PAGES:
+        app.include_router(shown.router, dependencies=[Depends(authorized)])
+    app.include_router(health_routes.router, dependencies=[Depends(refuse_unknown_parameters)])
+    app.include_router(session_pages.router)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     problems.install(app, error_page)
-    access = access or Access()
-    openapi.install(app, access.token is not None, OPEN_PATHS)
+    scopes = {key: scope for module in API for key, scope in scopes_of(module.router).items()}
+    openapi.install(app, scopes)
     app.add_middleware(BodyLimit, limits=limits)
-    app.add_middleware(Guard, access=access, limits=limits)
+    app.add_middleware(Guard, authentication=app.state.authentication)
     app.add_middleware(RequestLog, metrics=app.state.metrics)
     return app
 

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 from starlette.exceptions import HTTPException
 
 from autosync.api.db.database import Database
+from autosync.api.http.access.caller import Caller
 from autosync.api.http.event_feed import EventFeed
 from autosync.api.http.uploading.uploads import Uploads
 from autosync.api.views.cursors import LONGEST_CURSOR
@@ -62,10 +63,16 @@ async def uploads_of(request: Request) -> Uploads:
 
 
 async def client_of(request: Request) -> str:
-    """Whose tunings these are: a token's name, or an address (`autosync.api.http.security`)."""
+    """Whose tunings these are (`autosync.api.http.access.caller`)."""
     return str(request.state.client)
 
 
+async def caller_of(request: Request) -> Caller:
+    caller: Caller = request.state.caller
+    return caller
+
+
+CallerDep = Annotated[Caller, Depends(caller_of)]
 UploadsDep = Annotated[Uploads, Depends(uploads_of)]
 ClientName = Annotated[str, Depends(client_of)]
 IdempotencyKey = Annotated[

@@ -1,6 +1,6 @@
 """The OpenAPI document, with the schemas of the documents that are posted raw."""
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -8,6 +8,8 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 
+from autosync.api.engine.api_keys import KeyScope
+from autosync.api.http.access.browser_cookies import FORM_HEADER, SESSION_COOKIE
 from autosync.api.http.schemas import Problem
 from autosync.api.http.tuning_body import TuningBody
 from autosync.bundle import Bundle
@@ -47,11 +49,14 @@ ranked strategies and the bundle that a training script applies.
 Errors are `application/problem+json` and say what to do. A query parameter that a path does not
 have is one (422); a method that it does not have is answered with 405 and `Allow`, an unknown path
 with 404. Lists come in pages: `next` of one is the `cursor` of the following one. An answer with an
-`ETag` is not sent again to who names it in `If-None-Match`."""
+`ETag` is not sent again to who names it in `If-None-Match`.
+
+A key has a scope: `read`, `tune`, which is also `read`, or `admin`, which is all. Each path says
+which it needs. A service on loopback whose database has no key asks for none."""
 TITLES = {
     400: "No JSON",
-    401: "Not authorized: a token is missing or wrong",
-    403: "Unknown host, or a page of another site",
+    401: "Not authorized: a key is missing or wrong",
+    403: "Not allowed: a scope that is too low, an unknown host, or a page of another site",
     404: "Not found",
     409: "Not possible",
     413: "Too large",
@@ -69,10 +74,15 @@ ANSWER_HEADERS = {
     503: RETRY_AFTER,
 }
 SCHEMES = {
-    "bearer": {"type": "http", "scheme": "bearer"},
-    "basic": {"type": "http", "scheme": "basic", "description": "The token as the password."},
+    "bearer": {"type": "http", "scheme": "bearer", "description": "A key, `ID.SECRET`."},
+    "browser": {
+        "type": "apiKey",
+        "in": "cookie",
+        "name": SESSION_COOKIE,
+        "description": "Of a browser that logged in. To change something it also sends "
+        f"`{FORM_HEADER}`, which every page of the dashboard has.",
+    },
 }
-"""Where the service asks for a token."""
 
 
 def schema_of(name: str) -> dict[str, Any]:
@@ -101,19 +111,18 @@ def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"description": TITLES[status], "content": content} for status in statuses}
 
 
-def install(app: FastAPI, guarded: bool, open_paths: Collection[str]) -> None:
-    """guarded: whether a token is asked for, on all but the open paths."""
+def install(app: FastAPI, scopes: Mapping[tuple[str, str], KeyScope]) -> None:
+    """scopes: by path and method, of all that ask for a key."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = _build(app, open_paths if guarded else None)
+            app.openapi_schema = _build(app, scopes)
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]  # the framework's documented way
 
 
-def _build(app: FastAPI, open_paths: Collection[str] | None) -> dict[str, Any]:
-    """open_paths: those without a token; None where none is asked for."""
+def _build(app: FastAPI, scopes: Mapping[tuple[str, str], KeyScope]) -> dict[str, Any]:
     document = get_openapi(
         title="AutoSync", version=version("autosync"), description=DESCRIPTION, routes=app.routes
     )
@@ -125,14 +134,12 @@ def _build(app: FastAPI, open_paths: Collection[str] | None) -> dict[str, Any]:
         schemas[cls.__name__] = schema
     schemas.pop("HTTPValidationError", None)
     schemas.pop("ValidationError", None)
-    if open_paths is not None:
-        document["components"]["securitySchemes"] = SCHEMES
-        document["security"] = [{name: []} for name in SCHEMES]
+    document["components"]["securitySchemes"] = SCHEMES
     for path, operations in document["paths"].items():
-        for operation in operations.values():
+        for method, operation in operations.items():
             _add_shared_refusals(operation)
-            if open_paths and path in open_paths:
-                operation["security"] = []
+            needed = scopes.get((path, method.upper()))
+            operation["security"] = [{name: [needed]} for name in SCHEMES] if needed else []
     return document
 
 

@@ -11,6 +11,14 @@ from urllib.parse import quote
 from fastapi import Request, Response
 from fastapi.templating import Jinja2Templates
 
+from autosync.api.http.access.browser_cookies import (
+    FORM_FIELD,
+    FORM_HEADER,
+    form_key,
+    form_token,
+    new_cookie,
+    send_form_key,
+)
 from autosync.api.http.charts.chart import bytes_in_words
 from autosync.api.views.dashboard.tuning_list import TuningFilter
 
@@ -18,8 +26,20 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 def show(request: Request, name: str, context: dict[str, Any], status: int = 200) -> Response:
-    """The template, filled in."""
-    return _ENVIRONMENT.TemplateResponse(request, name, context, status_code=status)
+    """The template, filled in. A browser that has no cookie yet gets one, for the forms."""
+    access = request.app.state.access
+    known = form_key(request, access)
+    key = known or new_cookie()
+    caller = getattr(request.state, "caller", None)
+    shared = {"caller": caller, "form_token": form_token(key)}
+    response = _ENVIRONMENT.TemplateResponse(
+        request, name, {**context, **shared}, status_code=status
+    )
+    if known is None:
+        send_form_key(request, access, response, key)
+    if caller is not None and caller.way == "browser":
+        response.headers["Cache-Control"] = "no-store"  # nor to be seen again after a log out
+    return response
 
 
 def error_page(request: Request, problem: dict[str, Any]) -> Response:
@@ -64,6 +84,7 @@ def _query(wanted: TuningFilter) -> str:
 def _environment() -> Jinja2Templates:
     templates = Jinja2Templates(directory=TEMPLATES)
     templates.env.globals["version"] = version("autosync")
+    templates.env.globals |= {"form_field": FORM_FIELD, "form_header": FORM_HEADER}
     filters = {
         "ms": _milliseconds,
         "times": _times,

@@ -15,17 +15,27 @@ from starlette.routing import Match
 
 from autosync.api.db.database_errors import database_trouble
 from autosync.api.engine.service_limits import TryLater
+from autosync.api.http.access.caller import NotAllowed, NotAuthorized
 from autosync.api.http.schemas import Problem
 from autosync.errors import AutosyncError, NotFound, NotSupported
 
 MEDIA_TYPE = "application/problem+json"
+CHALLENGE = 'Bearer realm="autosync"'
 REMEDIES = {
     400: "Send one JSON document in UTF-8, nested as GET /docs shows.",
-    401: "Send the header `Authorization: Bearer TOKEN`, or the token as a browser's password.",
     404: "GET /docs lists the paths there are.",
     405: "GET /docs lists the methods of each path.",
     429: "Try again after the seconds that `Retry-After` says.",
     413: "Graphs, clusters and trained simulators are uploaded, never a model's weights.",
+}
+TITLES = {
+    401: "Not authorized",
+    403: "Not allowed",
+    404: "Not found",
+    409: "Not possible",
+    413: "Too large",
+    422: "Invalid input",
+    429: "Too many requests",
 }
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 log = logging.getLogger(__name__)
@@ -51,12 +61,28 @@ def install(app: FastAPI, page: Page) -> None:
 def _for_reader(handler: Handler, page: Page) -> Handler:
     def answer(request: Request, error: Exception) -> Response:
         response = handler(request, error)
-        for_api = request.url.path.startswith(("/v1", "/openapi"))
-        if for_api or "text/html" not in request.headers.get("accept", ""):
+        if not is_for_reader(request):
             return response
         return page(request, json.loads(bytes(response.body)))
 
     return answer
+
+
+def is_for_programs(request: Request) -> bool:
+    """Whether it asks for an answer of the REST API, and no page."""
+    path: str = request.scope["path"]
+    return path.startswith(("/v1", "/openapi"))
+
+
+def is_for_reader(request: Request) -> bool:
+    """Whether it asks for a page, with a browser."""
+    return not is_for_programs(request) and "text/html" in request.headers.get("accept", "")
+
+
+def refusal(request: Request, error: AutosyncError | DatabaseError) -> Response:
+    """The answer of what refuses before any route."""
+    handler = _refused if isinstance(error, AutosyncError) else _database
+    return handler(request, error)
 
 
 def problem(
@@ -81,27 +107,33 @@ def problem(
     return Response(body.model_dump_json(), status, dict(headers or {}), MEDIA_TYPE)
 
 
+STATUSES: tuple[tuple[type[AutosyncError], int], ...] = (
+    (NotAuthorized, 401),
+    (NotAllowed, 403),
+    (NotFound, 404),
+    (NotSupported, 409),
+    (TryLater, 429),
+)
+
+
 def status_of(error: AutosyncError) -> int:
-    if isinstance(error, NotFound):
-        return 404
-    if isinstance(error, TryLater):
-        return 429
-    return 409 if isinstance(error, NotSupported) else 422
+    return next((status for kind, status in STATUSES if isinstance(error, kind)), 422)
 
 
 def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, AutosyncError)
     status = status_of(error)
-    titles = {404: "Not found", 409: "Not possible", 422: "Invalid input", 429: "Too many requests"}
-    retry = math.ceil(error.retry_seconds) if isinstance(error, TryLater) else None
+    headers = {"WWW-Authenticate": CHALLENGE} if status == 401 else {}
+    if isinstance(error, TryLater):
+        headers["Retry-After"] = str(math.ceil(error.retry_seconds))
     return problem(
         status,
-        titles[status],
+        TITLES[status],
         error.message,
         thing=error.thing,
         value=error.value,
         remedy=error.remedy,
-        headers={} if retry is None else {"Retry-After": str(retry)},
+        headers=headers,
     )
 
 
@@ -134,9 +166,7 @@ def _http(request: Request, error: Exception) -> Response:
         headers["Allow"] = ", ".join(_allowed(request))
     return problem(
         error.status_code,
-        {401: "Not authorized", 404: "Not found", 413: "Too large", 429: "Too many requests"}.get(
-            error.status_code, "Refused"
-        ),
+        TITLES.get(error.status_code, "Refused"),
         str(error.detail),
         thing=request.url.path,
         remedy=REMEDIES.get(error.status_code, ""),

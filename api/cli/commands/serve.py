@@ -31,9 +31,9 @@ def serve(
         str | None,
         typer.Option(
             envvar=TOKEN_VARIABLE,
-            help="Ask every client for this bearer token; required beyond loopback. Several have "
-            "names: NAME:TOKEN,NAME:TOKEN. Better set in the environment, since others see command "
-            "lines.",
+            help="Let in with this text, too, as with a key of scope admin: where a first key is "
+            "wanted without the database. Several have names: NAME:TOKEN,NAME:TOKEN. Better set in "
+            "the environment, since others see command lines.",
         ),
     ] = None,
     allow_host: Annotated[
@@ -54,6 +54,14 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    https: Annotated[
+        bool,
+        typer.Option(
+            "--https",
+            help="Browsers reach it through TLS alone, by a proxy that does not say so with "
+            "X-Forwarded-Proto: cookies are then sent over TLS only.",
+        ),
+    ] = False,
     log_requests: Annotated[
         bool,
         typer.Option("--log-requests", help="Write a line of JSON for each request to stderr."),
@@ -67,28 +75,35 @@ def serve(
     The database is created and upgraded through its migrations. Unfinished tunings go on where
     they stopped. Ctrl-C and SIGTERM end the service and its workers, which give back what runs.
 
+    Beyond loopback, and where the database has a key (`autosync keys add`), everyone needs one.
+
     Examples:
 
         autosync serve
         autosync serve --db postgresql://tuner@localhost/autosync --workers 0
-        AUTOSYNC_TOKEN=... autosync serve --host 0.0.0.0 --allow-host tuner.example.com
+        autosync keys add me --scope admin
+        autosync serve --host 0.0.0.0 --allow-host tuner.example.com
     """
+    from autosync.api.cli.open_database import has_keys
     from autosync.api.cli.stop_signals import unwind_on_sigterm
     from autosync.api.cli.worker_processes import started_workers
     from autosync.api.db.database import masked
     from autosync.api.db.schema_migration import migrate
     from autosync.api.engine.service_limits import limits_from
+    from autosync.api.http.access.access_rules import access_on
     from autosync.api.http.app import serve as serve_until_interrupted
-    from autosync.api.http.security import access_on
 
     limits = limits_from([*os.environ.get(LIMITS_VARIABLE, "").split(","), *(limit or ())])
-    access = access_on(host, token, allow_host or ())
+    keys = has_keys(db)
+    access = access_on(host, token, allow_host or (), keys=keys, https=https)
     reach_hosts(prefix, python, ray_address)
     migrate(db)
     address = f"http://{host}:{port}"
     shown = escape(masked(db))
     out.print(f"AutoSync on [bold]{address}[/]  (API: {address}/docs, database: {shown})")
     say(f"[dim]it is addressed as {', '.join(access.hosts)}[/]")
+    if keys or access.closed:
+        say("[dim]everyone needs a key: autosync keys add NAME[/]")
     if names := [each.name for each in access.tokens if each.name]:
         say(f"[dim]clients with a token: {escape(', '.join(names))}[/]")
     unwind_on_sigterm()

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 from autosync.api.db.tables import STATES
 from autosync.api.engine.simulator_versions import promote
 from autosync.api.engine.training_queue import enqueue_training
+from autosync.api.http.access.scopes import NEEDS_ADMIN
 from autosync.api.http.dependencies import ClientName, DatabaseDep, Number, Reading, UploadsDep
 from autosync.api.http.page_templates import show
 from autosync.api.http.tuning_body import TuningForm
@@ -95,14 +96,14 @@ def simulators_page(request: Request, session: Reading) -> Response:
     return show(request, "home/simulators.html", shown)
 
 
-@router.post("/simulators/trainings")
+@router.post("/simulators/trainings", dependencies=[NEEDS_ADMIN])
 def train(database: DatabaseDep) -> Response:
     with database.writing() as session:
         enqueue_training(session)
     return RedirectResponse("/simulators", 303)
 
 
-@router.post("/simulators/{number}/promote")
+@router.post("/simulators/{number}/promote", dependencies=[NEEDS_ADMIN])
 def use_version(number: Number, database: DatabaseDep) -> Response:
     promote(database, number)
     return RedirectResponse("/simulators", 303)

@@ -1,34 +1,14 @@
-"""What may be asked for, and whether the service is well."""
+"""What may be asked for."""
 
-from typing import Any
-
-from fastapi import APIRouter, Response
+from fastapi import APIRouter
 
 from autosync.api.engine.service_limits import ServiceLimits
-from autosync.api.http.dependencies import Reading, UploadsDep
-from autosync.api.views.service_health import Health, Readiness, health, readiness
+from autosync.api.http.dependencies import UploadsDep
 
 router = APIRouter(prefix="/v1", tags=["service"])
-NOT_READY: dict[int | str, dict[str, Any]] = {
-    503: {"model": Readiness, "description": "No worker lives: what is queued waits."}
-}
 
 
 @router.get("/limits")
 def get_limits(uploads: UploadsDep) -> ServiceLimits:
     """What the operator of this service lets its clients ask for."""
     return uploads.limits
-
-
-@router.get("/health")
-def get_health(session: Reading) -> Health:
-    """Answers when the database does."""
-    return health(session)
-
-
-@router.get("/ready", responses=NOT_READY)
-def get_ready(session: Reading, response: Response) -> Readiness:
-    """How many workers live, and how long the queue has waited for one."""
-    found = readiness(session)
-    response.status_code = 200 if found.workers else 503
-    return found

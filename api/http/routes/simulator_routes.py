@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, File, Response
 
 from autosync.api.engine.simulator_store import checkpoint_files, remove_simulator, store_simulator
+from autosync.api.http.access.scopes import NEEDS_ADMIN
 from autosync.api.http.dependencies import Cursor, DatabaseDep, Id, Limit, Reading
 from autosync.api.http.entity_tags import UNCHANGED, SeenTags, tagged
 from autosync.api.http.openapi import refusals
@@ -37,7 +38,7 @@ def get_simulators(session: Reading, limit: Limit = 100, cursor: Cursor = None) 
     return stored_documents.simulators(session, limit, cursor)
 
 
-@router.put("/{name}", status_code=201, responses=STORED)
+@router.put("/{name}", status_code=201, responses=STORED, dependencies=[NEEDS_ADMIN])
 def put_simulator(
     name: Id, card: Card, weights: Weights, database: DatabaseDep, response: Response
 ) -> TrainedSimulator:
@@ -63,7 +64,7 @@ def get_weights(name: Id, session: Reading, seen: SeenTags = None) -> Response:
     return tagged(lambda: weights, seen, media_type="application/octet-stream", headers=headers)
 
 
-@router.delete("/{name}", status_code=204, responses=refusals(404, 409))
+@router.delete("/{name}", status_code=204, responses=refusals(404, 409), dependencies=[NEEDS_ADMIN])
 def delete_simulator(name: Id, database: DatabaseDep) -> None:
     """Refused while a tuning that is not at its end uses it."""
     remove_simulator(database, name)

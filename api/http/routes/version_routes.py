@@ -4,6 +4,7 @@ from fastapi import APIRouter, Response
 
 from autosync.api.engine.simulator_versions import promote
 from autosync.api.engine.training_queue import enqueue_training
+from autosync.api.http.access.scopes import NEEDS_ADMIN
 from autosync.api.http.dependencies import Cursor, DatabaseDep, Id, Limit, Number, Reading
 from autosync.api.http.openapi import refusals
 from autosync.api.views import simulator_versions_view as view
@@ -26,7 +27,7 @@ def get_versions(session: Reading, limit: Limit = 100, cursor: Cursor = None) ->
     return view.simulator_versions(session, limit, cursor)
 
 
-@router.post("/versions/{number}/promote", responses=refusals(404, 409))
+@router.post("/versions/{number}/promote", responses=refusals(404, 409), dependencies=[NEEDS_ADMIN])
 def post_promotion(number: Number, database: DatabaseDep) -> SimulatorVersions:
     """Use this version from now on; tunings that have begun keep theirs."""
     promote(database, number)
@@ -34,7 +35,7 @@ def post_promotion(number: Number, database: DatabaseDep) -> SimulatorVersions:
         return view.simulator_versions(session, PROMOTED_SHOWN)
 
 
-@router.post("/trainings", status_code=202)
+@router.post("/trainings", status_code=202, dependencies=[NEEDS_ADMIN])
 def post_training(database: DatabaseDep, response: Response) -> SimulatorTraining:
     """Train the next version on all that was measured. A worker takes it up when no tuning waits;
     one that waits already is answered."""

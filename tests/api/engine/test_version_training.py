@@ -23,6 +23,7 @@ from autosync.api.http.app import create_app
 from autosync.cluster import MessageCost
 from autosync.errors import InvalidInput, NotSupported
 from autosync.population import encode
+from tests.api.http.forms import given_token
 from tests.api.sample import candidates, finished, small_request
 from tests.simulator.evaluation.test_run import measured, write
 
@@ -87,13 +88,16 @@ def test_a_tuning_teaches_the_next_version(
         used = simulator_of(session, "learned", request.domain)
     assert (one != bundled).any()
     np.testing.assert_array_equal(used.predict(request.domain, population), one)
+    token = given_token(client)
     page = client.get("/simulators").text
     assert "in use" in page
-    assert client.post("/simulators/0/promote", follow_redirects=False).status_code == 303
+    assert (
+        client.post("/simulators/0/promote", data=token, follow_redirects=False).status_code == 303
+    )
     with sqlite.reading() as session:
         assert version_in_use(session) == 0
     assert client.post("/v1/simulators/versions/7/promote").status_code == 404
-    assert client.post(f"/simulators/{2**70}/promote").status_code == 422
+    assert client.post(f"/simulators/{2**70}/promote", data=token).status_code == 422
     with pytest.raises(NotSupported, match="versions are kept"):
         remove_simulator(sqlite, "version-1")
     with pytest.raises(InvalidInput, match="cannot be called"):

@@ -14,7 +14,7 @@ import httpx
 SERVER = """
 import sys
 from autosync.api.http.app import serve
-from autosync.api.http.security import access_on
+from autosync.api.http.access.access_rules import access_on
 from autosync.api.engine.service_limits import limits_from
 access, limits = access_on("127.0.0.1", sys.argv[3] or None), limits_from(sys.argv[4:])
 serve(sys.argv[1], port=int(sys.argv[2]), access=access, limits=limits)

@@ -13,6 +13,7 @@ from autosync.api.db import Database
 from autosync.api.engine import tuning_queue
 from autosync.api.views import reports
 from autosync.bundle import load_bundle
+from tests.api.http.forms import shown_token
 from tests.api.http.serving import Service
 from tests.api.sample import (
     claimed,
@@ -50,7 +51,8 @@ def test_a_new_user_starts_a_tuning(page: Page, shown_database: Database) -> Non
 def test_mistakes_are_explained_on_a_page(page: Page) -> None:
     form: dict[str, str | float | bool] = {"graph": "resnet50", "cluster": "example-4x1"}
     form["time_scale"] = "5000"
-    answer = page.request.post("/tunings", form=form)
+    page.goto("/")
+    answer = page.request.post("/tunings", form={**form, **shown_token(page)})
     assert answer.status == 422
     assert "time_scale: Input should be less than or equal to 1000" in answer.text()
     unknown = page.request.get(f"/tunings/{'0' * 32}", headers={"accept": "text/html"})

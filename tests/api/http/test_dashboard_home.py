@@ -9,6 +9,7 @@ from autosync.api.db import Database
 from autosync.api.engine import tuning_queue
 from autosync.api.engine.submission import enqueue
 from autosync.documents import to_json
+from tests.api.http.forms import shown_token
 from tests.api.sample import claimed, finished, run_search, small_request
 from tests.domains import chain_graph
 
@@ -81,7 +82,7 @@ def test_a_tuning_that_failed_goes_on_again(page: Page, shown_database: Database
     page.get_by_role("button", name="Try again").click()
     expect(page.locator("#state")).to_have_text("queued")
     expect(page.locator("table.ranked tbody tr")).to_have_count(6)
-    refused = page.request.post(f"/tunings/{held.tuning_id}/retry")
+    refused = page.request.post(f"/tunings/{held.tuning_id}/retry", form=shown_token(page))
     assert refused.status == 409
     tuning_queue.cancel(shown_database, held.tuning_id)
 
@@ -94,7 +95,10 @@ def test_models_and_clusters_are_uploaded_and_shown(page: Page, tmp_path: Path) 
     page.get_by_text("Upload a model's graph").click()
     wrong = page.request.post(
         "/models",
-        multipart={"document": {"name": "a", "mimeType": "text/plain", "buffer": b"no graph"}},
+        multipart={
+            "document": {"name": "a", "mimeType": "text/plain", "buffer": b"no graph"},
+            **shown_token(page),
+        },
     )
     assert wrong.status == 422
     assert 'role="alert"' in wrong.text()

@@ -7,8 +7,8 @@ from fastapi.testclient import TestClient
 
 from autosync.api.db import Database
 from autosync.api.engine.service_limits import ServiceLimits
+from autosync.api.http.access.access_rules import Access
 from autosync.api.http.app import create_app
-from autosync.api.http.security import Access
 from autosync.documents import to_json
 from tests.domains import chain_graph, grid_cluster
 

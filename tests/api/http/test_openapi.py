@@ -21,8 +21,8 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from autosync.api.db import Database
 from autosync.api.engine.service_limits import ServiceLimits
 from autosync.api.engine.worker_registry import register
+from autosync.api.http.access.access_rules import Access
 from autosync.api.http.app import create_app
-from autosync.api.http.security import Access
 from tests.api.sample import finished
 
 EXAMPLES = 3

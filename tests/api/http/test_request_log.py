@@ -10,8 +10,8 @@ from fastapi.testclient import TestClient
 
 from autosync.api.db import Database
 from autosync.api.http import request_log
+from autosync.api.http.access.access_rules import Access
 from autosync.api.http.app import create_app
-from autosync.api.http.security import Access
 from tests.api.sample import finished
 
 
@@ -53,7 +53,7 @@ def test_lines_go_where_they_are_asked_for(
 def test_a_defect_is_found_by_the_id_of_its_request(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("autosync.api.http.routes.service_routes.health", lambda session: 1 / 0)
+    monkeypatch.setattr("autosync.api.http.routes.health_routes.health", lambda session: 1 / 0)
     answer = client.get("/v1/health")
     assert answer.status_code == 500
     request_id = answer.headers["x-request-id"]

@@ -3,18 +3,23 @@
 import json
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import text
 
 from autosync.api.db import Database
 from autosync.api.engine.service_limits import ServiceLimits
+from autosync.api.http.access.access_rules import Access, access_on
 from autosync.api.http.app import create_app
-from autosync.api.http.security import Access, access_on
+from autosync.documents import to_json
 from autosync.errors import InvalidInput
+from tests.api.http.forms import given_token
 from tests.api.http.serving import served
+from tests.domains import chain_graph, grid_cluster
 
 MIB = 2**20
 
@@ -27,18 +32,27 @@ def guarded(sqlite: Database) -> Iterator[TestClient]:
 
 
 def test_a_token_is_asked_of_everyone(guarded: TestClient) -> None:
-    for path in ("/v1/tunings", "/", "/docs", "/openapi.json", "/static/app.css"):
+    for path in ("/v1/tunings", "/", "/docs", "/openapi.json", "/nothing", "/metrics"):
         answer = guarded.get(path)
         assert answer.status_code == 401
-        assert answer.headers["www-authenticate"].startswith("Basic")
+        assert answer.headers["www-authenticate"].startswith("Bearer")
         assert "Bearer" in answer.json()["remedy"]
     wrong = guarded.get("/v1/tunings", headers={"authorization": "Bearer wrong"})
     assert wrong.status_code == 401
-    assert guarded.get("/v1/tunings", headers={"authorization": "Basic %%"}).status_code == 401
     right = {"authorization": "Bearer open sesame"}
     assert guarded.get("/v1/tunings", headers=right).status_code == 200
-    assert guarded.get("/", auth=("anyone", "open sesame")).status_code == 200
-    assert guarded.get("/v1/health").status_code == 200
+    # what a browser would send by itself, on behalf of any page, lets nobody in
+    assert guarded.get("/", auth=("anyone", "open sesame")).status_code == 401
+    for path in ("/v1/health", "/login", "/static/app.css"):
+        assert guarded.get(path).status_code == 200
+
+
+def test_a_host_header_with_a_path_opens_nothing(guarded: TestClient) -> None:
+    """Where a URL is put together from it, its path is an open one."""
+    for host in ("127.0.0.1/v1/health?", "127.0.0.1/static/x#", "127.0.0.1:80/login?a="):
+        assert guarded.get("/v1/tunings", headers={"host": host}).status_code == 403
+    for path in ("/static/../v1/tunings", "//v1/health", "/v1/health/"):
+        assert guarded.get(f"http://127.0.0.1{path}").status_code in (401, 404)
 
 
 def test_other_hosts_and_foreign_pages_are_refused(sqlite: Database) -> None:
@@ -47,7 +61,7 @@ def test_other_hosts_and_foreign_pages_are_refused(sqlite: Database) -> None:
         assert rebound.status_code == 403
         assert "evil.example" in rebound.json()["detail"]
         foreign = {"origin": "http://evil.example"}
-        form = {"graph": "resnet50", "cluster": "example-4x1"}
+        form = {"graph": "resnet50", "cluster": "example-4x1", **given_token(client)}
         assert client.post("/tunings", data=form, headers=foreign).status_code == 403
         assert client.get("/v1/tunings").json()["total"] == 0
         own = {"origin": "http://127.0.0.1:8765"}
@@ -59,8 +73,9 @@ def test_beyond_loopback_a_token_is_required() -> None:
     for host in ("0.0.0.0", "::", "", "10.0.0.5", "tuner.example"):
         with pytest.raises(InvalidInput, match="can be reached by others"):
             access_on(host)
+        assert access_on(host, keys=True).closed
     for host in ("127.0.0.1", "127.0.0.2", "::1", "localhost"):
-        assert access_on(host).token is None
+        assert not access_on(host).closed
         for empty in ("", "  "):
             with pytest.raises(InvalidInput, match="is empty"):
                 access_on(host, empty)
@@ -82,12 +97,11 @@ def test_beyond_loopback_hosts_are_listed(sqlite: Database) -> None:
 
 
 def test_headers_that_are_none_are_refused(guarded: TestClient) -> None:
-    """Of these, `urlsplit` and `b64decode` raise what is no refusal."""
     right = {"authorization": "Bearer open sesame"}
     broken = guarded.post("/tunings", headers={**right, "origin": "http://[::1"})
     assert broken.status_code == 403
     assert broken.json()["thing"] == "Origin"
-    for header in (b"Basic \xc3\xa4", b"Bearer \xff\xfe", b"Basic /w=="):
+    for header in (b"Basic \xc3\xa4", b"Bearer \xff\xfe", b"Bearer"):
         answer = guarded.get("/v1/tunings", headers=[(b"authorization", header)])
         assert answer.status_code == 401
 
@@ -115,6 +129,7 @@ def test_tokens_have_names_and_clients_are_told_apart() -> None:
         ("alice:first,bob:", "is empty"),
         ("alice:first,alice:second", "the name of another"),
         ("alice:first,bob:first", "the token of another"),
+        (f"alice:{'0' * 12}.{'x' * 43}", "a key of some database"),
     ):
         with pytest.raises(InvalidInput, match=why):
             access_on("0.0.0.0", wrong)
@@ -149,6 +164,20 @@ def test_requests_of_a_client_are_counted_wherever_they_come_from(sqlite: Databa
         answer = client.get("/v1/limits", headers=headers["sesame"])
         assert answer.status_code == 200
         assert answer.json()["requests"] == 1
+
+
+def test_a_database_that_is_away_lets_nobody_in(sqlite: Database) -> None:
+    """Whether it has keys is not known then."""
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        with sqlite.writing() as session:
+            session.execute(text("drop table browser_sessions"))
+            session.execute(text("drop table api_keys"))
+        for accept in ("*/*", "text/html"):
+            answer = client.get("/models", headers={"accept": accept})
+            assert answer.status_code == 503
+            assert "database does not answer" in answer.text
+        assert client.get("/v1/limits").headers["retry-after"] == "5"
+        assert client.get("/v1/health").status_code == 200
 
 
 def test_what_is_no_http_is_refused_like_the_rest(sqlite_url: str) -> None:
@@ -186,3 +215,30 @@ def test_200_mb_are_refused_without_being_held(sqlite_url: str) -> None:
         largest = ServiceLimits().graph_mib * MIB
         allowed = httpx.post(url, content=zeros(largest), timeout=60)
         assert allowed.status_code == 422
+
+
+def test_names_are_text_on_every_page(sqlite: Database) -> None:
+    """Whoever posts a document names what pages show to others."""
+    hostile = '<script src="/static/docs.js"></script>'
+    graph = replace(chain_graph(), name=hostile)
+    graph = replace(
+        graph, variables=(replace(graph.variables[0], name=hostile), *graph.variables[1:])
+    )
+    cluster = replace(grid_cluster(), name=hostile)
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        body = {
+            "graph": client.post("/v1/graphs", content=to_json(graph)).json()["id"],
+            "cluster": client.post("/v1/clusters", content=to_json(cluster)).json()["id"],
+            "budget": 1,
+        }
+        tuning = client.post("/v1/tunings", json=body).json()["id"]
+        notes = {"note": hostile, "tags": "<b>", **given_token(client)}
+        client.post(f"/tunings/{tuning}/notes", data=notes)
+        of_tuning = f"/tunings/{tuning}"
+        for path in ("/", "/models", "/clusters", f"/models/{graph.id}", of_tuning):
+            shown = client.get(path, headers={"accept": "text/html"}).text
+            assert hostile not in shown, path
+            assert "<b>" not in shown, path
+            assert "&lt;script" in shown, path
+        told = client.get(f"/tunings/{hostile}", headers={"accept": "text/html"})
+        assert hostile not in told.text

@@ -1,0 +1,103 @@
+"""`autosync keys`: who may use the service, as the database has it."""
+
+import time
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.markup import escape
+
+from autosync.api.cli.console import print_json, print_table, say
+from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json
+
+if TYPE_CHECKING:
+    from autosync.api.views.api_keys_view import ApiKey
+
+app = typer.Typer(
+    name="keys",
+    no_args_is_help=True,
+    help="Make, list and revoke keys to the service, in its database.\n\n"
+    "With the first one the service asks everyone for a key.",
+)
+
+
+@app.command("list")
+def list_keys(db: DatabaseUrl = DEFAULT_DATABASE, json: Json = False) -> None:
+    """List keys, the newest first, with those that were revoked or have expired.
+
+    Example: `autosync keys list`
+    """
+    from autosync.api.cli.open_database import opened
+    from autosync.api.views.api_keys_view import api_keys
+
+    with opened(db) as database, database.reading() as session:
+        found = api_keys(session).items
+    if json:
+        print_json([each.model_dump(mode="json") for each in found])
+        return
+    print_table(("id", "name", "scope", "made", "last used", "state"), map(_row, found))
+
+
+@app.command()
+def add(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="Of the client that it is for. Keys of one name share its queue and limits.",
+            show_default=False,
+        ),
+    ],
+    scope: Annotated[
+        Literal["read", "tune", "admin"],
+        typer.Option(
+            help="read: every answer. tune: also tunings, models, clusters, predictions. admin: "
+            "also keys and simulators."
+        ),
+    ] = "tune",
+    days: Annotated[
+        int | None,
+        typer.Option(help="After which it expires.", min=1, max=3650, show_default="never"),
+    ] = None,
+    db: DatabaseUrl = DEFAULT_DATABASE,
+) -> None:
+    """Make a key, and print it: this one time, since only its hash is kept.
+
+    Examples:
+
+        autosync keys add alice
+        export AUTOSYNC_TOKEN=$(autosync keys add ci --scope read --days 90)
+    """
+    from autosync.api.cli.open_database import opened
+    from autosync.api.engine.api_keys import make_key
+
+    with opened(db, create=True) as database:
+        made = make_key(database, name, scope, days)
+    say(f"[dim]key {made.id} of {escape(name)}, scope {scope}; it is shown this one time:[/]")
+    typer.echo(made.text)
+
+
+@app.command()
+def revoke(
+    key: Annotated[
+        str, typer.Argument(metavar="ID", help="As `keys list` has it.", show_default=False)
+    ],
+    db: DatabaseUrl = DEFAULT_DATABASE,
+) -> None:
+    """Revoke a key, at once, with the browsers that logged in with it.
+
+    Example: `autosync keys revoke 3f2a90c1d4e5`
+    """
+    from autosync.api.cli.open_database import opened
+    from autosync.api.engine.api_keys import revoke_key
+
+    with opened(db) as database:
+        revoke_key(database, key)
+    say(f"Key {escape(key)} lets nobody in any more.")
+
+
+def _row(key: "ApiKey") -> tuple[str, ...]:
+    expired = key.expires_at is not None and key.expires_at.timestamp() < time.time()
+    until = f"until {key.expires_at:%Y-%m-%d}" if key.expires_at else "for good"
+    state = "revoked" if key.revoked_at else "expired" if expired else until
+    used = f"{key.last_used_at:%Y-%m-%d %H:%M}" if key.last_used_at else "never"
+    return key.id, key.name, key.scope, f"{key.created_at:%Y-%m-%d %H:%M}", used, state

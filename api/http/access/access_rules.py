@@ -1,0 +1,100 @@
+"""What an operator decides about who may come: tokens, hosts, whether a key is asked for."""
+
+import ipaddress
+import re
+import secrets
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from autosync.api.http.access.client_tokens import NamedToken, named_tokens
+from autosync.environment import TOKEN_VARIABLE
+from autosync.errors import InvalidInput
+
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
+ANY_ADDRESS = ("0.0.0.0", "::", "")
+"""What a service listens on that takes connections from every network."""
+HOST = re.compile(r"[A-Za-z0-9._-]+(:[0-9]+)?|\[[0-9A-Fa-f:.]+\](:[0-9]+)?")
+"""Of a Host header; nothing in it may be read as a path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """token: of the operator, or several as `NAME:TOKEN,NAME:TOKEN`. hosts: the names, without a
+    port, under which the service is addressed; with others a page elsewhere could reach it by DNS
+    rebinding. closed: everyone needs a key or a token; it is so with a token, and becomes so with
+    the first key of the database. https: browsers reach it by TLS alone, which ends before it.
+
+    Raises:
+        InvalidInput: as `named_tokens`.
+    """
+
+    token: str | None = field(default=None, repr=False)
+    hosts: tuple[str, ...] = LOOPBACK_HOSTS
+    closed: bool = False
+    https: bool = False
+    tokens: tuple[NamedToken, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        given = () if self.token is None else named_tokens(self.token)
+        object.__setattr__(self, "tokens", given)
+        object.__setattr__(self, "closed", self.closed or bool(given))
+
+    def owner_of(self, given: str) -> NamedToken | None:
+        """Whose token it is; takes as long for each of them."""
+        found = None
+        for each in self.tokens:
+            if secrets.compare_digest(given.encode(), each.token.encode()):
+                found = each
+        return found
+
+
+def access_on(
+    host: str,
+    token: str | None = None,
+    names: Sequence[str] = (),
+    *,
+    keys: bool = False,
+    https: bool = False,
+) -> Access:
+    """Who is let in by a service that listens on `host`. Beyond loopback everyone needs a key.
+
+    names: under which it is addressed, besides those of loopback, `host`, and this machine's name
+        where it listens on all addresses. keys: whether the database has any.
+
+    Raises:
+        InvalidInput: others could reach it, and there is neither a token nor a key; or the token as
+            `Access`.
+    """
+    hosts = [*LOOPBACK_HOSTS, *(hostname(name) for name in names)]
+    beyond = not is_loopback(host)
+    if beyond:
+        if token is None and not keys:
+            raise InvalidInput(
+                f"a service on {host!r} can be reached by others, and there is no key.",
+                thing="--host",
+                value=host,
+                remedy="Make one (`autosync keys add NAME --scope admin`), set "
+                f"{TOKEN_VARIABLE} to a long random text, or listen on 127.0.0.1.",
+            )
+        hosts.append(socket.gethostname().lower() if host in ANY_ADDRESS else host.lower())
+    return Access(token, tuple(dict.fromkeys(hosts)), closed=beyond, https=https)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens on `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def hostname(host: str) -> str:
+    """Of a Host header: without the port and the brackets of IPv6; empty where it is none."""
+    if not HOST.fullmatch(host):
+        return ""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:  # of brackets around what is no IPv6 address
+        return ""

@@ -1,0 +1,105 @@
+"""The middleware before all routes: refuses strangers, says who calls, sends security headers."""
+
+import json
+from urllib.parse import quote
+
+from sqlalchemy.exc import DatabaseError
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from autosync.api.http.access.authentication import Authentication
+from autosync.api.http.access.caller import NotAuthorized
+from autosync.api.http.access.origin_checks import (
+    address_of,
+    check_origin,
+    local_address,
+    parsed_url,
+)
+from autosync.api.http.page_templates import error_page, show
+from autosync.api.http.problems import is_for_reader, refusal
+from autosync.errors import AutosyncError
+
+LOGIN = "/login"
+OPEN_PATHS = ("/v1/health", "/v1/ready", LOGIN)
+OPEN_FOLDER = "/static/"
+"""What everyone can read in the package, too."""
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "font-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
+        "frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",  # with no-referrer forms come from the origin "null"
+    "cross-origin-opener-policy": "same-origin",
+}
+
+
+class Guard:
+    """ASGI middleware. `request.state.client` is whose tunings and limits a request counts for, and
+    `request.state.caller` who sends it, on all paths but the open ones."""
+
+    def __init__(self, app: ASGIApp, authentication: Authentication):
+        self.app = app
+        self.authentication = authentication
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = [(k.encode(), v.encode()) for k, v in HEADERS.items()]
+                message["headers"] = [*message["headers"], *headers]
+            await send(message)
+
+        app = await self._refused(Request(scope)) or self.app
+        await app(scope, receive, with_headers)
+
+    async def _refused(self, request: Request) -> Response | None:
+        """Why nobody is let in, or None."""
+        path = request.scope["path"]  # of the URL also the Host header is a part
+        request.state.client = address_of(request)
+        try:
+            check_origin(request, self.authentication.access)
+            if path not in OPEN_PATHS and not path.startswith(OPEN_FOLDER):
+                caller = await self.authentication.caller_of(request)
+                request.state.caller, request.state.client = caller, caller.client
+        except NotAuthorized as error:
+            return _way_to_login(request, error) or _told(request, error)
+        except (AutosyncError, DatabaseError) as error:
+            return _told(request, error)
+        return None
+
+
+def _told(request: Request, error: AutosyncError | DatabaseError) -> Response:
+    answer = refusal(request, error)
+    return error_page(request, json.loads(bytes(answer.body))) if is_for_reader(request) else answer
+
+
+def _way_to_login(request: Request, error: NotAuthorized) -> Response | None:
+    """For a browser without a session; None for everyone else."""
+    headers = request.headers
+    if headers.get("hx-request"):  # of a page that is shown already
+        answer = refusal(request, error)
+        page = parsed_url(headers.get("hx-current-url", ""))
+        answer.headers["HX-Redirect"] = _login_before(page.path)
+        return answer
+    if request.method != "GET" or not is_for_reader(request):
+        return None
+    if headers.get("sec-fetch-site") == "cross-site":
+        # after a link from elsewhere a browser keeps the cookie (SameSite=Strict); it sends it with
+        # what this page leads to, which is the same address
+        return show(request, "arrival.html", {"address": local_address(_asked_for(request))})
+    return RedirectResponse(_login_before(_asked_for(request)), 303)
+
+
+def _asked_for(request: Request) -> str:
+    query = request.scope["query_string"].decode("latin-1")
+    return quote(request.scope["path"]) + (f"?{query}" if query else "")
+
+
+def _login_before(address: str) -> str:
+    return f"{LOGIN}?next={quote(local_address(address), safe='/')}"

@@ -1,0 +1,51 @@
+"""Keys, read for answers: all but what would let anybody in."""
+
+from typing import Literal
+
+from sqlalchemy import select, tuple_
+from sqlalchemy.orm import Session
+
+from autosync.api.db.lookup import stored
+from autosync.api.db.tables import ApiKeyRow
+from autosync.api.views.cursors import one_page, read_cursor
+from autosync.api.views.response_model import Moment, Page, ResponseModel
+
+
+class ApiKey(ResponseModel):
+    """name: of the client; keys of one name share its queue and limits. last_used_at: to some
+    minutes. A key with `revoked_at`, or with a past `expires_at`, lets nobody in."""
+
+    id: str
+    name: str
+    scope: Literal["read", "tune", "admin"]
+    created_at: Moment
+    last_used_at: Moment | None
+    expires_at: Moment | None
+    revoked_at: Moment | None
+
+
+class ApiKeys(Page):
+    items: list[ApiKey]
+
+
+def api_keys(session: Session, limit: int | None = None, cursor: str | None = None) -> ApiKeys:
+    """The newest first. limit: by default all. cursor: `next` of the page before.
+
+    Raises:
+        InvalidInput: the cursor is none of this list.
+    """
+    key = (ApiKeyRow.created_at, ApiKeyRow.id)
+    query = select(ApiKeyRow).order_by(*(column.desc() for column in key))
+    if cursor:
+        query = query.where(tuple_(*key) < read_cursor(cursor, float, str))
+    if limit is not None:
+        query = query.limit(limit + 1)
+    rows, following = one_page(
+        session.scalars(query).all(), limit, lambda row: (row.created_at, row.id)
+    )
+    return ApiKeys(items=[ApiKey.model_validate(row) for row in rows], next=following)
+
+
+def api_key(session: Session, key_id: str) -> ApiKey:
+    """Raises NotFound."""
+    return ApiKey.model_validate(stored(session, ApiKeyRow, key_id, "key"))
