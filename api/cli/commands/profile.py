@@ -108,7 +108,7 @@ def _traced(
     model: str, batch: int | None, device: str | None, trace: Path
 ) -> "tuple[ModelGraph, Profile]":
     from autosync.api.cli.argument_loading import load_graph, read_bytes
-    from autosync.interop.kineto_profile import read_trace_profile
+    from autosync.interop.trace_profile import read_trace_profile
 
     graph = load_graph(model, batch)
     found = read_trace_profile(read_bytes(trace, "trace"), graph, device or "cpu", str(trace))
