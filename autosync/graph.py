@@ -190,3 +190,9 @@ class ModelGraph:
             for variable in dict.fromkeys(operation.variables):
                 found[variable].append(index)
         return tuple(tuple(operations) for operations in found)
+
+
+def seen_by_count(graph: ModelGraph) -> dict[int, int]:
+    """How many operations were seen in how many of the graph's example inputs, all of them first."""
+    counted = Counter(operation.seen_in or graph.examples for operation in graph.operations)
+    return dict(sorted(counted.items(), reverse=True))
