@@ -7,7 +7,15 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from autosync.documents import COUNT, LARGEST_COUNT, STRICT, UNLESS_ONE, UNLESS_ZERO, content_hash
+from autosync.documents import (
+    COUNT,
+    FIRST_ERROR,
+    LARGEST_COUNT,
+    STRICT,
+    UNLESS_ONE,
+    UNLESS_ZERO,
+    content_hash,
+)
 from autosync.errors import InvalidInput
 
 DType = Literal["float64", "float32", "bfloat16", "float16"]
@@ -110,8 +118,8 @@ class ModelGraph:
 
     name: str
     batch_size: Count
-    operations: Annotated[tuple[Operation, ...], Field(max_length=MAX_OPERATIONS)]
-    variables: tuple[Variable, ...]
+    operations: Annotated[tuple[Operation, ...], FIRST_ERROR, Field(max_length=MAX_OPERATIONS)]
+    variables: Annotated[tuple[Variable, ...], FIRST_ERROR]
     backward_order: tuple[int, ...]
     gradient_order: tuple[int, ...]
     gradient_after: tuple[int, ...]
