@@ -201,6 +201,6 @@ class ModelGraph:
 
 
 def seen_by_count(graph: ModelGraph) -> dict[int, int]:
-    """How many operations were seen in how many of the graph's example inputs, all of them first."""
+    """How many operations were seen in how many of the example inputs, all of them first."""
     counted = Counter(operation.seen_in or graph.examples for operation in graph.operations)
     return dict(sorted(counted.items(), reverse=True))

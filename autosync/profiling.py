@@ -54,7 +54,7 @@ def estimate_profile(
     trained, dtypes = reach_variables(graph), operation_dtypes(graph)
     forward, backward = [], []
     for index, operation in enumerate(graph.operations):
-        share = operation.seen_in / graph.examples or 1.0  # of the examples that ran it
+        share = _share_seen(graph, operation)
         moved = forward_bytes(graph, operation)
         in_float32 = device.flops_per_second(dtypes[index]) == device.peak_flops_per_second
         flops_per_second = device.flops_per_second(dtypes[index]) * (
@@ -230,8 +230,20 @@ def _roofline(flops: int, moved_bytes: int, flops_per_second: float, device: Dev
     return max(flops / flops_per_second, moved_bytes / device.memory_bytes_per_second)
 
 
+def _share_seen(graph: ModelGraph, operation: Operation) -> float:
+    """Of the graph's example inputs, those that ran it."""
+    return operation.seen_in / graph.examples or 1.0
+
+
 def _input_bytes(graph: ModelGraph, operation: Operation) -> int:
-    return sum(graph.operations[i].output_bytes for i in operation.inputs)
+    """What follows two branches reads one of them at a time."""
+    inputs = [graph.operations[i] for i in operation.inputs]
+    if graph.examples == 1:
+        return sum(each.output_bytes for each in inputs)
+    share = _share_seen(graph, operation)
+    return round(
+        sum(each.output_bytes * min(1.0, _share_seen(graph, each) / share) for each in inputs)
+    )
 
 
 def _variable_bytes(graph: ModelGraph, operation: Operation) -> int:

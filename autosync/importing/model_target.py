@@ -19,7 +19,7 @@ from autosync.importing.training_step import Loss
 FORM = "Give it as package.module:function, e.g. train:example."
 RETURNS = (
     "Return (module, example_inputs, loss): an nn.Module, a tuple of tensors or a dict of keyword "
-    "arguments (several of them as Examples([first, second])), and a function (outputs, *inputs) -> "
+    "arguments (several as Examples([first, second])), and a function (outputs, *inputs) -> "
     "loss, or None when the module returns it."
 )
 
@@ -145,7 +145,7 @@ def _call(function: Callable[[], Any], target: str, allocate: bool) -> Any:
 def _remedy(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename:
         return (
-            f"It needs the file {error.filename!r}: run in the folder that it is relative to, or let "
+            f"It needs the file {error.filename!r}: run in the folder it is relative to, or let "
             "the function build the model without it (a graph needs no weights)."
         )
     return "It must run without arguments."

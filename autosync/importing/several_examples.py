@@ -72,7 +72,10 @@ def united_graph(recorded: Sequence[RecordedGraph], name: str) -> ModelGraph:
     placed = [[place[slot] for slot in mine] for mine in slots]
     operations = _operations(graphs, placed, len(order))
     backward, _ = _in_one_order(
-        [[mine[i] for i in graph.backward_order] for graph, mine in zip(graphs, placed, strict=True)],
+        [
+            [mine[i] for i in graph.backward_order]
+            for graph, mine in zip(graphs, placed, strict=True)
+        ],
         shared=True,
     )
     ended = {operation: i for i, operation in enumerate(backward)}

@@ -15,7 +15,7 @@ from autosync.errors import InvalidInput
 from autosync.interop.chakra_messages import ChakraAttribute, ChakraMessage, ChakraMetadata
 from autosync.interop.protobuf_records import ValueBudget, decode
 from autosync.interop.protobuf_wire import Window, read_delimited
-from autosync.interop.traced_calls import STEP, TracedCall, TracedSteps
+from autosync.interop.traced_calls import BACKWARD, STEP, TracedCall, TracedSteps
 
 SCHEMAS = ("1.0.2", "1.0.3", "1.1.0", "1.1.1")
 """Of PyTorch's observer, as far as they are Chakra's 0.0.4 or 1.0.0."""
@@ -182,6 +182,8 @@ def _root_calls(nodes: Sequence[ChakraNode], source: str) -> dict[int, TracedCal
                 pairs.append((caller, call))
     for caller, call in reversed(pairs):
         caller.host_seconds += call.host_seconds
+        if caller.name.startswith(BACKWARD) and caller.sequence is None:
+            caller.sequence = call.sequence  # the node that it runs states it
     return roots
 
 

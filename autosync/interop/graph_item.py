@@ -112,9 +112,7 @@ class _TouchedRows:
         return min(rows, shape[0]) if shape else rows
 
 
-def _unwrapped(
-    wrapped: AnyMessage | None, cls: type[M], budget: ValueBudget, source: str
-) -> M:
+def _unwrapped(wrapped: AnyMessage | None, cls: type[M], budget: ValueBudget, source: str) -> M:
     """The message of an Any, which must be of the type due."""
     if wrapped is None:
         raise _refused(source, f"holds no {cls.__name__}")

@@ -1,5 +1,5 @@
-"""Compute seconds of a graph's operations from a trace of its training: torch.profiler's (Kineto) or
-a Chakra execution trace.
+"""Compute seconds of a graph's operations from a trace of its training: torch.profiler's (Kineto)
+or a Chakra execution trace.
 
 The k-th operation of a type in the graph is the k-th outermost call of that name in a step's
 forward pass; the backward of a call is the autograd node of its sequence number. Where a device's
@@ -97,8 +97,8 @@ def _refused(source: str, why: str) -> InvalidInput:
         f"{source}: it {why}.",
         thing=source,
         value=why,
-        remedy="Give what torch.profiler.profile(...).export_chrome_trace(path) or chakra_trace_link "
-        "writes.",
+        remedy="Give what torch.profiler.profile(...).export_chrome_trace(path) writes, or "
+        "chakra_trace_link.",
     )
 
 

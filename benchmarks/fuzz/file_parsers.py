@@ -3,9 +3,7 @@
 import json
 from dataclasses import asdict
 
-from autosync.bundle import make_bundle
 from autosync.domain import Domain
-from autosync.graph import ModelGraph
 from autosync.importing.transformers_config import load_transformers_config
 from autosync.interop.gpu_topology import read_topology
 from autosync.interop.graph_item import read_graph_item
@@ -20,7 +18,7 @@ from autosync.interop.strategy_import import import_strategy
 from autosync.interop.trace_profile import read_trace_profile
 from autosync.search.designs.known_designs import ddp
 from autosync.simulator.evaluation.published_import import read_facts
-from benchmarks.fuzz.document_parsers import DATASETS, DOMAIN, file_of, use_graph
+from benchmarks.fuzz.document_parsers import DOMAIN, file_of, use_graph
 from benchmarks.fuzz.fuzzed_parser import FuzzedParser, used
 from tests.autosync.interop.chakra_files import chakra_file, linear_step
 from tests.autosync.interop.onnx_files import model, value, weight
@@ -33,7 +31,9 @@ from tests.domains import chain_graph, grid_cluster
 T4 = Hardware("t4", 48.0)
 BATCH = 4
 PORTS = HostHardware(25.0, "a100", 8, 300.0)
-HOSTFILE = b"# workers\nnode1 slots=4 max_slots=8\nnode2:2\nnode3\nnode3\n[fe80::1]\n10.0.0.4 slots=1\n"
+HOSTFILE = (
+    b"# workers\nnode1 slots=4 max_slots=8\nnode2:2\nnode3\nnode3\n[fe80::1]\n10.0.0.4 slots=1\n"
+)
 NODELISTS = (b"gpu[01-04,07],login", b"rack[1-2]node[001-003]", b"a,b,c")
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -109,7 +109,10 @@ def file_parsers() -> list[FuzzedParser]:
     facts = json.dumps({"models": {"m": {"batch_size": 8}}, "clusters": {"cluster-A": asdict(T4)}})
     return [
         FuzzedParser(
-            "autodist-resource-spec", "lines", [TWO_NODES.encode(), specification], read_specification
+            "autodist-resource-spec",
+            "lines",
+            [TWO_NODES.encode(), specification],
+            read_specification,
         ),
         FuzzedParser("hostfile", "lines", [HOSTFILE], read_hosts),
         FuzzedParser("slurm-nodelist", "bytes", NODELISTS, read_nodelist),
@@ -121,9 +124,7 @@ def file_parsers() -> list[FuzzedParser]:
         FuzzedParser("kineto-trace", "json", [kineto], read_trace),
         FuzzedParser("chakra-json", "json", [json.dumps(chakra).encode()], read_trace),
         FuzzedParser("chakra-file", "delimited", [chakra_file(chakra)], read_trace),
-        FuzzedParser(
-            "config-json", "json", [json.dumps(CONFIG).encode()], read_config, share=0.05
-        ),
+        FuzzedParser("config-json", "json", [json.dumps(CONFIG).encode()], read_config, share=0.05),
         FuzzedParser("dataset-facts", "json", [facts.encode()], read_published_facts),
     ]
 
@@ -136,7 +137,9 @@ def onnx_files() -> list[bytes]:
 
     def node(kind: str, inputs: str, outputs: str, **ints: tuple[int, ...] | int) -> OnnxNode:
         attributes = tuple(
-            OnnxAttribute(name, ints=given) if isinstance(given, tuple) else OnnxAttribute(name, given)
+            OnnxAttribute(name, ints=given)
+            if isinstance(given, tuple)
+            else OnnxAttribute(name, given)
             for name, given in ints.items()
         )
         return OnnxNode(tuple(inputs.split()), tuple(outputs.split()), "", kind, attributes)
@@ -167,9 +170,19 @@ def onnx_files() -> list[bytes]:
         node("Frobnicate", "scores", "odd"),
     )
     numbers = (constant("zero", 0), constant("two", 2), constant("minus", -1))
-    text_weights = (weight("table", 50, 8), weight("w", 8, 16), weight("v", 1, 16, 8), weight("r", 1, 16, 4))
+    text_weights = (
+        weight("table", 50, 8),
+        weight("w", 8, 16),
+        weight("v", 1, 16, 8),
+        weight("r", 1, 16, 4),
+    )
     channels = tuple(weight(name, 8) for name in ("scale", "bias", "average", "spread"))
-    image_weights = (weight("kernel", 8, 3, 3, 3), *channels, weight("up", 8, 4, 2, 2), weight("last", 5, 4))
+    image_weights = (
+        weight("kernel", 8, 3, 3, 3),
+        *channels,
+        weight("up", 8, 4, 2, 2),
+        weight("last", 5, 4),
+    )
     return [
         model(words, (value("words", ("batch", "tokens"), 7),), (*text_weights, *numbers)),
         model(images, (value("image", ("batch", 3, 16, 16)),), image_weights),

@@ -13,7 +13,19 @@ Change = Callable[[bytes, random.Random], bytes]
 NUMBERS = (0, 1, -1, 2, 7, 63, 64, 255, 256, 1023, 65_535, 65_536, 2**31 - 1, 2**31, 2**32)
 LARGE = (2**53, 2**62, 2**62 + 1, 2**63 - 1, 2**63, 2**64 - 1, 2**64, 10**30, -(2**63), 10**400)
 FLOATS = (0.5, -0.0, 1e-320, 1e-300, 1e300, 1.5e308, float("nan"), float("inf"), float("-inf"))
-TEXTS = ("", " ", "\x00", "\ud800", "é", "a" * 300, "../../etc/passwd", "NaN", "1e999", "-", "\u202e")
+TEXTS = (
+    "",
+    " ",
+    "\x00",
+    "\ud800",
+    "é",
+    "a" * 300,
+    "../../etc/passwd",
+    "NaN",
+    "1e999",
+    "-",
+    "\u202e",
+)
 DEEPEST = 1200
 MOST_BYTES = 200_000
 """What a change makes is cut to this size."""
@@ -78,7 +90,20 @@ def change_lines(data: bytes, rng: random.Random) -> bytes:
 
 
 def _odd_word(rng: random.Random) -> str:
-    signs = ("*a", "&a", "!!python/object:os.system", "[", "{", "]", "}", ":", "-", "#", "|", "1:30:00")
+    signs = (
+        "*a",
+        "&a",
+        "!!python/object:os.system",
+        "[",
+        "{",
+        "]",
+        "}",
+        ":",
+        "-",
+        "#",
+        "|",
+        "1:30:00",
+    )
     odd = rng.choice((*NUMBERS, *LARGE, *FLOATS, *TEXTS, *signs, "[" * DEEPEST))
     return str(odd) if not isinstance(odd, int) or abs(odd) < 10**300 else "9" * 400
 
@@ -165,7 +190,9 @@ def change_protobuf(data: bytes, rng: random.Random) -> bytes:
             odd = rng.choice((*NUMBERS, *LARGE[:6]))
             written[at] = tagged(number, Wire.VARINT, varint(odd))
         case 5 if isinstance(value, Window):
-            written[at] = varint(number << 3 | 2) + varint(rng.choice(NUMBERS) & 2**40) + value.cut()
+            written[at] = (
+                varint(number << 3 | 2) + varint(rng.choice(NUMBERS) & 2**40) + value.cut()
+            )
         case _ if isinstance(value, Window):
             change = change_protobuf if rng.random() < 0.8 else change_bytes
             written[at] = tagged(number, Wire.LENGTH, change(value.cut(), rng))

@@ -31,7 +31,9 @@ def profile(
     iterations: Annotated[int, typer.Option(min=1, help="Steps measured.")] = 5,
     trace: Annotated[
         Path | None,
-        typer.Option(help="Take the seconds from this trace of torch.profiler or Chakra, on --device."),
+        typer.Option(
+            help="Take the seconds from this trace of torch.profiler or Chakra, on --device."
+        ),
     ] = None,
     batch: Batch = None,
     json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,

@@ -6,7 +6,7 @@ from autosync.interop.protobuf_wire import varint
 from tests.autosync.interop.protos import P
 
 SCHEMA = "1.1.1-chakra.0.0.4"
-BACKWARD = "autograd::engine::evaluate_function: MmBackward0"
+BACKWARD = "MmBackward0"
 COMPUTE = 4
 USER_SCOPE = 7
 VALUES = {"values": [], "shapes": [], "types": []}
@@ -45,9 +45,10 @@ def linear_step(steps: int) -> dict[str, Any]:
             node(at + 2, "aten::mm", at + 1, sequence, inclusive_dur=29.5, exclusive_dur=29.5),
             kernel(at + 3, at + 2, 10.0 + step),
             node(at + 4, "aten::sum", at, sequence + 1, inclusive_dur=5.0, exclusive_dur=5.0),
-            node(at + 5, BACKWARD, 3, sequence, scope=1, **took),
-            node(at + 6, "aten::mm", at + 5, inclusive_dur=29.5, exclusive_dur=29.5),
-            kernel(at + 7, at + 6, 25.0),
+            node(at + 5, f"autograd::engine::evaluate_function: {BACKWARD}", 3, **took),
+            node(at + 6, BACKWARD, at + 5, sequence, scope=1),
+            node(at + 7, "aten::mm", at + 6, inclusive_dur=29.5, exclusive_dur=29.5),
+            kernel(at + 8, at + 7, 25.0),
         ]
     times = {"pid": 1, "time": "2026-01-31 12:00:00", "start_ts": 1, "finish_ts": 2}
     return {"schema": SCHEMA, **times, "nodes": nodes}
@@ -74,7 +75,11 @@ def _times(identity: int, spans: dict[int, tuple[Any, float, float]]) -> dict[st
     thread, begin, end = spans[identity]
     inside = [(b, e) for t, b, e in spans.values() if t == thread and begin <= b and e <= end]
     inside.remove((begin, end))
-    direct = [(b, e) for b, e in inside if not any((x, y) != (b, e) and x <= b and e <= y for x, y in inside)]
+    direct = [
+        (b, e)
+        for b, e in inside
+        if not any((x, y) != (b, e) and x <= b and e <= y for x, y in inside)
+    ]
     own = end - begin - sum(e - b for b, e in direct)
     return {"ts": begin, "inclusive_dur": end - begin, "exclusive_dur": max(own, 0.0)}
 

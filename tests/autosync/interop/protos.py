@@ -1,5 +1,5 @@
-"""AutoDist's, TensorFlow's and Chakra's messages, declared to the protobuf library: what reads and writes
-them there owes nothing to the code under test."""
+"""AutoDist's, TensorFlow's and Chakra's messages, declared to the protobuf library: what reads
+and writes them there owes nothing to the code under test."""
 
 from typing import Any
 

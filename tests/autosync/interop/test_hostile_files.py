@@ -99,7 +99,10 @@ def test_a_shape_of_a_million_dimensions_is_none() -> None:
     nodes = (
         LINEAR,
         OnnxNode(("n0",), ("n1",), "", "Relu"),
-        *(OnnxNode((f"u{i}" if i else "y",), (f"u{i + 1}",), "", "Unsqueeze", (wide,)) for i in range(50)),
+        *(
+            OnnxNode((f"u{i}" if i else "y",), (f"u{i + 1}",), "", "Unsqueeze", (wide,))
+            for i in range(50)
+        ),
     )
     assert read_onnx_graph(model(nodes, X, (W, many)), "wide", 4).graph.parameters == 8 * 16
     with pytest.raises(InvalidInput, match="input 'x' has 70 dimensions"):
