@@ -3,8 +3,6 @@
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
-
 from autosync.api.db.document_store import cluster_row, graph_row
 from autosync.api.engine.service_limits import ServiceLimits, check_cluster, check_graph
 from autosync.bundle import make_bundle, read_bundle
@@ -16,6 +14,7 @@ from autosync.plan import compile_plans
 from autosync.population import encode
 from autosync.profiling import estimate_profile
 from autosync.search.collect.collection_plan import load_plan
+from autosync.search.designs.design_table import BUILDERS, fitted
 from autosync.search.space import Space
 from autosync.strategy import Strategy
 from autosync.trials.contract import Workload
@@ -34,12 +33,12 @@ from autosync.trials.worker.commands import (
 from autosync.verification import verify
 from benchmarks.fuzz.fuzzed_parser import FuzzedParser, used
 from tests.domains import chain_graph, domain_of, grid_cluster
-from tests.simulator.worked_examples import random_strategy
 
 DATASETS = Path(__file__).parents[2] / "datasets"
 COLLECTION = DATASETS / "runtimes/plan.yaml"
 VERSION_1 = Path(__file__).parents[2] / "tests/autosync/plan/bundle_version_1.json"
 LIMITS = ServiceLimits()
+DESIGNS = ("ddp", "all_reduce_5mb", "ps_load_balanced", "ps_partitioned", "zero1", "parallax")
 FOLDER = TemporaryDirectory(prefix="fuzzed-")
 
 
@@ -113,8 +112,8 @@ DOMAIN = domain_of(chain_graph(sparse=(2,), factor_rows=8))
 
 
 def document_parsers() -> list[FuzzedParser]:
-    rng = np.random.default_rng(0)
-    strategies = [random_strategy(DOMAIN, rng) for _ in range(6)]
+    built = (fitted(DOMAIN, Space(), BUILDERS[name].build) for name in DESIGNS)
+    strategies = [strategy for strategy in built if strategy is not None]
     bundles = [make_bundle(each, DOMAIN) for each in strategies[:3]]
     clusters = [path.read_bytes() for path in sorted((DATASETS / "clusters").glob("*.yaml"))[:8]]
     in_json = to_json(grid_cluster(3, 2)).encode()

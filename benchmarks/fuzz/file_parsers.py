@@ -16,7 +16,7 @@ from autosync.interop.resource_spec import Hardware, read_resource_spec, write_r
 from autosync.interop.strategy_export import export_strategy
 from autosync.interop.strategy_import import import_strategy
 from autosync.interop.trace_profile import read_trace_profile
-from autosync.search.designs.known_designs import ddp
+from autosync.search.designs.known_designs import all_reduce_chunk128, ps_load_balanced
 from autosync.simulator.evaluation.published_import import read_facts
 from benchmarks.fuzz.document_parsers import DOMAIN, file_of, use_graph
 from benchmarks.fuzz.fuzzed_parser import FuzzedParser, used
@@ -27,12 +27,13 @@ from tests.autosync.interop.test_graph_items import Written
 from tests.autosync.interop.test_kineto import of_linear
 from tests.autosync.interop.test_resource_specs import TWO_NODES
 from tests.domains import chain_graph, grid_cluster
+from tests.torchvision_operators import declare_operators
 
 T4 = Hardware("t4", 48.0)
 BATCH = 4
 PORTS = HostHardware(25.0, "a100", 8, 300.0)
 HOSTFILE = (
-    b"# workers\nnode1 slots=4 max_slots=8\nnode2:2\nnode3\nnode3\n[fe80::1]\n10.0.0.4 slots=1\n"
+    b"# workers\nnode1 slots=4 max_slots=8\nnode2:2\nnode3\nnode3\nfe80::1\n10.0.0.4 slots=1\n"
 )
 NODELISTS = (b"gpu[01-04,07],login", b"rack[1-2]node[001-003]", b"a,b,c")
 CONFIG = {
@@ -96,6 +97,7 @@ def read_published_facts(data: bytes) -> None:
 
 
 def file_parsers() -> list[FuzzedParser]:
+    declare_operators()  # transformers imports torchvision where it is installed
     graph, kineto = of_linear(2)
     chakra = linear_step(2)
 
@@ -104,7 +106,8 @@ def file_parsers() -> list[FuzzedParser]:
         used(Domain(graph, grid_cluster(), profile).timing)
 
     item, ours = Written().bytes(), write_graph_item(chain_graph(sparse=(2,)))
-    strategy = export_strategy(ddp(DOMAIN), DOMAIN)
+    designs = (all_reduce_chunk128, ps_load_balanced)
+    strategies = [export_strategy(design(DOMAIN), DOMAIN) for design in designs]
     specification = write_resource_spec(grid_cluster(3)).encode()
     facts = json.dumps({"models": {"m": {"batch_size": 8}}, "clusters": {"cluster-A": asdict(T4)}})
     return [
@@ -119,7 +122,7 @@ def file_parsers() -> list[FuzzedParser]:
         FuzzedParser("slurm-counts", "bytes", [b"4(x2),3", b"1,2,3"], read_counts),
         FuzzedParser("gpu-topology", "lines", [DGX_A100.encode()], read_topo),
         FuzzedParser("autodist-graph-item", "protobuf", [item, ours], read_item),
-        FuzzedParser("autodist-strategy", "protobuf", [strategy], read_autodist_strategy),
+        FuzzedParser("autodist-strategy", "protobuf", strategies, read_autodist_strategy),
         FuzzedParser("onnx", "protobuf", onnx_files(), read_onnx),
         FuzzedParser("kineto-trace", "json", [kineto], read_trace),
         FuzzedParser("chakra-json", "json", [json.dumps(chakra).encode()], read_trace),

@@ -5,7 +5,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -44,19 +44,16 @@ class Tried:
     where: str = ""
 
 
-@dataclass(slots=True)
 class TooLong(BaseException):
     """No parser catches it."""
 
-    seconds: float = field(default=MOST_SECONDS)
 
-
-def try_input(parser: FuzzedParser, data: bytes) -> Tried:
+def try_input(parser: FuzzedParser, data: bytes, most_seconds: float = MOST_SECONDS) -> Tried:
     """Read, refused, or a finding: another exception, too much time or memory."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     begin = time.process_time()
     signal.signal(signal.SIGPROF, _too_long)
-    signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, most_seconds)
     where = ""
     outcome: Outcome = "read"
     try:
@@ -68,13 +65,13 @@ def try_input(parser: FuzzedParser, data: bytes) -> Tried:
     except Exception as error:
         where = f"{type(error).__name__}: {str(error)[:60]}, {_line(error)}"
     except TooLong as error:
-        where = f"more than {MOST_SECONDS} s, {_line(error)}"
+        where = f"more than {most_seconds} s, {_line(error)}"
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
     seconds = time.process_time() - begin
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    if not where and seconds > MOST_SECONDS:
-        where = f"more than {MOST_SECONDS} s in one call"
+    if not where and seconds > most_seconds:
+        where = f"more than {most_seconds} s in one call"
     if not where and grown > MOST_GROWTH_KIB:
         where = f"more than {MOST_GROWTH_KIB >> 10} MiB"
     return Tried("finding" if where else outcome, seconds, where)
@@ -112,11 +109,6 @@ def warm_up(parser: FuzzedParser) -> None:
     """
     for seed in parser.seeds:
         parser.parse(seed)
-
-
-def text(data: bytes) -> str:
-    """As callers decode a file; raises UnicodeDecodeError."""
-    return data.decode("utf-8-sig")
 
 
 def used(*values: Any) -> None:

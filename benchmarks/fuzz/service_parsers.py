@@ -31,11 +31,11 @@ from tests.simulator.evaluation.measurements import write_small
 
 TOKEN = "open sesame"
 TUNING: dict[str, Any] = {
-    "graph": "ncf",
+    "graph": "ncf_sparse",
     "cluster": "example-4x1",
     "budget": 4,
     "proposals": 100,
-    "optimizer": {"name": "adam", "elementwise": True, "state_tensors": 2},
+    "optimizer": {"name": "adagrad", "elementwise": True, "state_tensors": 1},
     "space": {"reduce_scatter": False, "max_groups": 4, "pins": []},
     "simulator": "timeline",
     "byte_scale": 0.5,
@@ -48,7 +48,6 @@ class AskedService:
 
     def __init__(self, app: FastAPI) -> None:
         self.app = app
-        self.loop = asyncio.new_event_loop()
 
     def ask(self, data: bytes) -> None:
         """The request that the JSON describes; an answer of 500 or more raises."""
@@ -75,7 +74,7 @@ class AskedService:
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 80),
         }
-        self.loop.run_until_complete(self._call(scope, text.encode("utf-8", "surrogatepass")))
+        asyncio.run(self._call(scope, text.encode("utf-8", "surrogatepass")))
 
     async def _call(self, scope: dict[str, Any], body: bytes) -> None:
         parts = [{"type": "http.request", "body": body, "more_body": False}]
@@ -125,7 +124,7 @@ def service_parsers() -> list[FuzzedParser]:
 
     rank = {key: TUNING[key] for key in ("graph", "cluster", "optimizer", "space", "proposals")}
     tables = measured_tables()
-    cursors = [written_cursor(1, 0.5, "é", 7).encode(), written_cursor("", -1.0, "x", 0).encode()]
+    cursors = [written_cursor(1, 0.5, "é", 7).encode(), written_cursor(0, -1.0, "x", 0).encode()]
     return [
         FuzzedParser("rest-request", "json", requests(tuning), service.ask, share=0.2),
         FuzzedParser("rest-tuning", "json", [json.dumps(TUNING).encode()], read_tuning_body),
