@@ -85,6 +85,12 @@ class Variable:
                 thing=f"variable {self.name}",
                 value=self.shape,
             )
+        if self.size_bytes > LARGEST_COUNT:
+            raise InvalidInput(
+                f"variable {self.name!r} has the shape {self.shape}, which no model has.",
+                thing=f"variable {self.name}",
+                value=self.shape,
+            )
         if self.sparse and not (len(self.shape) >= 1 and self.touched_rows > 0):
             raise InvalidInput(
                 f"variable {self.name!r} is sparse but touched_rows is {self.touched_rows}.",

@@ -85,6 +85,8 @@ def test_numbers_that_no_model_has_are_refused_before_anything_is_computed() -> 
         from_json(ModelGraph, huge)
     with pytest.raises(InvalidInput, match="65 dimensions"):
         Variable("deep", (2,) * 65)
+    with pytest.raises(InvalidInput, match="which no model has"):  # no 64 bits hold it
+        Variable("wide", (2**40, 2**40))
 
 
 @pytest.mark.parametrize(("reads", "why"), [((1,), "op1 reads"), ((2,), "op1 reads")])
