@@ -245,7 +245,7 @@ def change_safetensors(data: bytes, rng: random.Random) -> bytes:
         header = change_json(header, rng)
     else:
         rest = change_bytes(rest, rng)
-    length = len(header) if rng.random() < 0.9 else rng.choice((0, size - 1, 2**31, 2**63 - 1))
+    length = len(header) if rng.random() < 0.9 else rng.choice((0, size + 1, 2**31, 2**63 - 1))
     return length.to_bytes(8, "little") + header + rest
 
 

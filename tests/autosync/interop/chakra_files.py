@@ -9,11 +9,11 @@ SCHEMA = "1.1.1-chakra.0.0.4"
 BACKWARD = "MmBackward0"
 COMPUTE = 4
 USER_SCOPE = 7
-VALUES = {"values": [], "shapes": [], "types": []}
+VALUES: dict[str, list[Any]] = {"values": [], "shapes": [], "types": []}
 
 
 def node(
-    identity: int, name: str, parent: int, sequence: int = -1, scope: int = 0, **times: float
+    identity: int, name: str, parent: int, sequence: int = -1, scope: int = 0, **times: Any
 ) -> dict[str, Any]:
     """As the observer writes it, and `times` as the linker adds them."""
     attributes = {"rf_id": identity, "fw_parent": 0, "seq_id": sequence, "scope": scope, "tid": 1}
@@ -24,7 +24,7 @@ def node(
 
 
 def kernel(identity: int, parent: int, microseconds: float) -> dict[str, Any]:
-    times = {"inclusive_dur": microseconds, "exclusive_dur": microseconds}
+    times: dict[str, Any] = {"inclusive_dur": microseconds, "exclusive_dur": microseconds}
     return {**node(identity, "gemm", parent, **times), "cat": "kernel", "stream": 7}
 
 
@@ -38,7 +38,7 @@ def linear_step(steps: int) -> dict[str, Any]:
     ]
     for step in range(steps):
         at, sequence = 10 + 100 * step, 10 * step
-        took = {"inclusive_dur": 50.0, "exclusive_dur": 20.5}
+        took: dict[str, Any] = {"inclusive_dur": 50.0, "exclusive_dur": 20.5}
         nodes += [
             node(at, f"ProfilerStep#{step}", 2, scope=USER_SCOPE),
             node(at + 1, "aten::linear", at, sequence, **took),
