@@ -110,7 +110,7 @@ def read_bundle(text: str | bytes, source: str = "bundle") -> Bundle:
     Raises:
         InvalidInput: names the field that is wrong, its value and what was expected.
     """
-    with suppress(ValueError, KeyError, TypeError, IndexError, AttributeError):
+    with suppress(ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         data = json.loads(text)
         if data["plan"]["version"] == 1:
             return from_data(Bundle, data | {"plan": upgraded(data["plan"])}, source)

@@ -25,6 +25,9 @@ COUNT = Field(ge=0, le=LARGEST_COUNT)
 """Annotates a count or a size: 64 bits hold it, and what is computed from a few of them is no
 number of thousands of digits."""
 
+FIRST_ERROR = Field(fail_fast=True)
+"""Annotates a long list: a document of a million wrong items is refused at its first."""
+
 T = TypeVar("T")
 
 

@@ -1,17 +1,22 @@
 """Every error a user can meet, under one root."""
 
+LONGEST_MESSAGE = 2000
+"""A name in a file may be gigabytes."""
+
 
 class AutosyncError(Exception):
     """Root of all errors: says what is wrong with which value, and the way out.
 
     `thing` names what was refused (a field, file or resource), `value` is what was given,
     `remedy` is what the user can do. The command line and the REST service print all three.
+    What was given may be as long as it likes: a message of more than LONGEST_MESSAGE characters is
+    cut.
     """
 
     def __init__(self, message: str, *, thing: str = "", value: object = None, remedy: str = ""):
-        super().__init__(message)
-        self.message = message
-        self.thing = thing
+        super().__init__(shortened(message))
+        self.message = shortened(message)
+        self.thing = shortened(thing)
         self.value = value
         self.remedy = remedy
 
@@ -20,6 +25,10 @@ class AutosyncError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.message, self.thing, self.value, self.remedy)
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= LONGEST_MESSAGE else f"{text[: LONGEST_MESSAGE - 3]}..."
 
 
 def _rebuild(

@@ -7,7 +7,15 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from autosync.documents import COUNT, STRICT, content_hash
+from autosync.documents import (
+    COUNT,
+    FIRST_ERROR,
+    LARGEST_COUNT,
+    STRICT,
+    UNLESS_ONE,
+    UNLESS_ZERO,
+    content_hash,
+)
 from autosync.errors import InvalidInput
 
 DType = Literal["float64", "float32", "bfloat16", "float16"]
@@ -16,6 +24,8 @@ UNLESS_FLOAT32 = Field(exclude_if=lambda value: value == "float32")
 Count = Annotated[int, COUNT]
 MAX_VARIABLES = 65_535
 """Populations number them in 16 bits."""
+MAX_OPERATIONS = 250_000
+"""More is no recorded module, and would take gigabytes to read."""
 MAX_SHAPE = 64
 """Dimensions of a tensor; torch's own limit."""
 ITEM_BYTES: dict[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -25,9 +35,10 @@ ITEM_BYTES: dict[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float1
 class Operation:
     """One operator of the forward pass, at the graph's batch size.
 
-    inputs: indices of the operations whose output it reads (the edges of G).
+    inputs: indices of the operations whose output it reads (the edges of G), all before it.
     variables: indices of the variables it consumes.
     dtype: of what it computes with; under mixed precision not that of its variables.
+    seen_in: how many of the graph's example inputs ran it; 0 is all of them.
     """
 
     name: str
@@ -39,6 +50,7 @@ class Operation:
     inputs: tuple[Count, ...] = ()
     variables: tuple[Count, ...] = ()
     dtype: Annotated[DType, UNLESS_FLOAT32] = "float32"
+    seen_in: Annotated[Count, UNLESS_ZERO] = 0
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
 
@@ -73,6 +85,12 @@ class Variable:
                 thing=f"variable {self.name}",
                 value=self.shape,
             )
+        if self.size_bytes > LARGEST_COUNT:
+            raise InvalidInput(
+                f"variable {self.name!r} has the shape {self.shape}, which no model has.",
+                thing=f"variable {self.name}",
+                value=self.shape,
+            )
         if self.sparse and not (len(self.shape) >= 1 and self.touched_rows > 0):
             raise InvalidInput(
                 f"variable {self.name!r} is sparse but touched_rows is {self.touched_rows}.",
@@ -100,15 +118,18 @@ class ModelGraph:
     gradient_order: variables in the order their gradients become ready.
     gradient_after: for each variable, the operation whose backward completes its gradient
         (the last of its consumers in `backward_order`, so a tied embedding is ready last).
+    examples: how many example inputs it was recorded with, where its control flow depends on them.
+        It then has every operation that one of them ran, at the largest size that one had.
     """
 
     name: str
     batch_size: Count
-    operations: tuple[Operation, ...]
-    variables: tuple[Variable, ...]
+    operations: Annotated[tuple[Operation, ...], FIRST_ERROR, Field(max_length=MAX_OPERATIONS)]
+    variables: Annotated[tuple[Variable, ...], FIRST_ERROR]
     backward_order: tuple[int, ...]
     gradient_order: tuple[int, ...]
     gradient_after: tuple[int, ...]
+    examples: Annotated[Count, UNLESS_ONE] = 1
     version: Literal[1] = 1
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -124,13 +145,12 @@ class ModelGraph:
             twice = next(name for name, count in Counter(names).items() if count > 1)
             self._refuse("variables", twice, "names a variable twice")
         operations = range(len(self.operations))
-        for operation in self.operations:
-            if any(i not in operations for i in operation.inputs):
-                self._refuse(f"operation {operation.name}", operation.inputs, "reads from nowhere")
-            if any(v not in range(len(names)) for v in operation.variables):
-                self._refuse(
-                    f"operation {operation.name}", operation.variables, "consumes no variable"
-                )
+        if len(operations) > MAX_OPERATIONS:
+            self._refuse("operations", len(operations), f"holds more than {MAX_OPERATIONS}")
+        for index, operation in enumerate(self.operations):
+            self._check_operation(index, operation, len(names))
+        if self.examples < 1:
+            self._refuse("examples", self.examples, "must be at least 1")
         if sorted(self.gradient_order) != list(range(len(names))):
             self._refuse("gradient_order", self.gradient_order[:8], "must name each variable once")
         if sorted(self.backward_order) != list(operations):
@@ -140,6 +160,22 @@ class ModelGraph:
         for variable, operation_index in enumerate(self.gradient_after):
             if operation_index not in operations:
                 self._refuse(f"gradient_after of {names[variable]}", operation_index, "is unknown")
+
+    def _check_operation(self, index: int, operation: Operation, variables: int) -> None:
+        where = f"operation {operation.name}"
+        for other in operation.inputs:
+            if not 0 <= other < len(self.operations):
+                self._refuse(where, other, "reads from nowhere")
+            if other >= index:
+                self._refuse(where, other, "reads from an operation that does not run before it")
+        for variable in operation.variables:
+            if not 0 <= variable < variables:
+                self._refuse(where, variable, "consumes no variable")
+        counts = (operation.forward_flops, operation.backward_flops, operation.output_bytes)
+        if not 0 <= min(counts) <= max(counts) <= LARGEST_COUNT:
+            self._refuse(where, max(counts, key=abs), "has FLOPs or bytes that no model has")
+        if not 0 <= operation.seen_in <= self.examples:
+            self._refuse(where, operation.seen_in, f"was seen in other than 0 to {self.examples}")
 
     def _refuse(self, field: str, value: object, why: str) -> None:
         raise InvalidInput(
@@ -168,3 +204,9 @@ class ModelGraph:
             for variable in dict.fromkeys(operation.variables):
                 found[variable].append(index)
         return tuple(tuple(operations) for operations in found)
+
+
+def seen_by_count(graph: ModelGraph) -> dict[int, int]:
+    """How many operations were seen in how many of the example inputs, all of them first."""
+    counted = Counter(operation.seen_in or graph.examples for operation in graph.operations)
+    return dict(sorted(counted.items(), reverse=True))

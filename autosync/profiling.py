@@ -3,6 +3,7 @@ to a step time the user knows."""
 
 import re
 from dataclasses import replace
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from autosync.devices import DEVICE_TYPES, DeviceType, device_type_of_gpu
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from autosync.importing.example_inputs import Inputs
+    from autosync.importing.several_examples import Examples
     from autosync.importing.training_step import Loss
 
 EFFICIENCY = 0.65
@@ -38,7 +40,7 @@ def estimate_profile(
 ) -> Profile:
     """A roofline: each operation takes the longer of its FLOPs at `efficiency` of the device's
     peak in the operation's type and its bytes at the device's memory bandwidth; all of it
-    `slowdown` times as long.
+    `slowdown` times as long. Of several examples, what was seen in some counts by their share.
 
     Raises:
         InvalidInput: unknown device type; efficiency outside (0, 1]; slowdown not positive.
@@ -52,6 +54,7 @@ def estimate_profile(
     trained, dtypes = reach_variables(graph), operation_dtypes(graph)
     forward, backward = [], []
     for index, operation in enumerate(graph.operations):
+        share = _share_seen(graph, operation)
         moved = forward_bytes(graph, operation)
         in_float32 = device.flops_per_second(dtypes[index]) == device.peak_flops_per_second
         flops_per_second = device.flops_per_second(dtypes[index]) * (
@@ -59,10 +62,12 @@ def estimate_profile(
             if by_class and in_float32
             else efficiency
         )
-        forward.append(_roofline(operation.forward_flops, moved, flops_per_second, device))
+        forward.append(share * _roofline(operation.forward_flops, moved, flops_per_second, device))
         moved = backward_bytes(graph, operation) if trained[index] else 0
-        backward.append(_roofline(true_backward_flops(operation), moved, flops_per_second, device))
+        flops = true_backward_flops(operation)
+        backward.append(share * _roofline(flops, moved, flops_per_second, device))
     slower = f", {slowdown:g} times slower" if slowdown != 1 else ""
+    shown = f", the mean of {graph.examples} example inputs" if graph.examples > 1 else ""
     return Profile(
         device=device_type,
         batch_size=graph.batch_size,
@@ -70,7 +75,7 @@ def estimate_profile(
         backward_seconds=tuple(seconds * slowdown for seconds in backward),
         update_seconds=update_seconds(graph, device_type) * slowdown,
         source="estimated",
-        note=f"roofline of one {device_type} at {efficiency:.0%} of its peak{slower}",
+        note=f"roofline of one {device_type} at {efficiency:.0%} of its peak{slower}{shown}",
     )
 
 
@@ -99,7 +104,7 @@ def profile_from_step_seconds(graph: ModelGraph, step_seconds: float, device_typ
 
 def measure_profile(
     module: "nn.Module",
-    example_inputs: "Inputs",
+    example_inputs: "Inputs | Examples",
     loss: "Loss | None",
     graph: ModelGraph,
     *,
@@ -111,8 +116,9 @@ def measure_profile(
     device: the CPU, or a GPU as torch names it (`cuda:0`), where CUDA events measure; module and
         inputs lie there.
 
-    The operations' medians are scaled so that they add up to the median whole pass. Weights,
-    buffers, gradients and the random state are left as they were. update_seconds is estimated.
+    The operations' medians are scaled so that they add up to the median whole pass; of several
+    examples, each is measured, and an operation's seconds are their mean. Weights, buffers,
+    gradients and the random state are left as they were. update_seconds is estimated.
 
     Raises:
         InvalidInput: the inputs or the module are not those of the graph; iterations below 1.
@@ -122,6 +128,7 @@ def measure_profile(
     import torch
 
     from autosync.importing.operation_timing import measure_operations
+    from autosync.importing.several_examples import each_example
 
     if iterations < 1:
         raise _refused("iterations", iterations, "at least 1")
@@ -130,18 +137,21 @@ def measure_profile(
     if place.type == "cuda":
         where = torch.cuda.get_device_name(place)
         device_type = device_type_of_gpu(where)
-    forward, backward, spread = measure_operations(
-        module, example_inputs, loss, graph, iterations, place
-    )
+    measured = [
+        measure_operations(module, example, loss, graph, iterations, place)
+        for example in each_example(example_inputs)
+    ]
+    forward, backward, spreads = zip(*measured, strict=True)
+    shown = f" of each of {len(measured)} example inputs" if len(measured) > 1 else ""
     return Profile(
         device=device_type,
         batch_size=graph.batch_size,
-        forward_seconds=forward,
-        backward_seconds=backward,
+        forward_seconds=tuple(map(fmean, zip(*forward, strict=True))),
+        backward_seconds=tuple(map(fmean, zip(*backward, strict=True))),
         update_seconds=update_seconds(graph, device_type),
         source="measured",
-        note=f"median of {iterations} steps on {where}, torch {torch.__version__}, spread "
-        f"{spread:.0%}; update estimated",
+        note=f"median of {iterations} steps{shown} on {where}, torch {torch.__version__}, spread "
+        f"{max(spreads):.0%}; update estimated",
     )
 
 
@@ -220,8 +230,20 @@ def _roofline(flops: int, moved_bytes: int, flops_per_second: float, device: Dev
     return max(flops / flops_per_second, moved_bytes / device.memory_bytes_per_second)
 
 
+def _share_seen(graph: ModelGraph, operation: Operation) -> float:
+    """Of the graph's example inputs, those that ran it."""
+    return operation.seen_in / graph.examples or 1.0
+
+
 def _input_bytes(graph: ModelGraph, operation: Operation) -> int:
-    return sum(graph.operations[i].output_bytes for i in operation.inputs)
+    """What follows two branches reads one of them at a time."""
+    inputs = [graph.operations[i] for i in operation.inputs]
+    if graph.examples == 1:
+        return sum(each.output_bytes for each in inputs)
+    share = _share_seen(graph, operation)
+    return round(
+        sum(each.output_bytes * min(1.0, _share_seen(graph, each) / share) for each in inputs)
+    )
 
 
 def _variable_bytes(graph: ModelGraph, operation: Operation) -> int:

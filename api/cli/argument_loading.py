@@ -24,11 +24,15 @@ if TYPE_CHECKING:
     from autosync.cluster import Cluster
     from autosync.domain import Domain, Profile
     from autosync.graph import ModelGraph
-    from autosync.importing import ModelTarget
+    from autosync.importing import Examples, ModelTarget
     from autosync.importing.example_inputs import Inputs
     from autosync.importing.training_step import Loss
     from autosync.simulator.simulator_contract import Simulator
     from autosync.strategy import Strategy
+
+
+MOST_FILE_BYTES = 64_000_000
+"""Of a document; the largest that are known have some 5 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +123,7 @@ def _target_graph(found: "ModelTarget", name: str, choice: RecordingChoice) -> "
 
 def recorded_graph(
     module: "nn.Module",
-    inputs: "Inputs",
+    inputs: "Inputs | Examples",
     loss: "Loss | None",
     name: str,
     batch_size: int,
@@ -165,7 +169,9 @@ def _bundled_graph(name: str, batch_size: int | None, choice: RecordingChoice) -
     return recorded_graph(module, inputs, loss, spec.name, size, False, choice.autocast)
 
 
-def load_module(model: str, batch_size: int | None) -> "tuple[nn.Module, Inputs, Loss | None, int]":
+def load_module(
+    model: str, batch_size: int | None
+) -> "tuple[nn.Module, Inputs | Examples, Loss | None, int]":
     """The module itself with real weights, its inputs, loss and batch size, for measuring."""
     from autosync.importing import load_target
     from autosync.models import BUNDLED, is_bundled, spec_of
@@ -225,9 +231,11 @@ def estimated_profile(graph: "ModelGraph", device: str, choice: ProfileChoice) -
     return estimate_profile(graph, device, efficiency=EFFICIENCY if given is None else given)
 
 
-def read_bytes(path: Path, what: str) -> bytes:
+def read_bytes(path: Path, what: str, most: int = MOST_FILE_BYTES) -> bytes:
+    """Raises InvalidInput where it cannot be read, or is larger than `most` bytes."""
     try:
-        return path.read_bytes()
+        size = path.stat().st_size
+        data = path.read_bytes() if size <= most else b""
     except OSError as error:
         raise InvalidInput(
             f"cannot read the {what} {str(path)!r}: {error.strerror}.",
@@ -235,6 +243,14 @@ def read_bytes(path: Path, what: str) -> bytes:
             value=str(path),
             remedy="Check the path.",
         ) from None
+    if size > most:
+        raise InvalidInput(
+            f"the {what} {str(path)!r} has {size} bytes, more than {most}.",
+            thing=what,
+            value=size,
+            remedy="Give a smaller one: no document of a model that is known is so large.",
+        )
+    return data
 
 
 def load_named_cluster(name: str) -> "Cluster":
@@ -277,7 +293,7 @@ def load_strategy_or_bundle(path: Path) -> "Strategy | Bundle":
 
     try:
         data = json.loads(read_bytes(path, "strategy"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(
             f"{path} is no JSON: {error}.",
             thing="strategy",

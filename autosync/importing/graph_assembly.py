@@ -17,13 +17,15 @@ class StepRecording:
 
     loss_operation: the operation that made the loss, None when it is a bare parameter.
     ready: for each variable, in the order the gradients became ready, the operation whose backward
-    was running (None for those without a gradient: they come last).
+    was running (None for those without a gradient: they come last). unreached: these, once the
+    step has ended.
     """
 
     recorder: Recorder
     parameters: dict[str, nn.Parameter]
     loss_operation: int | None
     ready: dict[str, int | None] = field(default_factory=dict)
+    unreached: frozenset[str] = frozenset()
 
     def watch(self, loss: torch.Tensor) -> None:
         """Note when every autograd node runs and when every gradient is complete."""
@@ -40,6 +42,12 @@ class StepRecording:
                     waiting.append(following)
         for name, parameter in self.parameters.items():
             parameter.register_post_accumulate_grad_hook(self._is_ready(name))
+
+    def close(self) -> None:
+        """At the end of the step: no further gradient comes."""
+        missing = [name for name in self.parameters if name not in self.ready]
+        self.unreached = frozenset(missing)
+        self.ready.update(dict.fromkeys(missing))
 
     def _runs(self, number: int) -> Callable[[object], None]:
         def hook(_: object) -> None:

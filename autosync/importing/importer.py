@@ -28,6 +28,7 @@ from autosync.importing.recording_devices import (
     RealTensors,
     RecordingDevice,
 )
+from autosync.importing.several_examples import Examples, RecordedGraph, each_example, united_graph
 from autosync.importing.tracker import LOSS_PATH, module_paths, storage_of
 from autosync.importing.training_step import Loss, check_arguments, compute_loss
 from autosync.torch_dtypes import DTYPE_NAMES
@@ -47,7 +48,8 @@ def import_module(
     tensors without memory: no weight is allocated, and a given module is not touched.
 
     example_inputs: a tuple of positional arguments or a dict of keyword arguments: tensors, plain
-        values, and containers of them.
+        values, and containers of them. Where the module's control flow depends on them: several
+        such, as `Examples`; the graph then has what any of them ran, and says in how many.
     loss: `(outputs, *inputs) -> scalar`, or `(outputs, **inputs)` where inputs are keywords; None
         when the module returns the loss (as it is, as `loss` of its outputs, or as their first).
         `compute_loss` says which inputs the module then gets.
@@ -64,30 +66,64 @@ def import_module(
             and the way out.
         InvalidInput: example_inputs is none of these.
     """
+    examples = each_example(example_inputs)
+    recorded = [
+        _recorded_on_any(
+            module_or_factory,
+            example,
+            loss,
+            f"{name}, example {number} of {len(examples)}" if len(examples) > 1 else name,
+            batch_size,
+            values,
+            autocast,
+        )
+        for number, example in enumerate(examples, 1)
+    ]
+    missing = frozenset.intersection(*(each.unreached for each in recorded))
+    if isinstance(example_inputs, Examples):
+        graph = united_graph(recorded, name)
+    else:
+        graph = recorded[0].graph
+    if missing:
+        ordered = [v.name for v in graph.variables if v.name in missing]
+        warnings.warn(refusals.without_gradient(name, ordered), stacklevel=2)
+    return graph
+
+
+def _recorded_on_any(
+    module_or_factory: nn.Module | Callable[[], nn.Module],
+    example_inputs: object,
+    loss: Loss | None,
+    name: str,
+    batch_size: int,
+    values: bool,
+    autocast: torch.dtype | None,
+) -> RecordedGraph:
+    """Without memory where that can be, else with values where the user allows it."""
     inputs = check_inputs(example_inputs, name)
     if batch_size < 1 or not has_batch_size(inputs, batch_size):
         shapes = [tuple(value.shape) for value in input_tensors(inputs)]
         raise refusals.no_batch(name, batch_size, shapes)
     if autocast is None:  # the meta device has none
         with suppress(NotTraceable):  # for a reason that only the meta device knows, perhaps
-            return _imported(MetaDevice(), module_or_factory, inputs, loss, name, batch_size)
+            return _recorded(MetaDevice(), module_or_factory, inputs, loss, name, batch_size)
     fake, real = FakeTensors(autocast), RealTensors(autocast)
     if not values:
-        return _imported(fake, module_or_factory, inputs, loss, name, batch_size)
+        return _recorded(fake, module_or_factory, inputs, loss, name, batch_size)
     with suppress(NotTraceable):
-        return _imported(fake, module_or_factory, inputs, loss, name, batch_size)
+        return _recorded(fake, module_or_factory, inputs, loss, name, batch_size)
     with torch.random.fork_rng(devices=()):
-        return _imported(real, module_or_factory, inputs, loss, name, batch_size)
+        return _recorded(real, module_or_factory, inputs, loss, name, batch_size)
 
 
-def _imported(
+def _recorded(
     device: RecordingDevice,
     module_or_factory: nn.Module | Callable[[], nn.Module],
     inputs: Inputs,
     loss: Loss | None,
     name: str,
     batch_size: int,
-) -> ModelGraph:
+) -> RecordedGraph:
     if device.has_values and _lacks_values(module_or_factory, inputs):
         raise refusals.no_values(name)
     module = copied_module(module_or_factory, device, name)
@@ -104,7 +140,8 @@ def _imported(
     if not device.has_values:
         second = resize_batch(inputs, batch_size, 2, device)
         doubled = _shapes(module, second, loss, recording.recorder, device)
-    return assemble_graph(recording, doubled, name, batch_size)
+    graph = assemble_graph(recording, doubled, name, batch_size)
+    return RecordedGraph(graph, recording.unreached)
 
 
 def _lacks_values(given: nn.Module | Callable[[], nn.Module], inputs: Inputs) -> bool:
@@ -140,9 +177,7 @@ def _record(
         raise refusals.failed_call(
             name, "backward", recorder.call, error, len(recorder.names)
         ) from None
-    if missing := [key for key in trainable if key not in recording.ready]:
-        warnings.warn(refusals.without_gradient(name, missing), stacklevel=4)
-        recording.ready.update(dict.fromkeys(missing))
+    recording.close()
     return recording
 
 

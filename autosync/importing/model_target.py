@@ -13,12 +13,14 @@ from torch import nn
 from autosync.errors import InvalidInput, NotFound
 from autosync.importing.error_location import at, first_line
 from autosync.importing.example_inputs import Inputs, batch_size_of, check_inputs
+from autosync.importing.several_examples import Examples, each_example
 from autosync.importing.training_step import Loss
 
 FORM = "Give it as package.module:function, e.g. train:example."
 RETURNS = (
     "Return (module, example_inputs, loss): an nn.Module, a tuple of tensors or a dict of keyword "
-    "arguments, and a function (outputs, *inputs) -> loss, or None when the module returns it."
+    "arguments (several as Examples([first, second])), and a function (outputs, *inputs) -> "
+    "loss, or None when the module returns it."
 )
 
 
@@ -28,7 +30,7 @@ class ModelTarget:
     that most of them have."""
 
     module: nn.Module
-    example_inputs: Inputs
+    example_inputs: Inputs | Examples
     loss: Loss | None
     batch_size: int
 
@@ -53,10 +55,16 @@ def load_target(target: str, *, allocate: bool = False) -> ModelTarget:
         raise _wrong(target, type(module).__name__, "the first value must be an nn.Module")
     if loss is not None and not callable(loss):
         raise _wrong(target, type(loss).__name__, "the third value must be a function or None")
-    inputs = check_inputs(example_inputs, target)
-    batch_size = batch_size_of(inputs)
+    examples = [check_inputs(each, target) for each in each_example(example_inputs)]
+    sizes = {batch_size_of(each) for each in examples}
+    batch_size = sizes.pop()
     if not batch_size:
         raise _wrong(target, "none", "an input must have the batch dimension")
+    if sizes:
+        found = f"{batch_size} and {sizes.pop()}"
+        raise _wrong(target, found, "the example inputs must have one batch size")
+    several = isinstance(example_inputs, Examples)
+    inputs = Examples(tuple(examples)) if several else examples[0]
     return ModelTarget(module, inputs, loss, batch_size)
 
 
@@ -130,8 +138,17 @@ def _call(function: Callable[[], Any], target: str, allocate: bool) -> Any:
             f"{target!r} fails{at(error)}: {first_line(error)}.",
             thing="model",
             value=type(error).__name__,
-            remedy="It must run without arguments.",
+            remedy=_remedy(error),
         ) from None
+
+
+def _remedy(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename:
+        return (
+            f"It needs the file {error.filename!r}: run in the folder it is relative to, or let "
+            "the function build the model without it (a graph needs no weights)."
+        )
+    return "It must run without arguments."
 
 
 def _wrong(target: str, value: str, why: str) -> InvalidInput:

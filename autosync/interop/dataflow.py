@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from autosync.errors import InvalidInput
 from autosync.interop.autodist_messages import NodeDef
 
-MAX_PATHS = 20_000_000
-"""Entries of the sets of operations upstream of each node."""
+MAX_PATHS = 5_000_000
+"""Entries of the sets of operations upstream of each node; edges walked from variables to their
+first uses."""
 
 PASSING = frozenset({"ReadVariableOp", "Identity", "Cast", "Enter", "Switch"})
 """What stands between a variable and its use."""
@@ -93,6 +94,7 @@ class _Graph:
         for place, node in enumerate(self.order):
             self.position[node] = place
         self.fed = self._fed()
+        self.walked = 0
 
     def index(self, tensor: str) -> int:
         name = tensor.partition(":")[0]
@@ -131,6 +133,8 @@ class _Graph:
         seen, open_nodes = {variable}, [variable]
         consumers: list[int] = []
         for node in open_nodes:  # grows meanwhile
+            self.walked += len(self.outputs[node])
+            self._check_paths(self.walked)
             for other in self.outputs[node]:
                 if other in seen or self.nodes[other].op.startswith(UPDATES):
                     continue
@@ -150,15 +154,18 @@ class _Graph:
             sets = {reached[other] for other in self.inputs[node]}
             joined = frozenset().union(*sets) if len(sets) > 1 else next(iter(sets), frozenset())
             entries += len(joined) if len(sets) > 1 else 0
-            if entries > MAX_PATHS:
-                raise InvalidInput(
-                    f"{self.source}: its {len(self.nodes)} nodes are too tangled.",
-                    thing=self.source,
-                    value=len(self.nodes),
-                    remedy="Import a graph without its optimizer.",
-                )
+            self._check_paths(entries)
             if node in mine:
                 found[node] = joined
                 joined = frozenset({node})
             reached[node] = joined
         return found
+
+    def _check_paths(self, paths: int) -> None:
+        if paths > MAX_PATHS:
+            raise InvalidInput(
+                f"{self.source}: its {len(self.nodes)} nodes are too tangled.",
+                thing=self.source,
+                value=len(self.nodes),
+                remedy="Import a graph without its optimizer.",
+            )

@@ -21,12 +21,13 @@ from autosync.interop.autodist_messages import (
     VariableDef,
 )
 from autosync.interop.dataflow import Dataflow, read_dataflow
-from autosync.interop.protobuf_records import M, decode
+from autosync.interop.protobuf_records import M, ValueBudget, decode
 from autosync.interop.protobuf_wire import Window
 from autosync.interop.strategy_import import variable_name
 
 MAX_GRAPH_BYTES = 512_000_000
-MAX_GRAPH_VALUES = 8_000_000
+MAX_GRAPH_VALUES = 4_000_000
+"""Of all its messages, as `protobuf_records` counts: some 190,000 nodes of four attributes."""
 MAX_SHAPE_VALUES = 1000
 MAX_ELEMENTS = 1 << 40
 DTYPES = {number: name for name, number in DATA_TYPES.items()}
@@ -66,13 +67,14 @@ def read_graph_item(
     """
     if len(data) > MAX_GRAPH_BYTES:
         raise _refused(source, f"has {len(data)} bytes, more than {MAX_GRAPH_BYTES}")
-    item = decode(GraphItem, Window.of(data, source), MAX_GRAPH_VALUES)
-    graph_def = _unwrapped(item.graph_def, GraphDef, source)
+    budget = ValueBudget(MAX_GRAPH_VALUES)
+    item = decode(GraphItem, Window.of(data, source), budget)
+    graph_def = _unwrapped(item.graph_def, GraphDef, budget, source)
     nodes = {node.name: node for node in graph_def.node}
     if len(nodes) != len(graph_def.node):
         raise _refused(source, "names two nodes alike")
     gradients = _gradients(item, graph_def, source)
-    defined = _defined(item, gradients, source)
+    defined = _defined(item, gradients, budget, source)
     rows = _TouchedRows(touched_rows, source)
     variables = [
         _variable(each, gradients[each], nodes, rows, source)
@@ -110,7 +112,7 @@ class _TouchedRows:
         return min(rows, shape[0]) if shape else rows
 
 
-def _unwrapped(wrapped: AnyMessage | None, cls: type[M], source: str) -> M:
+def _unwrapped(wrapped: AnyMessage | None, cls: type[M], budget: ValueBudget, source: str) -> M:
     """The message of an Any, which must be of the type due."""
     if wrapped is None:
         raise _refused(source, f"holds no {cls.__name__}")
@@ -119,7 +121,7 @@ def _unwrapped(wrapped: AnyMessage | None, cls: type[M], source: str) -> M:
         raise wrapped.value.refused(
             wrapped.value.begin, "Any.type_url", f"a {cls.__name__} is due, not {kind!r}"
         )
-    return decode(cls, wrapped.value, MAX_GRAPH_VALUES)
+    return decode(cls, wrapped.value, budget)
 
 
 def _gradients(item: GraphItem, graph_def: GraphDef, source: str) -> dict[str, _GradientTensor]:
@@ -142,10 +144,13 @@ def _gradients(item: GraphItem, graph_def: GraphDef, source: str) -> dict[str, _
     return found
 
 
-def _defined(item: GraphItem, gradients: Mapping[str, _GradientTensor], source: str) -> list[str]:
+def _defined(
+    item: GraphItem, gradients: Mapping[str, _GradientTensor], budget: ValueBudget, source: str
+) -> list[str]:
     """Names of the variables, in the order of their definitions."""
     wrapped = item.info.variables if item.info else ()
-    names = [variable_name(_unwrapped(w, VariableDef, source).variable_name) for w in wrapped]
+    defined = (_unwrapped(each, VariableDef, budget, source) for each in wrapped)
+    names = [variable_name(each.variable_name) for each in defined]
     missing = gradients.keys() - set(names)
     if missing:
         raise _refused(source, f"has a gradient for {min(missing)!r}, but no definition of it")

@@ -1,94 +1,59 @@
 """Events of a torch.profiler (Kineto) trace: how operators nest, and what their kernels take."""
 
-import json
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from autosync.errors import InvalidInput
+from autosync.interop.traced_calls import STEP, TracedCall, TracedSteps
 
-MAX_TRACE_BYTES = 400_000_000
 MAX_EVENTS = 3_000_000
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-BACKWARD = "autograd::engine::evaluate_function"
-STEP = "ProfilerStep#"
 
 
 @dataclass(slots=True)
-class TracedCall:
-    """One call on the CPU. sequence: of the autograd node that it makes, or runs; None without.
-    own_kernel_seconds: of the kernels that it launches itself, not within a call below."""
+class _Event:
+    """A call with what it takes to nest it."""
 
-    name: str
+    call: TracedCall
     thread: tuple[str, str]
     begin_us: float
     end_us: float
-    external: int | None = None
-    sequence: int | None = None
-    own_kernel_seconds: float = 0.0
-    below: "list[TracedCall]" = field(default_factory=list)
-
-    def seconds(self, by_kernels: bool) -> float:
-        """Of its kernels where the trace has any, else of the call."""
-        if not by_kernels:
-            return (self.end_us - self.begin_us) / 1e6
-        waiting, total = [self], 0.0
-        while waiting:
-            call = waiting.pop()
-            total += call.own_kernel_seconds
-            waiting += call.below
-        return total
+    external: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class TracedSteps:
-    """steps: the calls of each profiled step that no other call encloses, in the order they began.
-    by_kernels: whether a device's kernels were traced. device: its name, where the trace says it.
-    """
-
-    steps: tuple[tuple[TracedCall, ...], ...]
-    by_kernels: bool
-    device: str
-
-
-def read_trace(data: bytes, source: str) -> TracedSteps:
+def read_kineto(trace: Mapping[str, Any], source: str) -> TracedSteps:
     """The profiled steps of a trace as `export_chrome_trace` writes it; all of it where no step is
     marked.
 
     Raises:
-        InvalidInput: no such trace, or one that is too large.
+        InvalidInput: no such trace, or one of too many events.
     """
-    if len(data) > MAX_TRACE_BYTES:
-        raise _refused(source, f"has {len(data)} bytes, more than {MAX_TRACE_BYTES}")
-    try:
-        trace = json.loads(data)
-    except (ValueError, RecursionError):
-        raise _refused(source, "is no JSON") from None
-    events = trace.get("traceEvents") if isinstance(trace, dict) else None
+    events = trace.get("traceEvents")
     if not isinstance(events, list) or len(events) > MAX_EVENTS:
         raise _refused(source, f"has no list of at most {MAX_EVENTS} events ('traceEvents')")
     calls, marks, kernels = _sorted_out(events)
     if not calls:
         raise _refused(source, "has no operators on the CPU")
-    for call in calls:
-        call.own_kernel_seconds = kernels.get(call.external, 0.0)
+    for event in calls:
+        event.call.own_kernel_seconds = kernels.get(event.external, 0.0)
     roots = _nested(calls)
     starts = [begin for begin, _ in marks]
     steps: list[list[TracedCall]] = [[] for _ in marks] or [[]]
-    for call in roots:
-        step = bisect_right(starts, call.begin_us) - 1 if marks else 0
-        if not marks or (step >= 0 and call.begin_us < marks[step][1]):
-            steps[step].append(call)
+    for event in roots:
+        step = bisect_right(starts, event.begin_us) - 1 if marks else 0
+        if not marks or (step >= 0 and event.begin_us < marks[step][1]):
+            steps[step].append(event.call)
     return TracedSteps(tuple(map(tuple, steps)), bool(kernels), _device(trace))
 
 
 def _sorted_out(
     events: list[Any],
-) -> tuple[list[TracedCall], list[tuple[float, float]], Mapping[int | None, float]]:
+) -> tuple[list[_Event], list[tuple[float, float]], Mapping[int | None, float]]:
     """Calls, begin and end of the marked steps, and kernel seconds by external id."""
-    calls: list[TracedCall] = []
+    calls: list[_Event] = []
     marks: dict[str, tuple[float, float]] = {}
     kernels: defaultdict[int | None, float] = defaultdict(float)
     for event in events:
@@ -108,14 +73,14 @@ def _sorted_out(
             marks.setdefault(name, (begin, begin + length))
         elif kind == "cpu_op":
             sequence = args.get("Sequence number")
+            made = isinstance(sequence, int) and sequence >= 0
             calls.append(
-                TracedCall(
-                    name=name,
+                _Event(
+                    TracedCall(name, length / 1e6, sequence if made else None),
                     thread=(str(event.get("pid")), str(event.get("tid"))),
                     begin_us=begin,
                     end_us=begin + length,
                     external=external if isinstance(external, int) else None,
-                    sequence=sequence if isinstance(sequence, int) and sequence >= 0 else None,
                 )
             )
     return calls, sorted(marks.values()), kernels
@@ -125,19 +90,19 @@ def _is_time(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and 0 <= value < 1e18
 
 
-def _nested(calls: list[TracedCall]) -> list[TracedCall]:
+def _nested(calls: list[_Event]) -> list[_Event]:
     """Fills in `below`; returns the calls that none encloses, by their beginning."""
-    open_calls: defaultdict[tuple[str, str], list[TracedCall]] = defaultdict(list)
+    open_calls: defaultdict[tuple[str, str], list[_Event]] = defaultdict(list)
     roots = []
-    for call in sorted(calls, key=lambda each: (each.begin_us, -each.end_us)):
-        stack = open_calls[call.thread]
-        while stack and stack[-1].end_us < call.end_us:
+    for event in sorted(calls, key=lambda each: (each.begin_us, -each.end_us)):
+        stack = open_calls[event.thread]
+        while stack and stack[-1].end_us < event.end_us:
             stack.pop()
         if stack:
-            stack[-1].below.append(call)
+            stack[-1].call.below.append(event.call)
         else:
-            roots.append(call)
-        stack.append(call)
+            roots.append(event)
+        stack.append(event)
     return roots
 
 

@@ -5,11 +5,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from autosync.graph import MAX_SHAPE
 from autosync.interop.onnx_messages import INT64, ITEM_BYTES, OnnxNode, OnnxTensor
 
 Shape = tuple[int, ...]
 MAX_KNOWN = 64
 """Numbers in a constant that is followed; shapes and axes are shorter."""
+LARGEST_KNOWN = 1 << 62
+"""A chain of products doubles the digits with every node."""
 
 
 @dataclass(slots=True)
@@ -21,6 +24,8 @@ class KnownValues:
     item_bytes: dict[str, int] = field(default_factory=dict)
 
     def add_constant(self, name: str, tensor: OnnxTensor) -> None:
+        if len(tensor.dims) > MAX_SHAPE:
+            return
         self.shapes[name] = tensor.dims
         self.item_bytes[name] = ITEM_BYTES.get(tensor.data_type, 4)
         if tensor.data_type == INT64 and math.prod(tensor.dims) <= MAX_KNOWN:
@@ -56,7 +61,9 @@ def fold_numbers(node: OnnxNode, known: KnownValues) -> tuple[int, ...] | None:
         found = folded(node, given_numbers) if folded else None
     except (IndexError, ValueError, ZeroDivisionError):
         return None
-    return found if found is not None and len(found) <= MAX_KNOWN else None
+    if found is None or len(found) > MAX_KNOWN:
+        return None
+    return found if all(abs(number) <= LARGEST_KNOWN for number in found) else None
 
 
 Folded = Callable[[OnnxNode, list[tuple[int, ...]]], tuple[int, ...] | None]

@@ -23,7 +23,8 @@ from autosync.interop.protobuf_wire import Window
 
 MAX_ONNX_BYTES = 1 << 31
 """Protobuf's own limit: larger models keep their weights in files beside."""
-MAX_ONNX_VALUES = 1_000_000
+MAX_ONNX_VALUES = 4_000_000
+"""As `protobuf_records` counts: some 100,000 nodes."""
 
 VIEWS = frozenset(
     (

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from autosync.errors import InvalidInput
-from autosync.graph import Variable
+from autosync.graph import MAX_SHAPE, Variable
 from autosync.interop.onnx_constants import KnownValues, Shape
 from autosync.interop.onnx_messages import FLOAT_TYPES, ITEM_BYTES, OnnxGraph, OnnxValueInfo
 
@@ -62,8 +62,8 @@ def read_tensors(graph: OnnxGraph, batch_size: int, length: int | None, source: 
     excluded = set(_inputs_at(graph, OTHER_INPUTS))
     for tensor in graph.initializer:
         tensors.known.add_constant(tensor.name, tensor)
-        is_float = tensor.data_type in FLOAT_TYPES
-        if is_float and tensor.dims and tensor.name not in excluded | tensors.variable_of.keys():
+        is_other = tensor.name in excluded or tensor.name in tensors.variable_of
+        if tensor.data_type in FLOAT_TYPES and tensor.dims and not is_other:
             tensors.add_variable(tensor.name, tensor.dims, tensor.data_type)
     weights = set(_inputs_at(graph, PARAMETER_INPUTS)) - excluded - tensors.variable_of.keys()
     for value in graph.input:
@@ -101,7 +101,10 @@ def _read_inputs(
         )
     for value in given:
         shape = []
-        for place, size in enumerate(_dimensions(value)):
+        dimensions = _dimensions(value)
+        if len(dimensions) > MAX_SHAPE:
+            raise refused(tensors.source, f"input {value.name!r} has {len(dimensions)} dimensions")
+        for place, size in enumerate(dimensions):
             if isinstance(size, int) and size > 0:
                 shape.append(size)
             elif place == 0 or (size and size == batch):

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 
+from autosync.graph import MAX_SHAPE
 from autosync.interop.onnx_constants import KnownValues, Shape
 from autosync.interop.onnx_messages import OnnxNode
 
@@ -10,7 +11,7 @@ from autosync.interop.onnx_messages import OnnxNode
 def infer_outputs(node: OnnxNode, known: KnownValues) -> list[Shape | None]:
     """Shapes of the node's outputs; None where they are not known."""
     if node.op_type == "Split":
-        return _split(node, known)
+        return [_possible(shape) for shape in _split(node, known)]
     first = infer_output(node, known)
     others = (
         first[1:] if first and node.op_type in RECURRENT else first
@@ -25,7 +26,7 @@ def _split(node: OnnxNode, known: KnownValues) -> list[Shape | None]:
     if whole is None or not -len(whole) <= axis < len(whole):
         return [None] * parts
     length = -(-whole[axis] // parts)
-    equal = [min(length, whole[axis] - i * length) for i in range(parts)]
+    equal = [max(0, min(length, whole[axis] - i * length)) for i in range(parts)]
     given = sizes if sizes and len(sizes) == parts else equal
     axis %= len(whole)
     return [(*whole[:axis], size, *whole[axis + 1 :]) for size in given]
@@ -44,7 +45,13 @@ def infer_output(node: OnnxNode, known: KnownValues) -> Shape | None:
             found = rule(node, shapes, known) if rule else None
     except (IndexError, ValueError, ZeroDivisionError):  # a node that ONNX itself would refuse
         return None
-    return None if found is None or any(size < 0 for size in found) else found
+    return _possible(found)
+
+
+def _possible(shape: Shape | None) -> Shape | None:
+    if shape is None or len(shape) > MAX_SHAPE or any(size < 0 for size in shape):
+        return None
+    return shape
 
 
 def broadcast(shapes: Sequence[Shape | None]) -> Shape | None:

@@ -31,18 +31,24 @@ from autosync.interop.protobuf_wire import (
 MAX_DEPTH = 12
 """Messages within messages; the deepest honest ones here are seven deep."""
 
+MESSAGE_VALUES = 4
+"""What a message counts for beside its own values: an empty one is 2 bytes on the wire, but
+takes the memory and the time of four numbers."""
+
 M = TypeVar("M")
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What a dataclass field is on the wire: `of` is the type of one value, `where` names it."""
+    """What a dataclass field is on the wire: `of` is the type of one value, `where` names it,
+    `values` is what one of it counts for."""
 
     name: str
     where: str
     of: type[Any]
     repeated: bool = False
     mapped: bool = False
+    values: int = 1
 
 
 _SLOTS: dict[type[Any], dict[int, Slot]] = {}
@@ -63,34 +69,33 @@ def _slots(cls: type[Any]) -> dict[int, Slot]:
 
 def _slot(name: str, where: str, hint: Any) -> Slot:
     origin, inner = get_origin(hint), get_args(hint)
-    if origin is tuple:
-        return Slot(name, where, inner[0], repeated=True)
-    if origin is Mapping:
-        return Slot(name, where, inner[1], mapped=True)
-    if origin is types.UnionType:
-        return Slot(name, where, inner[0])
-    return Slot(name, where, hint)
+    mapped = origin is Mapping
+    of = inner[mapped] if origin in (tuple, Mapping, types.UnionType) else hint
+    values = 1 + MESSAGE_VALUES * is_dataclass(of)
+    return Slot(name, where, of, origin is tuple, mapped, values)
 
 
-class _Budget:
-    """How many more values may be read: an empty message is 2 bytes on the wire, but not here."""
+class ValueBudget:
+    """How many more values may be read, of one message or of several."""
 
     def __init__(self, most: int) -> None:
         self.most = self.left = most
 
-    def spend(self, window: Window, offset: int) -> None:
-        self.left -= 1
+    def spend(self, window: Window, offset: int, values: int = 1) -> None:
+        self.left -= values
         if self.left < 0:
             raise window.refused(offset, "message", f"it holds more than {self.most} values")
 
 
-def decode(cls: type[M], window: Window, max_values: int) -> M:
-    """The message in the window, of at most `max_values` values.
+def decode(cls: type[M], window: Window, max_values: int | ValueBudget) -> M:
+    """The message in the window, of at most `max_values` values (`MESSAGE_VALUES` more for each
+    message in it).
 
     Raises:
         InvalidInput: names source, byte offset, message and field.
     """
-    return cast(M, _read(cls, window, _Budget(max_values), 1))
+    budget = ValueBudget(max_values) if isinstance(max_values, int) else max_values
+    return cast(M, _read(cls, window, budget, 1))
 
 
 def encode(record: object) -> bytes:
@@ -121,7 +126,7 @@ def _written(number: int, value: Any) -> bytes:
             return tagged(number, Wire.LENGTH, encode(value))
 
 
-def _read(cls: type[Any], window: Window, budget: _Budget, depth: int) -> Any:
+def _read(cls: type[Any], window: Window, budget: ValueBudget, depth: int) -> Any:
     if depth > MAX_DEPTH:
         raise window.refused(
             window.begin, cls.__name__, f"messages are nested more than {MAX_DEPTH} levels deep"
@@ -133,9 +138,10 @@ def _read(cls: type[Any], window: Window, budget: _Budget, depth: int) -> Any:
         slot = slots.get(item.number)
         if slot is None:
             if is_open:
+                budget.spend(window, item.offset)
                 continue
             raise window.refused(item.offset, cls.__name__, f"it has no field {item.number}")
-        budget.spend(window, item.offset)
+        budget.spend(window, item.offset, slot.values)
         where = slot.where
         if slot.mapped:
             key, value = _entry(slot, item, window, where, budget, depth)
@@ -158,7 +164,7 @@ def _read(cls: type[Any], window: Window, budget: _Budget, depth: int) -> Any:
 
 
 def _entry(
-    slot: Slot, item: Field, window: Window, where: str, budget: _Budget, depth: int
+    slot: Slot, item: Field, window: Window, where: str, budget: ValueBudget, depth: int
 ) -> tuple[str, Any]:
     """A map's entry is a message of a key (1) and a value (2)."""
     key, value = "", Window.of(b"") if slot.of is Window else slot.of()
@@ -172,7 +178,7 @@ def _entry(
 
 
 def _value(
-    of: type[Any], item: Field, window: Window, where: str, budget: _Budget, depth: int
+    of: type[Any], item: Field, window: Window, where: str, budget: ValueBudget, depth: int
 ) -> Any:
     if of is bool:
         return _number(item, window, where) != 0

@@ -111,6 +111,20 @@ def read_varints(window: Window, message: str) -> Iterator[int]:
         yield value
 
 
+def read_delimited(window: Window, message: str) -> Iterator[Window]:
+    """Messages one after another, the length of each before it.
+
+    Raises:
+        InvalidInput: a length is none, or more than is left; names `message` and the offset.
+    """
+    at = window.begin
+    while at < window.end:
+        length, at = _varint(window, at, message, 0)
+        _check_left(window, at, length, message, 0)
+        yield Window(window.data, at, at + length, window.source)
+        at += length
+
+
 def varint(value: int) -> bytes:
     """A whole number of 64 bits; negative ones as their two's complement."""
     rest = value & ((1 << 64) - 1)

@@ -5,11 +5,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import ClassVar
 
-import yaml
 from pydantic import ConfigDict
 
 from autosync.cluster import Cluster
-from autosync.cluster_file import load_cluster
+from autosync.cluster_file import load_cluster, strict_yaml
 from autosync.documents import STRICT, from_data
 from autosync.domain import Domain, Optimizer
 from autosync.errors import InvalidInput, NotFound
@@ -106,12 +105,12 @@ def load_plan(file: Path) -> CollectionPlan:
         NotFound: there is no such file. InvalidInput: it is no plan; names the entry.
     """
     try:
-        data = yaml.safe_load(file.read_text(encoding="utf-8"))
+        data = strict_yaml(file.read_text(encoding="utf-8"), str(file))
     except FileNotFoundError:
         raise NotFound(
             f"there is no collection plan {str(file)!r}.", thing="plan", value=str(file)
         ) from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise _refused("plan", str(file), f"cannot be read: {error}", "Write YAML.") from None
     entries = data.get("domains") if isinstance(data, dict) else None
     for entry in entries if isinstance(entries, list) else ():

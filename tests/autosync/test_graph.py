@@ -5,7 +5,7 @@ import pytest
 
 from autosync.documents import from_json, to_json
 from autosync.errors import InvalidInput
-from autosync.graph import ModelGraph, Variable
+from autosync.graph import MAX_OPERATIONS, ModelGraph, Variable
 from autosync.models import bundled
 from tests.domains import chain_graph
 
@@ -85,6 +85,36 @@ def test_numbers_that_no_model_has_are_refused_before_anything_is_computed() -> 
         from_json(ModelGraph, huge)
     with pytest.raises(InvalidInput, match="65 dimensions"):
         Variable("deep", (2,) * 65)
+    with pytest.raises(InvalidInput, match="which no model has"):  # no 64 bits hold it
+        Variable("wide", (2**40, 2**40))
+
+
+@pytest.mark.parametrize(("reads", "why"), [((1,), "op1 reads"), ((2,), "op1 reads")])
+def test_edges_that_run_in_a_circle_are_refused(reads: tuple[int, ...], why: str) -> None:
+    """Predictions follow edges forward: one that led back ended in an IndexError."""
+    graph = chain_graph()
+    backwards = replace(graph.operations[1], inputs=reads)
+    with pytest.raises(InvalidInput, match=f"{why} from an operation that does not run before it"):
+        replace(graph, operations=(graph.operations[0], backwards, *graph.operations[2:]))
+
+
+@pytest.mark.parametrize("size", ["NaN", "Infinity", "1e400", "-1", "1.5", '"many"', "null"])
+def test_sizes_that_are_no_numbers_are_refused(size: str) -> None:
+    text = to_json(chain_graph()).replace('"shape":[64,32]', f'"shape":[{size},32]')
+    with pytest.raises(InvalidInput, match="shape"):
+        from_json(ModelGraph, text)
+
+
+def test_ten_million_operations_are_refused_at_the_first_that_is_one_too_many() -> None:
+    text = to_json(chain_graph())
+    begin, end = text.index('{"backward_flops"'), text.index('],"variables"')
+    operation = text[begin : text.index("}", begin) + 1]
+    many = text[:begin] + ",".join([operation] * (MAX_OPERATIONS + 1)) + text[end:]
+    with pytest.raises(InvalidInput, match=f"operations.*at most {MAX_OPERATIONS} items"):
+        from_json(ModelGraph, many)
+    wrong = text[:begin] + ",".join(["{}"] * 1_000_000) + text[end:]
+    with pytest.raises(InvalidInput, match=r"operations\.0.*(?!more problems)"):
+        from_json(ModelGraph, wrong)
 
 
 def test_a_name_given_twice_is_found_among_many() -> None:

@@ -41,6 +41,7 @@ def import_model(
     """
     from autosync.api.cli.argument_loading import RecordingChoice, load_graph
     from autosync.documents import to_data, to_json
+    from autosync.graph import seen_by_count
 
     graph = load_graph(model, batch, RecordingChoice(values, length, autocast))
     if output is None:
@@ -53,4 +54,7 @@ def import_model(
         f"{graph.parameters / 1e6:.1f} M parameters ({graph.size_bytes / 1e6:.0f} MB), "
         f"{flops / 1e9:.0f} GFLOP a step at batch size {graph.batch_size}"
     )
+    if graph.examples > 1:
+        counted = ", ".join(f"{number} in {seen}" for seen, number in seen_by_count(graph).items())
+        out.print(f"{graph.examples} example inputs; operations seen: {counted}")
     say(f"[dim]written to {output}[/]")

@@ -31,7 +31,9 @@ def profile(
     iterations: Annotated[int, typer.Option(min=1, help="Steps measured.")] = 5,
     trace: Annotated[
         Path | None,
-        typer.Option(help="Take the seconds from this trace of torch.profiler, on --device."),
+        typer.Option(
+            help="Take the seconds from this trace of torch.profiler or Chakra, on --device."
+        ),
     ] = None,
     batch: Batch = None,
     json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
@@ -47,6 +49,7 @@ def profile(
         autosync profile resnet50 --device v100               # a roofline, marked as an estimate
         autosync profile resnet50 --device v100 --step-seconds 0.105 -o v100.json
         autosync profile mine.json --device v100 --trace trace.json -o v100.json
+        autosync profile mine.json --device v100 --trace chakra.0.et -o v100.json
     """
     from autosync.documents import to_data, to_json
 
@@ -89,7 +92,7 @@ def _found(
         graph = load_graph(model, batch)
         choice = ProfileChoice(None, device, efficiency, step_seconds)
         return graph, estimated_profile(graph, device or "cpu", choice)
-    from torch.utils._pytree import tree_map
+    from autosync.importing.several_examples import moved_examples
 
     place = torch_device(device or "cpu")
     module, inputs, loss, size = load_module(model, batch)
@@ -97,7 +100,7 @@ def _found(
     name = foreign_name(model) if is_foreign_module(model) else model.partition(":")[2] or model
     graph = recorded_graph(module, inputs, loss, name, size, values=True)  # it runs here anyway
     module.to(place)
-    inputs = tree_map(lambda value: value.to(place) if hasattr(value, "to") else value, inputs)
+    inputs = moved_examples(inputs, place)
     measured = measure_profile(
         module, inputs, loss, graph, iterations=iterations, device=str(place)
     )
@@ -108,10 +111,11 @@ def _traced(
     model: str, batch: int | None, device: str | None, trace: Path
 ) -> "tuple[ModelGraph, Profile]":
     from autosync.api.cli.argument_loading import load_graph, read_bytes
-    from autosync.interop.kineto_profile import read_trace_profile
+    from autosync.interop.trace_profile import MAX_TRACE_BYTES, read_trace_profile
 
     graph = load_graph(model, batch)
-    found = read_trace_profile(read_bytes(trace, "trace"), graph, device or "cpu", str(trace))
+    data = read_bytes(trace, "trace", MAX_TRACE_BYTES)
+    found = read_trace_profile(data, graph, device or "cpu", str(trace))
     if found.estimated:
         listed = ", ".join(f"{kind} ({count})" for kind, count in sorted(found.estimated.items()))
         warn(f"{trace}: operations that are not in it as often as in the graph: {listed}")

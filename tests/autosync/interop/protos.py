@@ -1,5 +1,5 @@
-"""AutoDist's and TensorFlow's messages, declared to the protobuf library: what reads and writes
-them there owes nothing to the code under test."""
+"""AutoDist's, TensorFlow's and Chakra's messages, declared to the protobuf library: what reads
+and writes them there owes nothing to the code under test."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 F = descriptor_pb2.FieldDescriptorProto
 SCALARS = {"string": F.TYPE_STRING, "bool": F.TYPE_BOOL, "int32": F.TYPE_INT32}
-SCALARS |= {"int64": F.TYPE_INT64, "bytes": F.TYPE_BYTES}
+SCALARS |= {"int64": F.TYPE_INT64, "uint64": F.TYPE_UINT64, "bytes": F.TYPE_BYTES}
 
 MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
     "autodist.proto.PSSynchronizer": {
@@ -67,6 +67,27 @@ MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
         "attr": (5, "repeated tensorflow.Attr"),
     },
     "tensorflow.GraphDef": {"node": (1, "repeated tensorflow.NodeDef"), "version": (3, "int32")},
+    "chakra.Attribute": {
+        "name": (1, "string"),
+        "int64_val": (9, "int64"),
+        "uint64_val": (13, "uint64"),
+        "bool_val": (27, "bool"),
+        "string_val": (29, "string"),
+    },
+    "chakra.Metadata": {"version": (1, "string"), "attr": (2, "repeated chakra.Attribute")},
+    "chakra.Values": {"values": (1, "string"), "shapes": (2, "string"), "types": (3, "string")},
+    "chakra.ChakraNode": {
+        "id": (1, "uint64"),
+        "name": (2, "string"),
+        "type": (3, "int32"),
+        "ctrl_deps": (4, "repeated uint64"),
+        "data_deps": (5, "repeated uint64"),
+        "start_time_micros": (6, "uint64"),
+        "duration_micros": (7, "uint64"),
+        "inputs": (8, "chakra.Values"),
+        "outputs": (9, "chakra.Values"),
+        "attr": (10, "repeated chakra.Attribute"),
+    },
 }
 """Enums are as int32 on the wire, and a map as repeated messages of key and value."""
 

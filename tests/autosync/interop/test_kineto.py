@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from autosync.errors import InvalidInput
 from autosync.graph import ModelGraph
 from autosync.importing import import_module
-from autosync.interop.kineto_profile import read_trace_profile
+from autosync.interop.trace_profile import read_trace_profile
 
 BATCH = 8
 

@@ -1,10 +1,12 @@
-"""Compute seconds of a graph's operations from a torch.profiler (Kineto) trace of its training.
+"""Compute seconds of a graph's operations from a trace of its training: torch.profiler's (Kineto)
+or a Chakra execution trace.
 
 The k-th operation of a type in the graph is the k-th outermost call of that name in a step's
 forward pass; the backward of a call is the autograd node of its sequence number. Where a device's
 kernels were traced, their seconds count, else those of the calls on the CPU.
 """
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
@@ -13,10 +15,13 @@ from statistics import median
 from autosync.domain import Profile
 from autosync.errors import InvalidInput
 from autosync.graph import ModelGraph
-from autosync.interop.kineto_events import BACKWARD, TracedCall, TracedSteps, read_trace
+from autosync.interop.chakra_trace import is_chakra_file, read_chakra_file, read_chakra_json
+from autosync.interop.kineto_events import read_kineto
+from autosync.interop.traced_calls import BACKWARD, TracedCall, TracedSteps
 from autosync.profiling import estimate_profile
 
 PREFIX = "aten::"
+MAX_TRACE_BYTES = 400_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,35 @@ def read_trace_profile(
         note=_note(traced, sum(missing.values()), len(graph.operations)),
     )
     return TracedProfile(profile, dict(missing))
+
+
+def read_trace(data: bytes, source: str) -> TracedSteps:
+    """The profiled steps of a trace; what wrote it is told by what is in it.
+
+    Raises:
+        InvalidInput: no such trace, or one that is too large.
+    """
+    if len(data) > MAX_TRACE_BYTES:
+        raise _refused(source, f"has {len(data)} bytes, more than {MAX_TRACE_BYTES}")
+    if is_chakra_file(data):
+        return read_chakra_file(data, source)
+    try:
+        trace = json.loads(data)
+    except (ValueError, RecursionError):
+        raise _refused(source, "is no JSON, nor a Chakra trace") from None
+    if not isinstance(trace, dict) or not trace.keys() & {"traceEvents", "nodes"}:
+        raise _refused(source, "has neither 'traceEvents' (Kineto) nor 'nodes' (Chakra)")
+    return read_kineto(trace, source) if "traceEvents" in trace else read_chakra_json(trace, source)
+
+
+def _refused(source: str, why: str) -> InvalidInput:
+    return InvalidInput(
+        f"{source}: it {why}.",
+        thing=source,
+        value=why,
+        remedy="Give what torch.profiler.profile(...).export_chrome_trace(path) writes, or "
+        "chakra_trace_link.",
+    )
 
 
 def _medians(samples: list[list[float]], otherwise: Sequence[float]) -> tuple[float, ...]:

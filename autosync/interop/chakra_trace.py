@@ -1,0 +1,214 @@
+"""Chakra execution traces: how operators called each other, and what they and their kernels took.
+
+MLCommons' Chakra (github.com/mlcommons/chakra) links what torch.profiler's ExecutionTraceObserver
+writes to the times of a Kineto trace. Read are the linked JSON (`chakra_trace_link`) and the
+protobuf file made of it (`chakra_converter`), whose times are whole microseconds.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autosync.errors import InvalidInput
+from autosync.interop.chakra_messages import ChakraAttribute, ChakraMessage, ChakraMetadata
+from autosync.interop.protobuf_records import ValueBudget, decode
+from autosync.interop.protobuf_wire import Window, read_delimited
+from autosync.interop.traced_calls import BACKWARD, STEP, TracedCall, TracedSteps
+
+SCHEMAS = ("1.0.2", "1.0.3", "1.1.0", "1.1.1")
+"""Of PyTorch's observer, as far as they are Chakra's 0.0.4 or 1.0.0."""
+MAX_NODES = 1_000_000
+MAX_VALUES = 8_000_000
+MAX_METADATA_BYTES = 65_536
+MAX_METADATA_VALUES = 1000
+USER_SCOPE = 7
+"""torch's RecordScope of annotations: threads, steps, what `record_function` marks."""
+LONGEST_US = 1e12
+
+
+@dataclass(frozen=True, slots=True)
+class ChakraNode:
+    """parent: the node that called it. own_us: its own duration, without what it called.
+    sequence: of the autograd node that it makes, or runs; -1 without."""
+
+    id: int
+    name: str
+    parent: int
+    own_us: float
+    sequence: int
+    on_device: bool
+    is_annotation: bool
+
+
+def is_chakra_file(data: bytes) -> bool:
+    """Whether the bytes begin with a Chakra file's metadata."""
+    try:
+        first = next(read_delimited(Window.of(data[:MAX_METADATA_BYTES]), "metadata"), None)
+        if first is None or first.begin == first.end:
+            return False
+        metadata = decode(ChakraMetadata, first, MAX_METADATA_VALUES)
+    except InvalidInput:
+        return False
+    return any(attribute.name == "schema" for attribute in metadata.attr)
+
+
+def read_chakra_file(data: bytes, source: str) -> TracedSteps:
+    """The profiled steps of a protobuf file; all of it where no step is marked.
+
+    Raises:
+        InvalidInput: it is damaged, too large, or has no times.
+    """
+    messages = read_delimited(Window.of(data, source), "ChakraMessage")
+    next(messages)  # the metadata
+    budget = ValueBudget(MAX_VALUES)
+    nodes = []
+    for window in messages:
+        nodes.append(_of_message(decode(ChakraMessage, window, budget)))
+        if len(nodes) > MAX_NODES:
+            raise _refused(source, f"has more than {MAX_NODES} nodes")
+    return _steps(nodes, source)
+
+
+def read_chakra_json(trace: Mapping[str, Any], source: str) -> TracedSteps:
+    """The profiled steps of a linked trace; all of it where no step is marked.
+
+    Raises:
+        InvalidInput: it is of another schema, too large, or has no times.
+    """
+    schema = trace.get("schema")
+    known = isinstance(schema, str) and "-chakra." in schema and schema.startswith(SCHEMAS)
+    if not known:
+        raise _refused(source, f"is of schema {str(schema)[:40]!r}, not {', '.join(SCHEMAS)}")
+    nodes = trace.get("nodes")
+    if not isinstance(nodes, list) or len(nodes) > MAX_NODES:
+        raise _refused(source, f"has no list of at most {MAX_NODES} nodes")
+    return _steps([node for each in nodes if (node := _of_json(each)) is not None], source)
+
+
+def _of_message(message: ChakraMessage) -> ChakraNode:
+    given = {attribute.name: attribute for attribute in message.attr}
+    scope, sequence, on_cpu = (given.get(name) for name in ("scope", "seq_id", "is_cpu_op"))
+    return ChakraNode(
+        id=message.id,
+        name=message.name,
+        parent=message.ctrl_deps[0] if message.ctrl_deps else message.id,
+        own_us=_microseconds(message.duration_micros),
+        sequence=-1 if sequence is None else sequence.number,
+        on_device=on_cpu is not None and not on_cpu.bool_val,
+        is_annotation=_number(scope) == USER_SCOPE,
+    )
+
+
+def _number(attribute: ChakraAttribute | None) -> int:
+    return 0 if attribute is None else attribute.number
+
+
+def _of_json(given: Any) -> ChakraNode | None:
+    """None where it is no node."""
+    if not isinstance(given, dict) or not isinstance(given.get("name"), str):
+        return None
+    identity, parent, listed = given.get("id"), given.get("ctrl_deps"), given.get("attrs")
+    if type(identity) is not int:
+        return None
+    attributes = {
+        each.get("name"): each.get("value")
+        for each in (listed if isinstance(listed, list) else ())
+        if isinstance(each, dict) and isinstance(each.get("name"), str)
+    }
+    sequence = attributes.get("seq_id")
+    on_device = given.get("cat") is not None
+    own = given.get("inclusive_dur" if on_device else "exclusive_dur")
+    return ChakraNode(
+        id=identity,
+        name=given["name"],
+        parent=parent if type(parent) is int else identity,
+        own_us=_microseconds(own),
+        sequence=sequence if type(sequence) is int else -1,
+        on_device=on_device,
+        is_annotation=attributes.get("scope") == USER_SCOPE,
+    )
+
+
+def _microseconds(value: object) -> float:
+    """0 where there is none: the device's trace does not have every call of the host's."""
+    return float(value) if isinstance(value, int | float) and 0 <= value <= LONGEST_US else 0.0
+
+
+def _steps(nodes: Sequence[ChakraNode], source: str) -> TracedSteps:
+    if not any(node.own_us for node in nodes):
+        raise _refused(
+            source,
+            "has no durations",
+            "A trace of the host alone has none: link it to the profiler's with chakra_trace_link, "
+            "or give the profiler's.",
+        )
+    roots = _root_calls(nodes, source)
+    if not roots:
+        raise _refused(source, "has no operators on the CPU")
+    marks = sorted(node.id for node in nodes if node.is_annotation and node.name.startswith(STEP))
+    steps: list[list[TracedCall]] = [[] for _ in marks] or [[]]
+    for identity, call in sorted(roots.items()):
+        step = bisect_right(marks, identity) - 1 if marks else 0
+        if step >= 0:
+            steps[step].append(call)
+    by_kernels = any(node.on_device and node.own_us for node in nodes)
+    return TracedSteps(tuple(map(tuple, steps)), by_kernels)
+
+
+def _root_calls(nodes: Sequence[ChakraNode], source: str) -> dict[int, TracedCall]:
+    """By id, the calls that no other encloses; ids count in the order in which calls begin."""
+    ordered = _callers_first(nodes, source)
+    roots: dict[int, TracedCall] = {}
+    inside: dict[int, TracedCall | None] = {}
+    pairs: list[tuple[TracedCall, TracedCall]] = []
+    for node in ordered:
+        caller = inside.get(node.parent)
+        seconds = node.own_us / 1e6
+        if node.on_device:
+            if caller is not None:
+                caller.own_kernel_seconds += seconds
+        elif node.is_annotation:
+            inside[node.id] = caller
+        else:
+            call = inside[node.id] = TracedCall(
+                node.name, seconds, node.sequence if node.sequence >= 0 else None
+            )
+            if caller is None:
+                roots[node.id] = call
+            else:
+                caller.below.append(call)
+                pairs.append((caller, call))
+    for caller, call in reversed(pairs):
+        caller.host_seconds += call.host_seconds
+        if caller.name.startswith(BACKWARD) and caller.sequence is None:
+            caller.sequence = call.sequence  # the node that it runs states it
+    return roots
+
+
+def _callers_first(nodes: Sequence[ChakraNode], source: str) -> list[ChakraNode]:
+    by_id = {node.id: node for node in nodes}
+    if len(by_id) < len(nodes):
+        raise _refused(source, "gives two nodes one id")
+    called: defaultdict[int, list[ChakraNode]] = defaultdict(list)
+    ordered: list[ChakraNode] = []
+    for node in sorted(nodes, key=lambda each: each.id):
+        if node.parent == node.id or node.parent not in by_id:
+            ordered.append(node)
+        else:
+            called[node.parent].append(node)
+    for node in ordered:  # grows meanwhile
+        ordered += called[node.id]
+    if len(ordered) < len(nodes):
+        raise _refused(source, "has nodes that call each other in a circle")
+    return ordered
+
+
+def _refused(source: str, why: str, remedy: str = "") -> InvalidInput:
+    return InvalidInput(
+        f"{source}: it {why}.",
+        thing=source,
+        value=why,
+        remedy=remedy or "Give what chakra_trace_link or chakra_converter writes.",
+    )

@@ -1,0 +1,1 @@
+"""Inputs nobody meant for every parser of outside data: valid ones, changed."""

@@ -1,0 +1,155 @@
+"""Our own documents: clusters, graphs, strategies, domains, bundles, and what workers say."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from autosync.api.db.document_store import cluster_row, graph_row
+from autosync.api.engine.service_limits import ServiceLimits, check_cluster, check_graph
+from autosync.bundle import make_bundle, read_bundle
+from autosync.cluster_file import load_cluster
+from autosync.documents import from_json, to_json
+from autosync.domain import Domain, Profile
+from autosync.graph import ModelGraph
+from autosync.plan import compile_plans
+from autosync.population import encode
+from autosync.profiling import estimate_profile
+from autosync.search.collect.collection_plan import load_plan
+from autosync.search.designs.design_table import BUILDERS, fitted
+from autosync.search.space import Space
+from autosync.strategy import Strategy
+from autosync.trials.contract import Workload
+from autosync.trials.worker.commands import (
+    JoinGroup,
+    MeasuredIterations,
+    MessagesTimed,
+    PassDone,
+    RunPass,
+    StartWorker,
+    answer_line,
+    command_line,
+    read_answer,
+    read_command,
+)
+from autosync.verification import verify
+from benchmarks.fuzz.fuzzed_parser import FuzzedParser, used
+from tests.domains import chain_graph, domain_of, grid_cluster
+
+DATASETS = Path(__file__).parents[2] / "datasets"
+COLLECTION = DATASETS / "runtimes/plan.yaml"
+VERSION_1 = Path(__file__).parents[2] / "tests/autosync/plan/bundle_version_1.json"
+LIMITS = ServiceLimits()
+DESIGNS = ("ddp", "all_reduce_5mb", "ps_load_balanced", "ps_partitioned", "zero1", "parallax")
+FOLDER = TemporaryDirectory(prefix="fuzzed-")
+
+
+def file_of(data: bytes, name: str) -> Path:
+    """Written where the parser takes a path."""
+    path = Path(FOLDER.name, name)
+    path.write_bytes(data)
+    return path
+
+
+def read_cluster_file(data: bytes) -> None:
+    cluster = load_cluster(file_of(data, "cluster.yaml"))
+    check_cluster(cluster, LIMITS)
+    row = cluster_row(cluster)
+    used(row.id, cluster.bandwidth_bytes_per_second(), cluster.latency_seconds())
+
+
+def read_graph(data: bytes) -> None:
+    graph = from_json(ModelGraph, data, source="graph")
+    check_graph(graph, LIMITS)
+    used(graph_row(graph).id)
+    use_graph(graph)
+
+
+def use_graph(graph: ModelGraph) -> None:
+    """As a ranking begins, and as what is stored is read again."""
+    again = from_json(ModelGraph, to_json(graph), source="graph")
+    assert again == graph, "it does not come back as it was stored"
+    domain = Domain(graph, grid_cluster(), estimate_profile(graph, "v100"))
+    used(domain.id, domain.variables, domain.timing)
+
+
+def read_strategy(data: bytes) -> None:
+    strategy = from_json(Strategy, data, source="strategy")
+    used(strategy.id)
+    verify(strategy, DOMAIN, allow_lossy=True, allow_staleness=True)
+    used(compile_plans(encode([strategy], DOMAIN), DOMAIN))
+
+
+def read_domain(data: bytes) -> None:
+    domain = from_json(Domain, data, source="domain")
+    check_cluster(domain.cluster, LIMITS)
+    used(domain.id, domain.variables, domain.timing, domain.compute_seconds)
+
+
+def read_bundle_file(data: bytes) -> None:
+    shipped = read_bundle(data)
+    used(to_json(shipped), shipped.plan.id, shipped.strategy.id)
+
+
+def read_profile(data: bytes) -> None:
+    profile = from_json(Profile, data, source="profile")
+    used(Domain(DOMAIN.graph, DOMAIN.cluster, profile).timing, to_json(profile))
+
+
+def read_space(data: bytes) -> None:
+    used(to_json(from_json(Space, data, source="space")))
+
+
+def read_worker_line(data: bytes) -> None:
+    line = data.decode("utf-8", "replace")
+    if read_answer(line) is None:
+        read_command(line)
+
+
+def read_collection(data: bytes) -> None:
+    load_plan(file_of(data, "plan.yaml"))
+
+
+DOMAIN = domain_of(chain_graph(sparse=(2,), factor_rows=8))
+
+
+def document_parsers() -> list[FuzzedParser]:
+    built = (fitted(DOMAIN, Space(), BUILDERS[name].build) for name in DESIGNS)
+    strategies = [strategy for strategy in built if strategy is not None]
+    bundles = [make_bundle(each, DOMAIN) for each in strategies[:3]]
+    clusters = [path.read_bytes() for path in sorted((DATASETS / "clusters").glob("*.yaml"))[:8]]
+    in_json = to_json(grid_cluster(3, 2)).encode()
+    graphs = [to_json(chain_graph()).encode(), to_json(DOMAIN.graph).encode()]
+    space = to_json(Space()).encode()
+    return [
+        FuzzedParser("cluster-yaml", "lines", clusters, read_cluster_file),
+        FuzzedParser("cluster-json", "json", [in_json], read_cluster_file),
+        FuzzedParser("graph", "json", graphs, read_graph),
+        FuzzedParser(
+            "strategy", "json", [to_json(each).encode() for each in strategies], read_strategy
+        ),
+        FuzzedParser("domain", "json", [to_json(DOMAIN).encode()], read_domain),
+        FuzzedParser(
+            "bundle",
+            "json",
+            [*(to_json(each).encode() for each in bundles), VERSION_1.read_bytes()],
+            read_bundle_file,
+        ),
+        FuzzedParser("profile", "json", [to_json(DOMAIN.profile).encode()], read_profile),
+        FuzzedParser("space", "json", [space], read_space),
+        FuzzedParser("worker-line", "json", worker_lines(), read_worker_line),
+        FuzzedParser("collection-plan", "lines", [COLLECTION.read_bytes()], read_collection),
+    ]
+
+
+def worker_lines() -> list[bytes]:
+    measured = MeasuredIterations((0.0, 1.0, 2.0), 2.5, 1.0, 3.0, 4.0, 1 << 20)
+    commands = (
+        StartWorker(0, 0, "10.0.0.1", Workload(DOMAIN)),
+        JoinGroup("10.0.0.1", 4321, 4, ""),
+        RunPass("key", 1, 2, True, None),
+    )
+    answers = (
+        PassDone(measured, 1 << 30, 0.5),
+        MessagesTimed("kernel", (0.5, 1.0), (0.75, 1.25)),
+    )
+    lines = [*map(command_line, commands), *map(answer_line, answers)]
+    return [line.strip().encode() for line in lines]

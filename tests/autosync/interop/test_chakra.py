@@ -1,0 +1,127 @@
+"""Chakra traces: of a real training on this machine, and by hand."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, schedule
+
+from autosync.errors import InvalidInput
+from autosync.graph import ModelGraph
+from autosync.importing import import_module
+from autosync.interop.protobuf_wire import varint
+from autosync.interop.trace_profile import read_trace_profile
+from tests.autosync.interop.chakra_files import chakra_file, linear_step, linked
+from tests.autosync.interop.test_kineto import BATCH, example, loss, of_linear
+
+
+@pytest.fixture(scope="module")
+def linear() -> ModelGraph:
+    return of_linear(1)[0]
+
+
+def written(trace: dict[str, Any], form: str) -> bytes:
+    return json.dumps(trace).encode() if form == "json" else chakra_file(trace)
+
+
+@pytest.mark.parametrize("form", ["json", "file"])
+def test_kernels_count_where_there_are_any(form: str, linear: ModelGraph) -> None:
+    found = read_trace_profile(written(linear_step(3), form), linear, "v100")
+    product = [operation.type for operation in linear.operations].index("mm")
+    assert found.profile.forward_seconds[product] == pytest.approx(11e-6)
+    assert found.profile.backward_seconds[product] == pytest.approx(25e-6)
+    assert not found.estimated
+    assert "trace of 3 steps, kernels" in found.profile.note
+
+
+@pytest.mark.parametrize(("form", "seconds"), [("json", 29.5e-6), ("file", 29e-6)])
+def test_else_the_calls_do(form: str, seconds: float, linear: ModelGraph) -> None:
+    """A call's seconds hold those of the calls in it; the file's are whole microseconds."""
+    trace = linear_step(2)
+    trace["nodes"] = [node for node in trace["nodes"] if "cat" not in node]
+    found = read_trace_profile(written(trace, form), linear, "cpu").profile
+    product = [operation.type for operation in linear.operations].index("mm")
+    assert found.forward_seconds[product] == pytest.approx(seconds)
+    whole = 50e-6 if form == "json" else 49e-6
+    assert found.backward_seconds[product] == pytest.approx(whole)
+
+
+def test_a_training_that_was_traced(tmp_path: Path) -> None:
+    """The observer's file and the profiler's, joined, say what the profiler's alone does."""
+    module, inputs = example()
+    graph = import_module(module, inputs, loss, name="traced", batch_size=BATCH)
+    host, device = tmp_path / "host.json", tmp_path / "device.json"
+    observer = ExecutionTraceObserver().register_callback(str(host))
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        schedule=schedule(wait=0, warmup=1, active=2, repeat=1),
+        acc_events=True,
+        execution_trace_observer=observer,
+    ) as traced:
+        for _ in range(3):
+            module.zero_grad()
+            loss(module(inputs[0]), *inputs).backward()
+            traced.step()
+    traced.export_chrome_trace(str(device))
+    trace = linked(json.loads(host.read_bytes()), json.loads(device.read_bytes()))
+    theirs = read_trace_profile(device.read_bytes(), graph, "cpu")
+    ours = read_trace_profile(json.dumps(trace).encode(), graph, "cpu")
+    assert not ours.estimated
+    assert ours.profile.forward_seconds == pytest.approx(theirs.profile.forward_seconds, abs=1e-7)
+    assert ours.profile.backward_seconds == pytest.approx(theirs.profile.backward_seconds, abs=1e-7)
+    as_file = read_trace_profile(chakra_file(trace), graph, "cpu")
+    assert not as_file.estimated
+
+
+def other_schema(trace: dict[str, Any]) -> None:
+    trace["schema"] = "2.0.0"
+
+
+def host_alone(trace: dict[str, Any]) -> None:
+    for node in trace["nodes"]:
+        node.pop("exclusive_dur", None)
+        node.pop("inclusive_dur", None)
+
+
+def no_list(trace: dict[str, Any]) -> None:
+    trace["nodes"] = {}
+
+
+def a_circle(trace: dict[str, Any]) -> None:
+    trace["nodes"][4]["ctrl_deps"] = trace["nodes"][5]["id"]
+
+
+def one_id_twice(trace: dict[str, Any]) -> None:
+    trace["nodes"][4]["id"] = trace["nodes"][5]["id"]
+
+
+def no_operators(trace: dict[str, Any]) -> None:
+    trace["nodes"] = [node for node in trace["nodes"] if "cat" in node]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (other_schema, "is of schema '2.0.0'"),
+        (host_alone, "has no durations.*chakra_trace_link"),
+        (no_list, "has no list of at most"),
+        (a_circle, "call each other in a circle"),
+        (one_id_twice, "gives two nodes one id"),
+        (no_operators, "has no operators on the CPU"),
+    ],
+)
+def test_bad_traces_are_refused(change: Any, why: str, linear: ModelGraph) -> None:
+    trace = linear_step(1)
+    change(trace)
+    with pytest.raises(InvalidInput, match=why):
+        read_trace_profile(json.dumps(trace).encode(), linear, "v100", "linked.json")
+
+
+def test_damaged_files_are_told_by_offset(linear: ModelGraph) -> None:
+    data = chakra_file(linear_step(1))
+    with pytest.raises(InvalidInput, match=r"trace\.et, byte \d+, ChakraMessage: it claims"):
+        read_trace_profile(data[:-3], linear, "v100", "trace.et")
+    odd = data + varint(3) + b"\x08\xff\xff"
+    with pytest.raises(InvalidInput, match="ends in the middle of a number"):
+        read_trace_profile(odd, linear, "v100", "trace.et")
