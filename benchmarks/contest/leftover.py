@@ -20,6 +20,7 @@ from autosync.bundle import load_bundle, make_bundle
 from autosync.documents import from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import AutosyncError
+from autosync.search.collect.collection_plan import CollectionTarget
 from autosync.search.loop.tuning_store import Proposal
 from autosync.simulator.limit import iteration_limit
 from autosync.strategy import Strategy
@@ -32,7 +33,7 @@ from benchmarks.contest.iteration_accounts import (
     median_accounts,
 )
 from benchmarks.contest.live_contest import FOLDER, PLAN, prepared
-from benchmarks.contest.live_domains import DOMAINS, ContestDomain, domain_named
+from benchmarks.contest.live_domains import DOMAINS, domain_named
 from benchmarks.contest.live_records import ContestFile, whole_lines
 from benchmarks.contest.live_tables import final_seconds
 from benchmarks.contest.tuned_competitors import COMPETITORS
@@ -40,7 +41,7 @@ from benchmarks.contest.tuned_competitors import COMPETITORS
 REPEATS = 5
 
 
-def best_strategy(folder: Path, given: ContestDomain, domain: Domain) -> Strategy | None:
+def best_strategy(folder: Path, given: CollectionTarget, domain: Domain) -> Strategy | None:
     """The fastest of the finals that the runtime itself ran; None without finals."""
     file = ContestFile.opened(folder, given.name)
     medians = {
@@ -59,7 +60,7 @@ def best_strategy(folder: Path, given: ContestDomain, domain: Domain) -> Strateg
 
 
 def all_strategies(
-    folder: Path, given: ContestDomain, domain: Domain, file: ContestFile
+    folder: Path, given: CollectionTarget, domain: Domain, file: ContestFile
 ) -> list[Strategy]:
     """What AutoSync's tunings tried, and what competitors build of the sizes they tried."""
     found = []
@@ -77,7 +78,7 @@ def all_strategies(
 
 
 def recorded_accounts(
-    given: ContestDomain, domain: Domain, strategy: Strategy, repeats: int
+    given: CollectionTarget, domain: Domain, strategy: Strategy, repeats: int
 ) -> IterationAccounts:
     """Record the strategy `repeats` times.
 
@@ -85,7 +86,7 @@ def recorded_accounts(
         AutosyncError: no recording came back.
     """
     bundle, limit = make_bundle(strategy, domain), iteration_limit(domain)
-    workload = Workload(domain, "replay", given.byte_scale, given.time_scale)
+    workload = Workload(domain, "replay", *given.scales)
     found, why = [], ""
     with TestbedLauncher().open(workload) as pool:
         for repeat in range(repeats):

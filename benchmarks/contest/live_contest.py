@@ -23,6 +23,7 @@ from autosync.bundle import make_bundle
 from autosync.domain import Domain
 from autosync.errors import AutosyncError
 from autosync.search.cluster_probe import probe_costs
+from autosync.search.collect.collection_plan import CollectionTarget, domain_of, ring_seconds
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_loop import tune
@@ -33,13 +34,7 @@ from autosync.simulator.limit import iteration_limit
 from autosync.strategy import Strategy
 from autosync.trials.contract import Pool, TrialRequest, TrialResult, Workload
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
-from benchmarks.contest.live_domains import (
-    DOMAINS,
-    ContestDomain,
-    domain_named,
-    domain_of,
-    ring_seconds,
-)
+from benchmarks.contest.live_domains import DOMAINS, domain_named
 from benchmarks.contest.live_records import (
     ContestFacts,
     ContestFile,
@@ -138,7 +133,7 @@ class BorrowedPool:
 class Ring:
     """Where the competitors of one domain meet."""
 
-    given: ContestDomain
+    given: CollectionTarget
     domain: Domain
     pool: Pool
     folder: Path
@@ -194,22 +189,21 @@ def row_of(
     )
 
 
-def prepared(given: ContestDomain, folder: Path) -> Domain:
+def prepared(given: CollectionTarget, folder: Path) -> Domain:
     """The domain with its probed costs; probed and stored unless it was before."""
     if (known := stored_domain(folder, given.name)) is not None:
         return known
     assumed = domain_of(given)
     print(f"{given.name}: probing", flush=True)
     fit = probe_costs(
-        TestbedLauncher(), assumed.cluster, given.byte_scale, given.time_scale, brief=True
+        TestbedLauncher(), assumed.cluster, *given.scales, brief=True
     )
     domain = replace(assumed, cluster=fit.cluster)
     limit = iteration_limit(domain)
     facts = ContestFacts(
         given.name,
-        given.rho,
-        given.byte_scale,
-        given.time_scale,
+        given.ring_over_compute,
+        *given.scales,
         domain.compute_seconds,
         ring_seconds(domain.graph, domain.cluster),
         limit.seconds,
@@ -221,7 +215,7 @@ def prepared(given: ContestDomain, folder: Path) -> Domain:
     return domain
 
 
-def compete(given: ContestDomain, folder: Path, settings: ContestSettings) -> None:
+def compete(given: CollectionTarget, folder: Path, settings: ContestSettings) -> None:
     """Everything of a domain that is not done yet.
 
     Raises:
@@ -234,7 +228,7 @@ def compete(given: ContestDomain, folder: Path, settings: ContestSettings) -> No
         return
     domain = prepared(given, folder)
     launcher = TestbedLauncher(workloads=(BASELINES,))
-    workload = Workload(domain, "baselines", given.byte_scale, given.time_scale)
+    workload = Workload(domain, "baselines", *given.scales)
     with launcher.open(workload) as pool:
         file = ContestFile.opened(folder, given.name)
         ring = Ring(given, domain, pool, folder, file, settings)

@@ -148,9 +148,8 @@ def percent(value: float) -> str:
 
 def competitors_table(results: Sequence[ContestResult]) -> str:
     """A line a domain, a column a competitor, after all its trials; ms and share of the limit."""
-    names = list(
-        dict.fromkeys(name for each in results for name, count in each.answers if count == MOST)
-    )
+    ran = [name for each in results for name, count in each.answers if count == MOST]
+    names = list(dict.fromkeys([*ran, *(name for each in results for name in each.failed)]))
     lines = [f"| domain | {' | '.join(names)} |", f"|---{'|---' * len(names)}|"]
     for each in results:
         cells = []

@@ -6,7 +6,8 @@
 A search tries 60 of a domain's measured strategies in rounds of 8, as a tuning does, and refits
 after each. A seed leaves it nine tenths of the pool and says which of two passes each trial
 returns. `replayed_searchers` lists the ablations. With hand-designed strategies (up to half of the
-trials, DDP first) budgets of 12, 20 and 60 are played, for a tuning divides its budget.
+trials, DDP first) the timeline and the usual learner play budgets of 12, 20 and 60, for a tuning
+divides its budget.
 
 Transferred simulators have learned from the domains of other models alone, the first seed's weights
 for all. Networks (LSTM, GAT, the ensemble of all) take minutes each and come last.
@@ -81,7 +82,7 @@ def matches(ablations: Sequence[Ablation], seeds: int) -> Iterator[Match]:
     for ablation in ablations:
         for seed in range(seeds):
             yield Match(ablation, False, BUDGETS[-1], seed)
-            for budget in BUDGETS if ablation.choice == "predicted" else ():
+            for budget in BUDGETS if ablation.beside_designs else ():
                 yield Match(ablation, True, budget, seed)
 
 

@@ -27,7 +27,9 @@ from benchmarks.contest.contest_pools import F64, I64, ContestPool
 Choice = Literal["random", "unlike", "predicted", "genetic"]
 Untaught = Literal["analytic", "timeline"]
 
-CHILDREN = 4096
+USUAL: tuple[MemberKind, ...] = ("gaussian", "trees")
+"""Members of the simulator that learns in seconds."""
+CHILDREN = 1024
 """Strategies that a genetic search looks at in a round."""
 FIRST_PARENTS = 8
 """Random ones with which it begins where nothing was tried."""
@@ -47,6 +49,14 @@ class Ablation:
     transferred: bool = False
 
     @property
+    def beside_designs(self) -> bool:
+        """Whether it is played with hand-designed strategies, too: the timeline, and what a tuning
+        uses."""
+        return self.choice == "predicted" and (
+            self.members == USUAL or (not self.members and self.untaught == "timeline")
+        )
+
+    @property
     def networks(self) -> bool:
         """Whether LSTM or GAT are in it, which take minutes to learn."""
         return bool({"lstm", "gat"} & set(self.members))
@@ -64,12 +74,12 @@ ABLATIONS = (
     Ablation(RANDOM, "random"),
     Ablation(UNLIKE, "unlike"),
     Ablation("genetic", "genetic"),
-    Ablation("genetic, transferred", "genetic", members=("gaussian", "trees"), transferred=True),
+    Ablation("genetic, transferred", "genetic", members=USUAL, transferred=True),
     Ablation("analytic", "predicted", "analytic"),
     Ablation("timeline", "predicted"),
     *_learned("process", "gaussian"),
     *_learned("trees", "trees"),
-    *_learned("process and trees", "gaussian", "trees"),
+    *_learned("process and trees", *USUAL),
     *_learned("lstm", "lstm"),
     *_learned("gat", "gat"),
     *_learned("ensemble", "linear", "gaussian", "trees", "lstm", "gat"),

@@ -9,6 +9,7 @@ import pytest
 
 from autosync.domain import Domain
 from autosync.population import encode
+from autosync.search.collect.collection_plan import CollectionTarget, domain_of, ring_seconds
 from autosync.search.designs import known_designs
 from autosync.simulator.limit import iteration_limit
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
@@ -28,7 +29,7 @@ from benchmarks.contest.live_contest import (
     try_settings,
     tune_with,
 )
-from benchmarks.contest.live_domains import DOMAINS, ContestDomain, domain_of, ring_seconds
+from benchmarks.contest.live_domains import DOMAINS
 from benchmarks.contest.live_records import (
     ContestFacts,
     ContestFile,
@@ -59,7 +60,9 @@ DOMAIN = domains.domain_of(
     domains.chain_graph(((1024, 1500), (1024, 1500), (1500,), (512, 3000), (512, 3000))),
     domains.grid_cluster(4, gbps=1.0),
 )
-GIVEN = ContestDomain("small", "none", "none", 1.5, 1.0, 1.0, "sgd", 1, 2)
+GIVEN = CollectionTarget(
+    "small", "none", "none", 1.5, "1", optimizer="sgd", warmup=1, iterations=2
+)
 BY_NAME = {each.name: each for each in (*COMPETITORS, *DRAWS)}
 LATER = time.monotonic() + 1e9
 
@@ -253,15 +256,16 @@ def test_half_a_line_is_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", DOMAINS, ids=lambda given: given.name)
-def test_compute_of_every_domain_is_fixed_by_the_ring(given: ContestDomain) -> None:
+def test_compute_of_every_domain_is_fixed_by_the_ring(given: CollectionTarget) -> None:
     """A ring takes 1 to 3 times compute, and the links are such that two cores carry them."""
     domain = domain_of(given)
     rho = ring_seconds(domain.graph, domain.cluster) / domain.compute_seconds
-    assert rho == pytest.approx(given.rho)
-    assert 1 <= given.rho <= 3
+    assert rho == pytest.approx(given.ring_over_compute)
+    assert 1 <= given.ring_over_compute <= 3
     total = sum(node.bandwidth_gbps for node in domain.cluster.nodes)
-    assert total * given.byte_scale / given.time_scale <= 2.0
-    assert domain.compute_seconds * given.time_scale >= 0.02
+    byte_scale, time_scale = given.scales
+    assert total * byte_scale / time_scale <= 2.0
+    assert domain.compute_seconds * time_scale >= 0.02
     assert iteration_limit(domain).seconds >= domain.compute_seconds
 
 
@@ -274,8 +278,8 @@ def test_everyone_runs_on_real_links(tmp_path: Path, monkeypatch: pytest.MonkeyP
     domain: Domain = replace(DOMAIN, cluster=cluster)
     competitors: tuple[Competitor, ...] = COMPETITORS
     settings = ContestSettings(2, 1, competitors, True, LATER)
-    given = replace(GIVEN, byte_scale=1 / 16, time_scale=1.0)
-    workload = Workload(domain, "baselines", given.byte_scale, given.time_scale)
+    given = replace(GIVEN, byte_scale="1/16")
+    workload = Workload(domain, "baselines", *given.scales)
     file = ContestFile.opened(tmp_path, given.name)
     launcher = TestbedLauncher(workloads=(BASELINES,), check=False, repeats=0)
     with launcher.open(workload) as pool:
