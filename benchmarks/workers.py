@@ -30,7 +30,7 @@ from autosync.trials.worker.training_job import (
     make_optimizer,
 )
 
-ZERO_OPTIMIZERS: Mapping[str, tuple[type[torch.optim.Optimizer], dict[str, float]]] = {
+ZERO_OPTIMIZERS: Mapping[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {}),
     "momentum": (torch.optim.SGD, {"momentum": 0.875}),
     "sgd_momentum": (torch.optim.SGD, {"momentum": 0.875}),

@@ -71,10 +71,11 @@ def all_strategies(
                 found.append(from_json(Proposal, document, tuning.name).candidate.strategy)
     by_name = {each.name: each for each in COMPETITORS}
     ended = {row.key for row in file.rows if row.kind == "final"}
-    for row in file.rows:
-        if row.kind == "search" and row.competitor in by_name and row.key in ended:
-            found.append(by_name[row.competitor].build(domain, row.size_mib))
-    return found
+    return found + [
+        by_name[row.competitor].build(domain, row.size_mib)
+        for row in file.rows
+        if row.kind == "search" and row.competitor in by_name and row.key in ended
+    ]
 
 
 def recorded_accounts(

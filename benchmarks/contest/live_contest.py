@@ -195,9 +195,7 @@ def prepared(given: CollectionTarget, folder: Path) -> Domain:
         return known
     assumed = domain_of(given)
     print(f"{given.name}: probing", flush=True)
-    fit = probe_costs(
-        TestbedLauncher(), assumed.cluster, *given.scales, brief=True
-    )
+    fit = probe_costs(TestbedLauncher(), assumed.cluster, *given.scales, brief=True)
     domain = replace(assumed, cluster=fit.cluster)
     limit = iteration_limit(domain)
     facts = ContestFacts(

@@ -2,6 +2,7 @@
 
 from autosync.search.collect.collection_plan import CollectionTarget
 
+
 def _target(
     name: str, model: str, cluster: str, rho: float, s: str, k: str, optimizer: str
 ) -> CollectionTarget:

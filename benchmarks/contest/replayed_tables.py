@@ -150,7 +150,7 @@ def draw_improvement(searches: Sequence[ReplayedSearch], file: Path) -> None:
             trials = np.arange(1, 1 + max((len(e.label_seconds) for e in found), default=0))
             gains = [e.baseline_seconds / np.array(e.best_seconds) for e in found]
             (line,) = axis.step(trials, np.mean(gains, axis=0), where="post", label=name)
-            hits = [[100 * hit_rate(e, n) for n in trials] for e in found]
+            hits = [[100 * hit_rate(e, int(n)) for n in trials] for e in found]
             right.plot(trials, np.mean(hits, axis=0), ":", color=line.get_color(), linewidth=1)
         axis.axhline(1.0, color="#94a3b8", linewidth=0.8)
 

@@ -149,12 +149,16 @@ SIZES = 32
 """Sizes that a Gaussian process tells apart, as in `search.loop.fusion_tuning`."""
 
 
+def _of_size(build: Build, size_mib: float, domain: Domain) -> Strategy:
+    return build(domain, size_mib)
+
+
 @lru_cache(maxsize=8)
 def distinct_sizes(domain: Domain, build: Build, least: float, most: float) -> tuple[float, ...]:
     """The sizes in MiB, smallest first, whose strategies differ and run on the domain."""
     found: dict[str, float] = {}
     for size in np.geomspace(least, most, SIZES):
-        strategy = fitted(domain, Space(), lambda each, size=size: build(each, float(size)))
+        strategy = fitted(domain, Space(), partial(_of_size, build, float(size)))
         if strategy is not None:
             found.setdefault(content_hash(strategy), float(size))
     return tuple(found.values())
@@ -180,7 +184,7 @@ def gaussian_size(
     if not sound:
         return min(free, key=lambda size: abs(np.log(size / begin)))
     sizes = np.array([each.size_mib for each in sound])
-    speeds = -np.log([each.step_seconds for each in sound])
+    speeds = -np.log(np.array([each.step_seconds for each in sound], dtype=np.float64))
     mean, std = speeds_over_sizes(sizes, speeds, np.array(free))
     return free[int(np.argmax(speed_improvement(mean, std, speeds)))]
 

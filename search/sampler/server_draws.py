@@ -8,7 +8,7 @@ the softmax over all is the limit. The guard is the same: what no server may tak
 neediest, which a heap has on top.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -92,7 +92,7 @@ def place_on(servers: Servers, chosen: int, size: float) -> None:
 @njit(nogil=True)
 def draw_owner(
     servers: Servers, noise: np.uint64, size: float, margin: float, placed: float
-) -> int:
+) -> Any:
     """A softmax draw among servers that overdraw by at most `margin`; else the neediest."""
     if len(servers.deficit) > FEW_SERVERS:
         return _draw_of_many(servers, noise, size, margin, placed)
@@ -120,7 +120,7 @@ def draw_owner(
 @njit(nogil=True)
 def _draw_of_many(
     servers: Servers, noise: np.uint64, size: float, margin: float, placed: float
-) -> int:
+) -> Any:
     """Where the neediest overdraws by more than `margin`, all do."""
     neediest = servers.heap[0]
     if size - max(servers.deficit[neediest], 0.0) > margin:
@@ -130,7 +130,7 @@ def _draw_of_many(
     count = np.uint64(len(servers.deficit))
     for _ in range(CANDIDATES):
         noise = mix(noise)
-        j = np.int64(((noise >> _32) * count) >> _32)
+        j: Any = np.int64(((noise >> _32) * count) >> _32)
         if np.int64((noise >> _8) & _COIN) * _COINS >= servers.alias_chance[j]:
             j = servers.alias[j]
         score = (placed * servers.weight[j] - servers.load[j]) * scale
@@ -145,7 +145,7 @@ def _sift_down(servers: Servers, start: int) -> None:
     """The server at this place of the heap sinks below those that lack more; of equals the first
     one is higher."""
     heap, place, deficit = servers.heap, servers.place, servers.deficit
-    moved, hole = heap[start], start
+    hole, moved = start, heap[start]
     while 2 * hole + 1 < len(heap):
         child = 2 * hole + 1
         if child + 1 < len(heap) and _lacks_more(deficit, heap[child + 1], heap[child]):

@@ -60,9 +60,7 @@ DOMAIN = domains.domain_of(
     domains.chain_graph(((1024, 1500), (1024, 1500), (1500,), (512, 3000), (512, 3000))),
     domains.grid_cluster(4, gbps=1.0),
 )
-GIVEN = CollectionTarget(
-    "small", "none", "none", 1.5, "1", optimizer="sgd", warmup=1, iterations=2
-)
+GIVEN = CollectionTarget("small", "none", "none", 1.5, "1", optimizer="sgd", warmup=1, iterations=2)
 BY_NAME = {each.name: each for each in (*COMPETITORS, *DRAWS)}
 LATER = time.monotonic() + 1e9
 

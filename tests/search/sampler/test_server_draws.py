@@ -56,7 +56,10 @@ def test_a_few_looked_at_are_drawn_as_the_softmax_over_all_says() -> None:
     wanted = np.exp(logits - logits.max())
     wanted /= wanted.sum()
     draws = 40_000
-    found = [draw_owner(servers, np.uint64(word(np.uint64(1), n)), 1.0, 1e9, placed) for n in range(draws)]
+    found = [
+        draw_owner(servers, np.uint64(word(np.uint64(1), n)), 1.0, 1e9, placed)
+        for n in range(draws)
+    ]
     shares = np.bincount(found, minlength=COUNT) / draws
     noise = 0.5 * np.sqrt(2 * wanted / (np.pi * draws)).sum()
     assert 0.5 * np.abs(shares - wanted).sum() < noise + 0.03
