@@ -5,7 +5,7 @@ says), `ddp_bf16` (DDP with torch's bf16 compression hook), `zero` (DDP with a
 ZeroRedundancyOptimizer) or `fsdp2` (fully_shard over blocks of 25 MB).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -30,7 +30,15 @@ from autosync.trials.worker.training_job import (
     make_optimizer,
 )
 
-MOMENTUM = {"sgd": 0.0, "momentum": 0.875, "sgd_momentum": 0.875}
+ZERO_OPTIMIZERS: Mapping[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {}),
+    "momentum": (torch.optim.SGD, {"momentum": 0.875}),
+    "sgd_momentum": (torch.optim.SGD, {"momentum": 0.875}),
+    "adagrad": (torch.optim.Adagrad, {}),
+    "adam": (torch.optim.Adam, {}),
+    "adamw": (torch.optim.AdamW, {}),
+}
+"""As `make_optimizer` makes them, for the ZeroRedundancyOptimizer to shard."""
 
 
 def half_bytes(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -141,11 +149,9 @@ class BaselineJob:
             model = self.sharded()
             self.fsdp = model, make_optimizer(self.optimizer_name, model), Parked()
         if self.mode == "zero" and self.zero is None:
+            sharded, options = ZERO_OPTIMIZERS[self.optimizer_name]
             self.zero = ZeroRedundancyOptimizer(
-                self.inner.model.parameters(),
-                torch.optim.SGD,
-                lr=LEARNING_RATE,
-                momentum=MOMENTUM[self.optimizer_name],
+                self.inner.model.parameters(), sharded, lr=LEARNING_RATE, **options
             )
 
     def loss(self, model: nn.Module) -> Tensor:

@@ -11,21 +11,20 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from autosync.search.sampler.counter_random import draw, mix, stream, word
+from autosync.search.sampler.counter_random import draw, stream, word
 from autosync.search.sampler.drawn_columns import ShardColumns
 from autosync.search.sampler.sampling_tables import Record, Tables
+from autosync.search.sampler.server_draws import (
+    Servers,
+    begin_placement,
+    draw_owner,
+    place_on,
+)
 from autosync.simulator.numba_cache import cached_kernel
 
 PLACEMENT = 2
 """Purpose of the random stream of a proposal's owners."""
 
-TEMPERATURE = 0.5
-"""Of the placement softmax, in sizes of the shard that is placed."""
-
-GUMBEL = -np.log(-np.log((np.arange(256) + 0.5) / 256))
-"""Quantiles of the Gumbel distribution: the argmax of logits plus these is a softmax draw."""
-
-_BYTE, _8 = np.uint64(255), np.uint64(8)
 _SERVER_METHOD = np.uint8(0)
 
 
@@ -38,19 +37,6 @@ class Runs(NamedTuple):
     first: NDArray[np.int64]
     length: NDArray[np.int64]
     bytes: NDArray[np.float64]
-
-
-class Servers(NamedTuple):
-    """The S servers while their shards are placed.
-
-    weight, log_weight f64[S]: each one's part of the cluster's bandwidth.
-    load f64[S]: bytes each holds. deficit f64[S]: bytes it lacks of its part of the total.
-    """
-
-    weight: NDArray[np.float64]
-    log_weight: NDArray[np.float64]
-    load: NDArray[np.float64]
-    deficit: NDArray[np.float64]
 
 
 @cached_kernel
@@ -77,7 +63,17 @@ def balance_load(
         most = max(most, first[i + 1] - first[i])
     runs = Runs(np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.float64))
     weight = tables.weight
-    servers = Servers(weight, tables.log_weight, np.empty(len(weight)), np.empty(len(weight)))
+    count = len(weight)
+    servers = Servers(
+        weight,
+        tables.log_weight,
+        tables.alias_chance,
+        tables.alias,
+        np.empty(count),
+        np.empty(count),
+        np.empty(count, np.int64),
+        np.empty(count, np.int64),
+    )
     for i in range(len(indices)):
         servers.load[:] = 0.0
         used, total, largest = _gather_runs(
@@ -86,6 +82,7 @@ def balance_load(
         if used == 0:
             continue
         servers.deficit[:] = total * weight - servers.load
+        begin_placement(servers)
         name = stream(seed, indices[i], PLACEMENT)
         descending = np.argsort(-runs.bytes[:used])
         _place_runs(name, largest, descending, runs, servers, shards.server)
@@ -164,44 +161,17 @@ def _place_runs(
     greedy choice (largest deficit first) from then on cannot leave a server more than the largest
     shard short: it would have to overdraw nobody, and deficits add up to zero in the end.
     """
-    load, deficit = servers.load, servers.deficit
-    placed = load.sum()
+    deficit = servers.deficit
+    placed = servers.load.sum()
     surplus = -np.minimum(deficit, 0.0).sum()
     number = 0
     for run in descending:
         size = runs.bytes[run]
         for row in range(runs.first[run], runs.first[run] + runs.length[run]):
             noise = word(name, number)
-            chosen = _draw_owner(servers, noise, size, largest - surplus, placed)
+            chosen = draw_owner(servers, noise, size, largest - surplus, placed)
             surplus += max(0.0, size - max(deficit[chosen], 0.0))
-            load[chosen] += size
-            deficit[chosen] -= size
+            place_on(servers, chosen, size)
             placed += size
             server[row] = chosen
             number += 1
-
-
-@njit(nogil=True)
-def _draw_owner(
-    servers: Servers, noise: np.uint64, size: float, margin: float, placed: float
-) -> int:
-    """A softmax draw among servers that overdraw by at most `margin`; else the neediest."""
-    deficit = servers.deficit
-    best, best_score, neediest = -1, -np.inf, 0
-    scale = 1.0 / (TEMPERATURE * size)
-    bits = noise
-    for j in range(len(deficit)):
-        if j & 7 == 0 and j > 0:
-            noise = mix(noise)
-            bits = noise
-        score = (
-            servers.log_weight[j]
-            + (placed * servers.weight[j] - servers.load[j]) * scale
-            + GUMBEL[np.int64(bits & _BYTE)]
-        )
-        bits = bits >> _8
-        if deficit[j] > deficit[neediest]:
-            neediest = j
-        if score > best_score and size - max(deficit[j], 0.0) <= margin:
-            best, best_score = j, score
-    return best if best >= 0 else neediest

@@ -17,6 +17,7 @@ from autosync.search.domain_facts import (
     ring_orders,
     server_weights,
 )
+from autosync.search.sampler.server_draws import alias_table
 from autosync.search.space import Space
 from autosync.strategy import EXACT, Replica, VariableChoice
 
@@ -117,6 +118,7 @@ class Tables(NamedTuple):
     `variant * E + encoding`. pins PIN[].
     ready_order i64[V]: variables in the order in which their gradients become ready.
     weight, log_weight f64[S]: each server's part of the cluster's NIC bandwidth.
+    alias_chance f64[S], alias i64[S]: to draw a server by its weight.
     slice_bytes, encodings i64[]: what to draw from. low_rank bool[E]: which encodings are PowerSGD.
     """
 
@@ -127,6 +129,8 @@ class Tables(NamedTuple):
     ready_order: NDArray[np.int64]
     weight: NDArray[np.float64]
     log_weight: NDArray[np.float64]
+    alias_chance: NDArray[np.float64]
+    alias: NDArray[np.int64]
     slice_bytes: NDArray[np.int64]
     encodings: NDArray[np.int64]
     low_rank: NDArray[np.bool_]
@@ -161,6 +165,7 @@ def sampler_inputs(domain: Domain, space: Space) -> SamplerInputs:
     layouts = replica_layouts(domain, space)
     drawn = [encodings.index(encoding) for encoding in dict.fromkeys(space.encodings)]
     weight = server_weights(domain)
+    alias_chance, alias = alias_table(weight)
     tables = Tables(
         variables=variables,
         rules=_rules(domain, space, len(layouts), len(options), len(orders), pins),
@@ -169,6 +174,8 @@ def sampler_inputs(domain: Domain, space: Space) -> SamplerInputs:
         ready_order=np.array(domain.graph.gradient_order, dtype=np.int64),
         weight=weight,
         log_weight=np.log(weight),
+        alias_chance=alias_chance,
+        alias=alias,
         slice_bytes=np.array(space.slice_bytes, dtype=np.int64),
         encodings=np.array(drawn, dtype=np.int64),
         low_rank=np.array([encoding.name == "powersgd" for encoding in encodings]),

@@ -1,0 +1,1 @@
+"""The contest: AutoSync beside its ablations, replayed, and beside tuned baselines, live."""

@@ -1,0 +1,186 @@
+"""Writes docs/contest.md and its pictures from the contest's records.
+
+    python -m benchmarks.contest.contest_page [-o out/contest] [--page docs/contest.md]
+
+Sections whose records FOLDER does not hold stay as they are on the page; what was never run says
+so.
+"""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.contest.iteration_accounts import accounts_table
+from benchmarks.contest.leftover import read_accounts
+from benchmarks.contest.live_contest import FOLDER
+from benchmarks.contest.live_tables import (
+    aims_table,
+    competitors_table,
+    contest_results,
+    domains_table,
+    finals_words,
+    summary_table,
+)
+from benchmarks.contest.replayed_contest import read_searches
+from benchmarks.contest.replayed_tables import (
+    designs_table,
+    domains_of,
+    draw_best_so_far,
+    draw_improvement,
+    regret_table,
+    statistics_table,
+    unfinished,
+)
+
+PAGE = Path("docs/contest.md")
+PICTURES = "pictures"
+
+HEAD = """# The contest
+
+AutoSync's search beside its own ablations, replayed on measured strategies, and beside tuned
+baselines, live on emulated clusters. `python -m benchmarks.contest.contest_page` writes this page
+from the records of the commands that each section names; all of them go on where they stopped."""
+
+REPLAYED = "Replayed: ablations"
+LIVE = "Live: tuned baselines"
+LEFTOVER = "What the runtime leaves on the table"
+
+
+def replayed_section(folder: Path, page: Path) -> str | None:
+    searches = read_searches(folder)
+    if not searches:
+        return None
+    pictures = page.parent / PICTURES
+    pictures.mkdir(parents=True, exist_ok=True)
+    draw_improvement(searches, pictures / "contest_improvement.svg")
+    draw_best_so_far(searches, pictures / "contest_best_so_far.svg")
+    parts = [
+        REPLAYED_WORDS,
+        "By how much the answer is slower than the fastest of the pool, means over "
+        f"{len(domains_of(searches))} domains and {len({e.seed for e in searches})} seeds, without "
+        "hand-designed strategies; the hit rate is of 60 trials.",
+        regret_table(searches),
+        "At the end of tunings of each budget, with hand-designed strategies (half of the trials, "
+        "DDP first) and without:",
+        designs_table(searches),
+        f"![](./{PICTURES}/contest_improvement.svg)",
+        "The best found, as times the better baseline, and the hit rate (the form of the thesis' "
+        "figure 8.2).",
+        f"![](./{PICTURES}/contest_best_so_far.svg)",
+        "The best so far, over the fastest of the pool (figure 8.3).",
+        "### All strategies that a search tried",
+        "The form of the thesis' table 8.2: seconds of the strategies, 60 trials a seed.",
+    ]
+    for domain in domains_of(searches):
+        parts += [f"**{domain}**", statistics_table(searches, domain)]
+    if missing := unfinished(searches):
+        parts.append(f"Not played, or not everywhere: {missing}.")
+    return "\n\n".join(parts)
+
+
+REPLAYED_WORDS = """`python -m benchmarks.contest.replayed_contest`: a search tries 60 of a
+domain's [measured strategies](../datasets/runtimes) in rounds of 8 and refits after each. A seed
+leaves it nine tenths of the pool and one of two passes as a trial's seconds; what counts is the
+best estimate of the strategy that was fastest in its trial. Selection and acquisition are the
+defaults of a tuning.
+
+- `no simulator` takes what is least alike (AutoSync -s), `random` anything. `analytic` and
+  `timeline` do not learn.
+- `transferred` has learned from the domains of other models alone; the others begin with the
+  timeline.
+- `genetic` breeds from what it has tried; its children were not measured, so the measured strategy
+  most like each stands in. What it would find among unmeasured ones, no pool can say.
+- Without both constraints (AutoSync -s -k) nothing can be replayed: every drawn strategy of the
+  pools keeps them. What the timeline predicts of such draws stands in
+  [Proposals](proposals.md#what-the-timeline-predicts-of-them); `live_contest --competitors drawn
+  drawn_unconstrained` measures them.
+- The baseline of hit rates is the better one of `ps_load_balanced` and torch's DDP, which stands
+  in for the thesis' Horovod: the pools were measured before that was a design here.
+- A pool holds what was worth measuring: random draws, designs, and picks of earlier searches.
+  Nothing here is faster than its fastest strategy."""
+
+
+def live_section(folder: Path, page: Path) -> str | None:
+    results = contest_results(folder)
+    if not results:
+        return None
+    return "\n\n".join(
+        (
+            LIVE_WORDS,
+            finals_words(results),
+            summary_table(results),
+            "After 60 trials, ms and share of the limit:",
+            competitors_table(results),
+            "### Aims",
+            aims_table(results),
+            "### Domains",
+            domains_table(results),
+        )
+    )
+
+
+LIVE_WORDS = """`python -m benchmarks.contest.live_contest`: everyone tries up to 60
+settings on the same workers of one emulated cluster. AutoSync tunes three times, with 12, 20 and
+60 trials, as `autosync tune` does; its simulator has learned from the [bundled
+measurements](../datasets/runtimes), some of these models on these clusters. The others: torch's
+DDP with Optuna over `bucket_cap_mb`, DeAR with Bayesian optimization of its buffer, partitioned
+servers balanced by bandwidth with Bayesian optimization of the partition, and torch's DDP,
+ZeroRedundancyOptimizer and FSDP2 as they come. Every byte threshold is scaled by s. rho is a ring
+all-reduce at line rate over compute; of a sparse variable it counts the touched rows. The
+[limit](simulator.md) is a lower bound for any allowed strategy."""
+
+
+def leftover_section(folder: Path, page: Path) -> str | None:
+    found = read_accounts(folder)
+    if not found:
+        return None
+    return f"{LEFTOVER_WORDS}\n\n{accounts_table(found)}"
+
+
+LEFTOVER_WORDS = """`python -m benchmarks.contest.leftover`: the best strategy of each domain,
+recorded; ms of the iteration of median length. On the slowest rank the iteration is its profiled
+compute, compute beyond that, updates and waits. On the busiest link it is bytes at line rate,
+startups and what links and processors share while messages are under way, and the rest, in which
+nothing is under way: because a second half is held whose first half has arrived, because a
+gradient waits for others of its message, because a message is sent late, or because there is
+nothing to send. Recording costs some time itself."""
+
+SECTIONS: dict[str, Callable[[Path, Path], str | None]] = {
+    REPLAYED: replayed_section,
+    LIVE: live_section,
+    LEFTOVER: leftover_section,
+}
+UNKNOWN = {
+    REPLAYED: "Not played yet: `python -m benchmarks.contest.replayed_contest`.",
+    LIVE: "Not measured yet: `python -m benchmarks.contest.live_contest` on a quiet machine.",
+    LEFTOVER: "Not measured yet: `python -m benchmarks.contest.leftover`, after the live contest.",
+}
+
+
+def sections_of(text: str) -> dict[str, str]:
+    """What stands under each title of a page."""
+    found = [part.partition("\n") for part in text.split("\n## ")[1:]]
+    return {title: body.strip() for title, _, body in found}
+
+
+def write_page(folder: Path, page: Path) -> None:
+    known = sections_of(page.read_text()) if page.is_file() else {}
+    parts = [HEAD]
+    for title, section in SECTIONS.items():
+        text = section(folder, page) or known.get(title) or UNKNOWN[title]
+        parts.append(f"## {title}\n\n{text}")
+    page.write_text("\n\n".join(parts) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("-o", "--out", type=Path, default=FOLDER, metavar="FOLDER")
+    parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE")
+    given = parser.parse_args()
+    write_page(given.out, given.page)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,379 @@
+"""AutoSync beside tuned baselines on emulated clusters, 60 trials each, in one run.
+
+    python -m benchmarks.contest.live_contest [--domains resnet50-4x1 ...] [--minutes 240]
+        [--trials 60] [--repeats 10] [--competitors ddp dear_bo ...] [-o out/contest]
+
+Leave the machine alone meanwhile. Of each domain (`live_domains`) the links are probed once, as
+`autosync tune` does; then every competitor tries its settings on the same workers, and AutoSync
+tunes three times, with 12, 20 and 60 trials, since a tuning divides its budget. The two best of
+each after 12, 20 and 60 trials run again in interleaved repeats; the figures are these alone.
+
+Every trial is a line in a file of FOLDER, and is not run again: after --minutes, Ctrl-C or a crash
+the same command goes on. The page is written by benchmarks.contest.contest_page.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from autosync.bundle import make_bundle
+from autosync.domain import Domain
+from autosync.errors import AutosyncError
+from autosync.search.cluster_probe import probe_costs
+from autosync.search.collect.collection_plan import CollectionTarget, domain_of, ring_seconds
+from autosync.search.loop.outcome import TuningEvent
+from autosync.search.loop.settings import Settings
+from autosync.search.loop.tuning_loop import tune
+from autosync.search.loop.tuning_store import Phase
+from autosync.search.space import Space
+from autosync.simulator.learned.bundled_simulator import default_simulator
+from autosync.simulator.limit import iteration_limit
+from autosync.strategy import Strategy
+from autosync.trials.contract import Pool, TrialRequest, TrialResult, Workload
+from autosync.trials.launchers.testbed_launcher import TestbedLauncher
+from benchmarks.contest.live_domains import DOMAINS, domain_named
+from benchmarks.contest.live_records import (
+    ContestFacts,
+    ContestFile,
+    ContestRow,
+    FileStore,
+    Kind,
+    store_domain,
+    stored_domain,
+)
+from benchmarks.contest.tuned_competitors import (
+    COMPETITORS,
+    DRAWS,
+    NO_SIZE,
+    Competitor,
+    TriedSetting,
+)
+from benchmarks.measure import provenance
+
+COUNTS = (12, 20, 60)
+"""Trials after which competitors are compared."""
+FINALISTS = 2
+"""Of a competitor after so many trials, that run again in the repeats."""
+FOLDER = Path("out/contest")
+BASELINES = "baselines=benchmarks.workers:build_baselines"
+PLAN = "plan"
+"""The mode of what the bundle says: the runtime, or torch's DDP."""
+SIMULATOR = "ensemble"
+"""What `autosync tune` ranks with unless another is asked for."""
+
+
+class OutOfTime(Exception):
+    """The minutes are spent; what was measured is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContestSettings:
+    """trials: of each competitor; deadline: of `time.monotonic`."""
+
+    trials: int
+    repeats: int
+    competitors: tuple[Competitor, ...]
+    tunes: bool
+    deadline: float
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        return tuple(sorted({min(count, self.trials) for count in COUNTS}))
+
+    @property
+    def words(self) -> str:
+        """What a domain that is done was done with."""
+        names = " ".join(each.name for each in self.competitors)
+        return f"{self.trials} trials, {self.repeats} repeats, tunes {self.tunes}: {names}\n"
+
+    def check_time(self) -> None:
+        if time.monotonic() > self.deadline:
+            raise OutOfTime
+
+    @property
+    def seconds_left(self) -> float:
+        return max(0.0, self.deadline - time.monotonic())
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """mode: of `benchmarks.workers`, who runs the strategy. size_mib: its setting, 0 without."""
+
+    label: str
+    mode: str
+    strategy: Strategy
+    size_mib: float = NO_SIZE
+
+    @property
+    def key(self) -> str:
+        return f"{self.mode}:{self.strategy.id}"
+
+
+class BorrowedPool:
+    """A pool that stays open when the tuning that uses it is done."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    @property
+    def description(self) -> str:
+        return self._pool.description
+
+    def run(self, request: TrialRequest) -> TrialResult:
+        return self._pool.run(request)
+
+    def close(self) -> None:
+        """Whoever opened the pool closes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Where the competitors of one domain meet."""
+
+    given: CollectionTarget
+    domain: Domain
+    pool: Pool
+    folder: Path
+    file: ContestFile
+    settings: ContestSettings
+
+    def measured(
+        self,
+        kind: Kind,
+        competitor: str,
+        number: int,
+        contestant: Contestant,
+        passes: int,
+    ) -> ContestRow:
+        """Run one trial, or raise OutOfTime before it; its row is stored."""
+        self.settings.check_time()
+        result = self.pool.run(
+            TrialRequest(
+                f"{contestant.mode}/{kind}/{competitor}/{contestant.strategy.id}/{number}",
+                make_bundle(contestant.strategy, self.domain),
+                warmup=self.given.warmup,
+                iterations=self.given.iterations,
+                passes=passes,
+                timeout_seconds=Settings().timeout_seconds,
+            )
+        )
+        row = row_of(kind, competitor, number, contestant, result)
+        self.file.add(row)
+        return row
+
+    def say(self, text: str) -> None:
+        left = f"{self.settings.seconds_left:,.0f} s left"
+        print(f"{self.given.name}: {text}; {left}", flush=True)
+
+
+def row_of(
+    kind: Kind, competitor: str, number: int, contestant: Contestant, result: TrialResult
+) -> ContestRow:
+    error = f"{result.error.kind}: {result.error.message[:300]}" if result.error else ""
+    return ContestRow(
+        kind,
+        competitor,
+        number,
+        contestant.size_mib,
+        contestant.mode,
+        contestant.strategy.id,
+        contestant.label,
+        result.step_seconds,
+        result.spread,
+        result.load,
+        error,
+        result.launcher,
+    )
+
+
+def prepared(given: CollectionTarget, folder: Path) -> Domain:
+    """The domain with its probed costs; probed and stored unless it was before."""
+    if (known := stored_domain(folder, given.name)) is not None:
+        return known
+    assumed = domain_of(given)
+    print(f"{given.name}: probing", flush=True)
+    fit = probe_costs(TestbedLauncher(), assumed.cluster, *given.scales, brief=True)
+    domain = replace(assumed, cluster=fit.cluster)
+    limit = iteration_limit(domain)
+    facts = ContestFacts(
+        given.name,
+        given.ring_over_compute,
+        *given.scales,
+        domain.compute_seconds,
+        ring_seconds(domain.graph, domain.cluster),
+        limit.seconds,
+        limit.tightest,
+        domain.id,
+        ", ".join(f"{name} {value}" for name, value in provenance().items()),
+    )
+    store_domain(folder, given.name, domain, facts)
+    return domain
+
+
+def compete(given: CollectionTarget, folder: Path, settings: ContestSettings) -> None:
+    """Everything of a domain that is not done yet.
+
+    Raises:
+        OutOfTime: the minutes are spent.
+    """
+    settings.check_time()
+    mark = folder / "live" / f"{given.name}.done"
+    if mark.is_file() and mark.read_text() == settings.words:
+        print(f"{given.name}: done before", flush=True)
+        return
+    domain = prepared(given, folder)
+    launcher = TestbedLauncher(workloads=(BASELINES,))
+    workload = Workload(domain, "baselines", *given.scales)
+    with launcher.open(workload) as pool:
+        file = ContestFile.opened(folder, given.name)
+        ring = Ring(given, domain, pool, folder, file, settings)
+        for competitor in settings.competitors:
+            try_settings(ring, competitor)
+        for budget in settings.counts if settings.tunes else ():
+            tune_with(ring, budget)
+        repeat_finals(ring)
+    mark.write_text(settings.words)
+
+
+def try_settings(ring: Ring, competitor: Competitor) -> None:
+    rows = ring.file.of("search", competitor.name)
+    tried = [TriedSetting(row.number, row.size_mib, row.step_seconds) for row in rows]
+    total = min(competitor.trials, ring.settings.trials)
+    while len(tried) < total:
+        size = competitor.ask(ring.domain, tried, 0)
+        if size is None:
+            break
+        contestant = contestant_of(competitor, ring.domain, size)
+        row = ring.measured("search", competitor.name, len(tried), contestant, passes=2)
+        tried.append(TriedSetting(row.number, size, row.step_seconds))
+        best = min((each.step_seconds for each in tried if each.step_seconds), default=None)
+        told = f"{in_ms(row.step_seconds)} {row.error[:80]}".rstrip()
+        progress = f"{competitor.name} {len(tried)} of {total}"
+        ring.say(f"{progress}: {contestant.label}: {told}, best {in_ms(best)}")
+
+
+def contestant_of(competitor: Competitor, domain: Domain, size_mib: float) -> Contestant:
+    label = f"{competitor.name} {size_mib:.3g}" if competitor.tuned else competitor.name
+    strategy = competitor.build(domain, size_mib)
+    return Contestant(label, competitor.mode, strategy, size_mib)
+
+
+def tune_with(ring: Ring, budget: int) -> None:
+    """A tuning of so many trials, without its confirmation: the finals take its place."""
+    name = tuning_name(budget)
+    if ring.file.of("search", name):
+        return
+    store = tuning_store(ring, budget)
+    settings = Settings(
+        budget=budget,
+        warmup=ring.given.warmup,
+        iterations=ring.given.iterations,
+        probe=False,  # the domain brings its costs
+    )
+
+    def stop(phase: Phase) -> bool:
+        ring.settings.check_time()
+        return phase == "confirm"
+
+    def on_event(event: TuningEvent) -> None:
+        if event.kind == "search":
+            best = in_ms(event.best_seconds)
+            ring.say(f"{name} {event.done} of {event.total}: {event.message}, best {best}")
+
+    simulator = default_simulator(ring.domain, SIMULATOR)
+    pool = BorrowedPool(ring.pool)
+    tune(ring.domain, Space(), lambda: pool, store, simulator, settings, on_event, stop)
+    origins = {each.key: each.candidate for each in store.proposals()}
+    for number, trial in enumerate(store.trials()):
+        candidate = origins[trial.key]
+        label = candidate.strategy.name or candidate.origin
+        contestant = Contestant(label, PLAN, candidate.strategy)
+        ring.file.add(row_of("search", name, number, contestant, trial))
+
+
+def tuning_name(budget: int) -> str:
+    return f"autosync_{budget}"
+
+
+def tuning_store(ring: Ring, budget: int) -> FileStore:
+    return FileStore(ring.folder / "live" / f"{ring.given.name}.{tuning_name(budget)}.jsonl")
+
+
+def best_rows(rows: Sequence[ContestRow], count: int) -> list[ContestRow]:
+    """The fastest of the first `count` trials, best first."""
+    sound = [row for row in rows[:count] if row.step_seconds]
+    return sorted(sound, key=lambda row: row.step_seconds or 0.0)[:FINALISTS]
+
+
+def final_line(ring: Ring) -> list[Contestant]:
+    """Who runs in the repeats, each strategy once; DDP first."""
+    found: dict[str, Contestant] = {}
+    for competitor in ring.settings.competitors:
+        for count in ring.settings.counts:
+            for row in best_rows(ring.file.of("search", competitor.name), count):
+                if row.key not in found:
+                    found[row.key] = contestant_of(competitor, ring.domain, row.size_mib)
+    for budget in ring.settings.counts if ring.settings.tunes else ():
+        proposals = tuning_store(ring, budget).proposals()
+        strategies = {each.candidate.strategy.id: each.candidate.strategy for each in proposals}
+        for row in best_rows(ring.file.of("search", tuning_name(budget)), budget):
+            contestant = Contestant(row.label, PLAN, strategies[row.strategy_id])
+            found.setdefault(row.key, contestant)
+    return list(found.values())
+
+
+def repeat_finals(ring: Ring) -> None:
+    """Repeats in turn, each begun by another finalist."""
+    line = final_line(ring)
+    done = {(row.key, row.number) for row in ring.file.rows if row.kind == "final"}
+    for repeat in range(ring.settings.repeats):
+        for place in range(len(line)):
+            contestant = line[(repeat + place) % len(line)]
+            if (contestant.key, repeat) not in done:
+                ring.measured("final", "", repeat, contestant, passes=1)
+        ring.say(f"final repeat {repeat + 1} of {ring.settings.repeats}, {len(line)} strategies")
+
+
+def in_ms(seconds: float | None) -> str:
+    return "failed" if seconds is None else f"{seconds * 1e3:.1f} ms"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    everyone = {each.name: each for each in (*COMPETITORS, *DRAWS)}
+    usual = ["autosync", *(each.name for each in COMPETITORS)]
+    parser.add_argument("-o", "--out", type=Path, default=FOLDER, metavar="FOLDER")
+    parser.add_argument("--domains", nargs="+", default=[d.name for d in DOMAINS], metavar="NAME")
+    parser.add_argument(
+        "--competitors", nargs="+", choices=["autosync", *everyone], default=usual, metavar="NAME"
+    )
+    parser.add_argument("--trials", type=int, default=COUNTS[-1])
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--minutes", type=float, default=1e6, help="begin no trial after so many")
+    given = parser.parse_args()
+    settings = ContestSettings(
+        given.trials,
+        given.repeats,
+        tuple(everyone[name] for name in given.competitors if name in everyone),
+        "autosync" in given.competitors,
+        time.monotonic() + 60 * given.minutes,
+    )
+    chosen = [domain_named(name) for name in given.domains]
+    for number, each in enumerate(chosen):
+        try:
+            compete(each, given.out, settings)
+        except OutOfTime:
+            left = ", ".join(d.name for d in chosen[number:])
+            print(f"out of time; the same command goes on with {left}")
+            return
+        except AutosyncError as error:
+            print(f"{each.name}: {error}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,305 @@
+"""The live contest's logic on a machine that answers from a table, and once on real links."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autosync.domain import Domain
+from autosync.population import encode
+from autosync.search.collect.collection_plan import CollectionTarget, domain_of, ring_seconds
+from autosync.search.designs import known_designs
+from autosync.simulator.limit import iteration_limit
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+from autosync.strategy import Strategy
+from autosync.trials.contract import TrialError, TrialRequest, TrialResult, Workload
+from autosync.trials.launchers.testbed_launcher import TestbedLauncher
+from autosync.units import MIB
+from autosync.verification import verify
+from benchmarks.contest import leftover, live_contest
+from benchmarks.contest.live_contest import (
+    BASELINES,
+    ContestSettings,
+    OutOfTime,
+    Ring,
+    final_line,
+    repeat_finals,
+    try_settings,
+    tune_with,
+)
+from benchmarks.contest.live_domains import DOMAINS
+from benchmarks.contest.live_records import (
+    ContestFacts,
+    ContestFile,
+    store_domain,
+    stored_domain,
+)
+from benchmarks.contest.live_tables import (
+    aims,
+    aims_table,
+    competitors_table,
+    contest_results,
+    domains_table,
+    summary_table,
+)
+from benchmarks.contest.tuned_competitors import (
+    COMPETITORS,
+    DRAWS,
+    Competitor,
+    TriedSetting,
+    ddp_of_size,
+    distinct_sizes,
+    servers_of_size,
+)
+from tests import domains
+from tests.search.killed import Killed
+
+DOMAIN = domains.domain_of(
+    domains.chain_graph(((1024, 1500), (1024, 1500), (1500,), (512, 3000), (512, 3000))),
+    domains.grid_cluster(4, gbps=1.0),
+)
+GIVEN = CollectionTarget("small", "none", "none", 1.5, "1", optimizer="sgd", warmup=1, iterations=2)
+BY_NAME = {each.name: each for each in (*COMPETITORS, *DRAWS)}
+LATER = time.monotonic() + 1e9
+
+
+class PredictingPool:
+    """Seconds are the timeline's; counts what it runs, and dies where it is told to."""
+
+    description = "a table"
+
+    def __init__(self, fails: Callable[[TrialRequest], bool] = lambda request: False) -> None:
+        self.fails = fails
+        self.ran: list[str] = []
+        self.dies_after = 10**9
+
+    def run(self, request: TrialRequest) -> TrialResult:
+        if len(self.ran) >= self.dies_after:
+            raise Killed
+        self.ran.append(request.key)
+        seconds = predicted(request.bundle.strategy)
+        if self.fails(request):
+            error = TrialError("crashed", "the worker fell over")
+            return TrialResult(request.key, (), None, None, error, "table", 1.0, 1.0)
+        times = (seconds,) * request.iterations
+        return TrialResult(request.key, times, seconds, 0.0, None, "table", 1.0, 1.0)
+
+    def close(self) -> None:
+        raise AssertionError("the pool was only lent")
+
+
+def predicted(strategy: Strategy) -> float:
+    population = encode([strategy], DOMAIN)
+    if strategy.schedule.order == "ddp":
+        population = replace(population)
+    return float(TimelineSimulator().predict(DOMAIN, population)[0])
+
+
+def ring(pool: PredictingPool, folder: Path, *names: str, trials: int = 6) -> Ring:
+    competitors = tuple(BY_NAME[name] for name in names)
+    settings = ContestSettings(trials, 3, competitors, True, LATER)
+    file = ContestFile.opened(folder, GIVEN.name)
+    return Ring(GIVEN, DOMAIN, pool, folder, file, settings)
+
+
+@pytest.mark.parametrize("name", ["ddp_optuna", "dear_bo", "servers_bo", "drawn_unconstrained"])
+def test_a_competitor_goes_on_where_it_stopped(name: str, tmp_path: Path) -> None:
+    whole = PredictingPool()
+    try_settings(ring(whole, tmp_path / "whole", name), BY_NAME[name])
+    killed = PredictingPool()
+    killed.dies_after = 3
+    with pytest.raises(Killed):
+        try_settings(ring(killed, tmp_path / "killed", name), BY_NAME[name])
+    killed.dies_after = 10**9
+    resumed = ring(killed, tmp_path / "killed", name)
+    try_settings(resumed, BY_NAME[name])
+    assert killed.ran == whole.ran
+    rows = resumed.file.of("search", name)
+    assert [row.number for row in rows] == list(range(len(rows)))
+    assert 3 < len(rows) <= 6
+
+
+@pytest.mark.parametrize("name", ["dear_bo", "servers_bo"])
+def test_bayesian_optimization_ends_near_the_best_size(name: str, tmp_path: Path) -> None:
+    pool = PredictingPool()
+    competitor = BY_NAME[name]
+    here = ring(pool, tmp_path, name, trials=10)
+    try_settings(here, competitor)
+    rows = here.file.of("search", name)
+    sizes = distinct_sizes(DOMAIN, competitor.build, *competitor.ask.args[1:3])  # type: ignore[attr-defined]
+    best = min(predicted(competitor.build(DOMAIN, size)) for size in sizes)
+    assert min(row.step_seconds or 1.0 for row in rows) <= 1.02 * best
+    assert len({row.size_mib for row in rows}) == len(rows)
+
+
+def test_optuna_begins_at_torchs_default_and_survives_failures(tmp_path: Path) -> None:
+    pool = PredictingPool(fails=lambda request: request.key.endswith("/1"))
+    here = ring(pool, tmp_path, "ddp_optuna")
+    try_settings(here, BY_NAME["ddp_optuna"])
+    rows = here.file.of("search", "ddp_optuna")
+    assert rows[0].size_mib == 25.0
+    assert [row.step_seconds is None for row in rows] == [n == 1 for n in range(6)]
+    assert rows[1].error == "crashed: the worker fell over"
+    assert all(1.0 <= row.size_mib <= 100.0 for row in rows)
+
+
+def test_ddp_at_its_default_size_is_torchs_own() -> None:
+    default = ddp_of_size(DOMAIN, 25.0)
+    assert default == known_designs.ddp(DOMAIN)
+    small = ddp_of_size(DOMAIN, 4.0)
+    verify(small, DOMAIN)
+    assert small.schedule.slice_bytes == 4 * MIB
+    assert small != default
+
+
+def test_servers_share_the_pieces_of_one_size() -> None:
+    strategy = servers_of_size(DOMAIN, 1.0)
+    verify(strategy, DOMAIN)
+    held = [0] * DOMAIN.world_size
+    for choice in strategy.choices:
+        for length, shard in zip(choice.partition.lengths, choice.shards, strict=True):
+            held[shard.server] += length  # type: ignore[union-attr]
+    assert max(held) - min(held) <= MIB // 4
+
+
+def test_a_tuning_stands_in_the_file_when_it_is_done_and_resumes(tmp_path: Path) -> None:
+    pool = PredictingPool()
+    pool.dies_after = 4
+    with pytest.raises(Killed):
+        tune_with(ring(pool, tmp_path), 6)
+    assert not ContestFile.opened(tmp_path, GIVEN.name).rows
+    pool.dies_after = 10**9
+    tune_with(ring(pool, tmp_path), 6)
+    file = ContestFile.opened(tmp_path, GIVEN.name)
+    assert len(file.of("search", "autosync_6")) == 6
+    assert len(pool.ran) == len(set(pool.ran)) == 6
+    tune_with(ring(pool, tmp_path), 6)
+    assert len(pool.ran) == 6
+
+
+def test_nothing_begins_after_the_minutes(tmp_path: Path) -> None:
+    pool = PredictingPool()
+    here = ring(pool, tmp_path, "ddp")
+    late = replace(here, settings=replace(here.settings, deadline=time.monotonic() - 1.0))
+    with pytest.raises(OutOfTime):
+        try_settings(late, BY_NAME["ddp"])
+    with pytest.raises(OutOfTime):
+        tune_with(late, 6)
+    assert pool.ran == []
+
+
+def contest(folder: Path, trials: int = 6) -> Ring:
+    """A whole one, with invented facts."""
+    pool = PredictingPool(fails=lambda request: request.key.startswith("fsdp2"))
+    here = ring(pool, folder, *(each.name for each in COMPETITORS), trials=trials)
+    limit = iteration_limit(DOMAIN)
+    facts = ContestFacts(
+        GIVEN.name, 1.5, 1.0, 1.0, 0.015, 0.02, limit.seconds, limit.tightest, DOMAIN.id, "a test"
+    )
+    store_domain(folder, GIVEN.name, DOMAIN, facts)
+    for competitor in here.settings.competitors:
+        try_settings(here, competitor)
+    for budget in here.settings.counts:
+        tune_with(here, budget)
+    repeat_finals(here)
+    return here
+
+
+def test_finals_are_interleaved_and_each_strategy_runs_once_a_repeat(tmp_path: Path) -> None:
+    here = contest(tmp_path)
+    line = [each.key for each in final_line(here)]
+    finals = [row for row in here.file.rows if row.kind == "final"]
+    assert len(set(line)) == len(line)
+    for repeat in range(3):
+        order = [row.key for row in finals if row.number == repeat]
+        assert order == line[repeat:] + line[:repeat]
+    count = len(here.pool.ran)  # type: ignore[attr-defined]
+    repeat_finals(here)
+    assert len(here.pool.ran) == count  # type: ignore[attr-defined]
+
+
+def test_the_tables_say_what_the_rows_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.contest.live_tables.MOST", 12)
+    monkeypatch.setattr("benchmarks.contest.live_tables.COUNTS", (12,))
+    contest(tmp_path, trials=12)
+    (result,) = contest_results(tmp_path)
+    ddp = predicted(known_designs.ddp(DOMAIN))
+    assert result.ddp_seconds == pytest.approx(ddp)
+    own = result.answers["autosync", 12]
+    assert own.over_ddp == pytest.approx(ddp / own.step_seconds)
+    assert own.repeats == 3
+    gap = (ddp - own.step_seconds) / (ddp - result.facts.limit_seconds)
+    assert result.gap_closed(12) == pytest.approx(gap)
+    others = [f.step_seconds for (name, _), f in result.answers.items() if name != "autosync"]
+    assert result.over_baseline(12) == pytest.approx(min(others) / own.step_seconds)
+    assert result.failed == {"fsdp2": "crashed: the worker fell over"}
+    assert f"{ddp * 1e3:.1f}" in summary_table([result])
+    assert "failed" in competitors_table([result])
+    assert "`fsdp2` did not run: crashed" in domains_table([result])
+    met = {aim: good for aim, good, _ in aims([result])}
+    assert met["no domain below 90 % of the limit"] == (result.share_of_limit(12) >= 0.9)
+    assert aims_table([result]).count("**missed**") == sum(not good for good in met.values())
+
+
+def test_half_a_line_is_dropped(tmp_path: Path) -> None:
+    here = ring(PredictingPool(), tmp_path, "ddp")
+    try_settings(here, BY_NAME["ddp"])
+    with here.file.file.open("a") as lines:
+        lines.write('{"kind":"search","comp')
+    again = ContestFile.opened(tmp_path, GIVEN.name)
+    assert again.rows == here.file.rows
+    assert here.file.file.read_text().endswith("\n")
+
+
+@pytest.mark.parametrize("given", DOMAINS, ids=lambda given: given.name)
+def test_compute_of_every_domain_is_fixed_by_the_ring(given: CollectionTarget) -> None:
+    """A ring takes 1 to 3 times compute, and the links are such that two cores carry them."""
+    domain = domain_of(given)
+    rho = ring_seconds(domain.graph, domain.cluster) / domain.compute_seconds
+    assert rho == pytest.approx(given.ring_over_compute)
+    assert 1 <= given.ring_over_compute <= 3
+    total = sum(node.bandwidth_gbps for node in domain.cluster.nodes)
+    byte_scale, time_scale = given.scales
+    assert total * byte_scale / time_scale <= 2.0
+    assert domain.compute_seconds * time_scale >= 0.02
+    assert iteration_limit(domain).seconds >= domain.compute_seconds
+
+
+@pytest.mark.testbed
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("testbed_possible")
+def test_everyone_runs_on_real_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own engines, what competitors build, a tuning, and the accounts of the best."""
+    cluster = domains.grid_cluster(2, gbps=0.4)
+    domain: Domain = replace(DOMAIN, cluster=cluster)
+    competitors: tuple[Competitor, ...] = COMPETITORS
+    settings = ContestSettings(2, 1, competitors, True, LATER)
+    given = replace(GIVEN, byte_scale="1/16")
+    workload = Workload(domain, "baselines", *given.scales)
+    file = ContestFile.opened(tmp_path, given.name)
+    launcher = TestbedLauncher(workloads=(BASELINES,), check=False, repeats=0)
+    with launcher.open(workload) as pool:
+        here = Ring(given, domain, pool, tmp_path, file, settings)
+        for competitor in competitors:
+            try_settings(here, competitor)
+        tune_with(here, 2)
+        repeat_finals(here)
+    assert [row.error for row in file.rows] == [""] * len(file.rows)
+    names = {row.competitor for row in file.rows}
+    assert names == {"", "autosync_2", *(each.name for each in competitors)}
+    best = leftover.best_strategy(tmp_path, given, domain)
+    assert best is not None
+    found = leftover.recorded_accounts(given, domain, best, 1)
+    assert found.step_seconds > 0
+    assert found.messages > 0
+    assert stored_domain(tmp_path, given.name) is None
+    assert live_contest.in_ms(None) == "failed"
+
+
+def test_a_size_that_was_tried_is_not_asked_for_again() -> None:
+    competitor = BY_NAME["dear_bo"]
+    sizes = distinct_sizes(DOMAIN, competitor.build, *competitor.ask.args[1:3])  # type: ignore[attr-defined]
+    tried = [TriedSetting(i, size, 0.1) for i, size in enumerate(sizes)]
+    assert competitor.ask(DOMAIN, tried, 0) is None
