@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 
 from autosync.api.cli.logs import log_path
-from autosync.api.cli.rest_client import Client
+from autosync.api.client.rest_client import Client
 from autosync.api.http.client_tokens import named_tokens
 from autosync.environment import DATABASE_URL_VARIABLE, TOKEN_VARIABLE
 from autosync.errors import AutosyncError
@@ -55,11 +55,10 @@ class Service:
                 start_new_session=True,
             )
         address = f"http://{HOST}:{chosen}"
-        headers = None
-        if (tokens := os.environ.get(TOKEN_VARIABLE)) is not None:  # the service reads it, too
-            headers = {"Authorization": f"Bearer {named_tokens(tokens)[0].token}"}
-        with httpx.Client(base_url=address, headers=headers, timeout=60.0) as http:
-            service = Service(Client(address, http), process, log)
+        tokens = os.environ.get(TOKEN_VARIABLE)  # the service reads it, too
+        token = "" if tokens is None else named_tokens(tokens)[0].token
+        with Client(address, token) as client:
+            service = Service(client, process, log)
             try:
                 service.wait_until_up()
                 yield service

@@ -30,6 +30,7 @@ from autosync.api.http.routes import (
     runtime_routes,
     service_routes,
     simulator_routes,
+    tuning_control_routes,
     tuning_pages,
     tuning_routes,
     version_routes,
@@ -66,6 +67,7 @@ def create_app(
     routes = (  # versions before the names of simulators
         document_routes,
         tuning_routes,
+        tuning_control_routes,
         version_routes,
         simulator_routes,
         runtime_routes,
