@@ -213,7 +213,7 @@ class TuningRow(Base):
     ran_on: where its trials ran, in the launchers' words, in the order of their first trials.
     tags: words between spaces. archived: left out of lists unless asked for.
     hosts: a digest of those that its trials run on, where they are real ones: one tuning of them
-        runs at a time. Empty where trials run on the worker's own machine, which has a lock of its own.
+        runs at a time. Empty where trials run on the worker's machine, which has a lock of its own.
     """
 
     __tablename__ = "tunings"

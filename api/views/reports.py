@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, func, select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from autosync.api.db.clock import now_seconds
@@ -172,7 +172,7 @@ def trials(
             list.
     """
     stored(session, TuningRow, tuning_id, "tuning")
-    query: Select[Any] = _TRIALS.where(TrialRow.tuning_id == tuning_id)
+    query = _TRIALS.where(TrialRow.tuning_id == tuning_id)
     rows, following = sorted_page(session, query, TRIAL_SORTS, sort, TrialRow.key, limit, cursor)
     return Trials(tuning_id=tuning_id, items=[_trial(*row[:-2]) for row in rows], next=following)
 

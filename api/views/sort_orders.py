@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Select, SQLColumnExpression, func, tuple_
+from sqlalchemy import SQLColumnExpression, func, tuple_
 from sqlalchemy.orm import Session
 
 from autosync.api.views.cursors import one_page, read_cursor
@@ -24,7 +24,7 @@ class SortKey:
 
 def sorted_page(
     session: Session,
-    query: Select[Any],
+    query: Any,
     keys: Mapping[str, SortKey],
     sort: str,
     tie: SQLColumnExpression[str],
@@ -33,8 +33,8 @@ def sorted_page(
 ) -> tuple[Sequence[Any], str | None]:
     """Rows of the query with two columns more at their end, and the cursor of the next page.
 
-    keys: by name. sort: one of the names, with `-` before it for the largest first. tie: a unique
-    column that orders rows with equal keys. limit: by default all.
+    query: a select. keys: by name. sort: one of the names, with `-` before it for the largest
+    first. tie: a unique column that orders rows with equal keys. limit: by default all.
 
     Raises:
         InvalidInput: there is no such sort, or the cursor is of no list that is sorted so.

@@ -16,9 +16,12 @@ STATES = (
     *("finished", "failed", "cancelled"),
 )
 
+FIRST, NOW = "ck_tunings_ck_tunings_state", "ck_tunings_state"
+"""Names of the constraint: the first migration's went through the naming convention once more."""
+
 
 def upgrade() -> None:
-    _allow(STATES)
+    _allow(STATES, FIRST, NOW)
     op.add_column("tunings", sa.Column("hosts", sa.String(32), nullable=False, server_default=""))
     op.create_index("ix_tunings_hosts_state", "tunings", ["hosts", "state"])
 
@@ -28,15 +31,10 @@ def downgrade() -> None:
     op.execute("UPDATE tunings SET state = 'queued' WHERE state IN ('pausing', 'paused')")
     with op.batch_alter_table("tunings") as tunings:
         tunings.drop_column("hosts")
-    _allow(BEFORE)
+    _allow(BEFORE, NOW, FIRST)
 
 
-def _allow(states: tuple[str, ...]) -> None:
-    """SQLite changes no constraint of a table: the table is made anew, and its own are stated."""
-    check = sa.CheckConstraint(f"state in {states}", name="ck_tunings_state")
-    if op.get_bind().dialect.name == "sqlite":
-        with op.batch_alter_table("tunings", recreate="always", table_args=(check,)):
-            pass
-        return
-    op.drop_constraint("ck_tunings_state", "tunings", type_="check")
-    op.create_check_constraint("ck_tunings_state", "tunings", f"state in {states}")
+def _allow(states: tuple[str, ...], old: str, new: str) -> None:
+    with op.batch_alter_table("tunings") as tunings:
+        tunings.drop_constraint(op.f(old), type_="check")
+        tunings.create_check_constraint(op.f(new), f"state in {states}")

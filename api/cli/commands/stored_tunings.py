@@ -1,4 +1,4 @@
-"""`autosync tunings`, `show`, `logs`, `cancel`, `pause` and `resume`: of a database or a service."""
+"""`autosync tunings`, `show`, `logs`, `cancel`, `pause`, `resume`: of a database or a service."""
 
 import time
 from typing import TYPE_CHECKING, Annotated
