@@ -10,6 +10,7 @@ from autosync.framework_settings.exported_settings import FrameworkSettings, ref
 from autosync.framework_settings.gradient_messages import (
     GradientMessage,
     all_reduced_messages,
+    check_variables,
     one_encoding,
     schedule_deviations,
     sparse_variables,
@@ -34,6 +35,7 @@ def ddp_settings(strategy: Strategy, domain: Domain) -> FrameworkSettings:
     Raises:
         InvalidStrategy, NotSupported: DDP cannot run it; names the variable and why.
     """
+    check_variables(strategy, domain)
     if strategy.schedule.order == "ddp":
         limits, deviations, encoding = _own_limits(strategy), [], Encoding()
     else:

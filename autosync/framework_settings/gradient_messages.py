@@ -48,7 +48,7 @@ def whole_messages(
         InvalidStrategy: it is for other variables.
         NotSupported: variables are cut, ranks weigh differently, or updates come late.
     """
-    _check_variables(strategy, domain)
+    check_variables(strategy, domain)
     _check_alike(strategy, domain, framework)
     merged: dict[tuple[int, Synchronizer, str], list[int]] = {}
     for index in domain.graph.gradient_order:
@@ -78,7 +78,7 @@ def all_reduced_messages(
     Raises:
         InvalidStrategy, NotSupported: names the variable and why.
     """
-    _check_variables(strategy, domain)
+    check_variables(strategy, domain)
     for choice, variable in zip(strategy.choices, domain.graph.variables, strict=True):
         for shard in choice.shards:
             if variable.sparse and isinstance(shard, AllGather | AllReduce):
@@ -120,7 +120,7 @@ def reduce_scattered_messages(
     Raises:
         InvalidStrategy, NotSupported: names the variable and why.
     """
-    _check_variables(strategy, domain)
+    check_variables(strategy, domain)
     for choice in strategy.choices:
         for shard in choice.shards:
             if shard.kind != "reduce_scatter":
@@ -179,7 +179,8 @@ def _message(synchronizer: Synchronizer, members: list[int], domain: Domain) -> 
     )
 
 
-def _check_variables(strategy: Strategy, domain: Domain) -> None:
+def check_variables(strategy: Strategy, domain: Domain) -> None:
+    """Raises InvalidStrategy where it is for other variables."""
     given = [choice.variable for choice in strategy.choices]
     known = [variable.name for variable in domain.graph.variables]
     if given != known:

@@ -171,6 +171,8 @@ def test_a_strategy_of_another_graph() -> None:
     for framework in set(EXPORTS) - {"autosync"}:
         with pytest.raises(InvalidStrategy, match="is not for graph"):
             settings_for(framework, known_designs.all_reduce_one_bucket(other), DOMAIN)
+    with pytest.raises(InvalidStrategy, match="is not for graph"):
+        settings_for("ddp", known_designs.ddp(other), DOMAIN)
 
 
 def test_sparse_gradients() -> None:
