@@ -81,6 +81,8 @@ def cutting(port: int, allowed_bytes: list[int]) -> Iterator[str]:
             while left > 0 and (part := far.recv(min(left, 512))):
                 near.sendall(part)
                 left -= len(part)
+            with suppress(OSError):  # the other thread still reads: closing alone would not tell
+                near.shutdown(socket.SHUT_RDWR)
 
     def forward(near: socket.socket, far: socket.socket) -> None:
         with suppress(OSError):  # the line is cut
