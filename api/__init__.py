@@ -1,1 +1,4 @@
-"""The service and the command line. Imports run one way: cli > http > views > engine > db."""
+"""The service and the command line.
+
+Imports run one way: cli > client > http > views > engine > db.
+"""

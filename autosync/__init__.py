@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from autosync.errors import NotSupported
 
 if TYPE_CHECKING:
+    from autosync.api.client.rest_client import Client
     from autosync.runtime.detachment import detach
     from autosync.runtime.distributed import distribute
     from autosync.runtime.gradient_norm import clip_grad_norm_
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     tune: Any
 
 __all__ = [
+    "Client",
     "ShareSampler",
     "clip_grad_norm_",
     "detach",
@@ -28,6 +30,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Client": "autosync.api.client.rest_client",  # loads no torch
     "ShareSampler": "autosync.runtime.share_sampler",
     "clip_grad_norm_": "autosync.runtime.gradient_norm",
     "detach": "autosync.runtime.detachment",

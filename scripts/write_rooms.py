@@ -28,6 +28,7 @@ DATA = {
     "examples": "Complete training scripts. Import `autosync` as a user does.",
     "migrations": "The database's schema, step by step (Alembic). Installed as "
     "`autosync/migrations`; imports no room.",
+    "packaging": "A container file and a compose file for the service, its workers and PostgreSQL.",
     "scripts": "What writes datasets, pages and pictures, and what CI runs. Import every room.",
     "tests": "Mirrors the folders above; `tests/packaging` builds and installs them.",
 }

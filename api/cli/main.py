@@ -30,7 +30,9 @@ from autosync.api.cli.commands.simulator import app as simulator
 from autosync.api.cli.commands.stored_tunings import (
     cancel_tuning,
     list_tunings,
+    pause_tuning,
     print_events,
+    resume_tuning,
     show_tuning,
 )
 from autosync.api.cli.commands.testbed import app as testbed
@@ -108,6 +110,8 @@ app.command("tunings", rich_help_panel=LOOK)(list_tunings)
 app.command("show", rich_help_panel=LOOK)(show_tuning)
 app.command("logs", rich_help_panel=LOOK)(print_events)
 app.command("cancel", rich_help_panel=LOOK)(cancel_tuning)
+app.command("pause", rich_help_panel=LOOK)(pause_tuning)
+app.command("resume", rich_help_panel=LOOK)(resume_tuning)
 app.command("export", rich_help_panel=LOOK)(export)
 app.command("explain", rich_help_panel=LOOK)(explain)
 app.command("verify", rich_help_panel=LOOK)(verify)

@@ -15,7 +15,7 @@ import httpx
 
 from autosync.api.cli.logs import log_path
 from autosync.api.cli.open_database import has_keys
-from autosync.api.cli.rest_client import Client
+from autosync.api.client.rest_client import Client
 from autosync.api.engine.api_keys import KEY
 from autosync.api.http.access.client_tokens import named_tokens
 from autosync.environment import DATABASE_URL_VARIABLE, TOKEN_VARIABLE
@@ -59,9 +59,8 @@ class Service:
                 start_new_session=True,
             )
         address = f"http://{HOST}:{chosen}"
-        headers = {"Authorization": f"Bearer {token}"} if token else None
-        with httpx.Client(base_url=address, headers=headers, timeout=60.0) as http:
-            service = Service(Client(address, http), process, log)
+        with Client(address, token or "") as client:
+            service = Service(client, process, log)
             try:
                 service.wait_until_up()
                 yield service

@@ -1,24 +1,27 @@
 """Where tunings are read: a database, or a service that has one."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from autosync.api.cli.tuning_lookup import the_one
-from autosync.environment import TOKEN_VARIABLE
 from autosync.errors import AutosyncError
 
 if TYPE_CHECKING:
     from autosync.api.cli.progress import ProgressEvent
-    from autosync.api.cli.rest_client import Client
+    from autosync.api.client.rest_client import Client
+    from autosync.api.client.tuning_events import ServiceEvent
     from autosync.api.db.database import Database
     from autosync.api.views.tuning_schemas import RankedStrategies, Tuning
+    from autosync.framework_settings.exported_settings import FrameworkSettings
+    from autosync.framework_settings.framework_names import FrameworkName
 
 LOOKED_THROUGH = 500
 """Tunings of a service among which the beginning of an id is looked for, the newest."""
 POLL_SECONDS = 0.2
+ATTEMPTS = 3
+"""To reach a service: whoever types a command waits for it."""
 
 
 class TuningSource(Protocol):
@@ -40,6 +43,24 @@ class TuningSource(Protocol):
         """Its state from then on. Raises AutosyncError where it has ended."""
         ...
 
+    def pause(self, tuning_id: str) -> str:
+        """Its state from then on. Raises AutosyncError where it has ended."""
+        ...
+
+    def resume(self, tuning_id: str) -> str:
+        """Its state from then on. Raises AutosyncError where it cannot go on."""
+        ...
+
+    def bundle(self, tuning_id: str, strategy_id: str | None) -> str:
+        """Of the answer, or of one of its strategies, as JSON. Raises AutosyncError."""
+        ...
+
+    def settings(
+        self, tuning_id: str, framework: "FrameworkName", strategy_id: str | None
+    ) -> "FrameworkSettings":
+        """As `bundle`, for a framework. Raises AutosyncError where that cannot run it."""
+        ...
+
     def events(self, tuning_id: str, follow: bool) -> "Iterator[ProgressEvent]":
         """Oldest first; follow: also those to come, until the tuning has ended."""
         ...
@@ -58,23 +79,27 @@ def tuning_source(db: str, url: str | None) -> Iterator[TuningSource]:
         with opened(db) as database:
             yield StoredTunings(database)
         return
-    import httpx
+    from autosync.api.client.rest_client import Client
+    from autosync.api.client.service_errors import ServiceUnreachable
 
-    from autosync.api.cli.rest_client import Client
-
-    token = os.environ.get(TOKEN_VARIABLE)
-    headers = {"Authorization": f"Bearer {token}"} if token else None
-    address = url.rstrip("/")
     try:
-        with httpx.Client(base_url=address, headers=headers, timeout=60.0) as http:
-            yield ServedTunings(Client(address, http))
-    except (httpx.TransportError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+        with Client(url, attempts=ATTEMPTS) as client:
+            yield ServedTunings(client)
+    except ServiceUnreachable as error:
         raise AutosyncError(
-            f"no service answers at {address!r}: {error}.",
+            error.message,
             thing="--url",
-            value=address,
+            value=error.value,
             remedy="Start one with `autosync serve`, or read its database with --db.",
         ) from None
+
+
+def progress_event(event: "ServiceEvent") -> "ProgressEvent":
+    """As progress is shown."""
+    from autosync.api.cli.progress import ProgressEvent
+
+    best = event.best_seconds
+    return ProgressEvent(event.kind, event.message, event.done, event.total, best, event.at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +136,36 @@ class StoredTunings:
 
         return tuning_queue.cancel(self.database, tuning_id)
 
+    def pause(self, tuning_id: str) -> str:
+        from autosync.api.engine import tuning_pauses
+
+        return tuning_pauses.pause(self.database, tuning_id)
+
+    def resume(self, tuning_id: str) -> str:
+        from autosync.api.engine import tuning_pauses
+
+        return tuning_pauses.resume(self.database, tuning_id)
+
+    def bundle(self, tuning_id: str, strategy_id: str | None) -> str:
+        from autosync.api.cli.tuning_lookup import bundle_text
+        from autosync.api.views.exports import bundle_document
+
+        if strategy_id is None:
+            return bundle_text(self.database, tuning_id)
+        with self.database.reading() as session:
+            return bundle_document(session, tuning_id, strategy_id)
+
+    def settings(
+        self, tuning_id: str, framework: "FrameworkName", strategy_id: str | None
+    ) -> "FrameworkSettings":
+        from autosync.api.views.exports import settings_document
+        from autosync.documents import from_json
+        from autosync.framework_settings.exported_settings import FrameworkSettings
+
+        with self.database.reading() as session:
+            text = settings_document(session, tuning_id, framework, strategy_id)
+        return from_json(FrameworkSettings, text)
+
     def events(self, tuning_id: str, follow: bool) -> "Iterator[ProgressEvent]":
         import time
 
@@ -133,20 +188,35 @@ class ServedTunings:
     client: "Client"
 
     def latest(self, count: int) -> "list[Tuning]":
-        return self.client.tunings(count)
+        return self.client.tunings.list(limit=count).items
 
     def find(self, prefix: str) -> str:
-        known = [(each.id, each.state) for each in self.client.tunings(LOOKED_THROUGH)]
+        known = [(each.id, each.state) for each in self.latest(LOOKED_THROUGH)]
         return the_one(prefix, known, "This service has none.")
 
     def tuning(self, tuning_id: str) -> "Tuning":
-        return self.client.tuning(tuning_id)
+        return self.client.tunings.get(tuning_id)
 
     def strategies(self, tuning_id: str) -> "RankedStrategies":
-        return self.client.strategies(tuning_id)
+        return self.client.tunings.strategies(tuning_id)
 
     def cancel(self, tuning_id: str) -> str:
-        return self.client.cancel(tuning_id)
+        return self.client.tunings.cancel(tuning_id).state
+
+    def pause(self, tuning_id: str) -> str:
+        return self.client.tunings.pause(tuning_id).state
+
+    def resume(self, tuning_id: str) -> str:
+        return self.client.tunings.resume(tuning_id).state
+
+    def bundle(self, tuning_id: str, strategy_id: str | None) -> str:
+        return self.client.tunings.bundle_text(tuning_id, strategy=strategy_id)
+
+    def settings(
+        self, tuning_id: str, framework: "FrameworkName", strategy_id: str | None
+    ) -> "FrameworkSettings":
+        return self.client.tunings.settings(tuning_id, framework, strategy=strategy_id)
 
     def events(self, tuning_id: str, follow: bool) -> "Iterator[ProgressEvent]":
-        return self.client.events(tuning_id, follow)
+        for event in self.client.tunings.events(tuning_id, follow=follow):
+            yield progress_event(event)

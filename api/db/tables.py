@@ -17,7 +17,7 @@ from autosync.api.db.simulator_tables import (
 )
 from autosync.api.db.table_base import Base, Hash, RowNumber
 from autosync.api.db.trial_tables import ProposalRow, StrategySummaryRow, TrialRow
-from autosync.api.db.tuning_tables import ACTIVE, FINAL, STATES, EventRow, OutcomeRow, TuningRow
+from autosync.api.db.tuning_tables import ACTIVE, FINAL, STATES, WAITING, EventRow, OutcomeRow, TuningRow
 
 __all__ = [
     "ACTIVE",
@@ -25,6 +25,7 @@ __all__ = [
     "SCOPES",
     "STATES",
     "TRAINING_STATES",
+    "WAITING",
     "ApiKeyRow",
     "Base",
     "BrowserSessionRow",

@@ -6,8 +6,13 @@ from sqlalchemy.orm import Mapped, mapped_column
 from autosync.api.db.clock import now_seconds
 from autosync.api.db.table_base import Base, Hash, RowNumber
 
-STATES = ("queued", "running", "cancelling", "finished", "failed", "cancelled")
-ACTIVE = ("running", "cancelling")
+STATES = (
+    *("queued", "running", "pausing", "paused", "cancelling"),
+    *("finished", "failed", "cancelled"),
+)
+ACTIVE = ("running", "pausing", "cancelling")
+WAITING = ("queued", "paused")
+"""No worker has them."""
 FINAL = ("finished", "failed", "cancelled")
 
 
@@ -23,11 +28,14 @@ class TuningRow(Base):
     held_seconds: how long workers have had it; limit_seconds: the most, NULL where there is none.
     ran_on: where its trials ran, in the launchers' words, in the order of their first trials.
     tags: words between spaces. archived: left out of lists unless asked for.
+    hosts: a digest of those that its trials run on, where they are real ones: one tuning of them
+        runs at a time. Empty where trials run on the worker's machine, which has a lock of its own.
     """
 
     __tablename__ = "tunings"
     __table_args__ = (
         CheckConstraint(f"state in {STATES}", name="state"),
+        Index(None, "hosts", "state"),
         Index(None, "state", "created_at"),
         Index("ix_tunings_client_idempotency_key", "client", "idempotency_key", unique=True),
         Index(None, "created_at", "id"),
@@ -67,6 +75,7 @@ class TuningRow(Base):
     tags: Mapped[str] = mapped_column(default="")
     note: Mapped[str] = mapped_column(default="")
     archived: Mapped[bool] = mapped_column(default=False)
+    hosts: Mapped[str] = mapped_column(Hash, default="")
 
 
 class OutcomeRow(Base):

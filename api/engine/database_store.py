@@ -18,6 +18,7 @@ from autosync.api.db.document_store import (
 from autosync.api.db.tables import ACTIVE, EventRow, ProposalRow, TrialRow, TuningRow
 from autosync.api.engine.phases import PHASES
 from autosync.api.engine.strategy_summaries import add_summary, update_summary
+from autosync.cancellation import Cancelled
 from autosync.documents import from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import AutosyncError, InvalidInput
@@ -62,6 +63,7 @@ class DatabaseStore:
             return [trial_of(row) for row in read_trials(session, self.tuning_id)]
 
     def propose(self, proposals: Sequence[Proposal]) -> None:
+        """Raises Cancelled where the tuning is to pause."""
         with self._fenced() as (session, tuning):
             domain = self._domain = self._domain or load_domain(session, tuning.domain_id)
             position = _next_position(session, ProposalRow, self.tuning_id)
@@ -71,8 +73,10 @@ class DatabaseStore:
                 if insert_new(session, ProposalRow, tuning_id=self.tuning_id, **row):
                     add_summary(session, self.tuning_id, strategy_hash, position, row)
                     position += 1
+        self.end_if_paused()
 
     def record(self, result: TrialResult) -> None:
+        """Raises Cancelled, with the trial stored, where the tuning is to pause."""
         with self._fenced() as (session, tuning):
             proposal = session.get(ProposalRow, (self.tuning_id, result.key))
             if proposal is None:
@@ -83,6 +87,14 @@ class DatabaseStore:
             update_summary(session, self.tuning_id, proposal.strategy_id)
             if result.launcher not in tuning.ran_on:
                 tuning.ran_on = [*tuning.ran_on, result.launcher]
+        self.end_if_paused()
+
+    def end_if_paused(self) -> None:
+        """Raises Cancelled where somebody asked the tuning to pause: between two trials."""
+        with self.database.reading() as session:
+            state = session.get_one(TuningRow, self.tuning_id).state
+        if state == "pausing":
+            raise Cancelled("paused")
 
     def out_of_time(self, phase: Phase) -> bool:
         """Whether workers have spent on the tuning what its operator allows a phase of it; the

@@ -19,9 +19,9 @@ POLL_SECONDS = 0.25
 OVERDUE_SECONDS = 1.0
 """Work that has not ended so long after it was asked to (it compiles, say) is given up in its
 absence: the database says so, and nothing that it still does is written."""
-EndReason = Literal["cancelled", "interrupted", "lost"]
-"""Why work ends before its answer: somebody cancelled it, its worker is to stop, or its claim does
-not hold any longer."""
+EndReason = Literal["cancelled", "interrupted", "lost", "paused"]
+"""Why work ends before its answer: somebody cancelled or paused it, its worker is to stop, or its
+claim does not hold any longer."""
 log = logging.getLogger(__name__)
 
 

@@ -151,6 +151,7 @@ def _run(
     store = DatabaseStore(database, held.tuning_id, held.fence)
     try:
         check_cancelled()
+        store.end_if_paused()
         if held.fence > MOST_CLAIMS:
             raise _keeps_dying(held)
         with database.reading() as session:

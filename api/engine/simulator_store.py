@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session, undefer
 from autosync.api.db.database import Database
 from autosync.api.db.document_store import insert_new
 from autosync.api.db.lookup import not_found
-from autosync.api.db.tables import ACTIVE, SimulatorRow, TuningRow
+from autosync.api.db.tables import ACTIVE, WAITING, SimulatorRow, TuningRow
 from autosync.api.engine.database_store import clean
 from autosync.api.engine.registry import SIMULATORS, TRAINED, simulator_named
 from autosync.api.engine.simulator_versions import (
@@ -189,7 +189,7 @@ def remove_simulator(database: Database, name: str) -> None:
     with database.writing() as session:
         row = _row_with_files(session, name, lock=True)
         query = select(TuningRow.id).where(
-            TuningRow.simulator == name, TuningRow.state.in_(("queued", *ACTIVE))
+            TuningRow.simulator == name, TuningRow.state.in_((*WAITING, *ACTIVE))
         )
         if (user := session.scalars(query).first()) is not None:
             raise NotSupported(

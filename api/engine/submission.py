@@ -1,5 +1,6 @@
 """A tuning request into the queue, as a row, and out of it again."""
 
+import hashlib
 import uuid
 from dataclasses import dataclass
 from typing import cast
@@ -26,7 +27,7 @@ from autosync.documents import from_json, to_json
 from autosync.errors import NotSupported
 from autosync.search.loop.settings import Settings
 from autosync.search.space import Space
-from autosync.trials.request_names import ComputeDevice, ComputeKind
+from autosync.trials.request_names import REAL_CLUSTERS, ComputeDevice, ComputeKind
 
 QUEUE_RETRY_SECONDS = 60.0
 """Until a client whose queue is full may try again."""
@@ -124,6 +125,7 @@ def load_request(session: Session, tuning_id: str) -> TuningRequest:
 def _columns(request: TuningRequest, submission: Submission | None) -> dict[str, object]:
     asked: dict[str, object] = {
         "domain_id": request.domain.id,
+        "hosts": _hosts(request),
         "launcher": request.launcher,
         "byte_scale": request.byte_scale,
         "time_scale": request.time_scale,
@@ -140,6 +142,15 @@ def _columns(request: TuningRequest, submission: Submission | None) -> dict[str,
             "limit_seconds": 60.0 * submission.limits.minutes,
         }
     return asked
+
+
+def _hosts(request: TuningRequest) -> str:
+    """A digest of the hosts that trials run on, where the launcher goes to the cluster's own; empty
+    where trials run on the worker's machine."""
+    if request.launcher not in REAL_CLUSTERS:
+        return ""
+    hosts = sorted(node.address for node in request.domain.cluster.nodes)
+    return hashlib.sha256("\n".join(hosts).encode()).hexdigest()[:32]
 
 
 def _check_queue(session: Session, submission: Submission) -> None:

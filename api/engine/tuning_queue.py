@@ -8,20 +8,22 @@ import logging
 from contextlib import suppress
 from dataclasses import dataclass
 
-from sqlalchemy import and_, case, func, or_, select, true, update
+from sqlalchemy import and_, case, exists, func, or_, select, true, update
 from sqlalchemy.engine import CursorResult
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from autosync.api.db.clock import now_seconds
 from autosync.api.db.database import Database
 from autosync.api.db.document_store import insert_new
 from autosync.api.db.lookup import stored
-from autosync.api.db.tables import ACTIVE, FINAL, ClientRow, OutcomeRow, TuningRow
+from autosync.api.db.tables import ACTIVE, WAITING, ClientRow, OutcomeRow, TuningRow
 from autosync.api.engine.database_store import LeaseLost, clean
 from autosync.api.engine.leases import LEASE_SECONDS, EndReason
 from autosync.api.engine.training_queue import enqueue_training
 from autosync.errors import NotSupported
 
+CLAIMING_KEY = 0x636C61696D
+"""Of PostgreSQL's advisory lock: one worker at a time sees which hosts are taken. "claim"."""
 log = logging.getLogger(__name__)
 
 
@@ -40,17 +42,26 @@ def claim(
     """Take a tuning that waits or whose worker is gone, or the one named if it does; None when
     there is none.
 
-    It is the oldest of the client that has waited longest since a worker last took one of theirs,
-    so that a client with many tunings keeps nobody else waiting for all of them.
+    Of those that run on the same real hosts one is worked on at a time: else each would measure the
+    other, too. It is the oldest of the client that has waited longest since a worker last took one
+    of theirs, so that a client with many tunings keeps nobody else waiting for all of them.
     """
     now = now_seconds()
     expired = and_(TuningRow.state.in_(ACTIVE), TuningRow.lease_until < now)
     named = TuningRow.id == tuning_id if tuning_id is not None else true()
+    other = aliased(TuningRow)
+    busy = exists().where(
+        other.hosts == TuningRow.hosts,
+        other.id != TuningRow.id,
+        other.state.in_(ACTIVE),
+        other.lease_until >= now,
+    )
     served_at = func.coalesce(ClientRow.served_at, 0.0)
     next_due = (
         select(TuningRow.id)
         .outerjoin(ClientRow, ClientRow.name == TuningRow.client)
         .where(or_(TuningRow.state == "queued", expired), named)
+        .where(or_(TuningRow.hosts == "", ~busy))
         .order_by(served_at, TuningRow.created_at, TuningRow.id)
         .limit(1)
         .with_for_update(skip_locked=True, of=TuningRow)
@@ -59,7 +70,7 @@ def claim(
         update(TuningRow)
         .where(TuningRow.id == next_due.scalar_subquery())
         .values(
-            state=case((TuningRow.state == "cancelling", "cancelling"), else_="running"),
+            state=case((TuningRow.state == "queued", "running"), else_=TuningRow.state),
             fence=TuningRow.fence + 1,
             worker=worker,
             lease_until=now + lease_seconds,
@@ -69,6 +80,8 @@ def claim(
         .execution_options(synchronize_session=False)
     )
     with database.writing() as session:
+        if database.dialect == "postgresql":
+            session.execute(select(func.pg_advisory_xact_lock(CLAIMING_KEY)))
         row = session.execute(statement).first()
         if row is not None:
             _note_served(session, row.client)
@@ -135,14 +148,19 @@ def give_up(database: Database, held: Claim, reason: EndReason) -> None:
         case "cancelled":
             with suppress(LeaseLost):
                 end_cancelled(database, held)
-        case "interrupted":
+        case "interrupted" | "paused":
             release(database, held)
     log.info("tuning %s: ends here (%s)", held.tuning_id, reason)
 
 
 def release(database: Database, held: Claim) -> None:
-    """Give the tuning back to the queue; what it has measured stays."""
-    state = case((TuningRow.state == "cancelling", "cancelled"), else_="queued")
+    """Give the tuning back to the queue, or leave it paused where somebody asked for that; what it
+    has measured stays."""
+    state = case(
+        (TuningRow.state == "cancelling", "cancelled"),
+        (TuningRow.state == "pausing", "paused"),
+        else_="queued",
+    )
     with database.writing() as session:
         _write(session, held, state=state, lease_until=None, worker=None)
 
@@ -164,9 +182,9 @@ def cancel(database: Database, tuning_id: str) -> str:
                 remedy="Start another one.",
             )
         now = session.scalars(select(now_seconds())).one()
-        if tuning.state == "queued" or (tuning.lease_until or now) < now:
+        if tuning.state in WAITING or (tuning.lease_until or now) < now:
             tuning.state, tuning.finished_at = "cancelled", now
-        elif tuning.state == "running":
+        elif tuning.state in ACTIVE:
             tuning.state = "cancelling"
         return str(tuning.state)
 
@@ -178,13 +196,20 @@ def expire(database: Database, held: Claim) -> None:
 
 
 def reopen(database: Database, tuning_id: str) -> None:
-    """Put a tuning that failed or was cancelled back into the queue, with all its time before it;
-    what it measured stays."""
+    """Put a tuning that is paused, failed or was cancelled back into the queue; what it measured
+    stays. After its end it has all its time before it."""
+    before = TuningRow.state
+    ended = ("failed", "cancelled")
     with database.writing() as session:
         session.execute(
             update(TuningRow)
-            .where(TuningRow.id == tuning_id, TuningRow.state.in_(("failed", "cancelled")))
-            .values(state="queued", error=None, finished_at=None, held_seconds=0.0)
+            .where(TuningRow.id == tuning_id, before.in_(("pausing", "paused", *ended)))
+            .values(
+                state=case((before == "pausing", "running"), else_="queued"),
+                error=None,
+                finished_at=None,
+                held_seconds=case((before.in_(ended), 0.0), else_=TuningRow.held_seconds),
+            )
             .execution_options(synchronize_session=False)
         )
 
@@ -237,9 +262,9 @@ def lock_client(session: Session, client: str) -> None:
 
 
 def waiting_of(session: Session, client: str) -> int:
-    """How many tunings of the client wait for a worker."""
+    """How many tunings of the client wait for a worker, or are paused before one takes them."""
     waiting = select(func.count()).select_from(TuningRow)
-    of_client = (TuningRow.state == "queued", TuningRow.client == client)
+    of_client = (TuningRow.state.in_(WAITING), TuningRow.client == client)
     return session.scalars(waiting.where(*of_client)).one()
 
 
@@ -252,7 +277,7 @@ def _write(session: Session, held: Claim, **values: object) -> bool:
     statement = (
         update(TuningRow)
         .where(TuningRow.id == held.tuning_id, TuningRow.fence == held.fence)
-        .where(TuningRow.state.not_in(("queued", *FINAL)))
+        .where(TuningRow.state.in_(ACTIVE))
         .values(**values)
         .execution_options(synchronize_session=False)
     )

@@ -16,6 +16,7 @@ from autosync.bundle import Bundle
 from autosync.cluster import Cluster
 from autosync.documents import json_schema
 from autosync.domain import Domain, Profile
+from autosync.framework_settings.exported_settings import FrameworkSettings
 from autosync.graph import ModelGraph
 from autosync.plan import Plan
 from autosync.search.loop.settings import Settings
@@ -30,6 +31,7 @@ DOCUMENTS: dict[str, type[Any]] = {
         Bundle,
         Cluster,
         Domain,
+        FrameworkSettings,
         MeasuredTimeline,
         ModelGraph,
         Plan,

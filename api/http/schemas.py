@@ -15,7 +15,9 @@ class StoredDocument(ResponseModel):
     location: str
 
 
-class CancelledTuning(ResponseModel):
+class ChangedTuning(ResponseModel):
+    """A tuning that was asked to stop or to go on, and its state from then on."""
+
     id: str
     state: State
 

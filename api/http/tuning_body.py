@@ -1,12 +1,13 @@
 """What a client asks for, as JSON or as the dashboard's form, and the tuning request it becomes."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
 
 from autosync.api.db.database import Database
 from autosync.api.engine.request_checks import SCALES, refuse_unused
 from autosync.api.engine.service_limits import LARGEST
+from autosync.api.engine.tuning_notes import LONGEST_NOTE, LONGEST_TAG, MOST_TAGS
 from autosync.api.engine.tuning_request import TuningRequest, at_scales
 from autosync.api.engine.worker_registry import refuse_without_gpus
 from autosync.api.http.named_documents import cluster_named, estimated_profile, graph_named
@@ -15,6 +16,8 @@ from autosync.errors import InvalidInput
 from autosync.search.loop.settings import Acquisition, Settings
 from autosync.search.space import Space
 from autosync.trials.request_names import ComputeDevice, ComputeKind, LauncherName
+
+Tag = Annotated[str, Field(min_length=1, max_length=LONGEST_TAG, pattern=r"^[^\s,]+$")]
 
 
 class TuningBody(BaseModel):
@@ -132,6 +135,18 @@ class TuningBody(BaseModel):
             genetic_share=self.genetic_share,
             least_gain=self.least_gain,
         )
+
+
+class NotesBody(BaseModel):
+    """What to write beside a tuning; what is left out, or null, stays as it is."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tags: list[Tag] | None = Field(None, max_length=MOST_TAGS, description="In place of the old.")
+    note: str | None = Field(None, max_length=LONGEST_NOTE)
+    archived: StrictBool | None = Field(
+        None, description="Out of the dashboard's lists, or back in; only once it has ended."
+    )
 
 
 class TuningForm(BaseModel):

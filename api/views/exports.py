@@ -1,4 +1,4 @@
-"""What leaves the database as a file of its own: bundles."""
+"""What leaves the database as a file of its own: bundles, and settings of other frameworks."""
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -8,9 +8,12 @@ from autosync.api.db.lookup import found, stored
 from autosync.api.db.tables import OutcomeRow, StrategyRow, TuningRow
 from autosync.api.engine.tuning_answer import measured_on
 from autosync.api.views.rankings import ddp_strategy, ranked_strategy
+from autosync.api.views.tuning_schemas import RankedStrategy
 from autosync.bundle import Evidence, make_bundle
 from autosync.documents import from_json, to_json
 from autosync.errors import NotSupported
+from autosync.framework_settings.framework_names import FrameworkName
+from autosync.framework_settings.framework_table import settings_for
 from autosync.strategy import Strategy
 
 
@@ -23,27 +26,58 @@ def bundle_document(session: Session, tuning_id: str, strategy_id: str | None = 
     tuning = stored(session, TuningRow, tuning_id, "tuning")
     if strategy_id is not None:
         return _bundle_of(session, tuning, strategy_id)
-    outcome = session.get(OutcomeRow, tuning_id)
+    return _answer(session, tuning, "bundle").bundle
+
+
+def settings_document(
+    session: Session, tuning_id: str, framework: FrameworkName, strategy_id: str | None = None
+) -> str:
+    """The answer, or one of the tuning's strategies, as settings of a framework, as JSON.
+
+    Raises:
+        NotFound: no such tuning or strategy. NotSupported: there is no answer yet, or the
+            framework cannot run the strategy; says why.
+    """
+    tuning = stored(session, TuningRow, tuning_id, "tuning")
+    if strategy_id is None:
+        row = session.get_one(StrategyRow, _answer(session, tuning, "settings").strategy_hash)
+        strategy = from_json(Strategy, row.document)
+    else:
+        _entry(session, tuning, strategy_id)
+        strategy = _strategy(session, strategy_id)
+    domain = load_domain(session, tuning.domain_id)
+    return to_json(settings_for(framework, strategy, domain))
+
+
+def _answer(session: Session, tuning: TuningRow, thing: str) -> OutcomeRow:
+    outcome = session.get(OutcomeRow, tuning.id)
     if outcome is None:
         raise NotSupported(
-            f"tuning {tuning_id} is {tuning.state} and has no confirmed answer.",
-            thing="bundle",
+            f"tuning {tuning.id} is {tuning.state} and has no confirmed answer.",
+            thing=thing,
             value=tuning.state,
             remedy="Wait until it has finished, or ask for one of its strategies (?strategy=ID).",
         )
-    return outcome.bundle
+    return outcome
 
 
-def _bundle_of(session: Session, tuning: TuningRow, strategy_id: str) -> str:
-    entry = found(
+def _entry(session: Session, tuning: TuningRow, strategy_id: str) -> RankedStrategy:
+    return found(
         ranked_strategy(session, tuning.id, strategy_id) if strategy_id.isalnum() else None,
         thing="strategy",
         key=strategy_id,
         remedy=f"GET /v1/tunings/{tuning.id}/strategies lists them.",
         message=f"tuning {tuning.id} has no strategy {strategy_id[:80]!r}.",
     )
+
+
+def _strategy(session: Session, strategy_id: str) -> Strategy:
     query = select(StrategyRow.document).where(StrategyRow.strategy_id == strategy_id)
-    strategy = from_json(Strategy, session.scalars(query.limit(1)).one())
+    return from_json(Strategy, session.scalars(query.limit(1)).one())
+
+
+def _bundle_of(session: Session, tuning: TuningRow, strategy_id: str) -> str:
+    entry = _entry(session, tuning, strategy_id)
     ddp = ddp_strategy(session, tuning.id)
     where = ", ".join(tuning.ran_on) or tuning.launcher
     evidence = Evidence(
@@ -52,4 +86,5 @@ def _bundle_of(session: Session, tuning: TuningRow, strategy_id: str) -> str:
         ddp_step_seconds=None if ddp is None else ddp.step_seconds,
         measured_on=measured_on(where, tuning.byte_scale, tuning.time_scale),
     )
-    return to_json(make_bundle(strategy, load_domain(session, tuning.domain_id), evidence))
+    domain = load_domain(session, tuning.domain_id)
+    return to_json(make_bundle(_strategy(session, strategy_id), domain, evidence))

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import func, select, tuple_
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from autosync.api.db.clock import now_seconds
@@ -21,9 +21,9 @@ from autosync.api.db.tables import (
     TrialRow,
     TuningRow,
 )
-from autosync.api.views.cursors import one_page, read_cursor
 from autosync.api.views.rankings import ranked_strategies as ranked_strategies
 from autosync.api.views.response_model import ResponseModel
+from autosync.api.views.sort_orders import SortKey, sorted_page
 from autosync.api.views.time_left import TimeLeft
 from autosync.api.views.tuning_schemas import (
     Trial,
@@ -36,28 +36,48 @@ from autosync.api.views.tuning_schemas import (
 
 LATEST_EVENTS = 500
 """So many tell how long a trial takes; a tuning may have ten thousands."""
+TUNING_SORTS = {
+    "created": SortKey(TuningRow.created_at),
+    "finished": SortKey(TuningRow.finished_at, nullable=True),
+    "best_seconds": SortKey(TuningRow.best_seconds, nullable=True),
+    "speedup": SortKey(OutcomeRow.speedup, nullable=True),
+}
+TRIAL_SORTS = {
+    "position": SortKey(TrialRow.position, int, unique=True),
+    "step_seconds": SortKey(TrialRow.step_seconds, nullable=True),
+}
 
 
 def tunings(
-    session: Session, limit: int, cursor: str | None = None, state: str | None = None
+    session: Session,
+    limit: int,
+    cursor: str | None = None,
+    state: str | None = None,
+    tag: str | None = None,
+    archived: bool | None = None,
+    sort: str = "-created",
 ) -> Tunings:
-    """The newest first. cursor: `next` of the page before. state: of these alone.
+    """A page of all tunings, or of those in a state, with a tag, (not) archived. cursor: `next` of
+    the page before. sort: one of TUNING_SORTS, with `-` for the largest first.
 
     Raises:
-        InvalidInput: the cursor is none of this list.
+        InvalidInput: there is no such sort, or the cursor is none of this list.
     """
-    in_state = () if state is None else (TuningRow.state == state,)
-    query = _SUMMARY.where(*in_state)
-    if cursor:
-        query = query.where(tuple_(*_NEWEST) < read_cursor(cursor, float, str))
-    query = query.order_by(*(column.desc() for column in _NEWEST)).limit(limit + 1)
-    rows = session.execute(query).all()
-    shown, following = one_page(rows, limit, lambda row: (row[0].created_at, row[0].id))
-    total = session.scalar(select(func.count()).select_from(TuningRow).where(*in_state)) or 0
-    return Tunings(items=[_summary(*row) for row in shown], total=total, next=following)
+    only: list[ColumnElement[bool]] = []
+    if state is not None:
+        only.append(TuningRow.state == state)
+    if tag is not None:
+        only.append(has_tag(tag))
+    if archived is not None:
+        only.append(TuningRow.archived.is_(archived))
+    query = _SUMMARY.where(*only)
+    rows, following = sorted_page(session, query, TUNING_SORTS, sort, TuningRow.id, limit, cursor)
+    total = session.scalar(select(func.count()).select_from(TuningRow).where(*only)) or 0
+    return Tunings(items=[_summary(*row[:-2]) for row in rows], total=total, next=following)
 
 
-_NEWEST = (TuningRow.created_at, TuningRow.id)
+def has_tag(tag: str) -> ColumnElement[bool]:
+    return (" " + TuningRow.tags + " ").contains(f" {tag} ", autoescape=True)
 
 
 def tuning(session: Session, tuning_id: str) -> Tuning:
@@ -138,24 +158,23 @@ def time_left_words(session: Session, tuning: Tuning) -> str:
 
 
 def trials(
-    session: Session, tuning_id: str, limit: int | None = None, cursor: str | None = None
+    session: Session,
+    tuning_id: str,
+    limit: int | None = None,
+    cursor: str | None = None,
+    sort: str = "position",
 ) -> Trials:
     """Finished trials, oldest first. limit: how many, at most; by default all. cursor: `next` of
-    the page before.
+    the page before. sort: one of TRIAL_SORTS, with `-` for the largest first.
 
     Raises:
-        NotFound: no such tuning. InvalidInput: the cursor is none of this list.
+        NotFound: no such tuning. InvalidInput: there is no such sort, or the cursor is none of this
+            list.
     """
     stored(session, TuningRow, tuning_id, "tuning")
-    query = _TRIALS.where(TrialRow.tuning_id == tuning_id).order_by(TrialRow.position)
-    if cursor:
-        (position,) = read_cursor(cursor, int)
-        query = query.where(TrialRow.position > position)
-    if limit is not None:
-        query = query.limit(limit + 1)
-    rows = session.execute(query).all()
-    shown, following = one_page(rows, limit, lambda row: (row[0].position,))
-    return Trials(tuning_id=tuning_id, items=[_trial(*row) for row in shown], next=following)
+    query = _TRIALS.where(TrialRow.tuning_id == tuning_id)
+    rows, following = sorted_page(session, query, TRIAL_SORTS, sort, TrialRow.key, limit, cursor)
+    return Trials(tuning_id=tuning_id, items=[_trial(*row[:-2]) for row in rows], next=following)
 
 
 _TRIALS = (

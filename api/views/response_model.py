@@ -5,7 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-State = Literal["queued", "running", "cancelling", "finished", "failed", "cancelled"]
+State = Literal[
+    "queued", "running", "pausing", "paused", "cancelling", "finished", "failed", "cancelled"
+]
 
 
 def _moment(value: object) -> object:

@@ -1,9 +1,6 @@
 """Graphs, clusters, strategies and trained simulators: what is stored, beside what is bundled."""
 
-from collections.abc import Sequence
-from typing import TypeVar
-
-from sqlalchemy import select, tuple_
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from autosync.api.db.lookup import found, stored
@@ -20,31 +17,48 @@ from autosync.api.views.document_schemas import (
     Simulators,
     TrainedSimulator,
 )
+from autosync.api.views.sort_orders import SortKey, sorted_page
 from autosync.cluster_file import bundled_clusters
 from autosync.models import BUNDLED
 
-Document = TypeVar("Document", GraphRow, ClusterRow)
+GRAPH_SORTS = {
+    "created": SortKey(GraphRow.created_at),
+    "parameters": SortKey(GraphRow.parameters, int),
+}
+CLUSTER_SORTS = {
+    "created": SortKey(ClusterRow.created_at),
+    "world_size": SortKey(ClusterRow.world_size, int),
+}
 
 
-def graphs(session: Session, limit: int, cursor: str | None = None) -> Graphs:
-    """Stored graphs, the newest first, and the bundled models. cursor: `next` of the page before.
+def graphs(
+    session: Session, limit: int, cursor: str | None = None, sort: str = "-created"
+) -> Graphs:
+    """Stored graphs, and the bundled models. cursor: `next` of the page before. sort: one of
+    GRAPH_SORTS, with `-` for the largest first.
 
     Raises:
-        InvalidInput: the cursor is none of this list.
+        InvalidInput: there is no such sort, or the cursor is none of this list.
     """
-    rows, following = _newest(session, GraphRow, limit, cursor)
+    rows, following = sorted_page(
+        session, select(GraphRow), GRAPH_SORTS, sort, GraphRow.id, limit, cursor
+    )
     return Graphs(
-        items=[GraphSummary.model_validate(row) for row in rows],
+        items=[GraphSummary.model_validate(row) for row, *_ in rows],
         bundled=[BundledModel.model_validate(spec) for spec in BUNDLED.values()],
         next=following,
     )
 
 
-def clusters(session: Session, limit: int, cursor: str | None = None) -> Clusters:
-    """Stored clusters, the newest first, and the bundled ones; as `graphs`."""
-    rows, following = _newest(session, ClusterRow, limit, cursor)
+def clusters(
+    session: Session, limit: int, cursor: str | None = None, sort: str = "-created"
+) -> Clusters:
+    """Stored clusters, and the bundled ones; as `graphs`, in one of CLUSTER_SORTS."""
+    rows, following = sorted_page(
+        session, select(ClusterRow), CLUSTER_SORTS, sort, ClusterRow.id, limit, cursor
+    )
     return Clusters(
-        items=[ClusterSummary.model_validate(row) for row in rows],
+        items=[ClusterSummary.model_validate(row) for row, *_ in rows],
         bundled=list(bundled_clusters()),
         next=following,
     )
@@ -61,16 +75,6 @@ def simulators(session: Session, limit: int, cursor: str | None = None) -> Simul
         bundled=list(SIMULATORS),
         next=following,
     )
-
-
-def _newest(
-    session: Session, table: type[Document], limit: int, cursor: str | None
-) -> tuple[Sequence[Document], str | None]:
-    key = (table.created_at, table.id)
-    query = select(table).order_by(*(column.desc() for column in key)).limit(limit + 1)
-    if cursor:
-        query = query.where(tuple_(*key) < read_cursor(cursor, float, str))
-    return one_page(session.scalars(query).all(), limit, lambda row: (row.created_at, row.id))
 
 
 def simulator(session: Session, name: str) -> TrainedSimulator:

@@ -213,28 +213,3 @@ class _OpenGroup:
             return True
         full_bytes = limit_bytes > 0 and self.size_bytes >= limit_bytes
         return full_bytes or (limit_shards > 0 and self.shards >= limit_shards)
-
-
-def ddp_buckets(domain: Domain, first_bytes: int, bucket_bytes: int) -> tuple[tuple[int, ...], ...]:
-    """The buckets of torch's DistributedDataParallel, as variables in gradient-ready order.
-
-    After its first iteration DDP rebuilds them in the order in which gradients really got ready.
-    A bucket closes once it holds its limit, `first_bytes` for the first of a type; a sparse
-    gradient has its own (torch's compute_bucket_assignment_by_size).
-    """
-    buckets: list[tuple[int, ...]] = []
-    filling: dict[str, list[int]] = {}
-    limits: dict[str, int] = {}
-    for index in domain.graph.gradient_order:
-        variable = domain.graph.variables[index]
-        if variable.sparse:
-            buckets.append((index,))
-            continue
-        bucket = filling.setdefault(variable.dtype, [])
-        bucket.append(index)
-        size = sum(domain.graph.variables[i].size_bytes for i in bucket)
-        if size >= limits.get(variable.dtype, first_bytes):
-            buckets.append(tuple(bucket))
-            limits[variable.dtype] = bucket_bytes
-            filling[variable.dtype] = []
-    return (*buckets, *(tuple(bucket) for bucket in filling.values() if bucket))

@@ -4,6 +4,7 @@ import random
 
 from autosync.domain import Domain
 from autosync.errors import NotSupported
+from autosync.framework_settings.bucket_filling import ddp_buckets
 from autosync.graph import Variable
 from autosync.plan.plan_document import DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES
 from autosync.search.designs.building_blocks import (
@@ -12,7 +13,6 @@ from autosync.search.designs.building_blocks import (
     by_divisor,
     by_non_divisor,
     collective,
-    ddp_buckets,
     dense,
     everything,
     factored,
@@ -42,7 +42,7 @@ SLICED = Schedule("priority", slice_bytes=4 * MIB, overlap_forward=True)
 
 
 def ddp(domain: Domain) -> Strategy:
-    buckets = ddp_buckets(domain, DDP_FIRST_BUCKET_BYTES, DDP_BUCKET_BYTES)
+    buckets = ddp_buckets(domain.graph, (DDP_FIRST_BUCKET_BYTES, DDP_BUCKET_BYTES))
     group = {index: number for number, bucket in enumerate(buckets) for index in bucket}
     return Strategy(
         tuple(

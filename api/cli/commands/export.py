@@ -1,12 +1,20 @@
-"""`autosync export`: the bundle of a finished tuning."""
+"""`autosync export`: the bundle of a tuning, or its settings for another framework."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
-from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl
+from autosync.api.cli.console import out, print_json
+from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json, ServiceUrl
 from autosync.api.cli.output_files import write_text
+from autosync.framework_settings.framework_names import TITLES, FrameworkName
+
+if TYPE_CHECKING:
+    from autosync.framework_settings.exported_settings import FrameworkSettings
+
+BUNDLE_FILE = Path("best.json")
 
 
 def export(
@@ -17,19 +25,84 @@ def export(
         ),
     ],
     output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FILE", help="Where the bundle goes.")
-    ] = Path("best.json"),
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="Where the bundle goes, or the settings as JSON.",
+            show_default=str(BUNDLE_FILE),
+        ),
+    ] = None,
+    framework: Annotated[
+        FrameworkName | None,
+        typer.Option(
+            "--for",
+            help="Print settings of this framework in place of a bundle, or why it cannot run the "
+            "strategy.",
+            show_default=False,
+        ),
+    ] = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="One of the tuning's strategies, by its whole id.",
+            show_default="its answer",
+        ),
+    ] = None,
     db: DatabaseUrl = DEFAULT_DATABASE,
+    url: ServiceUrl = None,
+    json: Json = False,
 ) -> None:
-    """Write the bundle that a finished tuning found.
+    """Write the bundle that a tuning found, or its settings for DDP, FSDP2, DeepSpeed or Horovod.
 
-    Example: `autosync export 3f2a90c1 -o best.json`
+    Examples:
+
+        autosync export 3f2a90c1 -o best.json
+        autosync export 3f2a90c1 --for ddp
+        autosync export 3f2a90c1 --for deepspeed -o deepspeed.json
     """
-    from autosync.api.cli.open_database import opened
-    from autosync.api.cli.tuning_lookup import bundle_text, find_tuning
     from autosync.api.cli.tuning_report import print_two_lines
+    from autosync.api.cli.tuning_sources import tuning_source
+    from autosync.documents import to_data
 
-    with opened(db) as database:
-        found = find_tuning(database, tuning)
-        write_text(output, bundle_text(database, found.id))
-    print_two_lines(output)
+    with tuning_source(db, url) as source:
+        tuning_id = source.find(tuning)
+        if framework is not None:
+            found = source.settings(tuning_id, framework, strategy)
+            if output is not None:
+                write_text(output, settings_text(found))
+            if json:
+                print_json(to_data(found))
+            else:
+                _print_settings(found, output)
+            return
+        bundle = source.bundle(tuning_id, strategy)
+    path = output or BUNDLE_FILE
+    write_text(path, bundle)
+    if not json:
+        print_two_lines(path)
+
+
+def settings_text(settings: "FrameworkSettings") -> str:
+    """The settings alone, as a framework reads them."""
+    import json
+
+    return json.dumps(settings.settings, indent=2, ensure_ascii=False) + "\n"
+
+
+def _print_settings(found: "FrameworkSettings", output: Path | None) -> None:
+    title = TITLES[found.framework]
+    if found.deviations:
+        out.print(f"{title} runs strategy {found.strategy_id[:8]} with these differences:")
+        for said in found.deviations:
+            out.print(f"- {escape(said)}")
+    else:
+        out.print(f"{title} runs strategy {found.strategy_id[:8]}, message for message.")
+    for name, value in found.environment.items():
+        out.print(f"  {name}={escape(value)}")
+    if output is not None:
+        out.print(f"Settings: [bold]{escape(str(output))}[/]")
+    out.print()
+    out.print(escape(found.snippet), soft_wrap=True, highlight=False)

@@ -15,8 +15,8 @@ from autosync.api.cli.output_files import check_writable, write_text
 from autosync.errors import AutosyncError
 
 if TYPE_CHECKING:
-    from autosync.api.cli.rest_client import Client
     from autosync.api.cli.service_process import Service
+    from autosync.api.client.rest_client import Client
     from autosync.domain import Domain
     from autosync.graph import ModelGraph
 
@@ -102,7 +102,6 @@ def _imported() -> "ModelGraph":
 def _post(client: "Client", domain: "Domain", budget: int) -> str:
     """Queue the tuning through the service, at scales that two cores carry."""
     from autosync.api.cli.tuning_report import scale_words
-    from autosync.documents import to_json
     from autosync.trials.byte_scale import automatic_scales
 
     byte_scale, time_scale = automatic_scales(domain)
@@ -110,19 +109,18 @@ def _post(client: "Client", domain: "Domain", budget: int) -> str:
         f"{scale_words(byte_scale, time_scale)}: every message carries that share of its bytes "
         "over links scaled alike, so that this machine stands in for the cluster"
     )
-    request = {
-        "graph": client.post_graph(to_json(domain.graph)),
-        "cluster": CLUSTER,
-        "budget": budget,
-        "repeats": REPEATS,
-        "warmup": WARMUP,
-        "iterations": ITERATIONS,
-        "byte_scale": byte_scale,
-        "time_scale": time_scale,
-    }
-    tuning_id = client.post_tuning(request)
-    say(f"[dim]watch it: {client.address}/tunings/{tuning_id}[/]")
-    return tuning_id
+    tuning = client.tunings.start(
+        domain.graph,
+        CLUSTER,
+        budget=budget,
+        repeats=REPEATS,
+        warmup=WARMUP,
+        iterations=ITERATIONS,
+        byte_scale=byte_scale,
+        time_scale=time_scale,
+    )
+    say(f"[dim]watch it: {client.address}/tunings/{tuning.id}[/]")
+    return tuning.id
 
 
 def _follow(client: "Client", tuning_id: str, budget: int) -> None:
@@ -132,11 +130,12 @@ def _follow(client: "Client", tuning_id: str, budget: int) -> None:
         AutosyncError: the tuning failed.
     """
     from autosync.api.cli.progress import tuning_bar
+    from autosync.api.cli.tuning_sources import progress_event
 
     with tuning_bar(budget, REPEATS) as bar:
-        for event in client.events(tuning_id):
-            bar.see(event)
-    tuning = client.tuning(tuning_id)
+        for event in client.tunings.events(tuning_id):
+            bar.see(progress_event(event))
+    tuning = client.tunings.get(tuning_id)
     if tuning.state != "finished":
         raise AutosyncError(
             f"the tuning {tuning.state}: {tuning.error or 'without an answer'}",
@@ -149,9 +148,9 @@ def _follow(client: "Client", tuning_id: str, budget: int) -> None:
 def _print(client: "Client", tuning_id: str, output: Path) -> None:
     from autosync.api.cli.tuning_report import print_results, print_two_lines
 
-    tuning = client.tuning(tuning_id)
-    print_results(tuning, client.strategies(tuning_id), ", ".join(tuning.ran_on))
-    write_text(output, client.bundle(tuning_id))
+    tuning = client.tunings.get(tuning_id)
+    print_results(tuning, client.tunings.strategies(tuning_id), ", ".join(tuning.ran_on))
+    write_text(output, client.tunings.bundle_text(tuning_id))
     print_two_lines(output)
 
 

@@ -10,6 +10,7 @@ NAMES = (
     "Bundle",
     "Cluster",
     "Domain",
+    "FrameworkSettings",
     "MeasuredTimeline",
     "ModelGraph",
     "Plan",

@@ -1,4 +1,4 @@
-"""`autosync tunings`, `show`, `cancel` and `logs`: tunings of a database or of a service."""
+"""`autosync tunings`, `show`, `logs`, `cancel`, `pause`, `resume`: of a database or a service."""
 
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -93,6 +93,44 @@ def cancel_tuning(
     with tuning_source(db, url) as source:
         tuning_id = source.find(tuning)
         state = source.cancel(tuning_id)
+    out.print(f"Tuning {tuning_id[:8]} is {state}.")
+
+
+def pause_tuning(
+    tuning: TuningId, db: DatabaseUrl = DEFAULT_DATABASE, url: ServiceUrl = None
+) -> None:
+    """Pause a tuning: it stops after the trial that runs, until it is resumed.
+
+    Examples:
+
+        autosync pause 3f2a90c1
+        autosync pause 3f2a90c1 --url http://localhost:8080
+    """
+    from autosync.api.cli.tuning_sources import tuning_source
+
+    with tuning_source(db, url) as source:
+        tuning_id = source.find(tuning)
+        state = source.pause(tuning_id)
+    out.print(f"Tuning {tuning_id[:8]} is {state}.")
+
+
+def resume_tuning(
+    tuning: TuningId, db: DatabaseUrl = DEFAULT_DATABASE, url: ServiceUrl = None
+) -> None:
+    """Put a tuning that is paused, failed or was cancelled back into the queue.
+
+    What it measured counts. A worker goes on with it; `autosync tune --resume ID` does so here.
+
+    Examples:
+
+        autosync resume 3f2a90c1
+        autosync resume 3f2a90c1 --url http://localhost:8080
+    """
+    from autosync.api.cli.tuning_sources import tuning_source
+
+    with tuning_source(db, url) as source:
+        tuning_id = source.find(tuning)
+        state = source.resume(tuning_id)
     out.print(f"Tuning {tuning_id[:8]} is {state}.")
 
 

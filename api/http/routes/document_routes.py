@@ -1,8 +1,8 @@
 """Graphs and clusters, and the schemas of all documents."""
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 
 from autosync.api.db.lookup import found
 from autosync.api.http.dependencies import Body, ClientName, Cursor, Id, Limit, Reading, UploadsDep
@@ -14,6 +14,9 @@ from autosync.api.views import stored_documents
 from autosync.api.views.document_schemas import Clusters, Graphs
 
 router = APIRouter(prefix="/v1", tags=["documents"])
+SORT = Query(description="With - the largest first.")
+GraphSort = Annotated[Literal["-created", "created", "-parameters", "parameters"], SORT]
+ClusterSort = Annotated[Literal["-created", "created", "-world_size", "world_size"], SORT]
 STORED: dict[int | str, dict[str, Any]] = {
     200: {"model": StoredDocument, "description": "It was here already."},
     **refusals(413),
@@ -35,9 +38,11 @@ def post_graph(
 
 
 @router.get("/graphs")
-def get_graphs(session: Reading, limit: Limit = 100, cursor: Cursor = None) -> Graphs:
-    """Posted graphs, the newest first, and the bundled models."""
-    return stored_documents.graphs(session, limit, cursor)
+def get_graphs(
+    session: Reading, limit: Limit = 100, cursor: Cursor = None, sort: GraphSort = "-created"
+) -> Graphs:
+    """Posted graphs, and the bundled models."""
+    return stored_documents.graphs(session, limit, cursor, sort)
 
 
 @router.get(
@@ -63,9 +68,11 @@ def post_cluster(
 
 
 @router.get("/clusters")
-def get_clusters(session: Reading, limit: Limit = 100, cursor: Cursor = None) -> Clusters:
-    """Posted clusters, the newest first, and the bundled ones."""
-    return stored_documents.clusters(session, limit, cursor)
+def get_clusters(
+    session: Reading, limit: Limit = 100, cursor: Cursor = None, sort: ClusterSort = "-created"
+) -> Clusters:
+    """Posted clusters, and the bundled ones."""
+    return stored_documents.clusters(session, limit, cursor, sort)
 
 
 @router.get(

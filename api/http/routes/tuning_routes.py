@@ -1,11 +1,10 @@
-"""Tunings: start, follow, read, cancel."""
+"""Tunings: start, follow, read."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from autosync.api.engine import tuning_queue
 from autosync.api.http.dependencies import (
     Body,
     ClientName,
@@ -22,19 +21,36 @@ from autosync.api.http.dependencies import (
 from autosync.api.http.entity_tags import UNCHANGED, SeenTags, tag_of_ended, tagged
 from autosync.api.http.event_stream import stream
 from autosync.api.http.openapi import document_answer, posted, refusals
-from autosync.api.http.schemas import CancelledTuning
 from autosync.api.views import reports
-from autosync.api.views.exports import bundle_document
+from autosync.api.views.exports import bundle_document, settings_document
 from autosync.api.views.response_model import State
 from autosync.api.views.timeline_schemas import Timeline
 from autosync.api.views.tuning_schemas import RankedStrategies, Trials, Tuning, Tunings
+from autosync.framework_settings.framework_names import FrameworkName
 
 StrategyId = Annotated[
     str | None, Query(max_length=200, description="One of this tuning; by default its answer.")
 ]
+TuningSort = Literal[
+    "-created",
+    "created",
+    "-finished",
+    "finished",
+    "-best_seconds",
+    "best_seconds",
+    "-speedup",
+    "speedup",
+]
+TrialSort = Literal["position", "-position", "step_seconds", "-step_seconds"]
+SORT = "With - the largest first; those without a value come last."
 
 router = APIRouter(prefix="/v1/tunings", tags=["tunings"])
 BUNDLE = {**document_answer("Bundle", "best.json"), **UNCHANGED, **refusals(404, 409)}
+SETTINGS = {
+    **document_answer("FrameworkSettings", "The settings, and a snippet that applies them."),
+    **UNCHANGED,
+    **refusals(404, 409),
+}
 READ = {**UNCHANGED, **refusals(404)}
 TRACE: dict[int | str, dict[str, Any]] = {
     200: {"description": "Chrome trace.", "content": {"application/json": {}}},
@@ -73,10 +89,20 @@ def get_tunings(
     limit: Limit = 50,
     cursor: Cursor = None,
     state: Annotated[State | None, Query(description="Only those in this state.")] = None,
+    tag: Annotated[
+        str | None, Query(pattern=r"^[^\s,\x00-\x1f]{1,40}$", description="Only those with it.")
+    ] = None,
+    archived: Annotated[bool | None, Query(description="Only those that are, or are not.")] = None,
+    sort: Annotated[TuningSort, Query(description=SORT)] = "-created",
     seen: SeenTags = None,
 ) -> Response:
-    """The newest first."""
-    return tagged(lambda: reports.tunings(session, limit, cursor, state).model_dump_json(), seen)
+    """The newest first, unless they are sorted otherwise. A cursor is good for one sort."""
+
+    def page() -> str:
+        found = reports.tunings(session, limit, cursor, state, tag, archived, sort)
+        return found.model_dump_json()
+
+    return tagged(page, seen)
 
 
 @router.get("/{tuning_id}", response_model=Tuning, responses=READ)
@@ -110,21 +136,16 @@ def get_trials(
     request: Request,
     limit: Limit = 100,
     cursor: Cursor = None,
+    sort: Annotated[TrialSort, Query(description=SORT)] = "position",
     seen: SeenTags = None,
 ) -> Response:
-    """Finished trials, oldest first; later ones only come behind."""
+    """Finished trials, oldest first unless they are sorted otherwise; later ones only come
+    behind."""
 
     def page() -> str:
-        return reports.trials(session, tuning_id, limit, cursor).model_dump_json()
+        return reports.trials(session, tuning_id, limit, cursor, sort).model_dump_json()
 
     return tagged(page, seen, tag_of_ended(session, tuning_id, request))
-
-
-@router.post("/{tuning_id}/cancel", responses=refusals(404, 409))
-def cancel_tuning(tuning_id: Id, database: DatabaseDep) -> CancelledTuning:
-    """What runs for it is broken off within some two seconds. What was measured stays."""
-    state = tuning_queue.cancel(database, tuning_id)
-    return CancelledTuning.model_validate({"id": tuning_id, "state": state})
 
 
 @router.get("/{tuning_id}/bundle", response_class=Response, responses=BUNDLE)
@@ -134,6 +155,19 @@ def get_bundle(
     """What `autosync.distribute` applies: the confirmed answer, or any strategy of the tuning."""
     headers = {"Content-Disposition": 'attachment; filename="best.json"'}
     return tagged(lambda: bundle_document(session, tuning_id, strategy), seen, headers=headers)
+
+
+@router.get("/{tuning_id}/settings", response_class=Response, responses=SETTINGS)
+def get_settings(
+    tuning_id: Id,
+    session: Reading,
+    framework: Annotated[FrameworkName, Query(alias="for", description="Who is to run it.")],
+    strategy: StrategyId = None,
+    seen: SeenTags = None,
+) -> Response:
+    """The answer, or any strategy of the tuning, as settings of another framework, with what that
+    does otherwise; 409 with the reason where it cannot run the strategy."""
+    return tagged(lambda: settings_document(session, tuning_id, framework, strategy), seen)
 
 
 @router.get("/{tuning_id}/timeline", response_model=Timeline, responses=READ)

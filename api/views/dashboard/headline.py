@@ -7,6 +7,8 @@ from autosync.api.views.tuning_schemas import Tuning, TuningResult
 
 DETAILS = re.compile(r"\(([^,()]*),[^()]*\)")
 """What a launcher tells of itself beyond the first words, which a sentence has no room for."""
+STATE_WORDS = {"paused": "is paused", "failed": "failed", "cancelled": "was cancelled"}
+"""Of a tuning that does not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ def headline(
     if tuning.state == "queued":
         turn = f"place {place} in the queue" if place else "in the queue"
         return Headline(f"{what} waits for a worker, {turn}", where=where)
-    ended = {"failed": "failed", "cancelled": "was cancelled"}.get(tuning.state)
+    ended = STATE_WORDS.get(tuning.state)
     if tuning.best_seconds is None or ddp_seconds is None:
         return Headline(f"{what} {ended or 'is being tuned'}, nothing to compare yet", where=where)
     ratio = ddp_seconds / tuning.best_seconds

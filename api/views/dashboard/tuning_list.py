@@ -17,7 +17,7 @@ from autosync.api.db.tables import (
 )
 from autosync.api.engine.tuning_queue import places
 from autosync.api.views.caveats import Caveat, caveats_of
-from autosync.api.views.reports import tunings_of
+from autosync.api.views.reports import has_tag, tunings_of
 from autosync.api.views.tuning_schemas import Tuning
 from autosync.errors import InvalidInput
 
@@ -112,9 +112,7 @@ def _filtered(query: Select[str], wanted: TuningFilter) -> Select[str]:
         if value:
             query = query.where(column == value)
     if wanted.tag:
-        query = query.where(
-            (" " + TuningRow.tags + " ").contains(f" {wanted.tag} ", autoescape=True)
-        )
+        query = query.where(has_tag(wanted.tag))
     for word in wanted.text.replace("\0", " ").split():
         said = func.lower(
             GraphRow.name + " " + ClusterRow.name + " " + TuningRow.note + " " + TuningRow.tags

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 from autosync.api.cli.main import app
 from autosync.api.db import Database
 from autosync.api.engine.submission import enqueue
+from autosync.bundle import load_bundle
 from tests.api.databases import opened
 from tests.api.http.serving import served
 from tests.api.sample import claimed, finished, run_search, small_request
@@ -74,3 +76,33 @@ def test_where_nothing_is(sqlite_url: str) -> None:
     assert "no database" in refused("tunings", "--db", "sqlite:///missing.db")
     with opened(sqlite_url):
         assert "This database has none" in refused("show", "3f2a90c1", "--db", sqlite_url)
+
+
+def test_a_tuning_is_paused_and_resumed(source: tuple[str, str], sqlite: Database) -> None:
+    tuning_id = enqueue(sqlite, small_request())
+    assert "is paused" in run("pause", tuning_id[:8], *source)
+    assert "paused" in run("tunings", *source)
+    assert "is queued" in run("resume", tuning_id[:8], *source)
+    done = finished(sqlite, small_request())
+    assert "cannot be paused" in refused("pause", done[:8], *source)
+
+
+def test_settings_for_a_framework(
+    source: tuple[str, str], sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tuning_id = finished(sqlite, small_request())
+    shown = json.loads(run("show", tuning_id, *source, "--json"))
+    ddp = next(row["strategy_id"] for row in shown["strategies"] if row["is_ddp"])
+    chosen = ("export", tuning_id[:8], *source, "--strategy", ddp)
+    said = run(*chosen, "--for", "ddp")
+    assert "message for message" in said
+    assert "DistributedDataParallel(model" in said
+    found = json.loads(run(*chosen, "--for", "horovod", "--json"))
+    assert found["environment"]["HOROVOD_DISABLE_GROUP_FUSION"] == "1"
+    run(*chosen, "--for", "ddp", "-o", "ddp.json")
+    assert "DistributedDataParallel" in json.loads(Path("ddp.json").read_text())
+    assert "every gradient is reduce-scattered" in refused(*chosen, "--for", "fsdp2")
+    assert "best.json" in run(*chosen)
+    assert load_bundle("best.json").strategy.id == ddp
+    assert "Bundle: other.json" in run("export", tuning_id[:8], *source, "-o", "other.json")

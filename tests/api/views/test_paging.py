@@ -104,6 +104,8 @@ def test_documents_and_trainings_come_in_pages(database: Database) -> None:
         written_cursor(1.0),
         written_cursor(1.0, "\x00"),
         written_cursor(True, "a"),
+        written_cursor("-created", "a", "a"),
+        written_cursor("created", 1.0, "a"),
         "W" * 3000,
     ],
 )
@@ -145,7 +147,8 @@ def test_no_read_walks_a_table_that_grows(sqlite: Database) -> None:
         top = reports.ranked_strategies(session, tuning_id, 2)
         newest = reports.tunings(session, 1)
         some = reports.trials(session, tuning_id, 2)
-    cursor = written_cursor(newest.items[0].created_at.timestamp(), newest.items[0].id)
+    at = newest.items[0].created_at.timestamp()
+    cursor = written_cursor("-created", at, newest.items[0].id)
     with statements(sqlite) as seen, sqlite.reading() as session:
         reports.tuning(session, tuning_id)
         reports.ranked_strategies(session, tuning_id, 2)

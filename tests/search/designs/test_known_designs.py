@@ -8,7 +8,7 @@ from torch._C import _distributed_c10d as c10d
 
 from autosync.cluster import Cluster, Device, Node
 from autosync.domain import Domain, Optimizer
-from autosync.graph import ModelGraph, Variable
+from autosync.graph import Variable
 from autosync.plan.plan_document import DDP_FIRST_BUCKET_BYTES
 from autosync.search.designs import known_designs
 from autosync.search.designs.building_blocks import (
@@ -16,7 +16,6 @@ from autosync.search.designs.building_blocks import (
     by_divisor,
     by_non_divisor,
     collective,
-    ddp_buckets,
     owned,
 )
 from autosync.search.designs.design_table import BUILDERS, hand_designed
@@ -29,7 +28,6 @@ from tests.search.drawn_domains import domains, spaces
 
 LINEAR = domain_of(chain_graph(((512, 256), (512,), (640, 512), (640,)), factor_rows=8))
 SPARSE = domain_of(chain_graph(((3000, 64), (64,), (128, 64)), (0,), 2), grid_cluster(2, 2))
-MIXED = (("float32", (10, 30)), ("bfloat16", (7,)), ("float32", (9,)), ("float32", (40, 4)))
 
 
 def groups_of(strategy: Strategy) -> list[list[int]]:
@@ -73,23 +71,6 @@ def test_the_space_and_its_pins_are_respected_except_by_ddp() -> None:
         assert replace(shard, group=0) == pin.shards[0]
         others = {s.group for choice in strategy.choices[1:] for s in choice.shards}
         assert shard.group not in others
-
-
-@pytest.mark.parametrize("limits", [(1, 1), (64, 400), (100, 10**9), (10**9, 10**9)])
-def test_ddp_buckets_are_torchs_own(limits: tuple[int, int]) -> None:
-    tensors = [torch.empty(s, dtype=getattr(torch, dtype)) for dtype, s in MIXED]
-    variables = tuple(Variable(f"v{i}", s, dtype) for i, (dtype, s) in enumerate(MIXED))  # type: ignore[arg-type]
-    graph = replace(chain_graph(tuple(s for _, s in MIXED)), variables=variables)
-    domain = domain_of(replace(graph, gradient_order=(2, 3, 1, 0)))
-    order = list(graph_order(domain.graph))
-    expected, _ = c10d._compute_bucket_assignment_by_size(
-        [tensors[i] for i in order], list(limits), [False] * len(order), order
-    )
-    assert sorted(ddp_buckets(domain, *limits)) == sorted(tuple(bucket) for bucket in expected)
-
-
-def graph_order(graph: ModelGraph) -> tuple[int, ...]:
-    return graph.gradient_order
 
 
 def test_ddp_keeps_torchs_default_sizes() -> None:

@@ -1,0 +1,148 @@
+"""A typed client of the REST service.
+
+from autosync import Client
+
+with Client("http://tuner.example.com:8080") as service:
+    tuning = service.tunings.start("resnet50", "example-4x1", budget=24)
+    for event in service.tunings.events(tuning.id):
+        print(event.message)
+    service.tunings.save_bundle(tuning.id, "best.json")
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, Unpack
+
+import httpx
+
+from autosync.api.client.document_calls import ClusterCalls, GraphCalls, StrategyCalls
+from autosync.api.client.request_options import PredictionOptions, RankOptions, plain
+from autosync.api.client.runtime_calls import RuntimeCalls
+from autosync.api.client.service_connection import ServiceConnection
+from autosync.api.client.simulator_calls import SimulatorCalls
+from autosync.api.client.tuning_calls import TuningCalls
+from autosync.api.engine.service_limits import ServiceLimits
+from autosync.api.http.schemas import ComparedClusters, PredictedStrategies
+from autosync.environment import TOKEN_VARIABLE
+from autosync.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from autosync.api.views.service_health import Health, Readiness
+
+ATTEMPTS = 5
+TIMEOUT_SECONDS = 90.0
+"""Of a request: predictions take up to a minute."""
+
+
+class Client:
+    """The service at an address. What it refuses is raised as `ServiceError`, and where it does not
+    answer as `ServiceUnreachable`, both of them `AutosyncError`.
+
+    graphs, clusters, strategies, tunings, simulators, runtimes: what the service has, as its paths
+    are called.
+    """
+
+    def __init__(
+        self,
+        address: str = "http://127.0.0.1:8080",
+        token: str | None = None,
+        *,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        attempts: int = ATTEMPTS,
+        sleep: Callable[[float], None] = time.sleep,
+    ):
+        """token: sent as a bearer token; by default that of AUTOSYNC_TOKEN, if there is one.
+        attempts: how often a request is sent that does nothing twice, while the service is away or
+        busy. sleep: waits between them.
+
+        Raises:
+            InvalidInput: the address is none.
+        """
+        token = os.environ.get(TOKEN_VARIABLE) if token is None else token
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.http = _opened(address, headers, timeout_seconds)
+        connection = self._connection = ServiceConnection(self.http, max(1, attempts), sleep)
+        self.address = connection.address
+        self.graphs = GraphCalls(connection)
+        self.clusters = ClusterCalls(connection)
+        self.strategies = StrategyCalls(connection)
+        self.tunings = TuningCalls(connection)
+        self.simulators = SimulatorCalls(connection)
+        self.runtimes = RuntimeCalls(connection)
+
+    def rank(self, graph: str, cluster: str, **options: Unpack[RankOptions]) -> PredictedStrategies:
+        """The best strategies by prediction, without a trial. graph, cluster: ids of stored ones,
+        or names of bundled ones."""
+        body = {"graph": graph, "cluster": cluster, **plain(options)}
+        return self._connection.post("/v1/rank", PredictedStrategies, repeatable=True, json=body)
+
+    def compare(
+        self,
+        graph: str,
+        clusters: Sequence[str] | Mapping[str, float | None],
+        **options: Unpack[PredictionOptions],
+    ) -> ComparedClusters:
+        """The same model on several clusters: what to rent. clusters: their names or ids, where
+        known with what each costs an hour."""
+        costs = clusters if isinstance(clusters, Mapping) else dict.fromkeys(clusters)
+        rented = [{"cluster": name, "cost_per_hour": cost} for name, cost in costs.items()]
+        body = {"graph": graph, "clusters": rented, **plain(options)}
+        return self._connection.post("/v1/compare", ComparedClusters, repeatable=True, json=body)
+
+    def limits(self) -> ServiceLimits:
+        """What the operator of the service lets its clients ask for."""
+        return self._connection.get("/v1/limits", ServiceLimits)
+
+    def health(self) -> "Health":
+        from autosync.api.views.service_health import Health  # loads SQLAlchemy
+
+        return self._connection.get("/v1/health", Health)
+
+    def ready(self) -> "Readiness":
+        """How many workers live, and how old the queue is."""
+        from autosync.api.views.service_health import Readiness  # loads SQLAlchemy
+
+        answer = self._connection.send("GET", "/v1/ready", accepted=503)  # where none lives
+        return self._connection.parsed(answer, Readiness)
+
+    def schemas(self) -> dict[str, str]:
+        """The documents that have a JSON Schema, and where it is."""
+        found: dict[str, str] = self._connection.send("GET", "/v1/schemas").json()
+        return found
+
+    def schema(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self._connection.send("GET", f"/v1/schemas/{name}").json()
+        return found
+
+    def close(self) -> None:
+        self.http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _opened(address: str, headers: dict[str, str], timeout_seconds: float) -> httpx.Client:
+    try:
+        url = httpx.URL(address)
+    except httpx.InvalidURL as error:
+        why = str(error)
+    else:
+        why = "" if url.scheme in ("http", "https") and url.host else "it names no http:// host"
+    if why:
+        raise InvalidInput(
+            f"{address!r} is no address of a service: {why}.",
+            thing="address",
+            value=address,
+            remedy="Give http://HOST:PORT or https://HOST.",
+        )
+    return httpx.Client(base_url=url, headers=headers, timeout=timeout_seconds)

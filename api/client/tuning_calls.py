@@ -1,0 +1,196 @@
+"""Tunings: start, follow, steer, read."""
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from autosync.api.client.document_calls import ClusterCalls, GraphCalls
+from autosync.api.client.request_options import TuningOptions, plain
+from autosync.api.client.service_connection import ServiceConnection, given
+from autosync.api.client.tuning_events import ServiceEvent, followed
+from autosync.api.http.schemas import ChangedTuning
+from autosync.api.views.response_model import State
+from autosync.api.views.tuning_schemas import RankedStrategies, Trials, Tuning, Tunings
+from autosync.atomic_write import replaced_atomically
+from autosync.bundle import Bundle, read_bundle
+from autosync.cluster import Cluster
+from autosync.framework_settings.exported_settings import FrameworkSettings
+from autosync.framework_settings.framework_names import FrameworkName
+from autosync.graph import ModelGraph
+
+if TYPE_CHECKING:
+    from autosync.api.views.timeline_schemas import Timeline
+
+ENDED = ("finished", "failed", "cancelled")
+LISTED = 50
+POLL_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TuningCalls:
+    connection: ServiceConnection
+
+    def start(
+        self,
+        graph: ModelGraph | str,
+        cluster: Cluster | str,
+        *,
+        idempotency_key: str | None = None,
+        **options: Unpack[TuningOptions],
+    ) -> Tuning:
+        """Queue a tuning. graph, cluster: documents, which are stored, or the ids of stored ones,
+        or names of bundled ones. idempotency_key: of this request, by default a new one, so that
+        what is sent again starts nothing twice.
+
+        Raises:
+            ServiceError: as POST /v1/tunings refuses.
+        """
+        if isinstance(graph, ModelGraph):
+            graph = GraphCalls(self.connection).post(graph).id
+        if isinstance(cluster, Cluster):
+            cluster = ClusterCalls(self.connection).post(cluster).id
+        return self.connection.post(
+            "/v1/tunings",
+            Tuning,
+            repeatable=True,
+            json={"graph": graph, "cluster": cluster, **plain(options)},
+            headers={"Idempotency-Key": idempotency_key or uuid.uuid4().hex},
+        )
+
+    def list(
+        self,
+        *,
+        limit: int | None = LISTED,
+        cursor: str | None = None,
+        state: State | None = None,
+        tag: str | None = None,
+        archived: bool | None = None,
+        sort: str = "-created",
+    ) -> Tunings:
+        """limit: None lists all."""
+        only = {"state": state, "tag": tag, "archived": archived, "sort": sort}
+        return self.connection.listed("/v1/tunings", Tunings, limit, cursor, **only)
+
+    def get(self, tuning_id: str) -> Tuning:
+        return self.connection.get(f"/v1/tunings/{tuning_id}", Tuning)
+
+    def strategies(
+        self, tuning_id: str, *, limit: int | None = None, cursor: str | None = None
+    ) -> RankedStrategies:
+        """The ranking, by default all of it."""
+        path = f"/v1/tunings/{tuning_id}/strategies"
+        return self.connection.listed(path, RankedStrategies, limit, cursor)
+
+    def trials(
+        self,
+        tuning_id: str,
+        *,
+        limit: int | None = None,
+        cursor: str | None = None,
+        sort: str = "position",
+    ) -> Trials:
+        """Finished trials, by default all of them."""
+        path = f"/v1/tunings/{tuning_id}/trials"
+        return self.connection.listed(path, Trials, limit, cursor, sort=sort)
+
+    def update(
+        self,
+        tuning_id: str,
+        *,
+        tags: Sequence[str] | None = None,
+        note: str | None = None,
+        archived: bool | None = None,
+    ) -> Tuning:
+        """Write what is not None beside the tuning."""
+        body = given(
+            {"tags": None if tags is None else [*tags], "note": note, "archived": archived}
+        )
+        path = f"/v1/tunings/{tuning_id}"
+        answer = self.connection.send("PATCH", path, repeatable=True, json=body)
+        return self.connection.parsed(answer, Tuning)
+
+    def cancel(self, tuning_id: str) -> ChangedTuning:
+        return self._change(tuning_id, "cancel")
+
+    def pause(self, tuning_id: str) -> ChangedTuning:
+        """It stops after the trial that runs."""
+        return self._change(tuning_id, "pause")
+
+    def resume(self, tuning_id: str) -> ChangedTuning:
+        """One that is paused, failed or was cancelled goes on with what it measured."""
+        return self._change(tuning_id, "resume")
+
+    def events(
+        self, tuning_id: str, *, after: int = 0, follow: bool = True
+    ) -> Iterator[ServiceEvent]:
+        """Progress as it happens, until the tuning has ended; without `follow` what there is. A
+        connection that is lost is made again. after: the number of the last event seen."""
+        return followed(self.connection, tuning_id, after, follow)
+
+    def wait(
+        self,
+        tuning_id: str,
+        *,
+        timeout_seconds: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> Tuning:
+        """The tuning once it has ended: finished, failed or cancelled, as its `state` says.
+
+        Raises:
+            TimeoutError: it has not ended in time; it goes on.
+        """
+        until = None if timeout_seconds is None else clock() + timeout_seconds
+        while (tuning := self.get(tuning_id)).state not in ENDED:
+            if until is not None and clock() >= until:
+                raise TimeoutError(
+                    f"tuning {tuning_id} is {tuning.state} after {timeout_seconds} s, in phase "
+                    f"{tuning.progress.phase}; it goes on."
+                )
+            self.connection.sleep(POLL_SECONDS)
+        return tuning
+
+    def bundle(self, tuning_id: str, *, strategy: str | None = None) -> Bundle:
+        """The confirmed answer, or any strategy of the tuning by its id."""
+        return read_bundle(self.bundle_text(tuning_id, strategy=strategy))
+
+    def bundle_text(self, tuning_id: str, *, strategy: str | None = None) -> str:
+        """As `bundle`, as the JSON that `autosync.distribute` reads from a file."""
+        path, query = f"/v1/tunings/{tuning_id}/bundle", given({"strategy": strategy})
+        return self.connection.send("GET", path, params=query).text
+
+    def save_bundle(self, tuning_id: str, path: str | Path, *, strategy: str | None = None) -> None:
+        """As `bundle`, into a file: whole or not at all."""
+        text = self.bundle_text(tuning_id, strategy=strategy)
+        with replaced_atomically(path) as draft:
+            draft.write_text(text)
+
+    def settings(
+        self, tuning_id: str, framework: FrameworkName, *, strategy: str | None = None
+    ) -> FrameworkSettings:
+        """The answer, or any strategy of the tuning, as settings of a framework.
+
+        Raises:
+            ServiceError: with status 409 and the reason where the framework cannot run it.
+        """
+        path, query = f"/v1/tunings/{tuning_id}/settings", {"for": framework, "strategy": strategy}
+        return self.connection.get(path, FrameworkSettings, **query)
+
+    def timeline(self, tuning_id: str, *, strategy: str | None = None) -> "Timeline":
+        """One iteration of the answer or of any strategy, predicted and measured."""
+        from autosync.api.views.timeline_schemas import Timeline  # loads numba
+
+        path = f"/v1/tunings/{tuning_id}/timeline"
+        return self.connection.get(path, Timeline, strategy=strategy)
+
+    def trace(self, tuning_id: str, *, strategy: str | None = None) -> dict[str, Any]:
+        """The same for ui.perfetto.dev."""
+        path, query = f"/v1/tunings/{tuning_id}/trace", given({"strategy": strategy})
+        trace: dict[str, Any] = self.connection.send("GET", path, params=query).json()
+        return trace
+
+    def _change(self, tuning_id: str, what: str) -> ChangedTuning:
+        path = f"/v1/tunings/{tuning_id}/{what}"
+        return self.connection.post(path, ChangedTuning, repeatable=True)

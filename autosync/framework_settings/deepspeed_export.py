@@ -1,0 +1,169 @@
+"""DeepSpeed's configuration: ZeRO stage 1 or 2 and the sizes of its buckets.
+
+Written after DeepSpeed's `stage_1_and_2.py` (0.16): before a gradient that would fill the bucket
+beyond `reduce_bucket_size` elements the bucket is sent.
+"""
+
+from typing import Any
+
+from autosync.domain import Domain
+from autosync.framework_settings.exported_settings import FrameworkSettings, refused
+from autosync.framework_settings.gradient_messages import (
+    GradientMessage,
+    all_reduced_messages,
+    one_encoding,
+    reduce_scattered_messages,
+    schedule_deviations,
+    sparse_variables,
+)
+from autosync.strategy import AllReduce, Encoding, ReduceScatter, Strategy
+
+DATA_TYPES = {"none": "fp32", "fp16": "fp16", "bf16": "bfp16"}
+"""`communication_data_type`, in DeepSpeed's spelling."""
+STAGE_0_ELEMENTS = 500_000_000
+"""Of a bucket without ZeRO (`MEMORY_OPT_ALLREDUCE_SIZE`), which no setting changes."""
+SNIPPET = """import deepspeed
+
+model, optimizer, _, _ = deepspeed.initialize(
+    model=model, optimizer=optimizer, config="{file}"
+)
+# then model.backward(loss) and model.step() in place of the usual two
+"""
+CONFIGURATION_FILE = "deepspeed.json"
+
+
+def deepspeed_settings(strategy: Strategy, domain: Domain) -> FrameworkSettings:
+    """The configuration file, as data.
+
+    Raises:
+        InvalidStrategy, NotSupported: DeepSpeed cannot run it; names the variable and why.
+    """
+    if sparse := sparse_variables(domain):
+        raise refused(
+            "deepspeed",
+            f"the gradient of {sparse[0].name!r} is sparse, and ZeRO takes dense ones",
+            thing=f"variable {sparse[0].name}",
+        )
+    if all(isinstance(s, AllReduce) for choice in strategy.choices for s in choice.shards):
+        zero, encoding, deviations = _without_zero(strategy, domain)
+    else:
+        zero, encoding, deviations = _with_zero(strategy, domain)
+    return FrameworkSettings(
+        framework="deepspeed",
+        strategy_id=strategy.id,
+        deviations=tuple(deviations),
+        settings={
+            "train_micro_batch_size_per_gpu": domain.batch_size,
+            "gradient_accumulation_steps": 1,
+            "communication_data_type": DATA_TYPES[encoding.name],
+            "zero_optimization": zero,
+        },
+        environment={},
+        snippet=SNIPPET.format(file=CONFIGURATION_FILE),
+    )
+
+
+def _without_zero(strategy: Strategy, domain: Domain) -> tuple[dict[str, Any], Encoding, list[str]]:
+    """Stage 0 sums up all gradients after the backward pass. Raises NotSupported."""
+    messages = all_reduced_messages(strategy, domain, "deepspeed")
+    if len(messages) > 1 or strategy.schedule.order == "ddp":
+        why = (
+            f"it all-reduces {len(messages)} messages within the backward pass, and without ZeRO "
+            "DeepSpeed sums up all gradients after it"
+        )
+        raise refused("deepspeed", why, thing="messages", value=len(messages))
+    if messages[0].elements > STAGE_0_ELEMENTS:
+        why = f"its message holds more than {STAGE_0_ELEMENTS} elements, the most of a bucket there"
+        raise refused("deepspeed", why, thing="messages", value=messages[0].elements)
+    return {"stage": 0}, _halves(messages), schedule_deviations(strategy, messages, "deepspeed")
+
+
+def _with_zero(strategy: Strategy, domain: Domain) -> tuple[dict[str, Any], Encoding, list[str]]:
+    """Stage 2 sends buckets within the backward pass; a single message is stage 1's."""
+    messages = reduce_scattered_messages(strategy, domain, "deepspeed")
+    if strategy.schedule.overlap_forward:
+        raise refused(
+            "deepspeed",
+            "its messages go on into the next forward pass, and ZeRO gathers all values within "
+            "`step()`",
+            thing="schedule.overlap_forward",
+            value=True,
+        )
+    types = {variable.dtype for variable in domain.graph.variables}
+    if len(types) > 1:
+        why = f"its gradients have several types ({', '.join(sorted(types))})"
+        raise refused("deepspeed", why, thing="variables", value=sorted(types))
+    elements = [variable.elements for variable in domain.graph.variables]
+    ready = [elements[index] for index in domain.graph.gradient_order]
+    wanted = {message.variables for message in messages}
+    size = _size_that_fills(messages, wanted, ready, domain)
+    deviations = [
+        "ZeRO gives each rank one part of all parameters, so that a message is reduced to the "
+        "ranks whose parts it holds; the strategy scatters each message over all ranks.",
+        *schedule_deviations(strategy, messages, "deepspeed"),
+    ]
+    if not all(
+        isinstance(m.synchronizer, ReduceScatter) and m.synchronizer.sharded_update
+        for m in messages
+    ):
+        deviations.append(
+            "ZeRO gathers new values, and each rank updates its part alone; the strategy gathers "
+            "gradients, and each rank updates everything."
+        )
+    if size is None:
+        size = max(message.elements for message in messages)
+        count = len(zero_buckets(ready, size))
+        deviations.append(
+            f"ZeRO fills buckets one after the other up to {size} elements: {count} messages in "
+            f"place of the strategy's {len(messages)}."
+        )
+    zero = {
+        "stage": 1 if len(messages) == 1 else 2,
+        "reduce_scatter": True,
+        "reduce_bucket_size": size,
+        "allgather_partitions": True,
+        "allgather_bucket_size": size,
+        "overlap_comm": len(messages) > 1,
+        "contiguous_gradients": True,
+    }
+    return zero, _halves(messages), deviations
+
+
+def zero_buckets(elements: list[int], bucket_elements: int) -> list[int]:
+    """How many gradients each bucket of ZeRO holds. elements: of the gradients, as they get
+    ready."""
+    counts: list[int] = []
+    filled = 0
+    for size in elements:
+        if counts and filled + size <= bucket_elements:
+            counts[-1] += 1
+            filled += size
+        else:
+            counts.append(1)
+            filled = size
+    return counts
+
+
+def _size_that_fills(
+    messages: list[GradientMessage],
+    wanted: set[tuple[int, ...]],
+    ready: list[int],
+    domain: Domain,
+) -> int | None:
+    """`reduce_bucket_size` under which buckets are the messages; None where there is none."""
+    order = domain.graph.gradient_order
+    for size in sorted({message.elements for message in messages}, reverse=True):
+        found, at = set(), 0
+        for count in zero_buckets(ready, size):
+            found.add(tuple(order[at : at + count]))
+            at += count
+        if found == wanted:
+            return size
+    return None
+
+
+def _halves(messages: list[GradientMessage]) -> Encoding:
+    encoding = one_encoding(messages, "deepspeed")
+    if encoding.name == "powersgd":
+        raise refused("deepspeed", "it has no PowerSGD", thing="encoding", value=encoding.name)
+    return encoding

@@ -1,0 +1,39 @@
+"""The one table from names to frameworks."""
+
+from collections.abc import Callable
+
+from autosync.domain import Domain
+from autosync.framework_settings.ddp_export import ddp_settings
+from autosync.framework_settings.deepspeed_export import deepspeed_settings
+from autosync.framework_settings.exported_settings import FrameworkSettings
+from autosync.framework_settings.framework_names import FrameworkName
+from autosync.framework_settings.fsdp2_export import fsdp2_settings
+from autosync.framework_settings.horovod_export import horovod_settings
+from autosync.strategy import Strategy
+
+TWO_LINES = """import autosync
+model, optimizer = autosync.distribute(model, optimizer, "best.json")
+"""
+
+
+def two_lines(strategy: Strategy, domain: Domain) -> FrameworkSettings:
+    """AutoSync itself, which runs every strategy from its bundle."""
+    return FrameworkSettings("autosync", strategy.id, (), {"bundle": "best.json"}, {}, TWO_LINES)
+
+
+EXPORTS: dict[FrameworkName, Callable[[Strategy, Domain], FrameworkSettings]] = {
+    "autosync": two_lines,
+    "ddp": ddp_settings,
+    "fsdp2": fsdp2_settings,
+    "deepspeed": deepspeed_settings,
+    "horovod": horovod_settings,
+}
+
+
+def settings_for(framework: FrameworkName, strategy: Strategy, domain: Domain) -> FrameworkSettings:
+    """
+    Raises:
+        InvalidStrategy: the strategy is for another graph.
+        NotSupported: the framework cannot run it; names the variable and why.
+    """
+    return EXPORTS[framework](strategy, domain)

@@ -1,0 +1,300 @@
+"""`autosync.Client` on a live service: every route, and what it does when things go wrong."""
+
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pandas as pd
+import pytest
+
+from autosync import Client
+from autosync.api.client.request_options import PredictionOptions, RankOptions, TuningOptions
+from autosync.api.client.service_errors import ServiceError, ServiceUnreachable
+from autosync.api.db import Database
+from autosync.api.engine import tuning_queue
+from autosync.api.http.prediction_bodies import CompareBody, RankBody
+from autosync.api.http.tuning_body import TuningBody
+from autosync.bundle import load_bundle
+from autosync.domain import Optimizer
+from autosync.errors import AutosyncError, InvalidInput
+from autosync.search.space import Space
+from tests.api.checkpoints import checkpoint
+from tests.api.client.scripted_server import cutting, scripted
+from tests.api.databases import opened
+from tests.api.engine.test_simulator_store import opinionated
+from tests.api.http.serving import Service, served
+from tests.api.sample import claimed, finished, small_request
+from tests.domains import chain_graph, grid_cluster
+
+TOKEN = "open sesame"
+PROBLEM = {"detail": "not now.", "thing": "queue", "value": "7", "remedy": "Wait.", "title": "No"}
+
+
+@pytest.fixture(scope="module")
+def service_url(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("client") / "test.db"
+    shutil.copy(sqlite_template, path)
+    return f"sqlite:///{path}"
+
+
+@pytest.fixture(scope="module")
+def service(service_url: str) -> Iterator[Service]:
+    with served(service_url, TOKEN) as service:
+        yield service
+
+
+@pytest.fixture
+def database(service_url: str) -> Iterator[Database]:
+    with opened(service_url) as database:
+        yield database
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[Client]:
+    with Client(service.address, TOKEN) as client:
+        yield client
+
+
+def test_every_route_has_a_method(client: Client, database: Database, tmp_path: Path) -> None:
+    sent: set[tuple[str, str]] = set()
+    client.http.event_hooks = {
+        "request": [lambda request: sent.add((request.method.lower(), request.url.path))]
+    }
+    tuning_id = finished(database)
+    call_documents(client)
+    call_tunings(client, tuning_id, tmp_path)
+    call_simulators(client, tmp_path)
+    call_the_rest(client, tmp_path)
+    paths = client.http.get("/openapi.json").json()["paths"]
+    missing = {
+        (method, path)
+        for path, operations in paths.items()
+        for method in operations
+        if not any(used == method and fits(path, at, paths) for used, at in sent)
+    }
+    assert missing == set()
+
+
+def fits(template: str, path: str, templates: dict[str, object]) -> bool:
+    """Whether a request to the path goes by the template: one without a blank is exact."""
+    if path in templates:
+        return path == template
+    return re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", template), path) is not None
+
+
+def call_documents(client: Client) -> None:
+    graph, cluster = chain_graph(), grid_cluster()
+    stored = client.graphs.post(graph)
+    assert client.graphs.post(graph) == stored
+    assert client.graphs.get(stored.id) == graph
+    assert stored.id in {row.id for row in client.graphs.list(sort="parameters").items}
+    kept = client.clusters.post(cluster)
+    assert client.clusters.get(kept.id) == cluster
+    assert [row.id for row in client.clusters.list(limit=1).items] == [kept.id]
+    assert client.schema("Strategy")["title"] == "Strategy"
+    assert "Bundle" in client.schemas()
+
+
+def call_tunings(client: Client, tuning_id: str, folder: Path) -> None:
+    tunings = client.tunings
+    started = tunings.start(
+        chain_graph(), grid_cluster(), budget=3, space=Space(factors=False), launcher="local"
+    )
+    assert (started.state, started.settings["budget"]) == ("queued", 3)
+    assert tunings.pause(started.id).state == "paused"
+    assert tunings.resume(started.id).state == "queued"
+    assert tunings.cancel(started.id).state == "cancelled"
+    assert [row.id for row in tunings.list(limit=1).items] == [started.id]
+    assert [row.id for row in tunings.list(limit=1, sort="created").items] == [tuning_id]
+    found = tunings.wait(tuning_id)
+    assert found == tunings.get(tuning_id)
+    assert found.result is not None
+    ranked = tunings.strategies(tuning_id)
+    assert tunings.strategies(tuning_id, limit=2).items == ranked.items[:2]
+    assert client.strategies.get(ranked.items[0].strategy_id).id == ranked.items[0].strategy_id
+    assert len(tunings.trials(tuning_id).items) == found.progress.trials
+    assert [event.state for event in tunings.events(tuning_id)][-1] == "finished"
+    tagged = tunings.update(tuning_id, tags=["paper", "a"], note="For the talk", archived=True)
+    assert (tagged.tags, tagged.note, tagged.archived) == (["paper", "a"], "For the talk", True)
+    assert [row.id for row in tunings.list(tag="paper", archived=True).items] == [tuning_id]
+    assert tunings.update(tuning_id, note="").tags == ["paper", "a"]
+    tunings.save_bundle(tuning_id, folder / "best.json")
+    assert load_bundle(folder / "best.json") == tunings.bundle(tuning_id)
+    ddp = next(row.strategy_id for row in ranked.items if row.is_ddp)
+    assert tunings.settings(tuning_id, "ddp", strategy=ddp).deviations == ()
+    assert tunings.timeline(tuning_id).strategy_id == found.result.strategy_id
+    assert tunings.trace(tuning_id, strategy=ddp)["traceEvents"]
+
+
+def call_simulators(client: Client, folder: Path) -> None:
+    simulators = client.simulators
+    card, weights = checkpoint(folder, opinionated())
+    assert simulators.put("mine", card, weights).name == "mine"
+    assert [row.name for row in simulators.list().items] == ["mine"]
+    assert simulators.card("mine")["kind"] == "linear"
+    assert simulators.weights("mine") == weights
+    simulators.delete("mine")
+    assert simulators.versions().in_use == 0
+    with pytest.raises(ServiceError) as unknown:
+        simulators.promote(7)
+    assert unknown.value.status == 404
+    training = simulators.train()
+    assert simulators.training(training.id) == training
+    assert training in simulators.trainings().items
+
+
+def call_the_rest(client: Client, folder: Path) -> None:
+    assert client.rank("resnet50", "example-4x1", proposals=8, top=2).items[0].rank == 1
+    compared = client.compare(
+        "resnet50", {"example-4x1": 2.0}, proposals=8, optimizer=Optimizer("adamw")
+    )
+    assert compared.items[0].cost_per_million_samples is not None
+    assert client.limits().budget == 1000
+    assert client.health().status == "ok"
+    assert client.ready().workers == 0  # which the service answers with 503
+    rows = list(client.runtimes.rows(graph="chain"))
+    for kind in ("csv", "jsonl", "parquet", "zip"):
+        client.runtimes.save(folder / f"runtimes.{kind}", cluster="grid")
+    assert len(rows) == len(pd.read_parquet(folder / "runtimes.parquet")) > 0
+    with pytest.raises(InvalidInput, match="no format of runtimes"):
+        client.runtimes.save(folder / "runtimes.xlsx")
+
+
+def test_options_are_those_of_the_service() -> None:
+    given = {"graph", "cluster", "clusters"}
+    for options, body in (
+        (TuningOptions, TuningBody),
+        (RankOptions, RankBody),
+        (PredictionOptions, CompareBody),
+    ):
+        assert set(options.__annotations__) == set(body.model_fields) - given, options
+
+
+def test_a_refusal_has_the_services_words(client: Client) -> None:
+    with pytest.raises(ServiceError) as caught:
+        client.tunings.start("resnet51", "example-4x1")
+    error = caught.value
+    assert (error.status, error.title, error.thing) == (404, "Not found", "graph")
+    assert "resnet50" in error.remedy
+    assert error.request_id
+    assert isinstance(error, AutosyncError)
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.status, again.message, again.remedy) == (404, error.message, error.remedy)
+
+
+def test_who_has_no_token_is_told(service: Service) -> None:
+    with Client(service.address, "wrong") as stranger, pytest.raises(ServiceError) as caught:
+        stranger.tunings.list()
+    assert caught.value.status == 401
+
+
+def test_the_token_comes_from_the_environment(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOSYNC_TOKEN", TOKEN)
+    with Client(service.address) as client:
+        assert client.tunings.list(limit=1) is not None
+
+
+def test_a_settings_refusal_says_why(client: Client, database: Database) -> None:
+    tuning_id = finished(database)
+    rows = client.tunings.strategies(tuning_id).items
+    ddp = next(row.strategy_id for row in rows if row.is_ddp)
+    with pytest.raises(ServiceError, match="every gradient is reduce-scattered") as caught:
+        client.tunings.settings(tuning_id, "fsdp2", strategy=ddp)
+    assert caught.value.status == 409
+
+
+def test_a_tuning_that_goes_on_is_not_waited_for_longer(client: Client, database: Database) -> None:
+    held, _ = claimed(database, small_request())
+    with pytest.raises(TimeoutError, match="is running after 0"):
+        client.tunings.wait(held.tuning_id, timeout_seconds=0.0)
+    tuning_queue.end_cancelled(database, held)
+    assert client.tunings.wait(held.tuning_id).state == "cancelled"
+
+
+def test_events_go_on_where_the_connection_was_lost(service: Service, database: Database) -> None:
+    tuning_id = finished(database)
+    with Client(service.address, TOKEN) as client:
+        story = list(client.tunings.events(tuning_id))
+    waited: list[float] = []
+    port = httpx.URL(service.address).port
+    assert port is not None
+    with (
+        cutting(port, [900, 1500, 700]) as address,
+        Client(address, TOKEN, sleep=waited.append) as client,
+    ):
+        assert list(client.tunings.events(tuning_id)) == story
+        assert len(waited) == 3
+        assert list(client.tunings.events(tuning_id, after=story[4].id)) == story[5:]
+    assert [event.kind for event in story[-12:]] == ["confirm"] * 12
+
+
+def test_what_is_away_is_asked_again() -> None:
+    waited: list[float] = []
+    busy = (503, {"Retry-After": "5", "Content-Type": "application/problem+json"}, PROBLEM)
+    full = (429, {"Retry-After": "7"}, PROBLEM)
+    answer: tuple[int, dict[str, str], Any] = (200, {}, {"Strategy": "/v1/schemas/Strategy"})
+    with scripted((0, {}, ""), busy, full, answer) as script:
+        with Client(script.address, sleep=waited.append) as client:
+            assert client.schemas() == {"Strategy": "/v1/schemas/Strategy"}
+        assert waited == [0.25, 5.0, 7.0]
+        assert len(script.seen) == 4
+
+
+def test_what_would_happen_twice_is_not_sent_twice() -> None:
+    busy = (503, {"Retry-After": "1"}, PROBLEM)
+    waited: list[float] = []
+    with scripted(busy) as script, Client(script.address, sleep=waited.append) as client:
+        with pytest.raises(ServiceError, match="not now") as caught:
+            client.simulators.train()
+        assert caught.value.retry_seconds == 1.0
+        assert len(script.seen) == 1
+        with pytest.raises(ServiceError, match="not now"):
+            client.tunings.start("resnet50", "example-4x1")
+        keys = {headers["Idempotency-Key"] for _, _, headers in script.seen[1:]}
+        assert (len(script.seen), len(keys)) == (6, 1)
+    with scripted((0, {}, "")) as script, Client(script.address, sleep=waited.append) as client:
+        with pytest.raises(ServiceUnreachable):
+            client.simulators.train()
+        assert len(script.seen) == 1
+
+
+def test_a_long_pause_is_left_to_the_caller() -> None:
+    with (
+        scripted((429, {"Retry-After": "600"}, PROBLEM)) as script,
+        Client(script.address) as client,
+        pytest.raises(ServiceError) as caught,
+    ):
+        client.health()
+    assert caught.value.retry_seconds == 600.0
+
+
+def test_where_no_service_is() -> None:
+    waited: list[float] = []
+    with (
+        Client("http://127.0.0.1:9", attempts=3, sleep=waited.append) as client,
+        pytest.raises(ServiceUnreachable, match=r"no service answers at 'http://127\.0\.0\.1:9'"),
+    ):
+        client.simulators.train()  # never sent, so it is tried again
+    assert waited == [0.25, 0.5]
+    for address in ("tuner.example.com", "ftp://tuner", "http://[::1"):
+        with pytest.raises(InvalidInput, match="no address of a service"):
+            Client(address)
+
+
+def test_importing_autosync_loads_no_client() -> None:
+    code = (
+        "import sys, autosync\n"
+        "assert not {'httpx', 'torch', 'sqlalchemy'} & set(sys.modules), 'import'\n"
+        "autosync.Client\n"
+        "assert not {'torch', 'sqlalchemy', 'numba', 'fastapi'} & set(sys.modules), 'Client'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

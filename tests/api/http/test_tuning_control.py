@@ -1,0 +1,131 @@
+"""Pausing, resuming, tags and notes, sorting and exported settings over REST."""
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import pytest
+from fastapi.testclient import TestClient
+
+from autosync.api.db import Database
+from autosync.api.engine import tuning_queue
+from autosync.api.engine.submission import enqueue
+from autosync.api.http.app import create_app
+from autosync.api.http.routes.document_routes import ClusterSort, GraphSort
+from autosync.api.http.routes.tuning_routes import TrialSort, TuningSort
+from autosync.api.views.reports import TRIAL_SORTS, TUNING_SORTS
+from autosync.api.views.stored_documents import CLUSTER_SORTS, GRAPH_SORTS
+from autosync.framework_settings.framework_table import EXPORTS
+from tests.api.http.test_rest import refused
+from tests.api.sample import claimed, finished, small_request
+
+REQUEST = small_request()
+
+
+@pytest.fixture
+def client(sqlite: Database) -> Iterator[TestClient]:
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        yield client
+
+
+def test_pause_and_resume(client: TestClient, sqlite: Database) -> None:
+    tuning_id = enqueue(sqlite, REQUEST)
+    base = f"/v1/tunings/{tuning_id}"
+    assert client.post(f"{base}/pause").json() == {"id": tuning_id, "state": "paused"}
+    assert client.get(base).json()["state"] == "paused"
+    assert client.get("/v1/tunings?state=paused").json()["total"] == 1
+    assert client.get(f"/tunings/{tuning_id}").status_code == 200  # the dashboard's page
+    assert client.post(f"{base}/resume").json()["state"] == "queued"
+    held = tuning_queue.claim(sqlite, "a")
+    assert held is not None
+    assert client.post(f"{base}/pause").json()["state"] == "pausing"
+    assert client.post(f"{base}/resume").json()["state"] == "running"
+    tuning_queue.fail(sqlite, held, "no luck")
+    refused(client.post(f"{base}/pause"), 409, "is failed and cannot be paused")
+    assert client.post(f"{base}/resume").json()["state"] == "queued"
+    refused(client.post(f"/v1/tunings/{'0' * 32}/pause"), 404)
+
+
+def test_tags_and_notes(client: TestClient, sqlite: Database) -> None:
+    tuning_id = finished(sqlite, REQUEST)
+    path = f"/v1/tunings/{tuning_id}"
+    first = client.patch(path, json={"tags": ["paper", "v100", "paper"], "note": "run 3"}).json()
+    assert (first["tags"], first["note"], first["archived"]) == (["paper", "v100"], "run 3", False)
+    second = client.patch(path, json={"archived": True}).json()
+    assert (second["tags"], second["note"], second["archived"]) == (
+        ["paper", "v100"],
+        "run 3",
+        True,
+    )
+    assert client.patch(path, json={"tags": []}).json()["tags"] == []
+    assert client.patch(path, json={}).json()["note"] == "run 3"
+    for body, thing in (
+        ({"tags": ["two words"]}, "tags.0"),
+        ({"tags": ["x" * 41]}, "tags.0"),
+        ({"tags": [str(i) for i in range(11)]}, "tags"),
+        ({"tags": ["a\u0007b"]}, "tags"),
+        ({"note": "x" * 2001}, "note"),
+        ({"note": "a\u0000b"}, "note"),
+        ({"archived": "yes"}, "archived"),
+        ({"tag": ["a"]}, "tag"),
+    ):
+        assert refused(client.patch(path, json=body), 422)["thing"] == thing
+    held, _ = claimed(sqlite, REQUEST)
+    running = f"/v1/tunings/{held.tuning_id}"
+    problem = client.patch(running, json={"archived": True, "note": "kept?"})
+    refused(problem, 409, "cannot be archived")
+    assert client.get(running).json()["note"] == ""
+
+
+def test_lists_are_filtered_and_sorted(client: TestClient, sqlite: Database) -> None:
+    first, second = finished(sqlite, REQUEST), finished(sqlite, small_request(7))
+    client.patch(f"/v1/tunings/{first}", json={"tags": ["paper"]})
+    client.patch(f"/v1/tunings/{second}", json={"archived": True})
+
+    def ids(query: str) -> list[str]:
+        return [row["id"] for row in client.get(f"/v1/tunings?{query}").json()["items"]]
+
+    assert ids("sort=created") == [first, second]
+    assert ids("sort=-created") == ids("") == [second, first]
+    assert ids("tag=paper") == ids("archived=false") == [first]
+    assert ids("archived=true") == [second]
+    problem = refused(client.get("/v1/tunings?sort=colour"), 422, "best_seconds")
+    assert problem["thing"] == "sort"
+    page = client.get("/v1/tunings?sort=created&limit=1").json()
+    rest = client.get(f"/v1/tunings?sort=created&limit=1&cursor={page['next']}").json()
+    assert rest["items"][0]["id"] == second
+    refused(client.get(f"/v1/tunings?limit=1&cursor={page['next']}"), 422, "sorted by")
+    trials = client.get(f"/v1/tunings/{first}/trials?sort=-position&limit=2").json()
+    assert [row["position"] for row in trials["items"]] == [17, 16]
+
+
+def test_every_sort_that_is_documented_is_one() -> None:
+    for documented, keys in (
+        (TuningSort, TUNING_SORTS),
+        (TrialSort, TRIAL_SORTS),
+        (get_args(GraphSort)[0], GRAPH_SORTS),
+        (get_args(ClusterSort)[0], CLUSTER_SORTS),
+    ):
+        assert sorted(get_args(documented)) == sorted([*keys, *(f"-{key}" for key in keys)])
+
+
+def test_settings_of_frameworks(client: TestClient, sqlite: Database) -> None:
+    tuning_id = finished(sqlite, REQUEST)
+    base = f"/v1/tunings/{tuning_id}"
+    rows: list[dict[str, Any]] = client.get(f"{base}/strategies").json()["items"]
+    ddp = next(row["strategy_id"] for row in rows if row["is_ddp"])
+    answer = client.get(f"{base}/settings?for=ddp&strategy={ddp}")
+    found = answer.json()
+    assert (found["framework"], found["strategy_id"], found["deviations"]) == ("ddp", ddp, [])
+    assert "DistributedDataParallel(model" in found["snippet"]
+    seen = {"If-None-Match": answer.headers["etag"]}
+    assert client.get(f"{base}/settings?for=ddp&strategy={ddp}", headers=seen).status_code == 304
+    two_lines = client.get(f"{base}/settings?for=autosync").json()
+    assert two_lines["strategy_id"] == client.get(base).json()["result"]["strategy_id"]
+    assert "autosync.distribute" in two_lines["snippet"]
+    refused(client.get(f"{base}/settings?for=fsdp2&strategy={ddp}"), 409, "reduce-scattered")
+    problem = refused(client.get(f"{base}/settings?for=megatron"), 422, *EXPORTS)
+    assert problem["thing"] == "for"
+    refused(client.get(f"{base}/settings?for=ddp&strategy={'0' * 32}"), 404)
+    held, _ = claimed(sqlite, REQUEST)
+    path = f"/v1/tunings/{held.tuning_id}/settings?for=ddp"
+    refused(client.get(path), 409, "no confirmed answer")

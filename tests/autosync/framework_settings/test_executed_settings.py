@@ -1,0 +1,155 @@
+"""Exported settings run on two ranks: torch's DDP and FSDP2 form the strategy's messages."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from autosync.domain import Domain
+from autosync.framework_settings.framework_table import settings_for
+from autosync.importing import import_module
+from autosync.strategy import (
+    AllReduce,
+    Encoding,
+    ReduceScatter,
+    Schedule,
+    Strategy,
+    Synchronizer,
+    VariableChoice,
+    even_replicas,
+    whole,
+)
+from tests.autosync.runtime.ranks import Ranks, ranks
+from tests.domains import domain_of, grid_cluster
+
+WIDTHS = (6, 24, 40, 16, 3)
+INPUTS = torch.ones(8, WIDTHS[0])
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Ranks]:
+    with ranks(2) as made:
+        yield made
+
+
+def network() -> nn.Module:
+    torch.manual_seed(3)
+    pairs = itertools.pairwise(WIDTHS)
+    return nn.Sequential(*(nn.Linear(inputs, outputs) for inputs, outputs in pairs))
+
+
+def network_domain() -> Domain:
+    graph = import_module(network(), (INPUTS,), lambda out, *_: out.sum(), name="net", batch_size=8)
+    return domain_of(graph, grid_cluster(2))
+
+
+def strategy_of(domain: Domain, groups: list[int], kind: Any, **options: Any) -> Strategy:
+    def synchronizer(group: int) -> Synchronizer:
+        made: Synchronizer = kind(group, **options)
+        return made
+
+    return Strategy(
+        tuple(
+            VariableChoice(variable.name, whole(variable.shape), (synchronizer(group),))
+            for variable, group in zip(domain.graph.variables, groups, strict=True)
+        ),
+        even_replicas(2),
+        Schedule(),
+    )
+
+
+def messages(strategy: Strategy) -> list[list[str]]:
+    """Names of the variables of each group."""
+    found: dict[int, list[str]] = {}
+    for choice in strategy.choices:
+        found.setdefault(choice.shards[0].group, []).append(choice.variable)
+    return sorted(sorted(names) for names in found.values())
+
+
+def under_ddp(rank: int, world: int, snippet: str) -> list[list[str]]:
+    """Names in each bucket of the last of three iterations, and that ranks stay alike."""
+    space: dict[str, Any] = {"model": network()}
+    exec(snippet, space)  # what a user pastes into a script
+    model, seen = space["model"], {}
+    names = {parameter: name for name, parameter in model.module.named_parameters()}
+
+    def record(state: object, bucket: Any) -> Any:
+        seen[bucket.index()] = sorted(names[each] for each in bucket.parameters())
+        work = dist.all_reduce(bucket.buffer(), async_op=True)
+        return work.get_future().then(lambda future: future.value()[0] / world)
+
+    if "register_comm_hook" not in snippet:
+        model.register_comm_hook(None, record)
+    for _ in range(3):
+        seen.clear()
+        model.zero_grad()
+        model(INPUTS + rank).sum().backward()
+    gradient = model.module[0].weight.grad
+    everywhere = [torch.empty_like(gradient) for _ in range(world)]
+    dist.all_gather(everywhere, gradient)
+    assert torch.equal(everywhere[0], everywhere[1])
+    return sorted(seen.values())
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [[0] * 8, [3, 3, 2, 2, 1, 1, 0, 0], [2, 2, 2, 1, 1, 1, 1, 0], list(range(8))],
+    ids=["one", "layers", "unequal", "each"],
+)
+def test_ddp_fills_buckets_with_the_strategys_groups(pair: Ranks, groups: list[int]) -> None:
+    domain = network_domain()
+    strategy = strategy_of(domain, groups, AllReduce)
+    found = settings_for("ddp", strategy, domain)
+    assert found.deviations == ()
+    for seen in pair.run(under_ddp, found.snippet):
+        assert seen == messages(strategy)
+
+
+@pytest.mark.parametrize("encoding", [Encoding("fp16"), Encoding("powersgd", 2)])
+def test_ddps_hooks_take_what_is_exported(pair: Ranks, encoding: Encoding) -> None:
+    domain = network_domain()
+    strategy = strategy_of(domain, [0] * 8, AllReduce, encoding=encoding)
+    pair.run(under_ddp, settings_for("ddp", strategy, domain).snippet)
+
+
+def under_fsdp2(rank: int, world: int, snippet: str) -> tuple[list[list[str]], float]:
+    """Names in each message, and how far a step is from one of the whole batch on one process."""
+    from torch.distributed.fsdp import FSDPModule
+
+    space: dict[str, Any] = {"model": network()}
+    exec(snippet, space)
+    model = space["model"]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    alone = network()
+    single = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for _ in range(2):
+        model(INPUTS + rank).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.stack([alone(INPUTS + r).square().mean() for r in range(world)]).mean().backward()
+        single.step()
+        single.zero_grad()
+    taken: dict[int, set[str]] = {}
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            group = module._get_fsdp_state()._fsdp_param_group
+            if group is not None:
+                taken[id(group)] = {str(each._param_fqn) for each in group.fsdp_params}
+    worst = max(
+        (mine.full_tensor() - theirs).abs().max().item()
+        for mine, theirs in zip(model.parameters(), alone.parameters(), strict=True)
+    )
+    return sorted(sorted(names) for names in taken.values()), worst
+
+
+@pytest.mark.parametrize("groups", [[1, 1, 1, 1, 0, 0, 0, 0], [0] * 8, [3, 3, 2, 2, 1, 1, 0, 0]])
+def test_fsdp2_forms_the_strategys_messages(pair: Ranks, groups: list[int]) -> None:
+    domain = network_domain()
+    strategy = strategy_of(domain, groups, ReduceScatter, sharded_update=True)
+    for taken, worst in pair.run(under_fsdp2, settings_for("fsdp2", strategy, domain).snippet):
+        assert taken == messages(strategy)
+        assert worst < 1e-5

@@ -1,0 +1,3 @@
+from tests.api.fixtures import postgresql
+
+__all__ = ["postgresql"]
