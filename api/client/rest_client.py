@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 import httpx
 
 from autosync.api.client.document_calls import ClusterCalls, GraphCalls, StrategyCalls
+from autosync.api.client.key_calls import KeyCalls
 from autosync.api.client.request_options import PredictionOptions, RankOptions, plain
 from autosync.api.client.runtime_calls import RuntimeCalls
 from autosync.api.client.service_connection import ServiceConnection
@@ -40,7 +41,7 @@ class Client:
     """The service at an address. What it refuses is raised as `ServiceError`, and where it does not
     answer as `ServiceUnreachable`, both of them `AutosyncError`.
 
-    graphs, clusters, strategies, tunings, simulators, runtimes: what the service has, as its paths
+    graphs, clusters, strategies, tunings, simulators, runtimes, keys: what the service has, as its paths
     are called.
     """
 
@@ -71,6 +72,7 @@ class Client:
         self.tunings = TuningCalls(connection)
         self.simulators = SimulatorCalls(connection)
         self.runtimes = RuntimeCalls(connection)
+        self.keys = KeyCalls(connection)
 
     def rank(self, graph: str, cluster: str, **options: Unpack[RankOptions]) -> PredictedStrategies:
         """The best strategies by prediction, without a trial. graph, cluster: ids of stored ones,

@@ -17,7 +17,15 @@ from autosync.api.db.simulator_tables import (
 )
 from autosync.api.db.table_base import Base, Hash, RowNumber
 from autosync.api.db.trial_tables import ProposalRow, StrategySummaryRow, TrialRow
-from autosync.api.db.tuning_tables import ACTIVE, FINAL, STATES, WAITING, EventRow, OutcomeRow, TuningRow
+from autosync.api.db.tuning_tables import (
+    ACTIVE,
+    FINAL,
+    STATES,
+    WAITING,
+    EventRow,
+    OutcomeRow,
+    TuningRow,
+)
 
 __all__ = [
     "ACTIVE",

@@ -37,10 +37,8 @@ from autosync.api.http.routes import (
     service_routes,
     session_pages,
     simulator_routes,
-    tuning_control_routes,
     tuning_pages,
     tuning_routes,
-    tuning_control_routes,
     version_routes,
 )
 from autosync.api.http.uploading.uploads import Uploads

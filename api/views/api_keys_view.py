@@ -1,31 +1,12 @@
 """Keys, read for answers: all but what would let anybody in."""
 
-from typing import Literal
-
 from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
 
 from autosync.api.db.lookup import stored
 from autosync.api.db.tables import ApiKeyRow
 from autosync.api.views.cursors import one_page, read_cursor
-from autosync.api.views.response_model import Moment, Page, ResponseModel
-
-
-class ApiKey(ResponseModel):
-    """name: of the client; keys of one name share its queue and limits. last_used_at: to some
-    minutes. A key with `revoked_at`, or with a past `expires_at`, lets nobody in."""
-
-    id: str
-    name: str
-    scope: Literal["read", "tune", "admin"]
-    created_at: Moment
-    last_used_at: Moment | None
-    expires_at: Moment | None
-    revoked_at: Moment | None
-
-
-class ApiKeys(Page):
-    items: list[ApiKey]
+from autosync.api.views.key_schemas import ApiKey, ApiKeys
 
 
 def api_keys(session: Session, limit: int | None = None, cursor: str | None = None) -> ApiKeys:

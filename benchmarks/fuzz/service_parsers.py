@@ -12,9 +12,9 @@ from fastapi import FastAPI
 
 from autosync.api.db.database import Database, connect
 from autosync.api.engine.service_limits import ServiceLimits
+from autosync.api.http.access.access_rules import Access
 from autosync.api.http.app import create_app
 from autosync.api.http.prediction_bodies import RankBody, ranked_domain
-from autosync.api.http.access.access_rules import Access
 from autosync.api.http.tuning_body import TuningBody, tuning_request
 from autosync.api.http.uploading.upload_storage import read_tuning
 from autosync.api.views.cursors import read_cursor, written_cursor

@@ -9,7 +9,8 @@ from autosync.api.engine.api_keys import CLIENT_NAME, MOST_DAYS, KeyScope, make_
 from autosync.api.http.access.scopes import NEEDS_ADMIN
 from autosync.api.http.dependencies import CallerDep, Cursor, DatabaseDep, Id, Limit, Reading
 from autosync.api.http.openapi import refusals
-from autosync.api.views.api_keys_view import ApiKey, ApiKeys, api_key, api_keys
+from autosync.api.views.api_keys_view import api_key, api_keys
+from autosync.api.views.key_schemas import ApiKey, ApiKeys, MadeKey
 from autosync.errors import NotSupported
 
 router = APIRouter(prefix="/v1/keys", tags=["keys"], dependencies=[NEEDS_ADMIN])
@@ -25,12 +26,6 @@ class KeyBody(BaseModel):
     days: Annotated[int | None, Field(ge=1, le=MOST_DAYS, description="After which it ends.")] = (
         None
     )
-
-
-class MadeKey(ApiKey):
-    """key: what the client shows; nobody can read it again."""
-
-    key: str
 
 
 @router.get("")

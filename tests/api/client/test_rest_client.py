@@ -155,6 +155,10 @@ def call_the_rest(client: Client, folder: Path) -> None:
         "resnet50", {"example-4x1": 2.0}, proposals=8, optimizer=Optimizer("adamw")
     )
     assert compared.items[0].cost_per_million_samples is not None
+    made = client.keys.add("bob", "read", days=1)
+    assert made.key.startswith(f"{made.id}.")
+    assert made.id in [each.id for each in client.keys.list(limit=None).items]
+    assert client.keys.revoke(made.id).revoked_at is not None
     assert client.limits().budget == 1000
     assert client.health().status == "ok"
     assert client.ready().workers == 0  # which the service answers with 503
