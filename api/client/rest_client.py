@@ -41,8 +41,8 @@ class Client:
     """The service at an address. What it refuses is raised as `ServiceError`, and where it does not
     answer as `ServiceUnreachable`, both of them `AutosyncError`.
 
-    graphs, clusters, strategies, tunings, simulators, runtimes, keys: what the service has, as its paths
-    are called.
+    graphs, clusters, strategies, tunings, simulators, runtimes, keys: what the service has, as its
+    paths are called.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ class Examples:
         InvalidInput: there is none.
     """
 
-    inputs: tuple[object, ...]
+    inputs: Sequence[object]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "inputs", tuple(self.inputs))
@@ -120,7 +120,7 @@ def _in_one_order(
         joined: list[int] = []
         mine: list[int] = []
         for kind, begin, end, first, last in matcher.get_opcodes():
-            kept = order[begin:end]
+            kept: list[int] = order[begin:end]
             new: Sequence[int] = []
             if kind != "equal":
                 new = range(len(items), len(items) + last - first)

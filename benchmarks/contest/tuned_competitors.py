@@ -14,12 +14,12 @@ import numpy as np
 from autosync.documents import content_hash
 from autosync.domain import Domain
 from autosync.errors import NotSupported
+from autosync.framework_settings.bucket_filling import ddp_buckets
 from autosync.plan.plan_document import DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES
 from autosync.population import decode
 from autosync.search.designs import known_designs
 from autosync.search.designs.building_blocks import (
     assemble,
-    ddp_buckets,
     everything,
     into_pieces,
     owned,
@@ -82,7 +82,7 @@ def ddp_of_size(domain: Domain, size_mib: float) -> Strategy:
     first = DDP_FIRST_BUCKET_BYTES if limit == DDP_BUCKET_BYTES else limit
     group = {
         index: number
-        for number, bucket in enumerate(ddp_buckets(domain, first, limit))
+        for number, bucket in enumerate(ddp_buckets(domain.graph, (first, limit)))
         for index in bucket
     }
     choices = tuple(

@@ -151,5 +151,6 @@ def worker_lines() -> list[bytes]:
         PassDone(measured, 1 << 30, 0.5),
         MessagesTimed("kernel", (0.5, 1.0), (0.75, 1.25)),
     )
-    lines = [*map(command_line, commands), *map(answer_line, answers)]
+    lines = [command_line(each) for each in commands]
+    lines += [answer_line(each) for each in answers]
     return [line.strip().encode() for line in lines]

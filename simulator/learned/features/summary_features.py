@@ -10,8 +10,13 @@ from autosync.population import Population
 from autosync.simulator.analytic import analytic_seconds
 from autosync.simulator.compute_time import compute_seconds
 from autosync.simulator.cost.network import SERVER_OPERATIONS, network_of
-from autosync.simulator.learned.features.feature_names import SIDES, SPENT, SUMMARY_COLUMNS
-from autosync.simulator.learned.features.what_if import WHAT_IFS, TimelineTimes, what_ifs
+from autosync.simulator.learned.features.feature_names import (
+    SIDES,
+    SPENT,
+    SUMMARY_COLUMNS,
+    WHAT_IFS,
+)
+from autosync.simulator.learned.features.what_if import TimelineTimes, what_ifs
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
