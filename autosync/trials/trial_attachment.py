@@ -4,7 +4,7 @@ import copy
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -134,8 +134,8 @@ def _attach_fully_shard(
     sharding: FullyShard,
     groups: ReusedGroups,
 ) -> TrialAttachment:
-    """torch's FSDP2 on a copy of the model, for it cannot be taken off: nothing of a trial's updates
-    is kept."""
+    """torch's FSDP2 on a copy of the model, for it cannot be taken off: a trial's updates
+    are lost."""
     from autosync.runtime import torch_fsdp  # loads DTensors
 
     names = [variable.name for variable in bundle.variables]

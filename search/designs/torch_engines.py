@@ -16,7 +16,7 @@ from autosync.sharded_strategy import fully_sharded
 from autosync.strategy import EXACT, AllReduce, Encoding, Strategy
 
 POWERSGD_RANK = 4
-"""Of the design that bears no rank in its name; accuracy is near DDP's at 4 (Vogels et al. 2019)."""
+"""Of the design that bears no rank in its name; the largest that Vogels et al. 2019 train with."""
 
 LEAST_COMPRESSION = 2
 """torch's PowerSGD hook leaves a matrix as it is unless its factors are smaller than this part of
