@@ -94,7 +94,7 @@ class _Player:
         count = stop - first
         self.played = ShardedIteration(*np.zeros((3, count)))
         self.now = 0.0
-        self.free = {True: 0.0, False: 0.0}
+        self.free = {True: 0.0, False: 0.0}  # whether between shard groups: when a queue is free
         self.wired: list[tuple[float, float]] = []
         self.in_backward = True
 
@@ -198,10 +198,7 @@ class _Player:
             self._spend("wait", arrived)
             return
         self.free[own_queue] = arrived
-        if own_queue or not self.wired or wired >= self.wired[-1][1]:
-            self.wired = _with_interval(self.wired, (float(wired), arrived))
-        else:
-            self.wired[-1] = (self.wired[-1][0], arrived)
+        self.wired = _with_interval(self.wired, (float(wired), arrived))
 
     def _kind(self, message: int) -> int:
         """gloo reduce-scatters by an all-reduce of which each rank keeps its part."""
