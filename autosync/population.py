@@ -27,6 +27,7 @@ from autosync.strategy import (
     Synchronizer,
     VariableChoice,
 )
+from autosync.torch_engine import FullyShard
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,11 @@ class Option:
 class Population:
     """n strategies over V variables; N rows (shards) in all.
 
-    layouts: table of replica layouts. options: table of options.
-    layout u8[n]: index into layouts. order u8[n]: `codes.Order`. slice_bytes i64[n].
-    overlap bool[n]: synchronization may run into the next forward pass. staleness u8[n].
+    layouts: table of replica layouts. options: table of options. engines: table of torch's engines,
+        the first of which is none.
+    layout, engine u8[n]: index into layouts, engines. order u8[n]: `codes.Order`.
+    slice_bytes i64[n]. overlap bool[n]: synchronization may run into the next forward pass.
+    staleness u8[n].
     axis i8[n, V]: the cut dimension, -1 flat. parts i32[n, V]: shards of the variable.
     first i64[n + 1]: strategy i has the rows first[i]:first[i + 1], variable by variable in the
         graph's order, shard by shard.
@@ -62,7 +65,9 @@ class Population:
 
     layouts: tuple[tuple[Replica, ...], ...]
     options: tuple[Option, ...]
+    engines: tuple[FullyShard | None, ...]
     layout: NDArray[np.uint8]
+    engine: NDArray[np.uint8]
     order: NDArray[np.uint8]
     slice_bytes: NDArray[np.int64]
     overlap: NDArray[np.bool_]
@@ -96,7 +101,7 @@ class Population:
         return replace(self, first=first, **taken)
 
 
-BY_STRATEGY = ("layout", "order", "slice_bytes", "overlap", "staleness", "axis", "parts")
+BY_STRATEGY = ("layout", "engine", "order", "slice_bytes", "overlap", "staleness", "axis", "parts")
 BY_ROW = ("variable", "length", "method", "server", "group", "option", "position")
 
 
@@ -114,20 +119,30 @@ def concatenate(populations: Sequence[Population]) -> Population:
         )
     layouts: dict[tuple[Replica, ...], int] = {}
     options: dict[Option, int] = {}
-    layout, option = [], []
+    engines: dict[FullyShard | None, int] = {None: 0}
+    layout, option, engine = [], [], []
     for population in populations:
         codes = [layouts.setdefault(item, len(layouts)) for item in population.layouts]
         layout.append(np.array(codes, dtype=np.uint8)[population.layout])
         codes = [options.setdefault(item, len(options)) for item in population.options]
         option.append(np.array(codes, dtype=np.uint16)[population.option])
+        codes = [engines.setdefault(item, len(engines)) for item in population.engines]
+        engine.append(np.array(codes, dtype=np.uint8)[population.engine])
     counts = np.concatenate([np.diff(population.first) for population in populations])
     joined = {
         name: np.concatenate([getattr(population, name) for population in populations])
         for name in (*BY_STRATEGY, *BY_ROW)
     }
     joined |= {"layout": np.concatenate(layout), "option": np.concatenate(option)}
+    joined["engine"] = np.concatenate(engine)
     first = np.concatenate(([0], np.cumsum(counts)))
-    return Population(layouts=tuple(layouts), options=tuple(options), first=first, **joined)
+    return Population(
+        layouts=tuple(layouts),
+        options=tuple(options),
+        engines=tuple(engines),
+        first=first,
+        **joined,
+    )
 
 
 ORDER_CODES = {"fifo": Order.FIFO, "priority": Order.PRIORITY, "explicit": Order.EXPLICIT}
@@ -143,11 +158,13 @@ def encode(strategies: "list[Strategy] | tuple[Strategy, ...]", domain: Domain) 
     """
     layouts: dict[tuple[Replica, ...], int] = {}
     options: dict[Option, int] = {}
+    engines: dict[FullyShard | None, int] = {None: 0}
     names = [variable.name for variable in domain.graph.variables]
     for strategy in strategies:
         if [choice.variable for choice in strategy.choices] != names:
             raise _different_variables(strategy, names)
     choices = [strategy.choices for strategy in strategies]
+    engine = [engines.setdefault(strategy.engine, len(engines)) for strategy in strategies]
     head = _columns([_strategy_row(strategy, layouts) for strategy in strategies], 5)
     row = _columns([row for s in strategies for row in _shard_rows(s, options)], 6)
     positions = [p for s in strategies for p in s.schedule.positions or (0,) * s.shards]
@@ -157,7 +174,9 @@ def encode(strategies: "list[Strategy] | tuple[Strategy, ...]", domain: Domain) 
     return Population(
         layouts=tuple(layouts),
         options=tuple(options),
+        engines=tuple(engines),
         layout=head[0].astype(np.uint8),
+        engine=np.array(engine, dtype=np.uint8),
         order=head[1].astype(np.uint8),
         slice_bytes=head[2].copy(),
         overlap=head[3].astype(np.bool_),
@@ -249,6 +268,7 @@ def decode(population: Population, index: int, domain: Domain) -> Strategy:
             positions=positions,
         ),
         staleness=int(population.staleness[index]),
+        engine=population.engines[population.engine[index]],
     )
 
 

@@ -7,8 +7,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import ConfigDict, Discriminator
 
 from autosync.codes import MAX_POWERSGD_RANK
-from autosync.documents import STRICT, content_hash
+from autosync.documents import STRICT, UNLESS_NONE, content_hash
 from autosync.errors import InvalidStrategy
+from autosync.torch_engine import FullyShard
 
 EncodingName = Literal["none", "fp16", "bf16", "powersgd"]
 Algorithm = Literal["ring", "tree", "hierarchical"]
@@ -231,6 +232,8 @@ class Strategy:
 
     name: for display; not part of its identity.
     staleness: iterations a replica may lag; 0 is synchronous.
+    engine: what runs in place of this runtime or torch's DDP. Its choices say what it sends: every
+        variable whole, by a reduce-scatter with sharded update, in the group of its unit.
     """
 
     choices: tuple[VariableChoice, ...]
@@ -238,6 +241,7 @@ class Strategy:
     schedule: Schedule = field(default_factory=Schedule)
     staleness: int = 0
     name: str = ""
+    engine: Annotated[FullyShard | None, UNLESS_NONE] = None
     version: Literal[1] = 1
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 

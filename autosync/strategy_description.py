@@ -27,9 +27,14 @@ def describe(strategy: Strategy, domain: Domain | None = None) -> str:
 
     Without a domain sizes are left out, and methods stand by their number of shards.
     """
+    if strategy.engine is not None:
+        units = _groups(strategy.choices)
+        return f"torch's {engine_name(strategy)} in {units} {'unit' if units == 1 else 'units'}"
     if strategy.schedule.order == "ddp":
         buckets = _groups(strategy.choices)
-        return f"torch's DDP with its own {buckets} {'bucket' if buckets == 1 else 'buckets'}"
+        words = f"torch's DDP with its own {buckets} {'bucket' if buckets == 1 else 'buckets'}"
+        hook = hook_name(strategy)
+        return f"{words} and its {hook} hook" if hook else words
     sizes = _shard_bytes(strategy, domain)
     weight: Counter[str] = Counter()
     members: dict[str, list[VariableChoice]] = {}
@@ -46,6 +51,27 @@ def describe(strategy: Strategy, domain: Domain | None = None) -> str:
     phrases += _shares(strategy)
     phrases.append(_schedule(strategy.schedule))
     return "; ".join(phrases)
+
+
+def engine_name(strategy: Strategy) -> str:
+    """What torch's engine of the strategy is known as; empty without one."""
+    engine, world = strategy.engine, len(strategy.replicas)
+    if engine is None:
+        return ""
+    name = "FSDP2" if engine.reshard_after_forward else "FSDP2 without resharding (ZeRO-2)"
+    if engine.shard_ranks == world:
+        return name
+    return f"{name.replace('FSDP2', 'HSDP')} over groups of {engine.shard_ranks} ranks"
+
+
+def hook_name(strategy: Strategy) -> str:
+    """Of the communication hook on torch's DDP; empty where messages are sent as they are."""
+    shards = (shard for choice in strategy.choices for shard in choice.shards)
+    for shard in shards:
+        if isinstance(shard, AllReduce) and shard.encoding.name != "none":
+            encoding = shard.encoding
+            return f"PowerSGD rank {encoding.rank}" if encoding.rank else encoding.name
+    return ""
 
 
 def method(shard: Synchronizer) -> str:

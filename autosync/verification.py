@@ -18,8 +18,12 @@ from autosync.strategy import (
     Synchronizer,
     VariableChoice,
 )
-
-SHARE_TOLERANCE = 1e-6
+from autosync.torch_verification import (
+    SHARE_TOLERANCE,
+    check_ddp,
+    check_fully_shard,
+    variable_refusal,
+)
 
 
 def verify(
@@ -112,23 +116,25 @@ def _check_replicas(strategy: Strategy, domain: Domain) -> None:
 def _check_partition(variable: Variable, choice: VariableChoice) -> None:
     axis, lengths = choice.partition.axis, choice.partition.lengths
     if not -1 <= axis < len(variable.shape):
-        raise _refusal(variable, "axis", axis, f"has no axis {axis}: its shape is {variable.shape}")
+        raise variable_refusal(
+            variable, "axis", axis, f"has no axis {axis}: its shape is {variable.shape}"
+        )
     dimension = variable.elements if axis < 0 else variable.shape[axis]
     if sum(lengths) != dimension:
         what = "elements" if axis < 0 else f"along axis {axis}"
-        raise _refusal(
+        raise variable_refusal(
             variable,
             "partition",
             sum(lengths),
             f"has {dimension} {what}, but its shards add up to {sum(lengths)}",
         )
     if variable.sparse and axis != 0 and len(lengths) > 1:
-        raise _refusal(
+        raise variable_refusal(
             variable, "axis", axis, "has a sparse gradient, which is cut along axis 0 only"
         )
     kinds = sorted({shard.kind for shard in choice.shards})
     if variable.sparse and {"all_gather", "parameter_server"} <= set(kinds):
-        raise _refusal(
+        raise variable_refusal(
             variable,
             "synchronizer",
             kinds,
@@ -148,7 +154,7 @@ def _check_shard(
     if variable.sparse and not isinstance(shard, ParameterServer | AllGather):
         if strategy.schedule.order == "ddp":
             return
-        raise _refusal(
+        raise variable_refusal(
             variable,
             "synchronizer",
             shard.kind,
@@ -164,7 +170,7 @@ def _check_shard(
             if shard.sharded_update:
                 _check_elementwise(variable, "a sharded update", domain)
         case AllGather() if not variable.sparse:
-            raise _refusal(
+            raise variable_refusal(
                 variable,
                 "synchronizer",
                 "all_gather",
@@ -172,16 +178,18 @@ def _check_shard(
                 "Use all_reduce or reduce_scatter.",
             )
         case AllGather() if not whole:
-            raise _refusal(variable, "partition", len(choice.shards), "is gathered, but not whole")
+            raise variable_refusal(
+                variable, "partition", len(choice.shards), "is gathered, but not whole"
+            )
         case Factors() if not variable.factor_rows:
-            raise _refusal(
+            raise variable_refusal(
                 variable,
                 "synchronizer",
                 "factors",
                 "is no linear layer's weight, so its gradient has no factors",
             )
         case Factors() if not whole:
-            raise _refusal(
+            raise variable_refusal(
                 variable, "partition", len(choice.shards), "is sent by factors, but not whole"
             )
     if not isinstance(shard, AllGather | Factors):
@@ -191,7 +199,7 @@ def _check_shard(
 def _check_server(variable: Variable, shard: ParameterServer, domain: Domain) -> None:
     cluster = domain.cluster
     if not 0 <= shard.server < cluster.servers:
-        raise _refusal(
+        raise variable_refusal(
             variable,
             "server",
             shard.server,
@@ -208,21 +216,21 @@ def _check_all_reduce(variable: Variable, shard: AllReduce, domain: Domain) -> N
     if not shard.device_order:
         return
     if shard.algorithm != "ring":
-        raise _refusal(
+        raise variable_refusal(
             variable,
             "device_order",
             shard.device_order,
             f"orders devices along a ring, but its all-reduce is {shard.algorithm}",
         )
     if sorted(shard.device_order) != list(range(domain.world_size)):
-        raise _refusal(
+        raise variable_refusal(
             variable,
             "device_order",
             shard.device_order,
             f"has a ring that does not visit each of {domain.world_size} ranks once",
         )
     if domain.cluster.backend == "nccl":
-        raise _refusal(
+        raise variable_refusal(
             variable,
             "device_order",
             shard.device_order,
@@ -233,7 +241,7 @@ def _check_all_reduce(variable: Variable, shard: AllReduce, domain: Domain) -> N
 
 def _check_hierarchy(variable: Variable, domain: Domain) -> None:
     if all(node.ranks <= 1 for node in domain.cluster.nodes):
-        raise _refusal(
+        raise variable_refusal(
             variable,
             "hierarchical",
             True,
@@ -244,7 +252,7 @@ def _check_hierarchy(variable: Variable, domain: Domain) -> None:
 
 def _check_elementwise(variable: Variable, what: str, domain: Domain) -> None:
     if not domain.optimizer.elementwise:
-        raise _refusal(
+        raise variable_refusal(
             variable,
             "optimizer",
             domain.optimizer.name,
@@ -259,7 +267,7 @@ def _check_encoding(
     if encoding.name != "powersgd":
         return
     if not isinstance(shard, AllReduce) or shard.algorithm != "ring":
-        raise _refusal(
+        raise variable_refusal(
             variable,
             "encoding",
             encoding.rank,
@@ -267,14 +275,14 @@ def _check_encoding(
             "all_reduce",
         )
     if not whole or len(variable.shape) < 2:
-        raise _refusal(
+        raise variable_refusal(
             variable, "encoding", "powersgd", "is packed by PowerSGD, but is no whole matrix"
         )
 
 
 def _check_exact(variable: Variable, shard: Synchronizer) -> None:
     if not isinstance(shard, AllGather | Factors) and shard.encoding.name != "none":
-        raise _refusal(
+        raise variable_refusal(
             variable,
             "encoding",
             shard.encoding.name,
@@ -289,12 +297,12 @@ def _check_groups(strategy: Strategy, domain: Domain) -> None:
     for variable, choice in zip(domain.graph.variables, strategy.choices, strict=True):
         for shard in choice.shards:
             if shard.group < 0:
-                raise _refusal(variable, "group", shard.group, f"has group {shard.group}")
+                raise variable_refusal(variable, "group", shard.group, f"has group {shard.group}")
             alike = replace(shard, group=0)
             values = (variable.dtype, variable.sparse and not one_bucket)
             kind, others, first = seen.setdefault(shard.group, (alike, values, choice.variable))
             if kind != alike or others != values:
-                raise _refusal(
+                raise variable_refusal(
                     variable,
                     "group",
                     shard.group,
@@ -312,33 +320,7 @@ def _check_schedule(strategy: Strategy, domain: Domain) -> None:
             thing="schedule.positions",
             value=schedule.positions[:16],
         )
-    if schedule.order != "ddp":
-        return
-    plain = AllReduce(0)
-    for variable, choice in zip(domain.graph.variables, strategy.choices, strict=True):
-        if len(choice.shards) > 1 or replace(choice.shards[0], group=0) != plain:
-            raise _refusal(
-                variable,
-                "schedule.order",
-                "ddp",
-                "is not a whole exact ring all-reduce, which is all that torch's DDP does",
-            )
-    shares = [replica.share for replica in strategy.replicas]
-    if max(shares) - min(shares) > SHARE_TOLERANCE or schedule.overlap_forward:
-        raise InvalidStrategy(
-            "torch's DDP averages replicas evenly and ends before the next forward pass.",
-            thing="schedule.order",
-            value="ddp",
-            remedy="Use order fifo or priority.",
-        )
-
-
-def _refusal(
-    variable: Variable, field: str, value: object, why: str, remedy: str = ""
-) -> InvalidStrategy:
-    return InvalidStrategy(
-        f"variable {variable.name!r} {why}.",
-        thing=f"variable {variable.name}, {field}",
-        value=value,
-        remedy=remedy,
-    )
+    if schedule.order == "ddp":
+        check_ddp(strategy, domain)
+    if strategy.engine is not None:
+        check_fully_shard(strategy, strategy.engine, domain)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
+import autosync
 from autosync.bundle import Bundle, make_bundle
 from autosync.cluster import Cluster, Device, Node
 from autosync.domain import Domain, Optimizer
@@ -24,10 +25,11 @@ from autosync.models import bundled, spec_of
 from autosync.population import encode
 from autosync.profiling import estimate_profile
 from autosync.search.designs.design_table import BUILDERS
+from autosync.search.designs.torch_engines import TORCH_BUILDERS
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import memory_of
 from autosync.strategy import Strategy
-from autosync.trials.trial_attachment import ReusedGroups, attach
+from autosync.trials.trial_attachment import ReusedGroups, TrialAttachment, attach
 
 MODELS = (
     "resnet50:8", "vgg16:4", "densenet121:8", "bert_3l:16", "bert_6l:8", "bert_base:4",
@@ -35,7 +37,7 @@ MODELS = (
 )  # fmt: skip
 DESIGNS = (
     "ddp", "all_reduce_25mb", "priority_sliced", "reduce_scatter_25mb", "dear", "zero1",
-    "ps_one_server", "ps_load_balanced",
+    "ps_one_server", "ps_load_balanced", "fsdp2", "zero2", "ddp_bf16",
 )  # fmt: skip
 STEP = "measured step"
 STATE_TENSORS = {"sgd": 0, "adamw": 2}
@@ -55,7 +57,7 @@ def main() -> None:
     model, batch = options.strategies.split(":")
     domain = domain_of(model, int(batch), options.optimizer)
     for name in DESIGNS:
-        strategy = BUILDERS[name].build(domain)
+        strategy = (BUILDERS | TORCH_BUILDERS)[name].build(domain)
         measured, predicted = measured_on_ranks(domain, strategy), predicted_on(domain, strategy)
         for rank, (real, told) in enumerate(zip(measured, predicted, strict=True)):
             print_row(f"{options.strategies} {name}, rank {rank}", real, told)
@@ -166,12 +168,13 @@ def measured_on_ranks(domain: Domain, strategy: Strategy) -> list[int]:
 
 def run_rank(rank: int, port: int, domain: Domain, bundle: Bundle, answers: Any) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"  # a node a rank, as the domain has it
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=domain.world_size)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         job = Job(domain)
         groups = ReusedGroups()
-        attached = attach(job.model, job.optimizer, bundle, 1.0, groups)
+        attached = attached_to(job, bundle, groups)
         for _ in range(2):  # torch's DDP cuts its buckets anew after the first
             job.step(attached.model)
         with record_function(STEP):
@@ -181,6 +184,14 @@ def run_rank(rank: int, port: int, domain: Domain, bundle: Bundle, answers: Any)
     answers.put((rank, peak_in_step(profiled)))
     groups.close()
     dist.destroy_process_group()
+
+
+def attached_to(job: Job, bundle: Bundle, groups: ReusedGroups) -> TrialAttachment:
+    """As in a trial, but for `fully_shard`, of which a trial makes a copy of the model."""
+    if bundle.plan.sharding is None:
+        return attach(job.model, job.optimizer, bundle, 1.0, groups)
+    autosync.distribute(job.model, job.optimizer, bundle)
+    return TrialAttachment(job.model, lambda: None, lambda: None)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from autosync.importing import import_module
 from autosync.profiling import profile_from_step_seconds
 from autosync.trials.contract import Workload
 from autosync.trials.worker.training_job import make_optimizer
-from benchmarks.workers import BaselineJob, fully_sharded
+from benchmarks.workers import BaselineJob
 
 BATCH, TOKENS, WIDTH, LAYERS, WORDS = 8, 32, 256, 6, 4000
 PIXELS, CLASSES = 32, 100
@@ -103,16 +103,7 @@ def build_model(workload: Workload, rank: int) -> BaselineJob:
     """The model that the domain's graph is named after, under every mode."""
     build, inputs = MODELS[workload.domain.graph.name]
     name = workload.domain.optimizer.name
-
-    def made() -> nn.Module:
-        torch.manual_seed(0)
-        return build()
-
-    def sharded() -> nn.Module:
-        model = made()
-        layers = getattr(model, "layers", None)
-        return fully_sharded(model, [[layer] for layer in layers or ()])
-
-    model = made()
+    torch.manual_seed(0)
+    model = build()
     job = ModelJob(model, make_optimizer(name, model), inputs(rank))
-    return BaselineJob(job, sharded, name)
+    return BaselineJob(job, name)

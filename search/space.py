@@ -26,6 +26,8 @@ class Space(Allowed):
     adjacent_merge: a message holds shards that are neighbours in gradient-ready order and about as
         many bytes as another (the second constraint); otherwise each shard draws its message.
     shard_methods: where a strategy mixes methods, the shards of one variable may differ, too.
+    sharded_parameters: torch's `fully_shard` may be proposed, under which the model's parameters
+        are DTensors: the training script must do without their whole values.
     pins: choices the search must keep, by variable. Pinned shards share a message only among
         themselves, as their group numbers say.
 
@@ -41,6 +43,7 @@ class Space(Allowed):
     load_balance: Annotated[bool, UNLESS_TRUE] = True
     adjacent_merge: Annotated[bool, UNLESS_TRUE] = True
     shard_methods: Annotated[bool, UNLESS_ZERO] = False
+    sharded_parameters: Annotated[bool, UNLESS_TRUE] = True
     pins: tuple[VariableChoice, ...] = ()
 
     def __post_init__(self) -> None:

@@ -19,6 +19,7 @@ from autosync.simulator.timeline.event_loop import (
     MessageArrays,
     play,
 )
+from autosync.simulator.timeline.sharded_timeline import play_sharded
 from autosync.simulator.timeline.timeline_simulator import arguments
 from autosync.strategy import Strategy
 
@@ -101,8 +102,16 @@ def explain_plan(
     )
     free = swift._replace(per_byte=nothing)
     even = compute._replace(slowdown=0.0)
+    engine = population.engines[population.engine[index]]
+
+    def period(assumed: CostArrays, work: ComputeArrays) -> float:
+        if engine is None:
+            return _period(messages, assumed, work, in_flight, factor)
+        sharded = play_sharded(plans, index, assumed, work, factor, engine.shard_ranks)
+        return sharded.step_seconds
+
     real, not_slowed, no_startup, no_network, no_update = (
-        _period(messages, assumed, work, in_flight, factor)
+        period(assumed, work)
         for assumed, work in (
             (costs, compute),
             (costs, even),

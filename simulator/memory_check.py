@@ -1,12 +1,16 @@
 """Whether strategies fit the devices' memory, and what would make one fit."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
 import numpy as np
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
-from autosync.errors import InvalidStrategy
+from autosync.errors import InvalidStrategy, NotSupported
 from autosync.plan import PlanTable
 from autosync.population import Population, encode
+from autosync.sharded_strategy import fully_sharded
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import DomainMemory, device_memory_bytes, memory_of
 from autosync.strategy import (
@@ -60,6 +64,15 @@ def fitting_rows(domain: Domain, population: Population) -> NDArray[np.int64]:
     return np.flatnonzero(fits)
 
 
+def most_peak_bytes(domain: Domain, strategies: Sequence[Strategy]) -> list[float]:
+    """Predicted peak of each strategy, of the rank that needs most."""
+    population = encode(list(strategies), domain)
+    plans, memory = compile_plans_fast(population, domain), memory_of(domain)
+    return [
+        float(memory.peak_bytes(plans, population, index).max()) for index in range(len(population))
+    ]
+
+
 def largest_batch(
     memory: DomainMemory, plans: PlanTable, population: Population, devices: NDArray[np.float64]
 ) -> int:
@@ -93,29 +106,28 @@ def _ways_out(
     if batch := largest_batch(memory, plans, population, devices):
         found.append(f"It fits at a batch size of {batch} a replica (now {domain.batch_size}).")
     peaks = memory.peak_bytes(plans, population)
-    sharded = _sharded(domain)
-    if sharded is not None:
-        others = encode([sharded], domain)
+    for words, strategy in _sharded(domain):
+        others = encode([strategy], domain)
         with_shards = memory.peak_bytes(compile_plans_fast(others, domain), others)
         if with_shards.max() < peaks.max():
             fits = "fits" if (with_shards <= devices).all() else "does not fit either"
-            found.append(
-                f"With optimizer state in shards (zero1) it takes {_gb(with_shards.max())} and "
-                f"{fits}."
-            )
+            found.append(f"With {words} it takes {_gb(with_shards.max())} and {fits}.")
     found.append(f"Devices of {_gb(peaks.max())} hold it (memory_gb in the cluster file).")
     return found
 
 
-def _sharded(domain: Domain) -> Strategy | None:
-    """ZeRO-1, a message a variable; None where the domain does not allow it."""
-    if not domain.optimizer.elementwise or domain.variables.sparse.any():
-        return None
+def _sharded(domain: Domain) -> Iterator[tuple[str, Strategy]]:
+    """What holds less on a rank, with its words: ZeRO-1, a message a variable, and ZeRO-3; none
+    where the domain does not allow them."""
+    if not domain.optimizer.elementwise or domain.variables.sparse.any() or domain.world_size < 2:
+        return
     choices = tuple(
         VariableChoice(v.name, whole(v.shape), (ReduceScatter(group, True),))
         for group, v in enumerate(domain.graph.variables)
     )
-    return Strategy(choices, even_replicas(domain.world_size))
+    yield "optimizer state in shards (zero1)", Strategy(choices, even_replicas(domain.world_size))
+    with suppress(NotSupported):
+        yield "parameters in shards as well (fsdp2)", fully_sharded(domain, domain.world_size)
 
 
 def _gb(size_bytes: float) -> str:

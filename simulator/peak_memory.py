@@ -1,9 +1,9 @@
 """Every device's peak memory under a strategy.
 
-Parameters, gradients, optimizer state and message buffers as the runtime (and torch's DDP)
-allocates them, and the activations that live at each moment. `benchmarks/peak_memory.py` holds it
-against what the allocator of the CPU counts. Not known here: inputs, workspaces of kernels, the
-allocator's own waste, the context of a GPU.
+Parameters, gradients, optimizer state and message buffers as the runtime, torch's DDP and its
+`fully_shard` allocate them, and the activations that live at each moment.
+`benchmarks/peak_memory.py` holds it against what the allocator of the CPU counts. Not known here:
+inputs, workspaces of kernels, the allocator's own waste, the context of a GPU.
 """
 
 from dataclasses import dataclass
@@ -17,6 +17,8 @@ from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.activation_memory import ActivationCurve, activation_curve
+from autosync.simulator.sharded_memory import held_bytes, units_of
+from autosync.torch_engine import FullyShard
 
 GATHERS = tuple(int(op) for op in (Op.SPARSE_ALL_GATHER, Op.FACTOR_ALL_GATHER))
 PUSHES = tuple(int(op) for op in Op if op.to_owner)
@@ -42,6 +44,9 @@ class DomainMemory:
 
         batch_scale: at so many times the domain's batch size.
         """
+        engine = population.engines[population.engine[index]]
+        if engine is not None:
+            return self._sharded_peaks(population, index, engine, batch_scale)
         part = _Part.of(plans, population, self.domain, index)
         kept = self._gradients_beside_buffers(part)
         held = state_bytes(part) + buffer_bytes(part) + update_bytes(part)
@@ -55,6 +60,21 @@ class DomainMemory:
             self.domain.graph.size_bytes + held + np.maximum(compute, step)
         )
         return result
+
+    def _sharded_peaks(
+        self, population: Population, index: int, engine: FullyShard, batch_scale: float
+    ) -> NDArray[np.float64]:
+        """`(world,)`: ranks under `fully_shard` hold alike."""
+        domain = self.domain
+        units = units_of(domain, self.curve, population, index, engine)
+        moments = self.curve.held.shape[1]
+        held = held_bytes(units, moments, domain.cluster.backend == "gloo")
+        whole, _ = self._moments(np.ones(len(self.gradient_bytes), dtype=np.bool_))
+        living = whole[0] - held.freed + batch_scale * whole[1]
+        compute = (living + np.maximum(held.during, held.passing)).max()
+        step = held.parts * (1.0 + self._step_bytes() / domain.graph.size_bytes)
+        kept = held.parts * (1 + domain.optimizer.state_tensors)
+        return np.full(domain.world_size, kept + max(compute, step))
 
     def most_bytes(self, share: float) -> float:
         """More than any strategy takes on any rank: values, gradients beside buffers, packed forms

@@ -1,5 +1,7 @@
 """Small domains built by hand, for tests that need no import of a model."""
 
+from dataclasses import replace
+
 from autosync.cluster import Cluster, Device, Node
 from autosync.domain import Domain, Optimizer, Profile
 from autosync.graph import ModelGraph, Operation, Variable
@@ -63,3 +65,14 @@ def domain_of(
         "made up for a test",
     )
     return Domain(graph, cluster or grid_cluster(), profile, optimizer or Optimizer())
+
+
+def layered_graph(shapes: tuple[tuple[int, ...], ...] = ((64, 32),) * 5) -> ModelGraph:
+    """A chain of blocks (`layers.0.weight`); its first and last variable are the model's own."""
+    graph = chain_graph(shapes)
+    inner = (f"layers.{i}.weight" for i in range(len(shapes) - 2))
+    names = ("first.weight", *inner, "last.weight")
+    variables = tuple(
+        replace(variable, name=name) for variable, name in zip(graph.variables, names, strict=True)
+    )
+    return replace(graph, variables=variables)

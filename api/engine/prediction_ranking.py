@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from autosync.domain import Domain
-from autosync.search.loop.outcome import TuningEvent
+from autosync.population import encode
+from autosync.search.loop.outcome import DDP, TuningEvent
 from autosync.search.loop.tuning_store import Candidate
 from autosync.search.space import Space
 from autosync.simulator.simulator_contract import Simulator
@@ -20,16 +21,27 @@ def best_by_prediction(
     on_event: Callable[[TuningEvent], None],
     space: Space = Space(),  # noqa: B008  # frozen
 ) -> list[Candidate]:
-    """Hand-designed candidates and unlike ones of the fastest sampled, fastest first; DDP is among
-    them.
+    """Designed candidates and unlike ones of the fastest sampled, fastest first; DDP is among them,
+    as the last one where the devices' memory does not hold it.
 
     on_event: told how far it is; what it raises ends the ranking.
+
+    Raises:
+        InvalidInput: no strategy fits the devices' memory; says what would make one fit.
     """
+    from autosync.search.designs.fitting_designs import check_any_fits
     from autosync.search.loop.proposing import known_designs, sampled  # loads numba
     from autosync.search.loop.settings import Settings
+    from autosync.simulator.memory_check import fitting_rows
 
+    check_any_fits(domain, space)
     settings = Settings(proposals=proposals, seed=seed, acquisition="prediction")
     known = known_designs(domain, space, predictor)
     seen = [candidate.strategy for candidate in known]
     drawn = sampled(domain, space, predictor, settings, 0, SAMPLED, seen, on_event)
-    return sorted(known + drawn, key=lambda candidate: candidate.predicted_seconds)
+    ddp = next(candidate.strategy for candidate in known if candidate.origin == DDP)
+    ddp_fits = len(fitting_rows(domain, encode([ddp], domain))) > 0
+    return sorted(
+        known + drawn,
+        key=lambda each: (each.origin == DDP and not ddp_fits, each.predicted_seconds),
+    )

@@ -21,7 +21,8 @@ def check_request(request: TuningRequest) -> None:
     """
     Raises:
         InvalidInput: a pin does not fit the graph, a scale or count is out of range, nobody knows
-            the optimizer, or compute and device do not go with the rest.
+            the optimizer, no strategy fits the devices' memory, or compute and device do not go
+            with the rest.
         NotSupported: the operator has not set up the launcher, or a pin cannot be run.
     """
     check_launcher(request.launcher)
@@ -29,6 +30,9 @@ def check_request(request: TuningRequest) -> None:
     check_counts(request.space)
     check_pins(request.space, request.domain)
     check_scales(request.byte_scale, request.time_scale)
+    from autosync.search.designs.fitting_designs import check_any_fits  # loads numba
+
+    check_any_fits(request.domain, request.space)
     _ = request.workload  # checks itself
 
 

@@ -39,9 +39,12 @@ def predicted_strategies(session: Session, body: RankBody) -> PredictedStrategie
         NotFound, InvalidInput: as `ranked_domain`. NotSupported: it takes too long.
     """
     from autosync.simulator.limit import iteration_limit  # loads numba: only when asked for
+    from autosync.simulator.memory_check import most_peak_bytes
 
     domain = ranked_domain(session, body)
     ranked, ddp = _ranked(session, body, domain, body.space, time.monotonic() + LONGEST_SECONDS)
+    shown = ranked[: body.top]
+    peaks = most_peak_bytes(domain, [candidate.strategy for candidate in shown])
     items = [
         PredictedStrategy(
             rank=rank,
@@ -49,10 +52,11 @@ def predicted_strategies(session: Session, body: RankBody) -> PredictedStrategie
             origin=candidate.origin,
             predicted_seconds=candidate.predicted_seconds,
             predicted_speedup=ddp.predicted_seconds / candidate.predicted_seconds,
+            predicted_peak_bytes=int(peak),
             strategy_id=candidate.strategy.id,
             strategy=candidate.strategy,
         )
-        for rank, candidate in enumerate(ranked[: body.top], 1)
+        for rank, (candidate, peak) in enumerate(zip(shown, peaks, strict=True), 1)
     ]
     return PredictedStrategies(
         domain_id=domain.id,

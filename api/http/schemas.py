@@ -23,13 +23,15 @@ class ChangedTuning(ResponseModel):
 
 
 class PredictedStrategy(BaseModel):
-    """predicted_speedup: DDP's predicted time by this one's."""
+    """predicted_speedup: DDP's predicted time by this one's. predicted_peak_bytes: of the rank that
+    needs most memory."""
 
     rank: int
     words: str
     origin: str
     predicted_seconds: float
     predicted_speedup: float
+    predicted_peak_bytes: int
     strategy_id: str
     strategy: Strategy
 

@@ -1,9 +1,10 @@
-"""The frameworks themselves are extras of the package."""
+"""The frameworks themselves are extras of the package; what none of them takes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
+from autosync.bundle import Bundle
 from autosync.errors import NotSupported
 
 
@@ -27,3 +28,16 @@ def needs(package: str) -> Iterator[None]:
             value=package,
             remedy=f"pip install 'autosync[{package}]'",
         ) from error
+
+
+def refuse_sharding(shipped: Bundle, framework: str) -> None:
+    """Raises NotSupported: the framework would save, load and unwrap whole parameters."""
+    if shipped.plan.sharding is not None:
+        raise NotSupported(
+            f"the bundle puts torch's fully_shard on the model, whose parameters {framework} takes "
+            "for whole.",
+            thing="bundle.plan.engine",
+            value=shipped.plan.engine,
+            remedy=f"Use {framework}'s own FSDP2, or autosync.distribute in a script of your own; "
+            "or tune with a space of sharded_parameters: false.",
+        )

@@ -13,11 +13,14 @@ from typing import Any
 from torch.optim import Optimizer
 
 import autosync
-from autosync.bundle import Bundle
+from autosync.bundle import Bundle, load_bundle
 from autosync.errors import NotSupported
+from autosync.frameworks.extras import refuse_sharding
 from autosync.runtime.attachment import Attachment, attachment_of
 from autosync.runtime.share_sampler import TOLERANCE
+from autosync.runtime.transport.bundle_agreement import refused_everywhere
 from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.runtime.transport.process_groups import working_group
 
 CHANGE_THE_SUMS = (
     "ddp_comm_state",
@@ -76,10 +79,14 @@ class PlanStrategy:
         options = dict(this._ddp_kwargs)
         if (device_ids := this.determine_ddp_device_ids()) is not None:
             options["device_ids"] = device_ids
+        with refused_everywhere(working_group(None), this.root_device):
+            given = self.bundle
+            shipped = given if isinstance(given, Bundle) else load_bundle(given)
+            refuse_sharding(shipped, "Lightning")
         self.model, _ = autosync.distribute(
             module,
             optimizers[0] if len(optimizers) == 1 else optimizers,
-            self.bundle,
+            shipped,
             allow_lossy=self.allow_lossy,
             ddp_options=options,
         )

@@ -49,7 +49,7 @@ class RecordedGraph:
 
 def each_example(inputs: object) -> tuple[object, ...]:
     """The example inputs, where there are several, or the one."""
-    return inputs.inputs if isinstance(inputs, Examples) else (inputs,)
+    return tuple(inputs.inputs) if isinstance(inputs, Examples) else (inputs,)
 
 
 def moved_examples(inputs: Any, device: torch.device) -> Any:

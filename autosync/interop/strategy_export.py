@@ -30,7 +30,8 @@ from autosync.strategy import (
     VariableChoice,
     split,
 )
-from autosync.verification import SHARE_TOLERANCE, verify
+from autosync.torch_verification import SHARE_TOLERANCE
+from autosync.verification import verify
 
 COMPRESSORS = {
     EXACT: Compressor.NONE,

@@ -18,6 +18,7 @@ from autosync.plan.compiler_arrays import (
 from autosync.plan.compiler_kernels import STAGES
 from autosync.plan.compiler_loop import compile_loop
 from autosync.plan.plan_table import PlanTable
+from autosync.plan.sharded_messages import with_sharded_messages
 from autosync.population import Population
 
 Loop = Callable[[DomainArrays, PopulationArrays, int, PlanArrays, Scratch], None]
@@ -35,7 +36,7 @@ def compile_plans(population: Population, domain: Domain, loop: Loop = compile_l
     messages = int(out.first[-1])
     buckets = int(out.bucket[:messages].max()) + 1 if messages else 0
     pieces = int(out.bucket_first[buckets])
-    return PlanTable(
+    plans = PlanTable(
         teams=team_table(domain, population.options),
         first=out.first,
         operation=out.operation[:messages],
@@ -48,6 +49,7 @@ def compile_plans(population: Population, domain: Domain, loop: Loop = compile_l
         ready=out.ready[:messages],
         after=out.after[:messages],
         gate=out.gate[:messages],
+        before=np.full(messages, -1, dtype=np.int32),
         update=out.update[:messages],
         bucket=out.bucket[:messages],
         bucket_first=out.bucket_first[: buckets + 1],
@@ -55,6 +57,7 @@ def compile_plans(population: Population, domain: Domain, loop: Loop = compile_l
         piece_start=out.piece_start[:pieces],
         piece_stop=out.piece_stop[:pieces],
     )
+    return with_sharded_messages(plans, population, domain) if population.engine.any() else plans
 
 
 def _allocate(population: Population, domain: DomainArrays) -> tuple[PlanArrays, Scratch]:

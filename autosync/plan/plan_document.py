@@ -2,16 +2,21 @@
 it, the dashboard draws it."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from autosync.codes import Channel, Op, Order, Update
-from autosync.documents import STRICT, content_hash
+from autosync.documents import STRICT, UNLESS_NONE, content_hash
 from autosync.domain import Domain
 from autosync.plan.plan_table import PlanTable
 from autosync.population import Population
+from autosync.torch_engine import FullyShard
 from autosync.units import MIB
+
+EngineName = Literal["autosync", "ddp", "fully_shard"]
+UNLESS_FOR_BACKWARD = Field(exclude_if=lambda value: value == -1)
+"""Messages gained it later: plans without such gathers keep their text and identity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,7 @@ class Message:
     gate: int
     update: Update
     bucket: int
+    before: Annotated[int, UNLESS_FOR_BACKWARD] = -1
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
 
@@ -58,11 +64,12 @@ class Message:
 class Plan:
     """The messages of one iteration, in issue order.
 
-    engine: `autosync`, or `ddp` (torch's own DDP with buckets of `bucket_bytes`).
+    engine: `autosync`, `ddp` (torch's own DDP with buckets of `bucket_bytes`), or `fully_shard`
+        (torch's FSDP2, as `sharding` says; its messages are what it is expected to send).
     shares: each rank's share of the global batch.
     """
 
-    engine: Literal["autosync", "ddp"]
+    engine: EngineName
     shares: tuple[float, ...]
     overlap_forward: bool
     bucket_bytes: int
@@ -71,6 +78,7 @@ class Plan:
     buckets: tuple[tuple[Piece, ...], ...]
     messages: tuple[Message, ...]
     staleness: int = 0
+    sharding: Annotated[FullyShard | None, UNLESS_NONE] = None
     version: Literal[2] = 2
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -107,9 +115,7 @@ DDP_FIRST_BUCKET_BYTES = MIB
 
 def plan_of(plans: PlanTable, population: Population, index: int, domain: Domain) -> Plan:
     """The plan of strategy `index`."""
-    engine: Literal["autosync", "ddp"] = (
-        "ddp" if population.order[index] == Order.DDP else "autosync"
-    )
+    sharding = population.engines[population.engine[index]]
     layout = population.layouts[population.layout[index]]
     shares = [0.0] * domain.world_size
     for replica in layout:
@@ -121,10 +127,10 @@ def plan_of(plans: PlanTable, population: Population, index: int, domain: Domain
     used = sorted({int(plans.ranks[row]) for row in rows})
     team = {ranks: i for i, ranks in enumerate(used)}
     return Plan(
-        engine=engine,
+        engine=_engine_name(population, index),
         shares=tuple(shares),
         overlap_forward=bool(population.overlap[index]),
-        bucket_bytes=int(population.slice_bytes[index]) if engine == "ddp" else 0,
+        bucket_bytes=int(population.slice_bytes[index]) if _is_ddp(population, index) else 0,
         teams=tuple(plans.teams[ranks] for ranks in used),
         shards=shard_specs(population, index),
         buckets=tuple(_pieces(plans, bucket) for bucket in buckets),
@@ -142,11 +148,23 @@ def plan_of(plans: PlanTable, population: Population, index: int, domain: Domain
                 gate=int(plans.gate[row]),
                 update=Update(plans.update[row]),
                 bucket=place[int(plans.bucket[row])],
+                before=int(plans.before[row]),
             )
             for row in rows
         ),
         staleness=int(population.staleness[index]),
+        sharding=sharding,
     )
+
+
+def _engine_name(population: Population, index: int) -> EngineName:
+    if population.engine[index]:
+        return "fully_shard"
+    return "ddp" if _is_ddp(population, index) else "autosync"
+
+
+def _is_ddp(population: Population, index: int) -> bool:
+    return bool(population.order[index] == Order.DDP)
 
 
 def shard_specs(population: Population, index: int) -> tuple[ShardSpec, ...]:

@@ -29,6 +29,9 @@ class PlanTable:
         messages that wait for another message only.
     after i64[M]: the message of the same strategy it waits for, counted from first[i], or -1.
     gate i32[M]: the forward operation that waits for it, -1 when `step()` itself waits.
+    before i32[M]: of parameters gathered for backward alone (`fully_shard`): the position, in the
+        gradient-ready order, of the first gradient whose backward waits for it. Their `ready` is
+        the gradient after which the unit before begins its backward. -1 for all others.
     update u8[M]: `codes.Update`.
     bucket i64[M]: index into buckets; the messages of one chain share theirs.
     bucket_first i64[C + 1], piece_row i64[P], piece_start i64[P], piece_stop i64[P]: bucket c
@@ -48,6 +51,7 @@ class PlanTable:
     ready: NDArray[np.int32]
     after: NDArray[np.int64]
     gate: NDArray[np.int32]
+    before: NDArray[np.int32]
     update: NDArray[np.uint8]
     bucket: NDArray[np.int64]
     bucket_first: NDArray[np.int64]

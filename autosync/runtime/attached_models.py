@@ -42,6 +42,7 @@ class AttachedModels:
         self.plans: dict[int, AttachedPlan] = {}
         self.wrapped: WeakKeyDictionary[DistributedDataParallel, WrappedByDdp] = WeakKeyDictionary()
         self.detached: WeakSet[DistributedDataParallel] = WeakSet()
+        self.sharded: WeakSet[nn.Module] = WeakSet()
 
     def ddp_around(self, model: nn.Module) -> DistributedDataParallel | None:
         """torch's DDP that `distribute` has put around the model, or that is the model itself."""

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from autosync.errors import InvalidInput
+from autosync.errors import InvalidInput, NotSupported
 from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.attachment import Attachment, attachment_of
 from autosync.runtime.hooks.torch_compile import compiled_from
@@ -28,12 +28,21 @@ def detach(model: nn.Module) -> tuple[nn.Module, Any]:
 
     Raises:
         InvalidInput: nobody has distributed the model.
+        NotSupported: torch's `fully_shard` holds it.
         SynchronizationFailed: a peer died: the plan is off, but weights may be of two iterations.
     """
     if (plan := attachment_of(model)) is not None:
         return model, _detach_plan(plan)
     if (ddp := ATTACHED.ddp_around(compiled_from(model))) is not None:
         return ddp.module, _unwrap(ddp)
+    if compiled_from(model) in ATTACHED.sharded:
+        raise NotSupported(
+            "torch's fully_shard cannot be taken off a model: no rank holds its whole parameters.",
+            thing="model",
+            value=type(model).__name__,
+            remedy="Make the model anew, and load what torch.distributed.checkpoint.state_dict."
+            "get_model_state_dict(..., options=StateDictOptions(full_state_dict=True)) gives.",
+        )
     raise InvalidInput(
         f"the model ({type(model).__name__}) is not distributed.",
         thing="model",

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from autosync.bundle import Bundle, load_bundle
 from autosync.environment import host_name
+from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED, WrappedByDdp, check_plain, check_unwrapped
 from autosync.runtime.attachment import attach
 from autosync.runtime.hooks.gradient_hooks import Removable
@@ -21,6 +22,7 @@ from autosync.runtime.hooks.torch_compile import compiled_from, warn_if_compiled
 from autosync.runtime.payloads.encodings import check_lossless
 from autosync.runtime.sharded_models import check_norm_is_global, check_unsharded
 from autosync.runtime.torch_ddp import (
+    add_hook,
     check_options,
     comparable,
     for_any_plan,
@@ -55,8 +57,9 @@ def distribute(
 
     The model comes back as the same object (with hooks), unless the bundle says torch's DDP or
     no longer fits: then it is wrapped in DistributedDataParallel, with a warning in the latter
-    case. optimizer: of the model, or a list of several that hold different parameters of it; the
-    same comes back. process_group: of the replicas, by default all ranks; of a DeviceMesh that is
+    case. Where it says torch's `fully_shard`, the model's parameters are DTensors from then on.
+    optimizer: of the model, or a list of several that hold different parameters of it; the same
+    comes back. process_group: of the replicas, by default all ranks; of a DeviceMesh that is
     `mesh["dp"].get_group()`. max_grad_norm: clip by the true global norm before every update,
     where the process group is all ranks. allow_lossy: start a plan whose messages are packed with
     loss (fp16, bf16, PowerSGD). ddp_options: of DistributedDataParallel, where that is used
@@ -95,15 +98,17 @@ def distribute(
         message = f"the bundle does not fit this job, so torch's DDP is used: {changed}."
         warnings.warn(message, stacklevel=2)
         log.warning(message)
-    if changed or shipped.plan.engine == "ddp":
-        bucket_bytes = 0 if changed else shipped.plan.bucket_bytes
-        if shipped.plan.engine != "ddp":
-            options = for_any_plan(options)
-        wrapped = _wrapped(model, optimizer, max_grad_norm, bucket_bytes, group, options)
-        return wrapped, optimizer
+    if changed:
+        options = options if shipped.plan.engine == "ddp" else for_any_plan(options)
+        return _wrapped(model, optimizer, max_grad_norm, None, group, options), optimizer
     if not allow_lossy:
         check_lossless(shipped.plan)
+    if shipped.plan.engine == "ddp":
+        return _wrapped(model, optimizer, max_grad_norm, shipped.plan, group, options), optimizer
     names = _model_names(shipped, network)
+    if shipped.plan.sharding is not None:
+        _shard(network, optimizers, shipped, names, group, device, max_grad_norm)
+        return model, optimizer
     warn_if_compiled(model)
     attach(
         network,
@@ -130,19 +135,58 @@ def _wrapped(
     model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer],
     max_grad_norm: float | None,
-    bucket_bytes: int,
+    plan: Plan | None,
     group: dist.ProcessGroup,
     options: Mapping[str, Any],
 ) -> nn.Module:
-    """The model in torch's DDP, as `autosync.detach` finds it."""
+    """The model in torch's DDP, as `autosync.detach` finds it. plan: DDP's own; None for DDP as it
+    comes."""
     if max_grad_norm and not isinstance(optimizer, Optimizer):
         raise clipping_of_several()
+    bucket_bytes = plan.bucket_bytes if plan else 0
     made = wrap_in_ddp(model, bucket_bytes, group, options=options)
+    if plan is not None:
+        add_hook(made, plan, group)
     handles: tuple[Removable, ...] = ()
     if max_grad_norm and isinstance(optimizer, Optimizer):
         handles = (clip_before_step(model, optimizer, max_grad_norm),)
     ATTACHED.wrapped[made] = WrappedByDdp(optimizer, handles)
     return made
+
+
+def _shard(
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    shipped: Bundle,
+    names: tuple[str, ...],
+    group: dist.ProcessGroup,
+    device: torch.device,
+    max_grad_norm: float | None,
+) -> None:
+    """Put torch's FSDP2 on the model, and its parts of parameters into the optimizers.
+
+    names: of the bundle's variables in the model.
+    """
+    from autosync.runtime import torch_fsdp  # loads DTensors
+
+    sharding = shipped.plan.sharding
+    assert sharding is not None
+    with refused_everywhere(group, device):
+        torch_fsdp.check_shardable(model, optimizers, sharding, group)
+        if max_grad_norm and len(optimizers) > 1:
+            raise clipping_of_several()
+        planned = (variable.name for variable in shipped.variables)
+        units = torch_fsdp.unit_modules(model, sharding, dict(zip(planned, names, strict=True)))
+    torch_fsdp.share_values(model, group)
+    before = torch_fsdp.named_values(model)
+    mesh = torch_fsdp.mesh_of(sharding, group, device)
+    torch_fsdp.apply_fully_shard(model, units, sharding, mesh)
+    after = torch_fsdp.named_values(model)
+    for optimizer in optimizers:
+        torch_fsdp.retarget(optimizer, before, after)
+        if max_grad_norm:
+            clip_before_step(model, optimizer, max_grad_norm)
+    ATTACHED.sharded.add(model)
 
 
 def _changes_anywhere(shipped: Bundle, reports: tuple[RankReport, ...]) -> str:

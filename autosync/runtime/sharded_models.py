@@ -55,8 +55,7 @@ def _sharded_by_fsdp(model: nn.Module, name: str, kind: str) -> NotSupported:
         thing="model",
         value=kind,
         remedy="Give the plain model, without fully_shard or FullyShardedDataParallel: a bundle "
-        "with sharded updates splits the optimizer's state over ranks as well. Where the "
-        "parameters do not fit, train with FSDP alone.",
+        "of the strategy `fsdp2`, `zero2` or `hsdp` puts fully_shard on it.",
     )
 
 

@@ -3,14 +3,22 @@ sizes stand here and nowhere else."""
 
 from collections.abc import Mapping
 from inspect import signature
-from typing import Any, Literal
+from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
+from autosync.codes import ENCODINGS, POWERSGD
 from autosync.errors import InvalidInput, NotSupported
-from autosync.plan.plan_document import DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES
+from autosync.plan.plan_document import (
+    DDP_BUCKET_BYTES,
+    DDP_FIRST_BUCKET_BYTES,
+    EngineName,
+    Plan,
+)
 from autosync.units import MIB
 
 SETTLED = {
@@ -65,6 +73,45 @@ def wrap_in_ddp(
     )
 
 
+POWERSGD_FROM = 2
+"""The first iteration whose gradients are packed: torch takes none before, as it keeps an error and
+a warm start."""
+
+
+def add_hook(
+    ddp: DistributedDataParallel, plan: Plan, process_group: dist.ProcessGroup | None = None
+) -> None:
+    """The communication hook of torch's that packs as the plan's messages are packed; none where
+    they travel as they are."""
+    packed = {message.encoding for message in plan.messages} - {0}
+    if not packed:
+        return
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    (code,) = packed
+    if code > POWERSGD:
+        state = powerSGD_hook.PowerSGDState(
+            process_group,
+            matrix_approximation_rank=code - POWERSGD,
+            start_powerSGD_iter=POWERSGD_FROM,
+        )
+        ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    elif ENCODINGS[code] == "fp16":
+        ddp.register_comm_hook(process_group, default_hooks.fp16_compress_hook)
+    else:
+        ddp.register_comm_hook(process_group, half_bfloat)
+
+
+def half_bfloat(
+    group: dist.ProcessGroup | None, bucket: GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """torch's bf16 hook under another name: by its own name DDP refuses it without an accelerator,
+    though gloo reduces bf16."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+    return bf16_compress_hook(group, bucket)  # type: ignore[arg-type]  # None: all ranks
+
+
 def bucket_limits_mebibytes(bucket_bytes: int, byte_scale: float) -> list[float]:
     """DDP's limits at a byte scale: at its default size the first bucket holds 1 MiB * s.
 
@@ -77,7 +124,7 @@ def bucket_limits_mebibytes(bucket_bytes: int, byte_scale: float) -> list[float]
     return [max(bytes_, 1) / MIB for bytes_ in limits]
 
 
-def check_options(options: Mapping[str, Any], engine: Literal["autosync", "ddp"]) -> None:
+def check_options(options: Mapping[str, Any], engine: EngineName) -> None:
     """engine: of the plan.
 
     Raises:

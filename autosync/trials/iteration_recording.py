@@ -54,7 +54,7 @@ class RankRecording:
             tuple(self.forwards),
             tuple(self.backwards),
             tuple(self.trace.waits),
-            None if engine == "ddp" else messages,
+            messages if engine == "autosync" else None,
         )
 
 

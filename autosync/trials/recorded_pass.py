@@ -20,7 +20,7 @@ class RecordedPass:
 
     forwards, backwards: when each iteration's forward and backward pass ended. waits: (begin, end)
     of where the script stood still for messages. messages: of the measured iterations; None under
-    torch's own DDP.
+    torch's own engines.
     """
 
     forwards: tuple[float, ...]

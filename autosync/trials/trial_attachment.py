@@ -1,19 +1,23 @@
 """Puts a plan under a job's model and takes it off again."""
 
+import copy
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from autosync.bundle import Bundle
 from autosync.plan import Plan
 from autosync.runtime import attachment as runtime
 from autosync.runtime.execution.execution_trace import ExecutionTrace
-from autosync.runtime.torch_ddp import wrap_in_ddp
+from autosync.runtime.torch_ddp import add_hook, wrap_in_ddp
 from autosync.runtime.transport.process_groups import Groups, open_groups
+from autosync.torch_engine import FullyShard
 
 MOST_GROUPS = 24
 """Process groups that a worker keeps connected for the plans to come; each holds a thread pool
@@ -31,11 +35,24 @@ class TrialAttachment:
     detach: Callable[[], None]
 
 
+@runtime_checkable
+class ShardedForm(Protocol):
+    """A model that stands in for another, and takes another form where parameters come and go."""
+
+    def sharded_form(
+        self, units: Sequence[Sequence[str]]
+    ) -> tuple[nn.Module, list[list[nn.Module]]]:
+        """A copy with the same names of parameters, and the modules that hold those of each
+        unit."""
+        ...
+
+
 class ReusedGroups:
     """The process groups that the engine runs plan after plan on."""
 
     def __init__(self) -> None:
         self._groups: Groups | None = None
+        self._meshes: dict[int, DeviceMesh] = {}
 
     def get(self, group: dist.ProcessGroup | None, device: torch.device | None = None) -> Groups:
         """Every rank asks before every plan, so all replace them at the same one.
@@ -48,6 +65,16 @@ class ReusedGroups:
             assert group is not None  # the ranks joined before their first trial
             self._groups = open_groups(group, device)
         return self._groups
+
+    def mesh(self, sharding: FullyShard, device: torch.device) -> DeviceMesh:
+        """Of all ranks; its process groups are opened once for each size of shard groups."""
+        from autosync.runtime.torch_fsdp import mesh_of  # loads DTensors
+
+        group = dist.group.WORLD
+        assert group is not None
+        if sharding.shard_ranks not in self._meshes:
+            self._meshes[sharding.shard_ranks] = mesh_of(sharding, group, device)
+        return self._meshes[sharding.shard_ranks]
 
     def close(self) -> None:
         if self._groups is not None:
@@ -69,6 +96,8 @@ def attach(
     """
     if bundle.plan.engine == "ddp":
         return _attach_ddp(model, bundle.plan, byte_scale)
+    if bundle.plan.sharding is not None:
+        return _attach_fully_shard(model, optimizer, bundle, bundle.plan.sharding, groups)
     names = tuple(variable.name for variable in bundle.variables)
     attachment = runtime.attach(
         model,
@@ -88,6 +117,7 @@ def attach(
 def _attach_ddp(model: nn.Module, plan: Plan, byte_scale: float) -> TrialAttachment:
     # replayed replicas start equal
     replicas = wrap_in_ddp(model, plan.bucket_bytes, share_values=False, byte_scale=byte_scale)
+    add_hook(replicas, plan)
     held = [replicas]
 
     def detach() -> None:
@@ -95,6 +125,42 @@ def _attach_ddp(model: nn.Module, plan: Plan, byte_scale: float) -> TrialAttachm
         gc.collect()  # the reducer is in a reference cycle, and its hooks live as long as it
 
     return TrialAttachment(replicas, lambda: None, detach)
+
+
+def _attach_fully_shard(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    bundle: Bundle,
+    sharding: FullyShard,
+    groups: ReusedGroups,
+) -> TrialAttachment:
+    """torch's FSDP2 on a copy of the model, for it cannot be taken off: a trial's updates
+    are lost."""
+    from autosync.runtime import torch_fsdp  # loads DTensors
+
+    names = [variable.name for variable in bundle.variables]
+    if isinstance(model, ShardedForm):
+        held: dict[int, list[str]] = {}
+        for name, choice in zip(names, bundle.strategy.choices, strict=True):
+            held.setdefault(sharding.unit_of(choice.variable), []).append(name)
+        held.pop(len(sharding.units), None)  # the root
+        copied, units = model.sharded_form(list(held.values()))
+        before = dict(zip(names, map(model.get_parameter, names), strict=True))
+    else:
+        copied = copy.deepcopy(model)
+        units = torch_fsdp.unit_modules(copied, sharding, {name: name for name in names})
+        before = torch_fsdp.named_values(model)
+    device = next(iter(before.values())).device
+    torch_fsdp.apply_fully_shard(copied, units, sharding, groups.mesh(sharding, device))
+    give_back = torch_fsdp.retarget(optimizer, before, torch_fsdp.named_values(copied))
+    held_model = [copied]
+
+    def detach() -> None:
+        give_back()
+        held_model.clear()
+        gc.collect()  # its hooks and its units refer to each other
+
+    return TrialAttachment(copied, lambda: None, detach)
 
 
 def replica_digest(model: nn.Module) -> float:

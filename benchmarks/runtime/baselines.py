@@ -2,15 +2,15 @@
 
 python -m benchmarks.runtime.baselines [--quick] [--json FILE]
 
-All on the same replay of ResNet-50 on the same testbed, in the same rounds. FSDP2 shards blocks
-of 25 MB, like DDP's buckets, and gathers them for forward and backward. The memory of each way is
+All on the same replay of ResNet-50 on the same testbed, in the same rounds. FSDP2 wraps each
+residual block. The memory of each way is
 that of fresh workers that run nothing else.
 """
 
 from dataclasses import replace
 
 from autosync.domain import Domain
-from autosync.search.designs import known_designs
+from autosync.search.designs import known_designs, torch_engines
 from autosync.strategy import AllReduce, Encoding, ReduceScatter, Strategy, VariableChoice
 from benchmarks.emulated import SCALES, cluster, domain_at, open_testbed
 from benchmarks.measure import Report, Way, arguments, ddp_way, paired
@@ -38,9 +38,10 @@ def ways_of(domain: Domain) -> list[Way]:
     ddp = known_designs.ddp(domain)
     return [
         ddp_way(domain),
-        Way("DDP, bf16 hook (lossy)", ddp, "ddp_bf16"),
+        Way("DDP, bf16 hook (lossy)", torch_engines.ddp_hooked(domain, Encoding("bf16"))),
         Way("DDP, ZeroRedundancyOptimizer", ddp, "zero"),
-        Way("FSDP2, fully_shard", ddp, "fsdp2"),
+        Way("FSDP2, fully_shard", torch_engines.fsdp2(domain)),
+        Way("ZeRO-2, fully_shard", torch_engines.zero2(domain)),
         Way("runtime, DeAR", known_designs.dear(domain)),
         Way("runtime, DeAR in 4 MiB slices", known_designs.dear_sliced(domain)),
         Way("runtime, ZeRO-1 into forward", known_designs.zero1_overlap(domain)),

@@ -14,7 +14,7 @@ from autosync.search.designs.mg_wfbp import mg_wfbp_strategy
 from autosync.search.designs.server_placement import ps_least_busy_link
 from autosync.search.domain_facts import replica_layouts
 from autosync.search.space import Space
-from autosync.strategy import Strategy
+from autosync.strategy import EXACT, Encoding, Strategy
 from autosync.verification import verify
 
 
@@ -181,7 +181,7 @@ def fitted(domain: Domain, space: Space, build: Callable[[Domain], Strategy]) ->
     ranks, say) or does not lie in the space."""
     try:
         strategy = with_pins(build(domain), space)
-        verify(strategy, domain)
+        verify(strategy, domain, allow_lossy=any(each != EXACT for each in space.encodings))
     except (InvalidStrategy, NotSupported):
         return None
     return strategy if lies_in(strategy, space) else None
@@ -218,11 +218,15 @@ def with_pins(strategy: Strategy, space: Space) -> Strategy:
 def lies_in(strategy: Strategy, space: Space) -> bool:
     """Whether every unpinned choice and the schedule are ones that the space allows."""
     schedule = strategy.schedule
+    if strategy.engine is not None and not space.sharded_parameters:
+        return False
     if schedule.overlap_forward and not space.overlap_forward:
         return False
     if schedule.order in ("priority", "explicit") and not space.priority:
         return False
     pinned = {pin.variable for pin in space.pins}
+    if any(each not in space.encodings for each in _encodings(strategy, pinned)):
+        return False
     kinds = {
         (shard.kind, getattr(shard, "hierarchical", getattr(shard, "algorithm", "")))
         for choice in strategy.choices
@@ -240,3 +244,9 @@ def lies_in(strategy: Strategy, space: Space) -> bool:
         allowed[kind] and (space.hierarchical or form not in (True, "hierarchical"))
         for kind, form in kinds
     )
+
+
+def _encodings(strategy: Strategy, pinned: set[str]) -> set[Encoding]:
+    """Of the messages of unpinned variables, but for what is sent as it is."""
+    shards = (s for c in strategy.choices if c.variable not in pinned for s in c.shards)
+    return {getattr(shard, "encoding", EXACT) for shard in shards} - {EXACT}

@@ -38,10 +38,10 @@ def refined(
 
     Moves: two neighbouring messages become one, a message becomes two, a shard goes to the message
     beside its own, the slices' size, the order, overlap with the next forward pass, and in an
-    explicit order the place of a message. Methods, cuts, owners and pinned choices stay. DDP is
-    left as it is.
+    explicit order the place of a message. Methods, cuts, owners and pinned choices stay. What
+    torch itself runs is left as it is.
     """
-    if strategy.schedule.order == "ddp":
+    if strategy.schedule.order == "ddp" or strategy.engine is not None:
         return strategy
     simulator, rng = TimelineSimulator(), np.random.default_rng(seed)
     best = encode([strategy], domain)

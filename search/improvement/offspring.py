@@ -53,7 +53,9 @@ def make_offspring(pool: ParentPool, lineage: Lineage, start: int, seed: int) ->
     return Population(
         layouts=given.layouts,
         options=given.options,
+        engines=(None,),
         layout=choices.layout,
+        engine=np.zeros(n, dtype=np.uint8),
         order=choices.order,
         slice_bytes=choices.slice_bytes,
         overlap=choices.overlap,

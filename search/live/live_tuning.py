@@ -6,6 +6,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -190,7 +191,8 @@ def _verdict(
         return serve(job)
     domain = Domain(recorded.graph, cluster, recorded.profile, recorded.optimizer)
     settings = with_fewer_iterations(settings, slowest, until - time.monotonic())
-    return _lead(job, domain, space or Space(), settings, until, on_event or _log_event)
+    within = replace(space or Space(), sharded_parameters=False)  # it could not be taken off again
+    return _lead(job, domain, within, settings, until, on_event or _log_event)
 
 
 def _agreed(control: ControlGroup, task: Callable[[], Any]) -> Any:

@@ -5,7 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from autosync.errors import AutosyncError
-from autosync.search.loop.outcome import Outcome, is_ddp, paired_speedup, rank_measured, strategy_id
+from autosync.search.loop.outcome import (
+    MeasuredRow,
+    Outcome,
+    is_ddp,
+    paired_speedup,
+    rank_measured,
+    strategy_id,
+)
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import Candidate, Proposal, Store
 from autosync.trials.contract import TrialResult
@@ -82,8 +89,12 @@ def _racing(store: Store, finalists: Sequence[Candidate]) -> list[Candidate]:
     return [candidate for candidate in finalists if races(candidate)]
 
 
-def conclude(store: Store) -> Outcome:
-    """The answer from what the store holds; from the search alone when confirmation is missing."""
+def conclude(store: Store, ddp_fits: bool = True) -> Outcome:
+    """The answer from what the store holds; from the search alone when confirmation is missing.
+
+    ddp_fits: the devices' memory; where it does not, the fastest other one is the answer, whatever
+        DDP took where it was measured.
+    """
     proposals, trials = store.proposals(), store.trials()
     ranked = rank_measured(proposals, trials)
     ddp = next((row for row in ranked if is_ddp(row.candidate.strategy)), None)
@@ -107,8 +118,10 @@ def conclude(store: Store) -> Outcome:
     last = [key for key in pairs if len(seconds[key]) >= most - 1]  # a stop may split a repeat
     best = max(last, key=lambda key: pairs[key][1], default=None)
     keep = best is None or pairs[best][1] < KEEP_DDP_BELOW or pairs[best][0] < 1.0
+    if keep and not ddp_fits and (other := _fastest_other(ranked)) is not None:
+        keep, best = False, best or other
     winner = ddp if keep else next(r for r in ranked if r.candidate.strategy.id == best)
-    low, median, high = (1.0, 1.0, 1.0) if keep or best is None else pairs[best]
+    low, median, high = pairs.get(best or "", (1.0, 1.0, 1.0)) if not keep else (1.0, 1.0, 1.0)
     return Outcome(
         best=winner.candidate,
         best_seconds=winner.step_seconds or 0.0,
@@ -121,6 +134,14 @@ def conclude(store: Store) -> Outcome:
         ranked=ranked,
         cancelled=not pairs,
     )
+
+
+def _fastest_other(ranked: Sequence[MeasuredRow]) -> str | None:
+    """The id of the fastest measured strategy that is not DDP."""
+    for row in ranked:
+        if row.step_seconds is not None and not is_ddp(row.candidate.strategy):
+            return row.candidate.strategy.id
+    return None
 
 
 def repeated_seconds(

@@ -11,7 +11,7 @@ from autosync.bundle import Bundle, Evidence, make_bundle
 from autosync.documents import STRICT
 from autosync.domain import Domain
 from autosync.search.loop.tuning_store import Candidate, Proposal
-from autosync.strategy import Strategy
+from autosync.strategy import EXACT, AllReduce, Strategy
 from autosync.trials.contract import TrialResult
 
 DDP = "ddp"
@@ -132,4 +132,8 @@ def paired_speedup(ddp: Sequence[float], other: Sequence[float]) -> tuple[float,
 
 
 def is_ddp(strategy: Strategy) -> bool:
-    return strategy.schedule.order == "ddp"
+    """Whether it is torch's DDP as it comes: no communication hook packs its messages."""
+    if strategy.schedule.order != "ddp":
+        return False
+    shards = (shard for choice in strategy.choices for shard in choice.shards)
+    return all(isinstance(shard, AllReduce) and shard.encoding == EXACT for shard in shards)

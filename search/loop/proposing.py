@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from autosync.domain import Domain
 from autosync.population import Population, concatenate, decode, encode
 from autosync.search.designs.design_table import hand_designed
+from autosync.search.designs.torch_engines import torch_designs
 from autosync.search.loop.acquisition import expected_improvement
 from autosync.search.loop.fusion_tuning import tuned_fusion
 from autosync.search.loop.message_equality import distinct_rows, message_shares
@@ -147,7 +148,7 @@ def gain_of(listed: Shortlist, judge: Judge) -> float:
 def known_designs(domain: Domain, space: Space, simulator: Simulator) -> list[Candidate]:
     """DDP, then the other hand-designed strategies that fit the devices' memory, the most promising
     first, of equal messages the first one."""
-    named = hand_designed(domain, space)
+    named = [*hand_designed(domain, space), *torch_designs(domain, space)]
     scores = simulator.predict(domain, encode([strategy for _, strategy in named], domain))
     candidates = [
         Candidate(replace(strategy, name=name), float(score), simulator.name, name)

@@ -147,10 +147,12 @@ def genetic_shortlist(
 
 
 def parents_among(domain: Domain, measured: Population) -> Population:
-    """Those that others can be made of: not torch's own DDP, no owner beside the training ranks."""
+    """Those that others can be made of: not what torch itself runs, no owner beside the training
+    ranks."""
     owned = (measured.method == Method.PARAMETER_SERVER) & (measured.server >= domain.world_size)
     beside = np.add.reduceat(owned, measured.first[:-1]) if len(measured) else np.zeros(0)
-    return measured.take(np.flatnonzero((measured.order != Order.DDP) & (beside == 0)))
+    own = (measured.order != Order.DDP) & (measured.engine == 0)
+    return measured.take(np.flatnonzero(own & (beside == 0)))
 
 
 def coarse_places(ranked: int, seed: int) -> I64:

@@ -8,6 +8,7 @@ from autosync.bundle import make_bundle
 from autosync.cancellation import check_cancelled
 from autosync.domain import Domain
 from autosync.population import encode
+from autosync.search.designs import known_designs
 from autosync.search.loop.confirm import conclude, confirmation
 from autosync.search.loop.outcome import Outcome, TuningEvent
 from autosync.search.loop.proposing import OnEvent, propose
@@ -15,6 +16,7 @@ from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import Phase, Proposal, Store
 from autosync.search.space import Space
 from autosync.simulator.fitting.recalibration import recalibrated
+from autosync.simulator.memory_check import fitting_rows
 from autosync.simulator.simulator_contract import Learner, Simulator
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.trials.contract import Pool, TrialRequest, TrialResult
@@ -70,7 +72,8 @@ def tune(
             run_pending(domain, pool, store, settings, on_event, stop)
     finally:
         pool.close()
-    outcome = conclude(store)
+    ddp_fits = len(fitting_rows(domain, encode([known_designs.ddp(domain)], domain))) > 0
+    outcome = conclude(store, ddp_fits)
     on_event(TuningEvent("done", describe_outcome(outcome), best_seconds=outcome.best_seconds))
     return outcome
 

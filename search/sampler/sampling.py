@@ -47,7 +47,9 @@ def sample_at(domain: Domain, space: Space, indices: NDArray[np.uint64], seed: i
     return Population(
         layouts=layouts,
         options=options,
+        engines=(None,),
         layout=choices.layout,
+        engine=np.zeros(n, dtype=np.uint8),
         order=choices.order,
         slice_bytes=choices.slice_bytes,
         overlap=choices.overlap,

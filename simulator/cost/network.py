@@ -210,7 +210,7 @@ def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
     where = resources_of(cluster)
     kind = np.full((len(Op), len(teams), cluster.servers + 1), -1, dtype=np.int16)
     rows: list[_Row] = []
-    for operation, team, root in _kinds(cluster, len(teams)):
+    for operation, team, root in _kinds(cluster, teams):
         kind[operation, team, root + 1] = len(rows)
         rows.append(_row(cluster, where, operation, teams[team], root))
     load = np.array([row.load for row in rows])
@@ -253,12 +253,16 @@ def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
     )
 
 
-def _kinds(cluster: Cluster, teams: int) -> list[tuple[Op, int, int]]:
-    """(operation, teams, root) of every message that the compiler emits (its kernel `chain`)."""
-    rings = range(FIRST_SERVER + cluster.servers, teams)
+def _kinds(cluster: Cluster, teams: tuple[Teams, ...]) -> list[tuple[Op, int, int]]:
+    """(operation, teams, root) of every message that the compiler emits (its kernel `chain`, and
+    `sharded_messages`, whose groups follow the explicit rings)."""
+    rings = range(FIRST_SERVER + cluster.servers, len(teams))
+    groups = [team for team in rings if len(teams[team]) > 1]
     found = [(Op.ALL_REDUCE, team, -1) for team in (ALL_RANKS, LEADERS, *rings)]
     everyone = (Op.REDUCE_SCATTER, Op.ALL_GATHER, Op.SPARSE_ALL_GATHER, Op.FACTOR_ALL_GATHER)
     found += [(operation, ALL_RANKS, -1) for operation in everyone]
+    for operation in (Op.REDUCE_SCATTER, Op.ALL_GATHER):
+        found += [(operation, team, -1) for team in groups]
     for operation in (Op.REDUCE, Op.BROADCAST):
         found.append((operation, ALL_RANKS, -1))
         found += [(operation, NODE_TEAMS, root) for root in range(-1, cluster.servers)]

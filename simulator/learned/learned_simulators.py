@@ -6,7 +6,12 @@ from numpy.typing import NDArray
 from autosync.cancellation import check_cancelled
 from autosync.domain import Domain
 from autosync.population import Population
-from autosync.simulator.learned.calibration import UNCALIBRATED, Calibration, calibrate
+from autosync.simulator.learned.calibration import (
+    UNCALIBRATED,
+    UNTRIED_MARGIN,
+    Calibration,
+    calibrate,
+)
 from autosync.simulator.learned.features.strategy_features import (
     StrategyFeatures,
     feature_chunks,
@@ -14,6 +19,7 @@ from autosync.simulator.learned.features.strategy_features import (
 )
 from autosync.simulator.learned.models.gaussian_model import GaussianModel
 from autosync.simulator.learned.models.learned_model import LabelledTrials, LearnedModel
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 
 F64 = NDArray[np.float64]
 
@@ -35,13 +41,21 @@ class LearnedSimulator:
 
     def predict_with_std(self, domain: Domain, population: Population) -> tuple[F64, F64]:
         """Seconds, and the standard deviation of their logarithm, `(strategies,)` each: of the
-        model (what the trials leave open) and of its errors on trials left out, in squares."""
+        model (what the trials leave open) and of its errors on trials left out, in squares. A
+        strategy under `fully_shard` has the timeline's, on the same scale of seconds: no model has
+        learned how torch's own engine differs."""
         parts: list[tuple[F64, F64]] = []
         for chunk in feature_chunks(domain, population, self.model.with_shards):
             check_cancelled()
             parts.append(self.predict_features(domain, chunk))
         seconds = np.concatenate([part[0] for part in parts] or [np.zeros(0)])
-        return seconds, np.concatenate([part[1] for part in parts] or [np.zeros(0)])
+        std = np.concatenate([part[1] for part in parts] or [np.zeros(0)])
+        if population.engine.any():
+            foreign = np.flatnonzero(population.engine)
+            base = TimelineSimulator().predict(domain, population.take(foreign))
+            seconds[foreign] = self.calibration.seconds(np.log(base))
+            std[foreign] = UNTRIED_MARGIN / NORMAL_QUANTILE
+        return seconds, std
 
     def predict_interval(self, domain: Domain, population: Population) -> tuple[F64, F64]:
         """Lower and upper seconds between which nine measurements of ten lie."""
@@ -55,7 +69,12 @@ class LearnedSimulator:
         return self.calibration.seconds(scores), np.hypot(std, noise)
 
     def refit(self, domain: Domain, population: Population, step_seconds: F64) -> None:
-        """Learn from measured strategies, `step_seconds` `(strategies,)`."""
+        """Learn from measured strategies, `step_seconds` `(strategies,)`; those under torch's
+        `fully_shard` teach nothing about the others."""
+        own = np.flatnonzero(population.engine == 0)
+        if not len(own):
+            return
+        population, step_seconds = population.take(own), step_seconds[own]
         features = features_of(domain, population, self.model.with_shards)
         self.refit_features(LabelledTrials(domain, features, step_seconds))
 

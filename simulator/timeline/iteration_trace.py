@@ -71,13 +71,16 @@ def simulate_trace(
     """What happens when in strategy `index`, on every rank."""
     played = play_one(plans, population, domain, index)
     factors = compute_factors(domain, population.layouts[population.layout[index]])
-    waits = _waits(plans, played, domain, index)
-    once = [
-        interval
-        for rank, factor in enumerate(factors)
-        if factor > 0
-        for interval in _steady_rank(waits, domain, rank, float(factor), played.step_seconds)
-    ]
+    if played.spans:  # collectives in both passes: ranks go on together
+        once = [
+            ComputeInterval(rank, *span)
+            for rank, factor in enumerate(factors)
+            if factor > 0
+            for span in played.spans
+        ]
+        forward = played.forward_start
+    else:
+        once, forward = _once(plans, played, domain, index, factors)
     messages, compute = [], []
     for iteration in range(iterations):
         shift = iteration * played.step_seconds
@@ -88,9 +91,22 @@ def simulate_trace(
             )
             for each in once
         ]
-    slowest = waits.pace.after(0.0, float(factors.max()) * domain.timing.backward_seconds)
-    forward = max(slowest, waits.step_arrived) + waits.step_update
     return IterationTrace(played.step_seconds, iterations, tuple(messages), tuple(compute), forward)
+
+
+def _once(
+    plans: PlanTable, played: Played, domain: Domain, index: int, factors: F64
+) -> tuple[list[ComputeInterval], float]:
+    """An iteration of every rank, and when the slowest one begins its forward pass."""
+    waits = _waits(plans, played, domain, index)
+    once = [
+        interval
+        for rank, factor in enumerate(factors)
+        if factor > 0
+        for interval in _steady_rank(waits, domain, rank, float(factor), played.step_seconds)
+    ]
+    slowest = waits.pace.after(0.0, float(factors.max()) * domain.timing.backward_seconds)
+    return once, max(slowest, waits.step_arrived) + waits.step_update
 
 
 def predicted_iteration(

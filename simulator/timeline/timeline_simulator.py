@@ -21,6 +21,8 @@ from autosync.simulator.timeline.event_loop import (
     play,
 )
 from autosync.simulator.timeline.message_issue import CHANNELS
+from autosync.simulator.timeline.sharded_timeline import Span, play_sharded
+from autosync.torch_engine import FullyShard
 
 STREAMED = (Op.ALL_GATHER, *SERVER_OPERATIONS)
 """On gloo the runtime sends and receives these by itself: any number is in flight, and those
@@ -64,7 +66,13 @@ def simulate(
     issued, on_wire, arrived = np.empty((3, plans.messages))
     periods = np.empty(len(plans))
     factors = slowest_factors(domain, population.layouts)[population.layout]
-    play(*arguments(plans, domain), factors, issued, on_wire, arrived, periods)
+    played = arguments(plans, domain)
+    play(*played, factors, issued, on_wire, arrived, periods)
+    _, costs, compute, _ = played
+    for index in np.flatnonzero(population.engine).tolist():
+        shard_ranks = _shard_ranks(population, index)
+        own = play_sharded(plans, index, costs, compute, float(factors[index]), shard_ranks)
+        periods[index] = own.step_seconds
     if not np.isfinite(periods).all():
         index = int(np.flatnonzero(~np.isfinite(periods))[0])
         raise InvalidStrategy(
@@ -90,6 +98,8 @@ class Played:
     issued: NDArray[np.float64]
     on_wire: NDArray[np.float64]
     arrived: NDArray[np.float64]
+    spans: tuple[Span, ...] = ()
+    forward_start: float = 0.0
 
 
 def play_one(plans: PlanTable, population: Population, domain: Domain, index: int) -> Played:
@@ -98,10 +108,21 @@ def play_one(plans: PlanTable, population: Population, domain: Domain, index: in
     begin, stop = int(plans.first[index]), int(plans.first[index + 1])
     one = messages._replace(first=plans.first[index : index + 2])
     factors = slowest_factors(domain, population.layouts)[population.layout[index : index + 1]]
+    if population.engine[index]:
+        shard_ranks = _shard_ranks(population, index)
+        own = play_sharded(plans, index, costs, compute, float(factors[0]), shard_ranks)
+        times_of = own.issued, own.on_wire, own.arrived
+        return Played(own.step_seconds, *times_of, tuple(own.spans), own.forward_start)
     times, period = np.zeros((3, plans.messages)), np.empty(1)
     play(one, costs, compute, in_flight, factors, times[0], times[1], times[2], period)
     issued, on_wire, arrived = times[:, begin:stop]
     return Played(float(period[0]), issued, on_wire, arrived)
+
+
+def _shard_ranks(population: Population, index: int) -> int:
+    engine: FullyShard | None = population.engines[population.engine[index]]
+    assert engine is not None
+    return engine.shard_ranks
 
 
 def _least_seconds(

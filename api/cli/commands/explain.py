@@ -131,6 +131,11 @@ def _print_strategy(strategy: "Strategy", every: bool) -> None:
     from autosync.strategy_description import describe
 
     out.print(f"[bold]{strategy.name or 'Strategy'}[/]: {describe(strategy)}")
+    if strategy.engine is not None:
+        out.print(
+            "The model's parameters become DTensors: docs/runtime.md says what that changes for a "
+            "training script."
+        )
     shown = strategy.choices if every else strategy.choices[:SHOWN]
     rows = []
     for choice in shown:
@@ -166,6 +171,8 @@ def _print_bundle(shipped: "Bundle") -> None:
 def _plan_words(plan: "Plan") -> str:
     if plan.engine == "ddp":
         return f"torch's own DDP with buckets of {plan.bucket_bytes / MIB:.0f} MiB"
+    if plan.sharding is not None:
+        return f"torch's fully_shard over {len(plan.sharding.units)} modules and the rest"
     counts: dict[str, int] = {}
     for message in plan.messages:
         counts[_operation(message)] = counts.get(_operation(message), 0) + 1

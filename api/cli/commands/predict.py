@@ -128,10 +128,12 @@ def _asked(domain: "Domain", names: list[str]) -> "list[StrategyToPredict]":
     """The named strategies; all hand-designed ones when none is named."""
     from autosync.api.cli.prediction_answers import StrategyToPredict
     from autosync.search.designs.design_table import hand_designed
+    from autosync.search.designs.torch_engines import torch_designs
     from autosync.search.space import Space
 
     if not names:
-        return [StrategyToPredict(name, design) for name, design in hand_designed(domain, Space())]
+        designs = [*hand_designed(domain, Space()), *torch_designs(domain, Space())]
+        return [StrategyToPredict(name, design) for name, design in designs]
     return [_one(domain, name) for name in names]
 
 
@@ -146,18 +148,19 @@ def _one(domain: "Domain", name: str) -> "StrategyToPredict":
     from autosync.api.cli.prediction_answers import StrategyToPredict
     from autosync.search.designs.design_table import BUILDERS
     from autosync.search.designs.published_methods import METHODS, method_named
+    from autosync.search.designs.torch_engines import TORCH_BUILDERS
     from autosync.verification import verify
 
-    engine = ""
+    engine, designs = "", BUILDERS | TORCH_BUILDERS
     if name.lower() in map(str.lower, METHODS):
         method = method_named(name)
         strategy, engine = method.build(domain), method.engine
-    elif name in BUILDERS:
-        strategy = BUILDERS[name].build(domain)
+    elif name in designs:
+        strategy = designs[name].build(domain)
     elif Path(name).is_file():
         strategy = load_strategy(Path(name))
     else:
-        known = [*BUILDERS, *METHODS]
+        known = [*designs, *METHODS]
         raise unknown_name("strategy", name, known, "A strategy file will do too.")
     verify(strategy, domain, allow_lossy=True, allow_staleness=True)
     return StrategyToPredict(name, strategy, engine)

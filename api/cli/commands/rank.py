@@ -92,15 +92,9 @@ def best_by_prediction(
 
 def peak_bytes_of(domain: "Domain", candidates: "list[Candidate]") -> list[float]:
     """Predicted peak of each, of the rank that needs most."""
-    from autosync.population import encode
-    from autosync.simulator.numba_compiler import compile_plans_fast
-    from autosync.simulator.peak_memory import memory_of
+    from autosync.simulator.memory_check import most_peak_bytes
 
-    population = encode([each.strategy for each in candidates], domain)
-    plans, memory = compile_plans_fast(population, domain), memory_of(domain)
-    return [
-        float(memory.peak_bytes(plans, population, index).max()) for index in range(len(candidates))
-    ]
+    return most_peak_bytes(domain, [each.strategy for each in candidates])
 
 
 def _data(

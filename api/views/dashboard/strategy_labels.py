@@ -13,7 +13,7 @@ from autosync.api.views.dashboard.remembered import remembered
 from autosync.documents import from_json
 from autosync.search.loop.outcome import is_ddp
 from autosync.strategy import Strategy
-from autosync.strategy_description import method
+from autosync.strategy_description import engine_name, hook_name, method
 from autosync.units import MIB
 
 ORDERS = {
@@ -27,7 +27,8 @@ IN_NAME = 2
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """kind: method, cut, order, slices, overlap, shares or staleness. differs: from torch's DDP."""
+    """kind: engine, method, cut, order, slices, overlap, shares or staleness. differs: from torch's
+    DDP."""
 
     kind: str
     text: str
@@ -72,9 +73,17 @@ def label_of(strategy: Strategy) -> StrategyLabel:
         for shard in choice.shards:
             groups.setdefault(method(shard), set()).add(shard.group)
         variables.update({method(shard) for shard in choice.shards})
-    if is_ddp(strategy):
+    if strategy.engine is not None:
+        units = Chip("method", f"sharded × {sum(len(members) for members in groups.values())}")
+        engine = Chip("engine", "torch's fully_shard")
+        return StrategyLabel(engine_name(strategy), strategy.id[:6], (engine, units))
+    if strategy.schedule.order == "ddp":
         buckets = sum(len(members) for members in groups.values())
-        return StrategyLabel("DDP", "", (Chip("method", f"all-reduce × {buckets}", False),))
+        if is_ddp(strategy):
+            return StrategyLabel("DDP", "", (Chip("method", f"all-reduce × {buckets}", False),))
+        hook = hook_name(strategy)
+        chips = (Chip("engine", f"{hook} hook"), Chip("method", f"all-reduce × {buckets}", False))
+        return StrategyLabel(f"DDP, {hook} hook", strategy.id[:6], chips)
     methods = [name for name, _ in variables.most_common()]
     return StrategyLabel(
         _short_name(methods, strategy),

@@ -9,9 +9,10 @@ from torch import nn
 
 from autosync.bundle import Bundle
 from autosync.errors import NotSupported
+from autosync.plan import Plan
 from autosync.runtime import attachment as runtime
 from autosync.runtime.execution.execution_trace import ExecutionTrace
-from autosync.runtime.torch_ddp import wrap_in_ddp
+from autosync.runtime.torch_ddp import add_hook, wrap_in_ddp
 from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.runtime.updates.clipping import clip_before_step
 from autosync.trials.live.live_job import LiveJob
@@ -35,10 +36,18 @@ def attach_live(
     trace: as for `autosync.trials.trial_attachment.attach`.
 
     Raises:
-        NotSupported: the optimizer or the backend cannot do what the plan asks.
+        NotSupported: the optimizer or the backend cannot do what the plan asks; or torch's
+            `fully_shard` would shard the job's own parameters, which cannot be undone.
     """
+    if bundle.plan.engine == "fully_shard":
+        raise NotSupported(
+            "torch's fully_shard cannot be tried on a running job's model: it cannot be taken off.",
+            thing="plan.engine",
+            value="fully_shard",
+            remedy="Measure it by `autosync tune`, or give autosync.distribute its bundle.",
+        )
     if bundle.plan.engine == "ddp":
-        return _attach_ddp(job, bundle.plan.bucket_bytes)
+        return _attach_ddp(job, bundle.plan)
     names = tuple(variable.name for variable in bundle.variables)
     attachment = runtime.attach(
         job.model,
@@ -64,12 +73,13 @@ def attach_live(
     return LiveAttachment(job.model, attachment.engine.flush, attachment.detach, abandon)
 
 
-def _attach_ddp(job: LiveJob, bucket_bytes: int) -> LiveAttachment:
+def _attach_ddp(job: LiveJob, plan: Plan) -> LiveAttachment:
     # replicas are equal: every trial begins with the restored state
     options = job.ddp_options
     replicas = [
-        wrap_in_ddp(job.model, bucket_bytes, job.group, share_values=False, options=options)
+        wrap_in_ddp(job.model, plan.bucket_bytes, job.group, share_values=False, options=options)
     ]
+    add_hook(replicas[0], plan, job.group)
     alive = weakref.ref(replicas[0])
     clips = [
         clip_before_step(job.model, optimizer, job.max_grad_norm)

@@ -6,6 +6,7 @@ appear when the graph says so. Any engine that hooks modules and parameters runs
 user's own model, torch's DDP included.
 """
 
+import copy
 from collections.abc import Container, Sequence
 from typing import Any, cast
 
@@ -176,7 +177,7 @@ class Replay(nn.Module):
             for variable in graph.variables
         ]
         self._sparse = {i: sources[i] for i, v in enumerate(graph.variables) if v.sparse}
-        self._backward = [
+        self.backward_stages = [
             (
                 GradientStage(stretch, compute, [sources[v] for v in variables]),
                 [parameters[graph.variables[v].name] for v in variables],
@@ -198,6 +199,15 @@ class Replay(nn.Module):
                 )
                 owner.register_parameter(name, nn.Parameter(value))
 
+    def sharded_form(
+        self, units: Sequence[Sequence[str]]
+    ) -> tuple[nn.Module, list[list[nn.Module]]]:
+        """See `trial_attachment.ShardedForm`."""
+        from autosync.trials.worker.staged_replay import StagedReplay, modules_of_units
+
+        made = StagedReplay(copy.deepcopy(self, {id(self.compute): self.compute}))
+        return made, modules_of_units(made, units)
+
     def show_rows(self, of: Container[int]) -> None:
         """From now on the sparse variables `of` (indices) have sparse gradients, others dense."""
         for index, source in self._sparse.items():
@@ -208,7 +218,7 @@ class Replay(nn.Module):
         self.compute.run(self.head)
         for operation in self.operations.values():
             signal = operation(signal)
-        for stage, parameters in self._backward:
+        for stage, parameters in self.backward_stages:
             signal = cast(Tensor, BackwardStage.apply(signal, stage, *parameters))  # type: ignore[no-untyped-call]
         return signal
 

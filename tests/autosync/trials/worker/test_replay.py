@@ -111,7 +111,7 @@ def test_every_profiled_second_is_waited_for_once() -> None:
     owned = [owner.stretch.seconds for owner in owners]
     forward = [model.head.seconds, *owned]
     assert forward == pytest.approx([0.1, 0.2, 0.3 + 0.4, 0.5, 0.6])
-    backward = [stage.stretch.seconds for stage, _ in reversed(model._backward)]
+    backward = [stage.stretch.seconds for stage, _ in reversed(model.backward_stages)]
     assert backward == pytest.approx([0.6, 0.5, 0.4 + 0.3, 0.2, 0.1])
 
 

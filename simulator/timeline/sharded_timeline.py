@@ -1,0 +1,228 @@
+"""Plays an iteration under torch's `fully_shard`, whose messages and compute wait for each other in
+the forward and the backward pass alike: the event loop lets compute wait in the forward pass only.
+
+As torch 2.13 does it (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py). On an accelerator
+a unit's values are asked for two units ahead in the forward pass and one ahead in the backward
+pass; gathers and reduce-scatters share one communicator, in the order in which they are asked for;
+a unit's reduce-scatter waits for that of the unit before. In host memory each call returns when it
+is done, so nothing runs beside compute.
+"""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.codes import Op
+from autosync.plan import PlanTable
+from autosync.simulator.numba_cache import Kernel
+from autosync.simulator.timeline.compute_clock import advance
+from autosync.simulator.timeline.event_loop import ComputeArrays, CostArrays
+
+F64 = NDArray[np.float64]
+Span = tuple[str, float, float]
+"""Phase (forward, backward, update or wait), start and stop."""
+
+FORWARD_AHEAD = 2
+"""Units whose values may be gathered while one computes: a gather waits for the copies of the unit
+two before it."""
+
+_advance = Kernel(advance, allocates=False)
+
+
+@dataclass(slots=True)
+class ShardedIteration:
+    """Seconds from the start of backward; messages are numbered within their strategy.
+
+    issued, on_wire, arrived: `(messages,)`. spans: of the slowest rank's compute. forward_start:
+    when its `step()` has ended.
+    """
+
+    issued: F64
+    on_wire: F64
+    arrived: F64
+    spans: list[Span] = field(default_factory=list)
+    forward_start: float = 0.0
+
+    @property
+    def step_seconds(self) -> float:
+        return self.spans[-1][2]
+
+
+def play_sharded(
+    plans: PlanTable,
+    index: int,
+    costs: CostArrays,
+    compute: ComputeArrays,
+    factor: float,
+    shard_ranks: int,
+) -> ShardedIteration:
+    """Strategy `index` of compiled plans, under `fully_shard`. factor: of the slowest rank."""
+    player = _Player(plans, index, costs, compute, factor)
+    player.backward()
+    player.update(compute.update * _elements(plans, index) / shard_ranks)
+    player.forward()
+    return player.played
+
+
+def _elements(plans: PlanTable, index: int) -> int:
+    rows = slice(int(plans.first[index]), int(plans.first[index + 1]))
+    buckets = np.unique(plans.bucket[rows])
+    sizes = np.add.reduceat(plans.piece_stop - plans.piece_start, plans.bucket_first[:-1])
+    return int(sizes[buckets].sum())
+
+
+class _Player:
+    """The slowest rank's clock, and the communicators' queues."""
+
+    def __init__(
+        self,
+        plans: PlanTable,
+        index: int,
+        costs: CostArrays,
+        compute: ComputeArrays,
+        factor: float,
+    ) -> None:
+        first, stop = int(plans.first[index]), int(plans.first[index + 1])
+        self.rows = {
+            name: getattr(plans, name)[first:stop].astype(np.int64)
+            for name in ("operation", "ranks", "wire_bytes", "ready", "after", "gate", "before")
+        }
+        self.costs, self.compute, self.factor = costs, compute, factor
+        self.blocking = costs.in_order  # gloo
+        count = stop - first
+        self.played = ShardedIteration(*np.zeros((3, count)))
+        self.now = 0.0
+        self.free = {True: 0.0, False: 0.0}  # whether between shard groups: when a queue is free
+        self.wired: list[tuple[float, float]] = []
+        self.in_backward = True
+
+    def backward(self) -> None:
+        """Gathers, compute and reductions, boundary by boundary."""
+        before, ready, after = (self.rows[name] for name in ("before", "ready", "after"))
+        gathers = [m for m in range(len(before)) if before[m] >= 0]
+        reduces = [m for m in range(len(before)) if before[m] < 0 and ready[m] >= 0]
+        crossing = {int(after[m]): m for m in range(len(before)) if self._crosses(m)}
+        # at one moment the unit before reduces, then the next one's values are waited for
+        steps = [(self._ready_seconds(int(ready[m])), 0, m) for m in reduces]
+        steps += [(self._ready_seconds(int(before[m]) - 1), 1, m) for m in gathers]
+        reached, last, following = 0.0, -1, dict(pairwise(gathers))
+        if gathers and not self.blocking:  # the host runs ahead of its device
+            self._send(gathers[0])
+        for moment, kind, message in sorted(steps):
+            self._compute("backward", moment - reached)
+            reached = moment
+            if kind == 1:
+                if self.blocking and message == gathers[0]:
+                    self._send(message)
+                self._wait(message)
+                if message in following:
+                    self._send(following[message])
+                continue
+            if last >= 0:
+                self._wait(last)
+            self._send(message)
+            last = message
+            if message in crossing:
+                self._send(crossing[message], self.played.arrived[message], own_queue=True)
+        self._compute("backward", self.compute.backward - reached)
+        for message in (*reduces, *crossing.values()):
+            self._wait(message)
+
+    def update(self, seconds: float) -> None:
+        self._spend("update", self.now + seconds)
+        self.played.forward_start = self.now
+        self.in_backward = False
+
+    def forward(self) -> None:
+        """A unit computes when its values are there; they are asked for some units ahead."""
+        gate = self.rows["gate"]
+        gathers = [m for m in range(len(gate)) if gate[m] >= 0]
+        reached, asked = 0.0, 0
+        for place, message in enumerate(gathers):
+            start = float(self.compute.forward_start[gate[message]])
+            self._compute("forward", start - reached)
+            reached = start
+            ahead = 0 if self.blocking else FORWARD_AHEAD - 1
+            while asked < len(gathers) and asked <= place + ahead:
+                self._send(gathers[asked])
+                asked += 1
+            self._wait(message)
+            if not self.blocking and asked < len(gathers) and asked <= place + FORWARD_AHEAD:
+                self._send(gathers[asked])
+                asked += 1
+        self._compute("forward", self.compute.forward - reached)
+
+    def _ready_seconds(self, position: int) -> float:
+        """When a gradient exists in the profile's backward pass; 0 for the one before the first."""
+        return float(self.compute.ready[position]) if position >= 0 else 0.0
+
+    def _crosses(self, message: int) -> bool:
+        return bool(self.rows["operation"][message] == Op.ALL_REDUCE)
+
+    def _compute(self, phase: str, seconds: float) -> None:
+        """Compute that takes so many seconds in the profile, slowed beside messages."""
+        slow = 1.0 + self.compute.slowdown
+        wired = np.array(self.wired or [(0.0, 0.0)])
+        until = _advance(wired, len(wired), 0, self.now, max(0.0, seconds) * self.factor, slow)[0]
+        self._spend(phase, float(until))
+
+    def _wait(self, message: int) -> None:
+        self._spend("wait", float(self.played.arrived[message]))
+
+    def _spend(self, phase: str, until: float) -> None:
+        if until <= self.now:
+            return
+        spans = self.played.spans
+        if spans and spans[-1][0] == phase:
+            spans[-1] = (phase, spans[-1][1], until)
+        else:
+            spans.append((phase, self.now, until))
+        self.now = until
+
+    def _send(self, message: int, earliest: float = 0.0, own_queue: bool = False) -> None:
+        """Ask for a message now; it starts when its communicator is free. In host memory the call
+        returns when it is done."""
+        issued = max(self.now, earliest)
+        start = issued if self.blocking else max(issued, self.free[own_queue])
+        kind, size = self._kind(message), float(self.rows["wire_bytes"][message])
+        costs = self.costs
+        wired = start + costs.host[kind] + costs.host_byte[kind] * size
+        wired += costs.startup[kind] + costs.copy[kind] * size
+        on_links = costs.link[kind] + costs.per_byte[kind] * size * self._beside_compute(kind)
+        arrived = float(wired + on_links)
+        self.played.issued[message], self.played.on_wire[message] = issued, wired
+        self.played.arrived[message] = arrived
+        if self.blocking:
+            self._spend("wait", arrived)
+            return
+        self.free[own_queue] = arrived
+        self.wired = _with_interval(self.wired, (float(wired), arrived))
+
+    def _kind(self, message: int) -> int:
+        """gloo reduce-scatters by an all-reduce of which each rank keeps its part."""
+        operation = int(self.rows["operation"][message])
+        if self.blocking and operation == Op.REDUCE_SCATTER:
+            operation = int(Op.ALL_REDUCE)
+        return int(self.costs.kind[operation, self.rows["ranks"][message], 0])
+
+    def _beside_compute(self, kind: int) -> float:
+        """How many times its seconds a message takes at ports that backward uses, too."""
+        if not self.in_backward or not self.costs.transfer_slowdown:
+            return 1.0
+        at_ports = self.costs.utilization[kind][self.costs.ports].max(initial=0.0)
+        return float(max(1.0, at_ports * (1.0 + self.costs.transfer_slowdown)))
+
+
+def _with_interval(
+    wired: list[tuple[float, float]], added: tuple[float, float]
+) -> list[tuple[float, float]]:
+    """Intervals in order and apart, with one more."""
+    found: list[tuple[float, float]] = []
+    for start, stop in sorted([*wired, added]):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(stop, found[-1][1]))
+        else:
+            found.append((start, stop))
+    return found

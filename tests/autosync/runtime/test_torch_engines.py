@@ -1,0 +1,146 @@
+"""torch's own engines by the two lines: as torch's DDP trains, or why not."""
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+import autosync
+from autosync.bundle import Bundle, make_bundle
+from autosync.domain import Domain
+from autosync.runtime.updates.clipping import clip_before_step
+from autosync.search.designs.torch_engines import ddp_hooked, fsdp2, hsdp, zero2
+from autosync.strategy import Encoding, Strategy
+from tests.autosync.runtime.cases import domain, loss_of, make_model, make_optimizer
+from tests.autosync.runtime.distributing import ddp_of, refusal
+from tests.autosync.runtime.ranks import Ranks, ranks
+
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Ranks]:
+    with ranks(4) as made:
+        yield made
+
+
+def bundle(make: Callable[[Domain], Strategy], world: int, ranks_per_node: int = 1) -> Bundle:
+    where = domain(make_model("mlp"), world, ranks_per_node)
+    return make_bundle(make(where), where)
+
+
+def trained(network: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> dict[str, Tensor]:
+    for iteration in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(network, iteration, rank).backward()
+        optimizer.step()
+    plain = network.module if isinstance(network, DistributedDataParallel) else network
+    return {
+        name: value.full_tensor() if isinstance(value, DTensor) else value.detach()
+        for name, value in plain.named_parameters()
+    }
+
+
+def difference(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
+    assert found.keys() == wanted.keys()
+    return max(float((found[name] - wanted[name]).detach().abs().max()) for name in wanted)
+
+
+def beside_ddp(
+    rank: int,
+    world: int,
+    given: Bundle,
+    optimizer: str,
+    max_grad_norm: float | None = None,
+    ranks_per_node: int = 1,
+) -> tuple[float, str]:
+    """How far the weights are from those under torch's DDP, and what the model became."""
+    os.environ["AUTOSYNC_HOST"] = f"host{rank // ranks_per_node}"
+    model = make_model("mlp")
+    alone, ddp = ddp_of(model)
+    with torch.no_grad():  # begins with rank 0's values
+        for parameter in model.parameters():
+            parameter.add_(rank)
+    held = make_optimizer(optimizer, model)
+    network, same = autosync.distribute(
+        model, held, given, max_grad_norm=max_grad_norm, allow_lossy=True
+    )
+    assert same is held
+    theirs = make_optimizer(optimizer, alone)
+    if max_grad_norm:
+        clip_before_step(alone, theirs, max_grad_norm)
+    found = trained(network, same, rank)
+    kind = "fsdp" if isinstance(network, FSDPModule) else type(network).__name__
+    return difference(found, trained(ddp, theirs, rank)), kind
+
+
+@pytest.mark.parametrize("make", [fsdp2, zero2])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_sharded_training_is_ddps(
+    pair: Ranks, make: Callable[[Domain], Strategy], optimizer: str
+) -> None:
+    for far, kind in pair.run(beside_ddp, bundle(make, 2), optimizer):
+        assert kind == "fsdp"
+        assert far < 3e-6
+
+
+def test_gradients_are_clipped_by_their_global_norm(pair: Ranks) -> None:
+    for far, _ in pair.run(beside_ddp, bundle(fsdp2, 2), "sgd", 0.05):
+        assert far < 3e-6
+
+
+def test_hybrid_sharding_is_ddps(four: Ranks) -> None:
+    for far, kind in four.run(beside_ddp, bundle(hsdp, 4, 2), "sgd", None, 2):
+        assert kind == "fsdp"
+        assert far < 3e-6
+
+
+@pytest.mark.parametrize(
+    ("encoding", "least", "most"),
+    [
+        (Encoding("bf16"), 1e-7, 2e-2),
+        (Encoding("fp16"), 1e-7, 2e-3),
+        (Encoding("powersgd", 1), 1e-7, 1.0),
+    ],
+)
+def test_hooks_lose_what_they_may(
+    pair: Ranks, encoding: Encoding, least: float, most: float
+) -> None:
+    def hooked(where: Domain) -> Strategy:
+        return ddp_hooked(where, encoding)
+
+    for far, kind in pair.run(beside_ddp, bundle(hooked, 2), "sgd"):
+        assert kind == "DistributedDataParallel"
+        assert least < far < most, "nothing was packed" if far < least else "too much was lost"
+
+
+def refused(rank: int, world: int, given: Bundle, hooked: Bundle) -> dict[str, str]:
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    found = {}
+    model = make_model("mlp")
+    optimizer = make_optimizer("sgd", model)
+    found["lossy"] = refusal(lambda: autosync.distribute(model, optimizer, hooked))
+    loss_of(model, 0, rank).backward()
+    optimizer.step()
+    found["state"] = refusal(lambda: autosync.distribute(model, optimizer, given))
+    fresh = make_optimizer("sgd", model)
+    network, _ = autosync.distribute(model, fresh, given)
+    found["twice"] = refusal(lambda: autosync.distribute(network, fresh, given))
+    found["detach"] = refusal(lambda: autosync.detach(network))
+    dist.barrier()
+    return found
+
+
+def test_what_cannot_be_is_refused_by_name(pair: Ranks) -> None:
+    hooked = bundle(lambda where: ddp_hooked(where, Encoding("bf16")), 2)
+    for found in pair.run(refused, bundle(fsdp2, 2), hooked):
+        assert "packed by bf16" in found["lossy"]
+        assert "holds state of" in found["state"]
+        assert "sharded by torch's FSDP" in found["twice"]
+        assert "cannot be taken off" in found["detach"]

@@ -1,0 +1,84 @@
+"""torch's own ways in the ranked list."""
+
+from dataclasses import replace
+
+import pytest
+
+from autosync.cluster import Device
+from autosync.domain import Domain, Optimizer
+from autosync.errors import InvalidInput
+from autosync.population import encode
+from autosync.search.designs.design_table import BUILDERS
+from autosync.search.designs.fitting_designs import check_any_fits
+from autosync.search.designs.plan_refinement import refined
+from autosync.search.designs.torch_engines import TORCH_BUILDERS, torch_designs
+from autosync.search.loop.outcome import is_ddp
+from autosync.search.loop.proposing import known_designs
+from autosync.search.loop.shortlists import parents_among
+from autosync.search.space import Space
+from autosync.simulator.message_digests import digests_of
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+from autosync.strategy import Encoding
+from autosync.verification import verify
+from tests.domains import chain_graph, domain_of, grid_cluster, layered_graph
+
+GRAPH = layered_graph(((1000, 250),) * 12)
+DOMAIN = domain_of(GRAPH, grid_cluster(2, 2), optimizer=Optimizer("adamw", True, 2))
+LOSSY = Space(encodings=(Encoding(), Encoding("bf16"), Encoding("fp16"), Encoding("powersgd", 2)))
+
+
+def with_memory(memory_gb: float) -> Domain:
+    cluster = grid_cluster(4)
+    nodes = tuple(
+        replace(node, devices=(Device("cpu", memory_gb=memory_gb),)) for node in cluster.nodes
+    )
+    return replace(DOMAIN, cluster=replace(cluster, nodes=nodes))
+
+
+def names(domain: Domain, space: Space) -> list[str]:
+    return [name for name, _ in torch_designs(domain, space)]
+
+
+def test_lossy_ways_are_there_only_where_loss_is_allowed() -> None:
+    exact = ["fsdp2", "zero2", "hsdp", "hsdp_zero2"]
+    assert names(DOMAIN, Space()) == exact
+    assert names(DOMAIN, LOSSY) == [*exact, "ddp_bf16", "ddp_fp16", "ddp_powersgd_2"]
+    assert names(DOMAIN, Space(sharded_parameters=False)) == []
+    assert not TORCH_BUILDERS.keys() & BUILDERS.keys()
+    for _, strategy in torch_designs(DOMAIN, LOSSY):
+        verify(strategy, DOMAIN, allow_lossy=True)
+        assert not is_ddp(strategy)
+
+
+def test_what_does_not_apply_is_left_out() -> None:
+    assert names(replace(DOMAIN, cluster=grid_cluster(4)), Space()) == ["fsdp2", "zero2"]
+    assert names(domain_of(chain_graph(), grid_cluster(2, 2)), Space()) == []
+    sparse = replace(GRAPH.variables[0], sparse=True, touched_rows=2)
+    embedded = replace(GRAPH, variables=(sparse, *GRAPH.variables[1:]))
+    assert names(replace(DOMAIN, graph=embedded), Space()) == []
+
+
+def test_all_are_different_and_none_is_changed_or_bred() -> None:
+    strategies = [strategy for _, strategy in torch_designs(DOMAIN, LOSSY)]
+    population = encode(strategies, DOMAIN)
+    assert len(set(digests_of(DOMAIN, population))) == len(strategies)
+    assert len(parents_among(DOMAIN, population)) == 0
+    for strategy in strategies:
+        assert refined(strategy, DOMAIN, LOSSY, seed=0, evaluations=64) is strategy
+
+
+def test_the_best_of_what_fits_is_ranked_where_ddp_does_not_fit() -> None:
+    tight = with_memory(0.025)
+    ranked = known_designs(tight, Space(), TimelineSimulator())
+    assert ranked[0].origin == "ddp"
+    assert {each.origin for each in ranked[1:]} == {"fsdp2", "zero2"}
+    everything = known_designs(with_memory(1.0), Space(), TimelineSimulator())
+    assert {"fsdp2", "zero2", "dear"} <= {each.origin for each in everything}
+
+
+def test_where_nothing_fits_the_numbers_are_told() -> None:
+    check_any_fits(with_memory(0.025), Space())
+    with pytest.raises(InvalidInput, match=r"none of \d+ .* fsdp2 needs least") as refused:
+        check_any_fits(with_memory(0.010), Space())
+    assert "Devices of 0.0" in refused.value.remedy
+    assert refused.value.thing == "memory"

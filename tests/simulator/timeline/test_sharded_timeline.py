@@ -1,0 +1,131 @@
+"""Iterations under `fully_shard`, by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autosync.cluster import Backend, MessageCost, MessageKind
+from autosync.domain import Domain
+from autosync.plan import PlanTable
+from autosync.population import Population, encode
+from autosync.search.designs.known_designs import ddp
+from autosync.search.designs.torch_engines import fsdp2, hsdp, zero2
+from autosync.simulator.explanation import explain
+from autosync.simulator.numba_compiler import compile_plans_fast
+from autosync.simulator.timeline.iteration_trace import predicted_iteration, simulate_trace
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator, play_one
+from autosync.strategy import Strategy
+from tests.domains import domain_of, grid_cluster, layered_graph
+
+GRAPH = layered_graph(((1000, 250),) * 5)
+"""Five variables of a megabyte: three blocks and the root's two. 5 ms forward, 10 ms backward."""
+MEGABYTE_SECONDS = 1e6 * 8 / 1e9
+
+
+def domain(backend: Backend, gbps: float = 1.0, nodes: int = 2, ranks_per_node: int = 1) -> Domain:
+    """Links without latency; messages start at once."""
+    kinds: tuple[MessageKind, ...] = ("all_reduce", "all_to_all", "all_gather")
+    costs = tuple(MessageCost(kind, 0.0, 0.0) for kind in kinds)
+    cluster = replace(grid_cluster(nodes, ranks_per_node, gbps), backend=backend, costs=costs)
+    return domain_of(GRAPH, cluster)
+
+
+def seconds(strategy: Strategy, on: Domain) -> float:
+    return float(TimelineSimulator().predict(on, encode([strategy], on))[0])
+
+
+def compiled(strategy: Strategy, on: Domain) -> tuple[PlanTable, Population]:
+    population = encode([strategy], on)
+    return compile_plans_fast(population, on), population
+
+
+def test_in_host_memory_nothing_runs_beside_compute() -> None:
+    on = domain("gloo")
+    # Two ranks: a gather of n bytes takes n / 2 on the link. gloo reduces by an all-reduce: n.
+    megabytes = {"root": 2, "blocks": 3}
+    gathers, reduces = sum(megabytes.values()) / 2, sum(megabytes.values())
+    again = megabytes["blocks"] / 2
+    expected = 0.015 + (gathers + reduces) * MEGABYTE_SECONDS
+    assert seconds(zero2(on), on) == pytest.approx(expected)
+    assert seconds(fsdp2(on), on) == pytest.approx(expected + again * MEGABYTE_SECONDS)
+
+
+def test_on_a_gpu_a_fast_link_hides_all_but_the_ends() -> None:
+    on = domain("nccl", gbps=19.0)
+    message = 0.5e6 * 8 / 19e9  # of a unit: half of a megabyte, either way
+    # The root's gather opens the forward pass, and its reduce-scatter ends the backward pass.
+    least = 0.015 + 2 * 2 * message
+    # The first unit's second gather begins with backward, which has the root's own part to compute.
+    assert seconds(zero2(on), on) == pytest.approx(least + message, rel=0.02)
+    assert seconds(fsdp2(on), on) == pytest.approx(least + message, rel=0.02)
+
+
+def test_a_slow_link_is_busy_all_the_time() -> None:
+    on = domain("nccl", gbps=0.1)
+    half = 0.5e6 * 8 / 0.1e9
+    # From backward's first gradient on the link works without a pause, but for compute at the ends.
+    for strategy, parts in ((zero2(on), 10), (fsdp2(on), 13)):
+        took = seconds(strategy, on)
+        assert parts * half < took < parts * half + 0.015
+
+
+def test_hybrid_sharding_wins_where_nodes_are_far_apart() -> None:
+    on = domain("nccl", gbps=0.5, nodes=2, ranks_per_node=4)
+    assert seconds(hsdp(on), on) < seconds(fsdp2(on), on)
+
+
+def test_messages_wait_for_compute_and_compute_for_messages() -> None:
+    on = domain("nccl", gbps=2.0)
+    strategy = fsdp2(on)
+    plans, population = compiled(strategy, on)
+    played = play_one(plans, population, on, 0)
+    rows = slice(int(plans.first[0]), int(plans.first[1]))
+    assert (played.arrived > played.issued).all()
+    assert played.step_seconds == played.spans[-1][2]
+    edges = [edge for _, start, stop in played.spans for edge in (start, stop)]
+    assert edges == sorted(edges)
+    busy = sum(
+        stop - start for phase, start, stop in played.spans if phase in ("forward", "backward")
+    )
+    assert busy == pytest.approx(0.015)
+    backward = sum(stop - start for phase, start, stop in played.spans if phase == "backward")
+    assert backward == pytest.approx(0.010)
+    # One communicator: no two of its messages are on the wire at once.
+    order = np.argsort(played.on_wire)
+    assert (played.on_wire[order][1:] >= played.arrived[order][:-1] - 1e-12).all()
+    again = plans.before[rows] >= 0
+    assert again.sum() == 3
+
+
+def test_the_trace_is_the_same_iteration() -> None:
+    on = domain("gloo", ranks_per_node=2)
+    plans, population = compiled(hsdp(on), on)
+    trace = simulate_trace(plans, population, on)
+    assert trace.step_seconds == pytest.approx(seconds(hsdp(on), on))
+    assert {each.rank for each in trace.compute} == {0, 1, 2, 3}
+    one = predicted_iteration(plans, population, on)
+    assert min(each.start_seconds for each in one.compute) == pytest.approx(0.0)
+    assert len(one.messages) == plans.messages
+
+
+def test_the_account_adds_up_and_tells_memory() -> None:
+    on = domain("nccl")
+    found = explain(on, fsdp2(on))
+    parts = (
+        found.compute_seconds,
+        found.update_seconds,
+        found.transfer_seconds,
+        found.startup_seconds,
+        found.slowed_seconds,
+    )
+    assert sum(parts) == pytest.approx(found.step_seconds)
+    assert found.compute_seconds == pytest.approx(0.015)
+    assert found.transfer_seconds > 0
+    assert max(found.peak_memory_bytes) < max(explain(on, ddp(on)).peak_memory_bytes)
+
+
+def test_compute_beside_messages_is_slowed() -> None:
+    on = domain("nccl", gbps=2.0)
+    slowed = replace(on, cluster=replace(on.cluster, overlap_slowdown=0.5))
+    assert seconds(fsdp2(slowed), slowed) > seconds(fsdp2(on), on)
