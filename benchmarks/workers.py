@@ -4,8 +4,9 @@ The key of a trial is `MODE/anything`; the mode says who synchronizes: `plan` (w
 or `zero` (DDP with torch's ZeroRedundancyOptimizer).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn

@@ -17,7 +17,7 @@ from autosync.errors import NotSupported
 from autosync.framework_settings.bucket_filling import ddp_buckets
 from autosync.plan.plan_document import DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES
 from autosync.population import decode
-from autosync.search.designs import known_designs
+from autosync.search.designs import known_designs, torch_engines
 from autosync.search.designs.building_blocks import (
     assemble,
     everything,
@@ -73,6 +73,10 @@ def once(domain: Domain, tried: Sequence[TriedSetting], seed: int) -> float | No
 
 def plain_ddp(domain: Domain, size_mib: float) -> Strategy:
     return known_designs.ddp(domain)
+
+
+def plain_fsdp2(domain: Domain, size_mib: float) -> Strategy:
+    return torch_engines.fsdp2(domain)
 
 
 def ddp_of_size(domain: Domain, size_mib: float) -> Strategy:
@@ -219,7 +223,7 @@ COMPETITORS = (
     Competitor(
         "zero", "torch's DDP with ZeroRedundancyOptimizer", plain_ddp, once, "zero", trials=1
     ),
-    Competitor("fsdp2", "torch's FSDP2 in blocks of 25 MB", plain_ddp, once, "fsdp2", trials=1),
+    Competitor("fsdp2", "torch's FSDP2 as it comes", plain_fsdp2, once, trials=1),
 )
 DRAWS = (
     Competitor("drawn", "random draws, no simulator", partial(drawn, Space()), next_draw),

@@ -192,7 +192,7 @@ def test_nothing_begins_after_the_minutes(tmp_path: Path) -> None:
 
 def contest(folder: Path, trials: int = 6) -> Ring:
     """A whole one, with invented facts."""
-    pool = PredictingPool(fails=lambda request: request.key.startswith("fsdp2"))
+    pool = PredictingPool(fails=lambda request: "/fsdp2/" in request.key)
     here = ring(pool, folder, *(each.name for each in COMPETITORS), trials=trials)
     limit = iteration_limit(DOMAIN)
     facts = ContestFacts(
