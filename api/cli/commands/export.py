@@ -57,7 +57,7 @@ def export(
 ) -> None:
     """Write the bundle that a tuning found, or its settings for DDP, FSDP2, DeepSpeed or Horovod.
 
-    Settings come with what the framework does otherwise; where it cannot run the strategy, with why.
+    Settings come with what the framework does otherwise, or with the reason why there are none.
 
     Examples:
 
