@@ -57,6 +57,8 @@ def export(
 ) -> None:
     """Write the bundle that a tuning found, or its settings for DDP, FSDP2, DeepSpeed or Horovod.
 
+    Settings come with what the framework does otherwise, or with the reason why there are none.
+
     Examples:
 
         autosync export 3f2a90c1 -o best.json

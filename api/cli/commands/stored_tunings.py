@@ -101,6 +101,8 @@ def pause_tuning(
 ) -> None:
     """Pause a tuning: it stops after the trial that runs, until it is resumed.
 
+    What it measured stays, and no worker takes it meanwhile.
+
     Examples:
 
         autosync pause 3f2a90c1
