@@ -62,10 +62,7 @@ def add(
 ) -> None:
     """Make a key, and print it: this one time, since only its hash is kept.
 
-    Examples:
-
-        autosync keys add alice
-        export AUTOSYNC_TOKEN=$(autosync keys add ci --scope read --days 90)
+    Example: `autosync keys add alice --scope tune --days 90`
     """
     from autosync.api.cli.open_database import opened
     from autosync.api.engine.api_keys import make_key
