@@ -26,7 +26,7 @@ class Examples:
         InvalidInput: there is none.
     """
 
-    inputs: tuple[object, ...]
+    inputs: Sequence[object]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "inputs", tuple(self.inputs))
@@ -49,7 +49,7 @@ class RecordedGraph:
 
 def each_example(inputs: object) -> tuple[object, ...]:
     """The example inputs, where there are several, or the one."""
-    return inputs.inputs if isinstance(inputs, Examples) else (inputs,)
+    return tuple(inputs.inputs) if isinstance(inputs, Examples) else (inputs,)
 
 
 def moved_examples(inputs: Any, device: torch.device) -> Any:
@@ -120,7 +120,7 @@ def _in_one_order(
         joined: list[int] = []
         mine: list[int] = []
         for kind, begin, end, first, last in matcher.get_opcodes():
-            kept = order[begin:end]
+            kept: list[int] = order[begin:end]
             new: Sequence[int] = []
             if kind != "equal":
                 new = range(len(items), len(items) + last - first)
