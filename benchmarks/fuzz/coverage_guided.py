@@ -29,9 +29,8 @@ READERS = (
 
 with atheris.instrument_imports(include=[f"autosync.{name}" for name in READERS]):
     from benchmarks.fuzz.fuzz_parsers import all_parsers
-
-from benchmarks.fuzz.fuzzed_parser import try_input, warm_up
-from benchmarks.fuzz.mutations import MOST_BYTES, changed
+    from benchmarks.fuzz.fuzzed_parser import try_input, warm_up
+    from benchmarks.fuzz.mutations import MOST_BYTES, changed
 
 
 class FoundError(Exception):
