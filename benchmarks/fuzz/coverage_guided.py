@@ -9,12 +9,14 @@ every line is counted; it gets further into what refuses most of what is drawn b
 """
 
 import argparse
+import os
 import random
 import sys
 from pathlib import Path
 
 import atheris
 
+os.environ["NUMBA_DISABLE_JIT"] = "1"  # it cannot compile what is instrumented
 READERS = (
     "interop",
     "importing",
@@ -25,7 +27,7 @@ READERS = (
     "strategy",
     "api",
 )
-"""Of autosync, what reads: numba cannot compile what is instrumented."""
+"""Of autosync, what reads."""
 
 with atheris.instrument_imports(include=[f"autosync.{name}" for name in READERS]):
     from benchmarks.fuzz.fuzz_parsers import all_parsers
