@@ -143,7 +143,10 @@ def _library() -> Any:
 def _config(transformers: Any, data: dict[str, Any], file: Path) -> Any:
     rest = {name: value for name, value in data.items() if name != "model_type"}
     kind = data["model_type"]
-    if kind not in transformers.models.auto.configuration_auto.CONFIG_MAPPING:
+    if (
+        not isinstance(kind, str)
+        or kind not in transformers.models.auto.configuration_auto.CONFIG_MAPPING
+    ):
         raise NotSupported(
             f"{file}: transformers {transformers.__version__} has no model type {kind!r}, and "
             "code that comes with a model is not run.",

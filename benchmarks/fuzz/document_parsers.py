@@ -19,6 +19,8 @@ from autosync.search.space import Space
 from autosync.strategy import Strategy
 from autosync.trials.contract import Workload
 from autosync.trials.worker.commands import (
+    Answer,
+    Command,
     JoinGroup,
     MeasuredIterations,
     MessagesTimed,
@@ -142,15 +144,14 @@ def document_parsers() -> list[FuzzedParser]:
 
 def worker_lines() -> list[bytes]:
     measured = MeasuredIterations((0.0, 1.0, 2.0), 2.5, 1.0, 3.0, 4.0, 1 << 20)
-    commands = (
+    commands: tuple[Command, ...] = (
         StartWorker(0, 0, "10.0.0.1", Workload(DOMAIN)),
         JoinGroup("10.0.0.1", 4321, 4, ""),
         RunPass("key", 1, 2, True, None),
     )
-    answers = (
+    answers: tuple[Answer, ...] = (
         PassDone(measured, 1 << 30, 0.5),
         MessagesTimed("kernel", (0.5, 1.0), (0.75, 1.25)),
     )
-    lines = [command_line(each) for each in commands]
-    lines += [answer_line(each) for each in answers]
+    lines = [command_line(each) for each in commands] + [answer_line(each) for each in answers]
     return [line.strip().encode() for line in lines]

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import shutil
+import string
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -65,7 +66,7 @@ class AskedService:
             "path": unquote(path),
             "raw_path": path.encode(),
             "root_path": "",
-            "query_string": _sent(asked.get("query", "")),
+            "query_string": quote(_sent(asked.get("query", "")), safe=string.printable).encode(),
             "headers": [
                 (_sent(name).lower(), _sent(value))
                 for name, value in (headers.items() if isinstance(headers, dict) else ())

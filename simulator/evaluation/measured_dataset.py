@@ -37,6 +37,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from autosync.atomic_write import replaced_atomically
@@ -219,6 +220,13 @@ def read_trials(folder: Path) -> pd.DataFrame:
     identity = ["domain", "strategy_id"]
     for name, table in (("trials", trials), ("strategies", strategies)):
         _require(table, (*identity, *(("strategy",) if name == "strategies" else ())), name)
+    if strategies.duplicated(identity).any():
+        raise InvalidInput(
+            "strategies.parquet has a strategy of a domain twice.",
+            thing="strategies",
+            value=str(strategies.loc[strategies.duplicated(identity), "strategy_id"].iloc[0]),
+            remedy="Copy the dataset whole.",
+        )
     table = trials.merge(strategies, on=identity, how="left", validate="many_to_one")
     _check_columns(table)
     lost = table.loc[table["strategy"].isna(), "strategy_id"]
@@ -242,7 +250,7 @@ def _read_parquet(file: Path) -> pd.DataFrame:
         )
     try:
         return pd.read_parquet(file)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, LookupError, TypeError, pa.ArrowException) as error:
         raise InvalidInput(
             f"{str(file)!r} is no Parquet table: {error}.", thing="dataset", value=str(file)
         ) from None

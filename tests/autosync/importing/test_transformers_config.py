@@ -115,6 +115,11 @@ def test_code_of_others_is_neither_fetched_nor_run(
             InvalidInput,
             "num_hidden_layers is 1000000000",
         ),
+        (
+            '{"model_type": ["bert"], "architectures": ["BertForMaskedLM"]}',
+            NotSupported,
+            "no model type ['bert']",
+        ),
         (" " * 4_000_001, InvalidInput, "more than 4000000"),
     ],
 )
