@@ -113,17 +113,19 @@ class Contestant:
 
 
 class BorrowedPool:
-    """A pool that stays open when the tuning that uses it is done."""
+    """A pool that stays open when the tuning that uses it is done. name: of the tuning, so that
+    another one's trial of the same strategy is not taken for its own."""
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    def __init__(self, pool: Pool, name: str) -> None:
+        self._pool, self._name = pool, name
 
     @property
     def description(self) -> str:
         return self._pool.description
 
     def run(self, request: TrialRequest) -> TrialResult:
-        return self._pool.run(request)
+        result = self._pool.run(replace(request, key=f"{self._name}/{request.key}"))
+        return replace(result, key=request.key)
 
     def close(self) -> None:
         """Whoever opened the pool closes it."""
@@ -264,9 +266,9 @@ def contestant_of(competitor: Competitor, domain: Domain, size_mib: float) -> Co
 def tune_with(ring: Ring, budget: int) -> None:
     """A tuning of so many trials, without its confirmation: the finals take its place."""
     name = tuning_name(budget)
-    if ring.file.of("search", name):
+    store, told = tuning_store(ring, budget), len(ring.file.of("search", name))
+    if told and told == len(store.trials()):
         return
-    store = tuning_store(ring, budget)
     settings = Settings(
         budget=budget,
         warmup=ring.given.warmup,
@@ -284,10 +286,10 @@ def tune_with(ring: Ring, budget: int) -> None:
             ring.say(f"{name} {event.done} of {event.total}: {event.message}, best {best}")
 
     simulator = default_simulator(ring.domain, SIMULATOR)
-    pool = BorrowedPool(ring.pool)
+    pool = BorrowedPool(ring.pool, name)
     tune(ring.domain, Space(), lambda: pool, store, simulator, settings, on_event, stop)
     origins = {each.key: each.candidate for each in store.proposals()}
-    for number, trial in enumerate(store.trials()):
+    for number, trial in list(enumerate(store.trials()))[told:]:
         candidate = origins[trial.key]
         label = candidate.strategy.name or candidate.origin
         contestant = Contestant(label, PLAN, candidate.strategy)
