@@ -29,6 +29,7 @@ from autosync.api.http.routes import (
     prediction_routes,
     runtime_routes,
     service_routes,
+    simulator_pages,
     simulator_routes,
     tuning_pages,
     tuning_routes,
@@ -75,7 +76,7 @@ def create_app(
     for module in routes:
         app.include_router(module.router, dependencies=[Depends(refuse_unknown_parameters)])
     app.include_router(metrics_routes.router)
-    for shown in (pages, tuning_pages, document_pages):
+    for shown in (pages, tuning_pages, document_pages, simulator_pages):
         app.include_router(shown.router)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     problems.install(app, error_page)
