@@ -86,6 +86,19 @@ def result_of(future: "futures.Future[T]") -> T:
     return future.result()
 
 
+def beside(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What `work` finds on another thread, so that a cancellation is answered here at once, even
+    while code that looks at no token (a compiler, a solver) still runs there to its own end. Where
+    nothing can be cancelled, it works here. Raises Cancelled."""
+    if _token.get() is None:
+        return work(*args, **kwargs)
+    threads = futures.ThreadPoolExecutor(1)
+    try:
+        return result_of(submit(threads, work, *args, **kwargs))
+    finally:
+        threads.shutdown(wait=False)
+
+
 def in_order(threads: int, work: Callable[[Item], T], items: Iterable[Item]) -> Iterator[T]:
     """What other threads find for the items, in their order; one item more than threads is in hand
     at most. Raises Cancelled meanwhile, and does not wait for what is in hand then."""
