@@ -106,6 +106,7 @@ def in_order(threads: int, work: Callable[[Item], T], items: Iterable[Item]) -> 
     pool = futures.ThreadPoolExecutor(threads)
     try:
         for item in items:
+            check_cancelled()
             pending.append(submit(pool, work, item))
             if len(pending) > threads:
                 yield result_of(pending.popleft())

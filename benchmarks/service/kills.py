@@ -5,7 +5,8 @@ otherwise?
 
 Workers share a queue of equal tunings. One is killed a moment after it began, another takes its
 place, and whatever it held goes on when its lease has ended. A killed worker counts where it held a
-tuning. Trials are answered from a table, in 3 ms each, so that most kills fall between two writes.
+tuning. Trials are answered from a table, in 3 ms each, and the first ones are proposed beforehand, so
+that kills fall among trials and writes.
 
 In the end every tuning must have the trials of one that nobody disturbed, in their order, each once
 and under claims that only grow, with the same ranking and the same answer. Prints what was killed;
@@ -13,6 +14,7 @@ exit status 1 where something is wrong.
 """
 
 import argparse
+import logging
 import os
 import random
 import signal
@@ -21,26 +23,33 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from sqlalchemy import func, select
 
 from autosync.api.db import Database, connect, migrate
 from autosync.api.db.tables import FINAL, OutcomeRow, TrialRow, TuningRow
+from autosync.api.engine import tuning_queue
 from autosync.api.engine.database_store import DatabaseStore, read_trials
 from autosync.api.engine.queue_worker import work
 from autosync.api.engine.submission import enqueue
 from autosync.api.engine.tuning_request import TuningRequest
 from autosync.api.views.rankings import ranked_strategies
 from autosync.search.loop.settings import Settings
+from autosync.search.loop.tuning_store import Proposal
 from autosync.trials.contract import TrialRequest
+from tests.api.sample import candidates, proposal
 from tests.domains import domain_of, grid_cluster
 from tests.search.collect.scripted_launcher import ScriptedLauncher, steady
 
-SETTINGS = Settings(budget=24, proposals=64, repeats=10, probe=False)
-REQUEST = TuningRequest(domain_of(cluster=grid_cluster(2)), SETTINGS, launcher="local")
+SETTINGS = Settings(budget=20, proposals=64, repeats=10, probe=False)
+DOMAIN = domain_of(cluster=grid_cluster(2))
+REQUEST = TuningRequest(DOMAIN, SETTINGS, simulator="analytic", launcher="local")
+PROPOSED = 12
+"""Of the first round; a second one is proposed by the workers."""
 TRIAL_SECONDS = 0.003
-LEASE_SECONDS = 1.0
+LEASE_SECONDS = 2.0
 LONGEST_LIFE_SECONDS = 0.8
 SPARE = 3
 """Tunings that are under way for each worker: while one waits for a lease to end, others go on."""
@@ -84,6 +93,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
+    logging.disable(logging.WARNING)  # each lost lease would be told
     with tempfile.TemporaryDirectory() as folder:
         undisturbed = undisturbed_trace(Path(folder))
         url = asked.db or f"sqlite:///{folder}/kills.db"
@@ -108,7 +118,7 @@ def undisturbed_trace(folder: Path) -> Trace:
     url = f"sqlite:///{folder}/undisturbed.db"
     migrate(url)
     database = connect(url)
-    tuning_id = enqueue(database, REQUEST)
+    tuning_id = asked_for(database)
     run_worker(url, once=True)
     trace = trace_of(database, tuning_id)
     database.close()
@@ -179,10 +189,27 @@ def measured(request: TrialRequest, number: int) -> float:
 
 def keep_busy(database: Database, count: int) -> None:
     with database.reading() as session:
-        unfinished = select(func.count()).select_from(TuningRow).where(TuningRow.state != "finished")
+        unfinished = (
+            select(func.count()).select_from(TuningRow).where(TuningRow.state != "finished")
+        )
         missing = count - session.scalars(unfinished).one()
     for _ in range(missing):
-        enqueue(database, REQUEST)
+        asked_for(database)
+
+
+def asked_for(database: Database) -> str:
+    """A tuning whose first round is proposed; its id."""
+    tuning_id = enqueue(database, REQUEST)
+    held = tuning_queue.claim(database, "proposes", tuning_id=tuning_id)
+    assert held is not None
+    DatabaseStore(database, tuning_id, held.fence).propose(first_round())
+    tuning_queue.release(database, held)
+    return tuning_id
+
+
+@cache
+def first_round() -> list[Proposal]:
+    return [proposal(each) for each in candidates(DOMAIN, PROPOSED)]
 
 
 def count_kill(database: Database, pid: int, counted: KillCount) -> None:
@@ -235,7 +262,9 @@ def trace_of(database: Database, tuning_id: str) -> Trace:
     with database.reading() as session:
         ranked = ranked_strategies(session, tuning_id).items
         outcome = session.get(OutcomeRow, tuning_id)
-    answer = outcome and (outcome.strategy_hash, outcome.best_seconds, outcome.speedup)
+    answer = None
+    if outcome is not None:
+        answer = outcome.strategy_hash, outcome.best_seconds, outcome.speedup
     return Trace(
         tuple((trial.key, trial.iteration_seconds) for trial in trials),
         tuple((row.strategy_id, row.step_seconds, row.trials) for row in ranked),

@@ -2,8 +2,8 @@
 
     python -m benchmarks.service.time_to_end [--model resnet50] [--minutes 12] [--only PHASE ...]
 
-Ways: a cancellation while a worker has it, SIGTERM to that worker, Ctrl-C to `autosync tune`, Ctrl-C
-to `autosync serve` while somebody follows the tuning. Timed is from the request until the
+Ways: a cancellation while a worker has it, SIGTERM to that worker, Ctrl-C to `autosync tune`,
+Ctrl-C to `autosync serve` while somebody follows the tuning. Timed is from the request until the
 database says how the tuning ended, and until the process that was asked, and all that it had
 started, is gone (after a cancellation the worker stays). One database serves all ends; a phase that
 is not reached in START_SECONDS is passed over, a process that has not ended in END_SECONDS is
@@ -34,7 +34,7 @@ from autosync.domain import Domain
 from autosync.environment import DATABASE_URL_VARIABLE, PASSED_VARIABLE
 from autosync.models import bundled
 from autosync.profiling import estimate_profile
-from benchmarks.service.phase_scenes import SCENES, PhaseScene, events_of, prepared
+from benchmarks.service.phase_scenes import SCENES, Event, PhaseScene, events_of, prepared
 
 CLUSTER = "example-4x1"
 WAYS = ("cancel", "SIGTERM to a worker", "Ctrl-C in tune", "Ctrl-C in serve")
@@ -59,7 +59,9 @@ class EndTimes:
     def __str__(self) -> str:
         if self.note:
             return f"{self.phase:11} {self.way:20} {self.note}"
-        told, gone = (f"> {END_SECONDS:.0f}" if s is None else f"{s:.2f}" for s in (self.told, self.gone))
+        told, gone = (
+            f"> {END_SECONDS:.0f}" if s is None else f"{s:.2f}" for s in (self.told, self.gone)
+        )
         late = "" if self.gone is not None and self.gone <= 2 else "  more than 2 s"
         return f"{self.phase:11} {self.way:20} told {told:>5} s, gone {gone:>5} s{late}"
 
@@ -82,7 +84,7 @@ class EndBenchmark:
             tuning_id = prepared(self.database, scene, self.domain, request)
             with self.process(scene, way, tuning_id) as asked:
                 if not until(lambda: self.reached(scene, tuning_id, asked), START_SECONDS):
-                    found.note = f"not reached: {(self.events(tuning_id) or ['no event'])[-1]}"
+                    found.note = f"not reached; it told {self.events(tuning_id)[-1:]}"
                 else:
                     time.sleep(scene.pause_seconds)
                     if scene.gone and any(kind == scene.gone for kind, _ in self.events(tuning_id)):
@@ -93,7 +95,7 @@ class EndBenchmark:
             tuning_queue.cancel(self.database, tuning_id)
         return found
 
-    def events(self, tuning_id: str) -> list[tuple[str, str]]:
+    def events(self, tuning_id: str) -> list[Event]:
         return events_of(self.database, tuning_id)
 
     def reached(self, scene: PhaseScene, tuning_id: str, asked: "subprocess.Popen[bytes]") -> bool:
@@ -123,7 +125,7 @@ class EndBenchmark:
             "cancel": ("worker",),
             "SIGTERM to a worker": ("worker",),
             "Ctrl-C in tune": ("tune", "--resume", tuning_id, "-o", str(self.folder / "best.json")),
-            "Ctrl-C in serve": ("serve", "--port", str(free_port())),
+            "Ctrl-C in serve": ("serve", "--port", str(port := free_port())),
         }
         environment = {}
         if scene.cold_kernels:
@@ -131,7 +133,7 @@ class EndBenchmark:
             environment["NUMBA_CACHE_DIR"] = str(self.folder / f"cold{self.cold}")
         process = self.started(*commands[way], **environment)
         try:
-            with self.followed(process, way, tuning_id):
+            with self.followed(port, tuning_id) if "serve" in way else contextlib.nullcontext():
                 yield process
         finally:
             process.kill()
@@ -149,19 +151,14 @@ class EndBenchmark:
         )
 
     @contextmanager
-    def followed(
-        self, process: "subprocess.Popen[bytes]", way: str, tuning_id: str
-    ) -> Iterator[None]:
-        """Somebody has the tuning's page open, where there are pages."""
-        if way != "Ctrl-C in serve":
-            yield
-            return
-        place = ("127.0.0.1", int(process.args[-1]))  # type: ignore[index]  # as it was started
+    def followed(self, port: int, tuning_id: str) -> Iterator[None]:
+        """Somebody has the tuning's page open."""
+        place = ("127.0.0.1", port)
         if not until(lambda: listens(place), START_SECONDS):
             raise TimeoutError("the service did not listen")
         with socket.create_connection(place) as follower:
-            head = f"GET /v1/tunings/{tuning_id}/events HTTP/1.1\r\nHost: 127.0.0.1:{place[1]}\r\n\r\n"
-            follower.sendall(head.encode())
+            path = f"/v1/tunings/{tuning_id}/events"
+            follower.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
             yield
 
     def end(self, found: EndTimes, tuning_id: str, asked: "subprocess.Popen[bytes]") -> None:

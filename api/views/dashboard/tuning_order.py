@@ -32,8 +32,8 @@ NEWEST = "newest"
 ORDERS = {
     NEWEST: TuningOrder("started", "newest first", True, TuningRow.created_at),
     "oldest": TuningOrder("started", "oldest first", False, TuningRow.created_at),
-    "speed-up": TuningOrder("speed-up", "largest speed-up first", True, OutcomeRow.speedup, True),
-    "-speed-up": TuningOrder("speed-up", "smallest speed-up first", False, OutcomeRow.speedup, True),
+    "speed-up": TuningOrder("speed-up", "most speed-up first", True, OutcomeRow.speedup, True),
+    "-speed-up": TuningOrder("speed-up", "least speed-up first", False, OutcomeRow.speedup, True),
     "best": TuningOrder("best", "shortest step first", False, TuningRow.best_seconds, True),
     "-best": TuningOrder("best", "longest step first", True, TuningRow.best_seconds, True),
     "model": TuningOrder("model", "model, A to Z", False, GraphRow.name),

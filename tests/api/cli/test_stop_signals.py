@@ -63,7 +63,9 @@ with left_at_once():
 @pytest.mark.parametrize(("end", "code"), [("pass", 0), ("sys.exit(3)", 3), ("1 / 0", None)])
 def test_a_thread_that_still_answers_is_not_waited_for(end: str, code: int | None) -> None:
     """But an error goes on as it would."""
-    with subprocess.Popen([sys.executable, "-c", BUSY.format(end=end)], stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", BUSY.format(end=end)], stderr=subprocess.PIPE
+    ) as process:
         try:
             if code is None:
                 assert process.stderr is not None

@@ -3,19 +3,18 @@
 import re
 from pathlib import Path
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, ViewportSize, expect
 
 from autosync.api.db import Database
 from autosync.api.engine import tuning_queue
 from autosync.api.engine.submission import enqueue
 from autosync.api.views import reports
-from tests.api.checkpoints import checkpoint
 from tests.api.sample import claimed, finished, run_search, small_request
 from tests.api.simulator_versions import store_versions
 
 CHECK = (Path(__file__).parent / "accessibility.js").read_text()
 OPEN_ALL = "document.querySelectorAll('details').forEach((each) => { each.open = true; })"
-SCREENS = ({"width": 1200, "height": 900}, {"width": 380, "height": 800})
+SCREENS: tuple[ViewportSize, ...] = ({"width": 1200, "height": 900}, {"width": 380, "height": 800})
 REQUEST = small_request(budget=8)
 
 
@@ -54,9 +53,7 @@ def pages(database: Database) -> dict[str, str]:
     }
 
 
-def test_every_page_can_be_read_and_used_by_everyone(
-    page: Page, shown_database: Database
-) -> None:
+def test_every_page_can_be_read_and_used_by_everyone(page: Page, shown_database: Database) -> None:
     wrong = []
     for path, last in pages(shown_database).items():
         page.set_viewport_size(SCREENS[0])
@@ -72,4 +69,4 @@ def test_every_page_can_be_read_and_used_by_everyone(
                 wrong += [f"{path}, {screen['width']} pixels, {scheme}: {each}" for each in found]
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert max(int(part) for part in re.findall(r"\d+", ground)) < 60, "dark is dark"
-    assert wrong == []
+    assert not wrong, "\n".join(wrong)

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import autosync
 from autosync.documents import to_json
 from autosync.importing import import_module
-from examples.network import BATCH_SIZE, PlainNetwork, plain, synthetic_data
+from examples.network import BATCH_SIZE, PlainNetwork, inputs, loss, synthetic_data
 from tests.api.cli.command import LONGEST_SECONDS, start
 from tests.api.http.serving import Service
 from tests.autosync.runtime.cases import worst_difference
@@ -67,8 +67,7 @@ def test_from_the_form_to_a_job_that_trains_with_the_answer(
 
 def upload(page: Page, folder: Path) -> None:
     """The model's graph and the cluster, each by its form."""
-    _, inputs, loss = plain()
-    graph = import_module(PlainNetwork, inputs, loss, name="plain", batch_size=BATCH_SIZE)
+    graph = import_module(PlainNetwork, inputs(), loss, name="plain", batch_size=BATCH_SIZE)
     (folder / "graph.json").write_text(to_json(graph))
     (folder / "cluster.yaml").write_text(CLUSTER)
     page.goto("/models")
@@ -87,8 +86,9 @@ def fill_in(page: Page) -> None:
     page.get_by_role("link", name="Tune on it").click()
     form = page.locator("form[action='/tunings']")
     expect(form.get_by_label("Cluster").locator("option:checked")).to_contain_text("two-desks")
-    uploaded = form.get_by_label("Model").locator("option", has_text=re.compile("^plain, batch"))
-    form.get_by_label("Model").select_option(uploaded.get_attribute("value"))
+    model = form.get_by_role("combobox", name="Model")
+    uploaded = model.locator("option", has_text=re.compile("^plain, batch"))
+    model.select_option(uploaded.get_attribute("value"))
     form.get_by_label("Budget").fill(str(BUDGET))
     form.get_by_label("Byte scale").select_option("1")
     form.get_by_text("More choices").click()
