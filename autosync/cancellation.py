@@ -8,7 +8,8 @@ import contextvars
 import select
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
 from typing import IO, ParamSpec, TypeVar
@@ -18,6 +19,7 @@ POLL_SECONDS = 0.05
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Item = TypeVar("Item")
 
 
 class Cancelled(BaseException):
@@ -82,6 +84,36 @@ def result_of(future: "futures.Future[T]") -> T:
     while not futures.wait((future,), POLL_SECONDS).done:
         check_cancelled()
     return future.result()
+
+
+def beside(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What `work` finds on another thread, so that a cancellation is answered here at once, even
+    while code that looks at no token (a compiler, a solver) still runs there to its own end. Where
+    nothing can be cancelled, it works here. Raises Cancelled."""
+    if _token.get() is None:
+        return work(*args, **kwargs)
+    threads = futures.ThreadPoolExecutor(1)
+    try:
+        return result_of(submit(threads, work, *args, **kwargs))
+    finally:
+        threads.shutdown(wait=False)
+
+
+def in_order(threads: int, work: Callable[[Item], T], items: Iterable[Item]) -> Iterator[T]:
+    """What other threads find for the items, in their order; one item more than threads is in hand
+    at most. Raises Cancelled meanwhile, and does not wait for what is in hand then."""
+    pending: deque[futures.Future[T]] = deque()
+    pool = futures.ThreadPoolExecutor(threads)
+    try:
+        for item in items:
+            check_cancelled()
+            pending.append(submit(pool, work, item))
+            if len(pending) > threads:
+                yield result_of(pending.popleft())
+        while pending:
+            yield result_of(pending.popleft())
+    finally:  # where it was cancelled, compiled code ends its items by itself
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def wait_readable(file: "IO[str] | int", seconds: float) -> bool:

@@ -71,6 +71,20 @@ def unwind_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, leave)
 
 
+@contextmanager
+def left_at_once() -> Iterator[None]:
+    """At the end of the block this process ends with the code that it would end with, and waits for
+    none of its threads: one may answer a request for another minute."""
+    code: object = 0
+    try:
+        yield
+    except SystemExit as left:
+        code = left.code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 1)
+
+
 def stop_with_parent(parent: int, stop: threading.Event) -> None:
     """Set `stop` when the process that started this one is gone, even by kill -9."""
 

@@ -57,26 +57,51 @@ class SupervisedWorker:
             self.process, self.started = _start(self.db), now
 
 
+class WorkerProcesses:
+    """So many workers over `db`, replaced when they end."""
+
+    def __init__(self, db: str, count: int) -> None:
+        self.workers = [SupervisedWorker(db) for _ in range(count)]
+        self._done = threading.Event()
+        self._supervisor = threading.Thread(target=self._supervise, name="workers", daemon=True)
+        self._supervisor.start()
+
+    def ask_to_stop(self) -> None:
+        """They give back what runs; no other one takes their place. May be called twice."""
+        self._done.set()
+        self._supervisor.join()
+        for process in self._living():
+            process.terminate()
+
+    def stop(self) -> None:
+        """Ask them, wait for them, and kill those that do not end."""
+        self.ask_to_stop()
+        for process in self._living():
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _living(self) -> list["subprocess.Popen[bytes]"]:
+        started = [each.process for each in self.workers if each.process is not None]
+        return [process for process in started if process.poll() is None]
+
+    def _supervise(self) -> None:
+        while not self._done.is_set():
+            for worker in self.workers:
+                worker.keep_alive()
+            self._done.wait(POLL_SECONDS)
+
+
 @contextmanager
-def started_workers(db: str, count: int) -> Iterator[list[SupervisedWorker]]:
-    """So many workers, replaced when they end; asked to stop, then killed, on the way out."""
-    workers = [SupervisedWorker(db) for _ in range(count)]
-    done = threading.Event()
-    thread = threading.Thread(target=_supervise, args=(workers, done), name="workers", daemon=True)
-    thread.start()
+def started_workers(db: str, count: int) -> Iterator[WorkerProcesses]:
+    """So many workers, stopped on the way out."""
+    workers = WorkerProcesses(db, count)
     try:
         yield workers
     finally:
-        done.set()
-        thread.join()
-        _stop([worker.process for worker in workers if worker.process is not None])
-
-
-def _supervise(workers: list[SupervisedWorker], done: threading.Event) -> None:
-    while not done.is_set():
-        for worker in workers:
-            worker.keep_alive()
-        done.wait(POLL_SECONDS)
+        workers.stop()
 
 
 def _start(db: str) -> "subprocess.Popen[bytes]":
@@ -89,14 +114,3 @@ def _start(db: str) -> "subprocess.Popen[bytes]":
         # a session of its own: Ctrl-C on the terminal reaches the service, which asks it to stop
         start_new_session=True,
     )
-
-
-def _stop(workers: list["subprocess.Popen[bytes]"]) -> None:
-    for process in workers:
-        process.terminate()
-    for process in workers:
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()

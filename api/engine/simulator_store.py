@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session, undefer
+from sqlalchemy.sql.base import ExecutableOption
 
 from autosync.api.db.database import Database
 from autosync.api.db.document_store import insert_new
@@ -176,6 +177,14 @@ def checkpoint_files(session: Session, name: str) -> tuple[str, bytes]:
     return row.card, row.weights
 
 
+def stored_card(session: Session, name: str) -> tuple[SimulatorRow, "CheckpointCard"]:
+    """What is known of a trained simulator, without its tensors; raises NotFound."""
+    from autosync.simulator.learned.checkpoint import CheckpointCard
+
+    row = _row(session, name, undefer(SimulatorRow.card))
+    return row, from_json(CheckpointCard, row.card, source="card")
+
+
 def remove_simulator(database: Database, name: str) -> None:
     """Raises NotFound; NotSupported while a tuning that is not at its end uses it, and where it is
     a version of the trained simulator."""
@@ -208,13 +217,17 @@ def _restored(row: SimulatorRow) -> Simulator:
 
 
 def _row_with_files(session: Session, name: str, lock: bool = False) -> SimulatorRow:
-    """The row with its card and tensors.
+    """The row with its card and tensors; raises as `_row`."""
+    return _row(session, name, undefer(SimulatorRow.card), undefer(SimulatorRow.weights), lock=lock)
+
+
+def _row(session: Session, name: str, *parts: ExecutableOption, lock: bool = False) -> SimulatorRow:
+    """The row with these of its large columns.
 
     Raises:
         NotFound: lists the simulators there are.
     """
-    whole = (undefer(SimulatorRow.card), undefer(SimulatorRow.weights))
-    query = select(SimulatorRow).where(SimulatorRow.name == name).options(*whole)
+    query = select(SimulatorRow).where(SimulatorRow.name == name).options(*parts)
     if lock:
         query = query.with_for_update()
     # what cannot be a name is not looked up: PostgreSQL refuses to compare with a NUL

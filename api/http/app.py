@@ -1,14 +1,16 @@
 """The service: REST API and dashboard over one database."""
 
+import socket
 import sys
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import uvicorn
 from fastapi import Depends, FastAPI
 from fastapi.staticfiles import StaticFiles
+from uvicorn.config import STARTUP_FAILURE
 
 from autosync.api.db.database import Database, connect
 from autosync.api.db.schema_migration import migrate
@@ -36,6 +38,7 @@ from autosync.api.http.routes import (
     runtime_routes,
     service_routes,
     session_pages,
+    simulator_pages,
     simulator_routes,
     tuning_pages,
     tuning_routes,
@@ -54,7 +57,7 @@ API = (  # versions before the names of simulators
     service_routes,
     key_routes,
 )
-PAGES = (pages, tuning_pages, document_pages, metrics_routes)
+PAGES = (pages, tuning_pages, document_pages, simulator_pages, metrics_routes)
 GRACE_SECONDS = 1
 """On shutdown, event streams that are still open are cut off after this."""
 
@@ -99,6 +102,18 @@ def create_app(
     return app
 
 
+class ServiceServer(uvicorn.Server):
+    """before_shutdown: called once, when a signal has asked it to end."""
+
+    def __init__(self, config: uvicorn.Config, before_shutdown: Callable[[], None]):
+        super().__init__(config)
+        self.before_shutdown = before_shutdown
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.before_shutdown()
+        await super().shutdown(sockets)
+
+
 def serve(
     url: str,
     host: str = "127.0.0.1",
@@ -106,12 +121,14 @@ def serve(
     access: Access | None = None,
     limits: ServiceLimits | None = None,
     log_requests: bool = False,
+    on_shutdown: Callable[[], None] = lambda: None,
 ) -> None:
     """Migrate the database and serve until interrupted. Workers run elsewhere
     (`autosync.api.engine.queue_worker`).
 
     access: by default whoever reaches a loopback address. log_requests: a line of JSON for each
-    goes to stderr.
+    goes to stderr. on_shutdown: called as soon as it is asked to end, before it waits for requests
+    that are being answered.
 
     Raises:
         InvalidInput: no access is given, and others can reach `host`.
@@ -121,7 +138,7 @@ def serve(
     if log_requests:
         show_requests(sys.stderr)
     app = create_app(connect(url), access, limits)
-    uvicorn.run(
+    config = uvicorn.Config(
         app,
         host=host,
         port=port,
@@ -129,3 +146,13 @@ def serve(
         log_level="warning",
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
+
+    def before_shutdown() -> None:
+        on_shutdown()
+        app.state.feed.close()  # who follows a tuning would be waited for
+
+    server = ServiceServer(config, before_shutdown)
+    with suppress(KeyboardInterrupt):  # which it raises again at its end
+        server.run()
+    if not server.started:
+        sys.exit(STARTUP_FAILURE)

@@ -55,6 +55,13 @@ def simulator_training(session: Session, training_id: str) -> SimulatorTraining:
     return _training(session, known)
 
 
+def version_of_simulator(session: Session, name: str) -> SimulatorVersion | None:
+    """Of the simulator of that name, if it is one."""
+    query = select(SimulatorVersionRow).where(SimulatorVersionRow.simulator == name)
+    row = session.scalars(query).first()
+    return None if row is None else _version(session, row)
+
+
 def _version(session: Session, row: SimulatorVersionRow) -> SimulatorVersion:
     simulator = session.get_one(SimulatorRow, row.simulator)
     known = {

@@ -7,6 +7,7 @@ from autosync.api.db.lookup import found, stored
 from autosync.api.db.tables import ClusterRow, GraphRow, SimulatorRow, StrategyRow
 from autosync.api.engine.registry import SIMULATORS
 from autosync.api.engine.simulator_store import list_simulators
+from autosync.api.engine.simulator_versions import NAME_OF_VERSION
 from autosync.api.views.cursors import one_page, read_cursor
 from autosync.api.views.document_schemas import (
     BundledModel,
@@ -75,6 +76,13 @@ def simulators(session: Session, limit: int, cursor: str | None = None) -> Simul
         bundled=list(SIMULATORS),
         next=following,
     )
+
+
+def named_simulators(session: Session, limit: int) -> list[TrainedSimulator]:
+    """Trained simulators but the versions, which have a list of their own; by name."""
+    of_a_version = SimulatorRow.name.startswith(NAME_OF_VERSION.format(""), autoescape=True)
+    query = select(SimulatorRow).where(~of_a_version).order_by(SimulatorRow.name).limit(limit)
+    return [TrainedSimulator.model_validate(row) for row in session.scalars(query)]
 
 
 def simulator(session: Session, name: str) -> TrainedSimulator:

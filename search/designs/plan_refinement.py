@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from autosync.cancellation import check_cancelled
 from autosync.codes import Order
 from autosync.domain import Domain
 from autosync.population import Population, decode, encode
@@ -39,7 +40,7 @@ def refined(
     Moves: two neighbouring messages become one, a message becomes two, a shard goes to the message
     beside its own, the slices' size, the order, overlap with the next forward pass, and in an
     explicit order the place of a message. Methods, cuts, owners and pinned choices stay. What
-    torch itself runs is left as it is.
+    torch itself runs is left as it is. Raises Cancelled between neighbourhoods.
     """
     if strategy.schedule.order == "ddp" or strategy.engine is not None:
         return strategy
@@ -49,6 +50,7 @@ def refined(
     chains = _chains(domain, space, best)
     improved, stalled = False, 0
     for _ in range(evaluations // NEIGHBOURS):
+        check_cancelled()
         if stalled == MOST_STALLED:
             break
         neighbours = best.take(np.zeros(NEIGHBOURS, dtype=np.int64))

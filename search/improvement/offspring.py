@@ -1,11 +1,11 @@
 """Strategies made of parents: kernels put together."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autosync.cancellation import in_order
 from autosync.population import Population, concatenate
 from autosync.search.improvement.constraint_repair import form_groups, release_excess
 from autosync.search.improvement.crossover_mutation import Lineage, choose_sources, fill_offspring
@@ -71,15 +71,14 @@ def judged_offspring(
     pool: ParentPool, lineage: Lineage, seed: int, predict: Predict, keep: int, threads: int
 ) -> Iterator[tuple[Population, F64]]:
     """The best `keep` of each chunk of the children with their seconds, chunk by chunk; they do not
-    depend on `threads`."""
+    depend on `threads`. Raises Cancelled between chunks."""
 
     def chunk(start: int) -> tuple[Population, F64]:
         part = Lineage(*(column[start : start + CHUNK] for column in lineage))
         children = make_offspring(pool, part, start, seed)
         return fastest(children, predict(children), keep)
 
-    with ThreadPoolExecutor(threads) as workers:
-        yield from workers.map(chunk, range(0, len(lineage.base), CHUNK))
+    yield from in_order(threads, chunk, range(0, len(lineage.base), CHUNK))
 
 
 def fastest(population: Population, seconds: F64, keep: int) -> tuple[Population, F64]:

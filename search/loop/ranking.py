@@ -1,14 +1,12 @@
 """Rank many proposals with a simulator, keeping only the best."""
 
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.cancellation import result_of
+from autosync.cancellation import in_order
 from autosync.domain import Domain
 from autosync.population import Population
 from autosync.search.sampler.sampling import sample, sample_at
@@ -61,7 +59,8 @@ def rank(
         population = sample(domain, space, start, min(CHUNK, proposals - start), seed)
         return simulator.predict(domain, population)
 
-    for start, scores in _in_order(predict, range(0, proposals, CHUNK), threads):
+    starts = range(0, proposals, CHUNK)
+    for start, scores in zip(starts, in_order(threads, predict, starts), strict=True):
         sound = np.flatnonzero(np.isfinite(scores))
         index = np.concatenate((index, start + sound))
         seconds = np.concatenate((seconds, scores[sound]))
@@ -75,21 +74,3 @@ def rank(
 def materialize(ranked: RankedProposals, domain: Domain, space: Space) -> Population:
     """The ranked proposals drawn again, best first."""
     return sample_at(domain, space, ranked.index.astype(np.uint64), ranked.seed)
-
-
-def _in_order(
-    work: Callable[[int], NDArray[np.float64]], starts: range, threads: int
-) -> Iterator[tuple[int, NDArray[np.float64]]]:
-    """Results in the order of `starts`; one chunk more than threads is in hand at most."""
-    pending: deque[tuple[int, Future[NDArray[np.float64]]]] = deque()
-    pool = ThreadPoolExecutor(threads)
-    try:
-        for start in starts:
-            pending.append((start, pool.submit(work, start)))
-            if len(pending) > threads:
-                first, future = pending.popleft()
-                yield first, result_of(future)
-        for first, future in pending:
-            yield first, result_of(future)
-    finally:  # where it was cancelled, compiled code ends its chunks by itself
-        pool.shutdown(wait=False, cancel_futures=True)

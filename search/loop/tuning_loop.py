@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from autosync.bundle import make_bundle
-from autosync.cancellation import check_cancelled
+from autosync.cancellation import beside, check_cancelled
 from autosync.domain import Domain
 from autosync.population import encode
 from autosync.search.designs import known_designs
@@ -60,9 +60,9 @@ def tune(
     try:
         run_pending(domain, pool, store, settings, on_event, stop)
         while (left := _trials_left(store, settings)) > 0 and not stop("search"):
-            check_cancelled()
-            known = learn(domain, simulator, store)
-            chosen = propose(known, space, simulator, store, settings, left, on_event)
+            # the pool is closed at once where this is cancelled, whatever is still computed
+            known = beside(learn, domain, simulator, store)
+            chosen = beside(propose, known, space, simulator, store, settings, left, on_event)
             if not chosen:
                 break
             store.propose(chosen)

@@ -1,5 +1,6 @@
 """The token: who looks at it, and waits that end with it."""
 
+import itertools
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -9,8 +10,10 @@ import pytest
 from autosync.cancellation import (
     CancellationToken,
     Cancelled,
+    beside,
     cancelled_by,
     check_cancelled,
+    in_order,
     result_of,
     submit,
     wait_readable,
@@ -62,3 +65,27 @@ def test_waits_end_with_the_token() -> None:
     os.close(writer)
     assert wait_readable(silent, LONG)  # the end
     os.close(silent)
+
+
+def test_work_that_looks_at_no_token_is_left_alone() -> None:
+    token, release = CancellationToken(), threading.Event()
+    threading.Timer(0.1, token.cancel, ("enough",)).start()
+    with pytest.raises(Cancelled), cancelled_by(token):
+        beside(release.wait, LONG)
+    release.set()
+    assert beside(threading.current_thread) is threading.current_thread()
+    with cancelled_by(CancellationToken()):
+        assert beside(int, "12", base=3) == 5
+        with pytest.raises(ZeroDivisionError):
+            beside(divmod, 1, 0)
+
+
+def test_items_come_in_their_order_until_the_token_is_cancelled() -> None:
+    token = CancellationToken()
+    with cancelled_by(token):
+        assert list(in_order(2, abs, range(-9, 0))) == list(range(9, 0, -1))
+        squares = in_order(2, lambda x: x * x, itertools.count())
+        assert [next(squares) for _ in range(3)] == [0, 1, 4]
+        token.cancel("enough")
+        with pytest.raises(Cancelled):
+            next(squares)

@@ -15,13 +15,15 @@ from sqlalchemy import inspect, text
 from autosync.api.db import Database, migrate
 from autosync.api.db.schema_migration import alembic_config, current_revision
 from autosync.api.db.tables import Base
+from autosync.api.engine import tuning_queue
 from autosync.api.engine.database_store import DatabaseStore
+from autosync.api.engine.submission import enqueue
 from autosync.api.engine.training_trials import measured_sources
 from autosync.api.views import reports
 from autosync.api.views.simulator_versions_view import simulator_versions
 from autosync.errors import NotFound
 from tests.api.databases import opened, postgresql_database
-from tests.api.sample import finished, small_request
+from tests.api.sample import finished, run_search, small_request
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -107,6 +109,42 @@ def test_tunings_from_before_rankings_were_summed_up_rank_as_they_did(empty_url:
         with database.reading() as session:
             assert reports.ranked_strategies(session, tuning_id) == before
             assert reports.tuning(session, tuning_id).ran_on == ran_on != []
+
+
+def test_data_of_every_revision_is_upgraded(empty_url: str) -> None:
+    """From the newest to the oldest: what a revision could not hold is lost on the way down, and
+    what it held is there after the way up. Then the service goes on with it."""
+    migrate(empty_url)
+    script = ScriptDirectory.from_config(alembic_config())
+    newest, *older = (step.revision for step in script.walk_revisions())
+    assert len(older) > 7
+    with opened(empty_url) as database:
+        tuning_id = finished(database, small_request(8))
+        waiting = enqueue(database, small_request())
+        with database.reading() as session:
+            before = [
+                (row.strategy_id, row.step_seconds, row.trials)
+                for row in reports.ranked_strategies(session, tuning_id).items
+            ]
+        for revision in older:
+            migrate(empty_url, revision)
+            with database.engine.connect() as connection:
+                assert current_revision(connection) == revision
+            migrate(empty_url)
+            with database.engine.connect() as connection:
+                assert current_revision(connection) == newest
+            with database.reading() as session:
+                ranked = reports.ranked_strategies(session, tuning_id).items
+                found = [(row.strategy_id, row.step_seconds, row.trials) for row in ranked]
+                assert found == before, revision
+                tuning = reports.tuning(session, tuning_id)
+                assert (tuning.state, tuning.progress.trials) == ("finished", 8 + 12), revision
+                assert reports.tuning(session, waiting).state == "queued", revision
+        held = tuning_queue.claim(database, "here:1")
+        assert held is not None
+        assert held.tuning_id == waiting
+        run_search(DatabaseStore(database, waiting, held.fence), small_request())
+        assert len(finished(database)) == 32
 
 
 def test_processes_that_start_together_migrate_once(empty_url: str) -> None:

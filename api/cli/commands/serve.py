@@ -85,7 +85,7 @@ def serve(
         autosync serve --host 0.0.0.0 --allow-host tuner.example.com
     """
     from autosync.api.cli.open_database import has_keys
-    from autosync.api.cli.stop_signals import unwind_on_sigterm
+    from autosync.api.cli.stop_signals import left_at_once, unwind_on_sigterm
     from autosync.api.cli.worker_processes import started_workers
     from autosync.api.db.database import masked
     from autosync.api.db.schema_migration import migrate
@@ -107,6 +107,8 @@ def serve(
     if names := [each.name for each in access.tokens if each.name]:
         say(f"[dim]clients with a token: {escape(', '.join(names))}[/]")
     unwind_on_sigterm()
-    with started_workers(db, workers):
+    with left_at_once(), started_workers(db, workers) as processes:
         say(f"[dim]{workers} worker{'' if workers == 1 else 's'}; Ctrl-C ends all[/]")
-        serve_until_interrupted(db, host, port, access, limits, log_requests)
+        serve_until_interrupted(
+            db, host, port, access, limits, log_requests, on_shutdown=processes.ask_to_stop
+        )

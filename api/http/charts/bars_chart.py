@@ -68,7 +68,7 @@ def bars_chart(
         note,
         words,
         drawings(draw, words, WIDTH),
-        ("", *(words for _, words in series)),
+        ("Of", *(words for _, words in series)),
         tuple(
             (row.name, *("–" if v is None else shown(v) for v in row.values))
             for row in rows[:LISTED]

@@ -78,7 +78,7 @@ def timeline_chart(
         note,
         words,
         drawings(draw, words, WIDTH, narrow=False),
-        ("", "What", "Size", "Begins", "There at"),
+        ("Iteration", "What", "Size", "Begins", "There at"),
         tuple(row for panel in panels for row in _table(panel)),
         PHASES,
         " ".join(

@@ -1,4 +1,4 @@
-"""The dashboard's home: tunings as one looks for them, the form that starts one, simulators."""
+"""The dashboard's home: tunings as one looks for them, and the form that starts one."""
 
 from typing import Annotated, Any
 
@@ -7,15 +7,14 @@ from fastapi.responses import RedirectResponse
 from sqlalchemy.orm import Session
 
 from autosync.api.db.tables import STATES
-from autosync.api.engine.simulator_versions import promote
-from autosync.api.engine.training_queue import enqueue_training
-from autosync.api.http.access.scopes import NEEDS_ADMIN
-from autosync.api.http.dependencies import ClientName, DatabaseDep, Number, Reading, UploadsDep
+from autosync.api.http.dependencies import ClientName, Reading, UploadsDep
 from autosync.api.http.page_templates import show
 from autosync.api.http.tuning_body import TuningForm
-from autosync.api.views import simulator_versions_view, stored_documents
+from autosync.api.views import stored_documents
 from autosync.api.views.dashboard.tuning_comparison import compared_tunings
-from autosync.api.views.dashboard.tuning_list import SORTS, TuningFilter, tuning_list
+from autosync.api.views.dashboard.tuning_list import TuningFilter, tuning_list
+from autosync.api.views.dashboard.tuning_order import NEWEST as NEWEST_FIRST
+from autosync.api.views.dashboard.tuning_order import ORDERS
 from autosync.errors import AutosyncError
 
 NEWEST = 50
@@ -42,7 +41,7 @@ def _wanted(
     state: Words = "",
     tag: Words = "",
     archived: bool = False,
-    sort: Words = "newest",
+    sort: Words = NEWEST_FIRST,
     page: Annotated[int, Query(ge=1, le=10**6)] = 1,
 ) -> TuningFilter:
     return TuningFilter(text, state, tag, archived=archived, sort=sort, page=page)
@@ -87,28 +86,6 @@ def compare_tunings(request: Request, session: Reading, left: Words, right: Word
     return show(request, "home/compare_tunings.html", shown)
 
 
-@router.get("/simulators")
-def simulators_page(request: Request, session: Reading) -> Response:
-    shown = {
-        "versions": simulator_versions_view.simulator_versions(session),
-        "trainings": simulator_versions_view.simulator_trainings(session, NEWEST),
-    }
-    return show(request, "home/simulators.html", shown)
-
-
-@router.post("/simulators/trainings", dependencies=[NEEDS_ADMIN])
-def train(database: DatabaseDep) -> Response:
-    with database.writing() as session:
-        enqueue_training(session)
-    return RedirectResponse("/simulators", 303)
-
-
-@router.post("/simulators/{number}/promote", dependencies=[NEEDS_ADMIN])
-def use_version(number: Number, database: DatabaseDep) -> Response:
-    promote(database, number)
-    return RedirectResponse("/simulators", 303)
-
-
 @router.get("/docs")
 def docs(request: Request) -> Response:
     return show(request, "docs.html", {})
@@ -118,7 +95,7 @@ def _tunings(session: Session, wanted: TuningFilter) -> dict[str, Any]:
     return {
         "listed": tuning_list(session, wanted),
         "wanted": wanted,
-        "sorts": tuple(SORTS),
+        "orders": ORDERS,
         "states": STATES,
     }
 

@@ -12,6 +12,7 @@ from autosync.api.http.page_templates import show
 from autosync.api.views import reports
 from autosync.api.views.caveats import caveats_of
 from autosync.api.views.dashboard.headline import headline
+from autosync.api.views.dashboard.simulator_account import simulator_page
 from autosync.api.views.dashboard.strategy_labels import strategy_labels
 from autosync.api.views.dashboard.trial_views import trial_detail, trial_page
 from autosync.api.views.rankings import (
@@ -54,7 +55,12 @@ def charts_fragment(tuning_id: Id, request: Request, session: Reading) -> Respon
 
     tuning = reports.tuning(session, tuning_id)
     charts, limit = tuning_charts(session, tuning)
-    shown = {"tuning": tuning, "charts": charts, "limit": limit}
+    shown = {
+        "tuning": tuning,
+        "charts": charts,
+        "limit": limit,
+        "simulator_page": simulator_page(tuning),
+    }
     return show(request, "tuning/charts.html", shown)
 
 
@@ -160,6 +166,7 @@ def _status(session: Session, tuning_id: str) -> dict[str, Any]:
         "headline": headline(tuning, ddp, ran_on, place),
         "answer": _answer(session, tuning),
         "ddp_seconds": ddp,
+        "simulator_page": simulator_page(tuning),
         "ran_on": ran_on or tuning.launcher,
         "caveats": caveats_of([tuning])[tuning_id],
         "time_left": reports.time_left_words(session, tuning) if tuning.state == "running" else "",

@@ -2,9 +2,8 @@
 time."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
-from sqlalchemy import Select, SQLColumnExpression, func, select
+from sqlalchemy import ColumnElement, Select, func, select
 from sqlalchemy.orm import Session
 
 from autosync.api.db.tables import (
@@ -15,40 +14,37 @@ from autosync.api.db.tables import (
     OutcomeRow,
     TuningRow,
 )
+from autosync.api.engine.simulator_versions import NAME_OF_VERSION
 from autosync.api.engine.tuning_queue import places
 from autosync.api.views.caveats import Caveat, caveats_of
+from autosync.api.views.dashboard.tuning_order import NEWEST, ORDERS, direction, next_order
 from autosync.api.views.reports import has_tag, tunings_of
 from autosync.api.views.tuning_schemas import Tuning
 from autosync.errors import InvalidInput
 
 PAGE_SIZE = 25
 MOST_TAGS = 200
-SORTS: dict[str, tuple[SQLColumnExpression[Any], ...]] = {
-    "newest": (TuningRow.created_at.desc(),),
-    "oldest": (TuningRow.created_at,),
-    "speed-up": (OutcomeRow.speedup.is_(None), OutcomeRow.speedup.desc()),
-    "model": (GraphRow.name, TuningRow.created_at.desc()),
-    "cluster": (ClusterRow.name, TuningRow.created_at.desc()),
-}
 
 
 @dataclass(frozen=True, slots=True)
 class TuningFilter:
     """text: in the names of model or cluster, in the note, in a tag, or the beginning of an id.
-    Empty fields take all. page: counted from 1."""
+    simulator: name of the trained one that ranked, `version-N` for a version. Empty fields take
+    all. page: counted from 1."""
 
     text: str = ""
     state: str = ""
     tag: str = ""
     graph_id: str = ""
     cluster_id: str = ""
+    simulator: str = ""
     archived: bool = False
-    sort: str = "newest"
+    sort: str = NEWEST
     page: int = 1
 
     def __post_init__(self) -> None:
         for thing, value, known in (
-            ("sort", self.sort, tuple(SORTS)),
+            ("sort", self.sort, tuple(ORDERS)),
             ("state", self.state, ("", *STATES)),
         ):
             if value not in known:
@@ -62,9 +58,16 @@ class TuningFilter:
     def at(self, page: int) -> "TuningFilter":
         return replace(self, page=page)
 
+    def by(self, column: str) -> "TuningFilter":
+        """What a click on the column's heading asks for."""
+        return replace(self, sort=next_order(column, self.sort), page=1)
+
+    def direction(self, column: str) -> str:
+        return direction(column, self.sort)
+
     @property
     def narrows(self) -> bool:
-        return replace(self, page=1, sort="newest") != TuningFilter()
+        return replace(self, page=1, sort=NEWEST) != TuningFilter()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ class TuningPage:
 def tuning_list(session: Session, wanted: TuningFilter) -> TuningPage:
     query = _filtered(select(TuningRow.id), wanted)
     total = session.scalar(select(func.count()).select_from(query.subquery())) or 0
-    shown = query.order_by(*SORTS[wanted.sort], TuningRow.id).limit(PAGE_SIZE)
+    shown = query.order_by(*ORDERS[wanted.sort].by, TuningRow.id).limit(PAGE_SIZE)
     ids = session.scalars(shown.offset((wanted.page - 1) * PAGE_SIZE)).all()
     items = tunings_of(session, ids)
     waiting = any(tuning.state == "queued" for tuning in items)
@@ -111,6 +114,8 @@ def _filtered(query: Select[str], wanted: TuningFilter) -> Select[str]:
     ):
         if value:
             query = query.where(column == value)
+    if wanted.simulator:
+        query = query.where(_ranked_by(wanted.simulator))
     if wanted.tag:
         query = query.where(has_tag(wanted.tag))
     for word in wanted.text.replace("\0", " ").split():
@@ -120,6 +125,13 @@ def _filtered(query: Select[str], wanted: TuningFilter) -> Select[str]:
         begins = TuningRow.id.startswith(word.lower(), autoescape=True)
         query = query.where(said.contains(word.lower(), autoescape=True) | begins)
     return query
+
+
+def _ranked_by(simulator: str) -> ColumnElement[bool]:
+    number = simulator.removeprefix(NAME_OF_VERSION.format(""))
+    if number != simulator and number.isdecimal():
+        return TuningRow.simulator_version == int(number)
+    return TuningRow.simulator == simulator
 
 
 def _tags(session: Session) -> list[str]:

@@ -49,3 +49,28 @@ def test_who_does_not_look_ends_all_the_same() -> None:
     with deaf("stop_signals.leave_when_overdue(stop)") as process:
         process.send_signal(signal.SIGTERM)
         assert process.wait(LONGEST_SECONDS) == 128 + signal.SIGTERM
+
+
+BUSY = """
+import sys, threading, time
+from autosync.api.cli.stop_signals import left_at_once
+with left_at_once():
+    threading.Thread(target=time.sleep, args=(3600,)).start()
+    {end}
+"""
+
+
+@pytest.mark.parametrize(("end", "code"), [("pass", 0), ("sys.exit(3)", 3), ("1 / 0", None)])
+def test_a_thread_that_still_answers_is_not_waited_for(end: str, code: int | None) -> None:
+    """But an error goes on as it would."""
+    with subprocess.Popen(
+        [sys.executable, "-c", BUSY.format(end=end)], stderr=subprocess.PIPE
+    ) as process:
+        try:
+            if code is None:
+                assert process.stderr is not None
+                assert any(b"ZeroDivisionError" in line for line in process.stderr)
+            else:
+                assert process.wait(LONGEST_SECONDS) == code
+        finally:
+            process.kill()

@@ -5,8 +5,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 from sqlalchemy import text
 
 from autosync.api.db import Database
@@ -213,42 +212,6 @@ def test_unshaped_links_and_estimates_are_said_beside_the_headline(
     )
     expect(row.locator(".tag.caveat")).to_have_text(["links not shaped", "compute estimated"])
     tuning_queue.end_cancelled(shown_database, held)
-
-
-@pytest.mark.parametrize("width", [360, 1200])
-def test_nothing_overflows_and_the_dark_scheme_is_dark(
-    browser: Browser, service: Service, shown_database: Database, width: int
-) -> None:
-    tuning_id = finished(shown_database, REQUEST)
-    with shown_database.reading() as session:
-        tuning = reports.tuning(session, tuning_id)
-    assert tuning.result is not None
-    context = browser.new_context(
-        base_url=service.address,
-        color_scheme="dark",
-        viewport={"width": width, "height": 700},
-    )
-    page = context.new_page()
-    of = f"/tunings/{tuning_id}"
-    for path in (
-        "/",
-        "/simulators",
-        "/models/vgg16",
-        f"/clusters/{tuning.cluster_id}",
-        of,
-        f"{of}/trials/7",
-        f"{of}/strategies/{tuning.result.strategy_id}",
-        f"/compare?left={tuning_id}&right={tuning_id}",
-    ):
-        page.goto(path)
-        page.wait_for_load_state()
-        if path == of:
-            expect(page.locator("figure#memory")).to_be_visible()
-            expect(page.locator("figure#convergence")).to_be_visible()
-        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
-        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert max(int(part) for part in re.findall(r"\d+", ground)) < 60
-    context.close()
 
 
 def test_the_api_documentation_needs_no_other_host(page: Page, service: Service) -> None:

@@ -1,6 +1,7 @@
 """The dashboard's home and its documents in a real browser: look for, sort, tag, upload, retry."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from playwright.sync_api import Page, expect
@@ -8,9 +9,11 @@ from playwright.sync_api import Page, expect
 from autosync.api.db import Database
 from autosync.api.engine import tuning_queue
 from autosync.api.engine.submission import enqueue
+from autosync.api.engine.tuning_notes import write_notes
 from autosync.documents import to_json
 from tests.api.http.forms import shown_token
 from tests.api.sample import claimed, finished, run_search, small_request
+from tests.api.simulator_versions import store_versions
 from tests.domains import chain_graph
 
 YAML = """
@@ -55,6 +58,39 @@ def test_tunings_are_found_tagged_and_archived(page: Page, shown_database: Datab
     page.get_by_role("button", name="Show").click()
     expect(rows.locator(f"a[href='/tunings/{second}']")).to_be_visible()
     tuning_queue_places(page, shown_database)
+
+
+def test_headings_sort_the_list_and_the_address_keeps_what_is_shown(
+    page: Page, shown_database: Database
+) -> None:
+    done = finished(shown_database)
+    waiting = enqueue(shown_database, small_request())
+    for tuning_id in (done, waiting):
+        write_notes(shown_database, tuning_id, "headings", "")
+    page.goto("/?tag=headings&text=chain")
+    started = page.get_by_role("columnheader", name="Started")
+    faster = page.get_by_role("columnheader", name="Over DDP")
+    links = page.locator("table.tunings tbody a[href^='/tunings/']")
+    expect(started).to_have_attribute("aria-sort", "descending")
+    expect(links.first).to_have_attribute("href", f"/tunings/{waiting}")
+    started.get_by_role("link").click()
+    expect(started).to_have_attribute("aria-sort", "ascending")
+    expect(links.first).to_have_attribute("href", f"/tunings/{done}")
+    for direction in ("descending", "ascending"):  # what has no answer comes last either way
+        faster.get_by_role("link").focus()
+        page.keyboard.press("Enter")
+        expect(faster).to_have_attribute("aria-sort", direction)
+        expect(links.first).to_have_attribute("href", f"/tunings/{done}")
+    expect(page).to_have_url(re.compile(r"text=chain&tag=headings&sort=-speed-up"))
+    faster.get_by_role("link").focus()
+    page.locator("table.tunings").evaluate("table => table.setAttribute('id', 'before')")
+    expect(page.locator("#before")).to_have_count(0)  # the list has come anew
+    expect(faster.get_by_role("link")).to_be_focused()
+    page.reload()
+    expect(faster).to_have_attribute("aria-sort", "ascending")
+    expect(page.get_by_label("Sort")).to_have_value("-speed-up")
+    expect(links).to_have_count(2)
+    tuning_queue.cancel(shown_database, waiting)
 
 
 def tuning_queue_places(page: Page, database: Database) -> None:
@@ -117,3 +153,42 @@ def test_models_and_clusters_are_uploaded_and_shown(page: Page, tmp_path: Path) 
     expect(page.locator("figure#cluster svg:visible")).to_contain_text("2.5 Gbit/s")
     page.get_by_role("link", name="Tune on it").click()
     expect(page.locator("select[name=cluster] option:checked")).to_contain_text("uploaded-pair")
+
+
+def test_a_simulator_has_a_page_and_a_version_is_brought_back(
+    page: Page, shown_database: Database
+) -> None:
+    request = replace(small_request(), simulator="learned")
+    first = finished(shown_database, request)
+    store_versions(shown_database, first)
+    tuning_id = finished(shown_database, request)
+    page.goto(f"/tunings/{tuning_id}")
+    page.locator("#charts").get_by_role("link", name="learned, version 3").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Version 3 of the simulator")
+    expect(page.locator("#state")).to_have_text("in use")
+    expect(page.get_by_role("link", name=first[:8])).to_be_visible()
+    card = page.locator("dl")
+    expect(card).to_contain_text("linear")
+    expect(card).to_contain_text("Seed")
+    expect(card).to_contain_text("torch 2.13.0")
+    expect(page.locator("#sources tbody tr")).to_have_count(3)
+    expect(page.locator("table.tunings a", has_text="chain")).to_have_attribute(
+        "href", f"/tunings/{tuning_id}"
+    )
+    chart = page.locator("figure#versions")
+    expect(chart.locator("circle.mark.held:visible")).to_have_count(2 * 3)
+    chart.locator("summary").click()
+    expect(chart.locator("tbody tr").first).to_contain_text("91.0%")
+    expect(chart.locator("tbody tr").last).to_contain_text("kept aside")
+    card.get_by_role("link", name="version-2").click()
+    page.get_by_role("button", name="Use version 2").click()
+    rows = page.locator("table.versions tbody tr")
+    expect(rows).to_have_count(4)
+    expect(rows.nth(1)).to_contain_text("in use")
+    rows.last.get_by_role("link", name="0").click()
+    expect(page.get_by_text("Comes with AutoSync")).to_be_visible()
+    expect(page.locator("dl")).to_contain_text("ensemble of linear, gaussian, trees, lstm, gat")
+    page.get_by_role("button", name="Use version 0").click()
+    expect(rows.last).to_contain_text("in use")
+    unknown = page.request.get("/simulators/nobody", headers={"accept": "text/html"})
+    assert unknown.status == 404

@@ -4,9 +4,16 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from autosync.cancellation import CancellationToken, Cancelled, cancelled_by
+from autosync.population import Population
+from autosync.search.designs.known_designs import dear_fused
+from autosync.search.designs.plan_refinement import refined
+from autosync.search.improvement.genetic_algorithm import evolve
+from autosync.search.improvement.neighbourhood import neighbours_of
 from autosync.search.loop.ranking import rank
+from autosync.search.loop.shortlists import parents_among
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.fitting.iteration_cost_fitting import fit_costs
@@ -21,8 +28,18 @@ from tests.domains import domain_of
 DOMAIN, SPACE = domain_of(), Space()
 TRIED = sample(DOMAIN, SPACE, 0, 48, 0)
 SECONDS = TimelineSimulator().predict(DOMAIN, TRIED) * np.linspace(0.9, 1.2, len(TRIED))
+MEASURED = parents_among(DOMAIN, TRIED)
+
+
+def predict(population: Population) -> NDArray[np.float64]:
+    return TimelineSimulator().predict(DOMAIN, population)
+
+
 WORK: dict[str, Callable[[], object]] = {
     "a ranking": lambda: rank(DOMAIN, SPACE, TimelineSimulator(), 10**9, 0, 8),
+    "children": lambda: evolve(DOMAIN, SPACE, MEASURED, predict, 10**9, 0),
+    "neighbours": lambda: neighbours_of(DOMAIN, SPACE, MEASURED, predict, 2048, 0, 8),
+    "a refinement": lambda: refined(dear_fused(DOMAIN, 2**20), DOMAIN, SPACE, 0, 10**9),
     "digests": lambda: digests_of(DOMAIN, TRIED),
     "a fit of costs": lambda: fit_costs(DOMAIN, TRIED, SECONDS),
     "a correction of costs": lambda: recalibrated(DOMAIN, TRIED, SECONDS),
