@@ -7,12 +7,14 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from autosync.documents import COUNT, STRICT, content_hash
+from autosync.documents import COUNT, STRICT, UNLESS_ONE, content_hash
 from autosync.errors import InvalidInput
 
 DType = Literal["float64", "float32", "bfloat16", "float16"]
 UNLESS_FLOAT32 = Field(exclude_if=lambda value: value == "float32")
 """Graphs gained an operation's type later: those of float32 keep their text and identity."""
+Frequency = Annotated[float, UNLESS_ONE]
+"""Share of the iterations, above 0, at most 1; 1 where the forward pass is always the same."""
 Count = Annotated[int, COUNT]
 MAX_VARIABLES = 65_535
 """Populations number them in 16 bits."""
@@ -28,6 +30,7 @@ class Operation:
     inputs: indices of the operations whose output it reads (the edges of G).
     variables: indices of the variables it consumes.
     dtype: of what it computes with; under mixed precision not that of its variables.
+    frequency: share of the iterations that run it; FLOPs and bytes are of one that does.
     """
 
     name: str
@@ -39,7 +42,11 @@ class Operation:
     inputs: tuple[Count, ...] = ()
     variables: tuple[Count, ...] = ()
     dtype: Annotated[DType, UNLESS_FLOAT32] = "float32"
+    frequency: Frequency = 1.0
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def __post_init__(self) -> None:
+        _check_frequency(f"operation {self.name}", self.frequency)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,8 @@ class Variable:
     touched_rows: rows one replica's iteration touches at the graph's batch size; 0 when dense.
     factor_rows: rows of the activation a linear layer multiplies with this weight (the K of
         Poseidon's sufficient factors), 0 where the gradient is no such product.
+    frequency: share of the iterations in which it gets a gradient. Its bytes travel in all of
+        them, as zeros where it gets none; touched_rows and factor_rows are means over all.
     """
 
     name: str
@@ -58,6 +67,7 @@ class Variable:
     sparse: bool = False
     touched_rows: Count = 0
     factor_rows: Count = 0
+    frequency: Frequency = 1.0
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     def __post_init__(self) -> None:
@@ -80,6 +90,7 @@ class Variable:
                 value=self.touched_rows,
                 remedy="State how many rows one iteration touches.",
             )
+        _check_frequency(f"variable {self.name}", self.frequency)
 
     @property
     def elements(self) -> int:
@@ -168,3 +179,13 @@ class ModelGraph:
             for variable in dict.fromkeys(operation.variables):
                 found[variable].append(index)
         return tuple(tuple(operations) for operations in found)
+
+
+def _check_frequency(thing: str, frequency: float) -> None:
+    if not 0 < frequency <= 1:
+        raise InvalidInput(
+            f"{thing} has frequency {frequency}, which is not above 0 and at most 1.",
+            thing=thing,
+            value=frequency,
+            remedy="State the share of the iterations that have it; leave out what none has.",
+        )
