@@ -37,8 +37,8 @@ def estimate_profile(
     graph: ModelGraph, device_type: str, *, efficiency: float = EFFICIENCY, slowdown: float = 1.0
 ) -> Profile:
     """A roofline: each operation takes the longer of its FLOPs at `efficiency` of the device's
-    peak in the operation's type and its bytes at the device's memory bandwidth; all of it
-    `slowdown` times as long.
+    peak in the operation's type and its bytes at the device's memory bandwidth, times its
+    frequency; all of it `slowdown` times as long.
 
     Raises:
         InvalidInput: unknown device type; efficiency outside (0, 1]; slowdown not positive.
@@ -59,9 +59,11 @@ def estimate_profile(
             if by_class and in_float32
             else efficiency
         )
-        forward.append(_roofline(operation.forward_flops, moved, flops_per_second, device))
+        runs = operation.frequency
+        forward.append(runs * _roofline(operation.forward_flops, moved, flops_per_second, device))
         moved = backward_bytes(graph, operation) if trained[index] else 0
-        backward.append(_roofline(true_backward_flops(operation), moved, flops_per_second, device))
+        flops = true_backward_flops(operation)
+        backward.append(runs * _roofline(flops, moved, flops_per_second, device))
     slower = f", {slowdown:g} times slower" if slowdown != 1 else ""
     return Profile(
         device=device_type,
