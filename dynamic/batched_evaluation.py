@@ -131,7 +131,9 @@ class Evaluation:
         if not outputs:
             return None, [None] * len(vertices.gathered), [None] * len(self._parameters)
         wanted = [*leaves, *self._parameters]
-        found = list(torch.autograd.grad(outputs, wanted, gradients, allow_unused=True))
+        found: list[Tensor | None] = [
+            *torch.autograd.grad(outputs, wanted, gradients, allow_unused=True)
+        ]
         of_gathered = found[: len(vertices.gathered)]
         of_external = found[len(of_gathered)] if len(leaves) > len(of_gathered) else None
         return of_external, of_gathered, found[len(leaves) :]

@@ -27,7 +27,7 @@ class LazyGradients:
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """As torch's `linear` of a matrix `(rows, in)`, for parameters that `takes` says yes to."""
-        product: Tensor = _LazyLinear.apply(self, x, weight, bias)
+        product: Tensor = _LazyLinear.apply(self, x, weight, bias)  # type: ignore[no-untyped-call]
         return product
 
     def keep(self, x: Tensor, weight: int, bias: int | None, given: Tensor) -> None:

@@ -64,7 +64,9 @@ class VertexFunction(nn.Module, ABC):
         order = torch.from_numpy(graphs.schedule.order).to(external.device)
         row = torch.from_numpy(graphs.schedule.row).to(external.device)
         pulled = external.index_select(0, order)
-        pushed: Tensor = BatchedEvaluation.apply(evaluation, pulled, *named.values())
+        pushed: Tensor = BatchedEvaluation.apply(  # type: ignore[no-untyped-call]
+            evaluation, pulled, *named.values()
+        )
         return pushed.index_select(0, row)
 
     def _check(self, graphs: InputGraphs, external: Tensor) -> None:
