@@ -14,32 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
-from autosync.dynamic.frontier_vertices import Vertices
 from autosync.dynamic.input_graphs import InputGraphs, chains
 from autosync.dynamic.sequence_lstm import SequenceLSTM
 from autosync.dynamic.tree_lstm import ChildSumTreeLSTM
 from tests.dynamic.drawn_graphs import random_binary_trees
+from tests.dynamic.eager_models import EagerSequenceLSTM, EagerTreeLSTM
 from tests.dynamic.unbatched import evaluate_unbatched
 
 INPUTS = 128
 
 Evaluate = Callable[[], Tensor]
-
-
-class EagerTreeLSTM(ChildSumTreeLSTM):
-    """Gradients of matrices in every frontier, none of them lazy."""
-
-    def vertex(self, vertices: Vertices) -> None:
-        vertices.linear = nn.functional.linear  # type: ignore[method-assign, assignment]
-        super().vertex(vertices)
-
-
-class EagerSequenceLSTM(SequenceLSTM):
-    """The same for sequences."""
-
-    def vertex(self, vertices: Vertices) -> None:
-        vertices.linear = nn.functional.linear  # type: ignore[method-assign, assignment]
-        super().vertex(vertices)
 
 
 def on_trees(graphs: InputGraphs, cells: int) -> dict[str, Evaluate]:

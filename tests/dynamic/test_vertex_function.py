@@ -21,6 +21,7 @@ from tests.dynamic.drawn_graphs import (
     random_chains,
     random_trees,
 )
+from tests.dynamic.eager_models import EagerTreeLSTM
 from tests.dynamic.unbatched import evaluate_unbatched
 
 INPUTS, CELLS = 5, 4
@@ -90,14 +91,6 @@ def test_sequences_are_those_of_torch() -> None:
     assert worst(*differences) < TOLERANCE
 
 
-class EagerTreeLSTM(ChildSumTreeLSTM):
-    """Its products are torch's own, in every frontier."""
-
-    def vertex(self, vertices: Vertices) -> None:
-        vertices.linear = nn.functional.linear  # type: ignore[method-assign, assignment]
-        super().vertex(vertices)
-
-
 def test_lazy_gradients_are_those_of_every_frontier_by_itself() -> None:
     graphs = random_trees(np.random.default_rng(5), 4, 9)
     lazy, eager = made(ChildSumTreeLSTM), made(EagerTreeLSTM)
@@ -106,7 +99,7 @@ def test_lazy_gradients_are_those_of_every_frontier_by_itself() -> None:
     assert worst(first, gradients(eager, external, eager(graphs, external))) < TOLERANCE
 
 
-class Shared(VertexFunction):
+class SharedMatrix(VertexFunction):
     """A matrix that is used lazily twice, in part, and by an operation of torch's own; and a bias
     that two products share."""
 
@@ -126,7 +119,7 @@ class Shared(VertexFunction):
         vertices.push(torch.cat((state.detach(), state[:, :1]), dim=1))
 
 
-def shared_unbatched(model: Shared, graphs: InputGraphs, external: Tensor) -> Tensor:
+def shared_unbatched(model: SharedMatrix, graphs: InputGraphs, external: Tensor) -> Tensor:
     states: list[Tensor] = []
     for vertex in range(graphs.vertices):  # children come first
         children = graphs.child[graphs.first_child[vertex] : graphs.first_child[vertex + 1]]
@@ -140,7 +133,7 @@ def shared_unbatched(model: Shared, graphs: InputGraphs, external: Tensor) -> Te
 
 def test_a_parameter_may_be_used_in_any_way() -> None:
     torch.manual_seed(0)
-    model = Shared().double()
+    model = SharedMatrix().double()
     graphs = graphs_of_children([[[], [], [0, 1], [2, 0, 2]], [[]]])
     external = inputs_of(graphs)
     batched, single = model(graphs, external), shared_unbatched(model, graphs, external)
