@@ -1,5 +1,5 @@
-"""Models whose forward pass depends on its input, under every synchronizer of dense gradients: ranks leave
-out other variables and have their gradients in another order, in every iteration."""
+"""Models whose forward pass depends on its input, under every synchronizer of dense gradients:
+ranks leave out other variables and have their gradients in another order, each iteration."""
 
 import copy
 from collections.abc import Callable
