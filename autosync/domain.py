@@ -19,7 +19,8 @@ from autosync.graph import ITEM_BYTES, ModelGraph
 class Profile:
     """Compute seconds of every operation at a batch size on a device.
 
-    forward_seconds, backward_seconds: one entry per operation of the graph.
+    forward_seconds, backward_seconds: one entry per operation of the graph; of one that not every
+        iteration runs, the mean over all iterations.
     update_seconds: of one optimizer step over all variables.
     source: `measured` on that device, or `estimated` (how, in `note`).
     """
@@ -173,7 +174,8 @@ class TimingTable:
 
     forward_start f64[operations]: when each operation starts in the forward pass.
     forward_seconds, backward_seconds f64[]: the whole passes.
-    ready_seconds f64[V]: when gradient i *of the ready order* exists, from the start of backward.
+    ready_seconds f64[V]: when gradient i *of the ready order* exists on every rank, from the start
+        of backward; expected, where not every iteration has it: a rank without it knows at the end.
     """
 
     forward_start: NDArray[np.float64]
@@ -222,7 +224,11 @@ def _timing_table(domain: Domain) -> TimingTable:
     order = np.array(graph.backward_order, dtype=np.int64)
     finish[order] = np.cumsum(backward[order])
     after = np.array(graph.gradient_after, dtype=np.int64)
-    in_order = finish[after[np.array(graph.gradient_order, dtype=np.int64)]]
+    ready_order = np.array(graph.gradient_order, dtype=np.int64)
+    frequency = np.array([variable.frequency for variable in graph.variables])
+    on_every_rank = (frequency**domain.world_size)[ready_order]
+    in_order = on_every_rank * finish[after[ready_order]]
+    in_order += (1 - on_every_rank) * backward.sum()
     return TimingTable(
         forward_start=np.concatenate(([0.0], np.cumsum(forward)[:-1])),
         forward_seconds=float(forward.sum()),

@@ -13,7 +13,6 @@ from autosync.documents import (
     LARGEST_COUNT,
     STRICT,
     UNLESS_ONE,
-    UNLESS_ZERO,
     content_hash,
 )
 from autosync.errors import InvalidInput
@@ -21,6 +20,8 @@ from autosync.errors import InvalidInput
 DType = Literal["float64", "float32", "bfloat16", "float16"]
 UNLESS_FLOAT32 = Field(exclude_if=lambda value: value == "float32")
 """Graphs gained an operation's type later: those of float32 keep their text and identity."""
+Frequency = Annotated[float, UNLESS_ONE]
+"""Share of the iterations, above 0, at most 1; 1 where the forward pass is always the same."""
 Count = Annotated[int, COUNT]
 MAX_VARIABLES = 65_535
 """Populations number them in 16 bits."""
@@ -38,7 +39,7 @@ class Operation:
     inputs: indices of the operations whose output it reads (the edges of G), all before it.
     variables: indices of the variables it consumes.
     dtype: of what it computes with; under mixed precision not that of its variables.
-    seen_in: how many of the graph's example inputs ran it; 0 is all of them.
+    frequency: share of the iterations that run it; FLOPs and bytes are of one that does.
     """
 
     name: str
@@ -50,8 +51,11 @@ class Operation:
     inputs: tuple[Count, ...] = ()
     variables: tuple[Count, ...] = ()
     dtype: Annotated[DType, UNLESS_FLOAT32] = "float32"
-    seen_in: Annotated[Count, UNLESS_ZERO] = 0
+    frequency: Frequency = 1.0
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def __post_init__(self) -> None:
+        _check_frequency(f"operation {self.name}", self.frequency)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,8 @@ class Variable:
     touched_rows: rows one replica's iteration touches at the graph's batch size; 0 when dense.
     factor_rows: rows of the activation a linear layer multiplies with this weight (the K of
         Poseidon's sufficient factors), 0 where the gradient is no such product.
+    frequency: share of the iterations in which it gets a gradient. Its bytes travel in all of
+        them, as zeros where it gets none; touched_rows and factor_rows are means over all.
     """
 
     name: str
@@ -70,6 +76,7 @@ class Variable:
     sparse: bool = False
     touched_rows: Count = 0
     factor_rows: Count = 0
+    frequency: Frequency = 1.0
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     def __post_init__(self) -> None:
@@ -98,6 +105,7 @@ class Variable:
                 value=self.touched_rows,
                 remedy="State how many rows one iteration touches.",
             )
+        _check_frequency(f"variable {self.name}", self.frequency)
 
     @property
     def elements(self) -> int:
@@ -174,8 +182,6 @@ class ModelGraph:
         counts = (operation.forward_flops, operation.backward_flops, operation.output_bytes)
         if not 0 <= min(counts) <= max(counts) <= LARGEST_COUNT:
             self._refuse(where, max(counts, key=abs), "has FLOPs or bytes that no model has")
-        if not 0 <= operation.seen_in <= self.examples:
-            self._refuse(where, operation.seen_in, f"was seen in other than 0 to {self.examples}")
 
     def _refuse(self, field: str, value: object, why: str) -> None:
         raise InvalidInput(
@@ -208,5 +214,15 @@ class ModelGraph:
 
 def seen_by_count(graph: ModelGraph) -> dict[int, int]:
     """How many operations were seen in how many of the example inputs, all of them first."""
-    counted = Counter(operation.seen_in or graph.examples for operation in graph.operations)
+    counted = Counter(round(each.frequency * graph.examples) for each in graph.operations)
     return dict(sorted(counted.items(), reverse=True))
+
+
+def _check_frequency(thing: str, frequency: float) -> None:
+    if not 0 < frequency <= 1:
+        raise InvalidInput(
+            f"{thing} has frequency {frequency}, which is not above 0 and at most 1.",
+            thing=thing,
+            value=frequency,
+            remedy="State the share of the iterations that have it; leave out what none has.",
+        )

@@ -39,8 +39,8 @@ def estimate_profile(
     graph: ModelGraph, device_type: str, *, efficiency: float = EFFICIENCY, slowdown: float = 1.0
 ) -> Profile:
     """A roofline: each operation takes the longer of its FLOPs at `efficiency` of the device's
-    peak in the operation's type and its bytes at the device's memory bandwidth; all of it
-    `slowdown` times as long. Of several examples, what was seen in some counts by their share.
+    peak in the operation's type and its bytes at the device's memory bandwidth, times its
+    frequency; all of it `slowdown` times as long.
 
     Raises:
         InvalidInput: unknown device type; efficiency outside (0, 1]; slowdown not positive.
@@ -54,7 +54,6 @@ def estimate_profile(
     trained, dtypes = reach_variables(graph), operation_dtypes(graph)
     forward, backward = [], []
     for index, operation in enumerate(graph.operations):
-        share = _share_seen(graph, operation)
         moved = forward_bytes(graph, operation)
         in_float32 = device.flops_per_second(dtypes[index]) == device.peak_flops_per_second
         flops_per_second = device.flops_per_second(dtypes[index]) * (
@@ -62,10 +61,11 @@ def estimate_profile(
             if by_class and in_float32
             else efficiency
         )
-        forward.append(share * _roofline(operation.forward_flops, moved, flops_per_second, device))
+        runs = operation.frequency
+        forward.append(runs * _roofline(operation.forward_flops, moved, flops_per_second, device))
         moved = backward_bytes(graph, operation) if trained[index] else 0
         flops = true_backward_flops(operation)
-        backward.append(share * _roofline(flops, moved, flops_per_second, device))
+        backward.append(runs * _roofline(flops, moved, flops_per_second, device))
     slower = f", {slowdown:g} times slower" if slowdown != 1 else ""
     shown = f", the mean of {graph.examples} example inputs" if graph.examples > 1 else ""
     return Profile(
@@ -230,19 +230,11 @@ def _roofline(flops: int, moved_bytes: int, flops_per_second: float, device: Dev
     return max(flops / flops_per_second, moved_bytes / device.memory_bytes_per_second)
 
 
-def _share_seen(graph: ModelGraph, operation: Operation) -> float:
-    """Of the graph's example inputs, those that ran it."""
-    return operation.seen_in / graph.examples or 1.0
-
-
 def _input_bytes(graph: ModelGraph, operation: Operation) -> int:
     """What follows two branches reads one of them at a time."""
     inputs = [graph.operations[i] for i in operation.inputs]
-    if graph.examples == 1:
-        return sum(each.output_bytes for each in inputs)
-    share = _share_seen(graph, operation)
     return round(
-        sum(each.output_bytes * min(1.0, _share_seen(graph, each) / share) for each in inputs)
+        sum(each.output_bytes * min(1.0, each.frequency / operation.frequency) for each in inputs)
     )
 
 

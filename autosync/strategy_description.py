@@ -50,6 +50,9 @@ def describe(strategy: Strategy, domain: Domain | None = None) -> str:
     phrases += _cuts(strategy.choices)
     phrases += _shares(strategy)
     phrases.append(_schedule(strategy.schedule))
+    if strategy.staleness:
+        late = "iteration" if strategy.staleness == 1 else "iterations"
+        phrases.append(f"gradients applied {strategy.staleness} {late} later")
     return "; ".join(phrases)
 
 

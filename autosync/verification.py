@@ -51,7 +51,7 @@ def verify(
             f"the strategy lets a replica lag {strategy.staleness} iterations, which is not exact.",
             thing="staleness",
             value=strategy.staleness,
-            remedy="Allow staleness to predict it; the runtime does not run it yet.",
+            remedy="Allow staleness where the training can bear it, or use staleness 0.",
         )
 
 

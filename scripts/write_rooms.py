@@ -14,7 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "rooms.md"
-PACKAGES = ("autosync", "simulator", "search", "api")
+PACKAGES = ("autosync", "dynamic", "simulator", "search", "api")
 
 DATA = {
     "benchmarks": "Scripts that print figures. Import every room and `tests`.",
@@ -39,9 +39,9 @@ HEAD = """# Rooms
 What each folder is for and what it may import. `scripts/write_rooms.py` writes this page from the
 docstrings of the folders and from the layers in `pyproject.toml`, which `make check` holds.
 
-`simulator/`, `search/` and `api/` are imported as `autosync.simulator`, `autosync.search` and
-`autosync.api`: links in `autosync/` lead to them, so that an installation has one package and hides
-nobody's modules.
+`dynamic/`, `simulator/`, `search/` and `api/` are imported as `autosync.dynamic`,
+`autosync.simulator`, `autosync.search` and `autosync.api`: links in `autosync/` lead to them, so
+that an installation has one package and hides nobody's modules.
 """
 
 

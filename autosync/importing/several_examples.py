@@ -90,7 +90,8 @@ def united_graph(recorded: Sequence[RecordedGraph], name: str) -> ModelGraph:
         first = graphs[shown[0]].gradient_order.index(index)
         keys.append((not reached, ended[after[-1]], first))
         uses = sum(index in operation.variables for operation in operations)
-        variables.append(_variable([graphs[i].variables[index] for i in shown], uses))
+        seen = [graphs[i].variables[index] for i in shown]
+        variables.append(_variable(seen, uses, len(graphs)))
     return ModelGraph(
         name=name,
         batch_size=graphs[0].batch_size,
@@ -155,7 +156,7 @@ def _operations(
             has_batch_dimension=any(each.has_batch_dimension for each in shown),
             inputs=tuple(sorted(read)),
             variables=tuple(sorted({v for each in shown for v in each.variables})),
-            seen_in=len(shown) % len(graphs),
+            frequency=len(shown) / len(graphs),
         )
         for shown, read in zip(seen, inputs, strict=True)
     )
@@ -167,12 +168,15 @@ def _unlike(name: str, names: dict[str, int]) -> str:
     return name if names[name] == 1 else f"{name} ({names[name]})"
 
 
-def _variable(shown: Sequence[Variable], uses: int) -> Variable:
+def _variable(shown: Sequence[Variable], uses: int, examples: int) -> Variable:
+    """uses: operations that read it. shown: as the examples have it that give it a gradient."""
     sparse = all(variable.sparse for variable in shown)
     rows = [variable.factor_rows for variable in shown]
+    touched = sum(variable.touched_rows for variable in shown)
     return replace(
         shown[0],
         sparse=sparse,
-        touched_rows=max(variable.touched_rows for variable in shown) if sparse else 0,
+        touched_rows=-(-touched // examples) if sparse else 0,
         factor_rows=max(rows) if uses == 1 and min(rows) else 0,
+        frequency=len(shown) / examples,
     )

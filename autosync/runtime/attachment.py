@@ -244,10 +244,9 @@ def _install(attachment: Attachment, share: float) -> None:
 
 
 def attachment_of(model: nn.Module) -> Attachment | None:
-    """The plan that a model follows, compiled or not."""
+    """The plan that a model follows, compiled or not; None of one that lags."""
     plan = ATTACHED.plans.get(id(compiled_from(model)))
-    assert plan is None or isinstance(plan, Attachment)
-    return plan
+    return plan if isinstance(plan, Attachment) else None
 
 
 def _check_runs_here(plan: Plan, group: dist.ProcessGroup) -> None:
@@ -260,11 +259,12 @@ def _check_runs_here(plan: Plan, group: dist.ProcessGroup) -> None:
         )
     if plan.staleness:
         raise NotSupported(
-            f"the plan lets ranks lag {plan.staleness} iterations behind each other, which can be "
-            "predicted, but not run.",
+            f"the plan lets ranks lag {plan.staleness} iterations behind each other, and this "
+            "engine runs exact plans only.",
             thing="plan.staleness",
             value=plan.staleness,
-            remedy="Use a strategy of staleness 0.",
+            remedy="Give the bundle to autosync.distribute with allow_staleness=True, or use a "
+            "strategy of staleness 0.",
         )
 
 

@@ -12,6 +12,7 @@ from autosync.errors import InvalidInput, NotSupported
 from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.attachment import Attachment, attachment_of
 from autosync.runtime.hooks.torch_compile import compiled_from
+from autosync.runtime.staleness.stale_attachment import StaleAttachment
 
 Optimizers = Optimizer | Sequence[Optimizer]
 
@@ -22,7 +23,8 @@ def detach(model: nn.Module) -> tuple[nn.Module, Any]:
     with all its state.
 
     Call it on every rank, behind `step()`: gradients that no step has applied are dropped. What
-    PowerSGD has not sent yet is dropped with the plan; a checkpoint keeps it.
+    PowerSGD has not sent yet is dropped with the plan; a checkpoint keeps it. Of a plan that lags,
+    gradients that are still to be applied are applied now, a step for each iteration.
 
     model: what `distribute` was given, or what it returned.
 
@@ -31,6 +33,9 @@ def detach(model: nn.Module) -> tuple[nn.Module, Any]:
         NotSupported: torch's `fully_shard` holds it.
         SynchronizationFailed: a peer died: the plan is off, but weights may be of two iterations.
     """
+    if isinstance(stale := ATTACHED.plans.get(id(compiled_from(model))), StaleAttachment):
+        stale.detach()
+        return model, stale.given
     if (plan := attachment_of(model)) is not None:
         return model, _detach_plan(plan)
     if (ddp := ATTACHED.ddp_around(compiled_from(model))) is not None:

@@ -21,6 +21,7 @@ from autosync.runtime.hooks.optimizer_coverage import check_held, warn_unheld
 from autosync.runtime.hooks.torch_compile import compiled_from, warn_if_compiled
 from autosync.runtime.payloads.encodings import check_lossless
 from autosync.runtime.sharded_models import check_norm_is_global, check_unsharded
+from autosync.runtime.staleness.stale_attachment import attach_stale, check_may_lag
 from autosync.runtime.torch_ddp import (
     add_hook,
     check_options,
@@ -52,6 +53,7 @@ def distribute(
     max_grad_norm: float | None = None,
     allow_lossy: bool = False,
     ddp_options: Mapping[str, Any] | None = None,
+    allow_staleness: bool = False,
 ) -> tuple[nn.Module, Optimizers]:
     """Train as the bundle says: returns the model and the optimizer to go on with.
 
@@ -63,7 +65,8 @@ def distribute(
     `mesh["dp"].get_group()`. max_grad_norm: clip by the true global norm before every update,
     where the process group is all ranks. allow_lossy: start a plan whose messages are packed with
     loss (fp16, bf16, PowerSGD). ddp_options: of DistributedDataParallel, where that is used
-    (`find_unused_parameters`, `device_ids`, ...).
+    (`find_unused_parameters`, `device_ids`, ...). allow_staleness: start a plan that applies
+    gradients some iterations later.
 
     Raises:
         InvalidInput: there is no such bundle, ranks were given different ones, an option is none
@@ -71,8 +74,8 @@ def distribute(
             optimizer is distributed already; an optimizer trains what is not the model's. On every
             rank, whichever finds it.
         NotSupported: the optimizer cannot be applied to parts of variables, as the plan needs, the
-            plan is lossy and that is not allowed, or an option of DDP's contradicts the plan; the
-            model is sharded by FSDP or tensor parallelism.
+            plan is lossy or lags and that is not allowed, or an option of DDP's contradicts the
+            plan; the model is sharded by FSDP or tensor parallelism.
     """
     group = working_group(process_group)
     network = compiled_from(model)
@@ -86,7 +89,12 @@ def distribute(
         shipped = bundle if isinstance(bundle, Bundle) else load_bundle(bundle)
         check_options(options, shipped.plan.engine)
     warn_unheld(network, optimizers)
-    arguments = {"max_grad_norm": max_grad_norm, "allow_lossy": allow_lossy, **comparable(options)}
+    arguments = {
+        "max_grad_norm": max_grad_norm,
+        "allow_lossy": allow_lossy,
+        "allow_staleness": allow_staleness,
+        **comparable(options),
+    }
     mine = RankReport(
         host_name(),
         change=variable_changes(shipped, network),
@@ -110,6 +118,18 @@ def distribute(
         _shard(network, optimizers, shipped, names, group, device, max_grad_norm)
         return model, optimizer
     warn_if_compiled(model)
+    if shipped.plan.staleness:
+        check_may_lag(shipped.plan, allow_staleness, len(optimizers))
+        attach_stale(
+            network,
+            optimizers[0],
+            shipped.plan,
+            names,
+            group,
+            max_grad_norm=max_grad_norm,
+            agreed=True,
+        )
+        return model, optimizer
     attach(
         network,
         optimizer,

@@ -15,8 +15,9 @@ from autosync.bundle import Bundle
 from autosync.plan import Plan
 from autosync.runtime import attachment as runtime
 from autosync.runtime.execution.execution_trace import ExecutionTrace
+from autosync.runtime.staleness.stale_attachment import attach_stale
 from autosync.runtime.torch_ddp import add_hook, wrap_in_ddp
-from autosync.runtime.transport.process_groups import Groups, open_groups
+from autosync.runtime.transport.process_groups import Groups, open_groups, working_group
 from autosync.torch_engine import FullyShard
 
 MOST_GROUPS = 24
@@ -92,13 +93,24 @@ def attach(
 ) -> TrialAttachment:
     """Synchronize `model` as the bundle's plan says, on the default process group.
 
-    trace: receives the plan's messages; torch's own DDP tells it nothing.
+    trace: receives the plan's messages; torch's own DDP and plans that lag tell it nothing.
     """
     if bundle.plan.engine == "ddp":
         return _attach_ddp(model, bundle.plan, byte_scale)
     if bundle.plan.sharding is not None:
         return _attach_fully_shard(model, optimizer, bundle, bundle.plan.sharding, groups)
     names = tuple(variable.name for variable in bundle.variables)
+    if bundle.plan.staleness:
+        lagging = attach_stale(
+            model,
+            optimizer,
+            bundle.plan,
+            names,
+            working_group(None),
+            share_values=False,
+            agreed=True,
+        )
+        return TrialAttachment(model, lagging.flush, lambda: lagging.detach(keep_state=False))
     attachment = runtime.attach(
         model,
         optimizer,

@@ -1,10 +1,11 @@
 """`autosync.tune`: search inside a running training job, on its own step and its own ranks."""
 
+import itertools
 import logging
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -54,6 +55,9 @@ log = logging.getLogger("autosync")
 
 Optimizers = TypeVar("Optimizers", bound=Optimizer | Sequence[Optimizer])
 
+MOST_BATCHES = 16
+"""Of a stream of data that a tuning keeps: more than the iterations of a trial by default."""
+
 GRACE = timedelta(minutes=10)
 """How long beyond the tuning's time ranks wait for what rank 0 says next."""
 
@@ -63,6 +67,7 @@ def tune(
     model: nn.Module,
     optimizer: Optimizers,
     *,
+    batches: Iterable[Any] | None = None,
     minutes: float = 5.0,
     others: Sequence[Stateful] = (),
     batch_size: int | None = None,
@@ -84,9 +89,15 @@ def tune(
 
     step: `step(model, optimizer)` runs one whole iteration: forward, backward and
         `optimizer.step()`. It is run many times, so it should not advance a data loader: let it
-        use one batch.
+        use one batch, or take what `batches` gives.
     optimizer: of the model, or a list of several; the step is given the same, and the same comes
         back.
+    batches: this rank's stream of data, a DataLoader for instance: the step is then called as
+        `step(model, optimizer, batch)`. The first 16 batches are kept during the tuning, fewer
+        where a rank has fewer. The graph is recorded on each of them, and every trial runs the
+        same ones in the same order, so that where the iteration depends on its input, strategies
+        are compared on the same work. An iterator has moved on by what was taken; a DataLoader
+        begins anew, as its shuffling has not been touched.
     minutes: of the whole tuning. Where they do not suffice to confirm a winner, DDP is kept.
     others: schedulers, scalers and the like whose state a step changes.
     batch_size: of one rank, by default the leading dimension of the model's first tensor.
@@ -97,9 +108,10 @@ def tune(
     on_event: progress, on rank 0.
 
     Raises:
-        InvalidInput: torch.distributed is not initialized; the model or an optimizer is distributed
-            already; an optimizer trains what is not the model's; an option is none of
-            DistributedDataParallel's; step does not do what it must. On every rank.
+        InvalidInput: torch.distributed is not initialized; a rank has no batch; the model or an
+            optimizer is distributed already; an optimizer trains what is not the model's; an
+            option is none of DistributedDataParallel's; step does not do what it must. On every
+            rank.
         NotSupported: the GPU is of no known device type, and none is stated; a module is compiled,
             or sharded by FSDP or tensor parallelism; an option of DDP's contradicts every plan;
             several optimizers are to be clipped.
@@ -125,6 +137,7 @@ def tune(
             step, model, optimizer, before, control, patience, max_grad_norm, options, device_type
         )
         with _put_back(job):
+            job.batches = _sampled_batches(control, batches)
             verdict = _verdict(
                 job, batch_size, settings or Settings(proposals=4_000), space, until, on_event
             )
@@ -141,6 +154,32 @@ def tune(
         max_grad_norm=max_grad_norm,
         allow_lossy=True,  # such strategies were tried only where the space has their encodings
         ddp_options=options,
+    )
+
+
+def _sampled_batches(control: ControlGroup, batches: Iterable[Any] | None) -> list[Any]:
+    """As many on every rank: a trial's iterations belong together. None where none were given."""
+
+    def draw() -> list[Any]:
+        drawn = [] if batches is None else list(itertools.islice(batches, MOST_BATCHES))
+        if batches is not None and not drawn:
+            raise _no_batches("batches is empty.", batches)
+        return drawn
+
+    drawn: list[Any] = _agreed(control, draw)
+    counts = control.gathered(len(drawn))
+    if max(counts) and not min(counts):
+        raise _no_batches(f"rank {counts.index(0)} was given no batches, others were.", batches)
+    return drawn[: min(counts)]
+
+
+def _no_batches(why: str, batches: object) -> InvalidInput:
+    return InvalidInput(
+        why,
+        thing="batches",
+        value=type(batches).__name__,
+        remedy="Give every rank a DataLoader or an iterator with a batch at least, or none and a "
+        "step that has its own.",
     )
 
 

@@ -53,8 +53,9 @@ def simulate(
 
     Collectives wait for the slowest rank, and whatever it waits for the others have: its clock is
     never overtaken, so it alone is played. Without staleness the first iteration is the steady
-    state already (see `event_loop`); with a staleness of s, what communication exceeds
-    compute by spreads over s + 1 iterations, down to what the busiest link needs.
+    state already (see `event_loop`). With a staleness of s the sums of an iteration that ends c
+    seconds after its compute are needed s iterations later: c may take s of them, as long as
+    compute and the busiest link allow. Startups of messages are not among what is busy.
 
     iterations: how many to play; all are alike.
 
@@ -81,9 +82,13 @@ def simulate(
             value=index,
             remedy="Compile the strategy again.",
         )
-    if population.staleness.any():
-        floor = _least_seconds(plans, domain, factors * domain.profile.compute_seconds)
-        return np.maximum(floor, periods / (1.0 + population.staleness))
+    late = population.staleness
+    if late.any():
+        profile = domain.profile
+        compute = factors * profile.compute_seconds + profile.update_seconds
+        exposed = (periods - compute) / np.maximum(late, 1)
+        least = np.maximum(_least_seconds(plans, domain, compute), exposed)
+        return np.where(late > 0, least, periods)
     return periods
 
 

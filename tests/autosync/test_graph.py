@@ -123,3 +123,21 @@ def test_a_name_given_twice_is_found_among_many() -> None:
     variables = tuple(Variable(name, (4,)) for name in [*names, names[-1]])
     with pytest.raises(InvalidInput, match="names a variable twice, got 'v59999'"):
         replace(graph, variables=variables)
+
+
+def test_a_graph_whose_parts_always_run_keeps_its_text() -> None:
+    graph = chain_graph()
+    assert "frequency" not in to_json(graph)
+    seldom = replace(graph.operations[0], frequency=0.25)
+    rare = replace(graph, operations=(seldom, *graph.operations[1:]))
+    assert from_json(ModelGraph, to_json(rare)) == rare
+    assert rare.id != graph.id
+
+
+@pytest.mark.parametrize("frequency", [0.0, -0.5, 1.5, float("nan")])
+def test_a_frequency_is_a_share(frequency: float) -> None:
+    graph = chain_graph()
+    with pytest.raises(InvalidInput, match="frequency"):
+        replace(graph.operations[0], frequency=frequency)
+    with pytest.raises(InvalidInput, match="frequency"):
+        replace(graph.variables[0], frequency=frequency)

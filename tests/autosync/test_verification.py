@@ -241,7 +241,7 @@ def test_uneven_shares_pass() -> None:
 
 def test_staleness_is_refused_unless_allowed() -> None:
     stale = replace(plain(), staleness=2)
-    assert "does not run it yet" in refused(stale, "lag 2 iterations").remedy
+    assert "staleness 0" in refused(stale, "lag 2 iterations").remedy
     verify(stale, DOMAIN, allow_staleness=True)
 
 

@@ -19,6 +19,7 @@ USERS_OWN = {
     "search.py": "MINE = 'search'",
     "api.py": "MINE = 'api'",
     "simulator.py": "MINE = 'simulator'",
+    "dynamic.py": "MINE = 'dynamic'",
     "datasets/__init__.py": "MINE = 'datasets'",
     "migrations/__init__.py": "MINE = 'migrations'",
 }
@@ -84,12 +85,12 @@ def test_the_installed_package_works_beside_a_users_own_modules(
 ) -> None:
     code = f"""
 import sqlite3
-import search, api, simulator, datasets, migrations
-for module in (search, api, simulator, datasets, migrations):
+import search, api, simulator, dynamic, datasets, migrations
+for module in (search, api, simulator, dynamic, datasets, migrations):
     assert module.MINE == module.__name__
 import autosync
 assert autosync.__file__.startswith({str(installed)!r}), autosync.__file__
-import autosync.api, autosync.search, autosync.simulator
+import autosync.api, autosync.dynamic, autosync.search, autosync.simulator
 from autosync.api.cli.main import run
 from alembic.script import ScriptDirectory
 from autosync.api.db.schema_migration import alembic_config, migrate

@@ -21,13 +21,21 @@ from autosync.trials.live.live_job import LiveJob
 from autosync.trials.live.step_tape import (
     Tape,
     add_unused,
+    mean_touched,
     record_tape,
     refuse_odd_step,
-    step_refusal,
+)
+from autosync.trials.live.tape_union import (
+    CallKey,
+    TapeUnion,
+    call_keys,
+    finish_order,
+    last_consumers,
+    unite_tapes,
 )
 
 ITERATIONS = 3
-"""Recorded after one to warm up; their medians count."""
+"""Recorded at least, after one to warm up; where the job has several batches, each of them once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +49,8 @@ class RecordedJob:
 
 
 def record_job(job: LiveJob, batch_size: int | None, device_type: str) -> RecordedJob:
-    """Run plain local iterations of the job's step; its state is restored.
+    """Run plain local iterations of the job's step; its state is restored. Where they run other
+    modules, the graph has all of them, with the share of the iterations that ran each.
 
     batch_size: of one rank; by default the leading dimension of the model's first tensor.
 
@@ -51,8 +60,10 @@ def record_job(job: LiveJob, batch_size: int | None, device_type: str) -> Record
     """
     named = {name: p for name, p in job.model.named_parameters() if p.requires_grad}
     _refuse_types(named)
+    iterations = max(ITERATIONS, len(job.batches))
     try:
-        tapes = [record_tape(job, named) for _ in range(1 + ITERATIONS)]
+        record_tape(job, named, 0)  # warms up
+        tapes = [record_tape(job, named, iteration) for iteration in range(iterations)]
         optimizer = _optimizer_document(job)
     finally:
         job.before.restore()
@@ -60,8 +71,8 @@ def record_job(job: LiveJob, batch_size: int | None, device_type: str) -> Record
         refuse_odd_step(tape, list(named), job.takes_unused)
         add_unused(tape, len(named))
     size = batch_size or tapes[-1].batch_size or 1
-    graph = _graph(job.model, named, tapes[-1], size)
-    profile, step_seconds = _profile(graph, tapes[1:], device_type)
+    graph, union = _graph(job.model, named, tapes, size)
+    profile, step_seconds = _profile(graph, union, tapes, device_type)
     return RecordedJob(graph, profile, optimizer, step_seconds)
 
 
@@ -81,16 +92,11 @@ def _dtype(parameter: Tensor) -> str:
 
 
 def _graph(
-    model: nn.Module, named: dict[str, nn.Parameter], tape: Tape, batch_size: int
-) -> ModelGraph:
-    _adopt_orphans(tape)
-    finish = _finish_order(tape)
-    place = {operation: i for i, operation in enumerate(finish)}
-    consumers: dict[int, list[int]] = {}
-    for index, call in enumerate(tape.calls):
-        for variable in call.variables:
-            consumers.setdefault(variable, []).append(index)
-    rows = {v: call.rows for call in tape.calls for v in call.variables}
+    model: nn.Module, named: dict[str, nn.Parameter], tapes: list[Tape], batch_size: int
+) -> tuple[ModelGraph, TapeUnion]:
+    union = unite_tapes(tapes)
+    touched = mean_touched(tapes)
+    rows = {v: call.rows for call in union.calls for v in call.variables}
     operations = tuple(
         Operation(
             name=f"{call.name}#{index}",
@@ -101,41 +107,29 @@ def _graph(
             has_batch_dimension=True,
             inputs=(index - 1,) if index else (),
             variables=call.variables,
+            frequency=frequency,
         )
-        for index, call in enumerate(tape.calls)
+        for index, (call, frequency) in enumerate(zip(union.calls, union.frequency, strict=True))
     )
-    return ModelGraph(
+    after = last_consumers(union.calls, union.backward_order)
+    graph = ModelGraph(
         name=type(model).__name__.lower(),
         batch_size=batch_size,
         operations=operations,
         variables=tuple(
-            _variable(name, p, tape.touched.get(v, 0), rows.get(v, 0))
+            _variable(name, p, touched.get(v, 0), rows.get(v, 0), union.reached.get(v, 1.0))
             for v, (name, p) in enumerate(named.items())
         ),
-        backward_order=tuple(finish),
-        gradient_order=tuple(tape.ready),
-        gradient_after=tuple(
-            max(consumers[v], key=lambda operation: place[operation]) for v in range(len(named))
-        ),
+        backward_order=tuple(union.backward_order),
+        gradient_order=tuple(union.gradient_order),
+        gradient_after=tuple(after[v] for v in range(len(named))),
     )
+    return graph, union
 
 
-def _adopt_orphans(tape: Tape) -> None:
-    """A variable that is read without a call of its module (an attention's output projection)
-    goes to the call that owns the variable whose gradient is ready next, or else before."""
-    owner: dict[int, int] = {}
-    for index, call in enumerate(tape.calls):
-        for variable in call.variables:
-            owner.setdefault(variable, index)
-    order = list(tape.ready)
-    for place, variable in enumerate(order):
-        if variable not in owner:
-            near = [*order[place + 1 :], *reversed(order[:place])]
-            call = tape.calls[next(owner[v] for v in near if v in owner)]
-            call.variables = (*call.variables, variable)
-
-
-def _variable(name: str, parameter: nn.Parameter, touched: int, rows: int) -> Variable:
+def _variable(
+    name: str, parameter: nn.Parameter, touched: int, rows: int, frequency: float
+) -> Variable:
     dtype: Any = _dtype(parameter)  # refused before where it is none of `DType`
     return Variable(
         name,
@@ -144,68 +138,74 @@ def _variable(name: str, parameter: nn.Parameter, touched: int, rows: int) -> Va
         sparse=touched > 0,
         touched_rows=touched,
         factor_rows=rows if parameter.dim() == 2 and not touched else 0,
+        frequency=frequency,
     )
 
 
-def _finish_order(tape: Tape) -> list[int]:
-    """Operations in the order their backward ends.
-
-    A variable's gradient is complete with its first call's backward (backward runs the calls in
-    reverse); calls that complete nothing end with the call after them.
-    """
-    place = {variable: i for i, variable in enumerate(tape.ready)}
-    owner: dict[int, int] = {}
-    for index, call in enumerate(tape.calls):
-        for variable in call.variables:
-            owner.setdefault(variable, index)
-    ends: dict[int, int] = {}
-    last = -1
-    for index in reversed(range(len(tape.calls))):
-        own = [place[v] for v in tape.calls[index].variables if owner[v] == index]
-        ends[index] = last = max(own, default=last)
-    return sorted(ends, key=lambda index: (ends[index], -index))
-
-
-def _profile(graph: ModelGraph, tapes: list[Tape], device_type: str) -> tuple[Profile, float]:
-    """Medians over the tapes, and of the whole iteration."""
-    times = [_times(graph, tape) for tape in tapes]
+def _profile(
+    graph: ModelGraph, union: TapeUnion, tapes: list[Tape], device_type: str
+) -> tuple[Profile, float]:
+    """Medians over the tapes that have an operation, times its frequency; and the whole iteration,
+    of other lengths where operations are left out: the mean, else the median."""
+    times = [_times(tape) for tape in tapes]
+    always = all(frequency == 1.0 for frequency in union.frequency)
+    whole = [each.whole for each in times]
     profile = Profile(
         device=device_type,
         batch_size=graph.batch_size,
-        forward_seconds=_medians([forward for forward, _, _, _ in times]),
-        backward_seconds=_medians([backward for _, backward, _, _ in times]),
-        update_seconds=float(np.median([update for _, _, update, _ in times])),
+        forward_seconds=_expected(union, [each.forward for each in times]),
+        backward_seconds=_expected(union, [each.backward for each in times]),
+        update_seconds=float(np.median([each.update for each in times])),
         source="measured",
         note=f"median of {len(tapes)} plain iterations on rank 0 of the running job",
     )
-    return profile, float(np.median([whole for _, _, _, whole in times]))
+    return profile, float(np.median(whole) if always else np.mean(whole))
 
 
-def _medians(rows: list[list[float]]) -> tuple[float, ...]:
-    return tuple(float(value) for value in np.median(np.array(rows), axis=0))
+def _expected(union: TapeUnion, measured: list[dict[CallKey, float]]) -> tuple[float, ...]:
+    """Seconds of each operation in an iteration: 0 in those that leave it out."""
+    found = []
+    for key, frequency in zip(union.keys, union.frequency, strict=True):
+        ran = [seconds[key] for seconds in measured if key in seconds]
+        found.append(frequency * float(np.median(ran)))
+    return tuple(found)
 
 
-def _times(graph: ModelGraph, tape: Tape) -> tuple[list[float], list[float], float, float]:
-    """Forward and backward seconds of every operation, the update's, the iteration's."""
+@dataclass(frozen=True, slots=True)
+class _TapeTimes:
+    """Forward and backward seconds of every call, the update's, the iteration's."""
+
+    forward: dict[CallKey, float]
+    backward: dict[CallKey, float]
+    update: float
+    whole: float
+
+
+def _times(tape: Tape) -> _TapeTimes:
     assert tape.forward_ended is not None  # refused before
     assert tape.ended is not None
-    if len(tape.calls) != len(graph.operations):
-        raise step_refusal("runs other modules from one iteration to the next")
     moments = [*(call.begun for call in tape.calls), tape.forward_ended, tape.ended]
     *starts, forward_end, whole = seconds_since(tape.begun, moments)
     starts[0] = 0.0
     forward = np.maximum(np.diff([*starts, forward_end]), 0.0)
     ready = dict(zip(tape.ready, seconds_since(tape.begun, list(tape.ready.values())), strict=True))
+    order = finish_order(tape)
     ends = dict.fromkeys(range(len(starts)), forward_end)
-    for variable, operation in enumerate(graph.gradient_after):
+    for variable, operation in last_consumers(tape.calls, order).items():
         ends[operation] = max(ends[operation], ready[variable])
     backward = [0.0] * len(starts)
     now = forward_end
-    for operation in graph.backward_order:
+    for operation in order:
         backward[operation] = max(0.0, ends[operation] - now)
         now = max(now, ends[operation])
     updates = seconds_since(tape.begun, tape.update)
-    return [float(f) for f in forward], backward, updates[-1] - updates[0], whole
+    keys = call_keys(tape)
+    return _TapeTimes(
+        dict(zip(keys, map(float, forward), strict=True)),
+        dict(zip(keys, backward, strict=True)),
+        updates[-1] - updates[0],
+        whole,
+    )
 
 
 def _optimizer_document(job: LiveJob) -> Optimizer:

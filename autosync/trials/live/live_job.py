@@ -16,8 +16,9 @@ from autosync.trials.live.snapshot import Snapshot
 from autosync.trials.trial_attachment import ReusedGroups
 from autosync.trials.worker.timed_messages import MessageGroups
 
-Step = Callable[[Any, Any], object]
-"""One whole training iteration: forward, backward, `optimizer.step()`."""
+Step = Callable[..., object]
+"""One whole training iteration: forward, backward, `optimizer.step()`. Called as
+`step(model, optimizer)`, or `step(model, optimizer, batch)` where the job has batches."""
 
 OptimizerOrSeveral = Optimizer | Sequence[Optimizer]
 
@@ -35,6 +36,8 @@ class LiveJob:
     before: its state, restored after every trial. timeout: of a collective within a trial.
     ddp_options: of DistributedDataParallel, where a trial runs it.
     stated_device_type: what the user calls this rank's GPU; None to go by its name.
+    batches: this rank's sample of its stream of data, as many as every other rank's; none where the
+        step has its own.
     """
 
     step: Step
@@ -46,6 +49,7 @@ class LiveJob:
     max_grad_norm: float | None = None
     ddp_options: Mapping[str, Any] = field(default_factory=dict)
     stated_device_type: str | None = None
+    batches: Sequence[Any] = ()
     group: Any = None
     reused_groups: ReusedGroups = field(default_factory=ReusedGroups)
     message_groups: MessageGroups = field(default_factory=MessageGroups)
@@ -63,6 +67,14 @@ class LiveJob:
         """Whether a step may leave parameters without a gradient."""
         finders = ("find_unused_parameters", "static_graph")
         return any(self.ddp_options.get(name) for name in finders)
+
+    def run_step(self, model: nn.Module, iteration: int) -> None:
+        """Iterations with the same number have the same batch, on the bare model and in trials."""
+        if self.batches:
+            batch = self.batches[iteration % len(self.batches)]
+            self.step(model, self.optimizer, batch)
+        else:
+            self.step(model, self.optimizer)
 
     def renew_groups(self) -> None:
         """Process groups of the trials to come. Every rank calls this at the same time."""

@@ -118,7 +118,7 @@ def _measure(
             if iteration == trial.warmup:
                 before, sent_before = cpu_use(), network_bytes()
             starts.append(moment_now(job.device))
-            job.step(attached.model, job.optimizer)
+            job.run_step(attached.model, iteration)
     starts.append(moment_now(job.device))
     attached.flush()
     seconds = seconds_since(starts[0], starts)

@@ -1,6 +1,6 @@
 """One iteration of a running job's own step, recorded with hooks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,11 +41,11 @@ class Tape:
     ended: DeviceMoment | None = None
 
 
-def record_tape(job: LiveJob, named: dict[str, nn.Parameter]) -> Tape:
+def record_tape(job: LiveJob, named: dict[str, nn.Parameter], iteration: int) -> Tape:
     tape = Tape(moment_now(job.device))
     handles = _hooks(job, named, tape)
     try:
-        job.step(job.model, job.optimizer)
+        job.run_step(job.model, iteration)
         tape.ended = moment_now(job.device)
     finally:
         for handle in handles:
@@ -147,6 +147,13 @@ def add_unused(tape: Tape, variables: int) -> None:
     for variable in range(variables):
         if last is not None:
             tape.ready.setdefault(variable, last)
+
+
+def mean_touched(tapes: Sequence[Tape]) -> dict[int, int]:
+    """Rows of each sparse gradient, the mean over all tapes, at least 1."""
+    variables = {variable for tape in tapes for variable in tape.touched}
+    rows = {v: sum(tape.touched.get(v, 0) for tape in tapes) for v in variables}
+    return {v: max(1, round(total / len(tapes))) for v, total in rows.items()}
 
 
 def refuse_odd_step(tape: Tape, names: list[str], takes_unused: bool = False) -> None:

@@ -74,15 +74,18 @@ class OperationKernels:
 
 
 def graph_kernels(graph: ModelGraph, batch_factor: float = 1.0) -> tuple[OperationKernels, ...]:
-    """The kernels of every operation of the graph.
+    """The kernels of every operation of the graph; of one that not every iteration runs, as much
+    less work as that is rarer.
 
     batch_factor: examples, as a multiple of the graph's batch.
     """
     reached = reach_variables(graph)
     return tuple(
         OperationKernels(
-            _forward(graph, operation, batch_factor),
-            _backward(graph, operation, batch_factor) if reached[index] else (),
+            _forward(graph, operation, batch_factor * operation.frequency),
+            _backward(graph, operation, batch_factor * operation.frequency)
+            if reached[index]
+            else (),
         )
         for index, operation in enumerate(graph.operations)
     )

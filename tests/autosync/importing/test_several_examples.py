@@ -67,9 +67,9 @@ def test_the_graph_has_what_either_example_ran_and_says_in_how_many() -> None:
     graph = imported((UP,), (DOWN,))
     assert_graph_contract(graph, BATCH)
     assert graph.examples == 2
-    seen = {operation.name: operation.seen_in for operation in graph.operations}
-    assert seen["stem.addmm"] == seen["head.addmm"] == 0
-    assert seen["left.addmm"] == seen["right.addmm"] == seen["narrow.addmm"] == 1
+    seen = {operation.name: operation.frequency for operation in graph.operations}
+    assert seen["stem.addmm"] == seen["head.addmm"] == 1
+    assert seen["left.addmm"] == seen["right.addmm"] == seen["narrow.addmm"] == 0.5
     assert seen_by_count(graph)[1] == 3
     assert from_json(ModelGraph, to_json(graph)) == graph
 
@@ -89,10 +89,10 @@ def test_sizes_are_the_largest_and_estimates_the_mean() -> None:
     up, down = (imported((each,)) for each in (UP, DOWN))
     both, thrice = imported((UP,), (DOWN,)), imported((UP, 3), (UP,))
     assert up.examples == 1
-    assert {o.seen_in for o in up.operations} == {0}
+    assert {o.frequency for o in up.operations} == {1}
     assert len(both.operations) == len({o.name for g in (up, down) for o in g.operations})
-    repeated = {o.name: o.seen_in for o in thrice.operations if o.name.startswith("head.addmm")}
-    assert repeated == {"head.addmm": 0, "head.addmm:2": 1, "head.addmm:3": 1}
+    repeated = {o.name: o.frequency for o in thrice.operations if o.name.startswith("head.addmm")}
+    assert repeated == {"head.addmm": 1, "head.addmm:2": 0.5, "head.addmm:3": 0.5}
     seconds = [estimate_profile(g, "v100").compute_seconds for g in (up, down, both)]
     assert seconds[2] == pytest.approx((seconds[0] + seconds[1]) / 2)
     assert "mean of 2 example inputs" in estimate_profile(both, "v100").note

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
 
 import autosync
 from autosync.documents import to_json
@@ -440,6 +441,82 @@ def several(rank: int) -> dict[str, Any]:
     }
 
 
+class Samples(Dataset[Tensor]):
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, row: int) -> Tensor:
+        return self.rows[row]
+
+
+def streaming(rank: int) -> dict[str, Any]:
+    """A stream of batches that decide what runs. Rank 1 has fewer of them than the others."""
+    model, optimizers = sidestepping()
+    generator = torch.Generator().manual_seed(rank)
+    samples = torch.randn(32, 8, generator=generator)
+    size = 4 if rank != 1 else 8
+    stream: DataLoader[Tensor] = DataLoader(Samples(samples), batch_size=size, shuffle=True)
+    seen: list[int] = []
+
+    def step(model: nn.Module, optimizers: list[torch.optim.Optimizer], values: Tensor) -> None:
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        seen.append(hash(tuple(values.flatten().tolist())))
+        model(values, float(values.sum()) > 0).square().mean().backward()
+        for optimizer in reversed(optimizers):
+            optimizer.step()
+
+    refused = ""
+    try:
+        autosync.tune(step, model, optimizers, batches=[] if rank == 2 else stream)
+    except autosync.errors.InvalidInput as error:
+        refused = str(error)
+    expected = [hash(tuple(values.flatten().tolist())) for values in peek(stream)]
+    before = [fingerprint(model, optimizer) for optimizer in optimizers]
+    restored: list[bool] = []
+    failures: list[str] = []
+
+    def note(event: TuningEvent) -> None:
+        if event.kind == "done":
+            now = [fingerprint(model, optimizer) for optimizer in optimizers]
+            restored.append(now == before)
+        if event.kind in ("search", "confirm") and not event.message.endswith(" ms"):
+            failures.append(event.message)
+
+    autosync.tune(
+        step,
+        model,
+        optimizers,
+        batches=stream,
+        minutes=MINUTES,
+        ddp_options={"find_unused_parameters": True},
+        settings=Settings(budget=2, proposals=64, repeats=1, probe=False, warmup=1, iterations=3),
+        on_event=note,
+    )
+    first, recorded = seen[0], seen[1:5]
+    passes = [seen[i : i + 4] for i in range(5, len(seen), 4)]
+    return {
+        "refused": refused,
+        "restored": restored,
+        "failures": failures,
+        "again": first == recorded[0],
+        "recorded": recorded == expected[:4],
+        "passes": len(passes),
+        "alike": all(one == recorded for one in passes),
+    }
+
+
+def peek(stream: DataLoader[Tensor]) -> list[Tensor]:
+    """What it gives, and the random state as it was before."""
+    state = torch.get_rng_state()
+    found = list(stream)
+    torch.set_rng_state(state)
+    return found
+
+
 def sidestepping() -> tuple[Sidestepping, list[torch.optim.Optimizer]]:
     torch.manual_seed(3)
     model = Sidestepping()
@@ -475,6 +552,7 @@ def main() -> None:
         "contract": lambda: contract(rank),
         "several": lambda: several(rank),
         "refusals": lambda: refusals(rank),
+        "streaming": lambda: streaming(rank),
     }
     seen = {name: part() for name, part in parts.items() if name in sys.argv[2:]}
     (out / f"rank{rank}.json").write_text(json.dumps(seen))

@@ -16,15 +16,15 @@ from autosync.errors import InvalidInput, NotSupported
 from autosync.trials.contract import TrialResult
 from autosync.trials.live.live_cluster import Seat, refuse_mixed, seated_device
 from autosync.trials.live.live_commands import LivePass, MeasuredSteps
-from autosync.trials.live.live_graph import _adopt_orphans, _finish_order
 from autosync.trials.live.live_pass import sent_by_node
 from autosync.trials.live.outside_load import CpuUse
 from autosync.trials.live.step_tape import Call, Tape
+from autosync.trials.live.tape_union import adopt_orphans, finish_order
 
 pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).parents[3]
 RANKS = 3
-PARTS = ("refusals", "contract", "falling_back", "several", "tuning")
+PARTS = ("refusals", "contract", "falling_back", "several", "streaming", "tuning")
 
 Seen = list[dict[str, Any]]
 
@@ -130,6 +130,20 @@ def test_several_optimizers_and_parameters_that_steps_leave_out(seen: Seen) -> N
         assert found["difference"] < 1e-5
 
 
+def test_every_trial_runs_the_same_batches_of_a_stream(seen: Seen) -> None:
+    """As many as the rank with the fewest has: 4. Recorded are all, after the first once more."""
+    assert seen[0]["streaming"]["restored"] == [True]
+    assert seen[0]["streaming"]["failures"] == []
+    for number, rank in enumerate(seen):
+        found = rank["streaming"]
+        assert "batches is empty" in found["refused"]
+        assert ("rank 2 cannot tune" in found["refused"]) == (number != 2)
+        assert found["again"]
+        assert found["recorded"]
+        assert found["alike"]
+        assert found["passes"] >= 3
+
+
 def results(seen: Seen) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = seen[0]["contract"]["results"]
     return found
@@ -219,9 +233,9 @@ def test_orders_of_a_recorded_step() -> None:
         Call(str(i), "linear", own, 0, 0.0) for i, own in enumerate([(0,), (1, 2), (3,), (0,)])
     ]
     tape = Tape(0.0, calls, ready={3: 1.0, 4: 2.0, 2: 3.0, 1: 4.0, 0: 5.0})
-    _adopt_orphans(tape)
+    adopt_orphans([tape])
     assert calls[1].variables == (1, 2, 4)
-    assert _finish_order(tape) == [3, 2, 1, 0]
+    assert finish_order(tape) == [3, 2, 1, 0]
 
 
 def test_without_the_search_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,6 +149,22 @@ def test_staleness_spreads_what_compute_does_not_hide() -> None:
     assert period(domain, prompt, late) == pytest.approx([0.180, 0.120])
 
 
+def test_lagging_further_than_the_link_is_busy_gains_nothing() -> None:
+    """12 ms of compute and 60 on the link: one iteration of lag lets the link work all the time."""
+    domain = domain_with(1.0)
+    prompt = strategy_of(domain, lambda v: AllReduce(0))
+    late = [dataclasses.replace(prompt, staleness=s) for s in (1, 4, 16)]
+    assert period(domain, prompt, *late) == pytest.approx([0.072, 0.060, 0.060, 0.060])
+
+
+def test_replicas_update_however_late_their_gradients_are() -> None:
+    domain = domain_with(10.0)
+    profile = dataclasses.replace(domain.profile, update_seconds=0.008)
+    domain = dataclasses.replace(domain, profile=profile)
+    late = dataclasses.replace(strategy_of(domain, lambda v: AllReduce(0)), staleness=1)
+    assert period(domain, late) == pytest.approx([0.120 + 0.008])
+
+
 def test_a_strategy_does_not_depend_on_its_neighbours_in_the_population() -> None:
     graph = chain_graph(((64, 32), (300, 7), (128, 64), (33,), (10, 128)), (1,), factor_rows=4)
     domain = domain_of(graph, cluster_of(2, 2, startup=1e-4))

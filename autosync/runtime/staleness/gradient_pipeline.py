@@ -1,0 +1,203 @@
+"""All-reduces that have s iterations to arrive (pipelined all-reduce, Pipe-SGD, Li et al. 2018).
+
+The sums of iteration t are applied at the step of iteration t + s. One buffer an iteration that may
+be under way, s + 1 in all; a bucket leaves when it is full and those before it in the plan's order
+have left, which is the same order on every rank.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from autosync.errors import InvalidInput
+from autosync.plan import Plan
+from autosync.runtime.layout.segments import bucket_segments
+from autosync.runtime.transport.failures import lost_peer
+
+KEY = "stale_gradients"
+"""Entry of an optimizer's state_dict, beside torch's own two, which torch's optimizers ignore: for
+each iteration whose gradients no step has applied, oldest first, the sums of all variables."""
+
+
+@dataclass(slots=True)
+class GradientSlot:
+    """The gradients of one iteration. buffers: by bucket. places: of each variable, its regions and
+    where they lie in the buffers. works: what is under way. iteration: counted from 0."""
+
+    buffers: list[Tensor]
+    places: list[list[tuple[tuple[slice, ...], Tensor]]]
+    works: list[Any] = field(default_factory=list)
+    iteration: int = -1
+
+
+class GradientPipeline:
+    """parameters: the plan's variables, in its order. group: of all ranks. share: this rank's part
+    of the average."""
+
+    def __init__(self, plan: Plan, parameters: Sequence[Tensor], group: Any, share: float):
+        self.staleness = plan.staleness
+        self._parameters = parameters
+        self._group = group
+        self._share = share
+        self._order = [message.bucket for message in plan.messages]
+        self._slots = [_slot(plan, parameters) for _ in range(plan.staleness + 1)]
+        shapes = [tuple(parameter.shape) for parameter in parameters]
+        members = [
+            {segment.variable for segment in bucket_segments(plan, bucket, shapes)}
+            for bucket in range(len(plan.buckets))
+        ]
+        self._counts = [len(one) for one in members]
+        self._buckets_of = [
+            [bucket for bucket, held in enumerate(members) if variable in held]
+            for variable in range(len(parameters))
+        ]
+        self._in_flight: deque[GradientSlot] = deque()
+        self._free = deque(self._slots)
+        self._filling: GradientSlot | None = None
+        self._missing: list[int] = []
+        self._unpacked: set[int] = set()
+        self._next = 0
+        self._iterations = 0
+
+    @property
+    def filling(self) -> bool:
+        """Whether a backward pass is under way."""
+        return self._filling is not None
+
+    def begin(self) -> None:
+        """With the first gradient of a backward pass."""
+        self._filling = self._free.popleft()
+        self._filling.iteration = self._iterations
+        self._missing = list(self._counts)
+        self._unpacked = set(range(len(self._parameters)))
+        self._next = 0
+
+    def pack(self, variable: int, gradient: Tensor | None) -> None:
+        """Its gradient is complete; None counts as zero."""
+        slot = self._filling
+        assert slot is not None
+        for region, place in slot.places[variable]:
+            if gradient is None:
+                place.zero_()
+            else:
+                torch.mul(gradient[region], self._share, out=place)
+        self._unpacked.discard(variable)
+        for bucket in self._buckets_of[variable]:
+            self._missing[bucket] -= 1
+        self._issue(slot)
+
+    def _issue(self, slot: GradientSlot) -> None:
+        while self._next < len(self._order) and self._missing[self._order[self._next]] == 0:
+            buffer = slot.buffers[self._order[self._next]]
+            try:
+                slot.works.append(self._group.allreduce([buffer], dist.AllreduceOptions()))
+            except RuntimeError as error:
+                raise _lost(error) from error
+            self._next += 1
+
+    def end(self) -> None:
+        """Of a backward pass: what it left out counts as zero, and everything is under way."""
+        for variable in sorted(self._unpacked):
+            self.pack(variable, self._parameters[variable].grad)
+        assert self._filling is not None
+        self._in_flight.append(self._filling)
+        self._filling = None
+        self._iterations += 1
+
+    def due(self) -> list[Tensor] | None:
+        """The sums by variable that are to be applied now, once they are here; None where none
+        are old enough. They hold until the next backward pass."""
+        return self._oldest() if len(self._in_flight) > self.staleness else None
+
+    def rest(self) -> list[Tensor] | None:
+        """The oldest sums that no step has had, due or not; None where all have been applied."""
+        return self._oldest() if self._in_flight else None
+
+    def _oldest(self) -> list[Tensor]:
+        slot = self._in_flight.popleft()
+        self._land(slot)
+        self._free.append(slot)
+        return self._sums(slot)
+
+    def saved(self) -> list[list[Tensor]]:
+        """Copies of the sums that no step has had, oldest first. The same on every rank."""
+        for slot in self._in_flight:
+            self._land(slot)
+        return [[one.clone() for one in self._sums(slot)] for slot in self._in_flight]
+
+    def load(self, saved: Sequence[Sequence[Tensor]]) -> None:
+        """Go on from `saved`, in place of what is under way.
+
+        Raises:
+            InvalidInput: it holds more iterations than this plan lets lag, or other variables.
+        """
+        shapes = [tuple(parameter.shape) for parameter in self._parameters]
+        for sums in saved:
+            if [tuple(one.shape) for one in sums] != shapes or len(saved) > self.staleness:
+                raise InvalidInput(
+                    f"the checkpoint holds the gradients of {len(saved)} iterations that no step "
+                    f"had applied; this plan keeps {self.staleness}, of {len(shapes)} variables.",
+                    thing=f"state_dict[{KEY!r}]",
+                    value=len(saved),
+                    remedy="Load it under a plan of the same staleness and model.",
+                )
+        self.wait()
+        self._free.extend(self._in_flight)
+        self._in_flight.clear()
+        for sums in saved:
+            slot = self._free.popleft()
+            slot.works.clear()
+            for places, total in zip(slot.places, sums, strict=True):
+                for region, place in places:
+                    place.copy_(total[region])
+            self._in_flight.append(slot)
+
+    def wait(self) -> None:
+        """Until nothing is under way."""
+        for slot in self._in_flight:
+            self._land(slot)
+
+    def _land(self, slot: GradientSlot) -> None:
+        try:
+            while slot.works:
+                slot.works[0].wait()
+                slot.works.pop(0)
+        except RuntimeError as error:
+            raise _lost(error) from error
+
+    def _sums(self, slot: GradientSlot) -> list[Tensor]:
+        found = []
+        for parameter, places in zip(self._parameters, slot.places, strict=True):
+            if len(places) == 1 and places[0][1].dtype == parameter.dtype:
+                found.append(places[0][1].view(parameter.shape))
+                continue
+            total = torch.empty_like(parameter, requires_grad=False)
+            for region, place in places:
+                total[region] = place.to(total.dtype)
+            found.append(total)
+        return found
+
+
+def _slot(plan: Plan, parameters: Sequence[Tensor]) -> GradientSlot:
+    shapes = [tuple(parameter.shape) for parameter in parameters]
+    slot = GradientSlot([], [[] for _ in parameters])
+    for bucket in range(len(plan.buckets)):
+        segments = bucket_segments(plan, bucket, shapes)
+        dtypes = [parameters[segment.variable].dtype for segment in segments]
+        buffer = torch.zeros(segments[-1].stop, dtype=reduce(torch.promote_types, dtypes))
+        for segment in segments:
+            place = buffer[segment.start : segment.stop].view(segment.shape)
+            slot.places[segment.variable].append((segment.region, place))
+        slot.buffers.append(buffer)
+    return slot
+
+
+def _lost(error: RuntimeError) -> Exception:
+    text = f"gradients that were to be applied later did not arrive: {error}"
+    return lost_peer(text, "process_group", None, state_is_split=False)

@@ -1,0 +1,102 @@
+"""Prints seconds of a forward and backward pass of models whose structure depends on the input:
+batched by frontiers (autosync.dynamic), a vertex at a time, and by torch's own packed LSTM.
+
+python -m benchmarks.dynamic_models [--samples 16 64] [--cells 64 256] [--words 20] [--repeats 7]
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence
+
+from autosync.dynamic.input_graphs import InputGraphs, chains
+from autosync.dynamic.sequence_lstm import SequenceLSTM
+from autosync.dynamic.tree_lstm import ChildSumTreeLSTM
+from tests.dynamic.drawn_graphs import random_binary_trees
+from tests.dynamic.eager_models import EagerSequenceLSTM, EagerTreeLSTM
+from tests.dynamic.unbatched import evaluate_unbatched
+
+INPUTS = 128
+
+Evaluate = Callable[[], Tensor]
+
+
+def on_trees(graphs: InputGraphs, cells: int) -> dict[str, Evaluate]:
+    external = torch.randn(graphs.vertices, INPUTS)
+    lazy, eager = ChildSumTreeLSTM(INPUTS, cells), EagerTreeLSTM(INPUTS, cells)
+    return {
+        "frontiers": lambda: lazy(anew(graphs), external),
+        "frontiers, nothing lazy": lambda: eager(anew(graphs), external),
+        "a vertex at a time": lambda: evaluate_unbatched(lazy, graphs, external),
+    }
+
+
+def on_sequences(lengths: list[int], cells: int) -> dict[str, Evaluate]:
+    graphs = chains(lengths)
+    external = torch.randn(graphs.vertices, INPUTS)
+    lazy, eager = SequenceLSTM(INPUTS, cells), EagerSequenceLSTM(INPUTS, cells)
+    torchs = nn.LSTM(INPUTS, cells)
+
+    def packed() -> Tensor:
+        sequences = pack_sequence(list(external.split(lengths)), enforce_sorted=False)
+        states: Tensor = torchs(sequences)[0].data
+        return states
+
+    return {
+        "frontiers": lambda: lazy(anew(graphs), external),
+        "frontiers, nothing lazy": lambda: eager(anew(graphs), external),
+        "a vertex at a time": lambda: evaluate_unbatched(lazy, graphs, external),
+        "torch's packed LSTM": packed,
+    }
+
+
+def anew(graphs: InputGraphs) -> InputGraphs:
+    """Without its schedule, which every batch of training computes once."""
+    return InputGraphs(graphs.first_child, graphs.child, graphs.graph)
+
+
+def measured(ways: dict[str, Evaluate], repeats: int) -> dict[str, float]:
+    """Median seconds of a pass each, in turns after one to warm up."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for repeat in range(1 + repeats):
+        for name, evaluate in ways.items():
+            begun = time.perf_counter()
+            evaluate().square().sum().backward()
+            if repeat:
+                seconds[name].append(time.perf_counter() - begun)
+    return {name: statistics.median(each) for name, each in seconds.items()}
+
+
+def report(title: str, found: dict[str, float]) -> None:
+    best = found["frontiers"]
+    parts = (f"{name} {1e3 * s:.1f} ms ({s / best:.2f} x)" for name, s in found.items())
+    print(f"{title}: {', '.join(parts)}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--samples", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--cells", type=int, nargs="+", default=[64, 256])
+    parser.add_argument("--words", type=int, default=20, help="longest sentence is twice as long")
+    parser.add_argument("--repeats", type=int, default=7)
+    given = parser.parse_args()
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, float32")
+    for samples in given.samples:
+        rng = np.random.default_rng(samples)
+        graphs = random_binary_trees(rng, samples, 2 * given.words)
+        lengths = rng.integers(1, 2 * given.words + 1, size=samples).tolist()
+        for cells in given.cells:
+            size = f"{samples} samples, {cells} cells"
+            trees = measured(on_trees(graphs, cells), given.repeats)
+            report(f"tree-LSTM, {graphs.vertices} vertices, {size}", trees)
+            sequences = measured(on_sequences(lengths, cells), given.repeats)
+            report(f"LSTM, {sum(lengths)} words, {size}", sequences)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""What a domain makes of a graph whose parts do not run in every iteration."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autosync.domain import Domain
+from autosync.graph import ModelGraph
+from autosync.profiling import estimate_profile
+from tests.domains import chain_graph, domain_of, grid_cluster
+
+
+def rare(graph: ModelGraph, number: int, frequency: float) -> ModelGraph:
+    """One operation, and the variable that it alone reads, in a share of the iterations."""
+    operations, variables = list(graph.operations), list(graph.variables)
+    operations[number] = replace(operations[number], frequency=frequency)
+    variables[number] = replace(variables[number], frequency=frequency)
+    return replace(graph, operations=tuple(operations), variables=tuple(variables))
+
+
+def ready_at(domain: Domain, variable: int) -> float:
+    return float(domain.timing.ready_seconds[domain.variables.ready[variable]])
+
+
+def test_an_estimate_counts_an_operation_as_often_as_it_runs() -> None:
+    graph = chain_graph()
+    always = estimate_profile(graph, "v100")
+    seldom = estimate_profile(rare(graph, 2, 0.25), "v100")
+    for before, after in (
+        (always.forward_seconds, seldom.forward_seconds),
+        (always.backward_seconds, seldom.backward_seconds),
+    ):
+        assert after[2] == pytest.approx(before[2] / 4)
+        assert after[:2] + after[3:] == before[:2] + before[3:]
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_gradient_is_late_on_all_ranks_if_it_is_missing_on_one(world: int) -> None:
+    graph = chain_graph()
+    cluster = grid_cluster(world)
+    last = graph.gradient_order[-2]
+    always, seldom = domain_of(graph, cluster), domain_of(rare(graph, last, 0.5), cluster)
+    profile = always.profile
+    seldom = replace(seldom, profile=profile)
+    end, share = sum(profile.backward_seconds), 0.5**world
+    expected = share * ready_at(always, last) + (1 - share) * end
+    assert ready_at(seldom, last) == pytest.approx(expected)
+    others = list(graph.gradient_order[:-2])
+    assert [ready_at(seldom, v) for v in others] == [ready_at(always, v) for v in others]
+    assert np.all(np.diff(seldom.timing.ready_seconds) >= 0)

@@ -1,0 +1,13 @@
+"""Two ranks that the tests of a module share."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.autosync.runtime.ranks import Ranks, ranks
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Ranks]:
+    with ranks(2) as made:
+        yield made

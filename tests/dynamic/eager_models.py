@@ -1,0 +1,23 @@
+"""The models of autosync.dynamic with nothing lazy: gradients of matrices in every frontier."""
+
+from torch import nn
+
+from autosync.dynamic.frontier_vertices import Vertices
+from autosync.dynamic.sequence_lstm import SequenceLSTM
+from autosync.dynamic.tree_lstm import ChildSumTreeLSTM
+
+
+class EagerTreeLSTM(ChildSumTreeLSTM):
+    """Its products are torch's own."""
+
+    def vertex(self, vertices: Vertices) -> None:
+        vertices.linear = nn.functional.linear  # type: ignore[method-assign, assignment]
+        super().vertex(vertices)
+
+
+class EagerSequenceLSTM(SequenceLSTM):
+    """The same for sequences."""
+
+    def vertex(self, vertices: Vertices) -> None:
+        vertices.linear = nn.functional.linear  # type: ignore[method-assign, assignment]
+        super().vertex(vertices)
