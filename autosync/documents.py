@@ -20,6 +20,9 @@ from before keep their text, and with it their identity."""
 UNLESS_TRUE = Field(exclude_if=lambda value: value is True)
 """The same of a switch that is on by default."""
 
+UNLESS_NEXT_FORWARD = Field(exclude_if=lambda value: value == "next_forward")
+"""The same of when a schedule gathers."""
+
 LARGEST_COUNT = 2**62
 COUNT = Field(ge=0, le=LARGEST_COUNT)
 """Annotates a count or a size: 64 bits hold it, and what is computed from a few of them is no

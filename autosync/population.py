@@ -50,7 +50,8 @@ class Population:
 
     layouts: table of replica layouts. options: table of options.
     layout u8[n]: index into layouts. order u8[n]: `codes.Order`. slice_bytes i64[n].
-    overlap bool[n]: synchronization may run into the next forward pass. staleness u8[n].
+    overlap bool[n]: synchronization may run into the next forward pass.
+    idle_gather bool[n]: of such, all-gathers leave while the wire is idle. staleness u8[n].
     axis i8[n, V]: the cut dimension, -1 flat. parts i32[n, V]: shards of the variable.
     first i64[n + 1]: strategy i has the rows first[i]:first[i + 1], variable by variable in the
         graph's order, shard by shard.
@@ -66,6 +67,7 @@ class Population:
     order: NDArray[np.uint8]
     slice_bytes: NDArray[np.int64]
     overlap: NDArray[np.bool_]
+    idle_gather: NDArray[np.bool_]
     staleness: NDArray[np.uint8]
     axis: NDArray[np.int8]
     parts: NDArray[np.int32]
@@ -96,7 +98,16 @@ class Population:
         return replace(self, first=first, **taken)
 
 
-BY_STRATEGY = ("layout", "order", "slice_bytes", "overlap", "staleness", "axis", "parts")
+BY_STRATEGY = (
+    "layout",
+    "order",
+    "slice_bytes",
+    "overlap",
+    "idle_gather",
+    "staleness",
+    "axis",
+    "parts",
+)
 BY_ROW = ("variable", "length", "method", "server", "group", "option", "position")
 
 
@@ -148,7 +159,7 @@ def encode(strategies: "list[Strategy] | tuple[Strategy, ...]", domain: Domain) 
         if [choice.variable for choice in strategy.choices] != names:
             raise _different_variables(strategy, names)
     choices = [strategy.choices for strategy in strategies]
-    head = _columns([_strategy_row(strategy, layouts) for strategy in strategies], 5)
+    head = _columns([_strategy_row(strategy, layouts) for strategy in strategies], 6)
     row = _columns([row for s in strategies for row in _shard_rows(s, options)], 6)
     positions = [p for s in strategies for p in s.schedule.positions or (0,) * s.shards]
     shape = (len(strategies), len(names))
@@ -161,7 +172,8 @@ def encode(strategies: "list[Strategy] | tuple[Strategy, ...]", domain: Domain) 
         order=head[1].astype(np.uint8),
         slice_bytes=head[2].copy(),
         overlap=head[3].astype(np.bool_),
-        staleness=head[4].astype(np.uint8),
+        idle_gather=head[4].astype(np.bool_),
+        staleness=head[5].astype(np.uint8),
         axis=np.array(axes, dtype=np.int8).reshape(shape),
         parts=np.array(parts, dtype=np.int32).reshape(shape),
         first=np.array([0, *accumulate(s.shards for s in strategies)], dtype=np.int64),
@@ -182,14 +194,16 @@ def _columns(rows: list[tuple[int, ...]], width: int) -> NDArray[np.int64]:
 
 def _strategy_row(
     strategy: Strategy, layouts: dict[tuple[Replica, ...], int]
-) -> tuple[int, int, int, bool, int]:
-    """Layout, order, slice bytes, overlap and staleness; a new layout is added to the table."""
+) -> tuple[int, int, int, bool, bool, int]:
+    """Layout, order, slice bytes, overlap, idle gather and staleness; a new layout is added to the
+    table."""
     schedule = strategy.schedule
     return (
         layouts.setdefault(strategy.replicas, len(layouts)),
         ORDER_CODES[schedule.order],
         schedule.slice_bytes,
         schedule.overlap_forward,
+        schedule.gather == "when_idle",
         strategy.staleness,
     )
 
@@ -247,6 +261,7 @@ def decode(population: Population, index: int, domain: Domain) -> Strategy:
             slice_bytes=int(population.slice_bytes[index]),
             overlap_forward=bool(population.overlap[index]),
             positions=positions,
+            gather="when_idle" if population.idle_gather[index] else "next_forward",
         ),
         staleness=int(population.staleness[index]),
     )

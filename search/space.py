@@ -26,6 +26,9 @@ class Space(Allowed):
     adjacent_merge: a message holds shards that are neighbours in gradient-ready order and about as
         many bytes as another (the second constraint); otherwise each shard draws its message.
     shard_methods: where a strategy mixes methods, the shards of one variable may differ, too.
+    idle_gathers: draw also when all-gathers leave that run into the next forward pass. Designs may
+        always send them while the wire is idle; random draws only where asked, for the shipped
+        simulator has not learned from such trials.
     pins: choices the search must keep, by variable. Pinned shards share a message only among
         themselves, as their group numbers say.
 
@@ -41,6 +44,7 @@ class Space(Allowed):
     load_balance: Annotated[bool, UNLESS_TRUE] = True
     adjacent_merge: Annotated[bool, UNLESS_TRUE] = True
     shard_methods: Annotated[bool, UNLESS_ZERO] = False
+    idle_gathers: Annotated[bool, UNLESS_ZERO] = False
     pins: tuple[VariableChoice, ...] = ()
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ from autosync.population import Population
 from autosync.simulator.compute_time import slowest_factors
 from autosync.simulator.cost.network import SERVER_OPERATIONS, Network, network_of
 from autosync.simulator.numba_compiler import compile_plans_fast
+from autosync.simulator.timeline.compute_clock import TALLIES
 from autosync.simulator.timeline.event_loop import (
     ComputeArrays,
     CostArrays,
@@ -207,6 +208,6 @@ def _in_flight_arrays(domain: Domain, costs: Network, plans: PlanTable) -> InFli
         gate_time=np.zeros(operations),
         gate_update=np.zeros(operations),
         pace=np.zeros(4),
-        tally=np.zeros(3, dtype=np.int64),
+        tally=np.zeros(TALLIES, dtype=np.int64),
         wired=np.empty((int(np.diff(plans.first).max(initial=0)), 2)),
     )

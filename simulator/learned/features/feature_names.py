@@ -77,6 +77,10 @@ SHARD_TIMES = ("ready_time", "wait_time", "done_time", "in_flight_time", "late_t
 """The timeline's, in units of compute seconds."""
 
 
+COUNTED_CHANNELS = tuple(channel for channel in Channel if channel is not Channel.GATHER)
+"""Messages are counted by these. All-gathers that leave while the wire is idle count among the
+values': trained simulators keep their columns, and what it gains the timeline's terms tell."""
+
 SIDES = ("server", "collective")
 SUMMARY_PRE = tuple(
     f"{side}_{name}"
@@ -87,7 +91,7 @@ SUMMARY_PRE = tuple(
 SUMMARY_RAW = (
     *(f"messages_{op.name.lower()}" for op in Op),
     *(f"wire_{op.name.lower()}" for op in Op),
-    *(f"messages_on_{channel.name.lower()}" for channel in Channel),
+    *(f"messages_on_{channel.name.lower()}" for channel in COUNTED_CHANNELS),
     "largest_message",
     "smallest_message",
     "server_imbalance",

@@ -40,6 +40,7 @@ SPACES = st.builds(
     load_balance=st.booleans(),
     adjacent_merge=st.booleans(),
     shard_methods=st.booleans(),
+    idle_gathers=st.booleans(),
 )
 """Slices and limits that small models reach."""
 
@@ -76,8 +77,7 @@ def changed(strategy: Strategy, how: str, seed: int) -> Strategy:
     rng = np.random.default_rng(seed)
     if how == "explicit order" and strategy.schedule.order != "ddp":
         positions = tuple(int(i) for i in rng.permutation(strategy.shards))
-        kept = strategy.schedule
-        schedule = Schedule("explicit", kept.slice_bytes, kept.overlap_forward, positions)
+        schedule = replace(strategy.schedule, order="explicit", positions=positions)
         return replace(strategy, schedule=schedule)
     if how == "uneven shares" and strategy.schedule.order != "ddp":
         weights = rng.uniform(0.5, 2.0, len(strategy.replicas))
