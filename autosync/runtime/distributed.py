@@ -2,7 +2,8 @@
 
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from autosync.bundle import Bundle, load_bundle
 from autosync.environment import host_name
 from autosync.runtime.attached_models import ATTACHED, WrappedByDdp, check_plain, check_unwrapped
 from autosync.runtime.attachment import attach
+from autosync.runtime.drift_watch import OnDrift, watch_iterations
 from autosync.runtime.hooks.gradient_hooks import Removable
 from autosync.runtime.hooks.optimizer_coverage import check_held, warn_unheld
 from autosync.runtime.hooks.torch_compile import compiled_from, warn_if_compiled
@@ -50,6 +52,7 @@ def distribute(
     max_grad_norm: float | None = None,
     allow_lossy: bool = False,
     ddp_options: Mapping[str, Any] | None = None,
+    on_drift: OnDrift | None = None,
 ) -> tuple[nn.Module, Optimizers]:
     """Train as the bundle says: returns the model and the optimizer to go on with.
 
@@ -60,7 +63,8 @@ def distribute(
     `mesh["dp"].get_group()`. max_grad_norm: clip by the true global norm before every update,
     where the process group is all ranks. allow_lossy: start a plan whose messages are packed with
     loss (fp16, bf16, PowerSGD). ddp_options: of DistributedDataParallel, where that is used
-    (`find_unused_parameters`, `device_ids`, ...).
+    (`find_unused_parameters`, `device_ids`, ...). on_drift: called on every rank where its
+    iterations have become longer than the bundle says, which rank 0 logs in any case.
 
     Raises:
         InvalidInput: there is no such bundle, ranks were given different ones, an option is none
@@ -95,17 +99,19 @@ def distribute(
         message = f"the bundle does not fit this job, so torch's DDP is used: {changed}."
         warnings.warn(message, stacklevel=2)
         log.warning(message)
+    speaks = group.rank() == 0
+    watch = partial(watch_iterations, optimizers[-1], shipped, bool(changed), speaks, on_drift)
     if changed or shipped.plan.engine == "ddp":
         bucket_bytes = 0 if changed else shipped.plan.bucket_bytes
         if shipped.plan.engine != "ddp":
             options = for_any_plan(options)
-        wrapped = _wrapped(model, optimizer, max_grad_norm, bucket_bytes, group, options)
+        wrapped = _wrapped(model, optimizer, max_grad_norm, bucket_bytes, group, options, watch)
         return wrapped, optimizer
     if not allow_lossy:
         check_lossless(shipped.plan)
     names = _model_names(shipped, network)
     warn_if_compiled(model)
-    attach(
+    attachment = attach(
         network,
         optimizer,
         shipped.plan,
@@ -114,6 +120,7 @@ def distribute(
         max_grad_norm=max_grad_norm,
         agreed=True,
     )
+    attachment.handles.append(watch())
     return model, optimizer
 
 
@@ -133,15 +140,16 @@ def _wrapped(
     bucket_bytes: int,
     group: dist.ProcessGroup,
     options: Mapping[str, Any],
+    watch: Callable[[], Removable],
 ) -> nn.Module:
     """The model in torch's DDP, as `autosync.detach` finds it."""
     if max_grad_norm and not isinstance(optimizer, Optimizer):
         raise clipping_of_several()
     made = wrap_in_ddp(model, bucket_bytes, group, options=options)
-    handles: tuple[Removable, ...] = ()
+    handles = [watch()]
     if max_grad_norm and isinstance(optimizer, Optimizer):
-        handles = (clip_before_step(model, optimizer, max_grad_norm),)
-    ATTACHED.wrapped[made] = WrappedByDdp(optimizer, handles)
+        handles.append(clip_before_step(model, optimizer, max_grad_norm))
+    ATTACHED.wrapped[made] = WrappedByDdp(optimizer, tuple(handles))
     return made
 
 
