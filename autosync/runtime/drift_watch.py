@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -91,7 +92,7 @@ class DriftWatch:
         first, self._iteration = self._iteration, self._iteration + WINDOW
         if first == 0:
             return
-        seconds = median(b - a for a, b in zip(times, times[1:], strict=False))
+        seconds = median(b - a for a, b in pairwise(times))
         if self._expected is None:
             self._learn(seconds)
         elif seconds <= self._expected * self._tolerance:

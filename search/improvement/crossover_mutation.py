@@ -237,7 +237,7 @@ def _edit_labels(
                 continue
             for row in range(row_of[v], row_of[v + 1]):
                 if writes == 0 and how != SPLIT and number == other:
-                    label = np.int64(shards.group[row])
+                    label = int(shards.group[row])
                 elif writes == 1 and (how == MERGE or number == chosen):
                     shards.group[row] = label
                 number += 1

@@ -29,7 +29,7 @@ from autosync.strategy import Strategy
 from autosync.verification import check_runnable, verify
 
 FASTEST = 3
-"""Canaries beside DDP and a middling strategy: the answer is likely among those near the old one."""
+"""Canaries beside DDP and a middling strategy: the answer is likely near the old one."""
 
 
 @dataclass(frozen=True, slots=True)

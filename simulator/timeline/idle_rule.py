@@ -1,4 +1,4 @@
-"""What is under way while all-gathers wait for an idle wire: the counts of the runtime's `IdleWire`.
+"""What is under way while all-gathers wait for an idle wire: what the runtime's `IdleWire` counts.
 Machine code, without the interpreter lock; see `event_loop`."""
 
 # numba infers the types of what it compiles, tuples of arrays among them

@@ -57,5 +57,5 @@ def waits_for_idle_wire(record: MessageRecord) -> bool:
 
 
 def _is_first_half(record: MessageRecord) -> bool:
-    """It waits neither for an idle wire nor for `step()`, which ranks reach at times of their own."""
+    """It waits neither for an idle wire nor for `step()`, which each rank reaches when it may."""
     return not (waits_for_idle_wire(record) or record.message.carries_values)

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 
+from torch import nn
+
 import autosync
 from autosync.bundle import Evidence
 from autosync.runtime.attachment import attachment_of
@@ -87,6 +89,20 @@ class Lines(logging.Handler):
         self.found.append(record.getMessage())
 
 
+def slow_down(network: nn.Module) -> None:
+    """From now on every message lands late on this rank; under torch's DDP it computes longer."""
+    if (plan := attachment_of(network)) is None:
+        network.register_forward_pre_hook(lambda module, args: time.sleep(LATE_SECONDS))
+        return
+    unpack = plan.engine.completion.unpack
+
+    def late(record: MessageRecord) -> None:
+        time.sleep(LATE_SECONDS)
+        unpack(record)
+
+    plan.engine.completion.__dict__["unpack"] = late
+
+
 def slowed(rank: int, world: int, case: Case) -> tuple[list[Drift], list[str], bool]:
     """A job whose messages come late on rank 1 from some iteration on; what it says, and whether
     anything is left on the optimizer when the plan is taken off."""
@@ -99,19 +115,9 @@ def slowed(rank: int, world: int, case: Case) -> tuple[list[Drift], list[str], b
     network, optimizer = autosync.distribute(
         model, optimizer, bundle_of(case, model, world), on_drift=found.append
     )
-    plan = attachment_of(model)
     for iteration in range(7 * WINDOW):
         if iteration == 4 * WINDOW and rank == 1:
-            if plan is not None:
-                unpack = plan.engine.completion.unpack
-
-                def late(record: MessageRecord) -> None:
-                    time.sleep(LATE_SECONDS)
-                    unpack(record)
-
-                plan.engine.completion.__dict__["unpack"] = late
-            else:
-                network.register_forward_pre_hook(lambda module, args: time.sleep(LATE_SECONDS))
+            slow_down(network)
         optimizer.zero_grad()
         loss_of(network, iteration, rank).backward()
         optimizer.step()

@@ -14,7 +14,7 @@ from autosync.population import decode, encode
 from autosync.search.designs.design_table import hand_designed
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
-from autosync.strategy import Replica, Schedule, Strategy
+from autosync.strategy import Replica, Strategy
 from autosync.verification import verify
 from tests.autosync.runtime.drawn import KINDS, MODELS, Drawn, domain, run_drawn
 from tests.autosync.runtime.ranks import Ranks, ranks
