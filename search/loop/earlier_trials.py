@@ -41,10 +41,19 @@ class EarlierTrial:
     origin: str
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
+    def __post_init__(self) -> None:
+        if not self.step_seconds > 0:
+            raise InvalidInput(
+                f"an earlier trial took {self.step_seconds} seconds.",
+                thing="step_seconds",
+                value=self.step_seconds,
+                remedy="Leave out what was not measured.",
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class EarlierTrials:
-    """Measured strategies, each once, in the order of their seconds."""
+    """Measured strategies, each once."""
 
     trials: tuple[EarlierTrial, ...]
     version: Literal[1] = 1
@@ -79,7 +88,7 @@ def trials_of_bundle(shipped: Bundle, domain: Domain) -> EarlierTrials:
     found = [EarlierTrial(shipped.strategy, evidence.step_seconds, "bundle")]
     if evidence.ddp_step_seconds is not None and not is_ddp(shipped.strategy):
         found.append(EarlierTrial(known_designs.ddp(domain), evidence.ddp_step_seconds, DDP))
-    return EarlierTrials(tuple(sorted(found, key=lambda trial: trial.step_seconds)))
+    return EarlierTrials(tuple(found))
 
 
 def read_earlier(path: str | Path) -> Bundle | EarlierTrials:
@@ -98,10 +107,9 @@ def read_earlier(path: str | Path) -> Bundle | EarlierTrials:
             value=str(path),
             remedy="Write one with `autosync export --trials`, or give a bundle.",
         ) from None
-    try:
+    if b'"trials"' in text and b'"plan"' not in text:  # so that an error speaks of what it is
         return from_json(EarlierTrials, text, source=str(path))
-    except InvalidInput:
-        return read_bundle(text, source=str(path))
+    return read_bundle(text, source=str(path))
 
 
 def known_from(given: Bundle | EarlierTrials, domain: Domain) -> EarlierTrials:
@@ -139,7 +147,8 @@ def canaries(
     domain: Domain, simulator: Simulator, earlier: EarlierTrials, most: int
 ) -> list[Candidate]:
     """At most so many to measure first: DDP, the fastest, and one from the middle of the rest."""
-    others = [trial for trial in earlier.trials if not is_ddp(trial.strategy)]
+    by_seconds = sorted(earlier.trials, key=lambda trial: trial.step_seconds)
+    others = [trial for trial in by_seconds if not is_ddp(trial.strategy)]
     fastest, rest = others[:FASTEST], others[FASTEST:]
     chosen = [*fastest, *rest[len(rest) // 2 :][:1]]
     named = [(DDP, replace(known_designs.ddp(domain), name=DDP))]

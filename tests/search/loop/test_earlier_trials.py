@@ -132,6 +132,8 @@ def test_trials_as_a_file(tmp_path: Path) -> None:
     path.write_text(to_json(earlier))
     assert read_earlier(path) == earlier
     assert from_json(EarlierTrials, to_json(earlier)) == earlier
+    with pytest.raises(InvalidInput, match="took 0"):
+        replace(earlier.trials[0], step_seconds=0.0)
     path.write_text("{}")
     with pytest.raises(InvalidInput, match=r"trials\.json"):
         read_earlier(path)
