@@ -4,7 +4,9 @@ Conditions have changed since, or nobody would tune again. So some of its strate
 first (canaries), and the seconds of all others count times what these have changed by.
 """
 
+import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -13,7 +15,7 @@ import numpy as np
 from pydantic import ConfigDict
 
 from autosync.bundle import Bundle, read_bundle
-from autosync.documents import STRICT, from_json
+from autosync.documents import STRICT, from_data
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, InvalidStrategy, NotSupported
 from autosync.population import encode
@@ -107,8 +109,9 @@ def read_earlier(path: str | Path) -> Bundle | EarlierTrials:
             value=str(path),
             remedy="Write one with `autosync export --trials`, or give a bundle.",
         ) from None
-    if b'"trials"' in text and b'"plan"' not in text:  # so that an error speaks of what it is
-        return from_json(EarlierTrials, text, source=str(path))
+    with suppress(ValueError):  # which `read_bundle` words
+        if isinstance(data := json.loads(text), dict) and "trials" in data:
+            return from_data(EarlierTrials, data, source=str(path))
     return read_bundle(text, source=str(path))
 
 
