@@ -82,8 +82,9 @@ class DriftWatch:
         self._own: list[float] = []
 
     def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._times.append(self._clock())
-        if len(self._times) > WINDOW:
+        times = self._times
+        times.append(self._clock())
+        if len(times) > WINDOW:
             self._judge()
 
     def _judge(self) -> None:
