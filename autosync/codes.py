@@ -63,7 +63,10 @@ class Op(IntEnum):
 
 
 class Channel(IntEnum):
-    """Messages of a channel are issued one after another, in the plan's order, on every rank."""
+    """Messages of a channel are issued one after another, in the plan's order, on every rank.
+
+    GATHER: all-gathers that leave while the wire is idle; those of other schedules are on VALUE.
+    """
 
     GRADIENT = 0
     VALUE = 1
@@ -71,6 +74,7 @@ class Channel(IntEnum):
     PULL = 3
     LOCAL_REDUCE = 4
     LOCAL_BROADCAST = 5
+    GATHER = 6
 
 
 class Update(IntEnum):

@@ -23,6 +23,9 @@ UNLESS_TRUE = Field(exclude_if=lambda value: value is True)
 UNLESS_NONE = Field(exclude_if=lambda value: value is None)
 """The same of what may be absent."""
 
+UNLESS_NEXT_FORWARD = Field(exclude_if=lambda value: value == "next_forward")
+"""The same of when a schedule gathers."""
+
 LARGEST_COUNT = 2**62
 COUNT = Field(ge=0, le=LARGEST_COUNT)
 """Annotates a count or a size: 64 bits hold it, and what is computed from a few of them is no

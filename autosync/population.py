@@ -53,7 +53,7 @@ class Population:
         the first of which is none.
     layout, engine u8[n]: index into layouts, engines. order u8[n]: `codes.Order`.
     slice_bytes i64[n]. overlap bool[n]: synchronization may run into the next forward pass.
-    staleness u8[n].
+    idle_gather bool[n]: of such, all-gathers leave while the wire is idle. staleness u8[n].
     axis i8[n, V]: the cut dimension, -1 flat. parts i32[n, V]: shards of the variable.
     first i64[n + 1]: strategy i has the rows first[i]:first[i + 1], variable by variable in the
         graph's order, shard by shard.
@@ -71,6 +71,7 @@ class Population:
     order: NDArray[np.uint8]
     slice_bytes: NDArray[np.int64]
     overlap: NDArray[np.bool_]
+    idle_gather: NDArray[np.bool_]
     staleness: NDArray[np.uint8]
     axis: NDArray[np.int8]
     parts: NDArray[np.int32]
@@ -101,7 +102,17 @@ class Population:
         return replace(self, first=first, **taken)
 
 
-BY_STRATEGY = ("layout", "engine", "order", "slice_bytes", "overlap", "staleness", "axis", "parts")
+BY_STRATEGY = (
+    "layout",
+    "engine",
+    "order",
+    "slice_bytes",
+    "overlap",
+    "idle_gather",
+    "staleness",
+    "axis",
+    "parts",
+)
 BY_ROW = ("variable", "length", "method", "server", "group", "option", "position")
 
 
@@ -165,7 +176,7 @@ def encode(strategies: "list[Strategy] | tuple[Strategy, ...]", domain: Domain) 
             raise _different_variables(strategy, names)
     choices = [strategy.choices for strategy in strategies]
     engine = [engines.setdefault(strategy.engine, len(engines)) for strategy in strategies]
-    head = _columns([_strategy_row(strategy, layouts) for strategy in strategies], 5)
+    head = _columns([_strategy_row(strategy, layouts) for strategy in strategies], 6)
     row = _columns([row for s in strategies for row in _shard_rows(s, options)], 6)
     positions = [p for s in strategies for p in s.schedule.positions or (0,) * s.shards]
     shape = (len(strategies), len(names))
@@ -180,7 +191,8 @@ def encode(strategies: "list[Strategy] | tuple[Strategy, ...]", domain: Domain) 
         order=head[1].astype(np.uint8),
         slice_bytes=head[2].copy(),
         overlap=head[3].astype(np.bool_),
-        staleness=head[4].astype(np.uint8),
+        idle_gather=head[4].astype(np.bool_),
+        staleness=head[5].astype(np.uint8),
         axis=np.array(axes, dtype=np.int8).reshape(shape),
         parts=np.array(parts, dtype=np.int32).reshape(shape),
         first=np.array([0, *accumulate(s.shards for s in strategies)], dtype=np.int64),
@@ -201,14 +213,16 @@ def _columns(rows: list[tuple[int, ...]], width: int) -> NDArray[np.int64]:
 
 def _strategy_row(
     strategy: Strategy, layouts: dict[tuple[Replica, ...], int]
-) -> tuple[int, int, int, bool, int]:
-    """Layout, order, slice bytes, overlap and staleness; a new layout is added to the table."""
+) -> tuple[int, int, int, bool, bool, int]:
+    """Layout, order, slice bytes, overlap, idle gather and staleness; a new layout is added to the
+    table."""
     schedule = strategy.schedule
     return (
         layouts.setdefault(strategy.replicas, len(layouts)),
         ORDER_CODES[schedule.order],
         schedule.slice_bytes,
         schedule.overlap_forward,
+        schedule.gather == "when_idle",
         strategy.staleness,
     )
 
@@ -266,6 +280,7 @@ def decode(population: Population, index: int, domain: Domain) -> Strategy:
             slice_bytes=int(population.slice_bytes[index]),
             overlap_forward=bool(population.overlap[index]),
             positions=positions,
+            gather="when_idle" if population.idle_gather[index] else "next_forward",
         ),
         staleness=int(population.staleness[index]),
         engine=population.engines[population.engine[index]],

@@ -7,13 +7,14 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import ConfigDict, Discriminator
 
 from autosync.codes import MAX_POWERSGD_RANK
-from autosync.documents import STRICT, UNLESS_NONE, content_hash
+from autosync.documents import STRICT, UNLESS_NEXT_FORWARD, UNLESS_NONE, content_hash
 from autosync.errors import InvalidStrategy
 from autosync.torch_engine import FullyShard
 
 EncodingName = Literal["none", "fp16", "bf16", "powersgd"]
 Algorithm = Literal["ring", "tree", "hierarchical"]
 OrderName = Literal["fifo", "priority", "explicit", "ddp"]
+GatherTime = Literal["next_forward", "when_idle"]
 
 MAX_STALENESS = 255
 """A population holds it in a byte."""
@@ -202,12 +203,16 @@ class Schedule:
     overlap_forward: whether synchronization may run into the next forward pass.
     positions: for `explicit`, the place of every shard in the sending order, shard by shard in
         the order of the strategy; shards of one group travel with their first.
+    gather: when the all-gathers of reduce-scatters leave that may run into the next forward pass:
+        `next_forward`, in the order in which it uses them (DeAR), or `when_idle`, as soon as
+        nothing else is on the wire, in backward, too.
     """
 
     order: OrderName = "fifo"
     slice_bytes: int = 0
     overlap_forward: bool = False
     positions: tuple[int, ...] = ()
+    gather: Annotated[GatherTime, UNLESS_NEXT_FORWARD] = "next_forward"
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     def __post_init__(self) -> None:

@@ -141,7 +141,9 @@ def _schedule(schedule: Schedule) -> str:
     text = words[schedule.order]
     if schedule.slice_bytes:
         text += f", in slices of {_size(schedule.slice_bytes)}"
-    return text + (", into the next forward" if schedule.overlap_forward else "")
+    if schedule.overlap_forward:
+        text += ", into the next forward"
+    return text + (", gathered while the wire is idle" if schedule.gather == "when_idle" else "")
 
 
 def _groups(choices: Iterable[VariableChoice]) -> int:

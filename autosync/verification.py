@@ -320,6 +320,14 @@ def _check_schedule(strategy: Strategy, domain: Domain) -> None:
             thing="schedule.positions",
             value=schedule.positions[:16],
         )
+    if schedule.gather == "when_idle" and not schedule.overlap_forward:
+        raise InvalidStrategy(
+            "schedule.gather is 'when_idle', but schedule.overlap_forward is false: step() waits "
+            "for all-gathers whenever they leave.",
+            thing="schedule.gather",
+            value=schedule.gather,
+            remedy="Let synchronization run into the next forward pass, or leave gather out.",
+        )
     if schedule.order == "ddp":
         check_ddp(strategy, domain)
     if strategy.engine is not None:

@@ -46,6 +46,7 @@ COLOURS = {"forward": "#7aa6c2", "backward": "#3b6e8f", "update": "#c9ced3"}
 LANES = {
     "GRADIENT": "#d1495b",
     "VALUE": "#edae49",
+    "GATHER": "#edae49",
     "PUSH": "#d1495b",
     "PULL": "#edae49",
     "LOCAL_REDUCE": "#66a182",
@@ -54,6 +55,7 @@ LANES = {
 NAMES = {
     "GRADIENT": "gradients",
     "VALUE": "second half",
+    "GATHER": "second half",
     "PUSH": "push",
     "PULL": "pull",
     "LOCAL_REDUCE": "reduce in node",

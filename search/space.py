@@ -28,6 +28,9 @@ class Space(Allowed):
     shard_methods: where a strategy mixes methods, the shards of one variable may differ, too.
     sharded_parameters: torch's `fully_shard` may be proposed, under which the model's parameters
         are DTensors: the training script must do without their whole values.
+    idle_gathers: draw also when all-gathers leave that run into the next forward pass. Designs may
+        always send them while the wire is idle; random draws only where asked, for the shipped
+        simulator has not learned from such trials.
     pins: choices the search must keep, by variable. Pinned shards share a message only among
         themselves, as their group numbers say.
 
@@ -44,6 +47,7 @@ class Space(Allowed):
     adjacent_merge: Annotated[bool, UNLESS_TRUE] = True
     shard_methods: Annotated[bool, UNLESS_ZERO] = False
     sharded_parameters: Annotated[bool, UNLESS_TRUE] = True
+    idle_gathers: Annotated[bool, UNLESS_ZERO] = False
     pins: tuple[VariableChoice, ...] = ()
 
     def __post_init__(self) -> None:

@@ -36,8 +36,9 @@ def digests_of(domain: Domain, population: Population) -> list[bytes]:
     """A digest of each strategy's messages, `DIGEST_BYTES` long, comparable within the domain.
 
     Equal where two strategies send the same messages in the same order: operation, ranks, bytes,
-    readiness, what waits for what and for which forward operation, updates, and the replicas'
-    shares. How variables are cut inside of a message, and group numbers, make no difference.
+    readiness, what waits for what, for an idle wire and for which forward operation, updates, and
+    the replicas' shares. How variables are cut inside of a message, and group numbers, make no
+    difference.
     """
     found: list[bytes] = []
     for start in range(0, len(population), CHUNK):

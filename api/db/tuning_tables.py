@@ -26,6 +26,7 @@ class TuningRow(Base):
     client: who asked; empty where it was no request over HTTP. idempotency_key: of that request,
         with the digest of what it asked for.
     held_seconds: how long workers have had it; limit_seconds: the most, NULL where there is none.
+    earlier: what another tuning measured, as `EarlierTrials`; NULL where it begins anew.
     ran_on: where its trials ran, in the launchers' words, in the order of their first trials.
     tags: words between spaces. archived: left out of lists unless asked for.
     hosts: a digest of those that its trials run on, where they are real ones: one tuning of them
@@ -58,6 +59,7 @@ class TuningRow(Base):
     request_digest: Mapped[str | None] = mapped_column(Hash)
     limit_seconds: Mapped[float | None]
     held_seconds: Mapped[float] = mapped_column(default=0.0)
+    earlier: Mapped[str | None] = mapped_column(deferred=True)
     created_at: Mapped[float] = mapped_column(default=now_seconds())
     started_at: Mapped[float | None]
     finished_at: Mapped[float | None]

@@ -190,6 +190,7 @@ def run_tuning(request: TuningRequest, store: DatabaseStore, launcher: Launcher)
         request.settings,
         store.report,
         stop=store.out_of_time,
+        earlier=request.earlier,
     )
 
 

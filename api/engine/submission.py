@@ -25,6 +25,7 @@ from autosync.api.engine.simulator_versions import version_in_use
 from autosync.api.engine.tuning_request import TuningRequest
 from autosync.documents import from_json, to_json
 from autosync.errors import NotSupported
+from autosync.search.loop.earlier_trials import EarlierTrials
 from autosync.search.loop.settings import Settings
 from autosync.search.space import Space
 from autosync.trials.request_names import REAL_CLUSTERS, ComputeDevice, ComputeKind
@@ -119,6 +120,7 @@ def load_request(session: Session, tuning_id: str) -> TuningRequest:
         time_scale=row.time_scale,
         compute=cast(ComputeKind, row.compute),
         device=cast(ComputeDevice, row.compute_device),
+        earlier=None if row.earlier is None else from_json(EarlierTrials, row.earlier),
     )
 
 
@@ -133,6 +135,7 @@ def _columns(request: TuningRequest, submission: Submission | None) -> dict[str,
         "compute_device": request.device,
         "settings": to_json(request.settings),
         "space": to_json(request.space),
+        "earlier": None if request.earlier is None else to_json(request.earlier),
     }
     if submission is not None:
         asked |= {

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from autosync.domain import Domain
+from autosync.search.loop.earlier_trials import EarlierTrials
 from autosync.search.loop.settings import Settings
 from autosync.search.space import Space
 from autosync.trials.byte_scale import automatic_scales
@@ -12,8 +13,10 @@ from autosync.trials.request_names import REAL_CLUSTERS, ComputeDevice, ComputeK
 
 @dataclass(frozen=True, slots=True)
 class TuningRequest:
-    """What to tune, how widely to search, and how trials run. The last four: see `Workload`.
+    """What to tune, how widely to search, and how trials run. Scales, compute and device: see
+    `Workload`.
 
+    earlier: what another tuning of the model measured, where the search begins from it.
     simulator_version: which version of the trained simulator `simulator` stands for; None where it
         names no trained one, or none was asked for yet.
     """
@@ -28,6 +31,7 @@ class TuningRequest:
     time_scale: float = 1.0
     compute: ComputeKind = "waited"
     device: ComputeDevice = "cpu"
+    earlier: EarlierTrials | None = None
 
     @property
     def workload(self) -> Workload:

@@ -120,6 +120,7 @@ def _scratch(rows: int, variables: int, buckets: int) -> Scratch:
         by_key,
         heap,
         last,
+        np.empty(2 * buckets, dtype=np.int64),
         np.empty(buckets),
         np.empty(buckets),
         np.zeros((STAGES, 6), dtype=np.int32),

@@ -55,6 +55,7 @@ class PopulationArrays(NamedTuple):
     order: NDArray[np.uint8]
     slice_bytes: NDArray[np.int64]
     overlap: NDArray[np.bool_]
+    idle_gather: NDArray[np.bool_]
     axis: NDArray[np.int8]
     parts: NDArray[np.int32]
     first: NDArray[np.int64]
@@ -100,7 +101,8 @@ class Scratch(NamedTuple):
     row, value: a bucket's first row (population index) and its payload were it not encoded.
     second: of its payload, what PowerSGD's second all-reduce carries; else 0. load: seconds on the
     wire of its first half. at: seconds from the start of backward, of its gradients and then of
-    its first half's arrival.
+    its first half's arrival. halves i64[2C]: where all-gathers leave while the wire is idle,
+    2 * bucket + half in the order in which they are sent.
     """
 
     starts: I64
@@ -117,6 +119,7 @@ class Scratch(NamedTuple):
     sorted: I64
     heap: I64
     last: I64
+    halves: I64
     load: NDArray[np.float64]
     at: NDArray[np.float64]
     stages: NDArray[np.int32]
@@ -162,6 +165,7 @@ def population_arrays(population: Population) -> PopulationArrays:
         order=population.order,
         slice_bytes=population.slice_bytes,
         overlap=population.overlap,
+        idle_gather=population.idle_gather,
         axis=population.axis,
         parts=population.parts,
         first=population.first,

@@ -3,76 +3,11 @@
 Like `compiler_kernels`, in the subset of Python that numba compiles.
 """
 
-import numpy as np
-from numpy.typing import NDArray
-
 from autosync.plan.bucket_cutting import cut_buckets
 from autosync.plan.compiler_arrays import DomainArrays, PlanArrays, PopulationArrays, Scratch
-from autosync.plan.compiler_kernels import (
-    LEAVES_VALUES,
-    M_PS,
-    M_RS,
-    O_DDP,
-    O_EXPLICIT,
-    O_PRIORITY,
-    SPARSE_PULL,
-    T_ALL,
-    first_half_load,
-    list_schedule,
-    pulled_bytes,
-    sort_keys,
-)
+from autosync.plan.compiler_kernels import LEAVES_VALUES, O_DDP, SPARSE_PULL, T_ALL, pulled_bytes
 from autosync.plan.message_chains import chain, second_half_stage
-
-I64 = NDArray[np.int64]
-
-
-def first_half_order(
-    domain: DomainArrays, population: PopulationArrays, index: int, work: Scratch, buckets: int
-) -> None:
-    """The order in which buckets are first sent, into work.order; work.load and work.at become
-    what their first half puts on the wire, and when it has arrived."""
-    for bucket in range(buckets):
-        work.heap[bucket] = work.ready[bucket] * buckets + bucket
-        method = int(population.method[work.row[bucket]])
-        owner = int(population.server[work.row[bucket]]) if method == M_PS else -1
-        load_bytes = work.wire[bucket] * first_half_load(domain, method)
-        work.load[bucket] = load_bytes / domain.bytes_per_second[owner + 1]
-        work.at[bucket] = domain.ready_seconds[work.ready[bucket]]
-    if population.order[index] == O_PRIORITY:
-        sort_keys(work.heap, work.sorted, buckets)
-        coming = work.sorted[:buckets]
-        list_schedule(coming, work.at, work.gate, work.load, work.heap, work.order)
-    else:
-        if population.order[index] == O_EXPLICIT:
-            for bucket in range(buckets):
-                work.heap[bucket] = work.key[bucket] * buckets + bucket
-        sort_keys(work.heap, work.order, buckets)
-    now = 0.0
-    for position in range(buckets):
-        bucket = work.order[position]
-        now = max(now, work.at[bucket]) + work.load[bucket]
-        work.at[bucket] = now
-
-
-def second_half_order(
-    domain: DomainArrays, population: PopulationArrays, index: int, work: Scratch, buckets: int
-) -> None:
-    """Deferred second halves. Where they overlap the forward pass: from the end of backward, of
-    those whose first half has arrived the nearest use first, so that the one used first does not
-    hold up the wire until its own first half, the last one, is through; else as they were sent.
-    """
-    if not population.overlap[index] or population.order[index] == O_EXPLICIT:
-        return
-    stepped = domain.ready_seconds[-1]
-    for position in range(buckets):
-        bucket = work.order[position]
-        work.sorted[position] = bucket
-        work.at[bucket] = max(work.at[bucket], stepped)
-        if population.method[work.row[bucket]] not in (M_PS, M_RS):
-            work.load[bucket] = 0.0
-    coming = work.sorted[:buckets]
-    list_schedule(coming, work.at, work.gate, work.load, work.heap, work.order)
+from autosync.plan.message_order import first_half_order, idle_order, second_half_order
 
 
 def emit(
@@ -107,6 +42,7 @@ def emit(
         population.sharded[option],
         server,
         work.second[bucket] > 0,
+        population.idle_gather[index],
         stages,
     )
     split = second_half_stage(stages, count, population.overlap[index])
@@ -153,34 +89,50 @@ def compile_loop(
     for index in range(len(population.order)):
         buckets = cut_buckets(domain, population, index, out, work, base, out.bucket_first[base])
         first_half_order(domain, population, index, work, buckets)
-        # two calls: with the half a constant, the compiled loop is a fifth faster than with one
-        for position in range(buckets):
-            message = emit(
-                domain,
-                population,
-                index,
-                out,
-                work,
-                base,
-                message,
-                work.order[position],
-                False,
-                ring_base,
-            )
-        second_half_order(domain, population, index, work, buckets)
-        for position in range(buckets):
-            message = emit(
-                domain,
-                population,
-                index,
-                out,
-                work,
-                base,
-                message,
-                work.order[position],
-                True,
-                ring_base,
-            )
+        if population.idle_gather[index]:
+            idle_order(domain, population, index, work, buckets)
+            for place in range(2 * buckets):
+                half = work.halves[place]
+                message = emit(
+                    domain,
+                    population,
+                    index,
+                    out,
+                    work,
+                    base,
+                    message,
+                    half // 2,
+                    half % 2 == 1,
+                    ring_base,
+                )
+        else:  # two calls: with the half a constant, the compiled loop is a fifth faster
+            for position in range(buckets):
+                message = emit(
+                    domain,
+                    population,
+                    index,
+                    out,
+                    work,
+                    base,
+                    message,
+                    work.order[position],
+                    False,
+                    ring_base,
+                )
+            second_half_order(domain, population, index, work, buckets)
+            for position in range(buckets):
+                message = emit(
+                    domain,
+                    population,
+                    index,
+                    out,
+                    work,
+                    base,
+                    message,
+                    work.order[position],
+                    True,
+                    ring_base,
+                )
         out.first[index + 1] = message
         base += buckets
     out.first[len(population.order)] = message

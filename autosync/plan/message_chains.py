@@ -14,6 +14,7 @@ from autosync.plan.compiler_kernels import (
     ALL_REDUCE,
     BROADCAST,
     CH_BROADCAST,
+    CH_GATHER,
     CH_GRADIENT,
     CH_PULL,
     CH_PUSH,
@@ -72,13 +73,15 @@ def chain(
     sharded: bool,
     server: int,
     low_rank: bool,
+    idle_gather: bool,
     stages: NDArray[np.int32],
 ) -> int:
     """The messages that synchronize one bucket; returns how many.
 
     stages i32[STAGES, 6]: operation, channel, root, teams, update, whether it starts a second
     half (which an overlapped schedule sends in order of next use). low_rank: an all-reduce of P,
-    which every rank makes orthogonal before its part of Q exists, and one of Q.
+    which every rank makes orthogonal before its part of Q exists, and one of Q. idle_gather: of
+    an all-gather that leaves while the wire is idle.
     """
     if method == M_FACTORS:
         put(stages, 0, FACTOR_ALL_GATHER, CH_GRADIENT, -1, T_ALL, U_REPLICATED, 0)
@@ -89,7 +92,7 @@ def chain(
     if method == M_RS:
         put(stages, 0, REDUCE_SCATTER, CH_GRADIENT, -1, T_ALL, U_SHARD if sharded else U_NONE, 0)
         last = U_NONE if sharded else U_REPLICATED
-        put(stages, 1, ALL_GATHER, CH_VALUE, -1, T_ALL, last, 1)
+        put(stages, 1, ALL_GATHER, CH_GATHER if idle_gather else CH_VALUE, -1, T_ALL, last, 1)
         return 2
     if method == M_PS:
         if sparse:

@@ -2,7 +2,8 @@
 
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from autosync.environment import host_name
 from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED, WrappedByDdp, check_plain, check_unwrapped
 from autosync.runtime.attachment import attach
+from autosync.runtime.drift_watch import OnDrift, watch_iterations
 from autosync.runtime.hooks.gradient_hooks import Removable
 from autosync.runtime.hooks.optimizer_coverage import check_held, warn_unheld
 from autosync.runtime.hooks.torch_compile import compiled_from, warn_if_compiled
@@ -54,6 +56,7 @@ def distribute(
     allow_lossy: bool = False,
     ddp_options: Mapping[str, Any] | None = None,
     allow_staleness: bool = False,
+    on_drift: OnDrift | None = None,
 ) -> tuple[nn.Module, Optimizers]:
     """Train as the bundle says: returns the model and the optimizer to go on with.
 
@@ -66,7 +69,8 @@ def distribute(
     where the process group is all ranks. allow_lossy: start a plan whose messages are packed with
     loss (fp16, bf16, PowerSGD). ddp_options: of DistributedDataParallel, where that is used
     (`find_unused_parameters`, `device_ids`, ...). allow_staleness: start a plan that applies
-    gradients some iterations later.
+    gradients some iterations later. on_drift: called on every rank where its iterations have become
+    longer than the bundle says, which rank 0 logs in any case.
 
     Raises:
         InvalidInput: there is no such bundle, ranks were given different ones, an option is none
@@ -106,21 +110,25 @@ def distribute(
         message = f"the bundle does not fit this job, so torch's DDP is used: {changed}."
         warnings.warn(message, stacklevel=2)
         log.warning(message)
+    speaks = group.rank() == 0
+    watch = partial(watch_iterations, optimizers[-1], shipped, bool(changed), speaks, on_drift)
     if changed:
         options = options if shipped.plan.engine == "ddp" else for_any_plan(options)
-        return _wrapped(model, optimizer, max_grad_norm, None, group, options), optimizer
+        return _wrapped(model, optimizer, max_grad_norm, None, group, options, watch), optimizer
     if not allow_lossy:
         check_lossless(shipped.plan)
     if shipped.plan.engine == "ddp":
-        return _wrapped(model, optimizer, max_grad_norm, shipped.plan, group, options), optimizer
+        plan = shipped.plan
+        return _wrapped(model, optimizer, max_grad_norm, plan, group, options, watch), optimizer
     names = _model_names(shipped, network)
     if shipped.plan.sharding is not None:
         _shard(network, optimizers, shipped, names, group, device, max_grad_norm)
+        watch()
         return model, optimizer
     warn_if_compiled(model)
     if shipped.plan.staleness:
         check_may_lag(shipped.plan, allow_staleness, len(optimizers))
-        attach_stale(
+        lagging = attach_stale(
             network,
             optimizers[0],
             shipped.plan,
@@ -129,8 +137,9 @@ def distribute(
             max_grad_norm=max_grad_norm,
             agreed=True,
         )
+        lagging.handles.append(watch())
         return model, optimizer
-    attach(
+    attachment = attach(
         network,
         optimizer,
         shipped.plan,
@@ -139,6 +148,7 @@ def distribute(
         max_grad_norm=max_grad_norm,
         agreed=True,
     )
+    attachment.handles.append(watch())
     return model, optimizer
 
 
@@ -158,6 +168,7 @@ def _wrapped(
     plan: Plan | None,
     group: dist.ProcessGroup,
     options: Mapping[str, Any],
+    watch: Callable[[], Removable],
 ) -> nn.Module:
     """The model in torch's DDP, as `autosync.detach` finds it. plan: DDP's own; None for DDP as it
     comes."""
@@ -167,10 +178,10 @@ def _wrapped(
     made = wrap_in_ddp(model, bucket_bytes, group, options=options)
     if plan is not None:
         add_hook(made, plan, group)
-    handles: tuple[Removable, ...] = ()
+    handles = [watch()]
     if max_grad_norm and isinstance(optimizer, Optimizer):
-        handles = (clip_before_step(model, optimizer, max_grad_norm),)
-    ATTACHED.wrapped[made] = WrappedByDdp(optimizer, handles)
+        handles.append(clip_before_step(model, optimizer, max_grad_norm))
+    ATTACHED.wrapped[made] = WrappedByDdp(optimizer, tuple(handles))
     return made
 
 

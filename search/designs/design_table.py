@@ -82,6 +82,10 @@ BUILDERS: dict[str, Builder] = {
     "dear_sliced": Builder(
         known_designs.dear_sliced, "DeAR in 4 MiB slices, nearest next use first."
     ),
+    "dear_idle": Builder(
+        known_designs.dear_idle,
+        "The same, but all-gathers leave while the wire is idle, in backward, too.",
+    ),
     "zero1": Builder(
         known_designs.zero1,
         "Reduce-scatter, each replica updates its part, all-gather of values (ZeRO-1).",

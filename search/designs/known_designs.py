@@ -1,6 +1,7 @@
 """Hand-designed strategies, one function each: torch's DDP, and what published systems do."""
 
 import random
+from dataclasses import replace
 
 from autosync.domain import Domain
 from autosync.errors import NotSupported
@@ -104,6 +105,12 @@ def dear_fused(domain: Domain, buffer_bytes: int) -> Strategy:
 
 def dear_sliced(domain: Domain) -> Strategy:
     return halves(domain, collective(domain, ReduceScatter(0)), SLICED)
+
+
+def dear_idle(domain: Domain) -> Strategy:
+    """No longer DeAR's rule: second halves do not wait for the end of backward."""
+    schedule = replace(SLICED, gather="when_idle")
+    return halves(domain, collective(domain, ReduceScatter(0)), schedule)
 
 
 def zero1(domain: Domain) -> Strategy:

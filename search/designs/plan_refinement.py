@@ -95,6 +95,7 @@ def _move(
         population.slice_bytes[index] = rng.choice(space.slice_bytes)
     elif kind == OVERLAP and space.overlap_forward:
         population.overlap[index] ^= True
+        population.idle_gather[index] &= population.overlap[index]
     elif kind == ORDER:
         if population.order[index] == Order.EXPLICIT:
             _place(population.position[rows], population.group[rows], rng)

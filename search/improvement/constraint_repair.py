@@ -1,8 +1,9 @@
-"""The two constraints, kept by strategies that are made of others.
+"""The two constraints, kept by strategies that are made of others where the space has them.
 
 Load balance: where owners of several strategies meet, the overloaded servers give shards up, and
 `balance_load` places them as the sampler does. Adjacent merging: groups are formed anew from
-borders, so that each is contiguous in gradient-ready order.
+borders, so that each is contiguous in gradient-ready order; without it groups are those of the
+strategies that the shards come from.
 """
 
 import numpy as np
@@ -22,7 +23,10 @@ _SERVER_METHOD = np.uint8(0)
 @cached_kernel
 def release_excess(tables: Tables, axis: NDArray[np.int8], shards: ShardColumns) -> None:
     """Take the owner (-1) from shards of overloaded servers, until what all servers hold beyond
-    their parts of the bandwidth is within the largest shard. `balance_load` then keeps it there."""
+    their parts of the bandwidth is within the largest shard. `balance_load` then keeps it there.
+    Without the constraint owners stay."""
+    if not tables.rules[0].load_balance:
+        return
     weight = tables.weight
     load = np.zeros(len(weight))
     for i in range(len(axis)):
@@ -61,11 +65,15 @@ def form_groups(
     most: NDArray[np.int64],
     shards: ShardColumns,
 ) -> None:
-    """Number the groups of all unpinned shards from the borders `starts` bool[N].
+    """Number the groups of all unpinned shards from the borders `starts` bool[N], or without the
+    constraint from their labels, the groups so far.
 
-    most i64[n]: groups of the collectives, and of each server, at most; then borders are passed
-    over, but for the first of each kind of message.
+    most i64[n]: groups of the collectives, and of each server, at most; then borders and labels are
+    passed over, but for the first of each kind of message.
     """
+    if not tables.rules[0].adjacent_merge:
+        _join_labels(tables, options, parts, most, shards)
+        return
     rules, families = tables.rules[0], len(tables.weight) + 1
     classes = families * METHODS * options * rules.dtypes
     current, open_in = np.empty(classes, np.int64), np.full(classes, -1, np.int64)
@@ -89,6 +97,44 @@ def form_groups(
                     used[family] += 1
                 shards.group[row] = current[number]
         renumber_groups(shards.group[row_of[0] : row_of[-1]], groups)
+
+
+@njit(nogil=True)
+def _join_labels(
+    tables: Tables,
+    options: int,
+    parts: NDArray[np.int32],
+    most: NDArray[np.int64],
+    shards: ShardColumns,
+) -> None:
+    """Shards of one label and kind travel together; of a label that has another kind, or comes when
+    there are enough groups, with the latest group of their own kind."""
+    rules, families = tables.rules[0], len(tables.weight) + 1
+    classes = families * METHODS * options * rules.dtypes
+    latest, open_in = np.empty(classes, np.int64), np.full(classes, -1, np.int64)
+    labels = np.int64(shards.group.max()) + 1 if len(shards.group) else 0
+    group_of, kind_of = np.empty(labels, np.int64), np.full(labels, -1, np.int64)
+    used = np.empty(families, np.int64)
+    for i in range(len(parts)):
+        used[:] = 0
+        kind_of[:] = -1
+        groups: int = rules.pin_groups
+        for row in range(shards.first[i], shards.first[i + 1]):
+            variable = tables.variables[shards.variable[row]]
+            if variable.pin >= 0:
+                continue
+            number = _class_of(shards, row, variable, options, rules)
+            family, label = shards.server[row] + 1, shards.group[row]
+            if kind_of[label] != number:
+                full = used[family] >= most[i] or kind_of[label] >= 0
+                if open_in[number] != i or not full:
+                    open_in[number], latest[number] = i, groups
+                    groups += 1
+                    used[family] += 1
+                if kind_of[label] < 0:
+                    kind_of[label], group_of[label] = number, latest[number]
+            shards.group[row] = group_of[label] if kind_of[label] == number else latest[number]
+        renumber_groups(shards.group[shards.first[i] : shards.first[i + 1]], groups)
 
 
 @njit(nogil=True)

@@ -31,11 +31,11 @@ KIND_OF_EDIT = np.array(
 MERGE, SPLIT, MOVE = range(3)
 """What happens to the group borders of a span."""
 ORDER, SLICES, OVERLAP = range(3)
-"""Fields of the schedule."""
+"""Fields of the schedule; when all-gathers leave goes with the overlap that lets them choose."""
 
 _SERVER_METHOD, _EXPLICIT = np.uint8(0), np.uint8(2)
 _FIRST_EDIT, _WORDS_PER_EDIT = 8, 8
-_SPAN, _HOW, _ROW = 1, 3, 4
+_SPAN, _HOW, _ROW, _OTHER = 1, 3, 4, 5
 """Words of an edit after its kind; a span takes two."""
 
 
@@ -107,12 +107,16 @@ def fill_offspring(
     starts: NDArray[np.bool_],
     position: NDArray[np.int32],
 ) -> None:
-    """Copy the children's rows and edit schedules, borders and owners. Groups stay open, and so do
-    owners that are to be drawn again (-1)."""
+    """Copy the children's rows and edit schedules, borders and owners. Groups stay open, or without
+    adjacent merging become labels, equal where a parent has one group. Owners that are to be drawn
+    again stay open (-1), too."""
+    adjacent = tables.rules[0].adjacent_merge
+    labels = 0 if adjacent else np.int64(parents.group.max()) + 1
     row_of = np.empty(len(tables.variables) + 1, dtype=np.int64)
     for i in range(len(indices)):
         name = stream(seed, indices[i], VARIATION)
-        _copy_rows(tables, lineage.base[i], parents, source[i], i, row_of, shards, starts, position)
+        of_child = lineage.base[i], lineage.mate[i], labels
+        _copy_rows(tables, of_child, parents, source[i], i, row_of, shards, starts, position)
         for edit in range(lineage.edits[i]):
             word = _FIRST_EDIT + _WORDS_PER_EDIT * edit
             kind = kind_of_edit(name, edit)
@@ -124,8 +128,11 @@ def fill_offspring(
                     choices.slice_bytes[i] = parents.slice_bytes[donor]
                 else:
                     choices.overlap[i] = parents.overlap[donor]
-            elif kind == BORDERS:
+                    choices.idle_gather[i] = parents.idle_gather[donor]
+            elif kind == BORDERS and adjacent:
                 _edit_borders(tables.ready_order, name, word, row_of, starts)
+            elif kind == BORDERS:
+                _edit_labels(tables, name, word, 3 * labels + edit, row_of, shards)
             elif kind == OWNERS:
                 _forget_owners(tables, name, word, row_of, shards)
         _rank_positions(choices.order[i], position[shards.first[i] : shards.first[i + 1]])
@@ -134,7 +141,7 @@ def fill_offspring(
 @njit(nogil=True)
 def _copy_rows(
     tables: Tables,
-    base: int,
+    of_child: tuple[int, int, int],
     parents: ParentColumns,
     source: NDArray[np.int32],
     child: int,
@@ -143,8 +150,10 @@ def _copy_rows(
     starts: NDArray[np.bool_],
     position: NDArray[np.int32],
 ) -> None:
-    """row_of i64[V + 1]: becomes the first row of each variable of the child. A variable that is
+    """of_child: its base, its mate, and how many labels a parent has; 0 leaves groups open.
+    row_of i64[V + 1]: becomes the first row of each variable of the child. A variable that is
     not the base's is sent where the base sends its first shard."""
+    base, mate, labels = of_child
     row = shards.first[child]
     for v in range(len(source)):
         row_of[v] = row
@@ -155,7 +164,12 @@ def _copy_rows(
             shards.method[row] = parents.method[given + part]
             shards.option[row] = parents.option[given + part]
             shards.server[row] = parents.server[given + part]
-            shards.group[row] = tables.pins[pin + part].group if pin >= 0 else -1
+            shards.group[row] = -1
+            if pin >= 0:
+                shards.group[row] = tables.pins[pin + part].group
+            elif labels > 0:
+                origin = (1 if source[v] == mate else 2) if strange else 0
+                shards.group[row] = origin * labels + parents.group[given + part]
             starts[row] = parents.starts[given + part]
             sent = parents.row_of[base, v] if strange else given + part
             position[row] = parents.position[sent]
@@ -192,6 +206,41 @@ def _edit_borders(
             starts[row_of[v] + chosen] = True
             return
         chosen -= row_of[v + 1] - row_of[v]
+
+
+@njit(nogil=True)
+def _edit_labels(
+    tables: Tables,
+    name: np.uint64,
+    word: int,
+    fresh: int,
+    row_of: NDArray[np.int64],
+    shards: ShardColumns,
+) -> None:
+    """Give all rows of a span one label, a row of it a fresh one, or that of another row there."""
+    how = draw(name, word + _HOW, 3)
+    start, stop = draw_span(name, word + _SPAN, len(tables.ready_order))
+    rows = 0
+    for place in range(start, stop):
+        v = tables.ready_order[place]
+        if tables.variables[v].pin < 0:
+            rows += row_of[v + 1] - row_of[v]
+    if rows == 0:
+        return
+    chosen, other = draw(name, word + _ROW, rows), draw(name, word + _OTHER, rows)
+    label = fresh
+    for writes in range(2):  # the other row's label is read before any is written
+        number = 0
+        for place in range(start, stop):
+            v = tables.ready_order[place]
+            if tables.variables[v].pin >= 0:
+                continue
+            for row in range(row_of[v], row_of[v + 1]):
+                if writes == 0 and how != SPLIT and number == other:
+                    label = int(shards.group[row])
+                elif writes == 1 and (how == MERGE or number == chosen):
+                    shards.group[row] = label
+                number += 1
 
 
 @njit(nogil=True)

@@ -25,7 +25,7 @@ def make_offspring(pool: ParentPool, lineage: Lineage, start: int, seed: int) ->
     """The children of a lineage. Child i depends only on its lineage and on (seed, start + i).
     Releases the GIL while it works.
 
-    They keep the pins and both constraints, also where the space switches one off. Groups of a
+    They keep the pins, and both constraints but for one that the space switches off. Groups of a
     family (collectives, or one server) are no more than the larger of the space's `max_groups` and
     the groups of base and mate.
     """
@@ -36,7 +36,7 @@ def make_offspring(pool: ParentPool, lineage: Lineage, start: int, seed: int) ->
     choices = empty_choices(n, len(tables.variables))
     places = source, np.arange(len(tables.variables))
     choices.axis[:], choices.parts[:] = given.axis[places], given.parts[places]
-    for name in ("layout", "order", "slice_bytes", "overlap"):
+    for name in ("layout", "order", "slice_bytes", "overlap", "idle_gather"):
         getattr(choices, name)[:] = getattr(given, name)[lineage.base]
     shards = empty_shards(choices.parts)
     starts = np.empty(len(shards.variable), dtype=np.bool_)
@@ -59,6 +59,7 @@ def make_offspring(pool: ParentPool, lineage: Lineage, start: int, seed: int) ->
         order=choices.order,
         slice_bytes=choices.slice_bytes,
         overlap=choices.overlap,
+        idle_gather=choices.idle_gather,
         staleness=given.staleness[lineage.base],
         axis=choices.axis,
         parts=choices.parts,

@@ -27,12 +27,14 @@ class ParentColumns(NamedTuple):
     order: NDArray[np.uint8]
     slice_bytes: NDArray[np.int64]
     overlap: NDArray[np.bool_]
+    idle_gather: NDArray[np.bool_]
     parts: NDArray[np.int32]
     row_of: NDArray[np.int64]
     length: NDArray[np.int64]
     method: NDArray[np.uint8]
     server: NDArray[np.int16]
     option: NDArray[np.uint16]
+    group: NDArray[np.int32]
     position: NDArray[np.int32]
     starts: NDArray[np.bool_]
 
@@ -66,12 +68,14 @@ def pool_of(
         joined.order,
         joined.slice_bytes,
         joined.overlap,
+        joined.idle_gather,
         joined.parts,
         row_of,
         joined.length,
         joined.method,
         joined.server,
         joined.option,
+        joined.group,
         joined.position,
         starts,
     )

@@ -20,6 +20,7 @@ from autosync.bundle import Bundle, make_bundle, save_bundle
 from autosync.domain import Domain
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.runtime.distributed import distribute
+from autosync.runtime.drift_watch import OnDrift
 from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.runtime.transport.process_groups import working_group
 from autosync.search.designs import known_designs
@@ -32,6 +33,7 @@ from autosync.search.live.time_budget import (
     with_fewer_iterations,
     with_fewer_proposals,
 )
+from autosync.search.live.trial_memory import Since, TrialMemory, memory_of
 from autosync.search.loop.memory_store import MemoryStore
 from autosync.search.loop.outcome import TuningEvent, shipped_bundle
 from autosync.search.loop.proposing import OnEvent
@@ -77,7 +79,10 @@ def tune(
     settings: Settings | None = None,
     space: Space | None = None,
     save: str | Path | None = None,
+    since: Since | None = None,
+    trials: str | Path | None = None,
     on_event: OnEvent | None = None,
+    on_drift: OnDrift | None = None,
 ) -> tuple[nn.Module, Optimizers]:
     """Try strategies on the live ranks for some minutes; go on training with the best.
 
@@ -105,13 +110,18 @@ def tune(
     device_type: of this rank's GPU, where its own name is none of `autosync.devices`.
     settings, space: of the search; rank 0's count.
     save: rank 0 writes the bundle there, for `autosync.distribute` in the next run.
+    since: what an earlier tuning of this model measured: its bundle, or the file that its `trials`
+        named. A few of its strategies are measured first, to tell what has changed, and then the
+        search goes on from there. Rank 0's counts.
+    trials: rank 0 writes there what was measured, for `since` of a later tuning.
     on_event: progress, on rank 0.
+    on_drift: as for `distribute`.
 
     Raises:
         InvalidInput: torch.distributed is not initialized; a rank has no batch; the model or an
             optimizer is distributed already; an optimizer trains what is not the model's; an
-            option is none of DistributedDataParallel's; step does not do what it must. On every
-            rank.
+            option is none of DistributedDataParallel's; step does not do what it must; `since` is
+            no bundle and no file of trials. On every rank.
         NotSupported: the GPU is of no known device type, and none is stated; a module is compiled,
             or sharded by FSDP or tensor parallelism; an option of DDP's contradicts every plan;
             several optimizers are to be clipped.
@@ -131,6 +141,7 @@ def tune(
     until = time.monotonic() + 60 * minutes
     with _control(patience) as control:
         _agreed(control, check)
+        memory = _agreed(control, lambda: memory_of(None if dist.get_rank() else since, trials))
         control.share_values(model)
         before = take_snapshot(model, several(optimizer), others)
         job = LiveJob(
@@ -139,7 +150,13 @@ def tune(
         with _put_back(job):
             job.batches = _sampled_batches(control, batches)
             verdict = _verdict(
-                job, batch_size, settings or Settings(proposals=4_000), space, until, on_event
+                job,
+                batch_size,
+                settings or Settings(proposals=4_000),
+                space,
+                until,
+                on_event,
+                memory,
             )
     if verdict.reason:
         message = f"tuning found no answer, so torch's DDP is used: {verdict.reason}"
@@ -154,6 +171,7 @@ def tune(
         max_grad_norm=max_grad_norm,
         allow_lossy=True,  # such strategies were tried only where the space has their encodings
         ddp_options=options,
+        on_drift=on_drift,
     )
 
 
@@ -210,6 +228,7 @@ def _verdict(
     space: Space | None,
     until: float,
     on_event: OnEvent | None,
+    memory: TrialMemory,
 ) -> Verdict:
     """What to go on with, the same on every rank; rank 0 searches.
 
@@ -231,7 +250,7 @@ def _verdict(
     domain = Domain(recorded.graph, cluster, recorded.profile, recorded.optimizer)
     settings = with_fewer_iterations(settings, slowest, until - time.monotonic())
     within = replace(space or Space(), sharded_parameters=False)  # it could not be taken off again
-    return _lead(job, domain, within, settings, until, on_event or _log_event)
+    return _lead(job, domain, within, settings, until, on_event or _log_event, memory)
 
 
 def _agreed(control: ControlGroup, task: Callable[[], Any]) -> Any:
@@ -261,6 +280,7 @@ def _lead(
     settings: Settings,
     until: float,
     on_event: OnEvent,
+    memory: TrialMemory,
 ) -> Verdict:
     """Rank 0's part. Whatever happens, the other ranks are told how to go on."""
     hosts = len(domain.cluster.nodes)
@@ -272,7 +292,7 @@ def _lead(
 
     try:
         with compilations_told(tell):
-            verdict = _searched(pool, domain, space, settings, on_event)
+            verdict = _searched(pool, domain, space, settings, on_event, memory)
     except SynchronizationFailed:  # a rank is lost: nobody is left to tell
         raise
     except AutosyncError as error:
@@ -289,9 +309,15 @@ def _keep_ddp(domain: Domain) -> Bundle:
 
 
 def _searched(
-    pool: JobPool, domain: Domain, space: Space, settings: Settings, on_event: OnEvent
+    pool: JobPool,
+    domain: Domain,
+    space: Space,
+    settings: Settings,
+    on_event: OnEvent,
+    memory: TrialMemory,
 ) -> Verdict:
     """Measures what predictions need, then tunes as the service's workers do."""
+    earlier = memory.earlier(domain, space)
     now = time.monotonic()
     probe_until = now + PROBE_SHARE * (pool.until - now)
     domain = measure_message_costs(pool, domain, settings, probe_until, on_event)
@@ -303,8 +329,17 @@ def _searched(
     now = time.monotonic()
     budget = TimeBudget(now + SEARCH_SHARE * (pool.until - now), pool.until)
     outcome = run_tuning(
-        domain, space, lambda: pool, MemoryStore(), simulator, settings, on_event, budget.over
+        domain,
+        space,
+        lambda: pool,
+        MemoryStore(),
+        simulator,
+        settings,
+        on_event,
+        budget.over,
+        earlier,
     )
+    memory.save(outcome)
     return Verdict(shipped_bundle(outcome, domain, pool.description))
 
 

@@ -15,6 +15,7 @@ from autosync.population import Population, concatenate, decode, encode
 from autosync.search.designs.design_table import hand_designed
 from autosync.search.designs.torch_engines import torch_designs
 from autosync.search.loop.acquisition import expected_improvement
+from autosync.search.loop.earlier_trials import EarlierTrials, canaries, designs_again
 from autosync.search.loop.fusion_tuning import tuned_fusion
 from autosync.search.loop.message_equality import distinct_rows, message_shares
 from autosync.search.loop.outcome import DDP, TuningEvent, rank_measured
@@ -50,22 +51,30 @@ def propose(
     settings: Settings,
     left: int,
     on_event: OnEvent,
+    earlier: EarlierTrials | None = None,
 ) -> list[Proposal]:
     """The next round: hand-designed strategies first (DDP before all), then one fusion buffer tuned
     by the trials and those of each source. None where the search has nothing left to gain
-    (`settings.least_gain`)."""
-    earlier = store.proposals()
-    number = 1 + max((proposal.round for proposal in earlier), default=-1)
-    tried = [each.candidate.strategy for each in earlier]
+    (`settings.least_gain`).
+
+    earlier: of another tuning. Its canaries are the first round, and its other strategies stand
+    among the hand-designed ones of the second."""
+    stored = store.proposals()
+    number = 1 + max((proposal.round for proposal in stored), default=-1)
+    tried = [each.candidate.strategy for each in stored]
     chosen: list[Candidate] = []
-    if number == 0:
+    if earlier is not None and number == 0:
+        return proposals_of(canaries(domain, simulator, earlier, left), number)
+    if number == (0 if earlier is None else 1):
         room = min(left, max(1, settings.budget // 2))
         designs = known_designs(domain, space, simulator)
+        if earlier is not None:
+            designs = designs_again(domain, simulator, earlier, designs, tried)
         chosen = with_refined(domain, space, simulator, designs, settings.seed)[:room]
     else:
         chosen = tuned_fusion(domain, space, simulator, store)
     room = min(left, max(ROUND_TRIALS, len(chosen))) - len(chosen)
-    fastest = [row for row in rank_measured(earlier, store.trials()) if row.step_seconds]
+    fastest = [row for row in rank_measured(stored, store.trials()) if row.step_seconds]
     measured = encode([row.candidate.strategy for row in fastest], domain)
     parents, gains = parents_among(domain, measured), []
     for origin, count in round_shares(settings, room, len(parents)):
@@ -81,6 +90,11 @@ def propose(
         chosen += picked(judge, listed, settings, number, count, origin)
     if number > 0 and max(gains, default=0.0) < settings.least_gain:
         return []
+    return proposals_of(chosen, number)
+
+
+def proposals_of(chosen: Sequence[Candidate], number: int) -> list[Proposal]:
+    """Round `number` of a search."""
     return [
         Proposal(f"search/{number}/{candidate.strategy.id}", "search", number, candidate)
         for candidate in chosen

@@ -10,6 +10,7 @@ from autosync.domain import Domain
 from autosync.population import encode
 from autosync.search.designs import known_designs
 from autosync.search.loop.confirm import conclude, confirmation
+from autosync.search.loop.earlier_trials import EarlierTrials, since_then
 from autosync.search.loop.outcome import Outcome, TuningEvent
 from autosync.search.loop.proposing import OnEvent, propose
 from autosync.search.loop.settings import Settings
@@ -45,11 +46,13 @@ def tune(
     settings: Settings,
     on_event: OnEvent,
     stop: StopRule = never,
+    earlier: EarlierTrials | None = None,
 ) -> Outcome:
     """Find, measure and confirm the fastest strategy of the domain; DDP is always measured.
 
     Stops and goes on anywhere: what the store holds is never run again. stop: may end the search
     before its budget, and the confirmation before its last repeat; what was measured counts.
+    earlier: what a tuning of the same model measured; see `earlier_trials`.
 
     Raises:
         AutosyncError: torch's DDP itself could not be measured, so nothing can be compared.
@@ -61,8 +64,10 @@ def tune(
         run_pending(domain, pool, store, settings, on_event, stop)
         while (left := _trials_left(store, settings)) > 0 and not stop("search"):
             # the pool is closed at once where this is cancelled, whatever is still computed
-            known = beside(learn, domain, simulator, store)
-            chosen = beside(propose, known, space, simulator, store, settings, left, on_event)
+            known = beside(learn, domain, simulator, store, earlier)
+            chosen = beside(
+                propose, known, space, simulator, store, settings, left, on_event, earlier
+            )
             if not chosen:
                 break
             store.propose(chosen)
@@ -110,7 +115,9 @@ def run_pending(
         on_event(TuningEvent(phase, message, done[phase], totals[phase], best))
 
 
-def learn(domain: Domain, simulator: Simulator, store: Store) -> Domain:
+def learn(
+    domain: Domain, simulator: Simulator, store: Store, earlier: EarlierTrials | None = None
+) -> Domain:
     """Teach the simulator every trial so far. Returns the domain to predict with: a simulator that
     learns corrects its predictions itself, the timeline gets costs corrected by the trials."""
     step_seconds = {trial.key: trial.step_seconds for trial in store.trials()}
@@ -119,6 +126,9 @@ def learn(domain: Domain, simulator: Simulator, store: Store) -> Domain:
         if (seconds := step_seconds.get(proposal.key)) is not None:
             strategies.append(proposal.candidate.strategy)
             measured.append(seconds)
+    for strategy, seconds in since_then(earlier, store) if earlier else ():
+        strategies.append(strategy)
+        measured.append(seconds)
     if not measured:
         return domain
     tried, seconds_tried = encode(strategies, domain), np.array(measured, dtype=np.float64)

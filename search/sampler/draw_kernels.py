@@ -42,6 +42,9 @@ CHOICES = 1
 SHARD_METHODS = 4
 """Purpose of the random stream of shards that choose by themselves."""
 
+IDLE_GATHERS = 5
+"""Purpose of the random stream of when all-gathers leave."""
+
 PINNED = -1
 """Synchronizer of a variable whose choice the user pinned."""
 
@@ -200,6 +203,11 @@ def draw_choices(
         choices.order[i] = 1 if rules.priority and draw(name, 9, 2) == 0 else 0
         choices.slice_bytes[i] = slices[draw(name, 10, len(slices))]
         choices.overlap[i] = rules.overlap and draw(name, 11, 3) > 0
+        choices.idle_gather[i] = (
+            rules.idle_gathers
+            and choices.overlap[i]
+            and draw(stream(seed, indices[i], IDLE_GATHERS), 0, 2) == 0
+        )
         choices.layout[i] = draw(name, 12, rules.layouts)
         for v in range(len(variables)):
             variable = variables[v]

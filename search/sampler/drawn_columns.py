@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 class ChoiceColumns(NamedTuple):
     """What n proposals choose as a whole, and for each of V variables.
 
-    layout, order u8[n], slice_bytes i64[n], overlap bool[n]: as in `Population`.
+    layout, order u8[n], slice_bytes i64[n], overlap, idle_gather bool[n]: as in `Population`.
     axis i8[n, V], parts i32[n, V]: the partition of each variable.
     synchronizer i16[n, V]: an index into `Tables.synchronizers`, or -1 where it is pinned.
     flat_length i64[n, V]: elements of a shard of the flattened tensor (the last may be shorter);
@@ -20,6 +20,7 @@ class ChoiceColumns(NamedTuple):
     order: NDArray[np.uint8]
     slice_bytes: NDArray[np.int64]
     overlap: NDArray[np.bool_]
+    idle_gather: NDArray[np.bool_]
     axis: NDArray[np.int8]
     parts: NDArray[np.int32]
     synchronizer: NDArray[np.int16]
@@ -49,6 +50,7 @@ def empty_choices(proposals: int, variables: int) -> ChoiceColumns:
         order=np.empty(proposals, dtype=np.uint8),
         slice_bytes=np.empty(proposals, dtype=np.int64),
         overlap=np.empty(proposals, dtype=np.bool_),
+        idle_gather=np.empty(proposals, dtype=np.bool_),
         axis=np.empty(shape, dtype=np.int8),
         parts=np.empty(shape, dtype=np.int32),
         synchronizer=np.empty(shape, dtype=np.int16),

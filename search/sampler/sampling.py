@@ -53,6 +53,7 @@ def sample_at(domain: Domain, space: Space, indices: NDArray[np.uint64], seed: i
         order=choices.order,
         slice_bytes=choices.slice_bytes,
         overlap=choices.overlap,
+        idle_gather=choices.idle_gather,
         staleness=np.zeros(n, dtype=np.uint8),
         axis=choices.axis,
         parts=choices.parts,

@@ -92,6 +92,7 @@ RULES = np.dtype(
         ("load_balance", np.bool_),
         ("adjacent_merge", np.bool_),
         ("shard_methods", np.bool_),
+        ("idle_gathers", np.bool_),
     ],
     align=True,
 )
@@ -220,7 +221,7 @@ def _rules(
     several = any(node.ranks > 1 for node in domain.cluster.nodes)
     rules["hierarchy"] = space.hierarchical and several
     rules["priority"], rules["overlap"] = space.priority, space.overlap_forward
-    for switch in ("load_balance", "adjacent_merge", "shard_methods"):
+    for switch in ("load_balance", "adjacent_merge", "shard_methods", "idle_gathers"):
         rules[switch] = getattr(space, switch)
     if not (rules["owners"][0] or space.all_reduce or space.reduce_scatter):
         raise InvalidInput(

@@ -27,7 +27,7 @@ def trials_table(folder: Path) -> pd.DataFrame:
         batch_size            examples of one replica
         world_size            replicas
         compute_seconds       of forward and backward, on a device of nominal speed
-        order, slice_bytes, overlap_forward     of the schedule
+        order, slice_bytes, overlap_forward, gather     of the schedule
         shards, groups        how many; shards of a group travel in one message (or its slices)
         all_reduce, parameter_server, reduce_scatter, all_gather, factors   shards of each kind
 
@@ -115,6 +115,7 @@ def _strategy_facts(identity: str, text: str) -> dict[str, Any]:
         "order": strategy.schedule.order,
         "slice_bytes": strategy.schedule.slice_bytes,
         "overlap_forward": strategy.schedule.overlap_forward,
+        "gather": strategy.schedule.gather,
         "shards": len(shards),
         "groups": len({shard.group for shard in shards}),
         **{kind: kinds[kind] for kind in KINDS},

@@ -21,6 +21,10 @@ work takes, and when backward ends."""
 
 MESSAGES_ON_WIRE, INTERVALS, ISSUED = 0, 1, 2
 """Of a tally: messages on the wire, intervals in which some were, messages issued so far."""
+FIRST_MISSING, FIRST_IN_FLIGHT, GATHERS_IN_FLIGHT = 3, 4, 5
+"""Of a tally, where all-gathers wait for an idle wire: first halves that have not landed, those
+issued among them, and all-gathers issued."""
+TALLIES = 6
 
 
 @njit(nogil=True, _nrt=False, inline="always")

@@ -23,6 +23,7 @@ from autosync.simulator.timeline.compute_clock import (
     wire_empties,
     wire_fills,
 )
+from autosync.simulator.timeline.idle_rule import GATHER, count_first_halves, settle
 from autosync.simulator.timeline.message_issue import CHANNELS, issue, next_of, recompute
 from autosync.simulator.timeline.message_transfer import (
     HANDED,
@@ -49,6 +50,7 @@ class MessageArrays(NamedTuple):
     channel: NDArray[np.uint8]
     root: NDArray[np.int16]
     ranks: NDArray[np.uint16]
+    carries_values: NDArray[np.bool_]
     wire_bytes: I64
     ready: NDArray[np.int32]
     after: I64
@@ -116,7 +118,7 @@ class InFlight(NamedTuple):
     streamed message of the kind is on its way. head, tail i64[K]: the first and last one that waits
     for it, -1 without; follower i64[M]: the one behind.
     gate_time, gate_update: per forward operation, when what it waits for is there, and the seconds
-    of updates then. pace f64[4], tally i64[3]: of compute; see `compute_clock`. wired f64[W, 2]:
+    of updates then. pace f64[4], tally i64[6]: see `compute_clock`. wired f64[W, 2]:
     when messages were on the wire, in order and apart; filled only where that slows compute.
     """
 
@@ -180,11 +182,13 @@ def land(plan, costs, in_flight, message, channel, stop, now, arrived):
     """
     if not costs.in_order:
         arrived[message] = now
+        settle(plan, in_flight, message)
         return 1
     arrived[message] = WHOLE
     oldest, landed = in_flight.oldest[channel], 0
     while oldest < stop and arrived[oldest] == WHOLE:
         arrived[oldest] = now
+        settle(plan, in_flight, oldest)
         landed += 1
         oldest = next_of(plan, channel, oldest + 1, stop)
     in_flight.oldest[channel] = oldest
@@ -206,6 +210,8 @@ def communicate(plan, costs, compute, in_flight, index, factor, issued, on_wire,
     for channel in range(CHANNELS):
         in_flight.cursor[channel] = next_of(plan, channel, begin, stop)
         in_flight.oldest[channel] = in_flight.cursor[channel]
+    if in_flight.cursor[GATHER] < stop:
+        count_first_halves(plan, in_flight, begin, stop)
     size = issue(plan, costs, compute, in_flight, 0, begin, stop, 0.0, factor, arrived)
     count = begin
     while size > 0:

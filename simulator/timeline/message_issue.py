@@ -7,7 +7,16 @@ without the interpreter lock; see `event_loop`."""
 from numba import njit
 
 from autosync.codes import Channel, Update
-from autosync.simulator.timeline.compute_clock import END, ISSUED, moment_of, update_seconds
+from autosync.simulator.timeline.compute_clock import (
+    END,
+    FIRST_IN_FLIGHT,
+    FIRST_MISSING,
+    GATHERS_IN_FLIGHT,
+    ISSUED,
+    moment_of,
+    update_seconds,
+)
+from autosync.simulator.timeline.idle_rule import GATHER
 from autosync.simulator.timeline.message_transfer import HANDED
 
 OWNER, SHARD = int(Update.OWNER), int(Update.SHARD)
@@ -27,6 +36,18 @@ def follows_step(plan, compute, before):
     if plan.update[before] == SHARD:
         return True
     return plan.update[before] == OWNER and plan.root[before] < compute.world
+
+
+@njit(nogil=True, _nrt=False, inline="always")
+def kept_back(plan, compute, in_flight, message, begin, now):
+    """Whether an all-gather waits for an idle wire. One with new values is not handed over before
+    `step()`: until then the wire may fill again."""
+    if in_flight.tally[FIRST_MISSING] == 0:
+        return False
+    if in_flight.tally[FIRST_IN_FLIGHT] > 0 or in_flight.tally[GATHERS_IN_FLIGHT] > 0:
+        return True
+    before = begin + plan.after[message]
+    return follows_step(plan, compute, before) and now < in_flight.pace[END]
 
 
 @njit(nogil=True, _nrt=False)
@@ -84,6 +105,8 @@ def issue(plan, costs, compute, in_flight, size, begin, stop, now, factor, arriv
     for channel in range(CHANNELS):
         message = in_flight.cursor[channel]
         if message >= stop or in_flight.handed[channel]:
+            continue
+        if channel == GATHER and kept_back(plan, compute, in_flight, message, begin, now):
             continue
         kind = costs.kind[plan.operation[message], plan.ranks[message], plan.root[message] + 1]
         if not costs.streamed[kind]:

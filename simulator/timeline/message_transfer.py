@@ -7,6 +7,7 @@ lock; see `event_loop`."""
 from numba import njit
 
 from autosync.simulator.timeline.compute_clock import END
+from autosync.simulator.timeline.idle_rule import depart
 
 HANDED, STARTING, ON_WIRE = 0, 1, 2
 """Phases: waits for its processor, starts up, or is on the wire."""
@@ -80,6 +81,7 @@ def process(plan, costs, in_flight, slot, now, issued, on_wire):
     message = in_flight.message[slot]
     kind = in_flight.kind[slot]
     issued[message] = now
+    depart(plan, in_flight, message)
     wire_bytes = plan.wire_bytes[message]
     in_flight.handed[in_flight.channel[slot]] = False
     busy_until = (

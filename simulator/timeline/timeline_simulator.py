@@ -13,6 +13,7 @@ from autosync.population import Population
 from autosync.simulator.compute_time import slowest_factors
 from autosync.simulator.cost.network import SERVER_OPERATIONS, Network, network_of
 from autosync.simulator.numba_compiler import compile_plans_fast
+from autosync.simulator.timeline.compute_clock import TALLIES
 from autosync.simulator.timeline.event_loop import (
     ComputeArrays,
     CostArrays,
@@ -82,14 +83,13 @@ def simulate(
             value=index,
             remedy="Compile the strategy again.",
         )
-    late = population.staleness
-    if late.any():
-        profile = domain.profile
-        compute = factors * profile.compute_seconds + profile.update_seconds
-        exposed = (periods - compute) / np.maximum(late, 1)
-        least = np.maximum(_least_seconds(plans, domain, compute), exposed)
-        return np.where(late > 0, least, periods)
-    return periods
+    if not population.staleness.any():
+        return periods
+    profile = domain.profile
+    compute_seconds = factors * profile.compute_seconds + profile.update_seconds
+    exposed = (periods - compute_seconds) / np.maximum(population.staleness, 1)
+    lagging = np.maximum(_least_seconds(plans, domain, compute_seconds), exposed)
+    return np.where(population.staleness > 0, lagging, periods)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +233,6 @@ def _in_flight_arrays(domain: Domain, costs: Network, plans: PlanTable) -> InFli
         gate_time=np.zeros(operations),
         gate_update=np.zeros(operations),
         pace=np.zeros(4),
-        tally=np.zeros(3, dtype=np.int64),
+        tally=np.zeros(TALLIES, dtype=np.int64),
         wired=np.empty((int(np.diff(plans.first).max(initial=0)), 2)),
     )

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autosync.documents import from_json, to_json
+from autosync.documents import from_json, to_data, to_json
 from autosync.errors import InvalidInput, InvalidStrategy
 from autosync.strategy import (
     AllGather,
@@ -61,11 +61,19 @@ def test_identity_sees_every_choice() -> None:
     others = [
         replace(STRATEGY, schedule=replace(STRATEGY.schedule, overlap_forward=False)),
         replace(STRATEGY, schedule=replace(STRATEGY.schedule, slice_bytes=2048)),
+        replace(STRATEGY, schedule=replace(STRATEGY.schedule, gather="when_idle")),
         replace(STRATEGY, staleness=1),
         replace(STRATEGY, choices=(first, merged, rest[1])),
         replace(STRATEGY, replicas=STRATEGY.replicas[::-1]),
     ]
-    assert len({STRATEGY.id, *(other.id for other in others)}) == 6
+    assert len({STRATEGY.id, *(other.id for other in others)}) == 7
+
+
+def test_documents_from_before_the_choice_of_when_to_gather_keep_text_and_identity() -> None:
+    assert STRATEGY.schedule.gather == "next_forward"
+    assert "gather" not in to_data(STRATEGY.schedule)
+    idle = replace(STRATEGY.schedule, gather="when_idle")
+    assert from_json(Schedule, to_json(idle)) == idle
 
 
 @given(st.integers(1, 200), st.data())

@@ -45,6 +45,13 @@ def test_ddp_and_strategies_without_a_domain() -> None:
     assert text == "all-reduce in 4 groups; as gradients get ready"
 
 
+def test_when_halves_are_gathered_shows() -> None:
+    domain = domain_of()
+    idle = describe(known_designs.dear_idle(domain), domain)
+    assert idle.endswith("into the next forward, gathered while the wire is idle")
+    assert idle.startswith(describe(known_designs.dear_sliced(domain), domain))
+
+
 def test_options_show() -> None:
     domain = domain_of(chain_graph(((4, 4), (4,))), grid_cluster(2, 2))
     assert "hierarchical all-reduce" in describe(

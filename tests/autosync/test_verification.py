@@ -252,6 +252,12 @@ def test_explicit_positions_are_a_permutation_of_the_shards() -> None:
         refused(wrong, "each of 0 to 2 once")
 
 
+def test_only_what_runs_into_the_next_forward_pass_gathers_while_the_wire_is_idle() -> None:
+    verify(replace(plain(), schedule=Schedule(overlap_forward=True, gather="when_idle")), DOMAIN)
+    wrong = replace(plain(), schedule=Schedule(gather="when_idle"))
+    assert "into the next forward" in refused(wrong, "'when_idle'").remedy
+
+
 def test_the_ddp_order_takes_whole_exact_rings_only() -> None:
     schedule = Schedule("ddp", slice_bytes=1 << 20)
     verify(replace(plain(), schedule=schedule), DOMAIN)

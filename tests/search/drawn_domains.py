@@ -39,6 +39,7 @@ spaces = st.builds(
     max_groups=st.sampled_from((1, 3, 20)),
     uneven_shares=st.booleans(),
     shard_methods=st.booleans(),
+    idle_gathers=st.booleans(),
 )
 
 unconstrained = st.builds(

@@ -9,6 +9,7 @@ from rich.markup import escape
 from autosync.api.cli.console import out, print_json
 from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json, ServiceUrl
 from autosync.api.cli.output_files import write_text
+from autosync.errors import NotSupported
 from autosync.framework_settings.framework_names import TITLES, FrameworkName
 
 if TYPE_CHECKING:
@@ -51,6 +52,15 @@ def export(
             show_default="its answer",
         ),
     ] = None,
+    trials: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Where its trials go, for `--from` and `autosync.tune(since=...)`; of a tuning of "
+            "the database alone.",
+            show_default=False,
+        ),
+    ] = None,
     db: DatabaseUrl = DEFAULT_DATABASE,
     url: ServiceUrl = None,
     json: Json = False,
@@ -62,6 +72,7 @@ def export(
     Examples:
 
         autosync export 3f2a90c1 -o best.json
+        autosync export 3f2a90c1 -o best.json --trials measured.json
         autosync export 3f2a90c1 --for ddp
         autosync export 3f2a90c1 --for deepspeed -o deepspeed.json
     """
@@ -69,6 +80,8 @@ def export(
     from autosync.api.cli.tuning_sources import tuning_source
     from autosync.documents import to_data
 
+    if trials is not None:
+        _write_trials(trials, tuning, db, url)
     with tuning_source(db, url) as source:
         tuning_id = source.find(tuning)
         if framework is not None:
@@ -85,6 +98,22 @@ def export(
     write_text(path, bundle)
     if not json:
         print_two_lines(path)
+
+
+def _write_trials(file: Path, tuning: str, db: str, url: str | None) -> None:
+    from autosync.api.cli.earlier_tunings import measured_trials
+    from autosync.api.cli.open_database import opened
+    from autosync.documents import to_json
+
+    if url is not None:
+        raise NotSupported(
+            "a service's trials are exported as tables, not as a file to begin from.",
+            thing="--trials",
+            value=url,
+            remedy="Name the service's database with --db, or leave --trials out.",
+        )
+    with opened(db) as database:
+        write_text(file, to_json(measured_trials(database, tuning)))
 
 
 def settings_text(settings: "FrameworkSettings") -> str:

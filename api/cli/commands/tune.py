@@ -79,6 +79,14 @@ def tune(
         str | None,
         typer.Option(metavar="ID", help="Go on with this tuning; nothing is measured twice."),
     ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="TUNING",
+            help="Begin from what another tuning measured: its id, its bundle, or its trials.",
+        ),
+    ] = None,
     proposals: Annotated[int, typer.Option(help="Strategies sampled a round.")] = 30_000,
     repeats: Annotated[int, typer.Option(help="Interleaved repeats of the confirmation.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Of the whole search.")] = 0,
@@ -131,8 +139,10 @@ def tune(
         autosync tune resnet50 my-cluster.yaml --launcher command --prefix "ssh {host}"
         autosync tune resnet50 pair.yaml --launcher local --compute kernels --compute-device cuda
         autosync tune --resume 3f2a90c1
+        autosync tune resnet50 my-cluster.yaml --from best.json -o better.json
     """
     from autosync.api.cli.argument_loading import ProfileChoice, load_domain
+    from autosync.api.cli.earlier_tunings import beginning_from
     from autosync.api.cli.open_database import opened
     from autosync.api.engine.request_checks import refuse_unused
 
@@ -164,7 +174,16 @@ def tune(
             thing="arguments",
             remedy="Example: `autosync tune resnet50 example-4x1`; see `autosync tune --help`.",
         )
+    if since is not None and resume is not None:
+        raise InvalidInput(
+            "--from begins another tuning, --resume goes on with one.",
+            thing="--from",
+            value=since,
+            remedy="Give one of them.",
+        )
     with opened(db, create=resume is None) as database:
+        if since is not None and request is not None:
+            request = beginning_from(database, since, request)
         tuning_id = (
             _resumed(database, resume, request) if resume else _started(database, request, db)
         )

@@ -13,6 +13,7 @@ from autosync.api.views.timeline_schemas import TimelineIteration, TimelineMessa
 LANES = {
     "gradient": "gradients",
     "value": "new values",
+    "gather": "gathered while idle",
     "push": "push",
     "pull": "pull",
     "local_reduce": "reduce in node",

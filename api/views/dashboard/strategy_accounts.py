@@ -86,6 +86,7 @@ def compared_facts(accounts: Sequence[StrategyAccount]) -> list[ComparedFact]:
         "Sent in the order": _order,
         "Slices": _slices,
         "Reaches into the next forward": lambda a: _yes(a.strategy.schedule.overlap_forward),
+        "Gathers while the wire is idle": lambda a: _yes(a.strategy.schedule.gather == "when_idle"),
         "Variables cut": lambda a: str(sum(len(c.shards) > 1 for c in a.strategy.choices)),
         "Compute": lambda a: _step(a.prediction.compute_seconds),
         "Update": lambda a: _step(a.prediction.update_seconds),

@@ -116,6 +116,8 @@ def _schedule(strategy: Strategy) -> list[Chip]:
         chips.append(Chip("slices", f"slices of {schedule.slice_bytes / MIB:.3g} MiB"))
     if schedule.overlap_forward:
         chips.append(Chip("overlap", "into the next forward"))
+    if schedule.gather == "when_idle":
+        chips.append(Chip("gather", "gathers while idle"))
     return chips
 
 

@@ -13,6 +13,7 @@ from threading import Thread
 
 from autosync.runtime.device.streams import Streams
 from autosync.runtime.execution.completion import Completion
+from autosync.runtime.execution.idle_wire import IdleWire, waits_for_idle_wire
 from autosync.runtime.execution.monitor import Monitor
 from autosync.runtime.execution.watchdog import LOOK_SECONDS, Watchdog
 from autosync.runtime.layout.records import Bucket, MessageRecord
@@ -25,6 +26,7 @@ class MessageQueue:
     landed: called on the landing thread when a message's operation has finished; there the current
         stream is the landing stream. failed: called with what went wrong. Both without the lock;
         `issue_ready` and `rewind` are called with it.
+    idle: says when messages leave that wait for an idle wire.
     patience_seconds: how long a device may be at work on a message that the host has landed.
     """
 
@@ -33,6 +35,7 @@ class MessageQueue:
         name: str,
         records: list[MessageRecord],
         streams: Streams,
+        idle: IdleWire,
         patience_seconds: float,
         landed: Callable[[MessageRecord], None],
         failed: Callable[[BaseException, MessageRecord], None],
@@ -40,6 +43,7 @@ class MessageQueue:
         self.name = name
         self.records = records
         self._streams = streams
+        self._idle = idle
         self._landed = landed
         self._failed = failed
         self._head = 0
@@ -55,10 +59,13 @@ class MessageQueue:
             self._issuing.start()
 
     def issue_ready(self) -> None:
-        """Issue messages from the head of the queue, as far as they are ready."""
-        while self._head < len(self.records) and self.records[self._head].ready():
+        """Issue messages from the head of the queue, as far as they are ready and may leave."""
+        while self._head < len(self.records):
             record = self.records[self._head]
+            if not (record.ready() and self._idle.may_leave(record)):
+                return
             self._head += 1
+            self._idle.left(record)
             if self._issuing is not None:
                 self._to_issue.put(record)
                 continue
@@ -142,18 +149,24 @@ class MessageQueues:
         self._lock = monitor.condition
         self._streams = streams
         self._patience_seconds = patience_seconds
+        self._idle = IdleWire()
         self._queues: list[MessageQueue] = []
 
     def start(self, ordered: Iterable[MessageRecord]) -> None:
-        """Start the threads of every queue. ordered: all messages, in issue order."""
+        """Start the threads of every queue. ordered: all messages, in issue order. Queues that wait
+        for an idle wire come last: what else is ready leaves before."""
         records = list(ordered)
-        for name in dict.fromkeys(record.queue for record in records):
+        for record in records:
+            self._idle.add(record)
+        waiting = {record.queue: waits_for_idle_wire(record) for record in records}
+        for name in sorted(waiting, key=lambda name: waiting[name]):
             of_queue = [record for record in records if record.queue == name]
             self._queues.append(
                 MessageQueue(
                     name,
                     of_queue,
                     self._streams,
+                    self._idle,
                     self._patience_seconds,
                     self._landed,
                     self._failed,
@@ -168,6 +181,7 @@ class MessageQueues:
 
     def rewind(self) -> None:
         """Begin a new iteration. The caller holds the lock; nothing is in flight."""
+        self._idle.rewind()
         for queue in self._queues:
             queue.rewind()
 
@@ -189,6 +203,7 @@ class MessageQueues:
         self._completion.unpack(record)
         with self._lock:
             due = self._completion.land(record)
+            self._idle.landed(record)
             self.issue_ready()
         if due.bucket is not None:
             self.update_bucket(due.bucket)

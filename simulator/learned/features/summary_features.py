@@ -11,6 +11,7 @@ from autosync.simulator.analytic import analytic_seconds
 from autosync.simulator.compute_time import compute_seconds
 from autosync.simulator.cost.network import SERVER_OPERATIONS, network_of
 from autosync.simulator.learned.features.feature_names import (
+    COUNTED_CHANNELS,
     SIDES,
     SPENT,
     SUMMARY_COLUMNS,
@@ -57,8 +58,9 @@ def _raw_columns(
         chosen = plans.operation == op
         columns[f"messages_{op.name.lower()}"] = np.log1p(_sums(owner, chosen, n))
         columns[f"wire_{op.name.lower()}"] = _sums(owner, wire * chosen, n)
-    for channel in Channel:
-        on_channel = np.log1p(_sums(owner, plans.channel == channel, n))
+    counted_on = np.where(plans.channel == Channel.GATHER, Channel.VALUE, plans.channel)
+    for channel in COUNTED_CHANNELS:
+        on_channel = np.log1p(_sums(owner, counted_on == channel, n))
         columns[f"messages_on_{channel.name.lower()}"] = on_channel
     largest, smallest = np.zeros(n), np.full(n, np.inf)
     np.maximum.at(largest, owner, wire)

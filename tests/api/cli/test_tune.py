@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from autosync.bundle import load_bundle
+from autosync.search.loop.earlier_trials import EarlierTrials, read_earlier
 from autosync.trials.pool.machine_lock import shared_machine_lock
 from tests.api.cli.command import LONGEST_SECONDS, autosync, small_inputs, start
 
@@ -138,6 +139,32 @@ def test_a_finished_tuning_is_exported_and_reported_again(resumed: tuple[Path, s
     assert found["tuning"]["state"] == "finished"
     assert sum(each["is_ddp"] for each in found["strategies"]) == 1
     assert len(trials(folder)) == count
+
+
+def test_another_tuning_begins_from_what_this_one_measured(
+    resumed: tuple[Path, str, str], tmp_path: Path
+) -> None:
+    folder, _, tuning_id = resumed
+    autosync(folder, "export", tuning_id[:8], "-o", "again.json", "--trials", "trials.json")
+    known = read_earlier(folder / "trials.json")
+    assert isinstance(known, EarlierTrials)
+    assert len(known.trials) == BUDGET
+    with (
+        sqlite3.connect(folder / "autosync.db") as here,
+        sqlite3.connect(tmp_path / "autosync.db") as there,
+    ):
+        here.backup(there)
+    arguments = ("tune", *small_inputs(tmp_path), *OPTIONS)
+    both = (*arguments, "--from", tuning_id[:8], "--resume", tuning_id[:8])
+    assert "--from begins another" in autosync(tmp_path, *both, code=2).stderr
+    autosync(tmp_path, *arguments, "--from", tuning_id[:8], "-o", "second.json")
+    query = "SELECT strategy_id, round, phase FROM proposals WHERE tuning_id <> ? ORDER BY position"
+    with sqlite3.connect(tmp_path / "autosync.db") as connection:
+        rows = connection.execute(query, (tuning_id,)).fetchall()
+    canaries = [identity for identity, number, phase in rows if (number, phase) == (0, "search")]
+    assert set(canaries) == {trial.strategy.id for trial in known.trials}
+    missing = autosync(tmp_path, *arguments, "--from", "none.json", code=2).stderr
+    assert "none.json" in missing
 
 
 def test_resuming_with_another_model_is_refused(resumed: tuple[Path, str, str]) -> None:

@@ -14,7 +14,7 @@ from autosync.population import decode, encode
 from autosync.search.designs.design_table import hand_designed
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
-from autosync.strategy import Replica, Schedule, Strategy
+from autosync.strategy import Replica, Strategy
 from autosync.verification import verify
 from tests.autosync.runtime.drawn import KINDS, MODELS, Drawn, domain, run_drawn
 from tests.autosync.runtime.ranks import Ranks, ranks
@@ -40,6 +40,7 @@ SPACES = st.builds(
     load_balance=st.booleans(),
     adjacent_merge=st.booleans(),
     shard_methods=st.booleans(),
+    idle_gathers=st.booleans(),
 )
 """Slices and limits that small models reach."""
 
@@ -76,8 +77,7 @@ def changed(strategy: Strategy, how: str, seed: int) -> Strategy:
     rng = np.random.default_rng(seed)
     if how == "explicit order" and strategy.schedule.order != "ddp":
         positions = tuple(int(i) for i in rng.permutation(strategy.shards))
-        kept = strategy.schedule
-        schedule = Schedule("explicit", kept.slice_bytes, kept.overlap_forward, positions)
+        schedule = replace(strategy.schedule, order="explicit", positions=positions)
         return replace(strategy, schedule=schedule)
     if how == "uneven shares" and strategy.schedule.order != "ddp":
         weights = rng.uniform(0.5, 2.0, len(strategy.replicas))

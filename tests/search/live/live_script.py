@@ -176,6 +176,7 @@ def tuning(rank: int, out: Path) -> dict[str, Any]:
         others=[scaler],
         settings=Settings(budget=6, proposals=200, repeats=2),
         save=out / "best.json",
+        trials=out / "trials.json",
         on_event=note,
     )
     inner = model_after.module if isinstance(model_after, DistributedDataParallel) else model_after
@@ -190,7 +191,29 @@ def tuning(rank: int, out: Path) -> dict[str, Any]:
         "kind": type(model_after).__name__,
         "difference": max(float((a - b).abs().max()) for a, b in zip(mine, theirs, strict=True)),
         "seconds": time.monotonic() - begun,
+        "again": tuned_again(rank, model_after, out),
     }
+
+
+def tuned_again(rank: int, model: nn.Module, out: Path) -> list[str]:
+    """What a second tuning says of its trials, which begins from the first one's."""
+    plain, optimizer = autosync.detach(model)
+    messages: list[str] = []
+
+    def note(event: TuningEvent) -> None:
+        if event.kind == "search":
+            messages.append(event.message)
+
+    autosync.tune(
+        step_on(batch_of(rank, 0)),
+        plain,
+        optimizer,
+        minutes=MINUTES,
+        settings=Settings(budget=5, proposals=100, repeats=1),
+        since=out / "trials.json",
+        on_event=note,
+    )
+    return messages
 
 
 def falling_back(rank: int) -> dict[str, Any]:

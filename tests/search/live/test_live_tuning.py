@@ -13,6 +13,7 @@ import autosync
 from autosync.bundle import load_bundle
 from autosync.documents import from_json
 from autosync.errors import InvalidInput, NotSupported
+from autosync.search.loop.earlier_trials import EarlierTrials, read_earlier
 from autosync.trials.contract import TrialResult
 from autosync.trials.live.live_cluster import Seat, refuse_mixed, seated_device
 from autosync.trials.live.live_commands import LivePass, MeasuredSteps
@@ -81,6 +82,16 @@ def test_tuning_restores_every_bit_and_trains_on_as_ddp_would(seen: Seen, out: P
     assert shipped.evidence.measured_on == "job (3 ranks on 2 hosts)"
     engine = seen[0]["tuning"]["kind"] != "DistributedDataParallel"
     assert engine == (shipped.plan.engine == "autosync")
+
+
+def test_a_second_tuning_measures_first_what_the_first_found(seen: Seen, out: Path) -> None:
+    measured = read_earlier(out / "trials.json")
+    assert isinstance(measured, EarlierTrials)
+    assert len(measured.trials) == 6
+    again = seen[0]["tuning"]["again"]
+    assert len(again) == 5
+    assert again[0].startswith("ddp: ")
+    assert not seen[1]["tuning"]["again"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from autosync.cluster import Cluster, Device, Link, Node
 from autosync.codes import Method, Order
 from autosync.domain import Domain, Optimizer
 from autosync.errors import InvalidInput, InvalidStrategy
-from autosync.population import Population, concatenate, decode, encode
+from autosync.population import BY_STRATEGY, Population, concatenate, decode, encode
 from autosync.search.domain_facts import ring_orders
 from autosync.search.sampler.sampling import sample, sample_at
 from autosync.search.space import Space
@@ -100,7 +100,7 @@ def test_encode_is_the_inverse_of_decode(domain: Domain, space: Space, seed: int
     drawn = sample(domain, space, 0, 10, seed)
     strategies = [decode(drawn, index, domain) for index in range(len(drawn))]
     again = encode(strategies, domain)
-    for name in ("order", "slice_bytes", "overlap", "staleness", "axis", "parts", "first"):
+    for name in (*BY_STRATEGY[1:], "first"):
         np.testing.assert_array_equal(getattr(drawn, name), getattr(again, name), err_msg=name)
     for name in ("variable", "length", "method", "server", "group", "position"):
         np.testing.assert_array_equal(getattr(drawn, name), getattr(again, name), err_msg=name)
@@ -414,9 +414,12 @@ def test_uneven_shares_follow_the_devices_in_whole_samples() -> None:
 
 
 def digest(population: Population) -> str:
+    """Columns that came later count where they say something."""
     sha = hashlib.sha256()
     for field in fields(Population):
         column = getattr(population, field.name)
+        if field.name == "idle_gather" and not column.any():
+            continue
         if isinstance(column, np.ndarray):
             sha.update(f"{field.name} {column.dtype} {column.shape}".encode())
             sha.update(np.ascontiguousarray(column).tobytes())
@@ -431,6 +434,17 @@ EVERYTHING = Space(
         VariableChoice("v0", split((64, 32), 1, 3), (ParameterServer(2, 9), *[AllReduce(4)] * 2)),
     ),
 )
+
+
+def test_when_halves_are_gathered_is_drawn_beside_all_else() -> None:
+    domain = domain_of()
+    drawn = sample(domain, replace(SMALL, idle_gathers=True), 0, 400, 0)
+    assert 0.3 < drawn.idle_gather[drawn.overlap].mean() < 0.7
+    assert not drawn.idle_gather[~drawn.overlap].any()
+    drawn.idle_gather[:] = False
+    assert_same(drawn, sample(domain, SMALL, 0, 400, 0))
+    never = replace(SMALL, idle_gathers=True, overlap_forward=False)
+    assert not sample(domain, never, 0, 100, 0).idle_gather.any()
 
 
 @pytest.mark.parametrize(

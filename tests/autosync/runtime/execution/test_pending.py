@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -30,6 +31,7 @@ DEFERRED = (
     Case(partition="even", schedule=OVERLAP, groups=3),
     Case(method="tree", schedule=OVERLAP, groups=3),
     Case(method="rs", partition="uneven", schedule=OVERLAP, groups=3),
+    Case(method="rs", schedule=replace(OVERLAP, gather="when_idle"), groups=3),
 )
 PARTED = (
     Case(method="zero", schedule=OVERLAP),

@@ -2,6 +2,7 @@
 device and backend, one order for all. What it cannot show is the order on streams: test_cuda.py."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,6 +19,8 @@ from tests.autosync.runtime.training import OVERLAP, run_cases, train_plain
 from tests.autosync.runtime.updates.test_state import resumed, saved_at_once
 
 METHODS = ("all_reduce", "tree", "ps", "rs", "zero", "mixed")
+HALVED = ("rs", "zero", "mixed")
+IDLE = replace(OVERLAP, gather="when_idle")
 
 
 @pytest.fixture(scope="module", params=["staged", "one order"])
@@ -39,6 +42,7 @@ def test_equals_single_process(pool: Ranks) -> None:
         for method in METHODS
         for partition, schedule in (("whole", Schedule()), ("uneven", OVERLAP))
     ]
+    cases += [Case(method=method, schedule=IDLE, groups=3, iterations=2) for method in HALVED]
     for case, results in zip(cases, zip(*pool.run(train_all, cases), strict=True), strict=True):
         assert max(difference for difference, _ in results) < 2e-6, case
         assert all(weights == results[0][1] for _, weights in results), case

@@ -1,0 +1,212 @@
+"""What an earlier tuning measured, as knowledge of a new one.
+
+Conditions have changed since, or nobody would tune again. So some of its strategies are measured
+first (canaries), and the seconds of all others count times what these have changed by.
+"""
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import ConfigDict
+
+from autosync.bundle import Bundle, read_bundle
+from autosync.documents import STRICT, from_data
+from autosync.domain import Domain
+from autosync.errors import InvalidInput, InvalidStrategy, NotSupported
+from autosync.population import encode
+from autosync.search.designs import known_designs
+from autosync.search.designs.design_table import lies_in
+from autosync.search.loop.message_equality import distinct_rows
+from autosync.search.loop.outcome import DDP, MeasuredRow, is_ddp
+from autosync.search.loop.tuning_store import Candidate, Store
+from autosync.search.space import Space
+from autosync.simulator.message_digests import digests_of_strategies
+from autosync.simulator.simulator_contract import Simulator
+from autosync.strategy import Strategy
+from autosync.verification import check_runnable, verify
+
+FASTEST = 3
+"""Canaries beside DDP and a middling strategy: the answer is likely near the old one."""
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierTrial:
+    """step_seconds: the median then. origin: as a `Candidate`'s."""
+
+    strategy: Strategy
+    step_seconds: float
+    origin: str
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def __post_init__(self) -> None:
+        if not self.step_seconds > 0:
+            raise InvalidInput(
+                f"an earlier trial took {self.step_seconds} seconds.",
+                thing="step_seconds",
+                value=self.step_seconds,
+                remedy="Leave out what was not measured.",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierTrials:
+    """Measured strategies, each once."""
+
+    trials: tuple[EarlierTrial, ...]
+    version: Literal[1] = 1
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+def trials_of(ranked: Sequence[MeasuredRow]) -> EarlierTrials:
+    """Of a ranked table, without its failures."""
+    return EarlierTrials(
+        tuple(
+            EarlierTrial(row.candidate.strategy, row.step_seconds, row.candidate.origin)
+            for row in ranked
+            if row.step_seconds is not None
+        )
+    )
+
+
+def trials_of_bundle(shipped: Bundle, domain: Domain) -> EarlierTrials:
+    """What a bundle's evidence says of its strategy and of DDP.
+
+    Raises:
+        InvalidInput: nobody has measured it.
+    """
+    evidence = shipped.evidence
+    if evidence.step_seconds is None:
+        raise InvalidInput(
+            "the bundle's strategy has never been measured, so nothing is known to begin from.",
+            thing="bundle.evidence.step_seconds",
+            value=None,
+            remedy="Give the bundle of a tuning, or tune without it.",
+        )
+    found = [EarlierTrial(shipped.strategy, evidence.step_seconds, "bundle")]
+    if evidence.ddp_step_seconds is not None and not is_ddp(shipped.strategy):
+        found.append(EarlierTrial(known_designs.ddp(domain), evidence.ddp_step_seconds, DDP))
+    return EarlierTrials(tuple(found))
+
+
+def read_earlier(path: str | Path) -> Bundle | EarlierTrials:
+    """A bundle, or a file of trials as `autosync.tune(trials=...)` and `autosync export --trials`
+    write it.
+
+    Raises:
+        InvalidInput: it is neither, or cannot be read.
+    """
+    try:
+        text = Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidInput(
+            f"cannot read {str(path)!r}, a bundle or a file of trials: {error.strerror}.",
+            thing="earlier trials",
+            value=str(path),
+            remedy="Write one with `autosync export --trials`, or give a bundle.",
+        ) from None
+    with suppress(ValueError):  # which `read_bundle` words
+        if isinstance(data := json.loads(text), dict) and "trials" in data:
+            return from_data(EarlierTrials, data, source=str(path))
+    return read_bundle(text, source=str(path))
+
+
+def known_from(given: Bundle | EarlierTrials, domain: Domain) -> EarlierTrials:
+    """What is known from it on a domain. Raises as `trials_of_bundle`."""
+    return given if isinstance(given, EarlierTrials) else trials_of_bundle(given, domain)
+
+
+def usable(earlier: EarlierTrials, domain: Domain, space: Space) -> EarlierTrials:
+    """Those that run on the domain and lie in the space; DDP always does.
+
+    Raises:
+        InvalidInput: none of them does.
+    """
+    kept = tuple(t for t in earlier.trials if _is_usable(t.strategy, domain, space))
+    if not kept:
+        raise InvalidInput(
+            f"none of the {len(earlier.trials)} strategies measured before runs on this domain.",
+            thing="earlier trials",
+            value=len(earlier.trials),
+            remedy="Give those of the same model on as many ranks, or tune without them.",
+        )
+    return EarlierTrials(kept)
+
+
+def _is_usable(strategy: Strategy, domain: Domain, space: Space) -> bool:
+    try:
+        verify(strategy, domain, allow_lossy=len(space.encodings) > 1)
+        check_runnable(strategy.choices, domain.world_size)
+    except (InvalidStrategy, NotSupported):
+        return False
+    return is_ddp(strategy) or lies_in(strategy, space)
+
+
+def canaries(
+    domain: Domain, simulator: Simulator, earlier: EarlierTrials, most: int
+) -> list[Candidate]:
+    """At most so many to measure first: DDP, the fastest, and one from the middle of the rest."""
+    by_seconds = sorted(earlier.trials, key=lambda trial: trial.step_seconds)
+    others = [trial for trial in by_seconds if not is_ddp(trial.strategy)]
+    fastest, rest = others[:FASTEST], others[FASTEST:]
+    chosen = [*fastest, *rest[len(rest) // 2 :][:1]]
+    named = [(DDP, replace(known_designs.ddp(domain), name=DDP))]
+    named += [(trial.origin, trial.strategy) for trial in chosen]
+    return _candidates(domain, simulator, named[:most])
+
+
+def _candidates(
+    domain: Domain, simulator: Simulator, named: Sequence[tuple[str, Strategy]]
+) -> list[Candidate]:
+    """named: origins with their strategies."""
+    scores = simulator.predict(domain, encode([strategy for _, strategy in named], domain))
+    return [
+        Candidate(strategy, float(score), simulator.name, origin)
+        for (origin, strategy), score in zip(named, scores, strict=True)
+    ]
+
+
+def designs_again(
+    domain: Domain,
+    simulator: Simulator,
+    earlier: EarlierTrials,
+    designs: Sequence[Candidate],
+    tried: Sequence[Strategy],
+) -> list[Candidate]:
+    """Hand-designed strategies and those measured before, without those tried again already, the
+    most promising first: what was slow then may be fast now."""
+    named = [(trial.origin, trial.strategy) for trial in earlier.trials]
+    candidates = [*designs, *_candidates(domain, simulator, named)]
+    candidates.sort(key=lambda each: each.predicted_seconds)
+    population = encode([each.strategy for each in candidates], domain)
+    return [
+        candidates[row]
+        for row in distinct_rows(domain, population, digests_of_strategies(domain, tried))
+    ]
+
+
+def since_then(earlier: EarlierTrials, store: Store) -> list[tuple[Strategy, float]]:
+    """Strategies that have not been measured again, with their seconds times what those that have
+    been take now of what they took then (the median); none before any has been."""
+    seconds = {trial.key: trial.step_seconds for trial in store.trials()}
+    now: dict[str, float] = {}
+    for proposal in store.proposals():
+        if (measured := seconds.get(proposal.key)) is not None:
+            now[proposal.candidate.strategy.id] = measured
+    changes = [
+        now[trial.strategy.id] / trial.step_seconds
+        for trial in earlier.trials
+        if trial.strategy.id in now
+    ]
+    if not changes:
+        return []
+    change = float(np.median(changes))
+    return [
+        (trial.strategy, change * trial.step_seconds)
+        for trial in earlier.trials
+        if trial.strategy.id not in now
+    ]
