@@ -21,6 +21,7 @@ from autosync.api.http.access.browser_cookies import (
 )
 from autosync.api.http.charts.chart import bytes_in_words
 from autosync.api.views.dashboard.tuning_list import TuningFilter
+from autosync.framework_settings.framework_names import TITLES
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -85,6 +86,8 @@ def _environment() -> Jinja2Templates:
     templates = Jinja2Templates(directory=TEMPLATES)
     templates.env.globals["version"] = version("autosync")
     templates.env.globals |= {"form_field": FORM_FIELD, "form_header": FORM_HEADER}
+    others = {name: title for name, title in TITLES.items() if name != "autosync"}
+    templates.env.globals["frameworks"] = others
     filters = {
         "ms": _milliseconds,
         "times": _times,

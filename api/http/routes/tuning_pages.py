@@ -6,7 +6,7 @@ from fastapi import APIRouter, Form, Path, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from sqlalchemy.orm import Session
 
-from autosync.api.engine import tuning_notes, tuning_queue
+from autosync.api.engine import tuning_notes, tuning_pauses, tuning_queue
 from autosync.api.http.dependencies import DatabaseDep, Id, Reading
 from autosync.api.http.page_templates import show
 from autosync.api.views import reports
@@ -132,6 +132,19 @@ def trial_details_page(
 @router.post("/cancel")
 def cancel(tuning_id: Id, database: DatabaseDep) -> Response:
     tuning_queue.cancel(database, tuning_id)
+    return RedirectResponse(f"/tunings/{tuning_id}", 303)
+
+
+@router.post("/pause")
+def pause(tuning_id: Id, database: DatabaseDep) -> Response:
+    """After the trial that runs."""
+    tuning_pauses.pause(database, tuning_id)
+    return RedirectResponse(f"/tunings/{tuning_id}", 303)
+
+
+@router.post("/resume")
+def resume(tuning_id: Id, database: DatabaseDep) -> Response:
+    tuning_pauses.resume(database, tuning_id)
     return RedirectResponse(f"/tunings/{tuning_id}", 303)
 
 

@@ -15,6 +15,7 @@ from autosync.api.http.routes.tuning_routes import TrialSort, TuningSort
 from autosync.api.views.reports import TRIAL_SORTS, TUNING_SORTS
 from autosync.api.views.stored_documents import CLUSTER_SORTS, GRAPH_SORTS
 from autosync.framework_settings.framework_table import EXPORTS
+from tests.api.http.forms import given_token
 from tests.api.http.test_rest import refused
 from tests.api.sample import claimed, finished, small_request
 
@@ -43,6 +44,17 @@ def test_pause_and_resume(client: TestClient, sqlite: Database) -> None:
     refused(client.post(f"{base}/pause"), 409, "is failed and cannot be paused")
     assert client.post(f"{base}/resume").json()["state"] == "queued"
     refused(client.post(f"/v1/tunings/{'0' * 32}/pause"), 404)
+
+
+def test_the_page_pauses_and_resumes(client: TestClient, sqlite: Database) -> None:
+    path = f"/tunings/{enqueue(sqlite, REQUEST)}"
+    assert f'action="{path}/pause"' in client.get(path).text
+    client.post(f"{path}/pause", data=given_token(client, path))
+    paused = client.get(path).text
+    assert "This tuning is paused." in paused
+    assert f'action="{path}/pause"' not in paused
+    client.post(f"{path}/resume", data=given_token(client, path))
+    assert client.get(f"/v1{path}").json()["state"] == "queued"
 
 
 def test_tags_and_notes(client: TestClient, sqlite: Database) -> None:
