@@ -40,6 +40,7 @@ from autosync.api.cli.commands.tune import tune
 from autosync.api.cli.commands.verify import verify
 from autosync.api.cli.commands.worker import worker
 from autosync.api.cli.error_reporting import guarded
+from autosync.api.cli.stop_signals import left_at_once
 
 ABOUT = """Find, measure and apply the fastest exact way to synchronize gradients.
 
@@ -122,7 +123,8 @@ app.add_typer(simulator, name="simulator", rich_help_panel=LOOK)
 
 def run() -> None:
     """The console script."""
-    sys.exit(guarded(app))
+    with left_at_once():
+        sys.exit(guarded(app))
 
 
 if __name__ == "__main__":

@@ -73,16 +73,29 @@ def unwind_on_sigterm() -> None:
 
 @contextmanager
 def left_at_once() -> Iterator[None]:
-    """At the end of the block this process ends with the code that it would end with, and waits for
-    none of its threads: one may answer a request for another minute."""
+    """Where threads are left at the end of the block, this process ends with the code that it would
+    end with, and waits for none of them: one may compile, or answer a request, for another minute.
+    """
     code: object = 0
     try:
         yield
     except SystemExit as left:
         code = left.code
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else 1)
+        if not _threads_left():
+            raise
+    if _threads_left():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+
+
+def _threads_left() -> bool:
+    """Threads that the interpreter would wait for."""
+    return any(
+        not thread.daemon
+        for thread in threading.enumerate()
+        if thread is not threading.main_thread()
+    )
 
 
 def stop_with_parent(parent: int, stop: threading.Event) -> None:
