@@ -97,6 +97,7 @@ class Variable:
                 f"variable {self.name!r} has the shape {self.shape}, which no model has.",
                 thing=f"variable {self.name}",
                 value=self.shape,
+                remedy=f"State its shape; {LARGEST_COUNT} bytes are the most.",
             )
         if self.sparse and not (len(self.shape) >= 1 and self.touched_rows > 0):
             raise InvalidInput(

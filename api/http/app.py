@@ -40,6 +40,7 @@ from autosync.api.http.routes import (
     session_pages,
     simulator_pages,
     simulator_routes,
+    tuning_control_routes,
     tuning_pages,
     tuning_routes,
     version_routes,
@@ -50,6 +51,7 @@ STATIC = Path(__file__).parent / "static"
 API = (  # versions before the names of simulators
     document_routes,
     tuning_routes,
+    tuning_control_routes,
     version_routes,
     simulator_routes,
     runtime_routes,

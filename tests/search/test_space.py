@@ -17,7 +17,10 @@ BEFORE = """{"all_reduce":true,"encodings":[{"name":"none","rank":0}],"factors":
 "uneven_shares":false,"whole_below_bytes":100000}""".replace("\n", "")
 """As stored tunings have it."""
 
-SWITCHES = ("load_balance", "adjacent_merge", "shard_methods")
+SWITCHES = (
+    *("load_balance", "adjacent_merge", "shard_methods"),
+    *("idle_gathers", "sharded_parameters"),
+)
 
 
 def test_the_document_is_what_it_was() -> None:

@@ -77,7 +77,7 @@ def under_ddp(rank: int, world: int, snippet: str) -> list[list[str]]:
     model, seen = space["model"], {}
     names = {parameter: name for name, parameter in model.module.named_parameters()}
 
-    def record(state: object, bucket: Any) -> Any:
+    def record(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         seen[bucket.index()] = sorted(names[each] for each in bucket.parameters())
         work = dist.all_reduce(bucket.buffer(), async_op=True)
         return work.get_future().then(lambda future: future.value()[0] / world)
