@@ -20,10 +20,15 @@ from tests.torchvision_operators import declare_operators
 
 declare_operators()  # transformers imports torchvision where it is installed
 
-SHOWN = re.compile(r"^(?: {4})?(autosync [a-z].*?)(?:\s{2,}#.*)?$")
+SHOWN = re.compile(r"^(?: {4})?(autosync [a-z].*?)(?:\s+#.*)?$")
 
-SHORT = "--budget 3 --repeats 1 --proposals 100 --launcher local --simulator timeline"
-"""Added to tunings, so that they end within seconds; of two values the last one counts."""
+SHORT = {
+    "tune": "--budget 2 --repeats 1 --proposals 50 --launcher local --simulator timeline "
+    "--byte-scale 0.01 --time-scale 1",
+    "rank": "--proposals 500",
+    "simulator train": "--model gaussian",
+}
+"""Added to commands, so that they end within seconds; of two values the last one counts."""
 
 ELSEWHERE = {
     "tune --resume ID": "tests/api/cli/test_tune.py",
@@ -31,6 +36,10 @@ ELSEWHERE = {
     "show ID": "tests/api/cli/test_stored_tunings.py",
     "logs -f ID": "tests/api/cli/test_stored_tunings.py",
     "cancel ID": "tests/api/cli/test_stored_tunings.py",
+    "export 3f2a90c1 --for ddp": "tests/api/cli/test_stored_tunings.py",
+    "export 3f2a90c1 --for deepspeed -o deepspeed.json": "tests/api/cli/test_stored_tunings.py",
+    "export 3f2a90c1 --for horovod --strategy ID --json": "tests/api/cli/test_stored_tunings.py",
+    "tune resnet50 my-cluster.yaml --from 3f2a90c1 -o better.json": "tests/api/cli/test_tune.py",
     "serve": "tests/api/cli/test_serve.py",
     "worker": "tests/api/cli/test_serve.py",
 }
@@ -39,12 +48,10 @@ ELSEWHERE = {
 INSTEAD = {
     "dataset import PUBLISHED OUT --facts FILE": "dataset import OUT AGAIN --facts facts.yaml",
     "dataset export-strategy best.json MODEL CLUSTER -o strategy": (
-        "dataset export-strategy best.json examples.network:plain examples/two_processes.yaml "
-        "-o strategy"
+        "dataset export-strategy best.json llama.json my-cluster.yaml -o strategy"
     ),
     "dataset import-strategy strategy MODEL CLUSTER -o mine.json": (
-        "dataset import-strategy strategy examples.network:plain examples/two_processes.yaml "
-        "-o mine.json"
+        "dataset import-strategy strategy llama.json my-cluster.yaml -o mine.json"
     ),
 }
 """With names in the place of words that stand for them."""
@@ -113,7 +120,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "hosts.txt").write_text("10.0.0.1 slots=3\n10.0.0.2 slots=3\n")
     (made / "topo.txt").write_text(DGX_A100)
     (made / "resource_spec.yml").write_text(TWO_NODES)
-    (made / "exported.onnx").write_bytes(exported(nn.Linear(4, 2), (zeros(2, 4),)))
+    any_batch = {"input_names": ["x"], "dynamic_axes": {"x": {0: "batch"}}}
+    (made / "exported.onnx").write_bytes(exported(nn.Linear(4, 2), (zeros(2, 4),), **any_batch))
     (made / "llama").mkdir()
     (made / "llama" / "config.json").write_text(json.dumps(LLAMA))
     (made / "facts.yaml").write_text(FACTS)
@@ -143,7 +151,7 @@ def test_they_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(command: str) -> None:
     words, _, into = command.partition(" > ")
-    more = SHORT if words.startswith("tune ") else ""
+    more = next((text for begin, text in SHORT.items() if words.startswith(begin)), "")
     done = CliRunner().invoke(app, [*shlex.split(words), *shlex.split(more)])
     assert done.exit_code == 0, f"autosync {command}: {done.output}\n{done.exception!r}"
     if into:

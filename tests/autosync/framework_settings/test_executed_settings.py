@@ -2,12 +2,13 @@
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import GradBucket
 
 from autosync.domain import Domain
 from autosync.framework_settings.framework_table import settings_for
@@ -77,10 +78,11 @@ def under_ddp(rank: int, world: int, snippet: str) -> list[list[str]]:
     model, seen = space["model"], {}
     names = {parameter: name for name, parameter in model.module.named_parameters()}
 
-    def record(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def record(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         seen[bucket.index()] = sorted(names[each] for each in bucket.parameters())
         work = dist.all_reduce(bucket.buffer(), async_op=True)
-        return work.get_future().then(lambda future: future.value()[0] / world)
+        mean = work.get_future().then(lambda future: future.value()[0] / world)
+        return cast("torch.futures.Future[torch.Tensor]", mean)
 
     if "register_comm_hook" not in snippet:
         model.register_comm_hook(None, record)
