@@ -11,9 +11,13 @@ from torch import nn, zeros
 from typer.testing import CliRunner
 
 from autosync.api.cli.main import app
+from autosync.documents import to_json
+from autosync.search.designs.known_designs import all_reduce_25mb
+from tests.api.cli.command import small_inputs
 from tests.autosync.interop.onnx_files import exported
 from tests.autosync.interop.test_gpu_topology import DGX_A100
 from tests.autosync.interop.test_resource_specs import TWO_NODES
+from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.packaging.test_documentation import ROOT, pages
 from tests.simulator.evaluation.measurements import write_small
 from tests.torchvision_operators import declare_operators
@@ -48,13 +52,14 @@ ELSEWHERE = {
 INSTEAD = {
     "dataset import PUBLISHED OUT --facts FILE": "dataset import OUT AGAIN --facts facts.yaml",
     "dataset export-strategy best.json MODEL CLUSTER -o strategy": (
-        "dataset export-strategy best.json llama.json my-cluster.yaml -o strategy"
+        "dataset export-strategy ours.json chain.json pair.yaml -o strategy"
     ),
     "dataset import-strategy strategy MODEL CLUSTER -o mine.json": (
-        "dataset import-strategy strategy llama.json my-cluster.yaml -o mine.json"
+        "dataset import-strategy strategy chain.json pair.yaml -o mine.json"
     ),
 }
-"""With names in the place of words that stand for them."""
+"""With names in the place of words that stand for them, and a strategy that the format can
+express."""
 
 NOT_HERE = {
     "tune resnet50 my-cluster.yaml --launcher command": "hosts that ssh reaches",
@@ -127,6 +132,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "facts.yaml").write_text(FACTS)
     write_small(made / "FOLDER")
     write_small(made / "measured")
+    small_inputs(made)
+    (made / "ours.json").write_text(
+        to_json(all_reduce_25mb(domain_of(chain_graph(), grid_cluster(2))))
+    )
     return made
 
 
