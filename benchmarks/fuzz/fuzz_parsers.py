@@ -6,7 +6,7 @@ bounds of time and memory, or it is a finding.
     python -m benchmarks.fuzz.fuzz_parsers --parsers onnx --again 4711    # one input once more
 
 An input follows from the parser's name, the seed and its number. Every parser runs in a process of
-its own, whose end is a finding, too. `coverage_guided` searches by coverage instead.
+its own, whose end is a finding, too.
 """
 
 import argparse
