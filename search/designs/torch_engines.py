@@ -12,7 +12,7 @@ from autosync.graph import Variable
 from autosync.search.designs import known_designs
 from autosync.search.designs.design_table import Builder, fitted
 from autosync.search.space import Space
-from autosync.sharded_strategy import fully_sharded
+from autosync.simulator.sharded_strategy import fully_sharded
 from autosync.strategy import EXACT, AllReduce, Encoding, Strategy
 
 POWERSGD_RANK = 4

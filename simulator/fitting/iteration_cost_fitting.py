@@ -28,8 +28,10 @@ F64 = NDArray[np.float64]
 TYPICAL_HOST_SECONDS = 1e-4
 TYPICAL_HOST_BYTES = 0.02
 """A message's time on a host's processors, which no single message shows: by itself, and by its
-bytes over the slowest NIC's seconds per byte. The middle of nine emulated clusters' probes, between
-gloo's ranks on two cores; most lie within a factor of three (datasets/runtimes/domains)."""
+bytes over the slowest NIC's seconds per byte. The first is the median of eleven emulated clusters'
+probes, between gloo's ranks on two cores; four of five kinds of message lie within a factor of
+three (datasets/runtimes/targets). The second is an order of magnitude: these probes, fitted without
+what is known before, had it anywhere from 0 to 0.3."""
 
 SINGLE_MESSAGES = Doubt(
     startup=1.0,

@@ -7,7 +7,7 @@ import pytest
 from autosync.documents import from_json, to_json
 from autosync.errors import InvalidStrategy
 from autosync.population import concatenate, decode, encode
-from autosync.sharded_strategy import fully_sharded
+from autosync.simulator.sharded_strategy import fully_sharded
 from autosync.strategy import Strategy
 from autosync.torch_engine import FullyShard, usual_units
 from tests.domains import domain_of, layered_graph

@@ -8,7 +8,7 @@ import pytest
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy
 from autosync.search.designs.torch_engines import ddp_hooked, fsdp2, hsdp
-from autosync.sharded_strategy import fully_sharded
+from autosync.simulator.sharded_strategy import fully_sharded
 from autosync.strategy import AllReduce, Encoding, Replica, Schedule, Strategy
 from autosync.verification import verify
 from tests.domains import chain_graph, domain_of, grid_cluster, layered_graph

@@ -68,7 +68,7 @@ NOT_HERE = {
     "import-cluster ray": "a running Ray cluster",
     "profile train:example --device cuda:0": "a GPU",
     "profile mine.json --device v100": "a trace of that GPU",
-    "simulator train datasets/runtimes": "minutes: scripts/evaluate_simulators.py does the same",
+    "simulator train datasets/runtimes": "minutes; `simulator train measured` is the same on less",
     "rank bert_base my-cluster.yaml --simulator five-clusters": "the one trained above",
     "tune bert_base my-cluster.yaml --simulator five-clusters": "the one trained above",
     "simulator add five-clusters": "the one trained above",

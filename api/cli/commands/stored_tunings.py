@@ -1,7 +1,7 @@
 """`autosync tunings`, `show`, `logs`, `cancel`, `pause`, `resume`: of a database or a service."""
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.markup import escape
@@ -88,12 +88,7 @@ def cancel_tuning(
         autosync cancel 3f2a90c1
         autosync cancel 3f2a90c1 --url http://localhost:8080
     """
-    from autosync.api.cli.tuning_sources import tuning_source
-
-    with tuning_source(db, url) as source:
-        tuning_id = source.find(tuning)
-        state = source.cancel(tuning_id)
-    out.print(f"Tuning {tuning_id[:8]} is {state}.")
+    _change(tuning, db, url, "cancel")
 
 
 def pause_tuning(
@@ -108,12 +103,7 @@ def pause_tuning(
         autosync pause 3f2a90c1
         autosync pause 3f2a90c1 --url http://localhost:8080
     """
-    from autosync.api.cli.tuning_sources import tuning_source
-
-    with tuning_source(db, url) as source:
-        tuning_id = source.find(tuning)
-        state = source.pause(tuning_id)
-    out.print(f"Tuning {tuning_id[:8]} is {state}.")
+    _change(tuning, db, url, "pause")
 
 
 def resume_tuning(
@@ -128,11 +118,18 @@ def resume_tuning(
         autosync resume 3f2a90c1
         autosync resume 3f2a90c1 --url http://localhost:8080
     """
+    _change(tuning, db, url, "resume")
+
+
+def _change(
+    tuning: str, db: str, url: str | None, verb: Literal["cancel", "pause", "resume"]
+) -> None:
     from autosync.api.cli.tuning_sources import tuning_source
 
     with tuning_source(db, url) as source:
         tuning_id = source.find(tuning)
-        state = source.resume(tuning_id)
+        change = {"cancel": source.cancel, "pause": source.pause, "resume": source.resume}[verb]
+        state = change(tuning_id)
     out.print(f"Tuning {tuning_id[:8]} is {state}.")
 
 

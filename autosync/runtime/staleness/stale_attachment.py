@@ -2,7 +2,7 @@
 
 import atexit
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -179,7 +179,8 @@ def attach_stale(
     check_stale_plan(plan, names, parameters)
     groups = open_groups(group, parameters[0].device)
     everyone = tuple(range(group.size()))
-    try:
+    with ExitStack() as undo:
+        undo.callback(groups.close)
         with ranks_meet():
             control = groups.get("control", everyone, "gloo")
             if not agreed:
@@ -190,9 +191,7 @@ def attach_stale(
             buffers = BufferBroadcast(
                 model, groups.get("buffers", everyone, "gloo"), group.rank(), groups.streams
             )
-    except Exception:
-        groups.close()
-        raise
+        undo.pop_all()
     pipeline = GradientPipeline(plan, parameters, travelling, plan.shares[group.rank()])
     made = StaleAttachment(model, optimizer, pipeline, parameters, buffers, groups, max_grad_norm)
     _install(made)
