@@ -122,9 +122,10 @@ def live_section(folder: Path, page: Path) -> str | None:
 LIVE_WORDS = """`python -m benchmarks.contest.live_contest`: everyone tries up to 60
 settings on the same workers of one emulated cluster. AutoSync tunes three times, with 12, 20 and
 60 trials, as `autosync tune` does, but its simulator has learned from the [bundled
-measurements](../datasets/runtimes) of other models alone. The others: torch's DDP with Optuna over `bucket_cap_mb`, DeAR with Bayesian optimization of its buffer, partitioned
-servers balanced by bandwidth with Bayesian optimization of the partition, and torch's DDP,
-ZeroRedundancyOptimizer and FSDP2 as they come. Every byte threshold is scaled by s. rho is a ring
+measurements](../datasets/runtimes) of other models alone. The others: torch's DDP with Optuna over
+`bucket_cap_mb`, DeAR with Bayesian optimization of its buffer, partitioned servers balanced by
+bandwidth with Bayesian optimization of the partition, and torch's DDP, ZeroRedundancyOptimizer and
+FSDP2 as they come. Every byte threshold is scaled by s. rho is a ring
 all-reduce at line rate over compute; of a sparse variable it counts the touched rows. The
 [limit](simulator.md) is a lower bound for any allowed strategy."""
 
