@@ -109,9 +109,8 @@ def main() -> None:
     print(", ".join(f"{name} {value}" for name, value in provenance().items()))
     small = domain_on("resnet50", large_cluster(8))
     rank(small, Space(), TimelineSimulator(), 8, 0, 8)  # compiles, or loads what was compiled
-    print(
-        f"\n{given.proposals} proposals\n\n| | size | ranked in | DDP over limit | best over limit |"
-    )
+    print(f"\n{given.proposals} proposals\n")
+    print("| | size | ranked in | DDP over limit | best over limit |")
     print("|---|---|---|---|---|")
     panels = {
         "devices (ResNet-50, nodes of 8)": [
