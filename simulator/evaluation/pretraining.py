@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from autosync.documents import content_hash
 from autosync.domain import Domain
 from autosync.population import Population, decode
-from autosync.simulator.evaluation.measured_dataset import MeasuredDomain
+from autosync.simulator.evaluation.measured_domain import MeasuredDomain
 from autosync.simulator.evaluation.metrics import pairwise_accuracy
 from autosync.simulator.learned.bundled_simulator import LEARNED
 from autosync.simulator.learned.features.strategy_features import features_of, joined_features
