@@ -3,9 +3,9 @@
     python -m benchmarks.probed_overlap [datasets/runtimes] [--domains vgg16-4x1 ...] [--repeats 3]
 
 On the emulated cluster of each of the dataset's domains, at its scales: the slowdown that a
-recorded trial of the probe's model shows, and one of the domain's own model; beside them the slowdown with
-which the timeline's predictions of the domain's measured picks are right in the middle. Leave the
-machine alone meanwhile.
+recorded trial of the probe's model shows, and one of the domain's own model; beside them the
+slowdown with which the timeline's predictions of the domain's measured picks are right in the
+middle. Leave the machine alone meanwhile.
 """
 
 import argparse
