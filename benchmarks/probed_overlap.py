@@ -18,7 +18,6 @@ from autosync.domain import Domain
 from autosync.errors import AutosyncError
 from autosync.search.cluster_probe import probing_domain
 from autosync.search.collect.collection_plan import CollectionTarget, domain_of, load_plan
-from autosync.search.loop.settings import Settings
 from autosync.search.overlap_measurement import overlap_request, recorded_slowdown
 from autosync.simulator.evaluation.measured_dataset import load_dataset
 from autosync.simulator.evaluation.measured_domain import MeasuredDomain
@@ -32,12 +31,12 @@ SLOWDOWNS = np.linspace(0.0, 0.6, 13)
 def measured_slowdowns(domain: Domain, target: CollectionTarget, repeats: int) -> list[float]:
     """Of each repeat that tells one."""
     byte_scale, time_scale = target.scales
-    settings = Settings(warmup=target.warmup, iterations=target.iterations)
     workload = Workload(domain, byte_scale=byte_scale, time_scale=time_scale)
     found = []
     with TestbedLauncher().open(workload) as pool:
         for repeat in range(repeats):
-            request = replace(overlap_request(domain, settings), key=f"overlap/{repeat}")
+            key, passes = f"overlap/{repeat}", (target.warmup, target.iterations)
+            request = overlap_request(domain, key, *passes)
             slowdown = recorded_slowdown(pool.run(request), domain)
             found += [] if slowdown is None else [slowdown]
     return found

@@ -23,7 +23,11 @@ def measure_overlap(pool: Pool, domain: Domain, settings: Settings, on_event: On
 
     pool: of workers that compute for real and record in host memory.
     """
-    result = pool.run(overlap_request(domain, settings))
+    result = pool.run(
+        overlap_request(
+            domain, "overlap", settings.warmup, settings.iterations, settings.timeout_seconds
+        )
+    )
     slowdown = recorded_slowdown(result, domain)
     if slowdown is None:
         why = result.error.message if result.error else "no trial shows it"
@@ -35,16 +39,22 @@ def measure_overlap(pool: Pool, domain: Domain, settings: Settings, on_event: On
     return replace(domain, cluster=replace(domain.cluster, overlap_slowdown=round(slowdown, 4)))
 
 
-def overlap_request(domain: Domain, settings: Settings) -> TrialRequest:
+def overlap_request(
+    domain: Domain,
+    key: str,
+    warmup: int = 2,
+    iterations: int = 5,
+    timeout_seconds: float = 60.0,
+) -> TrialRequest:
     """A trial whose all-reduces are under way during most of backward."""
     each_bytes = -(-domain.graph.size_bytes // MESSAGES)
     strategy = assemble(domain, collective(domain, AllReduce(0)), limit_bytes=each_bytes)
     return TrialRequest(
-        key="overlap",
+        key=key,
         bundle=make_bundle(strategy, domain),
-        warmup=settings.warmup,
-        iterations=settings.iterations,
-        timeout_seconds=settings.timeout_seconds,
+        warmup=warmup,
+        iterations=iterations,
+        timeout_seconds=timeout_seconds,
         record=True,
     )
 

@@ -220,21 +220,22 @@ def _row(
     root: int,
 ) -> _Row:
     parts = list(_parts(cluster, where, known, operation, teams, root))
+    nothing = np.zeros(len(where.rate))
     cost = cluster.cost(COST_KIND[operation])
-    workers = max(1, *(len(team) for team in teams))
+    workers = max((len(team) for team in teams), default=1)
     startup = cost.startup_seconds + cost.startup_seconds_per_worker * workers
     if cost not in cluster.costs:
-        startup += max(part.latency_seconds for part in parts)
+        startup += max((part.latency_seconds for part in parts), default=0.0)
     return _Row(
         startup,
         cost.seconds_per_byte,
-        max(part.equation for part in parts),
+        max((part.equation for part in parts), default=0.0),
         root,
-        np.add.reduce([part.load for part in parts]),
+        sum((part.load for part in parts), nothing),
         operation,
-        max(part.connection for part in parts),
-        np.add.reduce([part.flows for part in parts]),
-        max(part.sends for part in parts),
+        max((part.connection for part in parts), default=0.0),
+        sum((part.flows for part in parts), nothing),
+        max((part.sends for part in parts), default=0.0),
     )
 
 
