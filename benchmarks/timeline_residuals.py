@@ -23,7 +23,8 @@ from autosync.codes import Op
 from autosync.domain import Domain
 from autosync.population import decode
 from autosync.simulator.cost.network import COST_KIND, network_of
-from autosync.simulator.evaluation.measured_dataset import MeasuredDomain, load_dataset, read_trials
+from autosync.simulator.evaluation.measured_dataset import load_dataset, read_trials
+from autosync.simulator.evaluation.measured_domain import MeasuredDomain
 from autosync.simulator.evaluation.metrics import pairwise_accuracy
 from autosync.simulator.fitting.recalibration import recalibrated
 from autosync.simulator.numba_compiler import compile_plans_fast

@@ -1,4 +1,4 @@
-"""How much messages slow a running job's own compute: one recorded trial before the search."""
+"""How much messages slow compute beside them: one recorded trial before the search."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from autosync.search.loop.proposing import OnEvent
 from autosync.search.loop.settings import Settings
 from autosync.simulator.fitting.overlap_slowdown import fit_overlap_slowdown
 from autosync.strategy import AllReduce
-from autosync.trials.contract import Pool, TrialRequest
+from autosync.trials.contract import Pool, TrialRequest, TrialResult
 
 MESSAGES = 16
 """Of the trial, about: so many that some are under way during most of backward, and so few that
@@ -23,20 +23,12 @@ def measure_overlap(pool: Pool, domain: Domain, settings: Settings, on_event: On
 
     pool: of workers that compute for real and record in host memory.
     """
-    each_bytes = -(-domain.graph.size_bytes // MESSAGES)
-    strategy = assemble(domain, collective(domain, AllReduce(0)), limit_bytes=each_bytes)
     result = pool.run(
-        TrialRequest(
-            key="overlap",
-            bundle=make_bundle(strategy, domain),
-            warmup=settings.warmup,
-            iterations=settings.iterations,
-            timeout_seconds=settings.timeout_seconds,
-            record=True,
+        overlap_request(
+            domain, "overlap", settings.warmup, settings.iterations, settings.timeout_seconds
         )
     )
-    timelines = [result.timeline] if result.timeline else []
-    slowdown = fit_overlap_slowdown(timelines, domain)
+    slowdown = recorded_slowdown(result, domain)
     if slowdown is None:
         why = result.error.message if result.error else "no trial shows it"
         on_event(TuningEvent("opening", f"by how much messages slow compute is not known: {why}"))
@@ -45,3 +37,28 @@ def measure_overlap(pool: Pool, domain: Domain, settings: Settings, on_event: On
         TuningEvent("opening", f"compute is {slowdown:.0%} slower while messages are under way")
     )
     return replace(domain, cluster=replace(domain.cluster, overlap_slowdown=round(slowdown, 4)))
+
+
+def overlap_request(
+    domain: Domain,
+    key: str,
+    warmup: int = 2,
+    iterations: int = 5,
+    timeout_seconds: float = 60.0,
+) -> TrialRequest:
+    """A trial whose all-reduces are under way during most of backward."""
+    each_bytes = -(-domain.graph.size_bytes // MESSAGES)
+    strategy = assemble(domain, collective(domain, AllReduce(0)), limit_bytes=each_bytes)
+    return TrialRequest(
+        key=key,
+        bundle=make_bundle(strategy, domain),
+        warmup=warmup,
+        iterations=iterations,
+        timeout_seconds=timeout_seconds,
+        record=True,
+    )
+
+
+def recorded_slowdown(result: TrialResult, domain: Domain) -> float | None:
+    """None where the trial failed or cannot tell."""
+    return fit_overlap_slowdown([result.timeline] if result.timeline else [], domain)

@@ -97,12 +97,23 @@ def _print_verdict(result: "TuningResult") -> None:
     ddp = milliseconds(result.ddp_seconds)
     if result.keep_ddp:
         out.print(f"\n[bold]Keep DDP[/]: nothing beats its {ddp} ms beyond noise.")
+        _print_limit(result)
         return
     out.print(
         f"\n[bold green]{milliseconds(result.best_seconds)} ms[/] an iteration against DDP's {ddp} "
         f"ms: [bold]{result.speedup:.2f} times as fast[/] ({result.speedup_low:.2f} to "
         f"{result.speedup_high:.2f} in {result.repeats} interleaved repeats)."
     )
+    _print_limit(result)
+
+
+def _print_limit(result: "TuningResult") -> None:
+    if result.limit_seconds is not None:
+        share = 100 * result.limit_seconds / result.best_seconds
+        out.print(
+            f"That is {share:.0f} % of the limit: no strategy of this space iterates in less than "
+            f"{milliseconds(result.limit_seconds)} ms."
+        )
 
 
 def print_two_lines(path: Path) -> None:

@@ -81,7 +81,8 @@ class TuningRow(Base):
 
 
 class OutcomeRow(Base):
-    """The answer of a tuning; `bundle` is the document that is shipped."""
+    """The answer of a tuning; `bundle` is the document that is shipped. limit_seconds: no strategy
+    iterates in fewer; NULL where the answer is older than this column."""
 
     __tablename__ = "outcomes"
 
@@ -94,6 +95,7 @@ class OutcomeRow(Base):
     speedup_high: Mapped[float]
     repeats: Mapped[int]
     keep_ddp: Mapped[bool]
+    limit_seconds: Mapped[float | None]
     bundle: Mapped[str] = mapped_column(deferred=True)
     created_at: Mapped[float] = mapped_column(default=now_seconds())
 

@@ -5,6 +5,7 @@ from autosync.api.engine.tuning_request import TuningRequest
 from autosync.bundle import Bundle
 from autosync.documents import content_hash, to_json
 from autosync.search.loop.outcome import Outcome, shipped_bundle
+from autosync.simulator.limit import iteration_limit
 
 
 def outcome_row(
@@ -22,6 +23,7 @@ def outcome_row(
         speedup_high=outcome.speedup_high,
         repeats=outcome.repeats,
         keep_ddp=outcome.keep_ddp,
+        limit_seconds=iteration_limit(request.domain, request.space).seconds,
         bundle=to_json(best_bundle(request, outcome, ran_on or request.launcher)),
     )
 

@@ -32,6 +32,9 @@ class TuningResult(ResponseModel):
     speedup_high: float
     repeats: int
     keep_ddp: bool
+    limit_seconds: float | None = Field(
+        description="No strategy of the tuning's space iterates in fewer; null in old answers."
+    )
 
 
 class Tuning(ResponseModel):

@@ -10,9 +10,9 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.contest.contest_ring import FOLDER
 from benchmarks.contest.iteration_accounts import accounts_table
 from benchmarks.contest.leftover import read_accounts
-from benchmarks.contest.live_contest import FOLDER
 from benchmarks.contest.live_tables import (
     aims_table,
     competitors_table,
@@ -121,11 +121,11 @@ def live_section(folder: Path, page: Path) -> str | None:
 
 LIVE_WORDS = """`python -m benchmarks.contest.live_contest`: everyone tries up to 60
 settings on the same workers of one emulated cluster. AutoSync tunes three times, with 12, 20 and
-60 trials, as `autosync tune` does; its simulator has learned from the [bundled
-measurements](../datasets/runtimes), some of these models on these clusters. The others: torch's
-DDP with Optuna over `bucket_cap_mb`, DeAR with Bayesian optimization of its buffer, partitioned
-servers balanced by bandwidth with Bayesian optimization of the partition, and torch's DDP,
-ZeroRedundancyOptimizer and FSDP2 as they come. Every byte threshold is scaled by s. rho is a ring
+60 trials, as `autosync tune` does, but its simulator has learned from the [bundled
+measurements](../datasets/runtimes) of other models alone. The others: torch's DDP with Optuna over
+`bucket_cap_mb`, DeAR with Bayesian optimization of its buffer, partitioned servers balanced by
+bandwidth with Bayesian optimization of the partition, and torch's DDP, ZeroRedundancyOptimizer and
+FSDP2 as they come. Every byte threshold is scaled by s. rho is a ring
 all-reduce at line rate over compute; of a sparse variable it counts the touched rows. The
 [limit](simulator.md) is a lower bound for any allowed strategy."""
 

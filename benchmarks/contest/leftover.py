@@ -26,13 +26,14 @@ from autosync.simulator.limit import iteration_limit
 from autosync.strategy import Strategy
 from autosync.trials.contract import TrialRequest, Workload
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
+from benchmarks.contest.contest_ring import FOLDER, PLAN
 from benchmarks.contest.iteration_accounts import (
     IterationAccounts,
     accounts_table,
     iteration_accounts,
     median_accounts,
 )
-from benchmarks.contest.live_contest import FOLDER, PLAN, prepared
+from benchmarks.contest.live_contest import prepared
 from benchmarks.contest.live_domains import DOMAINS, domain_named
 from benchmarks.contest.live_records import ContestFile, whole_lines
 from benchmarks.contest.live_tables import final_seconds

@@ -16,10 +16,9 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from autosync.bundle import make_bundle
 from autosync.domain import Domain
 from autosync.errors import AutosyncError
 from autosync.search.cluster_probe import probe_costs
@@ -29,166 +28,42 @@ from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_loop import tune
 from autosync.search.loop.tuning_store import Phase
 from autosync.search.space import Space
-from autosync.simulator.learned.bundled_simulator import default_simulator
 from autosync.simulator.limit import iteration_limit
-from autosync.strategy import Strategy
-from autosync.trials.contract import Pool, TrialRequest, TrialResult, Workload
+from autosync.trials.contract import Workload
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
+from benchmarks.contest.contest_ring import (
+    BASELINES,
+    COUNTS,
+    FOLDER,
+    PLAN,
+    BorrowedPool,
+    Contestant,
+    ContestSettings,
+    OutOfTime,
+    Ring,
+    in_ms,
+    row_of,
+)
 from benchmarks.contest.live_domains import DOMAINS, domain_named
 from benchmarks.contest.live_records import (
     ContestFacts,
     ContestFile,
     ContestRow,
     FileStore,
-    Kind,
     store_domain,
     stored_domain,
 )
 from benchmarks.contest.tuned_competitors import (
     COMPETITORS,
     DRAWS,
-    NO_SIZE,
     Competitor,
     TriedSetting,
 )
+from benchmarks.contest.unseen_simulator import unseen_simulator
 from benchmarks.measure import provenance
 
-COUNTS = (12, 20, 60)
-"""Trials after which competitors are compared."""
 FINALISTS = 2
 """Of a competitor after so many trials, that run again in the repeats."""
-FOLDER = Path("out/contest")
-BASELINES = "baselines=benchmarks.workers:build_baselines"
-PLAN = "plan"
-"""The mode of what the bundle says: the runtime, or torch's DDP."""
-SIMULATOR = "ensemble"
-"""What `autosync tune` ranks with unless another is asked for."""
-
-
-class OutOfTime(Exception):
-    """The minutes are spent; what was measured is stored."""
-
-
-@dataclass(frozen=True, slots=True)
-class ContestSettings:
-    """trials: of each competitor; deadline: of `time.monotonic`."""
-
-    trials: int
-    repeats: int
-    competitors: tuple[Competitor, ...]
-    tunes: bool
-    deadline: float
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        return tuple(sorted({min(count, self.trials) for count in COUNTS}))
-
-    @property
-    def words(self) -> str:
-        """What a domain that is done was done with."""
-        names = " ".join(each.name for each in self.competitors)
-        return f"{self.trials} trials, {self.repeats} repeats, tunes {self.tunes}: {names}\n"
-
-    def check_time(self) -> None:
-        if time.monotonic() > self.deadline:
-            raise OutOfTime
-
-    @property
-    def seconds_left(self) -> float:
-        return max(0.0, self.deadline - time.monotonic())
-
-
-@dataclass(frozen=True, slots=True)
-class Contestant:
-    """mode: of `benchmarks.workers`, who runs the strategy. size_mib: its setting, 0 without."""
-
-    label: str
-    mode: str
-    strategy: Strategy
-    size_mib: float = NO_SIZE
-
-    @property
-    def key(self) -> str:
-        return f"{self.mode}:{self.strategy.id}"
-
-
-class BorrowedPool:
-    """A pool that stays open when the tuning that uses it is done. name: of the tuning, so that
-    another one's trial of the same strategy is not taken for its own."""
-
-    def __init__(self, pool: Pool, name: str) -> None:
-        self._pool, self._name = pool, name
-
-    @property
-    def description(self) -> str:
-        return self._pool.description
-
-    def run(self, request: TrialRequest) -> TrialResult:
-        result = self._pool.run(replace(request, key=f"{self._name}/{request.key}"))
-        return replace(result, key=request.key)
-
-    def close(self) -> None:
-        """Whoever opened the pool closes it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ring:
-    """Where the competitors of one domain meet."""
-
-    given: CollectionTarget
-    domain: Domain
-    pool: Pool
-    folder: Path
-    file: ContestFile
-    settings: ContestSettings
-
-    def measured(
-        self,
-        kind: Kind,
-        competitor: str,
-        number: int,
-        contestant: Contestant,
-        passes: int,
-    ) -> ContestRow:
-        """Run one trial, or raise OutOfTime before it; its row is stored."""
-        self.settings.check_time()
-        result = self.pool.run(
-            TrialRequest(
-                f"{contestant.mode}/{kind}/{competitor}/{contestant.strategy.id}/{number}",
-                make_bundle(contestant.strategy, self.domain),
-                warmup=self.given.warmup,
-                iterations=self.given.iterations,
-                passes=passes,
-                timeout_seconds=Settings().timeout_seconds,
-            )
-        )
-        row = row_of(kind, competitor, number, contestant, result)
-        self.file.add(row)
-        return row
-
-    def say(self, text: str) -> None:
-        left = f"{self.settings.seconds_left:,.0f} s left"
-        print(f"{self.given.name}: {text}; {left}", flush=True)
-
-
-def row_of(
-    kind: Kind, competitor: str, number: int, contestant: Contestant, result: TrialResult
-) -> ContestRow:
-    error = f"{result.error.kind}: {result.error.message[:300]}" if result.error else ""
-    return ContestRow(
-        kind,
-        competitor,
-        number,
-        contestant.size_mib,
-        contestant.mode,
-        contestant.strategy.id,
-        contestant.label,
-        result.step_seconds,
-        result.spread,
-        result.load,
-        error,
-        result.launcher,
-    )
 
 
 def prepared(given: CollectionTarget, folder: Path) -> Domain:
@@ -227,6 +102,8 @@ def compete(given: CollectionTarget, folder: Path, settings: ContestSettings) ->
         print(f"{given.name}: done before", flush=True)
         return
     domain = prepared(given, folder)
+    if settings.tunes:
+        unseen_simulator(domain, folder)  # trained before anything is measured
     launcher = TestbedLauncher(workloads=(BASELINES,))
     workload = Workload(domain, "baselines", *given.scales)
     with launcher.open(workload) as pool:
@@ -285,9 +162,8 @@ def tune_with(ring: Ring, budget: int) -> None:
             best = in_ms(event.best_seconds)
             ring.say(f"{name} {event.done} of {event.total}: {event.message}, best {best}")
 
-    simulator = default_simulator(ring.domain, SIMULATOR)
     pool = BorrowedPool(ring.pool, name)
-    tune(ring.domain, Space(), lambda: pool, store, simulator, settings, on_event, stop)
+    tune(ring.domain, Space(), lambda: pool, store, ring.simulator(), settings, on_event, stop)
     origins = {each.key: each.candidate for each in store.proposals()}
     for number, trial in list(enumerate(store.trials()))[told:]:
         candidate = origins[trial.key]
@@ -337,10 +213,6 @@ def repeat_finals(ring: Ring) -> None:
             if (contestant.key, repeat) not in done:
                 ring.measured("final", "", repeat, contestant, passes=1)
         ring.say(f"final repeat {repeat + 1} of {ring.settings.repeats}, {len(line)} strategies")
-
-
-def in_ms(seconds: float | None) -> str:
-    return "failed" if seconds is None else f"{seconds * 1e3:.1f} ms"
 
 
 def main() -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.contest.live_contest import COUNTS, FINALISTS, best_rows
+from benchmarks.contest.contest_ring import COUNTS
+from benchmarks.contest.live_contest import FINALISTS, best_rows
 from benchmarks.contest.live_records import ContestFacts, ContestFile, ContestRow, stored_facts
 
 DDP = "ddp"

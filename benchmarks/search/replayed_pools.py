@@ -12,7 +12,8 @@ from autosync.search.loop.acquisition import expected_improvement, promise_of
 from autosync.search.loop.message_equality import message_shares
 from autosync.search.loop.selection import select
 from autosync.search.loop.settings import Acquisition
-from autosync.simulator.evaluation.measured_dataset import MeasuredDomain, load_dataset
+from autosync.simulator.evaluation.measured_dataset import load_dataset
+from autosync.simulator.evaluation.measured_domain import MeasuredDomain
 from autosync.simulator.learned.bundled_simulator import LEARNED
 from autosync.simulator.learned.features.strategy_features import features_of
 from autosync.simulator.learned.learned_simulators import LearnedSimulator

@@ -39,7 +39,7 @@ from autosync.search.collect.collection_plan import CollectionPlan, CollectionTa
 from autosync.search.collect.pass_runner import PassRunner, ReportLine
 from autosync.search.collect.pick_rounds import PickRound, choose_round, trained_elsewhere
 from autosync.search.collect.remaining_passes import PASSES, OccasionPasses, strategies_of
-from autosync.simulator.evaluation.measured_dataset import MeasuredDomain, measured_domain
+from autosync.simulator.evaluation.measured_domain import MeasuredDomain, domain_of_rows
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
 from autosync.trials.contract import Launcher, Workload
 from autosync.trials.testbed.rate_probes import InaccurateLink
@@ -152,7 +152,7 @@ def _choose_round(
     begun = time.monotonic()
     trials = run.log.trials(domain.id, picks=True)
     if len(trials):
-        known = measured_domain(domain, trials)
+        known = domain_of_rows(domain, trials)
         simulator.refit(domain, known.population, known.label_seconds)
     earlier = [
         one.strategy
@@ -189,7 +189,7 @@ def _pick_sources(run: _Run, target: CollectionTarget) -> list[MeasuredDomain]:
                 value=name,
                 remedy=f"Collect {name} first, or take it out of the plan's pick_sources.",
             )
-        sources.append(measured_domain(domain, trials))
+        sources.append(domain_of_rows(domain, trials))
     return sources
 
 

@@ -5,6 +5,7 @@ has a startup and, per byte that one replica contributes, the seconds it occupie
 each NIC's two directions, each device's port to the others of its node, and stated links.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -16,7 +17,8 @@ from autosync.cluster import Cluster, MessageKind
 from autosync.codes import Op
 from autosync.plan.compiler_arrays import ALL_RANKS, FIRST_SERVER, LEADERS, NODE_TEAMS
 from autosync.plan.plan_table import PlanTable, Teams
-from autosync.simulator.cost.message_edges import Edges, edges_of
+from autosync.simulator.cost.link_resources import Resources, load_of, passing, resources_of
+from autosync.simulator.cost.message_edges import edges_of
 
 F64 = NDArray[np.float64]
 
@@ -103,84 +105,6 @@ class Network:
         return result
 
 
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """What can be congested. Per server s (rank or dedicated host): node i64[S].
-
-    rate f64[R]: bytes a second: NICs out, NICs in, device ports out, device ports in, then the
-        two directions of each stated link. link i64[nodes, nodes]: resource of a stated link
-        from node to node, -1 without; link_only: such a link does not pass the NICs.
-    """
-
-    node: NDArray[np.int64]
-    rate: F64
-    names: tuple[str, ...]
-    link: NDArray[np.int64]
-    link_only: NDArray[np.bool_]
-
-    @property
-    def nodes(self) -> int:
-        return len(self.link)
-
-    @property
-    def ports(self) -> NDArray[np.bool_]:
-        """Which resources are the ports of devices, `(R,)`."""
-        place = np.arange(len(self.rate)) - 2 * self.nodes
-        result: NDArray[np.bool_] = (place >= 0) & (place < 2 * len(self.node))
-        return result
-
-
-def resources_of(cluster: Cluster) -> Resources:
-    node = cluster.node_of_server().astype(np.int64)
-    nic = cluster.nic_bytes_per_second()
-    intra = np.diag(cluster.bandwidth_bytes_per_second())[node]
-    count = len(nic)
-    index = {member.address: i for i, member in enumerate(cluster.nodes)}
-    link = np.full((count, count), -1, dtype=np.int64)
-    link_only = np.zeros((count, count), dtype=np.bool_)
-    rates, names = [nic, nic, intra, intra], []
-    for role in ("NIC out", "NIC in"):
-        names += [f"{role} {member.address}" for member in cluster.nodes]
-    for role in ("port out", "port in"):
-        names += [f"{role} {server}" for server in range(len(node))]
-    for stated in cluster.links:
-        ends = index[stated.nodes[0]], index[stated.nodes[1]]
-        for i, j in (ends, ends[::-1]):
-            link[i, j] = len(names)
-            link_only[i, j] = stated.bandwidth_gbps > min(
-                cluster.nodes[i].bandwidth_gbps, cluster.nodes[j].bandwidth_gbps
-            )
-            names.append(f"link {cluster.nodes[i].address} to {cluster.nodes[j].address}")
-            rates.append(np.array([stated.bandwidth_gbps * 1e9 / 8]))
-    return Resources(node, np.concatenate(rates), tuple(names), link, link_only)
-
-
-def load_of(edges: Edges, where: Resources) -> F64:
-    """Seconds per byte that the edges hold each resource, `(R,)`."""
-    load: F64 = passing(edges, edges.weight, where) / where.rate
-    return load
-
-
-def passing(edges: Edges, weight: F64, where: Resources) -> F64:
-    """The sum of the weights of the edges that pass each resource, `(R,)`.
-
-    Traffic between nodes passes the ports of its devices too (a GPU reaches the NIC over PCIe).
-    """
-    held = np.zeros(len(where.rate))
-    nodes, servers = where.nodes, len(where.node)
-    from_node, to_node = where.node[edges.source], where.node[edges.target]
-    outside = from_node != to_node
-    link = where.link[from_node, to_node]
-    nic = outside & ~((link >= 0) & where.link_only[from_node, to_node])
-    np.add.at(held, from_node[nic], weight[nic])
-    np.add.at(held, nodes + to_node[nic], weight[nic])
-    np.add.at(held, 2 * nodes + edges.source, weight)
-    np.add.at(held, 2 * nodes + servers + edges.target, weight)
-    stated = outside & (link >= 0)
-    np.add.at(held, link[stated], weight[stated])
-    return held
-
-
 def link_seconds_per_byte(
     cluster: Cluster, operation: Op, team: tuple[int, ...], root: int = -1
 ) -> float:
@@ -204,15 +128,30 @@ class _Row(NamedTuple):
     sends: float
 
 
+class _Part(NamedTuple):
+    """One team's share of a message; see `_Row`."""
+
+    latency_seconds: float
+    equation: float
+    load: F64
+    connection: float
+    flows: F64
+    sends: float
+
+
+_KnownParts = dict[tuple[Op, tuple[int, ...], int], _Part]
+
+
 @lru_cache(maxsize=8)
 def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
     """The costs of every message kind that plans over these teams can hold."""
     where = resources_of(cluster)
     kind = np.full((len(Op), len(teams), cluster.servers + 1), -1, dtype=np.int16)
     rows: list[_Row] = []
+    parts: _KnownParts = {}
     for operation, team, root in _kinds(cluster, teams):
         kind[operation, team, root + 1] = len(rows)
-        rows.append(_row(cluster, where, operation, teams[team], root))
+        rows.append(_row(cluster, where, parts, operation, teams[team], root))
     load = np.array([row.load for row in rows])
     alone = np.maximum(load.max(axis=1), [row.connection for row in rows])
     share = load / np.where(alone > 0, alone, 1.0)[:, None]
@@ -272,55 +211,82 @@ def _kinds(cluster: Cluster, teams: tuple[Teams, ...]) -> list[tuple[Op, int, in
     return found
 
 
-def _row(cluster: Cluster, where: Resources, operation: Op, teams: Teams, root: int) -> _Row:
-    load, flows = np.zeros((2, len(where.rate)))
-    latency, equation, connection, sends, workers = 0.0, 0.0, 0.0, 0.0, 1
-    for team in teams:
-        edges = edges_of(operation, team, root, cluster.backend)
-        load += load_of(edges, where)
-        flows += passing(edges, np.ones(len(edges.source)), where)
-        sends = max(sends, _sends(where, edges))
-        latency = max(latency, _latency_seconds(cluster, where, edges))
-        equation = max(equation, _equation_term(cluster, where, operation, edges))
-        connection = max(connection, _connection_seconds_per_byte(cluster, where, edges))
-        workers = max(workers, len(team))
+def _row(
+    cluster: Cluster,
+    where: Resources,
+    known: _KnownParts,
+    operation: Op,
+    teams: Teams,
+    root: int,
+) -> _Row:
+    parts = list(_parts(cluster, where, known, operation, teams, root))
+    nothing = np.zeros(len(where.rate))
     cost = cluster.cost(COST_KIND[operation])
+    workers = max((len(team) for team in teams), default=1)
     startup = cost.startup_seconds + cost.startup_seconds_per_worker * workers
     if cost not in cluster.costs:
-        startup += latency
+        startup += max((part.latency_seconds for part in parts), default=0.0)
     return _Row(
-        startup, cost.seconds_per_byte, equation, root, load, operation, connection, flows, sends
+        startup,
+        cost.seconds_per_byte,
+        max((part.equation for part in parts), default=0.0),
+        root,
+        sum((part.load for part in parts), nothing),
+        operation,
+        max((part.connection for part in parts), default=0.0),
+        sum((part.flows for part in parts), nothing),
+        max((part.sends for part in parts), default=0.0),
     )
 
 
-def _sends(where: Resources, edges: Edges) -> float:
-    """How many sends of a message pass the resource that most of them pass. A ring sends over every
-    edge in every step."""
-    each = np.full(len(edges.source), edges.steps if edges.ring else 1.0)
-    return float(passing(edges, each, where).max())
+def _parts(
+    cluster: Cluster,
+    where: Resources,
+    known: _KnownParts,
+    operation: Op,
+    teams: Teams,
+    root: int,
+) -> Iterator[_Part]:
+    """Of each team. A message over the teams of all nodes has a root in one of them; the others
+    share what they do with every such message, which `known` keeps: of hundreds of nodes there are
+    too many pairs of root and team."""
+    for team in teams:
+        if len(teams) == 1:
+            yield _part(cluster, where, operation, team, root)
+            continue
+        here = root if root in team else -1
+        key = (operation, team, here)
+        if key not in known:
+            known[key] = _part(cluster, where, operation, team, here)
+        yield known[key]
 
 
-def _connection_seconds_per_byte(cluster: Cluster, where: Resources, edges: Edges) -> float:
-    """Two processes of different hosts have one connection; it carries what the edge sends."""
-    outside = where.node[edges.source] != where.node[edges.target]
-    if not cluster.connection_gbps or not outside.any():
-        return 0.0
-    return float(edges.weight[outside].max()) / (cluster.connection_gbps * 1e9 / 8)
-
-
-def _latency_seconds(cluster: Cluster, where: Resources, edges: Edges) -> float:
-    """Of a message whose cost is assumed; measured costs contain it."""
+def _part(
+    cluster: Cluster, where: Resources, operation: Op, team: tuple[int, ...], root: int
+) -> _Part:
+    edges = edges_of(operation, team, root, cluster.backend)
     if not len(edges.source):
-        return 0.0
-    each = cluster.latency_seconds()[where.node[edges.source], where.node[edges.target]]
-    return float(edges.steps * (each.mean() if edges.ring else each.max()))
-
-
-def _equation_term(cluster: Cluster, where: Resources, operation: Op, edges: Edges) -> float:
-    if not len(edges.source):
-        return 0.0
-    rates = cluster.bandwidth_bytes_per_second()
-    each = rates[where.node[edges.source], where.node[edges.target]]
+        nothing = np.zeros(len(where.rate))
+        return _Part(0.0, 0.0, nothing, 0.0, nothing, 0.0)
+    ends = where.node[edges.source], where.node[edges.target]
+    latency = where.pair_latency_seconds[ends]
+    weights = edges.weight / where.pair_rate[ends]
     if operation in SERVER_OPERATIONS:
-        return float((edges.weight / each).sum())
-    return float((edges.equation_weight / each).max())
+        equation = weights.sum()
+    else:
+        equation = (edges.equation_weight / where.pair_rate[ends]).max()
+    # a ring sends over every edge in every step
+    sends = np.full(len(edges.source), edges.steps if edges.ring else 1.0)
+    outside = ends[0] != ends[1]
+    connection = 0.0
+    if cluster.connection_gbps and outside.any():
+        # two processes of different hosts have one connection; it carries what the edge sends
+        connection = edges.weight[outside].max() / (cluster.connection_gbps * 1e9 / 8)
+    return _Part(
+        latency_seconds=float(edges.steps * (latency.mean() if edges.ring else latency.max())),
+        equation=float(equation),
+        load=load_of(edges, where),
+        connection=float(connection),
+        flows=passing(edges, np.ones(len(edges.source)), where),
+        sends=float(passing(edges, sends, where).max()),
+    )

@@ -12,7 +12,8 @@ import pandas as pd
 
 from autosync.documents import from_json
 from autosync.domain import Domain
-from autosync.simulator.evaluation.measured_dataset import MeasuredDomain, load_dataset, read_trials
+from autosync.simulator.evaluation.measured_dataset import load_dataset, read_trials
+from autosync.simulator.evaluation.measured_domain import MeasuredDomain
 from autosync.strategy import Strategy
 
 KINDS = ("all_reduce", "parameter_server", "reduce_scatter", "all_gather", "factors")

@@ -9,7 +9,8 @@ from pathlib import Path
 import pandas as pd
 
 from autosync.simulator.evaluation.dataset_frames import DomainSummary, summaries_of
-from autosync.simulator.evaluation.measured_dataset import MeasuredDomain, load_dataset, read_trials
+from autosync.simulator.evaluation.measured_dataset import load_dataset, read_trials
+from autosync.simulator.evaluation.measured_domain import MeasuredDomain
 
 TITLE = "Measured runtimes of synchronization strategies"
 WHAT = """\
@@ -84,7 +85,7 @@ LIMITS = """\
 READING = """\
 ```python
 from pathlib import Path
-from autosync.simulator.evaluation.measured_dataset import load_dataset  # domains with arrays
+from autosync.simulator.evaluation.measured_dataset import (load_dataset  # domains with arrays)
 from autosync.simulator.evaluation.dataset_frames import trials_table  # one pandas table
 
 table = trials_table(Path("datasets/runtimes"))

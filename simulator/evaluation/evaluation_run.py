@@ -22,7 +22,7 @@ from autosync.simulator.evaluation.evaluation_tables import (
     subjects_of,
     transfers_to,
 )
-from autosync.simulator.evaluation.measured_dataset import MeasuredDomain
+from autosync.simulator.evaluation.measured_domain import MeasuredDomain
 from autosync.simulator.evaluation.pick_report import (
     PICK_MEASURES,
     chosen_table,

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from autosync.simulator.analytic import AnalyticSimulator
 from autosync.simulator.evaluation.compared_models import SEEDED, MakeModel
-from autosync.simulator.evaluation.measured_dataset import MeasuredDomain
+from autosync.simulator.evaluation.measured_domain import MeasuredDomain
 from autosync.simulator.evaluation.merged_measurements import merged_by_messages
 from autosync.simulator.evaluation.metrics import RankingScores, judge, mean_scores
 from autosync.simulator.evaluation.perfect_predictor import perfect_scores

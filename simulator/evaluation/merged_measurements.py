@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from autosync.simulator.evaluation.measured_dataset import F64, SAMPLED, MeasuredDomain
+from autosync.simulator.evaluation.measured_domain import F64, SAMPLED, MeasuredDomain
 from autosync.simulator.message_digests import digests_of
 
 

@@ -15,7 +15,7 @@ from scipy.stats import kendalltau
 
 from autosync.simulator.evaluation.compared_models import MakeModel
 from autosync.simulator.evaluation.evaluation_tables import PERFECT, EvaluatedDomain, predicted_by
-from autosync.simulator.evaluation.measured_dataset import PICKED
+from autosync.simulator.evaluation.measured_domain import PICKED
 from autosync.simulator.evaluation.perfect_predictor import (
     assumed_truth,
     drawn_labels,

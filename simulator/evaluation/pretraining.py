@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from autosync.documents import content_hash
 from autosync.domain import Domain
 from autosync.population import Population, decode
-from autosync.simulator.evaluation.measured_dataset import MeasuredDomain
+from autosync.simulator.evaluation.measured_domain import MeasuredDomain
 from autosync.simulator.evaluation.metrics import pairwise_accuracy
 from autosync.simulator.learned.bundled_simulator import LEARNED
 from autosync.simulator.learned.features.strategy_features import features_of, joined_features
@@ -127,17 +127,19 @@ def train_simulator(
     seed: int,
     say: Say = lambda text: None,
     parent: LearnedModel | None = None,
+    judged_by: Recipe | None = None,
 ) -> TrainingOutcome:
     """Learn from the trials of several domains that are not held out. Its level and its intervals
     are those of domains that a simulator made alike did not see.
 
     parent: a model of the recipe that goes on from what it has learned. Its like, which did not see
     a domain, are then of closed forms alone: networks from nothing would take minutes.
+    judged_by: of those that did not see a domain, where it is not the recipe.
 
     Raises:
         InvalidInput: there is no source.
     """
-    judged = recipe if parent is None else Recipe("ensemble", members=LEARNED)
+    judged = judged_by or (recipe if parent is None else Recipe("ensemble", members=LEARNED))
     left_out = scores_of_unseen(judged, sources, seed, say)
     say("learning from all of them")
     model = parent or make_model(recipe, seed)

@@ -113,8 +113,9 @@ class InFlight(NamedTuple):
     Per channel: cursor: the next message. oldest: the first that has not landed. collectives: how
     many are in flight. handed: whether a message waits for its processor. ahead: until when a host
     ahead of its device prepares messages.
-    used, flows f64[U]: demand for each resource, and flows over it. processor f64[1]: until when
-    the hosts are busy with messages. clock: until when an owner updates. busy bool[K]: whether a
+    used, flows f64[U]: demand for each resource, and flows over it. crowded i64[U]: the first of
+    them are resources of which too much is asked. processor f64[1]: until when the hosts are busy
+    with messages. clock: until when an owner updates. busy bool[K]: whether a
     streamed message of the kind is on its way. head, tail i64[K]: the first and last one that waits
     for it, -1 without; follower i64[M]: the one behind.
     gate_time, gate_update: per forward operation, when what it waits for is there, and the seconds
@@ -132,6 +133,7 @@ class InFlight(NamedTuple):
     issue_number: I64
     used: F64
     flows: F64
+    crowded: I64
     cursor: I64
     oldest: I64
     collectives: I64

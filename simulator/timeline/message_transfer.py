@@ -18,16 +18,15 @@ def share_links(costs, in_flight, size, now):
     """Share the links anew: where more is asked for than there is, all flows get the same, and a
     message slows down as its slowest ones do."""
     contended = costs.transfer_slowdown > 0.0 and now < in_flight.pace[END]
-    used = in_flight.used
-    flows = in_flight.flows
-    per_flow = costs.per_flow
+    flows, per_flow = in_flight.flows, costs.per_flow
+    crowded = list_crowded(in_flight)
     for slot in range(size):
         if in_flight.phase[slot] == ON_WIRE:
             kind = in_flight.kind[slot]
             slow = 1.0
-            for resource in range(len(used)):
-                if used[resource] > 1.0:
-                    slow = max(slow, flows[resource] * per_flow[kind, resource])
+            for place in range(crowded):
+                resource = in_flight.crowded[place]
+                slow = max(slow, flows[resource] * per_flow[kind, resource])
             if contended:
                 slow = max(slow, slow_beside_compute(costs, in_flight, size, kind))
             if slow != in_flight.slow[slot]:
@@ -35,6 +34,18 @@ def share_links(costs, in_flight, size, now):
                     now + (in_flight.time[slot] - now) / in_flight.slow[slot] * slow
                 )
                 in_flight.slow[slot] = slow
+
+
+@njit(nogil=True, _nrt=False, inline="always")
+def list_crowded(in_flight):
+    """List the resources of which more is asked for than there is: few, however many devices there
+    are, and every message on the wire looks at all of them. Returns how many."""
+    count = 0
+    for resource in range(len(in_flight.used)):
+        if in_flight.used[resource] > 1.0:
+            in_flight.crowded[count] = resource
+            count += 1
+    return count
 
 
 @njit(nogil=True, _nrt=False)

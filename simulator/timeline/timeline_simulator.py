@@ -219,6 +219,7 @@ def _in_flight_arrays(domain: Domain, costs: Network, plans: PlanTable) -> InFli
         issue_number=np.zeros(slots, dtype=np.int64),
         used=np.zeros(costs.utilization.shape[1]),
         flows=np.zeros(costs.utilization.shape[1]),
+        crowded=np.zeros(costs.utilization.shape[1], dtype=np.int64),
         cursor=np.zeros(CHANNELS, dtype=np.int64),
         oldest=np.zeros(CHANNELS, dtype=np.int64),
         collectives=np.zeros(CHANNELS, dtype=np.int64),

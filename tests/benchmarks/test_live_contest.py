@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from autosync.bundled_data import data_file
 from autosync.domain import Domain
 from autosync.population import encode
 from autosync.search.collect.collection_plan import CollectionTarget, domain_of, ring_seconds
 from autosync.search.designs import known_designs
+from autosync.simulator.learned.bundled_simulator import FILE, LEARNED
+from autosync.simulator.learned.checkpoint import read_card
 from autosync.simulator.limit import iteration_limit
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy
@@ -18,18 +21,21 @@ from autosync.trials.contract import TrialError, TrialRequest, TrialResult, Work
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from autosync.units import MIB
 from autosync.verification import verify
-from benchmarks.contest import leftover, live_contest
-from benchmarks.contest.live_contest import (
+from benchmarks.contest import leftover
+from benchmarks.contest.contest_ring import (
     BASELINES,
     ContestSettings,
     OutOfTime,
     Ring,
+    in_ms,
+)
+from benchmarks.contest.live_contest import (
     final_line,
     repeat_finals,
     try_settings,
     tune_with,
 )
-from benchmarks.contest.live_domains import DOMAINS
+from benchmarks.contest.live_domains import DOMAINS, domain_named
 from benchmarks.contest.live_records import (
     ContestFacts,
     ContestFile,
@@ -53,6 +59,7 @@ from benchmarks.contest.tuned_competitors import (
     distinct_sizes,
     servers_of_size,
 )
+from benchmarks.contest.unseen_simulator import unseen_simulator
 from tests import domains
 from tests.search.killed import Killed
 
@@ -296,7 +303,19 @@ def test_everyone_runs_on_real_links(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert found.step_seconds > 0
     assert found.messages > 0
     assert stored_domain(tmp_path, given.name) is None
-    assert live_contest.in_ms(None) == "failed"
+    assert in_ms(None) == "failed"
+
+
+def test_a_tuning_ranks_with_what_has_not_seen_its_model(tmp_path: Path) -> None:
+    domain = domain_of(domain_named("vgg16-4x1"))
+    unseen_simulator(domain, tmp_path, "learned")
+    card = read_card(tmp_path / "simulators" / "learned_without_vgg16.safetensors")
+    bundled = {source.graph for source in read_card(data_file("simulators", FILE)).sources}
+    assert {source.graph for source in card.sources} == bundled - {"vgg16"}
+    assert domain.graph.name in bundled
+    assert card.members == LEARNED
+    unseen_simulator(DOMAIN, tmp_path)
+    assert len(list((tmp_path / "simulators").glob("*.json"))) == 1
 
 
 def test_a_size_that_was_tried_is_not_asked_for_again() -> None:

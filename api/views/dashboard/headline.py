@@ -53,13 +53,21 @@ def _answer(what: str, result: TuningResult) -> tuple[str, str]:
         return (
             f"{what}: keep torch's DDP",
             f"No strategy was faster beyond doubt in {repeats}; DDP takes "
-            f"{_step(result.ddp_seconds)} an iteration.",
+            f"{_step(result.ddp_seconds)} an iteration{_of_limit(result)}.",
         )
     return (
         f"{what} trains {result.speedup:.2f} times as fast as under torch's DDP",
         f"{interval} as fast (percentiles 10 and 90 of {repeats}): {_step(result.best_seconds)} an "
-        f"iteration where DDP takes {_step(result.ddp_seconds)}.",
+        f"iteration where DDP takes {_step(result.ddp_seconds)}{_of_limit(result)}.",
     )
+
+
+def _of_limit(result: TuningResult) -> str:
+    """How near the answer is to what no strategy can beat."""
+    if result.limit_seconds is None:
+        return ""
+    share = 100 * result.limit_seconds / result.best_seconds
+    return f", {share:.0f} % of the limit of {_step(result.limit_seconds)}"
 
 
 def _where(tuning: Tuning, ran_on: str) -> str:

@@ -10,7 +10,8 @@ from autosync.bundled_data import data_folder
 from autosync.search.collect.collected_strategy import PICK_ORIGINS
 from autosync.search.collect.collection_plan import CollectionTarget, load_plan
 from autosync.simulator.evaluation.datasheet import datasheet_of
-from autosync.simulator.evaluation.measured_dataset import MeasuredDomain, load_dataset, read_trials
+from autosync.simulator.evaluation.measured_dataset import load_dataset, read_trials
+from autosync.simulator.evaluation.measured_domain import MeasuredDomain
 from autosync.simulator.message_digests import digests_of
 
 FOLDER = data_folder("runtimes")

@@ -10,7 +10,7 @@ from autosync.population import concatenate, decode, encode
 from autosync.search.designs import known_designs
 from autosync.simulator.evaluation.evaluation_run import EvaluationPlan, evaluate
 from autosync.simulator.evaluation.evaluation_tables import EvaluatedDomain, subjects_of
-from autosync.simulator.evaluation.measured_dataset import MeasuredDomain
+from autosync.simulator.evaluation.measured_domain import MeasuredDomain
 from autosync.simulator.evaluation.merged_measurements import merged_by_messages
 from autosync.simulator.evaluation.perfect_predictor import (
     assumed_truth,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autosync.simulator.evaluation.measured_dataset import MeasuredDomain
+from autosync.simulator.evaluation.measured_domain import MeasuredDomain
 from autosync.simulator.evaluation.pretraining import (
     UNSEEN,
     SplitTrials,

@@ -22,12 +22,8 @@ from autosync.simulator.evaluation.evaluation_tables import (
     transfer_sources,
     transfers_to,
 )
-from autosync.simulator.evaluation.measured_dataset import (
-    COLUMNS,
-    MeasuredDomain,
-    load_dataset,
-    write_dataset,
-)
+from autosync.simulator.evaluation.measured_dataset import COLUMNS, load_dataset, write_dataset
+from autosync.simulator.evaluation.measured_domain import MeasuredDomain
 from autosync.simulator.evaluation.report import summary_table, table_of
 from autosync.simulator.evaluation.splits import split_strategies
 from autosync.simulator.learned.learned_simulators import LearnedSimulator

@@ -12,7 +12,8 @@ from autosync.cluster_file import load_cluster
 from autosync.domain import Domain
 from autosync.models import bundled
 from autosync.profiling import estimate_profile
-from autosync.simulator.evaluation.measured_dataset import MeasuredDomain, load_dataset
+from autosync.simulator.evaluation.measured_dataset import load_dataset
+from autosync.simulator.evaluation.measured_domain import MeasuredDomain
 from autosync.simulator.evaluation.metrics import pairwise_accuracy
 from autosync.simulator.evaluation.pretraining import dataset_hash, split_trials
 from autosync.simulator.learned.bundled_simulator import (

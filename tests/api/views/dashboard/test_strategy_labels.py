@@ -8,8 +8,9 @@ from autosync.api.views.dashboard.headline import headline
 from autosync.api.views.dashboard.strategy_labels import label_of, strategy_labels
 from autosync.api.views.tuning_schemas import Tuning
 from autosync.search.loop.outcome import is_ddp
+from autosync.simulator.limit import iteration_limit
 from autosync.strategy import Schedule
-from tests.api.sample import candidates, finished
+from tests.api.sample import candidates, finished, small_request
 from tests.domains import domain_of
 
 
@@ -41,12 +42,18 @@ def test_documents_are_read_once(sqlite: Database) -> None:
 
 
 def test_headlines_say_what_is_known(sqlite: Database) -> None:
+    request = small_request()
     with sqlite.reading() as session:
-        tuning = reports.tuning(session, finished(sqlite))
+        tuning = reports.tuning(session, finished(sqlite, request))
     assert tuning.result is not None
     told = headline(tuning, None, "testbed (4 nodes, s = 0.5, links within 0.6% of the file)")
     assert f"{tuning.result.speedup:.2f} times as fast" in told.sentence
     assert f"{tuning.result.speedup_low:.2f} to {tuning.result.speedup_high:.2f}" in told.certainty
+    limit, best = tuning.result.limit_seconds, tuning.result.best_seconds
+    assert limit == iteration_limit(request.domain, request.space).seconds
+    assert f"{100 * limit / best:.0f} % of the limit of {limit * 1e3:.1f} ms" in told.certainty
+    old = _with(tuning, result=tuning.result.model_copy(update={"limit_seconds": None}))
+    assert "limit" not in headline(old, None, "").certainty
     assert told.where == "Measured on testbed (4 nodes), byte scale 0.5, time scale 2."
     kept = _with(tuning, result=tuning.result.model_copy(update={"keep_ddp": True}))
     assert headline(kept, None, "").sentence == "chain on grid: keep torch's DDP"

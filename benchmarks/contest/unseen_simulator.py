@@ -1,0 +1,54 @@
+"""What AutoSync ranks with in the live contest: a simulator that has not seen the domain's model.
+
+The bundled simulator has learned from models that also stand in the contest. For these one is
+trained on the bundled measurements of all other models, as `autosync simulator train` does, and
+kept in FOLDER/simulators; its level is judged by closed forms alone, which takes a minute.
+"""
+
+from pathlib import Path
+
+from autosync.bundled_data import data_file, data_folder
+from autosync.domain import Domain
+from autosync.simulator.evaluation.measured_dataset import load_dataset
+from autosync.simulator.evaluation.pretraining import (
+    dataset_hash,
+    split_dataset,
+    train_simulator,
+)
+from autosync.simulator.learned.bundled_simulator import (
+    FILE,
+    LEARNED,
+    MEMBERS_OF,
+    default_simulator,
+)
+from autosync.simulator.learned.bundled_simulator import FOLDER as SIMULATORS
+from autosync.simulator.learned.checkpoint import load_checkpoint, read_card, save_checkpoint
+from autosync.simulator.learned.learned_simulators import LearnedSimulator
+from autosync.simulator.learned.models.recipe import Recipe
+from autosync.simulator.learned.transfer import source_of
+
+SIMULATOR = "ensemble"
+"""What `autosync tune` ranks with unless another is asked for."""
+
+
+def unseen_simulator(domain: Domain, folder: Path, kind: str = SIMULATOR) -> LearnedSimulator:
+    """A fresh one each time, since trials correct it."""
+    graph = domain.graph.name
+    bundled = read_card(data_file(SIMULATORS, FILE))
+    if all(source.graph != graph for source in bundled.sources):
+        return default_simulator(domain, kind)
+    file = folder / "simulators" / f"{kind}_without_{graph}.safetensors"
+    if not file.with_suffix(".json").is_file():
+        _train_without(graph, Recipe("ensemble", members=MEMBERS_OF[kind]), file)
+    return load_checkpoint(file)[0]
+
+
+def _train_without(graph: str, recipe: Recipe, file: Path) -> None:
+    print(f"training a simulator on all models but {graph}", flush=True)
+    measured = [m for m in load_dataset(data_folder("runtimes")) if m.domain.graph.name != graph]
+    sources = split_dataset(measured)
+    judged_by = Recipe("ensemble", members=LEARNED)
+    found = train_simulator(recipe, sources, seed=0, judged_by=judged_by)
+    learned = tuple(source_of(each.learned) for each in sources)
+    hashed = dataset_hash(measured)
+    save_checkpoint(file, found.simulator, learned, found.accuracy, found.unseen, hashed)

@@ -1,0 +1,169 @@
+"""One domain's measured strategies: what models learn and are judged by."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from autosync.documents import from_json
+from autosync.domain import Domain
+from autosync.errors import InvalidInput
+from autosync.population import Population, encode
+from autosync.strategy import Strategy
+
+F64 = NDArray[np.float64]
+
+NOISE_OVER_DIFFERENCE = 1.4826
+"""A normal distribution's standard deviation over its median absolute deviation."""
+
+SAMPLED, PICKED = "sampled", "pick/"
+"""An origin, and what those of picks begin with."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredDomain:
+    """n strategies of one domain, measured.
+
+    step_seconds f64[n]: of the first pass, or of the first occasion where there were two.
+    second_seconds f64[n]: of the second, NaN where it is still to come; None where nothing was
+        measured twice. best_seconds f64[n]: from all passes; None: the geometric mean of these two.
+    failed: strategies left out because a pass failed.
+    origins, rounds: of each strategy, as in the table (0: no pick); predicted_seconds f64[n]: of a
+        pick, when it was chosen, else NaN. Empty where nothing is known.
+    """
+
+    domain: Domain
+    population: Population
+    step_seconds: F64
+    second_seconds: F64 | None = None
+    best_seconds: F64 | None = None
+    failed: int = 0
+    origins: tuple[str, ...] = ()
+    rounds: tuple[int, ...] = ()
+    predicted_seconds: F64 | None = None
+
+    def __post_init__(self) -> None:
+        columns = [self.step_seconds]
+        if self.best_seconds is not None:
+            columns.append(self.best_seconds)
+        if self.second_seconds is not None:
+            once = np.isnan(self.second_seconds)
+            columns.append(np.where(once, self.step_seconds, self.second_seconds))
+        for seconds in columns:
+            if len(seconds) != len(self.population) or not (np.asarray(seconds) > 0).all():
+                raise InvalidInput(
+                    f"{len(self.population)} strategies have {len(seconds)} measurements, not all "
+                    "of them positive.",
+                    thing="step_seconds",
+                    value=len(seconds),
+                    remedy="Give one positive number of seconds for each strategy.",
+                )
+
+    def __len__(self) -> int:
+        return len(self.step_seconds)
+
+    @property
+    def name(self) -> str:
+        return f"{self.domain.graph.name}, {self.domain.cluster.name}"
+
+    @property
+    def picks(self) -> NDArray[np.int64]:
+        """Indices of the strategies that searches chose, in the order of their rounds."""
+        chosen = [i for i, origin in enumerate(self.origins) if origin.startswith(PICKED)]
+        return np.array(sorted(chosen, key=lambda i: self.rounds[i]), dtype=np.int64)
+
+    @property
+    def designs(self) -> NDArray[np.int64]:
+        """Indices of the hand-designed strategies."""
+        return np.array(
+            [
+                i
+                for i, origin in enumerate(self.origins)
+                if origin != SAMPLED and not origin.startswith(PICKED)
+            ],
+            dtype=np.int64,
+        )
+
+    @property
+    def label_seconds(self) -> F64:
+        """What models learn and are judged by, f64[n]."""
+        if self.best_seconds is not None:
+            return self.best_seconds
+        if self.second_seconds is None:
+            return self.step_seconds
+        both = np.sqrt(self.step_seconds * self.second_seconds)
+        result: F64 = np.where(np.isnan(both), self.step_seconds, both)
+        return result
+
+    @property
+    def noise(self) -> float | None:
+        """By how much, relatively, one pass differs from the other (a robust standard deviation:
+        1.4826 times the median absolute difference of logarithms); None with a single pass. Picks
+        do not count: of the other strategies there may be occasions, which tell more."""
+        if self.second_seconds is None:
+            return None
+        rest = np.ones(len(self), dtype=np.bool_)
+        rest[self.picks] = False
+        difference = np.abs(np.log(self.step_seconds / self.second_seconds))[rest]
+        return NOISE_OVER_DIFFERENCE * float(np.nanmedian(difference))
+
+
+def domain_of_rows(domain: Domain, rows: pd.DataFrame) -> MeasuredDomain:
+    """The domain of these rows of the tables, its controls left out."""
+    rows = rows[rows["pass"] > 0].sort_values(["occasion", "pass"], kind="stable")
+    rest = rows[~rows["origin"].str.startswith(PICKED)]  # picks have one occasion
+    again = rest.loc[rest["occasion"] == 2, "strategy_id"].nunique()
+    twice = again == rest["strategy_id"].nunique()
+    strategies: list[Strategy] = []
+    origins: list[str] = []
+    chosen: list[tuple[int, float]] = []
+    found: list[tuple[float, float, float]] = []
+    failed = 0
+    for _, passes in rows.groupby("strategy_id", sort=True):
+        seconds = _two_and_best(passes, twice and passes["occasion"].nunique() > 1)
+        if seconds is None:
+            failed += 1
+            continue
+        strategies.append(from_json(Strategy, passes["strategy"].iloc[0], source="strategies"))
+        origins.append(str(passes["origin"].iloc[0]))
+        chosen.append(_choice(passes))
+        found.append(seconds)
+    first, second, best = np.array(found, dtype=np.float64).reshape(-1, 3).T
+    return MeasuredDomain(
+        domain,
+        encode(strategies, domain),
+        first,
+        second if np.isfinite(second).any() else None,
+        best,
+        failed,
+        tuple(origins),
+        tuple(number for number, _ in chosen),
+        np.array([predicted for _, predicted in chosen], dtype=np.float64),
+    )
+
+
+def _choice(passes: pd.DataFrame) -> tuple[int, float]:
+    """The round of a pick and what was predicted of it; 0 and NaN otherwise."""
+    if "round" not in passes or pd.isna(passes["round"].iloc[0]):
+        return 0, np.nan
+    return int(passes["round"].iloc[0]), float(passes["predicted_seconds"].iloc[0])
+
+
+def _two_and_best(passes: pd.DataFrame, twice: bool) -> tuple[float, float, float] | None:
+    """Two independent measurements and the best estimate; None: it failed.
+
+    twice: the two are occasions, else the first two passes (the second NaN where there is none).
+    """
+    by_occasion = [
+        [float(value) for value in group["step_seconds"]]
+        for _, group in passes.groupby("occasion", sort=True)
+    ]
+    if not all(np.isfinite(seconds[:2]).all() for seconds in by_occasion):
+        return None
+    medians = [float(np.exp(np.nanmedian(np.log(np.array(seconds))))) for seconds in by_occasion]
+    best = float(np.exp(np.mean(np.log(medians))))
+    if twice:
+        return medians[0], medians[1], best
+    first = by_occasion[0]
+    return first[0], first[1] if len(first) > 1 else np.nan, best
