@@ -1,6 +1,6 @@
 """Seconds from `autosync rank` to its table, each time in a new process.
 
-    python -m benchmarks.cold_rank [--repeats 5]
+    python -m benchmarks.search.cold_rank [--repeats 5]
 
 The kernels are compiled once a machine (`make install` does it); what is timed is what a user
 waits for at the shell.
