@@ -1,8 +1,8 @@
 """Constants fitted to published measurements: what a cluster file cannot say of a testbed.
 
-datasets/measurements holds them with the rows they were fitted to; benchmarks/published/published_fit.py
-fits them. docs/gpu-clusters.md says what each is. `replicated_compute` and `network_constants`
-apply them.
+datasets/measurements holds them with the rows they were fitted to, by
+benchmarks/published/published_fit.py. docs/gpu-clusters.md says what each is. `replicated_compute`
+and `network_constants` apply them.
 """
 
 from collections.abc import Iterator
