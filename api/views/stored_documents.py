@@ -1,5 +1,8 @@
 """Graphs, clusters, strategies and trained simulators: what is stored, beside what is bundled."""
 
+from functools import cache
+from typing import TypeVar
+
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -21,6 +24,8 @@ from autosync.api.views.document_schemas import (
 from autosync.api.views.sort_orders import SortKey, sorted_page
 from autosync.cluster_file import bundled_clusters
 from autosync.models import BUNDLED
+
+Summary = TypeVar("Summary", GraphSummary, ClusterSummary)
 
 GRAPH_SORTS = {
     "created": SortKey(GraphRow.created_at),
@@ -46,7 +51,7 @@ def graphs(
     )
     return Graphs(
         items=[GraphSummary.model_validate(row) for row, *_ in rows],
-        bundled=[BundledModel.model_validate(spec) for spec in BUNDLED.values()],
+        bundled=list(bundled_models()),
         next=following,
     )
 
@@ -63,6 +68,45 @@ def clusters(
         bundled=list(bundled_clusters()),
         next=following,
     )
+
+
+def offered_graphs(session: Session, limit: int, chosen: str) -> Graphs:
+    """The newest ones, and that of the id `chosen` wherever it stands."""
+    found = graphs(session, limit)
+    items = _with_chosen(session, GraphRow, GraphSummary, found.items, chosen)
+    return found.model_copy(update={"items": items})
+
+
+def offered_clusters(session: Session, limit: int, chosen: str) -> Clusters:
+    """As `offered_graphs`."""
+    found = clusters(session, limit)
+    items = _with_chosen(session, ClusterRow, ClusterSummary, found.items, chosen)
+    return found.model_copy(update={"items": items})
+
+
+def _with_chosen(
+    session: Session,
+    table: type[GraphRow] | type[ClusterRow],
+    summary: type[Summary],
+    items: list[Summary],
+    chosen: str,
+) -> list[Summary]:
+    if not chosen.isalnum() or any(each.id == chosen for each in items):
+        return items
+    row = session.get(table, chosen)
+    return items if row is None else [*items, summary.model_validate(row)]
+
+
+@cache
+def bundled_models() -> tuple[BundledModel, ...]:
+    return tuple(BundledModel.model_validate(spec) for spec in BUNDLED.values())
+
+
+def every_simulator(session: Session) -> Simulators:
+    """All trained ones by name, and the bundled ones."""
+    rows = list_simulators(session, None)
+    items = [TrainedSimulator.model_validate(row) for row in rows]
+    return Simulators(items=items, bundled=list(SIMULATORS), next=None)
 
 
 def simulators(session: Session, limit: int, cursor: str | None = None) -> Simulators:
