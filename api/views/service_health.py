@@ -1,6 +1,5 @@
 """Whether the service is well, and how much it has to do."""
 
-from importlib.metadata import version
 from typing import Literal
 
 from sqlalchemy import func, select
@@ -10,6 +9,7 @@ from autosync.api.db.clock import now_seconds
 from autosync.api.db.schema_migration import current_revision
 from autosync.api.db.tables import ACTIVE, TuningRow
 from autosync.api.engine.worker_registry import gpus_of_workers
+from autosync.api.views.own_version import own_version
 from autosync.api.views.response_model import ResponseModel
 
 
@@ -49,7 +49,7 @@ def health(session: Session) -> Health:
     count = select(func.count()).select_from(TuningRow)
     return Health(
         status="ok",
-        version=version("autosync"),
+        version=own_version(),
         database=session.get_bind().dialect.name,
         schema_revision=current_revision(session.connection()) or "",
         queued=session.scalar(count.where(TuningRow.state == "queued")) or 0,
