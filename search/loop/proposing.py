@@ -175,23 +175,6 @@ def known_designs(domain: Domain, space: Space, simulator: Simulator) -> list[Ca
     return [candidates[row] for row in rows if int(row) in fitting]
 
 
-def sampled(
-    domain: Domain,
-    space: Space,
-    simulator: Simulator,
-    settings: Settings,
-    number: int,
-    count: int,
-    tried: Sequence[Strategy],
-    on_event: OnEvent,
-) -> list[Candidate]:
-    """`count` random draws of a round: promising, unlike each other, and in their messages unlike
-    all that were tried."""
-    judge = judge_of(domain, simulator, settings.acquisition, None, tried)
-    listed = listed_by("sampled", judge, space, settings, number, encode([], domain), on_event)
-    return picked(judge, listed, settings, number, count, "sampled")
-
-
 def picked(
     judge: Judge,
     listed: Shortlist,

@@ -14,7 +14,7 @@ from autosync.search.improvement.genetic_algorithm import SURVIVORS, evolve
 from autosync.search.improvement.neighbourhood import neighbours_of
 from autosync.search.loop.acquisition import promise_of
 from autosync.search.loop.message_equality import distinct_rows
-from autosync.search.loop.ranking import materialize, rank
+from autosync.search.loop.ranking import RankedProposals, materialize, rank
 from autosync.search.loop.settings import Acquisition
 from autosync.search.space import Space
 from autosync.simulator.memory_check import fitting_rows
@@ -86,8 +86,7 @@ class Judge:
 
     @property
     def coarse(self) -> Simulator:
-        """What looks at everything: the timeline, before a simulator that learns."""
-        return TimelineSimulator() if isinstance(self.simulator, Learner) else self.simulator
+        return coarse_of(self.simulator)
 
     def predict_coarsely(self, population: Population) -> F64:
         return self.coarse.predict(self.domain, population)
@@ -106,16 +105,37 @@ class Judge:
         return Shortlist(listed, index[rows], seconds, std, promise).take(best)
 
 
-def drawn_shortlist(
-    judge: Judge, space: Space, total: int, seed: int, progress: Callable[[int], None]
-) -> Shortlist:
-    """Of `total` random proposals. A simulator that learns judges only what the timeline leaves
-    (`coarse_places`)."""
-    kept = RANKED_SIZE if isinstance(judge.simulator, Learner) else COARSE_SIZE
-    ranked = rank(judge.domain, space, judge.coarse, total, seed, kept, on_progress=progress)
+def coarse_of(simulator: Simulator) -> Simulator:
+    """What looks at everything: the timeline, before a simulator that learns."""
+    return TimelineSimulator() if isinstance(simulator, Learner) else simulator
+
+
+def ranked_draws(
+    domain: Domain,
+    space: Space,
+    simulator: Simulator,
+    total: int,
+    seed: int,
+    progress: Callable[[int], None],
+) -> RankedProposals:
+    """Of `total` random proposals those that a shortlist for the simulator may be made of."""
+    kept = RANKED_SIZE if isinstance(simulator, Learner) else COARSE_SIZE
+    return rank(domain, space, coarse_of(simulator), total, seed, kept, on_progress=progress)
+
+
+def shortlist_of_draws(judge: Judge, space: Space, ranked: RankedProposals, seed: int) -> Shortlist:
+    """A simulator that learns judges only what the timeline leaves (`coarse_places`)."""
     coarse = ranked.take(coarse_places(len(ranked.index), seed))
     population = materialize(coarse, judge.domain, space)
     return judge.best_of(population, coarse.index, coarse.seconds)
+
+
+def drawn_shortlist(
+    judge: Judge, space: Space, total: int, seed: int, progress: Callable[[int], None]
+) -> Shortlist:
+    """Of `total` random proposals."""
+    ranked = ranked_draws(judge.domain, space, judge.simulator, total, seed, progress)
+    return shortlist_of_draws(judge, space, ranked, seed)
 
 
 def neighbour_shortlist(judge: Judge, space: Space, measured: Population, seed: int) -> Shortlist:

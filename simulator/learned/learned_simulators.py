@@ -3,7 +3,6 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.cancellation import check_cancelled
 from autosync.domain import Domain
 from autosync.population import Population
 from autosync.simulator.learned.calibration import (
@@ -44,10 +43,10 @@ class LearnedSimulator:
         model (what the trials leave open) and of its errors on trials left out, in squares. A
         strategy under `fully_shard` has the timeline's, on the same scale of seconds: no model has
         learned how torch's own engine differs."""
-        parts: list[tuple[F64, F64]] = []
-        for chunk in feature_chunks(domain, population, self.model.with_shards):
-            check_cancelled()
-            parts.append(self.predict_features(domain, chunk))
+        parts = [
+            self.predict_features(domain, chunk)
+            for chunk in feature_chunks(domain, population, self.model.with_shards)
+        ]
         seconds = np.concatenate([part[0] for part in parts] or [np.zeros(0)])
         std = np.concatenate([part[1] for part in parts] or [np.zeros(0)])
         if population.engine.any():
