@@ -20,7 +20,6 @@ from autosync.search.space import Space
 from autosync.simulator.memory_check import fitting_rows
 from autosync.simulator.simulator_contract import Learner, Simulator
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
-from autosync.strategy import Strategy
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -73,15 +72,15 @@ class Shortlist:
 class Judge:
     """What ranks proposals: a simulator, how its doubt counts, and the fastest measured so far.
 
-    tried: strategies measured before, or chosen already. known: digests of their messages, which
-    are not proposed again.
+    tried: strategies measured before, or chosen already; none where there are none. known: digests
+    of their messages, which are not proposed again.
     """
 
     domain: Domain
     simulator: Simulator
     acquisition: Acquisition = "lower_bound"
     best_seconds: float | None = None
-    tried: tuple[Strategy, ...] = ()
+    tried: Population | None = None
     known: Collection[bytes] = ()
 
     @property
