@@ -9,8 +9,11 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True, slots=True)
 class Answer:
+    """asked_at_seconds: after the first client began."""
+
     path: str
     status: int
+    asked_at_seconds: float
     seconds: float
     size_bytes: int
 
@@ -20,16 +23,28 @@ async def read_for(
 ) -> list[Answer]:
     """Each client reads the paths in turn over a connection of its own, `pause_seconds` after each
     answer; all answers."""
-    until = time.perf_counter() + seconds
+    since = time.perf_counter()
     each = (
-        _client(address, [*paths[start:], *paths[:start]], until, pause_seconds, start / clients)
-        for start in (number % len(paths) for number in range(clients))
+        _client(
+            address,
+            [*paths[start:], *paths[:start]],
+            since,
+            seconds,
+            pause_seconds,
+            number / clients,
+        )
+        for number, start in enumerate(number % len(paths) for number in range(clients))
     )
     return [answer for answers in await asyncio.gather(*each) for answer in answers]
 
 
 async def _client(
-    address: str, paths: Sequence[str], until: float, pause_seconds: float, stagger: float
+    address: str,
+    paths: Sequence[str],
+    since: float,
+    seconds: float,
+    pause_seconds: float,
+    stagger: float,
 ) -> list[Answer]:
     place = urlsplit(address)
     reader, writer = await asyncio.open_connection(place.hostname, place.port)
@@ -39,14 +54,16 @@ async def _client(
         while True:
             for path in paths:
                 began = time.perf_counter()
-                if began >= until:
+                if began >= since + seconds:
                     return answers
                 writer.write(f"GET {path} HTTP/1.1\r\nHost: {place.netloc}\r\n\r\n".encode())
                 head = await reader.readuntil(b"\r\n\r\n")
                 size = _length(head)
                 await reader.readexactly(size)
                 taken = time.perf_counter() - began
-                answers.append(Answer(path, int(head.split(b" ", 2)[1]), taken, size))
+                answers.append(
+                    Answer(path, int(head.split(b" ", 2)[1]), began - since, taken, size)
+                )
                 if pause_seconds:
                     await asyncio.sleep(pause_seconds)
     finally:
