@@ -1,6 +1,7 @@
 """Clients that read over HTTP, as cheap as they can be: they share the machine with the service."""
 
 import asyncio
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,19 +23,14 @@ async def read_for(
     address: str, paths: Sequence[str], clients: int, seconds: float, pause_seconds: float
 ) -> list[Answer]:
     """Each client reads the paths in turn over a connection of its own, `pause_seconds` after each
-    answer; all answers."""
-    since = time.perf_counter()
-    each = (
-        _client(
-            address,
-            [*paths[start:], *paths[:start]],
-            since,
-            seconds,
-            pause_seconds,
-            number / clients,
-        )
-        for number, start in enumerate(number % len(paths) for number in range(clients))
-    )
+    answer, and begins at a moment of its own within the first pause; all answers."""
+    since, rng = time.perf_counter(), random.Random(0)
+    each = []
+    for number in range(clients):
+        turned = number % len(paths)
+        delay = pause_seconds * rng.random()
+        in_turn = [*paths[turned:], *paths[:turned]]
+        each.append(_client(address, in_turn, since, seconds, pause_seconds, delay))
     return [answer for answers in await asyncio.gather(*each) for answer in answers]
 
 
@@ -44,11 +40,11 @@ async def _client(
     since: float,
     seconds: float,
     pause_seconds: float,
-    stagger: float,
+    delay_seconds: float,
 ) -> list[Answer]:
     place = urlsplit(address)
     reader, writer = await asyncio.open_connection(place.hostname, place.port)
-    await asyncio.sleep(pause_seconds * stagger)
+    await asyncio.sleep(delay_seconds)
     answers: list[Answer] = []
     try:
         while True:
