@@ -70,10 +70,12 @@ def tunings(
         only.append(has_tag(tag))
     if archived is not None:
         only.append(TuningRow.archived.is_(archived))
-    query = _SUMMARY.where(*only)
+    query = select(TuningRow.id).where(*only)
+    if sort.endswith("speedup"):
+        query = query.outerjoin(OutcomeRow, OutcomeRow.tuning_id == TuningRow.id)
     rows, following = sorted_page(session, query, TUNING_SORTS, sort, TuningRow.id, limit, cursor)
     total = session.scalar(select(func.count()).select_from(TuningRow).where(*only)) or 0
-    return Tunings(items=[_summary(row) for row in rows], total=total, next=following)
+    return Tunings(items=tunings_of(session, [row[0] for row in rows]), total=total, next=following)
 
 
 def has_tag(tag: str) -> ColumnElement[bool]:
@@ -130,7 +132,7 @@ _SUMMARY = (
 
 
 def _summary(row: Sequence[Any]) -> Tuning:
-    """row: of `_SUMMARY`, perhaps with further columns behind."""
+    """row: of `_SUMMARY`."""
     values = iter(row)
     own, progress, result = (
         {name: next(values) for name in names} for names in (_OWN, _PROGRESS, _RESULT)
