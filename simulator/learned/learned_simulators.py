@@ -18,7 +18,6 @@ from autosync.simulator.learned.features.strategy_features import (
 )
 from autosync.simulator.learned.models.gaussian_model import GaussianModel
 from autosync.simulator.learned.models.learned_model import LabelledTrials, LearnedModel
-from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 
 F64 = NDArray[np.float64]
 
@@ -43,16 +42,16 @@ class LearnedSimulator:
         model (what the trials leave open) and of its errors on trials left out, in squares. A
         strategy under `fully_shard` has the timeline's, on the same scale of seconds: no model has
         learned how torch's own engine differs."""
+        if not len(population):
+            return np.zeros(0), np.zeros(0)
         parts = [
-            self.predict_features(domain, chunk)
+            (*self.predict_features(domain, chunk), chunk.base_seconds)
             for chunk in feature_chunks(domain, population, self.model.with_shards)
         ]
-        seconds = np.concatenate([part[0] for part in parts] or [np.zeros(0)])
-        std = np.concatenate([part[1] for part in parts] or [np.zeros(0)])
+        seconds, std, base = (np.concatenate(column) for column in zip(*parts, strict=True))
         if population.engine.any():
             foreign = np.flatnonzero(population.engine)
-            base = TimelineSimulator().predict(domain, population.take(foreign))
-            seconds[foreign] = self.calibration.seconds(np.log(base))
+            seconds[foreign] = self.calibration.seconds(np.log(base[foreign]))
             std[foreign] = UNTRIED_MARGIN / NORMAL_QUANTILE
         return seconds, std
 
