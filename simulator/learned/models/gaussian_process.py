@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cho_factor, cho_solve
 
 from autosync.cancellation import check_cancelled
 from autosync.simulator.learned.models.model_arrays import (
@@ -212,6 +211,8 @@ def fit_pooled_kernel(sources: SourceTrials, counts: F64) -> FittedKernel | None
 
 def _predicted(kernel: FittedKernel, trials: SourceTrials, weights: F64, table: F64) -> F64:
     """The correction alone, `(n, F)` to `(n,)`: four times as fast as a process with its doubts."""
+    from scipy.linalg import cho_factor, cho_solve  # loads for long; rankings fit nothing
+
     known = kernel.standard(trials.summary)
     noisy = kernel.between(known, known) + np.diag(kernel.setting.noise / weights)
     coefficients = cho_solve(cho_factor(noisy, overwrite_a=True), trials.residual)
