@@ -69,8 +69,6 @@ def test_what_is_unlike_all_trials_is_left_to_the_timeline_and_doubted() -> None
     assert np.mean(np.abs(errors) <= 2.0 * doubt) > 0.85
     _, far_doubt = gaussian.correction_with_std(unseen + 20.0)
     assert far_doubt.min() > 2.0 * np.median(doubt)
-        gaussian.correction_with_std(unseen)[1]
-    )
 
 
 @pytest.mark.parametrize("seed", range(3))
