@@ -1,10 +1,11 @@
 """What routes ask for: the database, a transaction, a limited body, a page of a list."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Annotated
 
 from fastapi import Depends, Header, Path, Query, Request
+from fastapi.concurrency import run_in_threadpool
 from sqlalchemy.orm import Session
 from starlette.exceptions import HTTPException
 
@@ -35,9 +36,14 @@ async def feed_of(request: Request) -> EventFeed:
 FeedDep = Annotated[EventFeed, Depends(feed_of)]
 
 
-def _reading(database: DatabaseDep) -> Iterator[Session]:
+async def _reading(database: DatabaseDep) -> AsyncIterator[Session]:
+    """Opened here, since nothing is asked of the database before the route does, in its thread; to
+    close it may wait for the database."""
     with database.reading() as session:
-        yield session
+        try:
+            yield session
+        finally:
+            await run_in_threadpool(session.close)
 
 
 def _one_at_a_time(request: Request) -> Iterator[None]:
