@@ -4,8 +4,8 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Annotated
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Header, Path, Query, Request
-from fastapi.concurrency import run_in_threadpool
 from sqlalchemy.orm import Session
 from starlette.exceptions import HTTPException
 
@@ -37,13 +37,14 @@ FeedDep = Annotated[EventFeed, Depends(feed_of)]
 
 
 async def _reading(database: DatabaseDep) -> AsyncIterator[Session]:
-    """Opened here, since nothing is asked of the database before the route does, in its thread; to
-    close it may wait for the database."""
+    """Opened here, since nothing is asked of the database before the route does, in its thread. To
+    close it may wait for the database: in a thread that is none of the routes', which may all wait
+    for the connections that are given back here."""
     with database.reading() as session:
         try:
             yield session
         finally:
-            await run_in_threadpool(session.close)
+            await to_thread.run_sync(session.close, limiter=CapacityLimiter(1))
 
 
 def _one_at_a_time(request: Request) -> Iterator[None]:
