@@ -25,7 +25,7 @@ from autosync.api.views.sort_orders import SortKey, sorted_page
 from autosync.cluster_file import bundled_clusters
 from autosync.models import BUNDLED
 
-Summary = TypeVar("Summary", GraphSummary, ClusterSummary)
+Summary = TypeVar("Summary", bound=GraphSummary | ClusterSummary)
 
 GRAPH_SORTS = {
     "created": SortKey(GraphRow.created_at),

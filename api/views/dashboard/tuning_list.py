@@ -101,16 +101,16 @@ def tuning_list(session: Session, wanted: TuningFilter) -> TuningPage:
     )
 
 
-def _filtered(query: Select[Any], wanted: TuningFilter, column: str = "") -> Select[Any]:
-    """column: that the rows will be sorted by. Tables are joined where they are asked for."""
+def _filtered(query: Select[Any], wanted: TuningFilter, sorted_by: str = "") -> Select[Any]:
+    """sorted_by: the column of an order. Tables are joined where they are asked for."""
     query = query.where(TuningRow.archived.is_(wanted.archived))
-    if wanted.text or wanted.graph_id or wanted.cluster_id or column in ("model", "cluster"):
+    if wanted.text or wanted.graph_id or wanted.cluster_id or sorted_by in ("model", "cluster"):
         query = (
             query.join(DomainRow, DomainRow.id == TuningRow.domain_id)
             .join(GraphRow, GraphRow.id == DomainRow.graph_id)
             .join(ClusterRow, ClusterRow.id == DomainRow.cluster_id)
         )
-    if column == "speed-up":
+    if sorted_by == "speed-up":
         query = query.outerjoin(OutcomeRow, OutcomeRow.tuning_id == TuningRow.id)
     for column, value in (
         (TuningRow.state, wanted.state),

@@ -126,11 +126,10 @@ def test_counts_beyond_a_limit_are_refused_by_its_name(sqlite: Database) -> None
         assert "--limit nodes=NUMBER" in many.json()["remedy"]
 
 
-def form_upload(client: TestClient, path: str, document: str) -> httpx.Response:
+def form_upload(client: TestClient, path: str, document: str) -> Any:
     file = {"document": ("document", document.encode())}
     token = given_token(client, path)
-    answer: httpx.Response = client.post(path, files=file, data=token, follow_redirects=False)
-    return answer
+    return client.post(path, files=file, data=token, follow_redirects=False)
 
 
 def test_a_form_takes_what_rest_takes(sqlite: Database) -> None:
