@@ -25,7 +25,7 @@ from autosync.api.views.sort_orders import SortKey, sorted_page
 from autosync.cluster_file import bundled_clusters
 from autosync.models import BUNDLED
 
-Summary = TypeVar("Summary", bound=GraphSummary | ClusterSummary)
+Row = TypeVar("Row", GraphRow, ClusterRow)
 
 GRAPH_SORTS = {
     "created": SortKey(GraphRow.created_at),
@@ -73,28 +73,22 @@ def clusters(
 def offered_graphs(session: Session, limit: int, chosen: str) -> Graphs:
     """The newest ones, and that of the id `chosen` wherever it stands."""
     found = graphs(session, limit)
-    items = _with_chosen(session, GraphRow, GraphSummary, found.items, chosen)
-    return found.model_copy(update={"items": items})
+    row = _unlisted(session, GraphRow, chosen, [each.id for each in found.items])
+    more = [] if row is None else [GraphSummary.model_validate(row)]
+    return found.model_copy(update={"items": [*found.items, *more]})
 
 
 def offered_clusters(session: Session, limit: int, chosen: str) -> Clusters:
     """As `offered_graphs`."""
     found = clusters(session, limit)
-    items = _with_chosen(session, ClusterRow, ClusterSummary, found.items, chosen)
-    return found.model_copy(update={"items": items})
+    row = _unlisted(session, ClusterRow, chosen, [each.id for each in found.items])
+    more = [] if row is None else [ClusterSummary.model_validate(row)]
+    return found.model_copy(update={"items": [*found.items, *more]})
 
 
-def _with_chosen(
-    session: Session,
-    table: type[GraphRow] | type[ClusterRow],
-    summary: type[Summary],
-    items: list[Summary],
-    chosen: str,
-) -> list[Summary]:
-    if not chosen.isalnum() or any(each.id == chosen for each in items):
-        return items
-    row = session.get(table, chosen)
-    return items if row is None else [*items, summary.model_validate(row)]
+def _unlisted(session: Session, table: type[Row], key: str, listed: list[str]) -> Row | None:
+    """The row of this id, where there is one and the list has it not."""
+    return None if key in listed or not key.isalnum() else session.get(table, key)
 
 
 @cache
