@@ -1,4 +1,4 @@
-"""Seconds from `autosync rank` to its table, each time in a new process, in a folder with a database.
+"""Seconds from `autosync rank` to its table, each in a new process, in a folder with a database.
 
     python -m benchmarks.search.cold_rank [--repeats 5] [--proposals 30000]
 
