@@ -1,6 +1,7 @@
 """Cluster files: YAML in, a checked Cluster out, and back."""
 
 from datetime import date
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,7 @@ NODE_FIELDS = (
 DEVICE_FIELDS = ("type", "count", "memory_gb", "slowdown")
 
 
+@cache
 def bundled_clusters() -> tuple[str, ...]:
     """Names of the preset clusters."""
     return tuple(sorted(path.stem for path in data_folder("clusters").glob("*.yaml")))

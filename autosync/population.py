@@ -159,6 +159,7 @@ def concatenate(populations: Sequence[Population]) -> Population:
 ORDER_CODES = {"fifo": Order.FIFO, "priority": Order.PRIORITY, "explicit": Order.EXPLICIT}
 ORDER_CODES["ddp"] = Order.DDP
 ORDER_WORDS = {code: word for word, code in ORDER_CODES.items()}
+METHODS = {int(method): method for method in Method}
 
 
 def encode(strategies: "list[Strategy] | tuple[Strategy, ...]", domain: Domain) -> Population:
@@ -259,18 +260,23 @@ def synchronizer_row(shard: Synchronizer) -> tuple[int, int, Option]:
 
 def decode(population: Population, index: int, domain: Domain) -> Strategy:
     """Strategy `index` of the population as a document."""
-    row = int(population.first[index])
-    choices = []
-    for variable, spec in enumerate(domain.graph.variables):
-        count = int(population.parts[index, variable])
-        span = range(row, row + count)
-        lengths = tuple(int(length) for length in population.length[row : row + count])
-        partition = Partition(int(population.axis[index, variable]), lengths)
-        shards = tuple(_synchronizer(population, r) for r in span)
-        choices.append(VariableChoice(spec.name, partition, shards))
-        row += count
+    rows = slice(int(population.first[index]), int(population.first[index + 1]))
+    lengths = population.length[rows].tolist()
+    columns = (population.method, population.server, population.group, population.option)
+    shards = [
+        _synchronizer(METHODS[method], server, group, population.options[option])
+        for method, server, group, option in zip(
+            *(column[rows].tolist() for column in columns), strict=True
+        )
+    ]
+    axes, parts = population.axis[index].tolist(), population.parts[index].tolist()
+    choices, begin = [], 0
+    for spec, axis, count in zip(domain.graph.variables, axes, parts, strict=True):
+        end = begin + count
+        partition = Partition(axis, tuple(lengths[begin:end]))
+        choices.append(VariableChoice(spec.name, partition, tuple(shards[begin:end])))
+        begin = end
     order = ORDER_WORDS[Order(population.order[index])]
-    rows = slice(int(population.first[index]), row)
     positions = tuple(int(p) for p in population.position[rows]) if order == "explicit" else ()
     return Strategy(
         choices=tuple(choices),
@@ -287,12 +293,9 @@ def decode(population: Population, index: int, domain: Domain) -> Strategy:
     )
 
 
-def _synchronizer(population: Population, row: int) -> Synchronizer:
-    group = int(population.group[row])
-    option = population.options[population.option[row]]
-    match Method(population.method[row]):
+def _synchronizer(method: Method, server: int, group: int, option: Option) -> Synchronizer:
+    match method:
         case Method.PARAMETER_SERVER:
-            server = int(population.server[row])
             return ParameterServer(server, group, option.hierarchical, option.encoding)
         case Method.ALL_REDUCE:
             return AllReduce(group, option.algorithm, option.device_order, option.encoding)

@@ -40,7 +40,7 @@ def verify(
     _check_replicas(strategy, domain)
     for variable, choice in zip(domain.graph.variables, strategy.choices, strict=True):
         _check_partition(variable, choice)
-        for shard in dict.fromkeys(replace(shard, group=0) for shard in choice.shards):
+        for shard in _kinds_of(choice):
             _check_shard(strategy, variable, choice, shard, domain)
             if not allow_lossy:
                 _check_exact(variable, shard)
@@ -53,6 +53,13 @@ def verify(
             value=strategy.staleness,
             remedy="Allow staleness where the training can bear it, or use staleness 0.",
         )
+
+
+def _kinds_of(choice: VariableChoice) -> Iterable[Synchronizer]:
+    """Its shards, each of those that differ by their group alone once."""
+    if len(choice.shards) == 1:
+        return choice.shards
+    return dict.fromkeys(replace(shard, group=0) for shard in choice.shards)
 
 
 def check_runnable(choices: Iterable[VariableChoice], world_size: int) -> None:
@@ -298,10 +305,9 @@ def _check_groups(strategy: Strategy, domain: Domain) -> None:
         for shard in choice.shards:
             if shard.group < 0:
                 raise variable_refusal(variable, "group", shard.group, f"has group {shard.group}")
-            alike = replace(shard, group=0)
             values = (variable.dtype, variable.sparse and not one_bucket)
-            kind, others, first = seen.setdefault(shard.group, (alike, values, choice.variable))
-            if kind != alike or others != values:
+            other, others, first = seen.setdefault(shard.group, (shard, values, choice.variable))
+            if other != shard or others != values:
                 raise variable_refusal(
                     variable,
                     "group",

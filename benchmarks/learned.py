@@ -23,7 +23,7 @@ from autosync.simulator.learned.models.recipe import ModelKind, Recipe
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator, simulate
 from benchmarks.measure import provenance
-from benchmarks.ranking_cost import domain_of
+from benchmarks.search.ranking_cost import domain_of
 
 TRIALS = 150
 BEST, RANDOM = 3_000, 500

@@ -3,14 +3,12 @@
 numba keeps the machine code beside the sources; a small domain is enough to compile everything.
 """
 
+from autosync.api.engine.prediction_ranking import best_by_prediction
 from autosync.api.engine.registry import simulator_named
 from autosync.cluster_file import load_cluster
 from autosync.domain import Domain
 from autosync.models import bundled
 from autosync.profiling import estimate_profile
-from autosync.search.loop.proposing import known_designs, sampled
-from autosync.search.loop.settings import Settings
-from autosync.search.space import Space
 
 
 def main() -> None:
@@ -18,9 +16,7 @@ def main() -> None:
     domain = Domain(graph, load_cluster("example-4x1"), estimate_profile(graph, "a10g"))
     for name in ("analytic", "timeline", "learned"):
         simulator = simulator_named(name, domain)
-        known_designs(domain, Space(), simulator)
-        settings = Settings(proposals=64)
-        sampled(domain, Space(), simulator, settings, 0, 4, (), lambda event: None)
+        best_by_prediction(domain, simulator, 64, 0, lambda event: None)
 
 
 if __name__ == "__main__":

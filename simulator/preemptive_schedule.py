@@ -26,24 +26,24 @@ def preemptive_runs(ready: F64, needs: F64, tails: F64, least_seconds: float = 0
     least_seconds: an interruption that would leave a shorter run, before or after, waits or does
         not happen. Exact for 0.
     """
-    order = np.argsort(ready, kind="stable")
-    left = needs.copy()
+    order = np.argsort(ready, kind="stable").tolist()
+    ready_at, left, tail = ready[order].tolist(), needs.tolist(), tails.tolist()
     waiting: list[tuple[float, int]] = []
     runs: list[Run] = []
     now, coming = -np.inf, 0
     while waiting or coming < len(order):
         if not waiting:
-            now = max(now, float(ready[order[coming]]))
-        while coming < len(order) and ready[order[coming]] <= now:
-            heappush(waiting, (-float(tails[order[coming]]), int(order[coming])))
+            now = max(now, ready_at[coming])
+        while coming < len(order) and ready_at[coming] <= now:
+            heappush(waiting, (-tail[order[coming]], order[coming]))
             coming += 1
         job = waiting[0][1]
         goes_on = bool(runs) and runs[-1].job == job and runs[-1].end_seconds == now
         begin = runs.pop().begin_seconds if goes_on else now
-        until = float(ready[order[coming]]) if coming < len(order) else np.inf
+        until = ready_at[coming] if coming < len(order) else np.inf
         until = max(until, begin + least_seconds)
         if now + left[job] <= until + least_seconds:
-            now += float(left[job])
+            now += left[job]
             heappop(waiting)
         else:
             left[job] -= until - now

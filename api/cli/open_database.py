@@ -10,6 +10,8 @@ from autosync.errors import NotFound
 if TYPE_CHECKING:
     from autosync.api.db.database import Database
 
+LAST_PROMOTION = "SELECT number FROM simulator_promotions ORDER BY id DESC LIMIT 1"
+
 
 @contextmanager
 def opened(url: str, create: bool = False) -> "Iterator[Database]":
@@ -44,6 +46,27 @@ def refuse_missing(url: str) -> None:
             value=url,
             remedy="`autosync tune` and `autosync serve` make one; name it with --db.",
         )
+
+
+def uses_bundled_simulator(url: str) -> bool:
+    """Whether an SQLite file has the bundled simulator in use, asked through Python's own driver:
+    SQLAlchemy and the migrations take longer to load than a ranking. False of any other database,
+    and where the file does not say it."""
+    import sqlite3
+    from contextlib import closing
+
+    from autosync.api.engine.registry import BUNDLED_VERSION
+
+    file = _sqlite_file(url)
+    if file is None:
+        return False
+    address = f"{Path(file).absolute().as_uri()}?mode=rw"  # makes no file
+    try:
+        with closing(sqlite3.connect(address, uri=True)) as connection:
+            last = connection.execute(LAST_PROMOTION).fetchone()
+    except sqlite3.Error:
+        return False
+    return last is None or last[0] == BUNDLED_VERSION
 
 
 def has_keys(url: str) -> bool:

@@ -44,7 +44,8 @@ RANKING_KERNELS = (
     "balance_load",
     "merge_adjacent",
 )
-"""What a ranking compiles the first time it is run on a machine, in this order."""
+"""What a ranking compiles the first time it is run on a machine: what designs strategies and what
+draws them at the same time."""
 Clock = Callable[[], float]
 
 
@@ -149,8 +150,8 @@ def compilation_lines() -> Iterator[None]:
             say("Compiling the ranking kernels once for this machine, in a minute or two:")
         if kernel not in begun:
             begun.append(kernel)
-        behind = RANKING_KERNELS.index(kernel) if kernel in RANKING_KERNELS else len(begun) - 1
-        say(f"  {behind} of {len(RANKING_KERNELS)} done, compiling {escape(kernel)}")
+        most = max(len(begun), len(RANKING_KERNELS))
+        say(f"  compiling {escape(kernel)}, {len(begun)} of {most} at most")
 
     with compilations_told(tell):
         yield

@@ -15,8 +15,9 @@ from autosync.errors import InvalidInput, NotSupported
 
 BUSY_SECONDS = 30
 """How long a writer waits for another: longer than any transaction here takes."""
-POOL = {"pool_size": 5, "max_overflow": 35}
-"""A connection for each of the 40 threads that serve requests."""
+POOL = {"pool_size": 20, "max_overflow": 20}
+"""A connection for each of the 40 threads that serve requests; half of them stay open, since what a
+connection has read and compiled is gone with it."""
 WRITES = "autosync_writes"
 """Execution option of connections whose transactions write."""
 

@@ -1,7 +1,9 @@
 """The best strategies by prediction alone: nothing runs."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
+from autosync.cancellation import result_of, submit
 from autosync.domain import Domain
 from autosync.population import encode
 from autosync.search.loop.outcome import DDP, TuningEvent
@@ -24,21 +26,34 @@ def best_by_prediction(
     """Designed candidates and unlike ones of the fastest sampled, fastest first; DDP is among them,
     as the last one where the devices' memory does not hold it.
 
-    on_event: told how far it is; what it raises ends the ranking.
+    on_event: told how far it is, by another thread; what it raises ends the ranking.
 
     Raises:
         InvalidInput: no strategy fits the devices' memory; says what would make one fit.
     """
     from autosync.search.designs.fitting_designs import check_any_fits
-    from autosync.search.loop.proposing import known_designs, sampled  # loads numba
+    from autosync.search.loop.proposing import judge_of, known_designs, picked  # loads numba
     from autosync.search.loop.settings import Settings
+    from autosync.search.loop.shortlists import ranked_draws, shortlist_of_draws
     from autosync.simulator.memory_check import fitting_rows
+
+    def progress(done: int) -> None:
+        on_event(TuningEvent("ranking", "ranking proposals", done, proposals))
 
     check_any_fits(domain, space)
     settings = Settings(proposals=proposals, seed=seed, acquisition="prediction")
-    known = known_designs(domain, space, predictor)
-    seen = [candidate.strategy for candidate in known]
-    drawn = sampled(domain, space, predictor, settings, 0, SAMPLED, seen, on_event)
+    threads = ThreadPoolExecutor(1)
+    try:  # what draws and plays proposals needs no interpreter; what designs is nothing else
+        ranking = submit(threads, ranked_draws, domain, space, predictor, proposals, seed, progress)
+        known = known_designs(domain, space, predictor)
+        ranked = result_of(ranking)
+    finally:
+        threads.shutdown(wait=False)
+    judge = judge_of(
+        domain, predictor, settings.acquisition, None, [candidate.strategy for candidate in known]
+    )
+    listed = shortlist_of_draws(judge, space, ranked, seed)
+    drawn = picked(judge, listed, settings, 0, SAMPLED, "sampled")
     ddp = next(candidate.strategy for candidate in known if candidate.origin == DDP)
     ddp_fits = len(fitting_rows(domain, encode([ddp], domain))) > 0
     return sorted(

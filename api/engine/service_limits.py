@@ -20,6 +20,8 @@ OF_BODIES = {
     "/v1/simulators": "simulator_mib",
 }
 """The limit of what is posted, by the beginning of its path."""
+OF_FORMS = {"/models": "graph_mib", "/clusters": "cluster_mib"}
+"""The limit of the file in a form of the dashboard, by the path of the form."""
 
 
 class TryLater(AutosyncError):

@@ -111,9 +111,10 @@ def check_name(name: str) -> None:
 
 
 def list_simulators(
-    session: Session, limit: int = LISTED, after: str = ""
+    session: Session, limit: int | None = LISTED, after: str = ""
 ) -> Sequence[SimulatorRow]:
-    """Without their cards and tensors, by name. after: only names behind this one."""
+    """Without their cards and tensors, by name. limit: None for all. after: only names behind this
+    one."""
     query = select(SimulatorRow).where(SimulatorRow.name > after).order_by(SimulatorRow.name)
     return session.scalars(query.limit(limit)).all()
 

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session, undefer
 from autosync.api.db.database import Database
 from autosync.api.db.lookup import not_found
 from autosync.api.db.tables import SimulatorPromotionRow, SimulatorRow, SimulatorVersionRow
+from autosync.api.engine.registry import BUNDLED_VERSION
 from autosync.documents import from_json
 from autosync.domain import Domain
 from autosync.errors import NotSupported
@@ -16,8 +17,6 @@ from autosync.errors import NotSupported
 if TYPE_CHECKING:
     from autosync.simulator.learned.learned_simulators import LearnedSimulator
 
-BUNDLED_VERSION = 0
-"""The number of the one that comes with AutoSync."""
 NAME_OF_VERSION = "version-{}"
 
 

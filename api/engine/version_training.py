@@ -10,9 +10,9 @@ from autosync.api.db.database import Database
 from autosync.api.db.tables import SimulatorPromotionRow, SimulatorVersionRow
 from autosync.api.engine import training_queue
 from autosync.api.engine.database_store import LeaseLost
+from autosync.api.engine.registry import BUNDLED_VERSION
 from autosync.api.engine.simulator_store import checkpoint_files, insert_checkpoint
 from autosync.api.engine.simulator_versions import (
-    BUNDLED_VERSION,
     NAME_OF_VERSION,
     next_number,
     version_in_use,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import uvicorn
 from fastapi import Depends, FastAPI
+from fastapi.concurrency import run_in_threadpool
 from fastapi.staticfiles import StaticFiles
 from uvicorn.config import STARTUP_FAILURE
 
@@ -23,6 +24,7 @@ from autosync.api.http.access.scopes import authorized, scopes_of
 from autosync.api.http.body_limits import BodyLimit
 from autosync.api.http.event_feed import EventFeed
 from autosync.api.http.http_protocol import ProblemProtocol
+from autosync.api.http.kept_answers import KeptAnswers
 from autosync.api.http.page_templates import error_page
 from autosync.api.http.query_parameters import refuse_unknown_parameters
 from autosync.api.http.request_log import RequestLog, show_requests
@@ -46,6 +48,7 @@ from autosync.api.http.routes import (
     version_routes,
 )
 from autosync.api.http.uploading.uploads import Uploads
+from autosync.api.http.warm_up import warm_up
 
 STATIC = Path(__file__).parent / "static"
 API = (  # versions before the names of simulators
@@ -74,6 +77,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.openapi()  # made once, and not within the first request
+        await run_in_threadpool(warm_up, database)
         yield
         app.state.feed.close()
         uploads.close()
@@ -85,6 +89,7 @@ def create_app(
     app.state.database = database
     app.state.uploads = uploads
     app.state.feed = EventFeed(database)
+    app.state.kept_answers = KeptAnswers()
     app.state.metrics = RequestMetrics()
     app.state.predicting = threading.Lock()
     for module in API:

@@ -5,11 +5,11 @@ import time
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from autosync.api.engine.service_limits import OF_BODIES, ServiceLimits
+from autosync.api.engine.service_limits import OF_BODIES, OF_FORMS, ServiceLimits
 from autosync.units import MIB
 
 FORM_BYTES = MIB // 4
-"""Of every other body: forms, and what takes none."""
+"""Of every other body: forms, and what takes none; and around a file that a form holds."""
 LONGEST_LENGTH = 18
 """Digits of a Content-Length that are read; Python reads no number of thousands of them."""
 DRAINED_BYTES, DRAINED_SECONDS = 1024 * MIB, 20.0
@@ -27,8 +27,7 @@ class BodyLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        name = next((OF_BODIES[path] for path in OF_BODIES if scope["path"].startswith(path)), "")
-        most = getattr(self.limits, name) * MIB if name else FORM_BYTES
+        most, name = _most_bytes(scope["path"], self.limits)
         length = dict(scope["headers"]).get(b"content-length", b"")
         announced = int(length[:LONGEST_LENGTH]) if length.isdigit() else 0
         arrived = 0
@@ -46,6 +45,16 @@ class BodyLimit:
             return message
 
         await self.app(scope, limited, send)
+
+
+def _most_bytes(path: str, limits: ServiceLimits) -> tuple[int, str]:
+    """Of a body to this path, and the name of the limit that says so; empty where it is none."""
+    for begin, name in OF_BODIES.items():
+        if path.startswith(begin):
+            return getattr(limits, name) * MIB, name
+    if name := OF_FORMS.get(path, ""):
+        return getattr(limits, name) * MIB + FORM_BYTES, name
+    return FORM_BYTES, ""
 
 
 def _too_large(size: int, most: int, name: str) -> HTTPException:

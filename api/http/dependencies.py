@@ -1,9 +1,10 @@
 """What routes ask for: the database, a transaction, a limited body, a page of a list."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Annotated
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Header, Path, Query, Request
 from sqlalchemy.orm import Session
 from starlette.exceptions import HTTPException
@@ -35,9 +36,15 @@ async def feed_of(request: Request) -> EventFeed:
 FeedDep = Annotated[EventFeed, Depends(feed_of)]
 
 
-def _reading(database: DatabaseDep) -> Iterator[Session]:
+async def _reading(database: DatabaseDep) -> AsyncIterator[Session]:
+    """Opened here, since nothing is asked of the database before the route does, in its thread. To
+    close it may wait for the database: in a thread that is none of the routes', which may all wait
+    for the connections that are given back here."""
     with database.reading() as session:
-        yield session
+        try:
+            yield session
+        finally:
+            await to_thread.run_sync(session.close, limiter=CapacityLimiter(1))
 
 
 def _one_at_a_time(request: Request) -> Iterator[None]:

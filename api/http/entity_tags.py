@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
 from typing import Annotated, Any
 
 from fastapi import Header, Request, Response
@@ -10,6 +9,8 @@ from sqlalchemy.orm import Session
 
 from autosync.api.db.lookup import stored
 from autosync.api.db.tables import FINAL, TuningRow
+from autosync.api.http.kept_answers import KeptAnswers
+from autosync.api.views.own_version import own_version
 
 SeenTags = Annotated[
     str | None,
@@ -51,6 +52,27 @@ def tagged(
     return Response(content, headers={**sent, **(headers or {})}, media_type=media_type)
 
 
+def tagged_once_ended(
+    session: Session,
+    tuning_id: str,
+    request: Request,
+    body: Callable[[], str],
+    seen: str | None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """As `tagged`, of what a request asks about a tuning. Once that has ended the tag is known
+    before, and what was answered is kept.
+
+    Raises:
+        NotFound: no such tuning.
+    """
+    tag = tag_of_ended(session, tuning_id, request)
+    if tag is None:
+        return tagged(body, seen, headers=headers)
+    kept: KeptAnswers = request.app.state.kept_answers
+    return tagged(lambda: kept.body(tag, body), seen, tag, headers=headers)
+
+
 def tag_of(content: bytes) -> str:
     return f'"{hashlib.sha256(content).hexdigest()[:32]}"'
 
@@ -65,7 +87,7 @@ def tag_of_ended(session: Session, tuning_id: str, request: Request) -> str | No
     tuning = stored(session, TuningRow, tuning_id, "tuning")
     if tuning.state not in FINAL:
         return None
-    what = (version("autosync"), str(request.url), tuning.state, tuning.fence, tuning.finished_at)
+    what = (own_version(), str(request.url), tuning.state, tuning.fence, tuning.finished_at)
     return tag_of(repr(what).encode())
 
 

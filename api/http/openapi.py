@@ -1,7 +1,6 @@
 """The OpenAPI document, with the schemas of the documents that are posted raw."""
 
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
@@ -12,6 +11,7 @@ from autosync.api.engine.api_keys import KeyScope
 from autosync.api.http.access.browser_cookies import FORM_HEADER, SESSION_COOKIE
 from autosync.api.http.schemas import Problem
 from autosync.api.http.tuning_body import TuningBody
+from autosync.api.views.own_version import own_version
 from autosync.bundle import Bundle
 from autosync.cluster import Cluster
 from autosync.documents import json_schema
@@ -126,7 +126,7 @@ def install(app: FastAPI, scopes: Mapping[tuple[str, str], KeyScope]) -> None:
 
 def _build(app: FastAPI, scopes: Mapping[tuple[str, str], KeyScope]) -> dict[str, Any]:
     document = get_openapi(
-        title="AutoSync", version=version("autosync"), description=DESCRIPTION, routes=app.routes
+        title="AutoSync", version=own_version(), description=DESCRIPTION, routes=app.routes
     )
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     documented: tuple[type[Any], ...] = (*DOCUMENTS.values(), Problem, TuningBody)

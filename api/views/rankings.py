@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 from autosync.api.db.lookup import stored
 from autosync.api.db.tables import ProposalRow, StrategyRow, StrategySummaryRow, TrialRow, TuningRow
 from autosync.api.views.cursors import one_page, read_cursor
+from autosync.api.views.response_model import shared_columns
 from autosync.api.views.tuning_schemas import RankedStrategies, RankedStrategy, Tuning
 from autosync.search.loop.outcome import DDP, paired_speedup
 
@@ -119,7 +120,7 @@ def _ranked(
     return [
         RankedStrategy.model_validate(
             {
-                **_columns(row),
+                **shared_columns(row, RankedStrategy),
                 **_speedup(row, ddp, repeats),
                 "rank": rank,
                 "words": words,
@@ -128,11 +129,6 @@ def _ranked(
         )
         for rank, (row, words) in enumerate(rows, first_rank)
     ]
-
-
-def _columns(row: StrategySummaryRow) -> dict[str, Any]:
-    names = RankedStrategy.model_fields.keys() & row.__table__.columns.keys()
-    return {name: getattr(row, name) for name in names}
 
 
 def _speedup(

@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from autosync.api.db.clock import now_seconds
-from autosync.api.db.lookup import stored
+from autosync.api.db.lookup import found, stored
 from autosync.api.db.tables import (
     Base,
     ClusterRow,
@@ -22,7 +22,7 @@ from autosync.api.db.tables import (
     TuningRow,
 )
 from autosync.api.views.rankings import ranked_strategies as ranked_strategies
-from autosync.api.views.response_model import ResponseModel
+from autosync.api.views.response_model import ResponseModel, shared_columns, shared_names
 from autosync.api.views.sort_orders import SortKey, sorted_page
 from autosync.api.views.time_left import TimeLeft
 from autosync.api.views.tuning_schemas import (
@@ -70,10 +70,12 @@ def tunings(
         only.append(has_tag(tag))
     if archived is not None:
         only.append(TuningRow.archived.is_(archived))
-    query = _SUMMARY.where(*only)
+    query = select(TuningRow.id).where(*only)
+    if sort.endswith("speedup"):
+        query = query.outerjoin(OutcomeRow, OutcomeRow.tuning_id == TuningRow.id)
     rows, following = sorted_page(session, query, TUNING_SORTS, sort, TuningRow.id, limit, cursor)
     total = session.scalar(select(func.count()).select_from(TuningRow).where(*only)) or 0
-    return Tunings(items=[_summary(*row[:-2]) for row in rows], total=total, next=following)
+    return Tunings(items=tunings_of(session, [row[0] for row in rows]), total=total, next=following)
 
 
 def has_tag(tag: str) -> ColumnElement[bool]:
@@ -82,24 +84,45 @@ def has_tag(tag: str) -> ColumnElement[bool]:
 
 def tuning(session: Session, tuning_id: str) -> Tuning:
     """Raises NotFound."""
-    stored(session, TuningRow, tuning_id, "tuning")
-    return _summary(*session.execute(_SUMMARY.where(TuningRow.id == tuning_id)).one())
+    rows = tunings_of(session, [tuning_id]) if tuning_id.isalnum() else []
+    remedy = "GET /v1/tunings lists what there is."
+    return found(rows[0] if rows else None, "tuning", tuning_id, remedy)
 
 
 def tunings_of(session: Session, tuning_ids: Sequence[str]) -> list[Tuning]:
     """Those that there are, in the order of the ids."""
     rows = session.execute(_SUMMARY.where(TuningRow.id.in_(tuning_ids)))
-    found = {row[0].id: _summary(*row) for row in rows}
-    return [found[each] for each in tuning_ids if each in found]
+    known = {summary.id: summary for summary in (_summary(row) for row in rows)}
+    return [known[each] for each in tuning_ids if each in known]
 
 
+def _named(table: type[Base], answer: type[ResponseModel]) -> dict[str, Any]:
+    return {name: getattr(table, name) for name in shared_names(table, answer)}
+
+
+_OWN = _named(TuningRow, Tuning) | {
+    "graph_id": GraphRow.id,
+    "graph": GraphRow.name,
+    "batch_size": GraphRow.batch_size,
+    "cluster_id": ClusterRow.id,
+    "cluster": ClusterRow.name,
+    "world_size": ClusterRow.world_size,
+    "profile_source": DomainRow.profile_source,
+}
+_PROGRESS = _named(TuningRow, TuningProgress) | {
+    "trials": select(func.coalesce(func.max(TrialRow.position) + 1, 0))  # positions have no gaps
+    .where(TrialRow.tuning_id == TuningRow.id)
+    .scalar_subquery()
+}
+_RESULT = _named(OutcomeRow, TuningResult) | {
+    "words": StrategyRow.words,
+    "strategy_id": StrategyRow.strategy_id,
+}
+"""Columns of an answer by the names of its fields; those of a list's rows are read alone, without
+the objects of five tables for each."""
 _SUMMARY = (
-    select(TuningRow, DomainRow, GraphRow, ClusterRow, OutcomeRow, StrategyRow)
-    .add_columns(
-        select(func.coalesce(func.max(TrialRow.position) + 1, 0))  # positions have no gaps
-        .where(TrialRow.tuning_id == TuningRow.id)
-        .scalar_subquery()
-    )
+    select(*_OWN.values(), *_PROGRESS.values(), *_RESULT.values())
+    .select_from(TuningRow)
     .join(DomainRow, DomainRow.id == TuningRow.domain_id)
     .join(GraphRow, GraphRow.id == DomainRow.graph_id)
     .join(ClusterRow, ClusterRow.id == DomainRow.cluster_id)
@@ -108,43 +131,21 @@ _SUMMARY = (
 )
 
 
-def _summary(
-    row: TuningRow,
-    domain: DomainRow,
-    graph: GraphRow,
-    cluster: ClusterRow,
-    outcome: OutcomeRow | None,
-    strategy: StrategyRow | None,
-    trial_count: int,
-) -> Tuning:
+def _summary(row: Sequence[Any]) -> Tuning:
+    """row: of `_SUMMARY`."""
+    values = iter(row)
+    own, progress, result = (
+        {name: next(values) for name in names} for names in (_OWN, _PROGRESS, _RESULT)
+    )
     return Tuning.model_validate(
         {
-            **_columns(row, Tuning),
-            "graph_id": graph.id,
-            "graph": graph.name,
-            "batch_size": graph.batch_size,
-            "cluster_id": cluster.id,
-            "cluster": cluster.name,
-            "world_size": cluster.world_size,
-            "profile_source": domain.profile_source,
-            "settings": json.loads(row.settings),
-            "tags": row.tags.split(),
-            "progress": _columns(row, TuningProgress) | {"trials": trial_count},
-            "result": outcome
-            and strategy
-            and {
-                **_columns(outcome, TuningResult),
-                "words": strategy.words,
-                "strategy_id": strategy.strategy_id,
-            },
+            **own,
+            "settings": json.loads(own["settings"]),
+            "tags": own["tags"].split(),
+            "progress": progress,
+            "result": result if result["words"] is not None else None,
         }
     )
-
-
-def _columns(row: Base, answer: type[ResponseModel]) -> dict[str, Any]:
-    """The columns of a row that an answer shows under the same name."""
-    names = answer.model_fields.keys() & row.__table__.columns.keys()
-    return {name: getattr(row, name) for name in names}
 
 
 def time_left_words(session: Session, tuning: Tuning) -> str:
@@ -190,8 +191,8 @@ _TRIALS = (
 def _trial(trial: TrialRow, proposal: ProposalRow, words: str, recorded: bool) -> Trial:
     return Trial.model_validate(
         {
-            **_columns(proposal, Trial),
-            **_columns(trial, Trial),
+            **shared_columns(proposal, Trial),
+            **shared_columns(trial, Trial),
             "words": words,
             "recorded": recorded,
             "versions": dict(trial.versions),

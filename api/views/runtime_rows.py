@@ -8,11 +8,12 @@ are measured meanwhile come at the end.
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import eq, ge, lt
 from typing import Any
 
 import pyarrow as pa
-from sqlalchemy import Select, select, tuple_
+from sqlalchemy import ColumnElement, Select, Subquery, Text, cast, select, tuple_
 
 from autosync.api.db.database import Database
 from autosync.api.db.tables import (
@@ -58,7 +59,7 @@ COLUMNS: Columns = (
     ("overhead_seconds", TrialRow.overhead_seconds, NUMBER),
     ("peak_memory_bytes", TrialRow.peak_memory_bytes, WHOLE),
     ("sent_bytes", TrialRow.sent_bytes, pa.list_(WHOLE)),
-    ("versions", TrialRow.versions, TEXT),
+    ("versions", cast(TrialRow.versions, Text), TEXT),
 )
 """Name, column and type of a runtime record. Seconds are the domain's (divided by time_scale);
 sent_bytes are of each node's NIC in one iteration, as they travelled (times byte_scale)."""
@@ -92,17 +93,16 @@ def runtime_rows(
 
     columns: COLUMNS, or these and further ones; `versions` is a JSON object in a text.
     """
-    query = runtime_query(only, [column for _, column, _ in columns]).order_by(*_KEY)
     names = [name for name, _, _ in columns]
     key = [names.index(name) for name in ("measured_at", "tuning_id", "position")]
     last: tuple[Any, ...] | None = None
     while True:
-        part = query if last is None else query.where(tuple_(*_KEY) > last)
+        part = _of_page(_page(only, last), [column for _, column, _ in columns])
         with database.reading() as session:
-            rows = session.execute(part.limit(ROWS_AT_ONCE)).all()
+            rows = session.execute(part).all()
         if rows:
             yield [
-                (*row[:VERSIONS], json.dumps(dict(row[VERSIONS])), *row[VERSIONS + 1 :])
+                (*row[:VERSIONS], _versions_object(row[VERSIONS]), *row[VERSIONS + 1 :])
                 for row in rows
             ]
             last = tuple(rows[-1][place] for place in key)
@@ -112,7 +112,14 @@ def runtime_rows(
 
 def runtime_query(only: RuntimeFilter, columns: Sequence[Any]) -> Select[Any]:
     """These columns of every trial that the filter lets through."""
-    query = (
+    named = ((GraphRow.name, only.graph), (ClusterRow.name, only.cluster))
+    return _joined(columns).where(
+        *_of_trials(only), *(column == value for column, value in named if value is not None)
+    )
+
+
+def _joined(columns: Sequence[Any]) -> Select[Any]:
+    return (
         select(*columns)
         .select_from(TrialRow)
         .join(
@@ -124,14 +131,41 @@ def runtime_query(only: RuntimeFilter, columns: Sequence[Any]) -> Select[Any]:
         .join(GraphRow, GraphRow.id == DomainRow.graph_id)
         .join(ClusterRow, ClusterRow.id == DomainRow.cluster_id)
     )
+
+
+def _of_trials(only: RuntimeFilter) -> list[ColumnElement[bool]]:
+    """What the columns of a trial alone decide."""
     wanted: tuple[tuple[Any, Callable[[Any, Any], Any], Any], ...] = (
         (TrialRow.domain_id, eq, only.domain),
         (TrialRow.tuning_id, eq, only.tuning),
-        (GraphRow.name, eq, only.graph),
-        (ClusterRow.name, eq, only.cluster),
         (TrialRow.created_at, ge, only.since),
         (TrialRow.created_at, lt, only.until),
     )
-    return query.where(
-        *(is_so(column, value) for column, is_so, value in wanted if value is not None)
-    )
+    return [is_so(column, value) for column, is_so, value in wanted if value is not None]
+
+
+def _page(only: RuntimeFilter, last: tuple[Any, ...] | None) -> Subquery:
+    """Keys of the next ROWS_AT_ONCE trials behind `last`, out of the index that has their order,
+    before any other table is looked at: joined first, all that is left would be sorted for each
+    page."""
+    query = select(TrialRow.tuning_id, TrialRow.key).where(*_of_trials(only))
+    named = ((GraphRow.name, only.graph), (ClusterRow.name, only.cluster))
+    asked = [column == value for column, value in named if value is not None]
+    if asked:
+        domains = select(DomainRow.id).join(GraphRow).join(ClusterRow).where(*asked)
+        in_no_index: ColumnElement[str] = TrialRow.domain_id + ""
+        query = query.where(in_no_index.in_(domains))
+    if last is not None:
+        query = query.where(tuple_(*_KEY) > last)
+    return query.order_by(*_KEY).limit(ROWS_AT_ONCE).subquery()
+
+
+def _of_page(page: Subquery, columns: Sequence[Any]) -> Select[Any]:
+    same = (page.c.tuning_id == TrialRow.tuning_id) & (page.c.key == TrialRow.key)
+    return _joined(columns).join(page, same).order_by(*_KEY)
+
+
+@lru_cache(maxsize=256)
+def _versions_object(pairs: str) -> str:
+    """A JSON object of the pairs of a column; most rows have those of their neighbours."""
+    return json.dumps(dict(json.loads(pairs)))

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -95,7 +96,12 @@ class PartsSink(io.RawIOBase):
 
 
 def _with_versions(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, "versions": json.loads(row["versions"])}
+    return {**row, "versions": _parsed(row["versions"])}
+
+
+@lru_cache(maxsize=256)
+def _parsed(versions: str) -> Any:
+    return json.loads(versions)
 
 
 def _cell(value: Any) -> Any:

@@ -1,16 +1,17 @@
 """Whether the service is well, and how much it has to do."""
 
-from importlib.metadata import version
 from typing import Literal
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
 from autosync.api.db.clock import now_seconds
-from autosync.api.db.schema_migration import current_revision
 from autosync.api.db.tables import ACTIVE, TuningRow
 from autosync.api.engine.worker_registry import gpus_of_workers
+from autosync.api.views.own_version import own_version
 from autosync.api.views.response_model import ResponseModel
+
+_REVISION = text("SELECT version_num FROM alembic_version")
 
 
 class Health(ResponseModel):
@@ -49,9 +50,9 @@ def health(session: Session) -> Health:
     count = select(func.count()).select_from(TuningRow)
     return Health(
         status="ok",
-        version=version("autosync"),
+        version=own_version(),
         database=session.get_bind().dialect.name,
-        schema_revision=current_revision(session.connection()) or "",
+        schema_revision=session.scalar(_REVISION) or "",
         queued=session.scalar(count.where(TuningRow.state == "queued")) or 0,
         running=session.scalar(count.where(TuningRow.state.in_(ACTIVE))) or 0,
     )

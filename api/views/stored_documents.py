@@ -1,5 +1,8 @@
 """Graphs, clusters, strategies and trained simulators: what is stored, beside what is bundled."""
 
+from functools import cache
+from typing import TypeVar
+
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -21,6 +24,8 @@ from autosync.api.views.document_schemas import (
 from autosync.api.views.sort_orders import SortKey, sorted_page
 from autosync.cluster_file import bundled_clusters
 from autosync.models import BUNDLED
+
+Row = TypeVar("Row", GraphRow, ClusterRow)
 
 GRAPH_SORTS = {
     "created": SortKey(GraphRow.created_at),
@@ -46,7 +51,7 @@ def graphs(
     )
     return Graphs(
         items=[GraphSummary.model_validate(row) for row, *_ in rows],
-        bundled=[BundledModel.model_validate(spec) for spec in BUNDLED.values()],
+        bundled=list(bundled_models()),
         next=following,
     )
 
@@ -63,6 +68,39 @@ def clusters(
         bundled=list(bundled_clusters()),
         next=following,
     )
+
+
+def offered_graphs(session: Session, limit: int, chosen: str) -> Graphs:
+    """The newest ones, and that of the id `chosen` wherever it stands."""
+    found = graphs(session, limit)
+    row = _unlisted(session, GraphRow, chosen, [each.id for each in found.items])
+    more = [] if row is None else [GraphSummary.model_validate(row)]
+    return found.model_copy(update={"items": [*found.items, *more]})
+
+
+def offered_clusters(session: Session, limit: int, chosen: str) -> Clusters:
+    """As `offered_graphs`."""
+    found = clusters(session, limit)
+    row = _unlisted(session, ClusterRow, chosen, [each.id for each in found.items])
+    more = [] if row is None else [ClusterSummary.model_validate(row)]
+    return found.model_copy(update={"items": [*found.items, *more]})
+
+
+def _unlisted(session: Session, table: type[Row], key: str, listed: list[str]) -> Row | None:
+    """The row of this id, where there is one and the list has it not."""
+    return None if key in listed or not key.isalnum() else session.get(table, key)
+
+
+@cache
+def bundled_models() -> tuple[BundledModel, ...]:
+    return tuple(BundledModel.model_validate(spec) for spec in BUNDLED.values())
+
+
+def every_simulator(session: Session) -> Simulators:
+    """All trained ones by name, and the bundled ones."""
+    rows = list_simulators(session, None)
+    items = [TrainedSimulator.model_validate(row) for row in rows]
+    return Simulators(items=items, bundled=list(SIMULATORS), next=None)
 
 
 def simulators(session: Session, limit: int, cursor: str | None = None) -> Simulators:

@@ -20,7 +20,7 @@ from autosync.search.improvement.parent_columns import pool_of
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
-from benchmarks.ranking_cost import domain_of
+from benchmarks.search.ranking_cost import domain_of
 
 
 def report_stages(domain: Domain, parents: Population, children: int, threads: int) -> None:

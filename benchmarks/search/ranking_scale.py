@@ -33,7 +33,7 @@ from autosync.search.loop.ranking import rank
 from autosync.search.space import Space
 from autosync.simulator.limit import iteration_limit
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
-from benchmarks.ranking_cost import rank_chunk
+from benchmarks.search.ranking_cost import rank_chunk
 
 MODEL_BYTES = 400e6
 RHO = 1.5

@@ -1,6 +1,7 @@
 """Clients that read over HTTP, as cheap as they can be: they share the machine with the service."""
 
 import asyncio
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +10,11 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True, slots=True)
 class Answer:
+    """asked_at_seconds: after the first client began."""
+
     path: str
     status: int
+    asked_at_seconds: float
     seconds: float
     size_bytes: int
 
@@ -19,34 +23,43 @@ async def read_for(
     address: str, paths: Sequence[str], clients: int, seconds: float, pause_seconds: float
 ) -> list[Answer]:
     """Each client reads the paths in turn over a connection of its own, `pause_seconds` after each
-    answer; all answers."""
-    until = time.perf_counter() + seconds
-    each = (
-        _client(address, [*paths[start:], *paths[:start]], until, pause_seconds, start / clients)
-        for start in (number % len(paths) for number in range(clients))
-    )
+    answer, and begins at a moment of its own within the first pause; all answers."""
+    since, rng = time.perf_counter(), random.Random(0)
+    each = []
+    for number in range(clients):
+        turned = number % len(paths)
+        delay = pause_seconds * rng.random()
+        in_turn = [*paths[turned:], *paths[:turned]]
+        each.append(_client(address, in_turn, since, seconds, pause_seconds, delay))
     return [answer for answers in await asyncio.gather(*each) for answer in answers]
 
 
 async def _client(
-    address: str, paths: Sequence[str], until: float, pause_seconds: float, stagger: float
+    address: str,
+    paths: Sequence[str],
+    since: float,
+    seconds: float,
+    pause_seconds: float,
+    delay_seconds: float,
 ) -> list[Answer]:
     place = urlsplit(address)
     reader, writer = await asyncio.open_connection(place.hostname, place.port)
-    await asyncio.sleep(pause_seconds * stagger)
+    await asyncio.sleep(delay_seconds)
     answers: list[Answer] = []
     try:
         while True:
             for path in paths:
                 began = time.perf_counter()
-                if began >= until:
+                if began >= since + seconds:
                     return answers
                 writer.write(f"GET {path} HTTP/1.1\r\nHost: {place.netloc}\r\n\r\n".encode())
                 head = await reader.readuntil(b"\r\n\r\n")
                 size = _length(head)
                 await reader.readexactly(size)
                 taken = time.perf_counter() - began
-                answers.append(Answer(path, int(head.split(b" ", 2)[1]), taken, size))
+                answers.append(
+                    Answer(path, int(head.split(b" ", 2)[1]), began - since, taken, size)
+                )
                 if pause_seconds:
                     await asyncio.sleep(pause_seconds)
     finally:

@@ -31,6 +31,8 @@ from tests.api.http.serving import Service, served
 
 MIB = 2**20
 PACE_SECONDS = 1.0
+FIRST_SECONDS = 2.0
+"""Shown for themselves: what a fresh service has not done before, it does then."""
 EVENTS = 20
 """Told to the listeners, half a second apart."""
 STREAMED = ("csv", "jsonl", "parquet")
@@ -41,8 +43,8 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=100_000)
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--listeners", type=int, default=500)
-    parser.add_argument("--rows", type=int, default=1_000_000, help="exported; 0: no export")
+    parser.add_argument("--listeners", type=int, default=500, help="0: none")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="exported; 0: none")
     parser.add_argument("--db", help="an empty database; by default a SQLite file")
     given = parser.parse_args()
     with _folder() as folder:
@@ -58,13 +60,17 @@ def main() -> None:
         with served(url) as service:
             print(f"ready in {time.perf_counter() - began:.1f} s")
             paths = read_paths(service, ids)
+            before = _cpu_seconds(service.pid)
             for pause in (PACE_SECONDS, 0.0):
                 answers = asyncio.run(
                     read_for(service.address, paths, given.clients, given.seconds, pause)
                 )
                 show_reads(answers, given.clients, given.seconds, pause)
+                used, before = _cpu_seconds(service.pid) - before, _cpu_seconds(service.pid)
+                print(f"  the service used {used / given.seconds:.0%} of a core")
             print(f"service: peak {service.peak_memory_bytes() / MIB:.0f} MiB")
-            show_listeners(service, database, ids[-1], given.listeners)
+            if given.listeners:
+                show_listeners(service, database, ids[-1], given.listeners)
         if given.rows:
             show_exports(database, url, given.rows - given.trials)
         database.close()
@@ -112,6 +118,8 @@ def show_reads(answers: Sequence[Answer], clients: int, seconds: float, pause: f
         f"\n{clients} clients, {kind}: {len(answers) / seconds:.0f} reads a second, {_ms(answers)}"
         + (f"; {len(wrong)} REFUSED, as {wrong[0]}" if wrong else "")
     )
+    first = [answer for answer in answers if answer.asked_at_seconds < FIRST_SECONDS]
+    print(f"  {_ms(first)}  in the first {FIRST_SECONDS:g} s")
     for path in dict.fromkeys(answer.path for answer in answers):
         mine = [answer for answer in answers if answer.path == path]
         print(f"  {_ms(mine)}  {mine[0].size_bytes / 1024:7.0f} KiB  {_short(path)}")

@@ -22,6 +22,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from autosync.cancellation import Cancelled, beside, cancelled_by
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.search.cluster_probe import probe_costs
@@ -39,6 +40,7 @@ from autosync.search.collect.collection_plan import CollectionPlan, CollectionTa
 from autosync.search.collect.pass_runner import PassRunner, ReportLine
 from autosync.search.collect.pick_rounds import PickRound, choose_round, trained_elsewhere
 from autosync.search.collect.remaining_passes import PASSES, OccasionPasses, strategies_of
+from autosync.search.collect.stop_token import StopToken
 from autosync.simulator.evaluation.measured_domain import MeasuredDomain, domain_of_rows
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
 from autosync.trials.contract import Launcher, Workload
@@ -61,7 +63,8 @@ def collect(
     """Measure what the folder's log lacks, and write the dataset after every domain.
 
     All first occasions come before any pick, and these before any second occasion. `stopped` is
-    asked before every trial.
+    asked before every trial, and all the time while costs are probed and fitted and picks chosen:
+    what was measured is then written, and the rest begins again the next time.
     again: names of the plan's targets to measure anew. Called with the same names after a stop, it
     goes on.
 
@@ -74,21 +77,10 @@ def collect(
     for target in plan.domains:
         if target.name in again:
             mark_replaced(folder, target.name)
-    occasions = max(target.occasions for target in plan.domains)
-    for occasion in range(1, occasions + 1):
-        for target in plan.domains:
-            if occasion > target.occasions or stopped():
-                continue
-            _measure_target(run, target, occasion)
-            run.log.checkpoint(stored_domains(folder))
-        if occasion > 1:
-            continue
-        for target in plan.domains:
-            if target.picks and not stopped():
-                _measure_picks(run, target)
-                run.log.checkpoint(stored_domains(folder))
-    for target in plan.domains:
-        _drop_replaced(run, target)
+    try:
+        _measure_all(run)
+    except Cancelled:
+        run.log.checkpoint(stored_domains(folder))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +93,26 @@ class _Run:
     launcher: Launcher
     report: ReportLine
     stopped: Callable[[], bool]
+
+
+def _measure_all(run: _Run) -> None:
+    """Raises Cancelled."""
+    plan = run.plan
+    occasions = max(target.occasions for target in plan.domains)
+    for occasion in range(1, occasions + 1):
+        for target in plan.domains:
+            if occasion > target.occasions or run.stopped():
+                continue
+            _measure_target(run, target, occasion)
+            run.log.checkpoint(stored_domains(run.folder))
+        if occasion > 1:
+            continue
+        for target in plan.domains:
+            if target.picks and not run.stopped():
+                _measure_picks(run, target)
+                run.log.checkpoint(stored_domains(run.folder))
+    for target in plan.domains:
+        _drop_replaced(run, target)
 
 
 def _measure_target(run: _Run, target: CollectionTarget, occasion: int) -> None:
@@ -128,7 +140,8 @@ def _measure_picks(run: _Run, target: CollectionTarget) -> None:
         return
     _require_scales(run.log, domain, target)
     run.report(f"{target.name}: {target.picks} picks in {run.plan.pick_rounds} rounds")
-    simulator = trained_elsewhere(_pick_sources(run, target), domain)
+    with cancelled_by(StopToken(run.stopped)):
+        simulator = beside(trained_elsewhere, _pick_sources(run, target), domain)
     with _runner(run, target, domain) as runner:
         for number in rounds:
             chosen = [one for one in run.log.picks(domain.id) if one.round == number]
@@ -153,7 +166,8 @@ def _choose_round(
     trials = run.log.trials(domain.id, picks=True)
     if len(trials):
         known = domain_of_rows(domain, trials)
-        simulator.refit(domain, known.population, known.label_seconds)
+        with cancelled_by(StopToken(run.stopped)):
+            beside(simulator.refit, domain, known.population, known.label_seconds)
     earlier = [
         one.strategy
         for one in (*_passes(run, target, domain, 1).strategies, *run.log.picks(domain.id))
@@ -161,7 +175,8 @@ def _choose_round(
     asked = PickRound(
         number, target.picks // run.plan.pick_rounds, run.plan.proposals, run.plan.seed
     )
-    chosen = choose_round(domain, simulator, earlier, asked)
+    with cancelled_by(StopToken(run.stopped)):
+        chosen = beside(choose_round, domain, simulator, earlier, asked)
     if len(chosen) < asked.picks:
         run.report(f"  only {len(chosen)} of {asked.picks} picks differ from what is there")
     run.log.record_round(domain.id, chosen)
@@ -254,9 +269,10 @@ def _probed_domain(run: _Run, target: CollectionTarget) -> Domain:
     domain = domain_of(target)
     run.report(f"{target.name}: measuring what messages cost")
     stated = domain.cluster
-    found = _patiently(
-        run, lambda: probe_costs(run.launcher, stated, *target.scales, say=run.report)
-    )
+    with cancelled_by(StopToken(run.stopped)):
+        found = _patiently(
+            run, lambda: probe_costs(run.launcher, stated, *target.scales, say=run.report)
+        )
     domain = replace(domain, cluster=found.cluster)
     store_domain(run.folder, target.name, domain)
     return domain

@@ -169,33 +169,36 @@ def assemble(
     joins the one before it.
     """
     joined = {index: choice for part in choices for index, choice in part.items()}
-    shards = {index: list(choice.shards) for index, choice in joined.items()}
+    numbers: dict[int, list[int]] = {index: [] for index in joined}
     open_groups: dict[tuple[Synchronizer, str, bool], _OpenGroup] = {}
     groups = count()
     for index in domain.graph.gradient_order:
         variable = domain.graph.variables[index]
         partition = joined[index].partition
         for part, length in enumerate(partition.lengths):
-            alike = (shards[index][part], variable.dtype, variable.sparse)
+            alike = (joined[index].shards[part], variable.dtype, variable.sparse)
             group = open_groups.get(alike)
             if group is None or group.is_full(limit_bytes, limit_shards):
                 group = _OpenGroup(next(groups), before=group.number if group else None)
                 open_groups[alike] = group
             group.size_bytes += _sent_bytes(domain, index, length, partition)
             group.shards += 1
-            shards[index][part] = replace(shards[index][part], group=group.number)
+            numbers[index].append(group.number)
     tails = {
         group.number: group.before
         for group in open_groups.values()
         if fold_tails and group.before is not None and group.size_bytes * TAIL_PART < limit_bytes
     }
-    for index, own in shards.items():
-        shards[index] = [replace(s, group=tails.get(s.group, s.group)) for s in own]
-    return Strategy(
-        tuple(replace(joined[i], shards=tuple(shards[i])) for i in range(len(joined))),
-        even_replicas(domain.world_size),
-        schedule or Schedule(),
-    ).canonical()
+    places: dict[int, int] = {}  # groups are numbered as a canonical strategy has them
+    assembled = []
+    for index in range(len(joined)):
+        own = [tails.get(number, number) for number in numbers[index]]
+        shards = tuple(
+            replace(shard, group=places.setdefault(number, len(places)))
+            for shard, number in zip(joined[index].shards, own, strict=True)
+        )
+        assembled.append(replace(joined[index], shards=shards))
+    return Strategy(tuple(assembled), even_replicas(domain.world_size), schedule or Schedule())
 
 
 @dataclass(slots=True)

@@ -76,13 +76,10 @@ def preemptive_strategy(
     jobs = [*operators, *((index,) for index in whole)]
     kinds = [*(synchronizer for _ in operators), *whole.values()]
     sizes = [_size_bytes(domain, kind, job) for kind, job in zip(kinds, jobs, strict=True)]
-    needs = [
-        float(wire_seconds(domain, kind, np.array([size]))[0])
-        for kind, size in zip(kinds, sizes, strict=True)
-    ]
+    needs = _wire_seconds_of(domain, kinds, np.array(sizes))
     ready, tails = _windows(domain, jobs)
     least_seconds = startup_seconds(domain, synchronizer)
-    runs = preemptive_runs(ready, np.array(needs), tails, least_seconds)
+    runs = preemptive_runs(ready, needs, tails, least_seconds)
     messages = [
         OrderedMessage(kinds[run.job], elements)
         for run, elements in zip(runs, _cut(domain, jobs, len(operators), needs, runs), strict=True)
@@ -113,11 +110,13 @@ def fused_operators(
     ready, tails = _windows(domain, chain)
     sizes = np.array([_size_bytes(domain, synchronizer, operator) for operator in chain])
     best, soonest = np.zeros(1, dtype=np.int64), np.inf
-    for begins in max_min_partitions(sizes):
+    partitions = max_min_partitions(sizes)
+    joined = np.concatenate([np.add.reduceat(sizes, begins) for begins in partitions])
+    ends = np.cumsum([len(begins) for begins in partitions])
+    needs = np.split(wire_seconds(domain, synchronizer, joined), ends[:-1])
+    for begins, need in zip(partitions, needs, strict=True):
         end = longest_tail_first(
-            np.maximum.reduceat(ready, begins),
-            wire_seconds(domain, synchronizer, np.add.reduceat(sizes, begins)),
-            np.maximum.reduceat(tails, begins),
+            np.maximum.reduceat(ready, begins), need, np.maximum.reduceat(tails, begins)
         )
         if end < soonest:
             best, soonest = begins, end
@@ -138,6 +137,15 @@ def _of_one_type(domain: Domain, operators: Sequence[Operator]) -> list[Operator
     return [tuple(members) for members in by_type.values()]
 
 
+def _wire_seconds_of(domain: Domain, kinds: Sequence[Synchronizer], sizes: F64) -> F64:
+    """`wire_seconds` of messages of these kinds and sizes, `(messages,)`."""
+    found = np.empty(len(kinds))
+    for kind in set(kinds):
+        rows = [row for row, other in enumerate(kinds) if other == kind]
+        found[rows] = wire_seconds(domain, kind, sizes[rows])
+    return found
+
+
 def _size_bytes(domain: Domain, kind: Synchronizer, job: Operator) -> float:
     each = factor_bytes(domain) if isinstance(kind, Factors) else sent_bytes(domain)
     return float(each[list(job)].sum())
@@ -156,7 +164,7 @@ def _cut(
     domain: Domain,
     jobs: Sequence[Operator],
     divisible: int,
-    needs: Sequence[float],
+    needs: F64,
     runs: Sequence[Run],
 ) -> list[tuple[tuple[int, int], ...]]:
     """For each run, the elements of variables that it sends: as much of its job as the part of the

@@ -7,7 +7,6 @@ improvement (Jones, Schonlau and Welch 1998, equation 15) also asks by how much,
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from autosync.search.loop.settings import Acquisition
 
@@ -39,6 +38,8 @@ def promise_of(seconds: F64, std: F64, acquisition: Acquisition, best_seconds: f
 def expected_improvement(seconds: F64, std: F64, best_seconds: float) -> F64:
     """By how much each strategy is expected to be faster than the best, `(n,)` seconds, where a
     slower one is no loss: the mean of max(best - T, 0), T log-normal about the prediction."""
+    from scipy.special import ndtr  # loads for long; most rankings ask for none
+
     spread = np.maximum(std, LEAST_STD)
     below = (np.log(best_seconds) - np.log(seconds)) / spread
     mean = seconds * np.exp(0.5 * spread**2)

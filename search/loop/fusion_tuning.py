@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from autosync.domain import Domain
 from autosync.population import encode
@@ -169,6 +168,8 @@ def _within_bounds(
 def speed_improvement(mean: F64, std: F64, measured: F64) -> F64:
     """By how much the logarithm of each speed is expected to exceed the best measured one and
     `XI`."""
+    from scipy.special import ndtr  # loads for long; a tuning alone asks for it
+
     above = mean - float(measured.max()) - XI * _spread(measured)
     z = above / np.maximum(std, 1e-12)
     density = np.exp(-0.5 * z * z) / np.sqrt(2 * np.pi)

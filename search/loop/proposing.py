@@ -33,7 +33,7 @@ from autosync.search.loop.shortlists import (
 from autosync.search.loop.tuning_store import Candidate, Origin, Proposal, Store
 from autosync.search.space import Space
 from autosync.simulator.memory_check import fitting_rows
-from autosync.simulator.message_digests import digests_of_strategies
+from autosync.simulator.message_digests import digests_of
 from autosync.simulator.simulator_contract import Learner, Simulator
 from autosync.strategy import Strategy
 
@@ -122,8 +122,11 @@ def judge_of(
     tried: Sequence[Strategy],
 ) -> Judge:
     """tried: measured before, or chosen already."""
-    known = digests_of_strategies(domain, tried)
-    return Judge(domain, simulator, acquisition, best_seconds, tuple(tried), known)
+    if not tried:
+        return Judge(domain, simulator, acquisition, best_seconds)
+    population = encode(list(tried), domain)
+    known = set(digests_of(domain, population))
+    return Judge(domain, simulator, acquisition, best_seconds, population, known)
 
 
 def listed_by(
@@ -163,33 +166,22 @@ def known_designs(domain: Domain, space: Space, simulator: Simulator) -> list[Ca
     """DDP, then the other hand-designed strategies that fit the devices' memory, the most promising
     first, of equal messages the first one."""
     named = [*hand_designed(domain, space), *torch_designs(domain, space)]
-    scores = simulator.predict(domain, encode([strategy for _, strategy in named], domain))
+    population = encode([strategy for _, strategy in named], domain)
+    scores = simulator.predict(domain, population)
     candidates = [
         Candidate(replace(strategy, name=name), float(score), simulator.name, name)
         for (name, strategy), score in zip(named, scores, strict=True)
     ]
-    candidates.sort(key=lambda c: (c.origin != DDP, c.predicted_seconds, c.origin))
-    population = encode([each.strategy for each in candidates], domain)
+
+    def place(row: int) -> tuple[bool, float, str]:
+        known = candidates[row]
+        return known.origin != DDP, known.predicted_seconds, known.origin
+
+    order = sorted(range(len(candidates)), key=place)
+    population = population.take(order)
     fitting = {*fitting_rows(domain, population).tolist(), 0}  # DDP is measured in any case
     rows = distinct_rows(domain, population)
-    return [candidates[row] for row in rows if int(row) in fitting]
-
-
-def sampled(
-    domain: Domain,
-    space: Space,
-    simulator: Simulator,
-    settings: Settings,
-    number: int,
-    count: int,
-    tried: Sequence[Strategy],
-    on_event: OnEvent,
-) -> list[Candidate]:
-    """`count` random draws of a round: promising, unlike each other, and in their messages unlike
-    all that were tried."""
-    judge = judge_of(domain, simulator, settings.acquisition, None, tried)
-    listed = listed_by("sampled", judge, space, settings, number, encode([], domain), on_event)
-    return picked(judge, listed, settings, number, count, "sampled")
+    return [candidates[order[row]] for row in rows if int(row) in fitting]
 
 
 def picked(
@@ -221,9 +213,9 @@ def shares_beside(
     judge: Judge, listed: Shortlist
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """`message_shares` of a shortlist and of what was tried, by the same features."""
-    if not judge.tried:
+    if judge.tried is None:
         shares = message_shares(judge.domain, listed.population)
         return shares, shares[:0]
-    before = encode(list(judge.tried), judge.domain)
-    shares = message_shares(judge.domain, concatenate([listed.population, before]))
+    both = concatenate([listed.population, judge.tried])
+    shares = message_shares(judge.domain, both)
     return shares[: len(listed)], shares[len(listed) :]

@@ -14,13 +14,12 @@ from autosync.search.improvement.genetic_algorithm import SURVIVORS, evolve
 from autosync.search.improvement.neighbourhood import neighbours_of
 from autosync.search.loop.acquisition import promise_of
 from autosync.search.loop.message_equality import distinct_rows
-from autosync.search.loop.ranking import materialize, rank
+from autosync.search.loop.ranking import RankedProposals, materialize, rank
 from autosync.search.loop.settings import Acquisition
 from autosync.search.space import Space
 from autosync.simulator.memory_check import fitting_rows
 from autosync.simulator.simulator_contract import Learner, Simulator
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
-from autosync.strategy import Strategy
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -29,7 +28,7 @@ SHORTLIST_SIZE = 256
 """Proposals that survive the simulator's ranking, before the selection."""
 COARSE_SIZE = 2048
 """Proposals that the timeline leaves for a simulator that learns, which costs far more each."""
-UNFAVOURED = 512
+UNFAVOURED_SHARE = 0.25
 """Of these, ones that the timeline does not favour, so that what it undervalues can be chosen."""
 RANKED_SIZE = 16_384
 """The timeline's places that those come from: beyond, it would have to err several times over."""
@@ -73,21 +72,20 @@ class Shortlist:
 class Judge:
     """What ranks proposals: a simulator, how its doubt counts, and the fastest measured so far.
 
-    tried: strategies measured before, or chosen already. known: digests of their messages, which
-    are not proposed again.
+    tried: strategies measured before, or chosen already; none where there are none. known: digests
+    of their messages, which are not proposed again.
     """
 
     domain: Domain
     simulator: Simulator
     acquisition: Acquisition = "lower_bound"
     best_seconds: float | None = None
-    tried: tuple[Strategy, ...] = ()
+    tried: Population | None = None
     known: Collection[bytes] = ()
 
     @property
     def coarse(self) -> Simulator:
-        """What looks at everything: the timeline, before a simulator that learns."""
-        return TimelineSimulator() if isinstance(self.simulator, Learner) else self.simulator
+        return coarse_of(self.simulator)
 
     def predict_coarsely(self, population: Population) -> F64:
         return self.coarse.predict(self.domain, population)
@@ -106,16 +104,40 @@ class Judge:
         return Shortlist(listed, index[rows], seconds, std, promise).take(best)
 
 
+def coarse_of(simulator: Simulator) -> Simulator:
+    """What looks at everything: the timeline, before a simulator that learns."""
+    return TimelineSimulator() if isinstance(simulator, Learner) else simulator
+
+
+def ranked_draws(
+    domain: Domain,
+    space: Space,
+    simulator: Simulator,
+    total: int,
+    seed: int,
+    progress: Callable[[int], None],
+) -> RankedProposals:
+    """Of `total` random proposals those that a shortlist for the simulator may be made of."""
+    kept = RANKED_SIZE if isinstance(simulator, Learner) else COARSE_SIZE
+    return rank(domain, space, coarse_of(simulator), total, seed, kept, on_progress=progress)
+
+
+def shortlist_of_draws(
+    judge: Judge, space: Space, ranked: RankedProposals, seed: int, judged: int = COARSE_SIZE
+) -> Shortlist:
+    """judged: how many of what the timeline leaves a simulator that learns looks at
+    (`coarse_places`)."""
+    coarse = ranked.take(coarse_places(len(ranked.index), seed, judged))
+    population = materialize(coarse, judge.domain, space)
+    return judge.best_of(population, coarse.index, coarse.seconds)
+
+
 def drawn_shortlist(
     judge: Judge, space: Space, total: int, seed: int, progress: Callable[[int], None]
 ) -> Shortlist:
-    """Of `total` random proposals. A simulator that learns judges only what the timeline leaves
-    (`coarse_places`)."""
-    kept = RANKED_SIZE if isinstance(judge.simulator, Learner) else COARSE_SIZE
-    ranked = rank(judge.domain, space, judge.coarse, total, seed, kept, on_progress=progress)
-    coarse = ranked.take(coarse_places(len(ranked.index), seed))
-    population = materialize(coarse, judge.domain, space)
-    return judge.best_of(population, coarse.index, coarse.seconds)
+    """Of `total` random proposals."""
+    ranked = ranked_draws(judge.domain, space, judge.simulator, total, seed, progress)
+    return shortlist_of_draws(judge, space, ranked, seed)
 
 
 def neighbour_shortlist(judge: Judge, space: Space, measured: Population, seed: int) -> Shortlist:
@@ -155,14 +177,15 @@ def parents_among(domain: Domain, measured: Population) -> Population:
     return measured.take(np.flatnonzero(own & (beside == 0)))
 
 
-def coarse_places(ranked: int, seed: int) -> I64:
-    """Which of `ranked` places, the timeline's best first, a simulator that learns judges: the
-    first ones, and UNFAVOURED at random from as many strata of the rest. A stratum is wider the
-    further back it lies, all by one factor."""
-    if ranked <= COARSE_SIZE:
+def coarse_places(ranked: int, seed: int, judged: int = COARSE_SIZE) -> I64:
+    """Which of `ranked` places, the timeline's best first, a simulator that learns judges: `judged`
+    at most. The first ones, and UNFAVOURED_SHARE at random from as many strata of the rest. A
+    stratum is wider the further back it lies, all by one factor."""
+    if ranked <= judged:
         return np.arange(ranked)
-    favoured = COARSE_SIZE - UNFAVOURED
-    edges = np.geomspace(favoured, ranked, UNFAVOURED + 1).round().astype(np.int64)
+    unfavoured = round(judged * UNFAVOURED_SHARE)
+    favoured = judged - unfavoured
+    edges = np.geomspace(favoured, ranked, unfavoured + 1).round().astype(np.int64)
     rng = np.random.default_rng(seed)
-    drawn = edges[:-1] + (rng.random(UNFAVOURED) * np.diff(edges)).astype(np.int64)
+    drawn = edges[:-1] + (rng.random(unfavoured) * np.diff(edges)).astype(np.int64)
     return np.concatenate((np.arange(favoured), np.unique(drawn)))

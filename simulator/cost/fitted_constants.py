@@ -1,8 +1,8 @@
 """Constants fitted to published measurements: what a cluster file cannot say of a testbed.
 
-datasets/measurements holds them with the rows they were fitted to; benchmarks/published_fit.py
-fits them. docs/gpu-clusters.md says what each is. `replicated_compute` and `network_constants`
-apply them.
+datasets/measurements holds them with the rows they were fitted to, by
+benchmarks/published/published_fit.py. docs/gpu-clusters.md says what each is. `replicated_compute`
+and `network_constants` apply them.
 """
 
 from collections.abc import Iterator
@@ -111,7 +111,7 @@ class Constants:
                     thing=field,
                     value=value,
                     remedy="Correct the constants, or fit them anew with "
-                    "`python -m benchmarks.published_rows --fit`.",
+                    "`python -m benchmarks.published.published_rows --fit`.",
                 )
 
     def _bounded(self) -> Iterator[tuple[str, float, tuple[float, float, str]]]:

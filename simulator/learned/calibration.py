@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import isotonic_regression
 
 from autosync.simulator.learned.models.model_arrays import (
     ArrayForm,
@@ -79,6 +78,8 @@ def calibrate(scores: F64, step_seconds: F64, left_out: NDArray[np.bool_]) -> Ca
     left_out `(n,)`: trials that the scores were not fitted to; they alone set the interval (split
     conformal: the COVERAGE quantile of their errors, of n + 1 for n are finite).
     """
+    from scipy.optimize import isotonic_regression  # loads for long; rankings fit nothing
+
     target = np.log(step_seconds)
     if len(scores) < FEWEST_FOR_CURVE:
         level = float(np.median(target - scores))

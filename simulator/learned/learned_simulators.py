@@ -1,9 +1,10 @@
 """Learned simulators: `autosync.simulator.simulator_contract.Learner` around a model."""
 
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.cancellation import check_cancelled
 from autosync.domain import Domain
 from autosync.population import Population
 from autosync.simulator.learned.calibration import (
@@ -16,13 +17,15 @@ from autosync.simulator.learned.features.strategy_features import (
     StrategyFeatures,
     feature_chunks,
     features_of,
+    joined_features,
 )
 from autosync.simulator.learned.models.gaussian_model import GaussianModel
 from autosync.simulator.learned.models.learned_model import LabelledTrials, LearnedModel
-from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 
 F64 = NDArray[np.float64]
 
+SCORED = 512
+"""Strategies at once, of models that read sums alone."""
 NORMAL_QUANTILE = 1.645
 """Of a 90 % interval: its half width in standard deviations."""
 
@@ -44,18 +47,30 @@ class LearnedSimulator:
         model (what the trials leave open) and of its errors on trials left out, in squares. A
         strategy under `fully_shard` has the timeline's, on the same scale of seconds: no model has
         learned how torch's own engine differs."""
-        parts: list[tuple[F64, F64]] = []
-        for chunk in feature_chunks(domain, population, self.model.with_shards):
-            check_cancelled()
-            parts.append(self.predict_features(domain, chunk))
-        seconds = np.concatenate([part[0] for part in parts] or [np.zeros(0)])
-        std = np.concatenate([part[1] for part in parts] or [np.zeros(0)])
+        if not len(population):
+            return np.zeros(0), np.zeros(0)
+        parts = [
+            (*self.predict_features(domain, chunk), chunk.base_seconds)
+            for chunk in self._batches(feature_chunks(domain, population, self.model.with_shards))
+        ]
+        seconds, std, base = (np.concatenate(column) for column in zip(*parts, strict=True))
         if population.engine.any():
             foreign = np.flatnonzero(population.engine)
-            base = TimelineSimulator().predict(domain, population.take(foreign))
-            seconds[foreign] = self.calibration.seconds(np.log(base))
+            seconds[foreign] = self.calibration.seconds(np.log(base[foreign]))
             std[foreign] = UNTRIED_MARGIN / NORMAL_QUANTILE
         return seconds, std
+
+    def _batches(self, chunks: Iterable[StrategyFeatures]) -> Iterator[StrategyFeatures]:
+        """SCORED strategies or a little more at a time, where their features are small: scores are
+        products of matrices, which take the longer the smaller these are."""
+        waiting: list[StrategyFeatures] = []
+        for chunk in chunks:
+            waiting.append(chunk)
+            if self.model.with_shards or sum(map(len, waiting)) >= SCORED:
+                yield joined_features(waiting)
+                waiting = []
+        if waiting:
+            yield joined_features(waiting)
 
     def predict_interval(self, domain: Domain, population: Population) -> tuple[F64, F64]:
         """Lower and upper seconds between which nine measurements of ten lie."""

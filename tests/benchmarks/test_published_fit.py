@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from benchmarks.published_clusters import cluster_at, cluster_text
-from benchmarks.published_fit import (
+from benchmarks.published.published_clusters import cluster_at, cluster_text
+from benchmarks.published.published_fit import (
     LEFT_OUT_BY,
     NOT_KNOWN,
     PRIORS,
@@ -14,7 +14,7 @@ from benchmarks.published_fit import (
     left_out_predictions,
     values_at,
 )
-from benchmarks.published_measurements import read_rows
+from benchmarks.published.published_measurements import read_rows
 from tests.simulator.cost.test_fitted_constants import FITTED
 
 ROWS = read_rows()
@@ -48,7 +48,7 @@ def test_rows_are_left_out_with_their_kind(monkeypatch: pytest.MonkeyPatch) -> N
         seen.append(len(rows))
         return priors
 
-    monkeypatch.setattr("benchmarks.published_fit.fit", not_fitted)
+    monkeypatch.setattr("benchmarks.published.published_fit.fit", not_fitted)
     some = tuple(row for row in ROWS if row.method == "BSP-A2A")
     counts = {"row": [12], "gpus": [4, 4, 4], "model": [6, 6], "network": [4, 4]}
     for by in LEFT_OUT_BY:

@@ -5,8 +5,8 @@ import pytest
 from numpy.typing import NDArray
 
 from autosync.simulator.cost.fitted_constants import load_constants
-from benchmarks.published_measurements import PublishedRow, predicted_seconds, read_rows
-from benchmarks.published_rows import errors, misranked, ranked
+from benchmarks.published.published_measurements import PublishedRow, predicted_seconds, read_rows
+from benchmarks.published.published_rows import errors, misranked, ranked
 
 ROWS = read_rows()
 

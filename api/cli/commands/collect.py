@@ -46,15 +46,17 @@ def collect(
 ) -> None:
     """Measure many strategies of several domains, as simulators learn from.
 
-    Hours, with the machine left alone. Ctrl-C stops after the trial that runs; the same command
-    goes on from there.
+    Hours, with the machine left alone. Ctrl-C and SIGTERM stop after the trial that runs and a
+    control, or at once while nothing is measured; the same command goes on from there.
 
     Example: `autosync collect runtimes --domain resnet50-4x1`
     """
+    from autosync.api.cli.stop_signals import stop_on_signals
+
+    stop = stop_on_signals()  # before what takes seconds to load
     import time
     from dataclasses import replace
 
-    from autosync.api.cli.stop_signals import stop_on_signals
     from autosync.api.engine.registry import launcher_named
     from autosync.bundled_data import data_file
     from autosync.search.collect.collection import collect as measure
@@ -66,7 +68,6 @@ def collect(
     anew = tuple(again or ())
     names = tuple(dict.fromkeys((*(domain or ()), *anew)))
     asked = select_targets(load_plan(plan or data_file("runtimes", "plan.yaml")), names)
-    stop = stop_on_signals()
     end = float("inf") if minutes is None else time.monotonic() + 60 * minutes
 
     def stopped() -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from autosync.api.cli.console import print_json, say, warn
+from autosync.api.cli.console import print_json, warn
 from autosync.api.cli.options import (
     DEFAULT_DATABASE,
     SIMULATOR_HELP,
@@ -27,13 +27,11 @@ from autosync.api.cli.options import (
 from autosync.api.cli.output_files import check_writable, write_text
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.search.loop.settings import Acquisition, Settings
-from autosync.trials import request_names
-from autosync.trials.request_names import ComputeKind, LauncherName
+from autosync.trials.request_names import LauncherName
 
 if TYPE_CHECKING:
     from autosync.api.db.database import Database
     from autosync.api.engine.tuning_request import TuningRequest
-    from autosync.domain import Domain
 
 DEFAULTS = Settings()
 
@@ -141,9 +139,10 @@ def tune(
         autosync tune --resume 3f2a90c1
         autosync tune resnet50 my-cluster.yaml --from best.json -o better.json
     """
-    from autosync.api.cli.argument_loading import ProfileChoice, load_domain
+    from autosync.api.cli.domain_arguments import ProfileChoice, load_domain
     from autosync.api.cli.earlier_tunings import beginning_from
     from autosync.api.cli.open_database import opened
+    from autosync.api.cli.tuning_start import request_at_scales, resumed_tuning, started_tuning
     from autosync.api.engine.request_checks import refuse_unused
 
     check_writable(output)
@@ -167,7 +166,7 @@ def tune(
         choice = ProfileChoice(profile, device, efficiency, step_seconds)
         domain = load_domain(model, cluster, batch, choice)
         where = (launcher, compute, compute_device)
-        request = _request(domain, settings, simulator, where, byte_scale, time_scale)
+        request = request_at_scales(domain, settings, simulator, where, byte_scale, time_scale)
     elif resume is None:
         raise InvalidInput(
             "MODEL and CLUSTER are missing.",
@@ -185,92 +184,12 @@ def tune(
         if since is not None and request is not None:
             request = beginning_from(database, since, request)
         tuning_id = (
-            _resumed(database, resume, request) if resume else _started(database, request, db)
+            resumed_tuning(database, resume, request)
+            if resume
+            else started_tuning(database, request, db)
         )
         _run(database, tuning_id, resumed=resume is not None, db=db)
         _report(database, tuning_id, output, top, json)
-
-
-def _request(
-    domain: "Domain",
-    settings: "Settings",
-    simulator: str,
-    where: tuple[LauncherName, ComputeKind, request_names.ComputeDevice],
-    byte_scale: float | None,
-    time_scale: float | None,
-) -> "TuningRequest":
-    """The request at the scales that were asked for, or those this kind of machine can carry.
-    where: its launcher, what computes in its trials, and on what device.
-
-    Raises:
-        InvalidInput: these do not go together. NotSupported: this machine has no GPU.
-    """
-    from autosync.api.engine.tuning_request import TuningRequest, at_scales
-    from autosync.trials.request_names import REAL_CLUSTERS
-
-    launcher, compute, device = where
-    asked = TuningRequest(
-        domain=domain,
-        settings=settings,
-        simulator=simulator,
-        launcher=launcher,
-        compute=compute,
-        device=device,
-    )
-    request = at_scales(asked, byte_scale, time_scale)
-    if request.workload.device == "cuda" and launcher not in REAL_CLUSTERS:
-        from autosync.trials.gpus import refuse_without_gpu
-
-        refuse_without_gpu()
-    return request
-
-
-def _started(database: "Database", request: "TuningRequest | None", db: str) -> str:
-    """Put a new tuning into the database and say what it is."""
-    from autosync.api.cli.domain_summary import describe_domain
-    from autosync.api.cli.tuning_report import scale_words, warn_unshaped
-    from autosync.api.db.database import masked
-    from autosync.api.engine.registry import launcher_named
-    from autosync.api.engine.submission import enqueue
-
-    assert request is not None  # without --resume, MODEL and CLUSTER were required
-    describe_domain(request.domain)
-    scales = scale_words(request.byte_scale, request.time_scale)
-    say(f"{scales}, budget {request.settings.budget} strategies")
-    if words := request.workload.compute_words:
-        say(f"Trials compute: {words}; what they take is measured first")
-    if launcher_named(request.launcher).name == "local":
-        warn_unshaped()
-    tuning_id = enqueue(database, request)
-    say(f"[dim]Tuning {tuning_id[:8]} in {escape(masked(db))}[/]")
-    return tuning_id
-
-
-def _resumed(database: "Database", resume: str, request: "TuningRequest | None") -> str:
-    """The tuning to go on with.
-
-    Raises:
-        NotFound: no such tuning. InvalidInput: MODEL and CLUSTER are another domain.
-    """
-    from autosync.api.cli.tuning_lookup import find_tuning, free_from_dead_worker
-    from autosync.api.db.document_store import load_domain
-    from autosync.api.engine.tuning_queue import reopen
-    from autosync.api.engine.tuning_request import same_tuning
-
-    tuning = find_tuning(database, resume)
-    with database.reading() as session:
-        stored = load_domain(session, tuning.domain_id)
-    if request is not None and not same_tuning(request.domain, stored, request.compute):
-        raise InvalidInput(
-            f"tuning {tuning.id[:8]} is for another model, cluster, batch or profile.",
-            thing="--resume",
-            value=resume,
-            remedy=f"Give the same MODEL, CLUSTER and options, or only --resume {tuning.id[:8]}.",
-        )
-    if not free_from_dead_worker(database, tuning):
-        say(f"[dim]Worker {tuning.worker} has it: following, or going on once it is gone[/]")
-    reopen(database, tuning.id)
-    return tuning.id
 
 
 def _run(database: "Database", tuning_id: str, resumed: bool, db: str) -> None:

@@ -7,6 +7,7 @@ from fastapi.responses import RedirectResponse
 from sqlalchemy.orm import Session
 
 from autosync.api.db.tables import STATES
+from autosync.api.engine.registry import SIMULATORS
 from autosync.api.http.dependencies import ClientName, Reading, UploadsDep
 from autosync.api.http.page_templates import show
 from autosync.api.http.tuning_body import TuningForm
@@ -15,6 +16,7 @@ from autosync.api.views.dashboard.tuning_comparison import compared_tunings
 from autosync.api.views.dashboard.tuning_list import TuningFilter, tuning_list
 from autosync.api.views.dashboard.tuning_order import NEWEST as NEWEST_FIRST
 from autosync.api.views.dashboard.tuning_order import ORDERS
+from autosync.api.views.document_schemas import Simulators
 from autosync.errors import AutosyncError
 
 NEWEST = 50
@@ -29,6 +31,8 @@ FORM = {
     "launcher": "auto",
     "simulator": "ensemble",
 }
+BUNDLED_SIMULATORS = Simulators(items=[], bundled=list(SIMULATORS), next=None)
+"""Of a form in which nobody has looked for others."""
 
 FilledForm = Annotated[TuningForm, Form()]
 Words = Annotated[str, Query(max_length=200)]
@@ -62,6 +66,13 @@ def index(
 @router.get("/fragments/tunings")
 def tunings_fragment(request: Request, session: Reading, wanted: Wanted) -> Response:
     return show(request, "home/tunings.html", _tunings(session, wanted))
+
+
+@router.get("/fragments/simulators")
+def simulators_fragment(request: Request, session: Reading, simulator: Words = "") -> Response:
+    """All that the form offers; asked for when somebody looks."""
+    shown = {"simulators": stored_documents.every_simulator(session), "chosen": simulator}
+    return show(request, "home/simulator_options.html", shown)
 
 
 @router.post("/tunings")
@@ -109,9 +120,9 @@ def _index(
 ) -> dict[str, Any]:
     return {
         **_tunings(session, wanted),
-        "graphs": stored_documents.graphs(session, NEWEST),
-        "clusters": stored_documents.clusters(session, NEWEST),
-        "simulators": stored_documents.simulators(session, NEWEST),
+        "graphs": stored_documents.offered_graphs(session, NEWEST, form["graph"]),
+        "clusters": stored_documents.offered_clusters(session, NEWEST, form["cluster"]),
+        "simulators": BUNDLED_SIMULATORS,
         "scales": SCALES,
         "form": form,
         "start_open": start_open,

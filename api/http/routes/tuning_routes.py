@@ -18,7 +18,7 @@ from autosync.api.http.dependencies import (
     Reading,
     UploadsDep,
 )
-from autosync.api.http.entity_tags import UNCHANGED, SeenTags, tag_of_ended, tagged
+from autosync.api.http.entity_tags import UNCHANGED, SeenTags, tagged, tagged_once_ended
 from autosync.api.http.event_stream import stream
 from autosync.api.http.openapi import document_answer, posted, refusals
 from autosync.api.views import reports
@@ -126,7 +126,7 @@ def get_strategies(
     def page() -> str:
         return reports.ranked_strategies(session, tuning_id, limit, cursor).model_dump_json()
 
-    return tagged(page, seen, tag_of_ended(session, tuning_id, request))
+    return tagged_once_ended(session, tuning_id, request, page, seen)
 
 
 @router.get("/{tuning_id}/trials", response_model=Trials, responses=READ)
@@ -145,7 +145,7 @@ def get_trials(
     def page() -> str:
         return reports.trials(session, tuning_id, limit, cursor, sort).model_dump_json()
 
-    return tagged(page, seen, tag_of_ended(session, tuning_id, request))
+    return tagged_once_ended(session, tuning_id, request, page, seen)
 
 
 @router.get("/{tuning_id}/bundle", response_class=Response, responses=BUNDLE)
@@ -185,7 +185,7 @@ def get_timeline(
     def document() -> str:
         return timeline_views.timeline(session, tuning_id, strategy).model_dump_json()
 
-    return tagged(document, seen, tag_of_ended(session, tuning_id, request))
+    return tagged_once_ended(session, tuning_id, request, document, seen)
 
 
 @router.get("/{tuning_id}/trace", response_class=Response, responses=TRACE)
@@ -199,11 +199,11 @@ def get_trace(
     """The same for ui.perfetto.dev and chrome://tracing."""
     from autosync.api.views import timeline_views  # loads numba: only when asked for
 
+    def document() -> str:
+        return timeline_views.trace(session, tuning_id, strategy)
+
     headers = {"Content-Disposition": 'attachment; filename="trace.json"'}
-    tag = tag_of_ended(session, tuning_id, request)
-    return tagged(
-        lambda: timeline_views.trace(session, tuning_id, strategy), seen, tag, headers=headers
-    )
+    return tagged_once_ended(session, tuning_id, request, document, seen, headers)
 
 
 @router.get("/{tuning_id}/events", response_class=Response, responses=EVENTS)

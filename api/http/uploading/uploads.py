@@ -64,11 +64,13 @@ class Uploads:
         self.running: set[subprocess.Popen[bytes]] = set()
 
     def graph(self, body: bytes, client: str) -> StoredRow:
+        self._check_size("graph", body)
         if len(body) <= LARGE_BYTES:
             return store_graph(self.database, body, self.limits)
         return StoredRow(**self._in_process("graph", body, client))
 
     def cluster(self, body: bytes, client: str) -> StoredRow:
+        self._check_size("cluster", body)
         if len(body) <= LARGE_BYTES:
             return store_cluster(self.database, body, self.limits)
         return StoredRow(**self._in_process("cluster", body, client))
@@ -84,6 +86,18 @@ class Uploads:
         """Kill what still reads."""
         for process in tuple(self.running):
             process.kill()
+
+    def _check_size(self, kind: str, body: bytes) -> None:
+        """Of a form only the whole was limited before: the file and what is around it."""
+        name = f"{kind}_mib"
+        most = getattr(self.limits, name)
+        if len(body) > most * MIB:
+            raise InvalidInput(
+                f"the {kind} has {len(body)} bytes; the limit is {most} MiB.",
+                thing=kind,
+                value=len(body),
+                remedy=f"Post a smaller one. {how_to_raise(name)}",
+            )
 
     def _in_process(
         self, kind: str, body: bytes, client: str, idempotency_key: str | None = None

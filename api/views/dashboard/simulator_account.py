@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from sqlalchemy.orm import Session
 
 from autosync.api.db.tables import SimulatorTrainingRow
-from autosync.api.engine.registry import SIMULATORS
+from autosync.api.engine.registry import BUNDLED_VERSION, SIMULATORS
 from autosync.api.engine.simulator_store import stored_card
-from autosync.api.engine.simulator_versions import BUNDLED_VERSION, NAME_OF_VERSION, version_in_use
+from autosync.api.engine.simulator_versions import NAME_OF_VERSION, version_in_use
 from autosync.api.views.simulator_versions_view import version_of_simulator
 from autosync.api.views.tuning_schemas import Tuning
 from autosync.api.views.version_schemas import SimulatorVersion

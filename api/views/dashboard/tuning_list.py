@@ -2,6 +2,7 @@
 time."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sqlalchemy import ColumnElement, Select, func, select
 from sqlalchemy.orm import Session
@@ -83,9 +84,10 @@ class TuningPage:
 
 
 def tuning_list(session: Session, wanted: TuningFilter) -> TuningPage:
-    query = _filtered(select(TuningRow.id), wanted)
-    total = session.scalar(select(func.count()).select_from(query.subquery())) or 0
-    shown = query.order_by(*ORDERS[wanted.sort].by, TuningRow.id).limit(PAGE_SIZE)
+    order = ORDERS[wanted.sort]
+    total = session.scalar(_filtered(select(func.count()).select_from(TuningRow), wanted)) or 0
+    query = _filtered(select(TuningRow.id), wanted, order.column)
+    shown = query.order_by(*order.by, TuningRow.id).limit(PAGE_SIZE)
     ids = session.scalars(shown.offset((wanted.page - 1) * PAGE_SIZE)).all()
     items = tunings_of(session, ids)
     waiting = any(tuning.state == "queued" for tuning in items)
@@ -99,14 +101,17 @@ def tuning_list(session: Session, wanted: TuningFilter) -> TuningPage:
     )
 
 
-def _filtered(query: Select[str], wanted: TuningFilter) -> Select[str]:
-    query = (
-        query.join(DomainRow, DomainRow.id == TuningRow.domain_id)
-        .join(GraphRow, GraphRow.id == DomainRow.graph_id)
-        .join(ClusterRow, ClusterRow.id == DomainRow.cluster_id)
-        .outerjoin(OutcomeRow, OutcomeRow.tuning_id == TuningRow.id)
-        .where(TuningRow.archived.is_(wanted.archived))
-    )
+def _filtered(query: Select[Any], wanted: TuningFilter, sorted_by: str = "") -> Select[Any]:
+    """sorted_by: the column of an order. Tables are joined where they are asked for."""
+    query = query.where(TuningRow.archived.is_(wanted.archived))
+    if wanted.text or wanted.graph_id or wanted.cluster_id or sorted_by in ("model", "cluster"):
+        query = (
+            query.join(DomainRow, DomainRow.id == TuningRow.domain_id)
+            .join(GraphRow, GraphRow.id == DomainRow.graph_id)
+            .join(ClusterRow, ClusterRow.id == DomainRow.cluster_id)
+        )
+    if sorted_by == "speed-up":
+        query = query.outerjoin(OutcomeRow, OutcomeRow.tuning_id == TuningRow.id)
     for column, value in (
         (TuningRow.state, wanted.state),
         (GraphRow.id, wanted.graph_id),

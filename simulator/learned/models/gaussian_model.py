@@ -72,7 +72,8 @@ class GaussianModel:
         if self.kernel is None:
             return base, np.zeros(len(base))
         process = self._process(features.descriptor)
-        return base + process.correction(features.summary), process.std(features.summary)
+        correction, std = process.correction_with_std(features.summary)
+        return base + correction, std
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         if self.kernel is None:

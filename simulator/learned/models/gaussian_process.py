@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cho_factor, cho_solve
 
 from autosync.cancellation import check_cancelled
 from autosync.simulator.learned.models.model_arrays import (
@@ -124,17 +123,17 @@ class GaussianProcess:
 
     def correction(self, table: F64) -> F64:
         """Log seconds, `(n, F)` to `(n,)`."""
-        kernel = self.kernel.between(self.kernel.standard(table), self.known)
-        result: F64 = np.clip(kernel @ self.coefficients, -LARGEST, LARGEST)
-        return result
+        return self.correction_with_std(table)[0]
 
-    def std(self, table: F64) -> F64:
-        """Standard deviation of the correction that the trials leave open, `(n,)`."""
+    def correction_with_std(self, table: F64) -> tuple[F64, F64]:
+        """Log seconds, and the standard deviation that the trials leave open, `(n, F)` to `(n,)`
+        each."""
         standard = self.kernel.standard(table)
         kernel = self.kernel.between(standard, self.known)
+        correction = np.clip(kernel @ self.coefficients, -LARGEST, LARGEST)
         own = 1.0 + self.kernel.setting.linear * (standard**2).mean(axis=1)
         left: F64 = own - np.einsum("ij,ij->i", kernel @ self.precision, kernel)
-        return np.sqrt(self.kernel.variance * np.maximum(left, 0.0))
+        return correction, np.sqrt(self.kernel.variance * np.maximum(left, 0.0))
 
     def left_out(self, residual: F64) -> F64:
         """Each trial's correction by the process of the others (exact), `(T,)`, bounded."""
@@ -212,6 +211,8 @@ def fit_pooled_kernel(sources: SourceTrials, counts: F64) -> FittedKernel | None
 
 def _predicted(kernel: FittedKernel, trials: SourceTrials, weights: F64, table: F64) -> F64:
     """The correction alone, `(n, F)` to `(n,)`: four times as fast as a process with its doubts."""
+    from scipy.linalg import cho_factor, cho_solve  # loads for long; rankings fit nothing
+
     known = kernel.standard(trials.summary)
     noisy = kernel.between(known, known) + np.diag(kernel.setting.noise / weights)
     coefficients = cho_solve(cho_factor(noisy, overwrite_a=True), trials.residual)

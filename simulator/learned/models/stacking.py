@@ -2,7 +2,6 @@
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 
 from autosync.simulator.learned.models.robust_loss import RobustLoss
 
@@ -26,6 +25,8 @@ def stacked_weights(
     the weights `expected`, by default equal ones of the parts that correct anything, and whose
     deviation is WEIGHT_STD, with the misses of these weights for noise.
     """
+    from scipy.optimize import minimize  # loads for long; rankings fit nothing
+
     correcting = left_out.any(axis=1)
     prior = np.asarray(correcting, dtype=np.float64) / max(int(correcting.sum()), 1)
     if expected is not None:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from autosync.cluster_file import save_cluster
@@ -15,9 +16,11 @@ LONGEST_SECONDS = 600
 """Not what it takes, but when to give up: other load may make a tuning many times slower."""
 
 
-def start(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
+def start(
+    folder: Path, *arguments: str, prepare: Callable[[], None] | None = None
+) -> "subprocess.Popen[str]":
     """Of a terminal, as it were: what a shell starts in the background ignores Ctrl-C, and so
-    would all that these tests start there."""
+    would all that these tests start there. prepare: called in the process instead of that."""
     return subprocess.Popen(
         [sys.executable, "-m", "autosync.api.cli.main", *arguments],
         cwd=folder,
@@ -26,7 +29,7 @@ def start(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=_heed_control_c,
+        preexec_fn=prepare or _heed_control_c,
     )
 
 

@@ -106,7 +106,7 @@ def test_what_a_ranking_compiles_is_said_before(
     def balance_load(value: int) -> int:
         return value + 1
 
-    for expected in (["4 of 6 done, compiling balance_load"], []):  # then it is loaded
+    for expected in (["compiling balance_load, 1 of 6 at most"], []):  # then it is loaded
         with compilation_lines():
             assert Kernel(balance_load)(1) == 2
         first, *lines = capsys.readouterr().err.splitlines() or [""]
@@ -133,7 +133,7 @@ def test_a_tuning_says_what_it_compiles(
     monkeypatch.setattr("autosync.api.cli.in_process_tuning.run_here", run_here)
     database: Any = None
     tune._run(database, "3f2a90c1", resumed=False, db="")
-    assert "1 of 6 done, compiling play" in capsys.readouterr().err
+    assert "compiling play, 1 of 6 at most" in capsys.readouterr().err
 
 
 def test_the_kernels_of_a_ranking_are_those_that_are_counted(
@@ -149,4 +149,4 @@ def test_the_kernels_of_a_ranking_are_those_that_are_counted(
     monkeypatch.setattr(Kernel, "__call__", noted)
     domain = domain_of(chain_graph(((64, 32), (300, 7), (33,))))
     best_by_prediction(domain, TimelineSimulator(), proposals=50, seed=0)
-    assert tuple(dict.fromkeys(used)) == RANKING_KERNELS
+    assert set(used) == set(RANKING_KERNELS)

@@ -6,12 +6,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from autosync.api.cli.argument_loading import load_simulator
 from autosync.api.cli.commands.simulator import app
+from autosync.api.cli.open_database import uses_bundled_simulator
+from autosync.api.cli.simulator_arguments import load_simulator
+from autosync.api.db import connect, migrate
+from autosync.api.engine.registry import BUNDLED_VERSION
+from autosync.api.engine.simulator_versions import promote
 from autosync.errors import InvalidInput, NotFound
 from autosync.simulator.learned.checkpoint import load_checkpoint
 from autosync.simulator.learned.models.linear_model import LinearModel
 from tests.api.checkpoints import checkpoint
+from tests.api.simulator_versions import store_versions
 from tests.domains import domain_of
 from tests.simulator.evaluation.test_run import measured, write
 
@@ -96,3 +101,34 @@ def test_an_output_that_cannot_be_written_is_refused_by_name(
     assert isinstance(refused, InvalidInput)
     assert "missing" in str(refused)
     assert refused.remedy
+
+
+def test_what_a_database_has_in_use_is_known_without_its_layers(tmp_path: Path) -> None:
+    """Only where the file says so itself; else the question goes the whole way."""
+    url = f"sqlite:///{tmp_path / 'a.db'}"
+    assert not uses_bundled_simulator(url)
+    assert not (tmp_path / "a.db").exists()
+    (tmp_path / "text.db").write_text("no database at all, but a text that is long enough")
+    assert not uses_bundled_simulator(f"sqlite:///{tmp_path / 'text.db'}")
+    migrate(url, "0004")
+    assert not uses_bundled_simulator(url), "older than the versions"
+    migrate(url)
+    assert uses_bundled_simulator(url)
+    database = connect(url)
+    store_versions(database)
+    assert not uses_bundled_simulator(url)
+    promote(database, BUNDLED_VERSION)
+    assert uses_bundled_simulator(url)
+    database.close()
+
+
+def test_a_ranking_takes_the_version_that_is_in_use(tmp_path: Path) -> None:
+    url, domain = f"sqlite:///{tmp_path / 'a.db'}", domain_of()
+    migrate(url)
+    bundled = load_simulator("learned", url, domain)
+    database = connect(url)
+    store_versions(database)
+    database.close()
+    assert bundled.name == "timeline+gaussian+trees"
+    promoted = load_simulator("learned", url, domain)
+    assert promoted.name == "timeline+gaussian", "it knows nothing of this backend"

@@ -16,6 +16,8 @@ from autosync.api.http.uploading.uploads import LARGE_BYTES, Uploads
 from autosync.documents import to_data, to_json
 from autosync.errors import InvalidInput
 from autosync.graph import ModelGraph
+from autosync.units import MIB
+from tests.api.http.forms import given_token
 from tests.api.http.serving import served
 from tests.domains import chain_graph, grid_cluster
 
@@ -122,3 +124,33 @@ def test_counts_beyond_a_limit_are_refused_by_its_name(sqlite: Database) -> None
         many = client.post("/v1/clusters", content=cluster_text(3000))
         assert many.status_code == 422
         assert "--limit nodes=NUMBER" in many.json()["remedy"]
+
+
+def form_upload(client: TestClient, path: str, document: str) -> Any:
+    file = {"document": ("document", document.encode())}
+    token = given_token(client, path)
+    return client.post(path, files=file, data=token, follow_redirects=False)
+
+
+def test_a_form_takes_what_rest_takes(sqlite: Database) -> None:
+    graph = large_graph()
+    app = create_app(sqlite, limits=ServiceLimits(variables=2000))
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        shown = form_upload(client, "/models", to_json(graph))
+        assert (shown.status_code, shown.headers["location"]) == (303, f"/models/{graph.id}")
+        assert client.get(f"/v1/graphs/{graph.id}").text == to_json(graph)
+
+
+def test_a_form_is_limited_as_rest_is(sqlite: Database) -> None:
+    """The file alone, where what is around it brings it above; and the whole while it arrives."""
+    app = create_app(sqlite, limits=ServiceLimits(cluster_mib=1))
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        padding = "#" * MIB
+        file = form_upload(client, "/clusters", f"{cluster_text(2)}{padding}")
+        assert file.status_code == 422
+        assert "the limit is 1 MiB" in file.text
+        assert "--limit cluster_mib=NUMBER" in file.text
+        whole = form_upload(client, "/clusters", f"{cluster_text(2)}{padding}{padding}")
+        assert whole.status_code == 413
+        assert "--limit cluster_mib=MIB" in whole.text
+        assert client.get("/v1/clusters").json()["items"] == []

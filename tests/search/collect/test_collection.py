@@ -1,5 +1,7 @@
 """Collecting a dataset: what is measured, stopping and going on, repeating."""
 
+import threading
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from autosync.cancellation import check_cancelled
 from autosync.cluster_file import save_cluster
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.search.collect.collection import collect
@@ -301,3 +304,25 @@ def test_real_workers_are_measured(tmp_path: Path) -> None:
     assert {cost.residual is None for cost in domain.domain.cluster.costs} == {False}
     key = PassKey(domain.domain.id, 1, 2, strategies_of(domain.domain, 3, 1)[0].strategy.id)
     assert key in CollectionLog(tmp_path)
+
+
+@pytest.mark.usefixtures("costs_found")
+def test_a_stop_does_not_wait_for_a_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was measured of other domains before is in the dataset, and the probe begins anew."""
+    plan, began = prepared(tmp_path), threading.Event()
+    other = replace(plan.domains[0], name="other")
+    both = replace(plan, domains=(*plan.domains, other))
+
+    def endless(*_: object, **__: object) -> None:
+        began.set()
+        while True:
+            check_cancelled()
+            time.sleep(0.01)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("autosync.search.collect.collection.probe_costs", endless)
+        collect(both, tmp_path, ScriptedLauncher(steady), silent, began.is_set)
+    assert len(read_trials(tmp_path)) == 2 * COUNT + 4
+    assert not (tmp_path / "targets" / "other.json").exists()
+    collect(both, tmp_path, ScriptedLauncher(steady), silent)
+    assert (tmp_path / "targets" / "other.json").exists()

@@ -1,5 +1,6 @@
 """Picks of a collection: who chose them, from what, and that they survive a kill."""
 
+import threading
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from autosync.documents import from_json, to_json
 from autosync.errors import InvalidInput
 from autosync.population import encode
-from autosync.search.collect.collected_strategy import PICK_ORIGINS
+from autosync.search.collect.collected_strategy import PICK_ORIGINS, CollectedStrategy
 from autosync.search.collect.collection import collect
 from autosync.search.collect.collection_plan import CollectionPlan, CollectionTarget
 from autosync.simulator.evaluation.measured_dataset import load_dataset, read_trials
@@ -128,3 +129,24 @@ def test_picks_are_shared_evenly_or_refused() -> None:
     target = CollectionTarget("uneven", "resnet50", "example-4x1", 1.0, "1", picks=10)
     with pytest.raises(InvalidInput, match=r"uneven\.picks 10 is no multiple of 15"):
         CollectionPlan((target,))
+
+
+def test_a_stop_does_not_wait_for_a_choice(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does it store half of one."""
+    plan, began, release = prepared(tmp_path), threading.Event(), threading.Event()
+
+    def endless(*_: object) -> list[CollectedStrategy]:
+        began.set()
+        release.wait()
+        return []
+
+    with monkeypatch.context() as patched:
+        patched.setattr("autosync.search.collect.collection.choose_round", endless)
+        collect(plan, tmp_path, stopped := ScriptedLauncher(steady), silent, began.is_set)
+    release.set()
+    assert len(stopped.ran) == BEFORE_PICKS
+    assert picks_of(tmp_path) == set()
+    collect(plan, tmp_path, ScriptedLauncher(steady), silent)
+    assert picks_of(tmp_path) == picks_of(whole)

@@ -65,8 +65,10 @@ def test_what_is_unlike_all_trials_is_left_to_the_timeline_and_doubted() -> None
     unseen, true, _ = world(200, seed=1, noise=0.0)
     errors = gaussian.correction(unseen) - (true - np.median(target))
     assert np.abs(errors).mean() < 0.35 * np.abs(true).mean()
-    assert np.mean(np.abs(errors) <= 2.0 * gaussian.std(unseen)) > 0.85
-    assert gaussian.std(unseen + 20.0).min() > 2.0 * np.median(gaussian.std(unseen))
+    _, doubt = gaussian.correction_with_std(unseen)
+    assert np.mean(np.abs(errors) <= 2.0 * doubt) > 0.85
+    _, far_doubt = gaussian.correction_with_std(unseen + 20.0)
+    assert far_doubt.min() > 2.0 * np.median(doubt)
 
 
 @pytest.mark.parametrize("seed", range(3))

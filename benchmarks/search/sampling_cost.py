@@ -1,6 +1,6 @@
 """Prints what drawing proposals costs: seconds of wall time, rows, and what is drawn.
 
-python -m benchmarks.sampling_cost [--model bert_base] [--proposals 30000] [--threads 1 2]
+python -m benchmarks.search.sampling_cost [--model bert_base] [--proposals 30000] [--threads 1 2]
 """
 
 import argparse

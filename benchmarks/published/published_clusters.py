@@ -52,7 +52,7 @@ def cluster_text(cluster: Cluster) -> str:
     lines = [
         "# PCIe nodes of four RTX 2080 Ti. Rates are payload. They and the costs were fitted to",
         "# published measurements of such a cluster: datasets/measurements, docs/gpu-clusters.md.",
-        "# Written by benchmarks/published_rows.py --fit.",
+        "# Written by benchmarks/published/published_rows.py --fit.",
         f"name: {cluster.name}",
         f"description: {cluster.description}",
         f"backend: {cluster.backend}",

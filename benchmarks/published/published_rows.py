@@ -1,6 +1,6 @@
 """Predicts published rows of real GPU clusters and prints every one beside what was measured.
 
-python -m benchmarks.published_rows [--fit] [--left-out row gpus model network]
+python -m benchmarks.published.published_rows [--fit] [--left-out row gpus model network]
 
 --left-out: errors of rows that the constants were not fitted to: a twelfth at a time, then all of
 one number of GPUs, of one model, of one network (half a minute a fit).
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from autosync.simulator.cost.fitted_constants import load_constants
 from autosync.simulator.evaluation.metrics import pairs_ranked
-from benchmarks.published_fit import LEFT_OUT_BY, fit_and_write, left_out_predictions
-from benchmarks.published_measurements import (
+from benchmarks.published.published_fit import LEFT_OUT_BY, fit_and_write, left_out_predictions
+from benchmarks.published.published_measurements import (
     DEVICE,
     NETWORKS,
     PublishedRow,

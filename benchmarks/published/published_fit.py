@@ -19,8 +19,8 @@ from autosync.simulator.cost.fitted_constants import (
     NetworkConstants,
 )
 from autosync.simulator.cost.replicated_compute import gradient_bytes
-from benchmarks.published_clusters import write_clusters
-from benchmarks.published_measurements import PublishedRow, predicted_seconds, profiled
+from benchmarks.published.published_clusters import write_clusters
+from benchmarks.published.published_measurements import PublishedRow, predicted_seconds, profiled
 
 F64 = NDArray[np.float64]
 
@@ -117,7 +117,7 @@ def constants_at(values: dict[str, float], calibrated: CalibratedRange) -> Const
         calibrated=calibrated,
         measured=MEASURED,
         fitted=f"{sum(prior.log_width > 0 for prior in PRIORS.values())} constants to 84 rows, "
-        "each with a physical prior and bound (benchmarks/published_rows.py --fit)",
+        "each with a physical prior and bound (benchmarks/published/published_rows.py --fit)",
     )
 
 

@@ -1,6 +1,6 @@
 """Draws how the seconds of ranking by the timeline grow with proposals, variables and devices.
 
-python -m benchmarks.ranking_growth -o FILE.svg
+python -m benchmarks.search.ranking_growth -o FILE.svg
 """
 
 import argparse
@@ -14,7 +14,7 @@ from autosync.search.loop.ranking import rank
 from autosync.search.space import Space
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from benchmarks.measure import provenance
-from benchmarks.ranking_cost import domain_of
+from benchmarks.search.ranking_cost import domain_of
 
 matplotlib.use("svg")
 from matplotlib import pyplot

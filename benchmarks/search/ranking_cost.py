@@ -1,6 +1,7 @@
 """Prints what ranking 30,000 proposals costs: seconds, and peak memory, by stage.
 
-python -m benchmarks.ranking_cost [bert_base bert_large ...] [--proposals 30000] [--threads 2]
+python -m benchmarks.search.ranking_cost [bert_base bert_large ...] [--proposals 30000]
+    [--threads 2]
 """
 
 import argparse

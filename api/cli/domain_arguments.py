@@ -1,0 +1,71 @@
+"""MODEL, CLUSTER and what says how long the model computes, as they were typed: the domain."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autosync.api.cli.document_arguments import load_named_cluster, read_bytes
+from autosync.api.cli.model_arguments import load_graph
+from autosync.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from autosync.cluster import Cluster
+    from autosync.domain import Domain, Profile
+    from autosync.graph import ModelGraph
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileChoice:
+    """How the compute seconds are found: from a file (or several, at other batch sizes), or
+    estimated for a device type."""
+
+    files: Sequence[Path] | None = None
+    device: str | None = None
+    efficiency: float | None = None
+    step_seconds: float | None = None
+
+
+def load_profile(graph: "ModelGraph", cluster: "Cluster", choice: ProfileChoice) -> "Profile":
+    """The profile file, a regression over several, or an estimate for the cluster's fastest device
+    type."""
+    from autosync.batch_regression import profile_at_batch
+    from autosync.documents import from_json
+    from autosync.domain import Profile
+
+    found = [
+        from_json(Profile, read_bytes(file, "profile"), source=str(file))
+        for file in choice.files or ()
+    ]
+    if found:
+        return found[0] if len(found) == 1 else profile_at_batch(graph, found)
+    return estimated_profile(graph, choice.device or cluster.fastest_device_type, choice)
+
+
+def estimated_profile(graph: "ModelGraph", device: str, choice: ProfileChoice) -> "Profile":
+    """A roofline of the device, or one scaled to the step's known seconds."""
+    from autosync.profiling import EFFICIENCY, estimate_profile, profile_from_step_seconds
+
+    if choice.step_seconds is not None:
+        if choice.efficiency is not None:
+            raise InvalidInput(
+                "--step-seconds and --efficiency are both given, but known seconds leave nothing "
+                "to assume.",
+                thing="--efficiency",
+                value=choice.efficiency,
+                remedy="Leave --efficiency out.",
+            )
+        return profile_from_step_seconds(graph, choice.step_seconds, device)
+    given = choice.efficiency
+    return estimate_profile(graph, device, efficiency=EFFICIENCY if given is None else given)
+
+
+def load_domain(
+    model: str, cluster: str, batch_size: int | None, choice: ProfileChoice
+) -> "Domain":
+    """The whole domain of a command that names MODEL and CLUSTER."""
+    from autosync.domain import Domain
+
+    machines = load_named_cluster(cluster)
+    graph = load_graph(model, batch_size)
+    return Domain(graph, machines, load_profile(graph, machines, choice))

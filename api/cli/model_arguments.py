@@ -1,0 +1,176 @@
+"""MODEL as it was typed: its graph, or the module itself. Refusals name what was typed."""
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autosync.api.cli.console import warn
+from autosync.api.cli.document_arguments import read_bytes, unknown_name
+from autosync.api.cli.foreign_models import (
+    foreign_name,
+    is_foreign_module,
+    is_onnx_file,
+    load_foreign_module,
+    onnx_graph,
+)
+from autosync.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from autosync.graph import ModelGraph
+    from autosync.importing import Examples, ModelTarget
+    from autosync.importing.example_inputs import Inputs
+    from autosync.importing.training_step import Loss
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingChoice:
+    """values: a step that depends on values runs on the CPU. length: tokens in a sentence, where
+    neither a graph nor a function says it. autocast: name of the type of mixed precision."""
+
+    values: bool = False
+    length: int | None = None
+    autocast: str | None = None
+
+
+def load_graph(
+    model: str, batch_size: int | None, choice: RecordingChoice | None = None
+) -> "ModelGraph":
+    """The graph of a bundled model, of a graph JSON, of another library's model, or of
+    `package.module:function`."""
+    how = choice or RecordingChoice()
+    if is_foreign_module(model):
+        found = load_foreign_module(model, batch_size, how.length, allocate=how.values)
+        return _target_graph(found, foreign_name(model), how)
+    if ":" in model and not _is_file_name(model):
+        return _import_target(model, batch_size, how)
+    if not _is_file_name(model):
+        return _bundled_graph(model, batch_size, how)
+    if how.autocast is not None:
+        raise InvalidInput(
+            f"{model}: --autocast records a module, and this is a graph already.",
+            thing="--autocast",
+            value=how.autocast,
+            remedy="Give a bundled name, package.module:function, a config.json or timm:NAME.",
+        )
+    if is_onnx_file(model):
+        return onnx_graph(model, batch_size, how.length)
+    return _graph_file(Path(model), batch_size)
+
+
+def _is_file_name(model: str) -> bool:
+    return model.endswith((".json", ".onnx")) or "/" in model or Path(model).is_file()
+
+
+def _graph_file(path: Path, batch_size: int | None) -> "ModelGraph":
+    from autosync.documents import from_json
+    from autosync.graph import ModelGraph
+
+    graph = from_json(ModelGraph, read_bytes(path, "graph"), source=str(path))
+    if batch_size is not None and batch_size != graph.batch_size:
+        raise InvalidInput(
+            f"{path} was imported at batch size {graph.batch_size}, but --batch is {batch_size}.",
+            thing="--batch",
+            value=batch_size,
+            remedy="Import the model again at that batch size with `autosync import`.",
+        )
+    return graph
+
+
+def _import_target(target: str, batch_size: int | None, choice: RecordingChoice) -> "ModelGraph":
+    from autosync.importing import load_target
+
+    found = load_target(target, allocate=choice.values)
+    if batch_size is not None and batch_size != found.batch_size:
+        raise InvalidInput(
+            f"{target} makes inputs of batch size {found.batch_size}, but --batch is {batch_size}.",
+            thing="--batch",
+            value=batch_size,
+            remedy="Let the function make inputs of that batch size.",
+        )
+    return _target_graph(found, target.partition(":")[2], choice)
+
+
+def _target_graph(found: "ModelTarget", name: str, choice: RecordingChoice) -> "ModelGraph":
+    inputs, values, autocast = found.example_inputs, choice.values, choice.autocast
+    return recorded_graph(
+        found.module, inputs, found.loss, name, found.batch_size, values, autocast
+    )
+
+
+def recorded_graph(
+    module: "nn.Module",
+    inputs: "Inputs | Examples",
+    loss: "Loss | None",
+    name: str,
+    batch_size: int,
+    values: bool,
+    autocast: str | None = None,
+) -> "ModelGraph":
+    """The module's graph; what the recording warns of is said in a line each."""
+    import torch
+
+    from autosync.importing import import_module
+
+    dtype: torch.dtype | None = getattr(torch, autocast) if autocast else None
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        graph = import_module(
+            *(module, inputs, loss),
+            name=name,
+            batch_size=batch_size,
+            values=values,
+            autocast=dtype,
+        )
+    for warning in caught:
+        if warning.category is UserWarning and str(warning.message).startswith(repr(name)):
+            warn(str(warning.message))
+    return graph
+
+
+def _bundled_graph(name: str, batch_size: int | None, choice: RecordingChoice) -> "ModelGraph":
+    from autosync.models import BUNDLED, bundled, is_bundled, spec_of
+
+    if not is_bundled(name):
+        remedy = "A graph JSON or package.module:function will do as well."
+        raise unknown_name("model", name, list(BUNDLED), remedy)
+    if choice.autocast is None:
+        return bundled(name, batch_size)
+    import torch
+
+    spec = spec_of(name)
+    size = spec.batch_size if batch_size is None else batch_size
+    with torch.device("meta"):
+        module, inputs, loss = spec.build(size)
+    return recorded_graph(module, inputs, loss, spec.name, size, False, choice.autocast)
+
+
+def load_module(
+    model: str, batch_size: int | None
+) -> "tuple[nn.Module, Inputs | Examples, Loss | None, int]":
+    """The module itself with real weights, its inputs, loss and batch size, for measuring."""
+    from autosync.importing import load_target
+    from autosync.models import BUNDLED, is_bundled, spec_of
+
+    if is_foreign_module(model) or ":" in model:
+        found = (
+            load_foreign_module(model, batch_size, None, allocate=True)
+            if is_foreign_module(model)
+            else load_target(model, allocate=True)
+        )
+        return found.module, found.example_inputs, found.loss, found.batch_size
+    if is_bundled(model):
+        spec = spec_of(model)
+        size = batch_size or spec.batch_size
+        return *spec.build(size), size
+    if _is_file_name(model):
+        raise InvalidInput(
+            f"{model} names a file: a graph has no code that could be run and measured.",
+            thing="model",
+            value=model,
+            remedy="Estimate it with --device TYPE, or give package.module:function.",
+        )
+    raise unknown_name("model", model, list(BUNDLED), "package.module:function will do as well.")

@@ -1,0 +1,1 @@
+"""Published measurements of real GPU clusters, predicted, and the constants fitted to them."""
