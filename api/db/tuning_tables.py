@@ -81,7 +81,11 @@ class TuningRow(Base):
 
 
 class OutcomeRow(Base):
-    """The answer of a tuning; `bundle` is the document that is shipped."""
+    """The answer of a tuning; `bundle` is the document that is shipped.
+
+    ddp_seconds: 0 where DDP ran out of memory. Speed-ups are then over the baseline, with which the
+        confirmation has begun.
+    """
 
     __tablename__ = "outcomes"
 

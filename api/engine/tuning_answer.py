@@ -16,7 +16,7 @@ def outcome_row(
         tuning_id=tuning_id,
         strategy_hash=content_hash(outcome.best.strategy),
         best_seconds=outcome.best_seconds,
-        ddp_seconds=outcome.ddp_seconds,
+        ddp_seconds=outcome.ddp_seconds or 0.0,  # it ran out of memory
         speedup=outcome.speedup,
         speedup_low=outcome.speedup_low,
         speedup_high=outcome.speedup_high,

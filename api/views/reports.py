@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, case, func, literal, select
 from sqlalchemy.orm import Session
 
 from autosync.api.db.clock import now_seconds
@@ -21,6 +21,7 @@ from autosync.api.db.tables import (
     TrialRow,
     TuningRow,
 )
+from autosync.api.views.rankings import first_confirmed
 from autosync.api.views.rankings import ranked_strategies as ranked_strategies
 from autosync.api.views.response_model import ResponseModel
 from autosync.api.views.sort_orders import SortKey, sorted_page
@@ -33,6 +34,7 @@ from autosync.api.views.tuning_schemas import (
     TuningResult,
     Tunings,
 )
+from autosync.search.loop.outcome import DDP
 
 LATEST_EVENTS = 500
 """So many tell how long a trial takes; a tuning may have ten thousands."""
@@ -98,7 +100,14 @@ _SUMMARY = (
     .add_columns(
         select(func.coalesce(func.max(TrialRow.position) + 1, 0))  # positions have no gaps
         .where(TrialRow.tuning_id == TuningRow.id)
-        .scalar_subquery()
+        .scalar_subquery(),
+        case(
+            (OutcomeRow.ddp_seconds > 0, literal(DDP)),
+            (
+                OutcomeRow.ddp_seconds == 0,
+                first_confirmed(ProposalRow.origin, TuningRow.id).scalar_subquery(),
+            ),
+        ),
     )
     .join(DomainRow, DomainRow.id == TuningRow.domain_id)
     .join(GraphRow, GraphRow.id == DomainRow.graph_id)
@@ -116,6 +125,7 @@ def _summary(
     outcome: OutcomeRow | None,
     strategy: StrategyRow | None,
     trial_count: int,
+    baseline: str | None,
 ) -> Tuning:
     return Tuning.model_validate(
         {
@@ -134,6 +144,8 @@ def _summary(
             and strategy
             and {
                 **_columns(outcome, TuningResult),
+                "ddp_seconds": outcome.ddp_seconds or None,
+                "baseline": baseline,
                 "words": strategy.words,
                 "strategy_id": strategy.strategy_id,
             },

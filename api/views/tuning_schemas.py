@@ -20,18 +20,29 @@ class TuningProgress(ResponseModel):
 
 
 class TuningResult(ResponseModel):
-    """speedup: median over interleaved repeats of DDP's time by the best's, with percentiles 10
-    and 90."""
+    """speedup: median over interleaved repeats of the baseline's time by the best's, with
+    percentiles 10 and 90."""
 
     words: str
     strategy_id: str
     best_seconds: float
-    ddp_seconds: float
+    ddp_seconds: float | None = Field(description="Null where DDP ran out of memory.")
+    baseline: str | None = Field(
+        description="The design that speed-ups are over: `ddp`; where that ran out of memory, the "
+        "fastest other one that did not. Null where that was not confirmed."
+    )
     speedup: float
     speedup_low: float
     speedup_high: float
     repeats: int
     keep_ddp: bool
+
+    @property
+    def compared_with(self) -> str:
+        """What speed-ups are over, in a word."""
+        if self.ddp_seconds is not None or self.baseline is None:
+            return "DDP"
+        return self.baseline
 
 
 class Tuning(ResponseModel):
@@ -75,7 +86,8 @@ class Tunings(Page):
 
 class RankedStrategy(ResponseModel):
     """step_seconds, spread: over all measured iterations; of the confirmation alone where there
-    was one. speedup: DDP's time by this one's; over interleaved repeats where confirmed."""
+    was one. speedup: the baseline's time by this one's; over interleaved repeats where
+    confirmed."""
 
     rank: int
     strategy_id: str
@@ -90,6 +102,7 @@ class RankedStrategy(ResponseModel):
     speedup_high: float | None
     confirmed: bool
     is_ddp: bool
+    is_baseline: bool
     trials: int
     recorded: bool = Field(description="Whether a trial of it recorded its timeline.")
     error: str | None
