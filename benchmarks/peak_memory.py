@@ -79,7 +79,7 @@ def domain_of(model: str, batch: int, optimizer: str) -> Domain:
 def predicted_on(domain: Domain, strategy: Strategy) -> list[float]:
     population = encode([strategy], domain)
     plans = compile_plans_fast(population, domain)
-    peaks: list[float] = memory_of(domain).peak_bytes(plans, population).tolist()
+    peaks: list[float] = memory_of(domain).peak_bytes(plans, population)[0].tolist()
     return peaks
 
 
