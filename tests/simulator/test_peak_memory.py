@@ -213,7 +213,10 @@ def test_a_gradient_that_is_made_twice_passes_beside_the_first() -> None:
     """A tied variable: both makings count, whether a bucket holds its gradient or a tensor."""
     chain = chain_graph((MEGABYTE,) * 3)
     tied = replace(chain.operations[0], variables=(0, 2))
-    graph = replace(chain, operations=(tied, *chain.operations[1:]))
+    operations = (tied, *chain.operations[1:])
+    graph = replace(
+        chain, operations=operations, gradient_order=(1, 2, 0), gradient_after=(0, 1, 0)
+    )
     domain = domain_of(graph, cluster_of(), optimizer=Optimizer("sgd", True, 0))
     few = 3 * 4 * 4096 / 1e6
     plain = planned(domain, strategy_of(domain, lambda v: AllReduce(0)))
