@@ -30,7 +30,7 @@ from autosync.strategy import (
     VariableChoice,
     split,
 )
-from autosync.torch_verification import SHARE_TOLERANCE
+from autosync.verification.refusals import SHARE_TOLERANCE
 from autosync.verification import verify
 
 COMPRESSORS = {
