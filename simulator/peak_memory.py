@@ -43,13 +43,14 @@ class DomainMemory:
         batch_scale: at so many times the domain's batch size.
         """
         part = PlanMemory(self.domain, plans, population)
-        own = np.where(part.gradients_beside_buffers(), self.gradient_bytes, 0.0)
+        kept = part.gradients_beside_buffers()
         shares = part.shares()[population.layout] * batch_scale
         compute = np.empty(shares.shape)
         for share in np.unique(shares):
-            of_share = self._most_living(own, float(share))
+            of_share = self._most_living(kept, float(share))
             compute = np.where(shares == share, of_share[:, None], compute)
-        step = own.sum(axis=1, keepdims=True) + self._step_bytes()
+        after = np.where(kept, self.gradient_bytes, 0.0).sum(axis=1, keepdims=True)
+        step = after + self._step_bytes()
         peaks: F64 = self.domain.graph.size_bytes + part.held_bytes()
         peaks += np.maximum(compute, step)
         for code in np.unique(population.engine[population.engine > 0]):
@@ -59,32 +60,37 @@ class DomainMemory:
             peaks[rows] = self._sharded_peak(population, int(rows[0]), engine, batch_scale)
         return peaks
 
-    def _most_living(self, own: F64, share: float) -> F64:
+    def _most_living(self, kept: NDArray[np.bool_], share: float) -> F64:
         """The most bytes of activations and gradients that live at a moment, `(n,)`.
 
-        own: `(n, V)`, of gradients that have a tensor of their own; others are made in a tensor
-        that goes at once. share: of the batch, over the even one.
+        kept: `(n, V)`, whose gradients stay in tensors of their own; others go into a buffer as
+        soon as they are whole. share: of the batch, over the even one.
         """
-        curve = self.curve
+        curve, sizes = self.curve, self.gradient_bytes
         activations = curve.held[0] + share * curve.held[1]
-        order = np.argsort(curve.gradient_from, kind="stable")
-        begun = np.searchsorted(curve.gradient_from[order], np.arange(len(activations)), "right")
-        kept = np.zeros((len(own), own.shape[1] + 1))
-        np.cumsum(own[:, order], axis=1, out=kept[:, 1:])
-        # between two gradients that begin, what is kept does not change
-        highest = np.full(kept.shape[1], -np.inf)
+        several = np.bincount(curve.made_of, minlength=len(sizes)) > 1  # added up before they go
+        last = curve.gradient_from.copy()
+        np.maximum.at(last, curve.made_of, curve.made_at)
+        begins = np.where(kept | several, sizes, 0.0)
+        ends = np.where(several & ~kept, sizes, 0.0)
+        times = np.concatenate((curve.gradient_from, last + 1))
+        order = np.argsort(times, kind="stable")
+        held = np.zeros((len(kept), len(times) + 1))
+        np.cumsum(np.hstack((begins, -ends))[:, order], axis=1, out=held[:, 1:])
+        begun = np.searchsorted(times[order], np.arange(len(activations)), "right")
+        # between two of these moments what is held of gradients does not change
+        highest = np.full(held.shape[1], -np.inf)
         np.maximum.at(highest, begun, activations)
-        most: F64 = (kept + highest).max(axis=1)
+        most: F64 = (held + highest).max(axis=1)
         if not len(curve.made_at):
             return most
         again = curve.made_at > curve.gradient_from[curve.made_of]
-        passing = np.where(
-            (own[:, curve.made_of] == 0) | again, self.gradient_bytes[curve.made_of], 0.0
-        )
+        of = curve.made_of
+        passing = np.where(~(kept | several)[:, of] | again, sizes[of], 0.0)
         in_time = np.argsort(curve.made_at, kind="stable")
         moments, starts = np.unique(curve.made_at[in_time], return_index=True)
         made = np.add.reduceat(passing[:, in_time], starts, axis=1)
-        making: F64 = (made + kept[:, begun[moments]] + activations[moments]).max(axis=1)
+        making: F64 = (made + held[:, begun[moments]] + activations[moments]).max(axis=1)
         return np.maximum(most, making)
 
     def _sharded_peak(

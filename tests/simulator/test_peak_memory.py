@@ -220,9 +220,10 @@ def test_a_gradient_that_is_made_twice_passes_beside_the_first() -> None:
     domain = domain_of(graph, cluster_of(), optimizer=Optimizer("sgd", True, 0))
     few = 3 * 4 * 4096 / 1e6
     plain = planned(domain, strategy_of(domain, lambda v: AllReduce(0)))
-    # Values 3, buffer 3; at the end of backward the last gradient, and the second of the tied one.
+    # Values 3, buffer 3; at the end of backward the last gradient, and both of the tied one, which
+    # autograd adds up before it hands them over.
     (peaks,) = memory_of(domain).peak_bytes(*plain)
-    assert peaks / 1e6 == pytest.approx([8.0] * 4, abs=few)
+    assert peaks / 1e6 == pytest.approx([9.0] * 4, abs=few)
     kept = planned(domain, strategy_of(domain, lambda v: AllReduce(0), Schedule(order="ddp")))
     # Torch's DDP keeps three gradients beside the buffer, and then the second making passes.
     (peaks,) = memory_of(domain).peak_bytes(*kept)
