@@ -16,6 +16,7 @@ from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.activation_memory import ActivationCurve, activation_curve
+from autosync.simulator.gradient_memory import living_bytes, most_living
 from autosync.simulator.plan_memory import PlanMemory
 from autosync.simulator.sharded_memory import held_bytes, units_of
 from autosync.torch_engine import FullyShard
@@ -47,7 +48,7 @@ class DomainMemory:
         shares = part.shares()[population.layout] * batch_scale
         compute = np.empty(shares.shape)
         for share in np.unique(shares):
-            of_share = self._most_living(kept, float(share))
+            of_share = most_living(self.curve, self.gradient_bytes, kept, float(share))
             compute = np.where(shares == share, of_share[:, None], compute)
         after = np.where(kept, self.gradient_bytes, 0.0).sum(axis=1, keepdims=True)
         step = after + self._step_bytes()
@@ -60,39 +61,6 @@ class DomainMemory:
             peaks[rows] = self._sharded_peak(population, int(rows[0]), engine, batch_scale)
         return peaks
 
-    def _most_living(self, kept: NDArray[np.bool_], share: float) -> F64:
-        """The most bytes of activations and gradients that live at a moment, `(n,)`.
-
-        kept: `(n, V)`, whose gradients stay in tensors of their own; others go into a buffer as
-        soon as they are whole. share: of the batch, over the even one.
-        """
-        curve, sizes = self.curve, self.gradient_bytes
-        activations = curve.held[0] + share * curve.held[1]
-        several = np.bincount(curve.made_of, minlength=len(sizes)) > 1  # added up before they go
-        last = curve.gradient_from.copy()
-        np.maximum.at(last, curve.made_of, curve.made_at)
-        begins = np.where(kept | several, sizes, 0.0)
-        ends = np.where(several & ~kept, sizes, 0.0)
-        times = np.concatenate((curve.gradient_from, last + 1))
-        order = np.argsort(times, kind="stable")
-        held = np.zeros((len(kept), len(times) + 1))
-        np.cumsum(np.hstack((begins, -ends))[:, order], axis=1, out=held[:, 1:])
-        begun = np.searchsorted(times[order], np.arange(len(activations)), "right")
-        # between two of these moments what is held of gradients does not change
-        highest = np.full(held.shape[1], -np.inf)
-        np.maximum.at(highest, begun, activations)
-        most: F64 = (held + highest).max(axis=1)
-        if not len(curve.made_at):
-            return most
-        again = curve.made_at > curve.gradient_from[curve.made_of]
-        of = curve.made_of
-        passing = np.where(~(kept | several)[:, of] | again, sizes[of], 0.0)
-        in_time = np.argsort(curve.made_at, kind="stable")
-        moments, starts = np.unique(curve.made_at[in_time], return_index=True)
-        made = np.add.reduceat(passing[:, in_time], starts, axis=1)
-        making: F64 = (made + held[:, begun[moments]] + activations[moments]).max(axis=1)
-        return np.maximum(most, making)
-
     def _sharded_peak(
         self, population: Population, index: int, engine: FullyShard, batch_scale: float
     ) -> float:
@@ -101,23 +69,12 @@ class DomainMemory:
         units = units_of(domain, self.curve, population, index, engine)
         moments = self.curve.held.shape[1]
         held = held_bytes(units, moments, domain.cluster.backend == "gloo")
-        whole = self._moments()
+        whole = living_bytes(self.curve, self.gradient_bytes)
         living = whole[0] - held.freed + batch_scale * whole[1]
         compute = (living + np.maximum(held.during, held.passing)).max()
         step = held.parts * (1.0 + self._step_bytes() / domain.graph.size_bytes)
         kept = held.parts * (1 + domain.optimizer.state_tensors)
         return float(kept + max(compute, step))
-
-    def _moments(self) -> F64:
-        """Bytes of activations and of whole gradients at each moment, `(2, moments)`, without and
-        with batch dimension."""
-        curve, held = self.curve, self.curve.held.copy()
-        begin = np.zeros(held.shape[1])
-        np.add.at(begin, curve.gradient_from, self.gradient_bytes)
-        held[0] += begin.cumsum()
-        again = curve.made_at > curve.gradient_from[curve.made_of]
-        np.add.at(held[0], curve.made_at[again], self.gradient_bytes[curve.made_of[again]])
-        return held
 
     def most_bytes(self, share: float) -> float:
         """More than any strategy takes on any rank: values, gradients beside buffers, packed forms
