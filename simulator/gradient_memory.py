@@ -18,8 +18,7 @@ def living_bytes(curve: ActivationCurve, sizes: F64) -> F64:
     begin = np.zeros(held.shape[1])
     np.add.at(begin, curve.gradient_from, sizes)
     held[0] += begin.cumsum()
-    again = _made_again(curve)
-    np.add.at(held[0], curve.made_at[again], sizes[curve.made_of[again]])
+    np.add.at(held[0], curve.made_at, _adding(curve) * sizes[curve.made_of])
     return held
 
 
@@ -41,10 +40,10 @@ def most_living(curve: ActivationCurve, sizes: F64, kept: NDArray[np.bool_], sha
     if not len(curve.made_at):
         return most
     at_once = ~(kept | _made_in_parts(curve, len(sizes)))
-    passing = np.where(at_once[:, curve.made_of] | _made_again(curve), sizes[curve.made_of], 0.0)
+    tensors = np.where(at_once[:, curve.made_of], 1.0, _adding(curve))
     in_time = np.argsort(curve.made_at, kind="stable")
     moments, starts = np.unique(curve.made_at[in_time], return_index=True)
-    made = np.add.reduceat(passing[:, in_time], starts, axis=1)
+    made = np.add.reduceat((tensors * sizes[curve.made_of])[:, in_time], starts, axis=1)
     making: F64 = (made + held[:, begun[moments]] + activations[moments]).max(axis=1)
     return np.maximum(most, making)
 
@@ -70,7 +69,9 @@ def _made_in_parts(curve: ActivationCurve, variables: int) -> NDArray[np.bool_]:
     return found
 
 
-def _made_again(curve: ActivationCurve) -> NDArray[np.bool_]:
-    """`(K,)`: makings that are added to an earlier one."""
-    found: NDArray[np.bool_] = curve.made_at > curve.gradient_from[curve.made_of]
-    return found
+def _adding(curve: ActivationCurve) -> F64:
+    """`(K,)`: tensors that each making needs beside the gradient so far. None is needed by the first
+    one; one by those that are added to an earlier, and another where their sum is a tensor of its
+    own."""
+    again = curve.made_at > curve.gradient_from[curve.made_of]
+    return again * (1.0 + curve.summed_apart)

@@ -130,7 +130,7 @@ class PlanMemory:
         """Sums of `sizes` over the chosen messages of each strategy, `(n, 1)`."""
         strategy = self._strategy_of_message[chosen]
         found = np.bincount(strategy, weights=sizes[chosen], minlength=len(self.plans))
-        return found[:, None]
+        return found.astype(np.float64)[:, None]  # of no messages numpy counts in integers
 
     def _at_owner(self, chosen: NDArray[np.bool_], sizes: F64) -> F64:
         """The same at each message's root, `(n, world)`; a host without replicas has a memory of
@@ -139,4 +139,4 @@ class PlanMemory:
         cells = self._strategy_of_message[chosen] * servers + self.plans.root[chosen]
         shape = (len(self.plans), servers)
         found = np.bincount(cells, weights=sizes[chosen], minlength=shape[0] * shape[1])
-        return found.reshape(shape)[:, : self.domain.world_size].copy()
+        return found.astype(np.float64).reshape(shape)[:, : self.domain.world_size]
