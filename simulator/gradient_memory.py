@@ -70,8 +70,7 @@ def _made_in_parts(curve: ActivationCurve, variables: int) -> NDArray[np.bool_]:
 
 
 def _adding(curve: ActivationCurve) -> F64:
-    """`(K,)`: tensors that each making needs beside the gradient so far. None is needed by the first
-    one; one by those that are added to an earlier, and another where their sum is a tensor of its
-    own."""
+    """`(K,)`: tensors that each making needs beside the gradient so far. The first needs none; one
+    that is added to an earlier needs one, and another where their sum is a tensor of its own."""
     again = curve.made_at > curve.gradient_from[curve.made_of]
     return again * (1.0 + curve.summed_apart)
