@@ -39,7 +39,8 @@ class PlanMemory:
         cut = (population.axis > 0) & (population.parts > 1)
         in_one = (self._buckets_of_variables == 1) & ~cut
         is_ddp = population.order == Order.DDP
-        return is_ddp[:, None] | ~in_one | self.domain.variables.sparse
+        result: NDArray[np.bool_] = is_ddp[:, None] | ~in_one | self.domain.variables.sparse
+        return result
 
     def shares(self) -> F64:
         """Of each layout's ranks, over the even one, `(layouts, world)`."""
@@ -104,7 +105,8 @@ class PlanMemory:
     def _variable_of_piece(self) -> NDArray[np.int64]:
         strategy = self._strategy_of_bucket[self._bucket_of_piece]
         shard = self.plans.piece_row + self.population.first[strategy]
-        return self.population.variable[shard].astype(np.int64)
+        result: NDArray[np.int64] = self.population.variable[shard].astype(np.int64)
+        return result
 
     @cached_property
     def _flat_bytes(self) -> F64:
@@ -123,7 +125,7 @@ class PlanMemory:
         count = len(self.domain.graph.variables)
         pairs = np.unique(self._bucket_of_piece * count + self._variable_of_piece)
         cells = self._strategy_of_bucket[pairs // count] * count + pairs % count
-        found = np.bincount(cells, minlength=len(self.plans) * count)
+        found = np.bincount(cells, minlength=len(self.plans) * count).astype(np.int64)
         return found.reshape(len(self.plans), count)
 
     def _summed(self, chosen: NDArray[np.bool_], sizes: F64) -> F64:

@@ -94,7 +94,7 @@ def baseline_strategy(session: Session, tuning_id: str) -> StrategySummaryRow | 
 
 def first_confirmed(
     column: SQLColumnExpression[str], tuning_id: SQLColumnExpression[str]
-) -> Select[tuple[str]]:
+) -> Select[str]:
     """A column of the first proposal of a tuning's confirmation, which is its baseline's."""
     return (
         select(column)

