@@ -113,10 +113,10 @@ class PlanMemory:
         """Of each message's bucket: its values."""
         plans = self.plans
         item_bytes = self.domain.variables.item_bytes[self._variable_of_piece]
-        pieces = (plans.piece_stop - plans.piece_start) * item_bytes
+        pieces = ((plans.piece_stop - plans.piece_start) * item_bytes).astype(np.float64)
         buckets = len(plans.bucket_first) - 1
         size = np.bincount(self._bucket_of_piece, weights=pieces, minlength=buckets)
-        result: F64 = size[plans.bucket]
+        result: F64 = size.astype(np.float64)[plans.bucket]
         return result
 
     @cached_property
