@@ -1,7 +1,8 @@
 """Published peaks of device types, for rooflines and memory limits.
 
 Figures are the makers' data sheets and white papers, each row's named in `source`: peaks without
-sparsity, tensor cores with float32 accumulation. A profile estimated from them is marked as an
+sparsity, tensor cores with float32 accumulation. What could be checked, and against what, stands in
+datasets/clusters/SOURCES.md. A profile estimated from them is marked as an
 estimate. A GPU that is not listed is asked for, never guessed.
 """
 
@@ -91,8 +92,8 @@ DEVICE_TYPES: dict[str, DeviceType] = {
         year=2020, source="A40 data sheet",
     ),
     "l4": DeviceType(
-        3.03e13, 3.0e11, 24.0, tf32=True, fp16=1.21e14, bf16=1.21e14, fp8=2.425e14,
-        pcie_gbps=PCIE_4, year=2023, source="L4 data sheet; float32 without tensor cores",
+        6.0e13, 3.0e11, 24.0, tf32=True, fp16=1.21e14, bf16=1.21e14, fp8=2.425e14,
+        pcie_gbps=PCIE_4, year=2023, source="L4 data sheet",
     ),
     "l40s": DeviceType(
         1.83e14, 8.64e11, 48.0, tf32=True, fp16=3.62e14, bf16=3.62e14, fp8=7.33e14,
@@ -124,8 +125,11 @@ DEVICE_TYPES: dict[str, DeviceType] = {
     ),
 }  # fmt: skip
 
-OTHER_CHIPS = frozenset({"ti", "super", "laptop", "mobile", "max", "d", "ada", "mig", "nvl"})
-"""Words of a name that make it another device: an RTX 3090 Ti, a laptop's RTX 4090, a MIG slice."""
+OTHER_CHIPS = frozenset(
+    {"ti", "super", "laptop", "mobile", "max", "d", "ada", "mig", "nvl", "(pascal)"}
+)
+"""Words of a name that make it another device: an RTX 3090 Ti, a laptop's RTX 4090, a MIG slice, a
+Titan X of the generation after the one listed."""
 
 
 def gpu_types() -> tuple[str, ...]:

@@ -1,14 +1,19 @@
 """Predicted peak memory against what the CPU's allocator counts (torch.profiler, profile_memory).
 
-A training step of bundled models alone, then hand-designed strategies on two ranks over gloo.
+A training step of bundled models alone, then hand-designed strategies and torch's own on two ranks
+over gloo, on four those that shard within nodes.
 
-    python -m benchmarks.peak_memory [MODEL:BATCH ...] [--strategies MODEL:BATCH]
+    python -m benchmarks.peak_memory [--alone MODEL:BATCH ...] [--strategies MODEL:BATCH]
+        [--designs NAME ...]
 """
 
 import argparse
 import multiprocessing
 import os
 import socket
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,30 +42,36 @@ MODELS = (
 )  # fmt: skip
 DESIGNS = (
     "ddp", "all_reduce_25mb", "priority_sliced", "reduce_scatter_25mb", "dear", "zero1",
-    "ps_one_server", "ps_load_balanced", "fsdp2", "zero2", "ddp_bf16",
+    "ps_one_server", "ps_load_balanced", "fsdp2", "zero2", "ddp_bf16", "ddp_fp16", "ddp_powersgd",
 )  # fmt: skip
+HYBRID = ("hsdp", "hsdp_zero2")
+"""On two nodes of two ranks each."""
 STEP = "measured step"
 STATE_TENSORS = {"sgd": 0, "adamw": 2}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="*", default=list(MODELS), metavar="MODEL:BATCH")
+    parser.add_argument("--alone", nargs="*", default=list(MODELS), metavar="MODEL:BATCH")
     parser.add_argument("--strategies", default="bert_3l:8", metavar="MODEL:BATCH")
+    parser.add_argument("--designs", nargs="*", metavar="NAME", help="these strategies alone")
     parser.add_argument("--optimizer", default="adamw", choices=tuple(STATE_TENSORS))
     options = parser.parse_args()
     print(f"{'':32}{'measured MB':>12}{'predicted MB':>13}{'error':>8}")
-    for named in options.models:
+    for named in options.alone:
         model, batch = named.split(":")
         domain = domain_of(model, int(batch), options.optimizer)
         print_row(named, measured_alone(domain), predicted_alone(domain))
     model, batch = options.strategies.split(":")
-    domain = domain_of(model, int(batch), options.optimizer)
-    for name in DESIGNS:
-        strategy = (BUILDERS | TORCH_BUILDERS)[name].build(domain)
-        measured, predicted = measured_on_ranks(domain, strategy), predicted_on(domain, strategy)
-        for rank, (real, told) in enumerate(zip(measured, predicted, strict=True)):
-            print_row(f"{options.strategies} {name}, rank {rank}", real, told)
+    for designs, ranks in ((DESIGNS, 1), (HYBRID, 2)):
+        domain = domain_of(model, int(batch), options.optimizer, ranks)
+        for name in designs:
+            if options.designs is not None and name not in options.designs:
+                continue
+            strategy = (BUILDERS | TORCH_BUILDERS)[name].build(domain)
+            measured, told = measured_on_ranks(domain, strategy), predicted_on(domain, strategy)
+            for rank, both in enumerate(zip(measured, told, strict=True)):
+                print_row(f"{options.strategies} {name}, rank {rank}", *both)
 
 
 def print_row(name: str, measured: float, predicted: float) -> None:
@@ -68,10 +79,11 @@ def print_row(name: str, measured: float, predicted: float) -> None:
     print(f"{name:32}{measured / 1e6:12.1f}{predicted / 1e6:13.1f}{error:+8.1%}", flush=True)
 
 
-def domain_of(model: str, batch: int, optimizer: str) -> Domain:
-    """Two CPUs, so that strategies can be made; alone, one of them is looked at."""
+def domain_of(model: str, batch: int, optimizer: str, ranks_per_node: int = 1) -> Domain:
+    """Two nodes, so that strategies can be made; alone, one of their CPUs is looked at."""
     graph = bundled(model, batch)
-    nodes = tuple(Node(f"127.0.0.{i + 1}", (Device("cpu"),), 10.0) for i in range(2))
+    cpus = (Device("cpu", ranks_per_node),)
+    nodes = tuple(Node(f"127.0.0.{i + 1}", cpus, 10.0, 20.0) for i in range(2))
     kind = Optimizer(optimizer, True, STATE_TENSORS[optimizer])
     return Domain(graph, Cluster("two", nodes), estimate_profile(graph, "cpu"), kind)
 
@@ -79,7 +91,7 @@ def domain_of(model: str, batch: int, optimizer: str) -> Domain:
 def predicted_on(domain: Domain, strategy: Strategy) -> list[float]:
     population = encode([strategy], domain)
     plans = compile_plans_fast(population, domain)
-    peaks: list[float] = memory_of(domain).peak_bytes(plans, population).tolist()
+    peaks: list[float] = memory_of(domain).peak_bytes(plans, population)[0].tolist()
     return peaks
 
 
@@ -128,11 +140,20 @@ class Job:
         self.optimizer.step()
 
 
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Or the end of one, where size_bytes is negative."""
+
+    moment_ns: int
+    address: int
+    size_bytes: int
+
+
 def peak_in_step(profiled: Any) -> int:
-    """The most that the allocator held within the measured step. Events of allocations carry the
-    total since the profile began, which is why the model is built within it."""
+    """The most that the allocator held within the measured step, whose model was built within the
+    profile."""
     waiting = list(profiled.profiler.kineto_results.experimental_event_tree())
-    totals: list[tuple[int, int]] = []
+    found: list[Allocation] = []
     span = (0, 0)
     while waiting:
         event = waiting.pop()
@@ -141,8 +162,41 @@ def peak_in_step(profiled: Any) -> int:
             span = (event.start_time_ns, event.end_time_ns)
         fields = event.extra_fields
         if hasattr(fields, "total_allocated") and str(fields.device) == "cpu":
-            totals.append((event.start_time_ns, fields.total_allocated))
-    return max(total for moment, total in totals if span[0] <= moment <= span[1])
+            found.append(Allocation(event.start_time_ns, fields.ptr, fields.alloc_size))
+    found.sort(key=lambda each: each.moment_ns)
+    return most_held(found, *span)
+
+
+def most_held(allocations: Sequence[Allocation], begin_ns: int, end_ns: int) -> int:
+    """The most bytes held at a moment of a span.
+
+    A profile does not see what gloo's own threads free, and its running total keeps that for good.
+    So blocks are followed by their addresses: one ends at the latest where another begins in it.
+    """
+    sizes: dict[int, int] = {}
+    addresses: list[int] = []  # of `sizes`, sorted
+    held = most = 0
+    for each in allocations:
+        ended = [each.address] if each.size_bytes < 0 else _overlapped(each, sizes, addresses)
+        for address in ended:
+            if address in sizes:
+                held -= sizes.pop(address)
+                addresses.remove(address)
+        if each.size_bytes > 0:
+            sizes[each.address] = each.size_bytes
+            insort(addresses, each.address)
+            held += each.size_bytes
+        if begin_ns <= each.moment_ns <= end_ns:
+            most = max(most, held)
+    return most
+
+
+def _overlapped(new: Allocation, sizes: dict[int, int], addresses: list[int]) -> list[int]:
+    """Addresses of blocks in whose place a new one lies."""
+    first = bisect_left(addresses, new.address)
+    last = bisect_left(addresses, new.address + new.size_bytes)
+    before = addresses[max(0, first - 1) : first]
+    return [a for a in before if a + sizes[a] > new.address] + addresses[first:last]
 
 
 def measured_on_ranks(domain: Domain, strategy: Strategy) -> list[int]:
@@ -168,7 +222,7 @@ def measured_on_ranks(domain: Domain, strategy: Strategy) -> list[int]:
 
 def run_rank(rank: int, port: int, domain: Domain, bundle: Bundle, answers: Any) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ["AUTOSYNC_HOST"] = f"host{rank}"  # a node a rank, as the domain has it
+    os.environ["AUTOSYNC_HOST"] = f"host{domain.cluster.node_of_server()[rank]}"
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=domain.world_size)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:

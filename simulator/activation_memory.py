@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.graph import ModelGraph
-from autosync.profiling import reach_variables
+from autosync.profiling import MATRIX_PRODUCTS, reach_variables
 from autosync.simulator.saved_tensors import PASSES_GRADIENT, Storages, storages_of
 
 
@@ -23,13 +23,15 @@ class ActivationCurve:
     held f64[2, 2n]: bytes of outputs and of their gradients, without and with batch dimension, at
         an even share. gradient_from i64[V]: the moment from which a variable's gradient lives.
     made_at, made_of i64[K]: the moment and the variable of each backward that makes a gradient of
-        a variable, of a tied one several.
+        a variable, of a tied one several. summed_apart bool[K]: whether it is added to an earlier
+        one into a third tensor.
     """
 
     held: NDArray[np.float64]
     gradient_from: NDArray[np.int64]
     made_at: NDArray[np.int64]
     made_of: NDArray[np.int64]
+    summed_apart: NDArray[np.bool_]
 
 
 def activation_curve(graph: ModelGraph, on_gpu: bool = False) -> ActivationCurve:
@@ -48,7 +50,23 @@ def activation_curve(graph: ModelGraph, on_gpu: bool = False) -> ActivationCurve
     first = backward_at[list(graph.gradient_after)]
     np.minimum.at(first, made_of, made_at)
     held = lifetimes.change.cumsum(axis=1)[:, :-1]
-    return ActivationCurve(held, first, made_at, made_of)
+    apart = _summed_apart(graph, made_at, made_of)
+    return ActivationCurve(held, first, made_at, made_of, apart)
+
+
+def _summed_apart(
+    graph: ModelGraph, made_at: NDArray[np.int64], made_of: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Of makings: the second of a tied variable whose first came from a matrix product. Autograd
+    hands that over as a transposed view, into which it adds nothing (`can_accumulate_inplace` in
+    input_buffer.cpp wants the only reference to a storage); into their sum it does."""
+    found = np.zeros(len(made_at), dtype=np.bool_)
+    made_by = np.array(graph.backward_order)[made_at - len(graph.operations)]
+    for variable in np.flatnonzero(np.bincount(made_of) > 1):
+        makings = np.flatnonzero(made_of == variable)
+        earliest, second = makings[np.argsort(made_at[makings], kind="stable")][:2]
+        found[second] = graph.operations[made_by[earliest]].type in MATRIX_PRODUCTS
+    return found
 
 
 def _outputs(

@@ -11,7 +11,7 @@ from autosync.simulator.compute_time import slowest_factors
 from autosync.simulator.cost.network import network_of
 from autosync.simulator.limit import Limit, iteration_limit
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.peak_memory import device_memory_bytes, peak_bytes
+from autosync.simulator.peak_memory import device_memory_bytes, memory_of
 from autosync.simulator.timeline.event_loop import (
     ComputeArrays,
     CostArrays,
@@ -136,7 +136,7 @@ def explain_plan(
         busiest=links.resources[int(busy.argmax())],
         busiest_seconds=float(busy.max()),
         limit_seconds=bound.seconds,
-        peak_memory_bytes=tuple(peak_bytes(plans, population, domain, index).tolist()),
+        peak_memory_bytes=tuple(memory_of(domain).peak_bytes(plans, population)[index].tolist()),
         device_memory_bytes=tuple(device_memory_bytes(domain).tolist()),
     )
 

@@ -31,7 +31,7 @@ def check_memory(strategy: Strategy, domain: Domain) -> None:
     memory, devices = memory_of(domain), device_memory_bytes(domain)
     population = encode([strategy], domain)
     plans = compile_plans_fast(population, domain)
-    peaks = memory.peak_bytes(plans, population)
+    (peaks,) = memory.peak_bytes(plans, population)
     rank = int((peaks / devices).argmax())
     if peaks[rank] <= devices[rank]:
         return
@@ -56,21 +56,16 @@ def fitting_rows(domain: Domain, population: Population) -> NDArray[np.int64]:
     shares = [replica.share for layout in population.layouts for replica in layout]
     if memory.most_bytes(max(shares) * domain.world_size) <= devices.min():
         return everything
-    plans = compile_plans_fast(population, domain)
-    fits = [
-        (memory.peak_bytes(plans, population, index) <= devices).all()
-        for index in range(len(everything))
-    ]
-    return np.flatnonzero(fits)
+    peaks = memory.peak_bytes(compile_plans_fast(population, domain), population)
+    return np.flatnonzero((peaks <= devices).all(axis=1))
 
 
 def most_peak_bytes(domain: Domain, strategies: Sequence[Strategy]) -> list[float]:
     """Predicted peak of each strategy, of the rank that needs most."""
     population = encode(list(strategies), domain)
-    plans, memory = compile_plans_fast(population, domain), memory_of(domain)
-    return [
-        float(memory.peak_bytes(plans, population, index).max()) for index in range(len(population))
-    ]
+    plans = compile_plans_fast(population, domain)
+    peaks: list[float] = memory_of(domain).peak_bytes(plans, population).max(axis=1).tolist()
+    return peaks
 
 
 def largest_batch(
@@ -82,7 +77,7 @@ def largest_batch(
     while low < high:
         middle = (low + high + 1) // 2
         scale = middle / memory.domain.batch_size
-        if (memory.peak_bytes(plans, population, 0, scale) <= devices).all():
+        if (memory.peak_bytes(plans, population, scale) <= devices).all():
             low = middle
         else:
             high = middle - 1
@@ -93,8 +88,8 @@ def _activations(
     memory: DomainMemory, plans: PlanTable, population: Population, rank: int
 ) -> float:
     """What the peak loses without a batch."""
-    peaks = memory.peak_bytes(plans, population)
-    without = memory.peak_bytes(plans, population, 0, 0.0)
+    (peaks,) = memory.peak_bytes(plans, population)
+    (without,) = memory.peak_bytes(plans, population, 0.0)
     return float(peaks[rank] - without[rank])
 
 

@@ -11,18 +11,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.codes import POWERSGD, Op, Order, Update
 from autosync.devices import DEVICE_TYPES
 from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.activation_memory import ActivationCurve, activation_curve
+from autosync.simulator.gradient_memory import living_bytes, most_living
+from autosync.simulator.plan_memory import PlanMemory
 from autosync.simulator.sharded_memory import held_bytes, units_of
 from autosync.torch_engine import FullyShard
 
-GATHERS = tuple(int(op) for op in (Op.SPARSE_ALL_GATHER, Op.FACTOR_ALL_GATHER))
-PUSHES = tuple(int(op) for op in Op if op.to_owner)
 INDEX_BYTES = 8
+
+F64 = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,46 +36,45 @@ class DomainMemory:
     domain: Domain
     on_gpu: bool
     curve: ActivationCurve
-    gradient_bytes: NDArray[np.float64]
+    gradient_bytes: F64
 
-    def peak_bytes(
-        self, plans: PlanTable, population: Population, index: int = 0, batch_scale: float = 1.0
-    ) -> NDArray[np.float64]:
-        """Peak bytes of every rank under strategy `index` of compiled plans, `(world,)`.
+    def peak_bytes(self, plans: PlanTable, population: Population, batch_scale: float = 1.0) -> F64:
+        """Peak bytes of every rank under each strategy of compiled plans, `(n, world)`.
 
         batch_scale: at so many times the domain's batch size.
         """
-        engine = population.engines[population.engine[index]]
-        if engine is not None:
-            return self._sharded_peaks(population, index, engine, batch_scale)
-        part = _Part.of(plans, population, self.domain, index)
-        kept = self._gradients_beside_buffers(part)
-        held = state_bytes(part) + buffer_bytes(part) + update_bytes(part)
-        during, after = self._moments(kept)
-        shares, of_rank = np.unique(part.shares, return_inverse=True)
-        compute = np.array(
-            [(during[0] + share * batch_scale * during[1]).max() for share in shares]
-        )[of_rank]
+        part = PlanMemory(self.domain, plans, population)
+        kept = part.gradients_beside_buffers()
+        shares = part.shares()[population.layout] * batch_scale
+        compute = np.empty(shares.shape)
+        for share in np.unique(shares):
+            of_share = most_living(self.curve, self.gradient_bytes, kept, float(share))
+            compute = np.where(shares == share, of_share[:, None], compute)
+        after = np.where(kept, self.gradient_bytes, 0.0).sum(axis=1, keepdims=True)
         step = after + self._step_bytes()
-        result: NDArray[np.float64] = (
-            self.domain.graph.size_bytes + held + np.maximum(compute, step)
-        )
-        return result
+        peaks: F64 = self.domain.graph.size_bytes + part.held_bytes()
+        peaks += np.maximum(compute, step)
+        for code in np.unique(population.engine[population.engine > 0]):
+            rows = np.flatnonzero(population.engine == code)
+            engine = population.engines[code]
+            assert engine is not None
+            peaks[rows] = self._sharded_peak(population, int(rows[0]), engine, batch_scale)
+        return peaks
 
-    def _sharded_peaks(
+    def _sharded_peak(
         self, population: Population, index: int, engine: FullyShard, batch_scale: float
-    ) -> NDArray[np.float64]:
-        """`(world,)`: ranks under `fully_shard` hold alike."""
+    ) -> float:
+        """Of every rank: under `fully_shard` they hold alike."""
         domain = self.domain
         units = units_of(domain, self.curve, population, index, engine)
         moments = self.curve.held.shape[1]
         held = held_bytes(units, moments, domain.cluster.backend == "gloo")
-        whole, _ = self._moments(np.ones(len(self.gradient_bytes), dtype=np.bool_))
+        whole = living_bytes(self.curve, self.gradient_bytes)
         living = whole[0] - held.freed + batch_scale * whole[1]
         compute = (living + np.maximum(held.during, held.passing)).max()
         step = held.parts * (1.0 + self._step_bytes() / domain.graph.size_bytes)
         kept = held.parts * (1 + domain.optimizer.state_tensors)
-        return np.full(domain.world_size, kept + max(compute, step))
+        return float(kept + max(compute, step))
 
     def most_bytes(self, share: float) -> float:
         """More than any strategy takes on any rank: values, gradients beside buffers, packed forms
@@ -90,27 +90,6 @@ class DomainMemory:
         factors = table.factor_rows * (table.dims[:, 0] + columns) * table.item_bytes
         gathered = world * float(factors.sum() + self.gradient_bytes[table.sparse].sum())
         return float(copies * table.size_bytes.sum() + gathered + activations)
-
-    def _gradients_beside_buffers(self, part: "_Part") -> NDArray[np.bool_]:
-        """`(V,)`: whose gradients live in tensors of their own. A whole variable that lies in one
-        bucket has a view of it instead; torch's DDP keeps both."""
-        if part.is_ddp:
-            return np.ones(len(self.gradient_bytes), dtype=np.bool_)
-        split: NDArray[np.bool_] = part.buckets_of_variable != 1
-        return split | self.domain.variables.sparse
-
-    def _moments(self, kept: NDArray[np.bool_]) -> tuple[NDArray[np.float64], float]:
-        """Bytes of activations and gradients at each moment, `(2, moments)`, without and with batch
-        dimension; and of the gradients that are left when backward has ended."""
-        curve, moments = self.curve, self.curve.held.shape[1]
-        begin = np.zeros(moments)
-        own = np.where(kept, self.gradient_bytes, 0.0)
-        np.add.at(begin, curve.gradient_from, own)
-        held = curve.held.copy()
-        held[0] += begin.cumsum()
-        passing = ~kept[curve.made_of] | (curve.made_at > curve.gradient_from[curve.made_of])
-        np.add.at(held[0], curve.made_at[passing], self.gradient_bytes[curve.made_of[passing]])
-        return held, float(own.sum())
 
     def _step_bytes(self) -> float:
         """What the optimizer's step needs for itself: torch's Adam takes one more tensor a
@@ -131,14 +110,7 @@ def memory_of(domain: Domain) -> DomainMemory:
     return DomainMemory(domain, on_gpu, curve, gradients.astype(np.float64))
 
 
-def peak_bytes(
-    plans: PlanTable, population: Population, domain: Domain, index: int = 0
-) -> NDArray[np.float64]:
-    """`DomainMemory.peak_bytes` for a single strategy."""
-    return memory_of(domain).peak_bytes(plans, population, index)
-
-
-def device_memory_bytes(domain: Domain) -> NDArray[np.float64]:
+def device_memory_bytes(domain: Domain) -> F64:
     """The memory of every rank's device, `(world,)`: as the cluster states it, else its type's data
     sheet; infinite for a CPU whose memory is not stated, for there is no such sheet."""
     return np.array(
@@ -149,114 +121,3 @@ def device_memory_bytes(domain: Domain) -> NDArray[np.float64]:
             for device in domain.cluster.device_of_rank()
         ]
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One strategy of compiled plans. Of its messages (M): operation, update, root, bucket (counted
-    from its first), wire_bytes, encoding, first (of its chain). size_bytes f64[C]: of each bucket's
-    values. shares f64[world]: of each rank, over the even one. buckets_of_variable i64[V]."""
-
-    domain: Domain
-    plans: PlanTable
-    is_ddp: bool
-    shares: NDArray[np.float64]
-    rows: NDArray[np.int64]
-    bucket: NDArray[np.int64]
-    first: NDArray[np.bool_]
-    size_bytes: NDArray[np.float64]
-    buckets_of_variable: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, plans: PlanTable, population: Population, domain: Domain, index: int) -> "_Part":
-        shares = np.zeros(domain.world_size)
-        for replica in population.layouts[population.layout[index]]:
-            shares[replica.rank] = replica.share * domain.world_size
-        rows = np.arange(int(plans.first[index]), int(plans.first[index + 1]))
-        begin = int(plans.bucket[rows].min()) if len(rows) else 0
-        bucket = plans.bucket[rows] - begin
-        count = int(bucket.max(initial=-1)) + 1
-        edges = plans.bucket_first[begin : begin + count + 1]
-        pieces = slice(int(edges[0]), int(edges[-1]))
-        of_piece = np.repeat(np.arange(count), np.diff(edges))
-        shard = plans.piece_row[pieces] + int(population.first[index])
-        variable = population.variable[shard].astype(np.int64)
-        length = plans.piece_stop[pieces] - plans.piece_start[pieces]
-        size = np.zeros(count)
-        np.add.at(size, of_piece, length * domain.variables.item_bytes[variable])
-        pairs = np.unique(np.stack((variable, of_piece)), axis=1)
-        whole_parts = np.bincount(pairs[0], minlength=len(domain.graph.variables))
-        cut = (population.axis[index] > 0) & (population.parts[index] > 1)
-        return cls(
-            domain,
-            plans,
-            bool(population.order[index] == Order.DDP),
-            shares,
-            rows,
-            bucket,
-            plans.after[rows] < 0,
-            size,
-            np.where(cut, 2, whole_parts),
-        )
-
-    def column(self, name: str) -> NDArray[np.int64]:
-        values: NDArray[np.int64] = getattr(self.plans, name)[self.rows].astype(np.int64)
-        return values
-
-    def at_owner(
-        self, chosen: NDArray[np.bool_], sizes: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        """Sums of `sizes` over the chosen messages at each one's root, `(world,)`; a host without
-        replicas has a memory of its own."""
-        roots = self.column("root")[chosen]
-        servers = self.domain.cluster.servers
-        found = np.zeros(servers)
-        np.add.at(found, roots, sizes[chosen])
-        return found[: self.domain.world_size]
-
-
-def state_bytes(part: "_Part") -> NDArray[np.float64]:
-    """Optimizer state: of every variable on every rank, of an owned one at its owner, of a sharded
-    one in equal parts."""
-    size, update = part.size_bytes[part.bucket], part.column("update")
-    held = part.at_owner(update == Update.OWNER, size)
-    held += size[update == Update.REPLICATED].sum()
-    held += size[update == Update.SHARD].sum() / part.domain.world_size
-    result: NDArray[np.float64] = part.domain.optimizer.state_tensors * held
-    return result
-
-
-def buffer_bytes(part: "_Part") -> NDArray[np.float64]:
-    """Flat buffers, one a bucket (none of touched rows); what is sent in another type than the
-    buffer's; and what a reduce-scatter or an owner receives apart on gloo, where ranks add up by
-    themselves."""
-    world, wire = part.domain.world_size, part.column("wire_bytes").astype(np.float64)
-    operation, encoding = part.column("operation"), part.column("encoding")
-    sparse = np.isin(operation, [int(op) for op in Op if op.sparse])
-    flat = part.size_bytes[part.bucket]
-    held = np.full(world, flat[part.first & ~sparse].sum())
-    packed = (encoding > 0) & ~sparse
-    held += wire[packed].sum()
-    held += flat[part.first & (encoding > POWERSGD)].sum()  # the error that is fed back
-    held += wire[np.isin(operation, GATHERS)].sum() * (world - 1)
-    if part.domain.cluster.backend == "gloo":
-        held += wire[operation == Op.REDUCE_SCATTER].sum()
-    apart = part.domain.cluster.backend == "gloo"
-    pushes = np.isin(operation, PUSHES) & (sparse | apart)
-    senders = np.array([_members(part.plans, int(r)) - 1 for r in part.rows[pushes]])
-    received = np.zeros(len(wire))
-    received[pushes] = wire[pushes] * senders
-    return held + part.at_owner(pushes, received)
-
-
-def update_bytes(part: "_Part") -> NDArray[np.float64]:
-    """A second copy of the values that an owner or a shard updates in flat form."""
-    size, update = part.size_bytes[part.bucket], part.column("update")
-    rows = np.isin(part.column("operation"), [int(op) for op in Op if op.sparse])
-    held = part.at_owner((update == Update.OWNER) & ~rows, size)
-    held += size[update == Update.SHARD].sum() / part.domain.world_size
-    return held
-
-
-def _members(plans: PlanTable, row: int) -> int:
-    return sum(len(team) for team in plans.teams[plans.ranks[row]])

@@ -27,12 +27,14 @@ def print_results(
     tuning: "Tuning", ranked: "RankedStrategies", measured_on: str, top: int = 12
 ) -> None:
     """The ranked table and what it means, with the scales it was measured at."""
-    shown = ranked.items[:top] + [row for row in ranked.items[top:] if row.is_ddp]
+    others = ranked.items[top:]
+    shown = ranked.items[:top] + [row for row in others if row.is_ddp or row.is_baseline]
     winner = tuning.result.strategy_id if tuning.result is not None else ""
+    over = f"speed-up over {tuning.result.compared_with if tuning.result else 'DDP'}"
     print_table(
-        ("", "strategy", "predicted ms", "measured ms", "spread", "speed-up over DDP"),
+        ("", "strategy", "predicted ms", "measured ms", "spread", over),
         [(_place(row, winner), *_cells(row)) for row in shown],
-        right=("", "predicted ms", "measured ms", "spread", "speed-up over DDP"),
+        right=("", "predicted ms", "measured ms", "spread", over),
     )
     if len(ranked.items) > len(shown):
         out.print(f"[dim]{len(ranked.items)} strategies tried; --top lists more.[/]")
@@ -62,7 +64,7 @@ def _cells(row: "RankedStrategy") -> tuple[str, ...]:
 
 
 def _speedup_words(row: "RankedStrategy") -> str:
-    if row.is_ddp:
+    if row.is_baseline and row.step_seconds is not None:
         return "1.00 (baseline)"
     if not row.confirmed or row.speedup is None:
         return "[dim]not confirmed[/]"
@@ -94,6 +96,9 @@ def warn_unshaped() -> None:
 
 
 def _print_verdict(result: "TuningResult") -> None:
+    if result.ddp_seconds is None:
+        _print_verdict_without_ddp(result)
+        return
     ddp = milliseconds(result.ddp_seconds)
     if result.keep_ddp:
         out.print(f"\n[bold]Keep DDP[/]: nothing beats its {ddp} ms beyond noise.")
@@ -113,6 +118,17 @@ def _print_limit(result: "TuningResult") -> None:
         out.print(
             f"That is {share:.0f} % of the limit: no strategy of this space iterates in less than "
             f"{milliseconds(result.limit_seconds)} ms."
+        )
+
+
+def _print_verdict_without_ddp(result: "TuningResult") -> None:
+    taken = f"[bold green]{milliseconds(result.best_seconds)} ms[/] an iteration"
+    out.print(f"\nDDP runs out of memory. The answer fits: {taken}.")
+    if result.baseline is not None:
+        out.print(
+            f"That is [bold]{result.speedup:.2f} times as fast[/] ({result.speedup_low:.2f} to "
+            f"{result.speedup_high:.2f} in {result.repeats} interleaved repeats) as "
+            f"{escape(result.baseline)}, the fastest known design that fits."
         )
 
 

@@ -81,15 +81,20 @@ class TuningRow(Base):
 
 
 class OutcomeRow(Base):
-    """The answer of a tuning; `bundle` is the document that is shipped. limit_seconds: no strategy
-    iterates in fewer; NULL where the answer is older than this column."""
+    """The answer of a tuning; `bundle` is the document that is shipped.
+
+    baseline: the design that speed-ups are over, by its name. ddp_seconds: NULL where DDP ran out of
+        memory; another design is the baseline then.
+    limit_seconds: no strategy iterates in fewer; NULL where the answer is older than this column.
+    """
 
     __tablename__ = "outcomes"
 
     tuning_id: Mapped[str] = mapped_column(ForeignKey("tunings.id"), primary_key=True)
     strategy_hash: Mapped[str] = mapped_column(ForeignKey("strategies.hash"))
     best_seconds: Mapped[float]
-    ddp_seconds: Mapped[float]
+    ddp_seconds: Mapped[float | None]
+    baseline: Mapped[str] = mapped_column(server_default="ddp")
     speedup: Mapped[float]
     speedup_low: Mapped[float]
     speedup_high: Mapped[float]

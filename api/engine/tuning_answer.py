@@ -18,6 +18,7 @@ def outcome_row(
         strategy_hash=content_hash(outcome.best.strategy),
         best_seconds=outcome.best_seconds,
         ddp_seconds=outcome.ddp_seconds,
+        baseline=outcome.baseline.origin,
         speedup=outcome.speedup,
         speedup_low=outcome.speedup_low,
         speedup_high=outcome.speedup_high,

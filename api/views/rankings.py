@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Select, func, select, tuple_
+from sqlalchemy import Select, SQLColumnExpression, func, literal, select, tuple_
 from sqlalchemy.orm import Session
 
 from autosync.api.db.lookup import stored
@@ -14,7 +14,7 @@ from autosync.api.views.tuning_schemas import RankedStrategies, RankedStrategy, 
 from autosync.search.loop.outcome import DDP, paired_speedup
 
 Speedup = tuple[float, float, float]
-"""Percentile 10, median, percentile 90 of DDP's time by a strategy's."""
+"""Percentile 10, median, percentile 90 of the baseline's time by a strategy's."""
 _KEY = (StrategySummaryRow.sort_seconds, StrategySummaryRow.origin, StrategySummaryRow.position)
 
 
@@ -83,8 +83,31 @@ def ddp_strategy(session: Session, tuning_id: str) -> StrategySummaryRow | None:
     return session.scalars(query.limit(1)).first()
 
 
+def baseline_strategy(session: Session, tuning_id: str) -> StrategySummaryRow | None:
+    """What speed-ups are over: DDP; where all its trials failed, the first of the confirmation, if
+    there is one. None before DDP was proposed."""
+    ddp = ddp_strategy(session, tuning_id)
+    if ddp is None or ddp.step_seconds is not None:
+        return ddp
+    other = session.scalar(first_confirmed(ProposalRow.strategy_id, literal(tuning_id)))
+    return ddp if other is None else session.get_one(StrategySummaryRow, (tuning_id, other))
+
+
+def first_confirmed(
+    column: SQLColumnExpression[str], tuning_id: SQLColumnExpression[str]
+) -> Select[str]:
+    """A column of the first proposal of a tuning's confirmation, which is its baseline's."""
+    return (
+        select(column)
+        .where(ProposalRow.tuning_id == tuning_id, ProposalRow.phase == "confirm")
+        .order_by(ProposalRow.position)
+        .limit(1)
+    )
+
+
 def measured_ddp_seconds(session: Session, tuning: Tuning) -> float | None:
-    """DDP's iteration: of the answer, else as it is ranked so far; None before its first trial."""
+    """DDP's iteration: of the answer, else as it is ranked so far; None before its first trial, and
+    where it ran out of memory."""
     if tuning.result is not None:
         return tuning.result.ddp_seconds
     ddp = ddp_strategy(session, tuning.id)
@@ -112,19 +135,20 @@ def _ranked(
     first_rank: int,
 ) -> list[RankedStrategy]:
     """rows: of `_of`."""
-    ddp = ddp_strategy(session, tuning_id)
+    base = baseline_strategy(session, tuning_id)
     confirmed = [row.strategy_id for row, _ in rows if row.confirmed]
     repeats: dict[str, dict[int, float]] = {}
-    if ddp and ddp.confirmed and confirmed:
-        repeats = _repeats(session, tuning_id, [ddp.strategy_id, *confirmed])
+    if base and base.confirmed and confirmed:
+        repeats = _repeats(session, tuning_id, [base.strategy_id, *confirmed])
     return [
         RankedStrategy.model_validate(
             {
                 **shared_columns(row, RankedStrategy),
-                **_speedup(row, ddp, repeats),
+                **_speedup(row, base, repeats),
                 "rank": rank,
                 "words": words,
                 "is_ddp": row.origin == DDP,
+                "is_baseline": base is not None and row.strategy_id == base.strategy_id,
             }
         )
         for rank, (row, words) in enumerate(rows, first_rank)
@@ -132,25 +156,25 @@ def _ranked(
 
 
 def _speedup(
-    row: StrategySummaryRow, ddp: StrategySummaryRow | None, repeats: dict[str, dict[int, float]]
+    row: StrategySummaryRow, base: StrategySummaryRow | None, repeats: dict[str, dict[int, float]]
 ) -> dict[str, float | None]:
-    """Over DDP: repeat by repeat where both were confirmed, else of the medians of the search
-    (percentiles alike)."""
-    low, median, high = _percentiles(row, ddp, repeats) or (None, None, None)
+    """Over the baseline: repeat by repeat where both were confirmed, else of the medians of the
+    search (percentiles alike)."""
+    low, median, high = _percentiles(row, base, repeats) or (None, None, None)
     return {"speedup_low": low, "speedup": median, "speedup_high": high}
 
 
 def _percentiles(
-    row: StrategySummaryRow, ddp: StrategySummaryRow | None, repeats: dict[str, dict[int, float]]
+    row: StrategySummaryRow, base: StrategySummaryRow | None, repeats: dict[str, dict[int, float]]
 ) -> Speedup | None:
-    if ddp is None or row.strategy_id == ddp.strategy_id or row.step_seconds is None:
+    if base is None or row.strategy_id == base.strategy_id or row.step_seconds is None:
         return None
-    ours, theirs = repeats.get(row.strategy_id, {}), repeats.get(ddp.strategy_id, {})
+    ours, theirs = repeats.get(row.strategy_id, {}), repeats.get(base.strategy_id, {})
     if both := sorted(ours.keys() & theirs.keys()):
         return paired_speedup([theirs[i] for i in both], [ours[i] for i in both])
-    if ddp.search_seconds is None:
+    if base.search_seconds is None:
         return None
-    ratio = ddp.search_seconds / row.step_seconds
+    ratio = base.search_seconds / row.step_seconds
     return ratio, ratio, ratio
 
 

@@ -16,7 +16,7 @@ from autosync.plan import plan_of
 from autosync.population import encode
 from autosync.search.loop.outcome import is_ddp
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.peak_memory import device_memory_bytes, peak_bytes
+from autosync.simulator.peak_memory import device_memory_bytes, memory_of
 from autosync.simulator.timeline.iteration_trace import IterationTrace, predicted_iteration
 from autosync.simulator.timeline.trace_comparison import (
     Difference,
@@ -126,7 +126,7 @@ def compared(of: RecordedTimelines) -> ComparedIterations:
     population = encode([of.strategy], of.domain)
     plans = compile_plans_fast(population, of.domain)
     predicted = predicted_iteration(plans, population, of.domain)
-    peaks = tuple(peak_bytes(plans, population, of.domain).tolist())
+    peaks = tuple(memory_of(of.domain).peak_bytes(plans, population)[0].tolist())
     if of.timeline is None:
         return ComparedIterations(predicted, None, peaks)
     plan = plan_of(plans, population, 0, of.domain)

@@ -20,13 +20,17 @@ class TuningProgress(ResponseModel):
 
 
 class TuningResult(ResponseModel):
-    """speedup: median over interleaved repeats of DDP's time by the best's, with percentiles 10
-    and 90."""
+    """speedup: median over interleaved repeats of the baseline's time by the best's, with
+    percentiles 10 and 90."""
 
     words: str
     strategy_id: str
     best_seconds: float
-    ddp_seconds: float
+    ddp_seconds: float | None = Field(description="Null where DDP ran out of memory.")
+    baseline: str = Field(
+        description="The design that speed-ups are over: `ddp`; where that ran out of memory, the "
+        "fastest other one that did not."
+    )
     speedup: float
     speedup_low: float
     speedup_high: float
@@ -35,6 +39,11 @@ class TuningResult(ResponseModel):
     limit_seconds: float | None = Field(
         description="No strategy of the tuning's space iterates in fewer; null in old answers."
     )
+
+    @property
+    def compared_with(self) -> str:
+        """What speed-ups are over, in a word."""
+        return self.baseline if self.ddp_seconds is None else "DDP"
 
 
 class Tuning(ResponseModel):
@@ -78,7 +87,8 @@ class Tunings(Page):
 
 class RankedStrategy(ResponseModel):
     """step_seconds, spread: over all measured iterations; of the confirmation alone where there
-    was one. speedup: DDP's time by this one's; over interleaved repeats where confirmed."""
+    was one. speedup: the baseline's time by this one's; over interleaved repeats where
+    confirmed."""
 
     rank: int
     strategy_id: str
@@ -93,6 +103,7 @@ class RankedStrategy(ResponseModel):
     speedup_high: float | None
     confirmed: bool
     is_ddp: bool
+    is_baseline: bool
     trials: int
     recorded: bool = Field(description="Whether a trial of it recorded its timeline.")
     error: str | None

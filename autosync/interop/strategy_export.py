@@ -30,8 +30,8 @@ from autosync.strategy import (
     VariableChoice,
     split,
 )
-from autosync.torch_verification import SHARE_TOLERANCE
 from autosync.verification import verify
+from autosync.verification.refusals import SHARE_TOLERANCE
 
 COMPRESSORS = {
     EXACT: Compressor.NONE,

@@ -1,4 +1,4 @@
-"""the limit beside an answer"""
+"""the limit beside an answer, and what it is compared with where DDP does not fit"""
 
 from collections.abc import Sequence
 
@@ -12,9 +12,17 @@ depends_on: str | Sequence[str] | None = None
 
 
 def upgrade() -> None:
-    op.add_column("outcomes", sa.Column("limit_seconds", sa.Double(), nullable=True))
+    with op.batch_alter_table("outcomes") as outcomes:
+        outcomes.add_column(sa.Column("limit_seconds", sa.Double(), nullable=True))
+        outcomes.add_column(
+            sa.Column("baseline", sa.String(), nullable=False, server_default="ddp")
+        )
+        outcomes.alter_column("ddp_seconds", existing_type=sa.Double(), nullable=True)
 
 
 def downgrade() -> None:
+    op.execute("UPDATE outcomes SET ddp_seconds = 0 WHERE ddp_seconds IS NULL")
     with op.batch_alter_table("outcomes") as outcomes:
+        outcomes.alter_column("ddp_seconds", existing_type=sa.Double(), nullable=False)
+        outcomes.drop_column("baseline")
         outcomes.drop_column("limit_seconds")

@@ -1,7 +1,5 @@
 """Whether any designed strategy fits the devices' memory."""
 
-import numpy as np
-
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, InvalidStrategy
 from autosync.population import encode
@@ -28,11 +26,8 @@ def check_any_fits(domain: Domain, space: Space) -> None:
     if len(fitting_rows(domain, population)):
         return
     plans = compile_plans_fast(population, domain)
-    excess = [
-        float((memory.peak_bytes(plans, population, index) / devices).max())
-        for index in range(len(named))
-    ]
-    name, strategy = named[int(np.argmin(excess))]
+    excess = (memory.peak_bytes(plans, population) / devices).max(axis=1)
+    name, strategy = named[int(excess.argmin())]
     try:
         check_memory(strategy, domain)
     except InvalidStrategy as error:

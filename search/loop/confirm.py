@@ -1,4 +1,5 @@
-"""The confirmation: finalists against DDP in interleaved repeats, and what follows from them."""
+"""The confirmation: finalists against the baseline (DDP, where it fits) in interleaved repeats, and
+what follows from them."""
 
 from collections.abc import Sequence
 
@@ -14,11 +15,11 @@ from autosync.search.loop.outcome import (
     strategy_id,
 )
 from autosync.search.loop.settings import Settings
-from autosync.search.loop.tuning_store import Candidate, Proposal, Store
+from autosync.search.loop.tuning_store import FOUND_BY_SEARCH, Candidate, Proposal, Store
 from autosync.trials.contract import TrialResult
 
 FINALISTS = 3
-"""Strategies that run against DDP in the interleaved repeats."""
+"""Strategies that run against the baseline in the interleaved repeats."""
 KEEP_DDP_BELOW = 1.01
 """A winner must beat DDP by more than 1 %, about the repeatability of a quiet trial (measured on
 the testbed: 1 % median), in the median and at least break even in nine repeats of ten."""
@@ -30,32 +31,56 @@ left out: of two that are equal, one in eight is, and nothing is lost."""
 
 
 def confirmation(store: Store, settings: Settings) -> list[Proposal]:
-    """The next interleaved repeats of the finalists and DDP: the winner is not the luckiest trial.
+    """The next interleaved repeats of finalists and baseline: the winner is not the luckiest trial.
     None where it is settled.
 
-    Trials are at most `settings.repeats` of each finalist and of DDP. Those that the race saves go
-    to more repeats, where several finalists are still in it.
+    Trials are at most `settings.repeats` of each finalist and of the baseline. Those that the race
+    saves go to more repeats, where several finalists are still in it.
     """
-    begun = [proposal for proposal in store.proposals() if proposal.phase == "confirm"]
+    begun = _begun(store)
     if not begun:
         return _repeats(_finalists(store), range(min(RACE_FROM, settings.repeats)))
     first = [proposal.candidate for proposal in begun if proposal.round == 0]
     done = 1 + max(proposal.round for proposal in begun)
     latest = {proposal.candidate.strategy.id for proposal in begun if proposal.round == done - 1}
-    racing = _racing(store, [each for each in first if each.strategy.id in latest])
-    others = sum(not is_ddp(candidate.strategy) for candidate in racing)
+    racing = _racing(store, [each for each in first if each.strategy.id in latest], first[0])
+    others = sum(candidate is not first[0] for candidate in racing)
     left = settings.repeats * len(first) - len(begun)
     if done < settings.repeats or (others > 1 and left >= len(racing)):
         return _repeats(racing, range(done, done + 1))
     return []
 
 
+def _begun(store: Store) -> list[Proposal]:
+    """The confirmation so far; the baseline is the first of it."""
+    return [proposal for proposal in store.proposals() if proposal.phase == "confirm"]
+
+
 def _finalists(store: Store) -> list[Candidate]:
-    """DDP, then the fastest."""
-    rows = rank_measured(store.proposals(), store.trials())
-    measured = [row.candidate for row in rows if row.step_seconds is not None]
-    ddp = [candidate for candidate in measured if is_ddp(candidate.strategy)]
-    return ddp + [each for each in measured if not is_ddp(each.strategy)][:FINALISTS]
+    """The baseline, then the fastest; none where there is nothing to compare with."""
+    ranked = rank_measured(store.proposals(), store.trials())
+    base = _searched_baseline(ranked)
+    if base is None:
+        return []
+    measured = [row.candidate for row in ranked if row.step_seconds is not None]
+    others = [each for each in measured if each is not base.candidate]
+    return [base.candidate, *others[:FINALISTS]]
+
+
+def _searched_baseline(ranked: Sequence[MeasuredRow]) -> MeasuredRow | None:
+    """DDP; where it ran out of memory, the fastest known design that did not; else the fastest
+    strategy. None where nothing was measured, or DDP failed otherwise.
+
+    ranked: of the search, the fastest first.
+    """
+    ddp = next((row for row in ranked if is_ddp(row.candidate.strategy)), None)
+    if ddp is None or ddp.step_seconds is not None:
+        return ddp
+    if ddp.error_kind != "out_of_memory":
+        return None
+    measured = [row for row in ranked if row.step_seconds is not None]
+    known = (row for row in measured if row.candidate.origin not in FOUND_BY_SEARCH)
+    return next(known, measured[0] if measured else None)
 
 
 def _repeats(candidates: Sequence[Candidate], repeats: range) -> list[Proposal]:
@@ -66,20 +91,20 @@ def _repeats(candidates: Sequence[Candidate], repeats: range) -> list[Proposal]:
     ]
 
 
-def _racing(store: Store, finalists: Sequence[Candidate]) -> list[Candidate]:
-    """Of the finalists of the last repeat: DDP, and those that the leader (the least median) did
-    not beat in every repeat; one whose trials all failed is out."""
+def _racing(store: Store, finalists: Sequence[Candidate], baseline: Candidate) -> list[Candidate]:
+    """Of the finalists of the last repeat: the baseline, and those that the leader (the least
+    median) did not beat in every repeat; one whose trials all failed is out."""
     seconds = repeated_seconds(store.proposals(), store.trials())
     medians = {
         each.strategy.id: float(np.median(list(seconds[each.strategy.id].values())))
         for each in finalists
-        if each.strategy.id in seconds and not is_ddp(each.strategy)
+        if each.strategy.id in seconds and each is not baseline
     }
     leader = min(medians, key=lambda key: medians[key], default=None)
 
     def races(candidate: Candidate) -> bool:
         own = candidate.strategy.id
-        if is_ddp(candidate.strategy) or own == leader:
+        if candidate is baseline or own == leader:
             return True
         if own not in medians or leader is None:
             return False
@@ -94,45 +119,65 @@ def conclude(store: Store, ddp_fits: bool = True) -> Outcome:
 
     ddp_fits: the devices' memory; where it does not, the fastest other one is the answer, whatever
         DDP took where it was measured.
+
+    Raises:
+        AutosyncError: DDP was not measured for another reason than memory, or nothing was.
     """
     proposals, trials = store.proposals(), store.trials()
     ranked = rank_measured(proposals, trials)
-    ddp = next((row for row in ranked if is_ddp(row.candidate.strategy)), None)
-    if ddp is None or ddp.step_seconds is None:
-        why = ddp.error if ddp else "it was not tried before the tuning stopped"
-        raise AutosyncError(
-            f"torch's DDP could not be measured, so nothing can be compared: {why}.",
-            thing="ddp",
-            value=why,
-            remedy="Look at the trial's stderr; check that the workers can start.",
-        )
+    base = _baseline(store, ranked)
+    base_id = base.candidate.strategy.id
     seconds = repeated_seconds(proposals, trials)
     pairs = {
         row.candidate.strategy.id: paired_speedup(
-            *_common(seconds[ddp.candidate.strategy.id], seconds[row.candidate.strategy.id])
+            *_common(seconds[base_id], seconds[row.candidate.strategy.id])
         )
         for row in ranked
-        if row.confirmed and ddp.confirmed and row is not ddp
+        if row.confirmed and base.confirmed and row is not base
     }
     most = max((len(seconds[key]) for key in pairs), default=0)
     last = [key for key in pairs if len(seconds[key]) >= most - 1]  # a stop may split a repeat
     best = max(last, key=lambda key: pairs[key][1], default=None)
     keep = best is None or pairs[best][1] < KEEP_DDP_BELOW or pairs[best][0] < 1.0
-    if keep and not ddp_fits and (other := _fastest_other(ranked)) is not None:
+    against_ddp = is_ddp(base.candidate.strategy)
+    if keep and against_ddp and not ddp_fits and (other := _fastest_other(ranked)) is not None:
         keep, best = False, best or other
-    winner = ddp if keep else next(r for r in ranked if r.candidate.strategy.id == best)
+    winner = base if keep else next(r for r in ranked if r.candidate.strategy.id == best)
     low, median, high = pairs.get(best or "", (1.0, 1.0, 1.0)) if not keep else (1.0, 1.0, 1.0)
     return Outcome(
         best=winner.candidate,
         best_seconds=winner.step_seconds or 0.0,
-        ddp_seconds=ddp.step_seconds,
+        baseline=base.candidate,
+        baseline_seconds=base.step_seconds or 0.0,
         speedup=median,
         speedup_low=low,
         speedup_high=high,
-        repeats=len(seconds.get(ddp.candidate.strategy.id, {})),
-        keep_ddp=keep,
+        repeats=len(seconds.get(base_id, {})),
+        keep_ddp=keep and against_ddp,
         ranked=ranked,
         cancelled=not pairs,
+    )
+
+
+def _baseline(store: Store, ranked: Sequence[MeasuredRow]) -> MeasuredRow:
+    """What the confirmation has begun with, else what it would begin with; it was measured."""
+    if begun := _begun(store):
+        first = begun[0].candidate.strategy.id
+        base = next((row for row in ranked if row.candidate.strategy.id == first), None)
+    else:
+        base = _searched_baseline(ranked)
+    if base is not None and base.step_seconds is not None:
+        return base
+    ddp = next((row for row in ranked if is_ddp(row.candidate.strategy)), None)
+    why = ddp.error if ddp else "it was not tried before the tuning stopped"
+    full = ddp is not None and ddp.error_kind == "out_of_memory"
+    raise AutosyncError(
+        f"torch's DDP could not be measured, so nothing can be compared: {why}.",
+        thing="ddp",
+        value=why,
+        remedy="No other strategy was measured either: take a smaller batch, or larger devices."
+        if full
+        else "Look at the trial's stderr; check that the workers can start.",
     )
 
 

@@ -12,7 +12,7 @@ from autosync.documents import STRICT
 from autosync.domain import Domain
 from autosync.search.loop.tuning_store import Candidate, Proposal
 from autosync.strategy import EXACT, AllReduce, Strategy
-from autosync.trials.contract import TrialResult
+from autosync.trials.contract import ErrorKind, TrialResult
 
 DDP = "ddp"
 """Name of the builder that keeps torch's own DDP."""
@@ -35,7 +35,7 @@ class MeasuredRow:
     """One measured strategy of the ranked table.
 
     step_seconds, spread: the median over all its measured iterations, and (p90 - p10) / median;
-        None when every trial of it failed, then `error` says how.
+        None when every trial of it failed, then `error` says how and `error_kind` in a word.
     confirmed: iterations come from the interleaved repeats.
     """
 
@@ -45,6 +45,7 @@ class MeasuredRow:
     trials: int
     confirmed: bool
     error: str = ""
+    error_kind: ErrorKind | None = None
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
 
@@ -53,15 +54,18 @@ class Outcome:
     """The answer of a tuning.
 
     best: the strategy to use; torch's DDP when `keep_ddp`.
-    best_seconds, ddp_seconds: medians over the interleaved repeats, in the domain's time.
-    speedup: median over repeats of DDP's time by the best's in the same repeat.
+    baseline: what the answer is compared with. That is DDP; where DDP ran out of memory, the
+        fastest known design that did not.
+    best_seconds, baseline_seconds: medians over the interleaved repeats, in the domain's time.
+    speedup: median over repeats of the baseline's time by the best's in the same repeat.
     speedup_low, speedup_high: its 10th and 90th percentile over repeats.
     ranked: every measured strategy, fastest first, failures last.
     """
 
     best: Candidate
     best_seconds: float
-    ddp_seconds: float
+    baseline: Candidate
+    baseline_seconds: float
     speedup: float
     speedup_low: float
     speedup_high: float
@@ -70,6 +74,16 @@ class Outcome:
     ranked: tuple[MeasuredRow, ...]
     cancelled: bool = False
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    @property
+    def ddp_seconds(self) -> float | None:
+        """DDP's `baseline_seconds`; None where it ran out of memory."""
+        return self.baseline_seconds if is_ddp(self.baseline.strategy) else None
+
+    @property
+    def keeps_baseline(self) -> bool:
+        """Whether nothing was faster than the baseline beyond doubt."""
+        return self.best.strategy.id == self.baseline.strategy.id
 
 
 def shipped_bundle(outcome: Outcome, domain: Domain, measured_on: str) -> Bundle:
@@ -114,9 +128,8 @@ def _row(measured: list[tuple[Proposal, TrialResult]]) -> MeasuredRow:
     seconds = [second for trial in judged for second in trial.iteration_seconds]
     if not seconds:
         error = next(trial.error for trial in judged if trial.error)
-        return MeasuredRow(
-            candidate, None, None, len(measured), False, f"{error.kind}: {error.message}"
-        )
+        words = f"{error.kind}: {error.message}"
+        return MeasuredRow(candidate, None, None, len(measured), False, words, error.kind)
     low, median, high = np.percentile(seconds, [10, 50, 90])
     spread = float((high - low) / median)
     return MeasuredRow(candidate, float(median), spread, len(measured), confirmed)

@@ -14,7 +14,7 @@ from autosync.search.loop.earlier_trials import EarlierTrials, since_then
 from autosync.search.loop.outcome import Outcome, TuningEvent
 from autosync.search.loop.proposing import OnEvent, propose
 from autosync.search.loop.settings import Settings
-from autosync.search.loop.tuning_store import Phase, Proposal, Store
+from autosync.search.loop.tuning_store import Candidate, Phase, Proposal, Store
 from autosync.search.space import Space
 from autosync.simulator.fitting.recalibration import recalibrated
 from autosync.simulator.memory_check import fitting_rows
@@ -49,13 +49,15 @@ def tune(
     earlier: EarlierTrials | None = None,
 ) -> Outcome:
     """Find, measure and confirm the fastest strategy of the domain; DDP is always measured.
+    Where it runs out of memory, what fits is compared with the fastest known design.
 
     Stops and goes on anywhere: what the store holds is never run again. stop: may end the search
     before its budget, and the confirmation before its last repeat; what was measured counts.
     earlier: what a tuning of the same model measured; see `earlier_trials`.
 
     Raises:
-        AutosyncError: torch's DDP itself could not be measured, so nothing can be compared.
+        AutosyncError: torch's DDP could not be measured for another reason than memory, or nothing
+            else fits, so that nothing can be compared.
         Cancelled: as the caller's token says; what was measured is stored.
     """
     on_event(TuningEvent("opening", "starting the workers"))
@@ -170,10 +172,22 @@ def describe_trial(proposal: Proposal, result: TrialResult) -> str:
 
 
 def describe_outcome(outcome: Outcome) -> str:
+    baseline_ms = f"{outcome.baseline_seconds * 1e3:.1f} ms"
     if outcome.keep_ddp:
-        return f"keep DDP: nothing beats its {outcome.ddp_seconds * 1e3:.1f} ms beyond noise"
-    name = outcome.best.strategy.name or _FOUND.get(outcome.best.origin, "a sampled strategy")
+        return f"keep DDP: nothing beats its {baseline_ms} beyond noise"
+    name = _name(outcome.best)
+    if outcome.ddp_seconds is not None:
+        than, before = "DDP", ""
+    else:
+        than, before = _name(outcome.baseline), "DDP ran out of memory; "
+    if outcome.keeps_baseline:
+        return f"{before}{name}: nothing that fits beats its {baseline_ms} beyond noise"
+    interval = f"{outcome.speedup_low:.2f} to {outcome.speedup_high:.2f}"
     return (
-        f"{name}: {outcome.best_seconds * 1e3:.1f} ms, {outcome.speedup:.2f} times DDP's speed "
-        f"({outcome.speedup_low:.2f} to {outcome.speedup_high:.2f} over {outcome.repeats} repeats)"
+        f"{before}{name}: {outcome.best_seconds * 1e3:.1f} ms, {outcome.speedup:.2f} times "
+        f"{than}'s speed ({interval} over {outcome.repeats} repeats)"
     )
+
+
+def _name(candidate: Candidate) -> str:
+    return candidate.strategy.name or _FOUND.get(candidate.origin, "a sampled strategy")

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from autosync.cluster import Device
@@ -9,23 +10,36 @@ from autosync.domain import Domain, Optimizer
 from autosync.errors import InvalidStrategy
 from autosync.graph import Operation
 from autosync.plan import PlanTable
-from autosync.population import Population, encode
+from autosync.population import Population, concatenate, encode
+from autosync.search.designs.design_table import hand_designed
+from autosync.search.designs.known_designs import ddp
+from autosync.search.designs.torch_engines import fsdp2, torch_designs, zero2
+from autosync.search.sampler.sampling import sample
+from autosync.search.space import Space
 from autosync.simulator.activation_memory import activation_curve
 from autosync.simulator.explanation import explain
 from autosync.simulator.memory_check import check_memory, fitting_rows
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.peak_memory import device_memory_bytes, memory_of, peak_bytes
-from autosync.strategy import AllReduce, ParameterServer, ReduceScatter, Schedule, Strategy
-from tests.domains import chain_graph, domain_of
+from autosync.simulator.peak_memory import device_memory_bytes, memory_of
+from autosync.strategy import (
+    EXACT,
+    AllReduce,
+    Encoding,
+    ParameterServer,
+    ReduceScatter,
+    Schedule,
+    Strategy,
+)
+from tests.domains import chain_graph, domain_of, grid_cluster, layered_graph
 from tests.simulator.worked_examples import cluster_of, strategy_of
 
 MEGABYTE = (250_000,)
 STATE = 2
 
 
-def planned(domain: Domain, strategy: Strategy) -> tuple[PlanTable, Population, Domain]:
-    population = encode([strategy], domain)
-    return compile_plans_fast(population, domain), population, domain
+def planned(domain: Domain, *strategies: Strategy) -> tuple[PlanTable, Population]:
+    population = encode(list(strategies), domain)
+    return compile_plans_fast(population, domain), population
 
 
 def four(memory_gb: float | None = None) -> Domain:
@@ -81,7 +95,8 @@ def test_the_peak_adds_up_by_method() -> None:
     few = 2 * 4096.0 * 4
 
     def peak_mb(strategy: Strategy) -> list[float]:
-        return [float(p) / 1e6 for p in peak_bytes(*planned(domain, strategy))]
+        (peaks,) = memory_of(domain).peak_bytes(*planned(domain, strategy))
+        return [float(peak) / 1e6 for peak in peaks]
 
     def near(megabytes: list[float]) -> object:
         return pytest.approx(megabytes, abs=few / 1e6)
@@ -104,9 +119,9 @@ def test_the_peak_adds_up_by_method() -> None:
 
 def test_a_batch_share_counts_with_its_activations() -> None:
     domain = four()
-    plans, population, _ = planned(domain, strategy_of(domain, AllReduce))
+    plans, population = planned(domain, strategy_of(domain, AllReduce))
     memory = memory_of(domain)
-    wide = [memory.peak_bytes(plans, population, 0, scale)[0] for scale in (100.0, 10_000.0)]
+    wide = [memory.peak_bytes(plans, population, scale)[0, 0] for scale in (100.0, 10_000.0)]
     assert wide[1] - wide[0] == pytest.approx(9900 * 4 * 4096, rel=0.05)
 
 
@@ -164,3 +179,53 @@ def test_a_population_is_sifted() -> None:
     assert fitting_rows(tight, encode(strategies, tight)).tolist() == [1]
     loose = four()
     assert fitting_rows(loose, encode(strategies, loose)).tolist() == [0, 1]
+
+
+def test_strategies_take_together_what_each_takes_alone() -> None:
+    graph = chain_graph(((64, 32), (4000, 16), (128, 64), (128,)), sparse=(1,), factor_rows=4)
+    domain = domain_of(graph, grid_cluster(2, 2), optimizer=Optimizer("adamw", True, STATE))
+    space = Space(encodings=(EXACT, Encoding("bf16"), Encoding("powersgd", 2)))
+    drawn = sample(domain, space, 0, 64, seed=3)
+    named = [*hand_designed(domain, space), *torch_designs(domain, space)]
+    population = concatenate([drawn, encode([strategy for _, strategy in named], domain)])
+    memory = memory_of(domain)
+    together = memory.peak_bytes(compile_plans_fast(population, domain), population)
+    assert together.shape == (len(population), 4)
+    assert len(np.unique(together)) > 50
+    for index in range(len(population)):
+        alone = population.take([index])
+        (peaks,) = memory.peak_bytes(compile_plans_fast(alone, domain), alone)
+        assert together[index] == pytest.approx(peaks)
+
+
+def test_sharded_strategies_stand_among_the_others() -> None:
+    graph = layered_graph(((1000, 250),) * 6)
+    domain = domain_of(graph, grid_cluster(4), optimizer=Optimizer("adamw", True, STATE))
+    strategies = [ddp(domain), fsdp2(domain), ddp(domain), zero2(domain), fsdp2(domain)]
+    plans, population = planned(domain, *strategies)
+    peaks = memory_of(domain).peak_bytes(plans, population)[:, 0]
+    assert peaks[0] == peaks[2]
+    assert peaks[1] == peaks[4]
+    assert max(peaks[1], peaks[3]) < peaks[0]
+    assert peaks[1] != peaks[3]
+
+
+def test_a_gradient_that_is_made_twice_passes_beside_the_first() -> None:
+    """A tied variable: both makings count, whether a bucket holds its gradient or a tensor."""
+    chain = chain_graph((MEGABYTE,) * 3)
+    tied = replace(chain.operations[0], type="embedding", variables=(0, 2))
+    operations = (tied, *chain.operations[1:])
+    graph = replace(
+        chain, operations=operations, gradient_order=(1, 2, 0), gradient_after=(0, 1, 0)
+    )
+    domain = domain_of(graph, cluster_of(), optimizer=Optimizer("sgd", True, 0))
+    few = 3 * 4 * 4096 / 1e6
+    plain = planned(domain, strategy_of(domain, lambda v: AllReduce(0)))
+    # Values 3, buffer 3; at the end of backward the last gradient, and those of the tied one, which
+    # autograd adds up before it hands them over: the first, a view, the second and their sum.
+    (peaks,) = memory_of(domain).peak_bytes(*plain)
+    assert peaks / 1e6 == pytest.approx([10.0] * 4, abs=few)
+    kept = planned(domain, strategy_of(domain, lambda v: AllReduce(0), Schedule(order="ddp")))
+    # Torch's DDP keeps three gradients beside the buffer; the second making and the sum pass.
+    (peaks,) = memory_of(domain).peak_bytes(*kept)
+    assert peaks / 1e6 == pytest.approx([11.0] * 4, abs=few)

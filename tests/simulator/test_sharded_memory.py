@@ -12,7 +12,7 @@ from autosync.search.designs.known_designs import ddp, zero1
 from autosync.search.designs.torch_engines import fsdp2, zero2
 from autosync.simulator.memory_check import check_memory, fitting_rows
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.peak_memory import peak_bytes
+from autosync.simulator.peak_memory import memory_of
 from autosync.strategy import Strategy
 from tests.domains import domain_of, grid_cluster, layered_graph
 
@@ -33,7 +33,7 @@ def of(memory_gb: float | None = None, nccl: bool = False) -> Domain:
 
 def peak_mb(strategy: Strategy, domain: Domain) -> float:
     population = encode([strategy], domain)
-    peaks = peak_bytes(compile_plans_fast(population, domain), population, domain)
+    (peaks,) = memory_of(domain).peak_bytes(compile_plans_fast(population, domain), population)
     assert peaks.min() == peaks.max()
     return float(peaks[0]) / 1e6
 

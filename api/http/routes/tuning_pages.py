@@ -16,7 +16,7 @@ from autosync.api.views.dashboard.simulator_account import simulator_page
 from autosync.api.views.dashboard.strategy_labels import strategy_labels
 from autosync.api.views.dashboard.trial_views import trial_detail, trial_page
 from autosync.api.views.rankings import (
-    ddp_strategy,
+    baseline_strategy,
     measured_ddp_seconds,
     ranked_count,
     ranked_strategies,
@@ -197,7 +197,7 @@ def _answer(session: Session, tuning: Tuning) -> Any:
 def _ranked(session: Session, tuning_id: str, page: int) -> dict[str, Any]:
     ahead, total = (page - 1) * RANKED_ON_A_PAGE, ranked_count(session, tuning_id)
     shown = ranked_strategies(session, tuning_id, RANKED_ON_A_PAGE, ahead=ahead).items
-    shown = _with_ddp(session, tuning_id, shown)
+    shown = _with_baseline(session, tuning_id, shown)
     return {
         "ranked": shown,
         "ranked_total": total,
@@ -207,17 +207,17 @@ def _ranked(session: Session, tuning_id: str, page: int) -> dict[str, Any]:
     }
 
 
-def _with_ddp(
+def _with_baseline(
     session: Session, tuning_id: str, shown: list[RankedStrategy]
 ) -> list[RankedStrategy]:
-    """A page of the ranking; DDP is on each, as what the others are judged by."""
-    known = ddp_strategy(session, tuning_id)
-    if known is None or not shown or any(row.is_ddp for row in shown):
+    """A page of the ranking; the baseline is on each, as what the others are judged by."""
+    known = baseline_strategy(session, tuning_id)
+    if known is None or not shown or any(row.is_baseline for row in shown):
         return shown
-    ddp = ranked_strategy(session, tuning_id, known.strategy_id)
-    if ddp is None:
+    baseline = ranked_strategy(session, tuning_id, known.strategy_id)
+    if baseline is None:
         return shown
-    return [ddp, *shown] if ddp.rank < shown[0].rank else [*shown, ddp]
+    return [baseline, *shown] if baseline.rank < shown[0].rank else [*shown, baseline]
 
 
 def _why(session: Session, tuning_id: str, strategy_id: str | None) -> dict[str, Any]:
@@ -250,6 +250,6 @@ def _choices(session: Session, tuning_id: str) -> list[tuple[str, str]]:
     """Id and name of the strategies that one can look at: the fastest, and DDP."""
     ranked = ranked_strategies(session, tuning_id, RANKED_ON_A_PAGE).items
     fastest = [row for row in ranked if row.step_seconds is not None]
-    shown = [row.strategy_id for row in _with_ddp(session, tuning_id, fastest)]
+    shown = [row.strategy_id for row in _with_baseline(session, tuning_id, fastest)]
     names = strategy_labels(session, shown)
     return [(key, names[key].whole) for key in shown]

@@ -49,6 +49,8 @@ def headline(
 def _answer(what: str, result: TuningResult) -> tuple[str, str]:
     repeats = f"{result.repeats} interleaved repeats"
     interval = f"{result.speedup_low:.2f} to {result.speedup_high:.2f} times"
+    if result.ddp_seconds is None:
+        return _without_ddp(what, result)
     if result.keep_ddp:
         return (
             f"{what}: keep torch's DDP",
@@ -68,6 +70,24 @@ def _of_limit(result: TuningResult) -> str:
         return ""
     share = 100 * result.limit_seconds / result.best_seconds
     return f", {share:.0f} % of the limit of {_step(result.limit_seconds)}"
+
+
+def _without_ddp(what: str, result: TuningResult) -> tuple[str, str]:
+    """Where DDP ran out of memory, so that what fits is compared with the fastest known design."""
+    full = f"{what}: torch's DDP runs out of memory"
+    taken = f"{_step(result.best_seconds)} an iteration"
+    if not result.repeats:
+        return f"{full}; what fits was not confirmed", f"{taken} in the search."
+    if result.speedup_low == result.speedup_high == 1.0:
+        certainty = f"Nothing else that fits was faster beyond doubt in {result.repeats}"
+        return f"{full}; {result.baseline} fits", f"{certainty} interleaved repeats: {taken}."
+    return (
+        f"{full}; the answer fits and trains {result.speedup:.2f} times as fast as under "
+        f"{result.baseline}",
+        f"{result.speedup_low:.2f} to {result.speedup_high:.2f} times as fast (percentiles 10 and "
+        f"90 of {result.repeats} interleaved repeats): {taken}. {result.baseline} is the fastest "
+        "known design that fits.",
+    )
 
 
 def _where(tuning: Tuning, ran_on: str) -> str:

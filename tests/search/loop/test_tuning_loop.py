@@ -27,6 +27,7 @@ from tests.search.killed import Killed
 
 DOMAIN = domain_of(cluster=grid_cluster(2, 2, gbps=0.01))
 SETTINGS = Settings(budget=10, proposals=64, repeats=4)
+CRASHED = TrialError("crashed", "the worker fell over")
 
 
 class TablePool:
@@ -34,8 +35,14 @@ class TablePool:
 
     description = "a table"
 
-    def __init__(self, seconds: Callable[[Strategy], float | None], dies_after: int = 10**9):
+    def __init__(
+        self,
+        seconds: Callable[[Strategy], float | None],
+        dies_after: int = 10**9,
+        error: TrialError = CRASHED,
+    ):
         self.seconds = seconds
+        self.error = error
         self.ran: list[str] = []
         self.recorded: list[str] = []
         self.closed = False
@@ -48,7 +55,7 @@ class TablePool:
         if request.record:
             self.recorded.append(request.key)
         value = self.seconds(request.bundle.strategy)
-        error = None if value else TrialError("crashed", "the worker fell over")
+        error = None if value else self.error
         iterations = (value,) * request.iterations if value else ()
         return TrialResult(request.key, iterations, value, 0.0, error, "table", 1.0, 1.0)
 
@@ -100,7 +107,8 @@ def test_finalists_and_ddp_alternate_and_the_winner_is_confirmed() -> None:
     assert outcome.repeats == SETTINGS.repeats
     assert not outcome.keep_ddp
     assert outcome.best_seconds == pytest.approx(by_simulator(outcome.best.strategy))
-    assert outcome.speedup == pytest.approx(outcome.ddp_seconds / outcome.best_seconds)
+    assert outcome.ddp_seconds == outcome.baseline_seconds
+    assert outcome.speedup == pytest.approx(outcome.baseline_seconds / outcome.best_seconds)
 
 
 def test_the_finalists_and_ddp_record_their_timelines_once() -> None:
@@ -145,8 +153,10 @@ def test_without_ddp_there_is_no_comparison() -> None:
     def no_ddp(strategy: Strategy) -> float | None:
         return None if strategy.schedule.order == "ddp" else by_simulator(strategy)
 
+    pool = TablePool(no_ddp)
     with pytest.raises(AutosyncError, match="DDP could not be measured"):
-        run(TablePool(no_ddp), MemoryStore())
+        run(pool, MemoryStore())
+    assert not any(key.startswith("confirm/") for key in pool.ran)  # which would tell nothing
 
 
 def test_stopping_keeps_what_was_measured() -> None:
@@ -173,7 +183,8 @@ def test_a_confirmation_that_is_stopped_counts_what_was_run() -> None:
     most = SETTINGS.budget + 2 * 4 + 1  # the third repeat begins with DDP
     outcome = run(pool, MemoryStore(), stop=lambda phase: len(pool.ran) >= most)
     assert len(pool.ran) == most
-    assert outcome.speedup == pytest.approx(outcome.ddp_seconds / outcome.best_seconds)
+    assert outcome.ddp_seconds == outcome.baseline_seconds
+    assert outcome.speedup == pytest.approx(outcome.baseline_seconds / outcome.best_seconds)
     assert not outcome.cancelled
 
 

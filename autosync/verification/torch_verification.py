@@ -16,8 +16,7 @@ from autosync.strategy import (
     VariableChoice,
 )
 from autosync.torch_engine import FullyShard
-
-SHARE_TOLERANCE = 1e-6
+from autosync.verification.refusals import SHARE_TOLERANCE, variable_refusal
 
 
 def check_ddp(strategy: Strategy, domain: Domain) -> None:
@@ -110,14 +109,3 @@ def check_fully_shard(strategy: Strategy, engine: FullyShard, domain: Domain) ->
             thing="group",
             value=sorted(group_of.values())[:16],
         )
-
-
-def variable_refusal(
-    variable: Variable, field: str, value: object, why: str, remedy: str = ""
-) -> InvalidStrategy:
-    return InvalidStrategy(
-        f"variable {variable.name!r} {why}.",
-        thing=f"variable {variable.name}, {field}",
-        value=value,
-        remedy=remedy,
-    )

@@ -1,0 +1,87 @@
+"""What a tuning answers whose torch's DDP ran out of memory."""
+
+import random
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from autosync.api.cli import tuning_report
+from autosync.api.db.database import Database
+from autosync.api.engine.database_store import DatabaseStore
+from autosync.api.views import reports
+from autosync.api.views.dashboard.headline import headline
+from autosync.api.views.rankings import measured_ddp_seconds
+from autosync.search.loop.confirm import conclude
+from autosync.search.loop.outcome import DDP
+from autosync.trials.contract import TrialError
+from tests.api.sample import candidates, claimed, proposal, result, run_confirmation, small_request
+
+REQUEST = small_request(budget=6)
+
+
+@pytest.fixture
+def tuning_id(database: Database) -> str:
+    """A tuning whose DDP ran out of memory; the others took what was predicted."""
+    held, store = claimed(database, REQUEST)
+    rng = random.Random(1)
+    chosen = candidates(REQUEST.domain, REQUEST.settings.budget)
+    store.propose([proposal(candidate) for candidate in chosen])
+    for candidate in chosen:
+        seconds = None if candidate.origin == DDP else candidate.predicted_seconds
+        measured = result(proposal(candidate).key, REQUEST, seconds, rng)
+        if candidate.origin == DDP:
+            error = TrialError("out_of_memory", "rank 1: can't allocate memory")
+            measured = replace(measured, error=error)
+        store.record(measured)
+    run_confirmation(database, store, held, REQUEST)
+    return held.tuning_id
+
+
+def test_speed_ups_are_over_what_the_confirmation_began_with(
+    database: Database, tuning_id: str
+) -> None:
+    outcome = conclude(DatabaseStore(database, tuning_id, 1))
+    with database.reading() as session:
+        tuning = reports.tuning(session, tuning_id)
+        (listed,) = reports.tunings(session, limit=10).items
+        ranked = reports.ranked_strategies(session, tuning_id).items
+        assert measured_ddp_seconds(session, tuning) is None
+    assert listed == tuning
+    assert tuning.result is not None
+    assert tuning.result.ddp_seconds is None
+    assert not tuning.result.keep_ddp
+    assert tuning.result.baseline == outcome.baseline.origin != DDP
+    (base,) = [row for row in ranked if row.is_baseline]
+    assert base.strategy_id == outcome.baseline.strategy.id
+    assert base.speedup is None
+    (ddp,) = [row for row in ranked if row.is_ddp]
+    assert ddp.error is not None
+    assert ddp.error.startswith("out_of_memory")
+    assert ddp.speedup is None
+    best = next(row for row in ranked if row.strategy_id == outcome.best.strategy.id)
+    if not outcome.keeps_baseline:
+        assert best.speedup == outcome.speedup
+    assert all(row.speedup is not None for row in ranked if not (row.is_baseline or row.is_ddp))
+
+
+def test_headline_and_command_say_with_what_it_is_compared(
+    database: Database, tuning_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with database.reading() as session:
+        tuning = reports.tuning(session, tuning_id)
+        ranked = reports.ranked_strategies(session, tuning_id)
+    assert tuning.result is not None
+    assert tuning.result.baseline is not None
+    told = headline(tuning, None, "")
+    assert "DDP runs out of memory" in told.sentence
+    assert tuning.result.baseline in told.sentence
+    written = StringIO()
+    for module in ("tuning_report", "console"):
+        console = Console(file=written, width=200)
+        monkeypatch.setattr(f"autosync.api.cli.{module}.out", console)
+    tuning_report.print_results(tuning, ranked, "a table")
+    assert f"speed-up over {tuning.result.baseline}" in written.getvalue()
+    assert "DDP runs out of memory" in written.getvalue()
+    assert "1.00 (baseline)" in written.getvalue()

@@ -1,0 +1,24 @@
+"""The most that is held, from allocations whose ends are not all seen."""
+
+from benchmarks.peak_memory import Allocation, most_held
+
+
+def test_blocks_end_where_they_are_freed() -> None:
+    events = [
+        Allocation(1, 0, 100),
+        Allocation(2, 200, 50),
+        Allocation(3, 0, -100),
+        Allocation(4, 300, 60),
+    ]
+    assert most_held(events, 0, 9) == 150
+    assert most_held(events, 3, 9) == 110
+
+
+def test_a_block_whose_end_was_not_seen_ends_where_another_begins_in_it() -> None:
+    lost = [Allocation(1, 0, 100), Allocation(2, 40, 20), Allocation(3, 90, 30)]
+    assert most_held(lost, 1, 1) == 100
+    assert most_held(lost, 2, 9) == 50
+    covered = [Allocation(1, 10, 5), Allocation(2, 20, 5), Allocation(3, 0, 100)]
+    assert most_held(covered, 3, 3) == 100
+    touching = [Allocation(1, 0, 10), Allocation(2, 10, 10)]
+    assert most_held(touching, 2, 2) == 20

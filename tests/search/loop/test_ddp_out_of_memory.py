@@ -1,0 +1,73 @@
+"""Tunings in which torch's DDP runs out of memory: what fits is compared with what fits."""
+
+import pytest
+
+from autosync.errors import AutosyncError
+from autosync.search.loop.memory_store import MemoryStore
+from autosync.search.loop.outcome import is_ddp, rank_measured, shipped_bundle
+from autosync.search.loop.tuning_loop import describe_outcome
+from autosync.search.loop.tuning_store import FOUND_BY_SEARCH
+from autosync.strategy import Strategy
+from autosync.trials.contract import TrialError
+from tests.search.killed import Killed
+from tests.search.loop.test_tuning_loop import DOMAIN, TablePool, by_simulator, run
+
+FULL = TrialError("out_of_memory", "rank 0: can't allocate memory")
+
+
+def without_ddp(strategy: Strategy) -> float | None:
+    return None if is_ddp(strategy) else by_simulator(strategy)
+
+
+def test_where_ddp_runs_out_of_memory_what_fits_is_compared_with_the_fastest_known_design() -> None:
+    pool, store = TablePool(without_ddp, error=FULL), MemoryStore()
+    outcome = run(pool, store)
+    known = [
+        row
+        for row in rank_measured(
+            [p for p in store.proposals() if p.phase == "search"], store.trials()
+        )
+        if row.step_seconds is not None and row.candidate.origin not in FOUND_BY_SEARCH
+    ]
+    assert outcome.baseline.strategy.id == known[0].candidate.strategy.id
+    assert outcome.ddp_seconds is None
+    assert not outcome.keep_ddp
+    assert outcome.speedup == pytest.approx(outcome.baseline_seconds / outcome.best_seconds)
+    assert outcome.ranked[-1].error == f"out_of_memory: {FULL.message}"
+    confirmed = {key.split("/")[2] for key in pool.ran if key.startswith("confirm/")}
+    assert outcome.baseline.strategy.id in confirmed
+    assert not any(is_ddp(p.candidate.strategy) for p in store.proposals() if p.phase == "confirm")
+    told = describe_outcome(outcome)
+    assert told.startswith("DDP ran out of memory; ")
+    assert outcome.baseline.strategy.name in told
+    evidence = shipped_bundle(outcome, DOMAIN, "a table").evidence
+    assert evidence.ddp_step_seconds is None
+    assert evidence.step_seconds == outcome.best_seconds
+
+
+def test_a_known_design_that_nothing_beats_is_the_answer_where_ddp_does_not_fit() -> None:
+    def equal(strategy: Strategy) -> float | None:
+        return None if is_ddp(strategy) else 1.0
+
+    outcome = run(TablePool(equal, error=FULL), MemoryStore())
+    assert outcome.keeps_baseline
+    assert outcome.best.origin not in {"ddp", *FOUND_BY_SEARCH}
+    assert (outcome.speedup_low, outcome.speedup, outcome.speedup_high) == (1.0, 1.0, 1.0)
+    assert "nothing that fits beats" in describe_outcome(outcome)
+
+
+@pytest.mark.parametrize("dies_after", [1, 11, 14])
+def test_a_killed_tuning_without_ddp_goes_on_where_it_stopped(dies_after: int) -> None:
+    expected = run(TablePool(without_ddp, error=FULL), MemoryStore())
+    store = MemoryStore()
+    with pytest.raises(Killed):
+        run(TablePool(without_ddp, dies_after, FULL), store)
+    assert run(TablePool(without_ddp, error=FULL), store) == expected
+
+
+def test_where_nothing_fits_there_is_no_answer() -> None:
+    pool = TablePool(lambda strategy: None, error=FULL)
+    with pytest.raises(AutosyncError, match="out_of_memory") as failed:
+        run(pool, MemoryStore())
+    assert "smaller batch" in failed.value.remedy
+    assert not any(key.startswith("confirm/") for key in pool.ran)
