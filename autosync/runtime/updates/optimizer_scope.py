@@ -38,6 +38,9 @@ BY_VARIABLE: tuple[type[Optimizer], ...] = (
 timm has it divides by the norm over all gradients, Lookahead steps another optimizer."""
 
 
+VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+
+
 def looks_at_one_variable(optimizer_class: type[Optimizer]) -> bool:
     return optimizer_class in BY_VARIABLE
 
@@ -69,9 +72,6 @@ def check_one_backward(optimizers: Iterable[Optimizer]) -> None:
                 value=kind,
                 remedy="Use an optimizer whose step() takes gradients as they are.",
             )
-
-
-VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
 def warn_if_together(optimizers: Sequence[Optimizer]) -> None:
