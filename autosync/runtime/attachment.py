@@ -23,7 +23,7 @@ from autosync.runtime.execution.parameter_storage import ParameterStorage
 from autosync.runtime.hooks import model_hooks
 from autosync.runtime.hooks.forward_gates import Gates
 from autosync.runtime.hooks.gradient_hooks import Removable
-from autosync.runtime.hooks.optimizer_coverage import CoverageGuard, check_held
+from autosync.runtime.hooks.optimizer_coverage import CoverageGuard, check_held, given_optimizers
 from autosync.runtime.hooks.plain_copies import PlainCopies
 from autosync.runtime.hooks.synchronized_optimizer import adopt, follows_plan, release
 from autosync.runtime.hooks.torch_compile import compiled_from
@@ -145,7 +145,7 @@ def attach(
         NotSupported: the optimizer or the backend cannot do what the plan asks, or the model is
             neither in host memory nor on one NVIDIA GPU.
     """
-    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    optimizers = given_optimizers(optimizer)
     check_plain(model, optimizers)
     check_held(model, optimizers)
     group = working_group(process_group)

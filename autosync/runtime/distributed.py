@@ -20,7 +20,12 @@ from autosync.runtime.attachment import attach
 from autosync.runtime.device.model_device import device_of
 from autosync.runtime.drift_watch import OnDrift, watch_iterations
 from autosync.runtime.hooks.gradient_hooks import Removable
-from autosync.runtime.hooks.optimizer_coverage import CoverageGuard, check_held, warn_unheld
+from autosync.runtime.hooks.optimizer_coverage import (
+    CoverageGuard,
+    check_held,
+    given_optimizers,
+    warn_unheld,
+)
 from autosync.runtime.hooks.torch_compile import compiled_from, warn_if_compiled
 from autosync.runtime.payloads.encodings import check_lossless
 from autosync.runtime.sharded_models import check_norm_is_global, check_unsharded
@@ -41,7 +46,7 @@ from autosync.runtime.transport.bundle_agreement import (
     refused_everywhere,
 )
 from autosync.runtime.transport.process_groups import working_group
-from autosync.runtime.updates.clipping import clip_before_step, clipping_of_several
+from autosync.runtime.updates.clipping import check_max_norm, clip_before_step, clipping_of_several
 from autosync.runtime.updates.optimizer_scope import check_one_backward, warn_if_together
 from autosync.runtime.variable_names import matched_names, similar_names
 from autosync.torch_dtypes import TORCH_DTYPES
@@ -88,11 +93,12 @@ def distribute(
     group = working_group(process_group)
     network = compiled_from(model)
     options = dict(ddp_options or {})
-    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     parameter = next(network.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
     with refused_everywhere(group, device):
+        optimizers = given_optimizers(optimizer)
         check_distributable(network, optimizers)
+        check_max_norm(max_grad_norm)
         check_norm_is_global(max_grad_norm, group)
         shipped = bundle if isinstance(bundle, Bundle) else load_bundle(bundle)
         check_options(options, shipped.plan.engine)
@@ -185,9 +191,8 @@ def _wrapped(
     if max_grad_norm and not isinstance(optimizer, Optimizer):
         raise clipping_of_several()
     bucket_bytes = plan.bucket_bytes if plan else 0
-    given = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    guard = CoverageGuard(compiled_from(model), given, trained)
+    guard = CoverageGuard(compiled_from(model), given_optimizers(optimizer), trained)
     made = wrap_in_ddp(model, bucket_bytes, group, options=options)
     if plan is not None:
         add_hook(made, plan, group)

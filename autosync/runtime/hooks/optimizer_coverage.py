@@ -20,6 +20,27 @@ MOST_NAMED = 5
 """Parameters that a message lists."""
 
 
+def given_optimizers(optimizer: Any) -> list[Optimizer]:
+    """One optimizer or several, as a list.
+
+    Raises:
+        InvalidInput: it is neither.
+    """
+    if isinstance(optimizer, Optimizer):
+        return [optimizer]
+    given = list(optimizer) if isinstance(optimizer, Iterable) else [optimizer]
+    other = next((one for one in given if not isinstance(one, Optimizer)), None)
+    if other is not None or not given:
+        found = "an empty list" if not given else f"a {type(other).__name__}"
+        raise InvalidInput(
+            f"optimizer is {found}, where a torch.optim.Optimizer is wanted, or several.",
+            thing="optimizer",
+            value=type(optimizer).__name__,
+            remedy="Give the optimizer itself, not what wraps it; of several a list.",
+        )
+    return given
+
+
 def check_held(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
     """Raises InvalidInput where an optimizer trains what is not the model's, or two the same."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
