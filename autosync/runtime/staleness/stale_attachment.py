@@ -49,8 +49,9 @@ class StaleAttachment:
     gradient of the iteration s before, or None in the first s iterations, so that whatever the
     script does to gradients before `step()` is done to what is applied.
 
-    given: the optimizer as the script gave it. synchronizing: False inside `no_sync`. buffers_sent:
-    those of modules have left in this iteration. end_is_expected: its backward pass calls back.
+    given: the optimizer as the script gave it. control: a process group of all ranks for small
+    exchanges. synchronizing: False inside `no_sync`. buffers_sent: those of modules have left in
+    this iteration. end_is_expected: its backward pass calls back.
     """
 
     model: nn.Module
@@ -59,6 +60,7 @@ class StaleAttachment:
     parameters: list[nn.Parameter]
     buffers: BufferBroadcast
     monitor: Monitor
+    control: Any
     groups: Groups
     max_grad_norm: float | None
     handles: list[Removable] = field(default_factory=list)
@@ -75,11 +77,13 @@ class StaleAttachment:
 
     def detach(self, keep_state: bool = True) -> None:
         """Apply what is left, oldest first, so that no gradient is lost; then leave model and
-        optimizer as they were. keep_state: False drops it. After a failure nothing is waited for,
-        and what is left is lost."""
+        optimizer as they were. A collective; after a failure nothing is waited for, and what is
+        left is lost. keep_state: False drops it in any case."""
         sound = self.monitor.failure is None
         if sound:
             self.flush()
+            with suppress(RuntimeError):  # nothing is in flight here: a peer may go first
+                self.control.barrier(dist.BarrierOptions()).wait()
         self.undo()
         while sound and keep_state and (sums := self.pipeline.rest()) is not None:
             self._give(sums)
@@ -198,7 +202,7 @@ class StaleAttachment:
             self.end_is_expected = False
             self.finish_buffers()
 
-    def before_buffers(self, *_: Any) -> None:
+    def before_buffers(self) -> None:
         """A module is about to read its buffers."""
         if not within_backward():
             self.finish_buffers()
@@ -268,6 +272,7 @@ def attach_stale(
                 parameters,
                 BufferBroadcast(model, for_buffers, group.rank(), groups.streams),
                 monitor,
+                control,
                 groups,
                 max_grad_norm,
             )
