@@ -79,8 +79,8 @@ def warn_if_together(optimizers: Sequence[Optimizer]) -> None:
     kinds = [type(one).__name__ for one in optimizers if type(one) not in BY_VARIABLE]
     if kinds:
         warnings.warn(
-            f"optimizer {', '.join(kinds)} may look at several variables at once, so backward() waits "
-            "for all their sums and step() updates them together: what the plan lets run into the "
-            "next forward pass does not.",
+            f"optimizer {', '.join(kinds)} may look at several variables at once, so backward() "
+            "waits for all their sums and step() updates them together: what the plan lets run "
+            "into the next forward pass does not.",
             stacklevel=3,
         )
