@@ -24,6 +24,7 @@ from autosync.runtime.hooks.optimizer_coverage import (
     CoverageGuard,
     check_held,
     given_optimizers,
+    warn_renormalized,
     warn_unheld,
 )
 from autosync.runtime.hooks.torch_compile import compiled_from, warn_if_compiled
@@ -105,6 +106,7 @@ def distribute(
         if shipped.plan.engine == "autosync":
             check_one_backward(optimizers)
     warn_unheld(network, optimizers)
+    warn_renormalized(network)
     arguments = {
         "max_grad_norm": max_grad_norm,
         "allow_lossy": allow_lossy,

@@ -81,6 +81,22 @@ def warn_unheld(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         )
 
 
+def warn_renormalized(model: nn.Module) -> None:
+    """Say which tables a forward pass changes, each rank the rows of its own batch."""
+    tables = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None
+    ]
+    if tables:
+        warnings.warn(
+            f"with max_norm, a forward pass of {_listed(tables)} renormalizes the rows that a rank's "
+            "batch touches, on that rank alone: replicas differ from then on, as they do under "
+            "torch's DDP. Leave max_norm out, and renormalize all rows on every rank behind step().",
+            stacklevel=3,
+        )
+
+
 class CoverageGuard:
     """Compares what is trained with what was, at each `step()`: one pass over identities.
 

@@ -139,3 +139,19 @@ def test_other_optimizers_are_named(pair: Ranks, case: Case) -> None:
     for found, difference in pair.run(another_optimizer, case):
         assert difference < 3e-6
         assert (case == PLANS["all-reduce"]) != ("optimizer Adam, which" in found)
+
+
+def renormalizing(rank: int, world: int, case: Case) -> list[str]:
+    model = nn.Sequential(nn.Embedding(5, 6, max_norm=1.0), nn.Linear(6, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    kept: list[nn.Module] = []
+    words = warned(lambda: kept.append(distributed(rank, world, case, model, optimizer)[0]))
+    autosync.detach(kept[0])
+    return words
+
+
+@pytest.mark.parametrize("case", [PLANS["all-reduce"], DDP], ids=["all-reduce", "ddp"])
+def test_what_each_rank_changes_by_itself_is_named(pair: Ranks, case: Case) -> None:
+    for words in pair.run(renormalizing, case):
+        assert len(words) == 1
+        assert "with max_norm, a forward pass of 0 renormalizes" in words[0]
