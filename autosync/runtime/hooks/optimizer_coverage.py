@@ -90,9 +90,10 @@ def warn_renormalized(model: nn.Module) -> None:
     ]
     if tables:
         warnings.warn(
-            f"with max_norm, a forward pass of {_listed(tables)} renormalizes the rows that a rank's "
-            "batch touches, on that rank alone: replicas differ from then on, as they do under "
-            "torch's DDP. Leave max_norm out, and renormalize all rows on every rank behind step().",
+            f"with max_norm, a forward pass of {_listed(tables)} renormalizes the rows that a "
+            "rank's batch touches, on that rank alone: replicas differ from then on, as they do "
+            "under torch's DDP. Leave max_norm out, and renormalize all rows on every rank behind "
+            "step().",
             stacklevel=3,
         )
 
