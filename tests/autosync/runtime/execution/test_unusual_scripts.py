@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -62,7 +63,7 @@ def bare(network: nn.Module) -> nn.Module:
 
 
 def by_functional_call(network: nn.Module, iteration: int, rank: int) -> None:
-    held = dict(network.named_parameters())
+    held: dict[str, Tensor] = {name: value for name, value in network.named_parameters()}
     mse(functional_call(network, held, data(iteration, rank)[0]), iteration, rank).backward()
 
 
@@ -131,10 +132,12 @@ def hooked() -> nn.Module:
     """Gradients are changed on their way."""
     model = mlp()
     linear(model, 0).weight.register_hook(lambda gradient: gradient * 2)
-    linear(model, 2).register_full_backward_hook(
-        lambda module, into, out_of: tuple(None if g is None else g * 0.5 for g in into)
-    )
+    linear(model, 2).register_full_backward_hook(halved)
     return model
+
+
+def halved(module: nn.Module, into: Any, out_of: Any) -> Any:
+    return tuple(None if gradient is None else gradient * 0.5 for gradient in into)
 
 
 def in_evaluation_mode() -> nn.Module:

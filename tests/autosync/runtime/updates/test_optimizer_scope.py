@@ -61,7 +61,8 @@ class Ahead(torch.optim.Optimizer):
 
 
 def total_norm(gradients: list[Tensor]) -> Tensor:
-    return torch.cat([gradient.flatten() for gradient in gradients]).norm()
+    norm: Tensor = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+    return norm
 
 
 KINDS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
