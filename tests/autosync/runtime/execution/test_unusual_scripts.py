@@ -63,7 +63,7 @@ def bare(network: nn.Module) -> nn.Module:
 
 
 def by_functional_call(network: nn.Module, iteration: int, rank: int) -> None:
-    held: dict[str, Tensor] = {name: value for name, value in network.named_parameters()}
+    held: dict[str, Tensor] = dict(network.named_parameters())
     mse(functional_call(network, held, data(iteration, rank)[0]), iteration, rank).backward()
 
 
