@@ -6,17 +6,22 @@ For each model: the operations and variables of its graph, where it was recorded
 strategy the largest difference of any parameter or buffer from torch's DDP after three steps. Or
 why it is refused, and then once more with values.
 
-Needs transformers, timm and torchvision, for which no extra exists: the latter two bring another
-build of torch. `-o` adds a line of JSON for each model to a file, so that the table can be made in
-parts; `--table` writes what is in that file as markdown into a page, between its two marks.
+Takes those of transformers, timm and torchvision that load. The latter two are no extras: they
+bring another build of torch. `-o` adds a line of JSON for each model to a file, so that the table
+can be made in parts; `--table` writes what is in that file as markdown into a page, between its two
+marks.
 """
 
 import argparse
+import importlib
 import json
 import logging
 import re
+import sys
 import time
 import warnings
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +67,7 @@ def bundles_of(graph: ModelGraph) -> dict[str, Bundle]:
 
 def tried(chosen: ThirdPartyModel, pool: Ranks) -> dict[str, Any]:
     """One line of the table."""
-    row: dict[str, Any] = {"model": chosen.name, "library": chosen.library}
+    row: dict[str, Any] = {"model": chosen.name, "library": chosen.library, "ran": ran(chosen)}
     graph = None
     for values in (False, True):
         start = time.perf_counter()
@@ -84,6 +89,20 @@ def tried(chosen: ThirdPartyModel, pool: Ranks) -> dict[str, Any]:
     except (AutosyncError, AssertionError) as error:
         row["failed"] = str(error)[-600:]
     return row
+
+
+def ran(chosen: ThirdPartyModel) -> str:
+    """With which versions, and when."""
+    return f"{chosen.library} {version(chosen.library)}, torch {torch.__version__}, {date.today()}"
+
+
+def loads(library: str) -> bool:
+    try:
+        importlib.import_module(library)
+    except ImportError as error:
+        print(f"{library} is left out, since it does not load: {error}", file=sys.stderr)
+        return False
+    return True
 
 
 def _imported(chosen: ThirdPartyModel, values: bool) -> ModelGraph:
@@ -109,6 +128,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         if row.get("differ"):
             cells[-1] += f" ({', '.join(row['differ'])})"
         lines.append(f"| {row['model']} | {row['library']} | {graph} | {' | '.join(cells)} |")
+    lines += ["", "Run with:", "", *(f"- {one}" for one in dict.fromkeys(r["ran"] for r in rows))]
     refused = [row for row in rows if "refused" in row]
     if refused:
         lines += ["", "Refused without values:", ""]
@@ -143,11 +163,15 @@ def main() -> None:
     logging.disable(logging.WARNING)  # what models say of their configurations
     warnings.simplefilter("ignore")
     rows = []
+    wanted = [
+        chosen
+        for chosen in all_models().values()
+        if given.library in (None, chosen.library) and (not given.only or chosen.name in given.only)
+    ]
+    there = {library for library in {chosen.library for chosen in wanted} if loads(library)}
     with ranks(2) as pool:
-        for chosen in all_models().values():
-            if given.library not in (None, chosen.library):
-                continue
-            if given.only and chosen.name not in given.only:
+        for chosen in wanted:
+            if chosen.library not in there:
                 continue
             rows.append(tried(chosen, pool))
             print(json.dumps(rows[-1]), flush=True)

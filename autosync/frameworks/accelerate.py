@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from autosync.bundle import Bundle, load_bundle
 from autosync.errors import InvalidInput, NotSupported
-from autosync.frameworks.extras import needs, refuse_sharding
+from autosync.frameworks.extras import needs, refuse_other_training
 from autosync.runtime.attached_models import ATTACHED, REPLICATED
 from autosync.runtime.distributed import distribute
 from autosync.runtime.gradient_norm import clip_grad_norm_
@@ -138,7 +138,7 @@ class BundleAccelerator(Accelerator):  # type: ignore[misc]  # has no types
             bundle = given.bundle
             shipped = bundle if isinstance(bundle, Bundle) else load_bundle(bundle)
             _check_even(shipped)
-            refuse_sharding(shipped, "Accelerate")
+            refuse_other_training(shipped, "Accelerate")
         prepared = super().prepare_model(models[0], device_placement, evaluation_mode=True)
         for optimizer in optimizers:
             if optimizer.state:

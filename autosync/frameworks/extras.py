@@ -30,8 +30,18 @@ def needs(package: str) -> Iterator[None]:
         ) from error
 
 
-def refuse_sharding(shipped: Bundle, framework: str) -> None:
-    """Raises NotSupported: the framework would save, load and unwrap whole parameters."""
+def refuse_other_training(shipped: Bundle, framework: str) -> None:
+    """Raises NotSupported: the framework would save, load and unwrap whole parameters, or clip and
+    log gradients of an earlier iteration."""
+    if shipped.plan.staleness:
+        raise NotSupported(
+            f"the bundle applies gradients {shipped.plan.staleness} iterations later, and "
+            f"{framework} takes those that it sees for the last batch's.",
+            thing="bundle.plan.staleness",
+            value=shipped.plan.staleness,
+            remedy="Use autosync.distribute(..., allow_staleness=True) in a script of your own, or "
+            "a strategy of staleness 0.",
+        )
     if shipped.plan.sharding is not None:
         raise NotSupported(
             f"the bundle puts torch's fully_shard on the model, whose parameters {framework} takes "

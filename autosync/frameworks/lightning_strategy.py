@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 import autosync
 from autosync.bundle import Bundle, load_bundle
 from autosync.errors import NotSupported
-from autosync.frameworks.extras import refuse_sharding
+from autosync.frameworks.extras import refuse_other_training
 from autosync.runtime.attachment import Attachment, attachment_of
 from autosync.runtime.share_sampler import TOLERANCE
 from autosync.runtime.transport.bundle_agreement import refused_everywhere
@@ -82,7 +82,7 @@ class PlanStrategy:
         with refused_everywhere(working_group(None), this.root_device):
             given = self.bundle
             shipped = given if isinstance(given, Bundle) else load_bundle(given)
-            refuse_sharding(shipped, "Lightning")
+            refuse_other_training(shipped, "Lightning")
         self.model, _ = autosync.distribute(
             module,
             optimizers[0] if len(optimizers) == 1 else optimizers,

@@ -2,17 +2,15 @@
 
 import atexit
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from autosync.errors import AutosyncError, InvalidInput, NotSupported
+from autosync.errors import InvalidInput, NotSupported
 from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED, check_plain
 from autosync.runtime.device.model_device import device_of, warn_of_backend
@@ -25,18 +23,19 @@ from autosync.runtime.execution.parameter_storage import ParameterStorage
 from autosync.runtime.hooks import model_hooks
 from autosync.runtime.hooks.forward_gates import Gates
 from autosync.runtime.hooks.gradient_hooks import Removable
-from autosync.runtime.hooks.optimizer_coverage import CoverageGuard, check_held
+from autosync.runtime.hooks.optimizer_coverage import CoverageGuard, check_held, given_optimizers
 from autosync.runtime.hooks.plain_copies import PlainCopies
 from autosync.runtime.hooks.synchronized_optimizer import adopt, follows_plan, release
 from autosync.runtime.hooks.torch_compile import compiled_from
-from autosync.runtime.records_builder import build_records
+from autosync.runtime.records_builder import BuiltBuckets, build_buckets, build_records
 from autosync.runtime.transport.collective_call import CollectiveCalls
 from autosync.runtime.transport.module_buffers import BufferBroadcast
-from autosync.runtime.transport.peer_refusals import Refusals
 from autosync.runtime.transport.process_groups import Groups, open_groups, working_group
 from autosync.runtime.transport.rank_agreement import (
+    RankMeeting,
+    begun_together,
     check_same_plan,
-    own_store,
+    meeting_of,
     ranks_meet,
     share_initial_values,
 )
@@ -46,9 +45,6 @@ from autosync.runtime.updates.unused_variables import UnusedVariables
 
 ABANDON_SECONDS = 10.0
 """How long a device may go on with updates after a failure."""
-
-REFUSAL_PATIENCE = timedelta(seconds=10)
-"""How long a rank that refuses a plan waits for the others to refuse it, too."""
 
 
 @dataclass(slots=True)
@@ -149,7 +145,7 @@ def attach(
         NotSupported: the optimizer or the backend cannot do what the plan asks, or the model is
             neither in host memory nor on one NVIDIA GPU.
     """
-    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    optimizers = given_optimizers(optimizer)
     check_plain(model, optimizers)
     check_held(model, optimizers)
     group = working_group(process_group)
@@ -160,6 +156,7 @@ def attach(
     streams = streams or streams_for(device, opened.backend, timed=trace is not None)
     opened = opened.on(streams)
     end_groups = _leave_open if groups else opened.close
+    joined = optimizers[0] if len(optimizers) == 1 else JoinedOptimizers(optimizers)
     with ExitStack() as undo:
         undo.callback(end_groups)
         with ranks_meet():
@@ -168,25 +165,38 @@ def attach(
                 check_same_plan(control, plan)
             if share_values:
                 share_initial_values(control, model)
-            engine = _build_engine(
-                model, optimizers, plan, names, group, opened, control, max_grad_norm, trace
+            meeting = meeting_of(opened, control)
+        with begun_together(meeting):  # before any other group is opened
+            built = build_buckets(model, joined, plan, names, opened.rank, streams)
+        with begun_together(meeting):
+            with ranks_meet():
+                engine = _build_engine(
+                    model,
+                    joined,
+                    plan,
+                    built,
+                    group,
+                    opened,
+                    meeting,
+                    max_grad_norm,
+                    trace,
+                )
+            attachment = Attachment(
+                model,
+                optimizers,
+                engine,
+                Gates(model, engine.variables, engine.wait_for),
+                end_groups,
+                finish_at_exit(engine, end_groups),
+                given=optimizer,
             )
-        attachment = Attachment(
-            model,
-            optimizers,
-            engine,
-            Gates(model, engine.variables, engine.wait_for),
-            end_groups,
-            finish_at_exit(engine, end_groups),
-            given=optimizer,
-        )
-        undo.callback(attachment.undo)
-        for one in optimizers:
-            undo.callback(one.state.update, dict(one.state))
-        engine.state.scatter({})
-        streams.synchronize_current()
-        engine.start()
-        _install(attachment, plan.shares[group.rank()])
+            undo.callback(attachment.undo)
+            for one in optimizers:
+                undo.callback(one.state.update, dict(one.state))
+            engine.state.scatter({})
+            streams.synchronize_current()
+            engine.start()
+            _install(attachment, plan.shares[group.rank()])
         undo.pop_all()
     ATTACHED.plans[id(model)] = attachment
     return attachment
@@ -194,48 +204,50 @@ def attach(
 
 def _build_engine(
     model: nn.Module,
-    optimizers: Sequence[Optimizer],
+    optimizer: Optimizer,
     plan: Plan,
-    names: tuple[str, ...],
+    built: BuiltBuckets,
     group: dist.ProcessGroup,
     groups: Groups,
-    control: Any,
+    meeting: RankMeeting,
     max_grad_norm: float | None,
     trace: ExecutionTrace | None,
 ) -> Engine:
-    """Allocate what the plan needs. Every rank opens the same groups in the same order."""
+    """Open what the plan needs. Every rank opens the same groups in the same order."""
     everyone = tuple(range(group.size()))
-    joined = optimizers[0] if len(optimizers) == 1 else JoinedOptimizers(optimizers)
     for_buffers = groups.get("buffers", everyone, "gloo")
     buffers = BufferBroadcast(model, for_buffers, group.rank(), groups.streams)
-    with _refused_together(control):
-        records, low_rank = build_records(model, joined, plan, names, groups)
-    store = own_store(groups)
-    calls = None
+    records = build_records(optimizer, plan, built, groups)
+    calls, low_rank = None, built.matrices()
     if low_rank or not all(bucket.whole for bucket in records.buckets):
-        calls = CollectiveCalls(groups.get("calls", everyone, "gloo"), store)
+        calls = CollectiveCalls(groups.get("calls", everyone, "gloo"), meeting.store)
     parts = put_together(
-        joined,
+        optimizer,
         records,
         streams=groups.streams,
-        unused=UnusedVariables(store, group.size()),
+        unused=UnusedVariables(meeting.store, group.size()),
         buffers=buffers,
         storage=ParameterStorage(model, records.variables),
-        refusals=Refusals(store, group.rank()),
-        control=control,
+        refusals=meeting.refusals,
+        control=meeting.control,
         abort=groups.close,
         max_grad_norm=max_grad_norm,
         trace=trace,
         patience_seconds=groups.timeout.total_seconds(),
     )
-    state = ShardedOptimizerState(joined, records, low_rank, group, control, calls)
-    return Engine(joined, plan, parts, state, control)
+    state = ShardedOptimizerState(optimizer, records, low_rank, group, meeting.control, calls)
+    return Engine(optimizer, plan, parts, state, meeting.control)
 
 
 def _install(attachment: Attachment, share: float) -> None:
     """Make model and optimizers follow the engine. share: this rank's part of the average."""
     model, engine = attachment.model, attachment.engine
-    guard = CoverageGuard(model, attachment.optimizers, engine.variables)
+    guard = CoverageGuard(
+        model,
+        attachment.optimizers,
+        [variable.parameter for variable in engine.variables],
+        {v.name: v.parameter for v in engine.variables if v.deferred or not v.whole},
+    )
     attachment.handles += [guard.watch_others(), PlainCopies(model, engine)]
     for optimizer in attachment.optimizers:
         adopt(optimizer, engine, guard)
@@ -266,17 +278,6 @@ def _check_runs_here(plan: Plan, group: dist.ProcessGroup) -> None:
             remedy="Give the bundle to autosync.distribute with allow_staleness=True, or use a "
             "strategy of staleness 0.",
         )
-
-
-@contextmanager
-def _refused_together(control: Any) -> Iterator[None]:
-    """What one rank refuses every other does: no group ends before they all have."""
-    try:
-        yield
-    except AutosyncError:
-        with suppress(RuntimeError):  # a rank that does not refuse never comes
-            control.barrier(dist.BarrierOptions()).wait(REFUSAL_PATIENCE)
-        raise
 
 
 def _leave_open() -> None:

@@ -35,6 +35,8 @@ def detach(model: nn.Module) -> tuple[nn.Module, Any]:
     """
     if isinstance(stale := ATTACHED.plans.get(id(compiled_from(model))), StaleAttachment):
         stale.detach()
+        if stale.monitor.failure is not None:
+            raise stale.monitor.failure
         return model, stale.given
     if (plan := attachment_of(model)) is not None:
         return model, _detach_plan(plan)

@@ -17,13 +17,21 @@ from autosync.environment import host_name
 from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED, WrappedByDdp, check_plain, check_unwrapped
 from autosync.runtime.attachment import attach
+from autosync.runtime.device.model_device import device_of
 from autosync.runtime.drift_watch import OnDrift, watch_iterations
 from autosync.runtime.hooks.gradient_hooks import Removable
-from autosync.runtime.hooks.optimizer_coverage import check_held, warn_unheld
+from autosync.runtime.hooks.optimizer_coverage import (
+    CoverageGuard,
+    check_held,
+    given_optimizers,
+    warn_renormalized,
+    warn_unheld,
+)
 from autosync.runtime.hooks.torch_compile import compiled_from, warn_if_compiled
 from autosync.runtime.payloads.encodings import check_lossless
 from autosync.runtime.sharded_models import check_norm_is_global, check_unsharded
-from autosync.runtime.staleness.stale_attachment import attach_stale, check_may_lag
+from autosync.runtime.staleness.stale_attachment import attach_stale
+from autosync.runtime.staleness.stale_plan_checks import check_may_lag
 from autosync.runtime.torch_ddp import (
     add_hook,
     check_options,
@@ -33,12 +41,14 @@ from autosync.runtime.torch_ddp import (
 )
 from autosync.runtime.transport.bundle_agreement import (
     RankReport,
+    agreed_everywhere,
     exchange_reports,
     given_to,
     refused_everywhere,
 )
 from autosync.runtime.transport.process_groups import working_group
-from autosync.runtime.updates.clipping import clip_before_step, clipping_of_several
+from autosync.runtime.updates.clipping import check_max_norm, clip_before_step, clipping_of_several
+from autosync.runtime.updates.optimizer_scope import check_one_backward, warn_if_together
 from autosync.runtime.variable_names import matched_names, similar_names
 from autosync.torch_dtypes import TORCH_DTYPES
 
@@ -84,15 +94,19 @@ def distribute(
     group = working_group(process_group)
     network = compiled_from(model)
     options = dict(ddp_options or {})
-    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     parameter = next(network.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
     with refused_everywhere(group, device):
+        optimizers = given_optimizers(optimizer)
         check_distributable(network, optimizers)
+        check_max_norm(max_grad_norm)
         check_norm_is_global(max_grad_norm, group)
         shipped = bundle if isinstance(bundle, Bundle) else load_bundle(bundle)
         check_options(options, shipped.plan.engine)
+        if shipped.plan.engine == "autosync":
+            check_one_backward(optimizers)
     warn_unheld(network, optimizers)
+    warn_renormalized(network)
     arguments = {
         "max_grad_norm": max_grad_norm,
         "allow_lossy": allow_lossy,
@@ -125,6 +139,8 @@ def distribute(
         _shard(network, optimizers, shipped, names, group, device, max_grad_norm)
         watch()
         return model, optimizer
+    with agreed_everywhere(group, device):
+        device_of(network)
     warn_if_compiled(model)
     if shipped.plan.staleness:
         check_may_lag(shipped.plan, allow_staleness, len(optimizers))
@@ -139,6 +155,8 @@ def distribute(
         )
         lagging.handles.append(watch())
         return model, optimizer
+    if shipped.plan.overlap_forward:
+        warn_if_together(optimizers)
     attachment = attach(
         network,
         optimizer,
@@ -175,10 +193,12 @@ def _wrapped(
     if max_grad_norm and not isinstance(optimizer, Optimizer):
         raise clipping_of_several()
     bucket_bytes = plan.bucket_bytes if plan else 0
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    guard = CoverageGuard(compiled_from(model), given_optimizers(optimizer), trained)
     made = wrap_in_ddp(model, bucket_bytes, group, options=options)
     if plan is not None:
         add_hook(made, plan, group)
-    handles = [watch()]
+    handles = [watch(), *guard.watch_steps()]
     if max_grad_norm and isinstance(optimizer, Optimizer):
         handles.append(clip_before_step(model, optimizer, max_grad_norm))
     ATTACHED.wrapped[made] = WrappedByDdp(optimizer, tuple(handles))
@@ -202,7 +222,7 @@ def _shard(
 
     sharding = shipped.plan.sharding
     assert sharding is not None
-    with refused_everywhere(group, device):
+    with agreed_everywhere(group, device):
         torch_fsdp.check_shardable(model, optimizers, sharding, group)
         if max_grad_norm and len(optimizers) > 1:
             raise clipping_of_several()
@@ -217,6 +237,8 @@ def _shard(
         torch_fsdp.retarget(optimizer, before, after)
         if max_grad_norm:
             clip_before_step(model, optimizer, max_grad_norm)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    CoverageGuard(model, optimizers, trained).watch_steps()
     ATTACHED.sharded.add(model)
 
 

@@ -1,5 +1,6 @@
 """Builds the records of a plan on one rank: buffers, process groups, what issues each message."""
 
+from dataclasses import dataclass
 from functools import reduce
 
 import torch
@@ -31,8 +32,9 @@ from autosync.runtime.payloads.sparse_rows import (
 )
 from autosync.runtime.transport.process_groups import Groups, team_of
 from autosync.runtime.transport.team_role import chunk_of
-from autosync.runtime.updates.flat_update import FlatUpdate, check_elementwise
+from autosync.runtime.updates.flat_update import FlatUpdate
 from autosync.runtime.updates.joined_optimizers import optimizer_class_of
+from autosync.runtime.updates.optimizer_scope import check_elementwise, looks_at_one_variable
 from autosync.runtime.updates.row_update import RowUpdate, check_sparse
 
 MESSAGES = {
@@ -42,22 +44,37 @@ MESSAGES = {
 """What issues messages that no tensor of fixed size carries."""
 
 
-def build_records(
+@dataclass(frozen=True, slots=True)
+class BuiltBuckets:
+    """What a rank allocates before any process group is open. factored: of the buckets that
+    PowerSGD packs, by index."""
+
+    variables: list[VariableRecord]
+    buckets: list[Bucket]
+    factored: dict[int, LowRankBucket]
+
+    def matrices(self) -> list[LowRank]:
+        """That PowerSGD packs."""
+        return [matrix for packed in self.factored.values() for matrix in packed.matrices]
+
+
+def build_buckets(
     model: nn.Module,
     optimizer: Optimizer,
     plan: Plan,
     names: tuple[str, ...],
-    groups: Groups,
-) -> tuple[Records, list[LowRank]]:
-    """Allocate every buffer and process group of the plan. Returns its records, and the matrices
-    that PowerSGD packs.
+    rank: int,
+    streams: Streams,
+) -> BuiltBuckets:
+    """Allocate every buffer of the plan.
 
     names: of the plan's variables, as `model.named_parameters()` has them.
 
     Raises:
         InvalidInput: the plan does not cover exactly the variables of the model, or was compiled
             by an earlier version.
-        NotSupported: it updates parts of variables under an optimizer that forbids it.
+        NotSupported: it updates parts of variables under an optimizer that forbids it, or modules
+            and optimizer do not make gradients as they travel.
     """
     variables = _variables(model, optimizer, names)
     carried = {message.bucket: message.operation for message in plan.messages}
@@ -70,17 +87,23 @@ def build_records(
     _check_coverage(variables)
     _find_flat(plan, buckets)
     _check_tables(buckets)
-    _check_updates(optimizer, buckets)  # before any group opens: on every rank alike
-    _find_deferred(plan, buckets)
-    share = plan.shares[groups.rank]
-    _give_carriers(model, optimizer, buckets, carried, share, groups.streams)
-    factored = low_rank_buckets(plan, buckets)
-    messages = _messages(plan, buckets, factored, groups)
+    _check_updates(optimizer, buckets)
+    _find_deferred(optimizer, plan, buckets)
+    _give_carriers(model, optimizer, buckets, carried, plan.shares[rank], streams)
+    return BuiltBuckets(variables, buckets, low_rank_buckets(plan, buckets))
+
+
+def build_records(optimizer: Optimizer, plan: Plan, built: BuiltBuckets, groups: Groups) -> Records:
+    """Open every process group of the plan: what issues its messages, and what updates from them.
+
+    Raises:
+        NotSupported: a message is packed as the runtime cannot.
+    """
+    messages = _messages(plan, built.buckets, built.factored, groups)
     for record in messages:
         if record.message.update != Update.NONE and not record.bucket.whole:
             record.bucket.update = _update(optimizer, plan, record, groups.rank)
-    matrices = [matrix for packed in factored.values() for matrix in packed.matrices]
-    return Records(variables, buckets, messages), matrices
+    return Records(built.variables, built.buckets, messages)
 
 
 def _variables(
@@ -225,12 +248,20 @@ def _check_updates(optimizer: Optimizer, buckets: list[Bucket]) -> None:
                 check_elementwise(optimizer_class_of(optimizer, variable.group), variable.name)
 
 
-def _find_deferred(plan: Plan, buckets: list[Bucket]) -> None:
+def _find_deferred(optimizer: Optimizer, plan: Plan, buckets: list[Bucket]) -> None:
+    """What may run into the next forward pass: not whole variables of an optimizer that may look at
+    several of them, which updates all at once."""
     last = {message.bucket: message for message in plan.messages}
     for index, message in last.items():
         if message.gate >= 0:
             for variable in buckets[index].variables:
-                variable.deferred = True
+                variable.deferred = not variable.whole or _updates_alone(optimizer, variable)
+
+
+def _updates_alone(optimizer: Optimizer, variable: VariableRecord) -> bool:
+    if variable.group < 0:
+        return True
+    return looks_at_one_variable(optimizer_class_of(optimizer, variable.group))
 
 
 def _messages(

@@ -21,6 +21,7 @@ from autosync.domain import Domain
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.runtime.distributed import distribute
 from autosync.runtime.drift_watch import OnDrift
+from autosync.runtime.hooks.optimizer_coverage import given_optimizers
 from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.runtime.transport.process_groups import working_group
 from autosync.search.designs import known_designs
@@ -48,7 +49,7 @@ from autosync.trials.live.live_checks import check_tunable
 from autosync.trials.live.live_cluster import device_type_of, measure_cluster
 from autosync.trials.live.live_commands import Verdict
 from autosync.trials.live.live_graph import record_job
-from autosync.trials.live.live_job import LiveJob, Step, several
+from autosync.trials.live.live_job import LiveJob, Step
 from autosync.trials.live.live_pool import JobPool
 from autosync.trials.live.live_transport import serve
 from autosync.trials.live.snapshot import Stateful, take_snapshot
@@ -131,7 +132,7 @@ def tune(
     options = dict(ddp_options or {})
 
     def check() -> None:
-        check_tunable(model, several(optimizer), others, max_grad_norm, options)
+        check_tunable(model, given_optimizers(optimizer), others, max_grad_norm, options)
 
     if group.size() == 1:
         check()
@@ -143,7 +144,7 @@ def tune(
         _agreed(control, check)
         memory = _agreed(control, lambda: memory_of(None if dist.get_rank() else since, trials))
         control.share_values(model)
-        before = take_snapshot(model, several(optimizer), others)
+        before = take_snapshot(model, given_optimizers(optimizer), others)
         job = LiveJob(
             step, model, optimizer, before, control, patience, max_grad_norm, options, device_type
         )

@@ -8,13 +8,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from torch.autograd import Variable as Autograd
 
 from autosync.errors import NotSupported
 from autosync.runtime.execution.engine_parts import EngineParts
 from autosync.runtime.execution.iteration import Phase
-from autosync.runtime.execution.nested_backward import inside_another
+from autosync.runtime.execution.nested_backward import (
+    inside_another,
+    ready_twice,
+    unknown_end,
+    within_backward,
+)
 from autosync.runtime.layout.packing import pack_zeros
 from autosync.runtime.layout.records import VariableRecord
 from autosync.runtime.transport.failures import SynchronizationFailed
@@ -44,7 +48,7 @@ class BackwardPass:
 
     def begin_forward(self) -> None:
         """Also where a backward pass ended with an exception, which never called back."""
-        if _recomputed():
+        if within_backward():
             return
         self._monitor.check()
         self._parts.waits.check_turns()
@@ -61,7 +65,7 @@ class BackwardPass:
 
     def before_buffers(self) -> None:
         """A module is about to read its buffers: the script may call it by itself."""
-        if not _recomputed():
+        if not within_backward():
             self._parts.waits.finish_buffers()
 
     def end_forward(self) -> None:
@@ -98,12 +102,7 @@ class BackwardPass:
 
     def _check_not_nested(self) -> None:
         if not self._end_is_expected and inside_another():
-            raise NotSupported(
-                "a reentrant checkpoint runs its own backward pass, and the model itself was not "
-                "called, so where the whole backward pass ends is not known.",
-                thing="backward",
-                remedy="Checkpoint with use_reentrant=False, or call model(...) itself.",
-            )
+            raise unknown_end()
 
     def expect_end(self) -> None:
         """Be called back at the end of the backward pass that is running. The model's outputs
@@ -116,7 +115,7 @@ class BackwardPass:
         """The gradient of a variable is in its buffers. Its last bucket to be full leaves."""
         if variable.is_packed:
             with self._monitor.refusing():
-                raise _ready_twice(variable)
+                raise ready_twice(variable.name)
         variable.is_packed = True
         full = False
         self._streams.order_packing()
@@ -166,18 +165,3 @@ class BackwardPass:
             else:
                 pack_zeros(variable)
                 self.packed(variable)
-
-
-def _recomputed() -> bool:
-    """Whether this forward is one of a checkpoint, within a backward pass."""
-    running: int = torch._C._current_graph_task_id()
-    return running != -1
-
-
-def _ready_twice(variable: VariableRecord) -> NotSupported:
-    return NotSupported(
-        f"the gradient of {variable.name!r} became ready twice in one backward pass.",
-        thing=f"variable {variable.name}",
-        remedy="Where reentrant checkpoints share a weight, use use_reentrant=False; after "
-        "a backward pass that failed, start all ranks again from the last checkpoint.",
-    )

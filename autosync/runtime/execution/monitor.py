@@ -76,7 +76,8 @@ class Monitor:
         try:
             yield
         except NotSupported as error:
-            self.stop(error)
+            if self.failure is None:  # else a peer was the first, and it is told already
+                self.stop(error)
             raise
 
     def stop(self, error: AutosyncError) -> None:

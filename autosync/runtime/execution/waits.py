@@ -59,7 +59,7 @@ class ScriptWaits:
 
     def finish_buffers(self) -> None:
         """For rank 0's module buffers, where their broadcast has begun."""
-        with self._monitor.exchange("the broadcast of module buffers"):
+        with self._monitor.refusing(), self._monitor.exchange("the broadcast of module buffers"):
             self._buffers.finish(self._monitor.wait_for_work)
 
     def check_turns(self) -> None:

@@ -60,7 +60,8 @@ def _carrier_hook(engine: Engine, variable: VariableRecord, carrier: Carrier) ->
             return
         if engine.phase is not BACKWARD:
             engine.begin_backward()
-        carrier.pack()
+        with engine.monitor.refusing():
+            carrier.pack()
         engine.packed(variable)
 
     return hook

@@ -46,8 +46,7 @@ def _before_forward(
         if not (torch.is_grad_enabled() and model.training):
             engine.flush()
             return
-        if DistributedDataParallel._active_ddp_module is not None:
-            _check_unwrapped(model, DistributedDataParallel._active_ddp_module)
+        check_not_in_ddp(model)
         engine.begin_forward()
         if record and not gates.recorded:
             gates.start_recording()
@@ -55,9 +54,10 @@ def _before_forward(
     return opaque(hook)
 
 
-def _check_unwrapped(model: nn.Module, ddp: nn.Module) -> None:
-    """Raises InvalidInput where the running forward pass of torch's DDP is one of this model."""
-    if any(module is model for module in ddp.modules()):
+def check_not_in_ddp(model: nn.Module) -> None:
+    """In a forward pass of the model. Raises InvalidInput where torch's DDP runs it."""
+    ddp = DistributedDataParallel._active_ddp_module
+    if ddp is not None and any(module is model for module in ddp.modules()):
         raise InvalidInput(
             f"torch's DistributedDataParallel was put around a model ({type(model).__name__}) that "
             "autosync.distribute has distributed, so both would average its gradients.",

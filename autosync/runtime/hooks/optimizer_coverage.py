@@ -5,7 +5,7 @@ A parameter that trains outside of the plan differs from rank to rank, or is nev
 """
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import is_not
 from typing import Any
 
@@ -15,10 +15,30 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autosync.errors import InvalidInput, NotSupported
 from autosync.runtime.hooks.gradient_hooks import Removable
-from autosync.runtime.layout.records import VariableRecord
 
 MOST_NAMED = 5
 """Parameters that a message lists."""
+
+
+def given_optimizers(optimizer: Any) -> list[Optimizer]:
+    """One optimizer or several, as a list.
+
+    Raises:
+        InvalidInput: it is neither.
+    """
+    if isinstance(optimizer, Optimizer):
+        return [optimizer]
+    given = list(optimizer) if isinstance(optimizer, Iterable) else [optimizer]
+    other = next((one for one in given if not isinstance(one, Optimizer)), None)
+    if other is not None or not given:
+        found = "an empty list" if not given else f"a {type(other).__name__}"
+        raise InvalidInput(
+            f"optimizer is {found}, where a torch.optim.Optimizer is wanted, or several.",
+            thing="optimizer",
+            value=type(optimizer).__name__,
+            remedy="Give the optimizer itself, not what wraps it; of several a list.",
+        )
+    return given
 
 
 def check_held(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
@@ -61,32 +81,50 @@ def warn_unheld(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         )
 
 
+def warn_renormalized(model: nn.Module) -> None:
+    """Say which tables a forward pass changes, each rank the rows of its own batch."""
+    tables = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None
+    ]
+    if tables:
+        warnings.warn(
+            f"with max_norm, a forward pass of {_listed(tables)} renormalizes the rows that a "
+            "rank's batch touches, on that rank alone: replicas differ from then on, as they do "
+            "under torch's DDP. Leave max_norm out, and renormalize all rows on every rank behind "
+            "step().",
+            stacklevel=3,
+        )
+
+
 class CoverageGuard:
     """Compares what is trained with what was, at each `step()`: one pass over identities.
 
-    optimizers: that follow the plan. variables: of the plan.
+    optimizers: those that were given. planned: parameters that are synchronized. in_parts: of these
+    the ones whose gradients a rank does not have whole behind `backward()`, by name.
     """
 
     def __init__(
         self,
         model: nn.Module,
         optimizers: Sequence[Optimizer],
-        variables: Sequence[VariableRecord],
+        planned: Iterable[nn.Parameter],
+        in_parts: Mapping[str, nn.Parameter] | None = None,
     ):
-        planned = {id(variable.parameter) for variable in variables}
-        self._frozen = [(n, p) for n, p in model.named_parameters() if id(p) not in planned]
-        known = planned | {id(parameter) for _, parameter in self._frozen}
+        known = {id(parameter) for parameter in planned}
+        self._optimizers = optimizers
+        self._frozen = [(n, p) for n, p in model.named_parameters() if id(p) not in known]
+        known |= {id(parameter) for _, parameter in self._frozen}
         self._frozen += _frozen_outside(optimizers, known)
         self._held = {
             id(o): [list(group["params"]) for group in o.param_groups] for o in optimizers
         }
-        self._apart = {id(parameter): name for name, parameter in self._frozen}
-        for variable in variables:
-            if variable.deferred or not variable.whole:
-                self._apart[id(variable.parameter)] = variable.name
+        apart = [*self._frozen, *(in_parts or {}).items()]
+        self._apart = {id(parameter): name for name, parameter in apart}
 
-    def check(self, optimizer: Optimizer) -> None:
-        """At the `step()` of an optimizer of the plan.
+    def check(self, optimizer: Optimizer, *_: Any) -> None:
+        """At the `step()` of an optimizer that was given.
 
         Raises:
             NotSupported: a frozen parameter was unfrozen, or the optimizer holds other ones.
@@ -102,6 +140,10 @@ class CoverageGuard:
                 raise _unplanned(f"parameter group {number} of the optimizer", "was changed")
         if len(self._held[id(optimizer)]) != len(optimizer.param_groups):
             raise _unplanned("the list of the optimizer's parameter groups", "was changed")
+
+    def watch_steps(self) -> list[Removable]:
+        """Check at each `step()` of optimizers that keep their own."""
+        return [optimizer.register_step_pre_hook(self.check) for optimizer in self._optimizers]
 
     def watch_others(self) -> Removable:
         """Refuse the `step()` of any other optimizer on parameters whose gradients a rank does not
@@ -149,8 +191,8 @@ def _held_twice(name: str, first: Optimizer, second: Optimizer) -> InvalidInput:
 
 def _unplanned(what: str, happened: str) -> NotSupported:
     return NotSupported(
-        f"{what} {happened} after autosync.distribute: the plan does not synchronize it, and every "
-        "rank would train its own.",
+        f"{what} {happened} after autosync.distribute: nothing synchronizes it, and every rank "
+        "would train its own.",
         thing=what,
         remedy="Begin a new stage: `model, optimizer = autosync.detach(model)`, change what is "
         "trained, and call autosync.distribute with a bundle that was tuned for it.",

@@ -1,2 +1,2 @@
-"""Plans that may lag: gradients are applied some iterations later, and travel meanwhile. Knows the
-layout and transport; shares nothing with the execution of exact plans."""
+"""Plans that may lag: gradients are applied some iterations later, and travel meanwhile. Knows
+hooks, the layout and transport; shares with exact plans how a failure ends all waiting."""

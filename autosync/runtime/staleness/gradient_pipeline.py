@@ -17,12 +17,15 @@ from torch import Tensor
 
 from autosync.errors import InvalidInput
 from autosync.plan import Plan
+from autosync.runtime.execution.monitor import Monitor
+from autosync.runtime.execution.nested_backward import ready_twice
 from autosync.runtime.layout.segments import bucket_segments
-from autosync.runtime.transport.failures import lost_peer
 
 KEY = "stale_gradients"
 """Entry of an optimizer's state_dict, beside torch's own two, which torch's optimizers ignore: for
 each iteration whose gradients no step has applied, oldest first, the sums of all variables."""
+
+SUMS = "the sum of gradients that are to be applied later"
 
 
 @dataclass(slots=True)
@@ -37,14 +40,24 @@ class GradientSlot:
 
 
 class GradientPipeline:
-    """parameters: the plan's variables, in its order. group: of all ranks. share: this rank's part
-    of the average."""
+    """names, parameters: of the plan's variables, in its order. group: of all ranks. share: this
+    rank's part of the average. monitor: ends all waiting where a peer has stopped."""
 
-    def __init__(self, plan: Plan, parameters: Sequence[Tensor], group: Any, share: float):
+    def __init__(
+        self,
+        plan: Plan,
+        names: Sequence[str],
+        parameters: Sequence[Tensor],
+        group: Any,
+        share: float,
+        monitor: Monitor,
+    ):
         self.staleness = plan.staleness
+        self._names = names
         self._parameters = parameters
         self._group = group
         self._share = share
+        self._monitor = monitor
         self._order = [message.bucket for message in plan.messages]
         self._slots = [_slot(plan, parameters) for _ in range(plan.staleness + 1)]
         shapes = [tuple(parameter.shape) for parameter in parameters]
@@ -79,9 +92,15 @@ class GradientPipeline:
         self._next = 0
 
     def pack(self, variable: int, gradient: Tensor | None) -> None:
-        """Its gradient is complete; None counts as zero."""
+        """Its gradient is complete; None counts as zero.
+
+        Raises:
+            NotSupported: it has been complete in this backward pass before.
+        """
         slot = self._filling
         assert slot is not None
+        if variable not in self._unpacked:
+            raise ready_twice(self._names[variable])
         for region, place in slot.places[variable]:
             if gradient is None:
                 place.zero_()
@@ -95,10 +114,8 @@ class GradientPipeline:
     def _issue(self, slot: GradientSlot) -> None:
         while self._next < len(self._order) and self._missing[self._order[self._next]] == 0:
             buffer = slot.buffers[self._order[self._next]]
-            try:
+            with self._monitor.exchange(SUMS):
                 slot.works.append(self._group.allreduce([buffer], dist.AllreduceOptions()))
-            except RuntimeError as error:
-                raise _lost(error) from error
             self._next += 1
 
     def end(self) -> None:
@@ -164,12 +181,10 @@ class GradientPipeline:
             self._land(slot)
 
     def _land(self, slot: GradientSlot) -> None:
-        try:
+        with self._monitor.exchange(SUMS):
             while slot.works:
-                slot.works[0].wait()
+                self._monitor.wait_for_work(slot.works[0])
                 slot.works.pop(0)
-        except RuntimeError as error:
-            raise _lost(error) from error
 
     def _sums(self, slot: GradientSlot) -> list[Tensor]:
         found = []
@@ -196,8 +211,3 @@ def _slot(plan: Plan, parameters: Sequence[Tensor]) -> GradientSlot:
             slot.places[segment.variable].append((segment.region, place))
         slot.buffers.append(buffer)
     return slot
-
-
-def _lost(error: RuntimeError) -> Exception:
-    text = f"gradients that were to be applied later did not arrive: {error}"
-    return lost_peer(text, "process_group", None, state_is_split=False)

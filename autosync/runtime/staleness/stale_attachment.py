@@ -12,17 +12,29 @@ from torch import Tensor, nn
 from torch.autograd import Variable as Autograd
 from torch.optim import Optimizer
 
-from autosync.codes import Op
 from autosync.errors import NotSupported
 from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED
+from autosync.runtime.execution.monitor import Monitor
+from autosync.runtime.execution.nested_backward import (
+    inside_another,
+    unknown_end,
+    within_backward,
+)
+from autosync.runtime.execution.nested_tensors import tensors_in
 from autosync.runtime.hooks.gradient_hooks import Removable
+from autosync.runtime.hooks.model_hooks import check_not_in_ddp
+from autosync.runtime.hooks.optimizer_coverage import CoverageGuard
+from autosync.runtime.hooks.plain_copies import PlainCopies
 from autosync.runtime.hooks.torch_compile import opaque
 from autosync.runtime.staleness.gradient_pipeline import KEY, GradientPipeline
+from autosync.runtime.staleness.stale_plan_checks import check_stale_plan
 from autosync.runtime.transport.module_buffers import BufferBroadcast
 from autosync.runtime.transport.process_groups import Groups, open_groups
 from autosync.runtime.transport.rank_agreement import (
+    begun_together,
     check_same_plan,
+    meeting_of,
     ranks_meet,
     share_initial_values,
 )
@@ -37,7 +49,9 @@ class StaleAttachment:
     gradient of the iteration s before, or None in the first s iterations, so that whatever the
     script does to gradients before `step()` is done to what is applied.
 
-    given: the optimizer as the script gave it. synchronizing: False inside `no_sync`.
+    given: the optimizer as the script gave it. control: a process group of all ranks for small
+    exchanges. synchronizing: False inside `no_sync`. buffers_sent: those of modules have left in
+    this iteration. end_is_expected: its backward pass calls back.
     """
 
     model: nn.Module
@@ -45,30 +59,41 @@ class StaleAttachment:
     pipeline: GradientPipeline
     parameters: list[nn.Parameter]
     buffers: BufferBroadcast
+    monitor: Monitor
+    control: Any
     groups: Groups
     max_grad_norm: float | None
     handles: list[Removable] = field(default_factory=list)
     synchronizing: bool = True
     stepped: bool = True
+    buffers_sent: bool = False
+    end_is_expected: bool = False
 
     def flush(self) -> None:
         """Nothing is under way any more; what no step has applied is kept."""
+        self.monitor.check()
         self.pipeline.wait()
         self.finish_buffers()
 
     def detach(self, keep_state: bool = True) -> None:
         """Apply what is left, oldest first, so that no gradient is lost; then leave model and
-        optimizer as they were. keep_state: False drops it."""
-        self.flush()
-        self._unhook()
-        while keep_state and (sums := self.pipeline.rest()) is not None:
+        optimizer as they were. A collective; after a failure nothing is waited for, and what is
+        left is lost. keep_state: False drops it in any case."""
+        sound = self.monitor.failure is None
+        if sound:
+            self.flush()
+            with suppress(RuntimeError):  # nothing is in flight here: a peer may go first
+                self.control.barrier(dist.BarrierOptions()).wait()
+        self.undo()
+        while sound and keep_state and (sums := self.pipeline.rest()) is not None:
             self._give(sums)
             self.given.step()
         for parameter in self.parameters:
             parameter.grad = None
         self.groups.close()
 
-    def _unhook(self) -> None:
+    def undo(self) -> None:
+        """Take back what was done to model and optimizer."""
         atexit.unregister(self.at_exit)
         for handle in self.handles:
             handle.remove()
@@ -98,23 +123,45 @@ class StaleAttachment:
                 return
             if not self.pipeline.filling:
                 self._begin()
-            self.pipeline.pack(variable, parameter.grad)
+            with self.monitor.refusing():
+                self.pipeline.pack(variable, parameter.grad)
 
         return hook
 
     def _begin(self) -> None:
+        self.monitor.check()
+        with self.monitor.refusing():
+            if not self.end_is_expected and inside_another():
+                raise unknown_end()
         if not self.stepped:
             raise NotSupported(
                 "two backward passes were synchronized before one optimizer.step().",
                 thing="backward",
                 remedy="Run all but the last of them inside `with model.no_sync():`.",
             )
+        if not self.buffers_sent:  # the script called a submodule, or another method than forward
+            self._send_buffers()
         self.pipeline.begin()
-        Autograd._execution_engine.queue_callback(self._end)
+        self.expect_end()
+
+    def expect_end(self, *_: Any) -> None:
+        """Be called back at the end of the backward pass that is running. The model's outputs ask
+        first: the inner backward of a reentrant checkpoint would end too early."""
+        if self.synchronizing and not self.end_is_expected:
+            self.end_is_expected = True
+            Autograd._execution_engine.queue_callback(self._end)
 
     def _end(self) -> None:
-        self.pipeline.end()
-        self.stepped = False
+        self.end_is_expected = False
+        if not self.pipeline.filling:  # it reached no variable
+            return
+        with self.monitor.refusing():
+            self.pipeline.end()
+        with self.monitor.refusing():
+            changed = self.buffers.changed()
+        if changed:  # a checkpoint has run a part of the forward pass again
+            self._send_buffers()
+        self.stepped = self.buffers_sent = False
         self._give(self.pipeline.due())
 
     def _give(self, sums: list[Tensor] | None) -> None:
@@ -125,8 +172,10 @@ class StaleAttachment:
 
     def note_step(self, *_: Any) -> None:
         self.stepped = True
+        self.finish_buffers()
 
     def check_step(self, optimizer: Optimizer, *_: Any) -> None:
+        self.monitor.check()
         if "grad_scale" in optimizer.__dict__:
             for name in ("grad_scale", "found_inf"):
                 optimizer.__dict__.pop(name, None)
@@ -144,18 +193,38 @@ class StaleAttachment:
         self.pipeline.load(state.get(KEY, []))
         return {name: value for name, value in state.items() if name != KEY}
 
-    def start_buffers(self) -> None:
-        """After a training forward pass: rank 0's module buffers leave."""
-        if torch.is_grad_enabled() and self.model.training and self.synchronizing:
-            self.buffers.start(_wait)
+    def begin_forward(self, module: nn.Module, *_: Any) -> None:
+        if module is not self.model:  # a copy of the model
+            return
+        check_not_in_ddp(self.model)
+        self.monitor.check()
+        if not within_backward():
+            self.end_is_expected = False
+            self.finish_buffers()
+
+    def before_buffers(self) -> None:
+        """A module is about to read its buffers."""
+        if not within_backward():
+            self.finish_buffers()
+
+    def end_forward(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Behind a training forward pass rank 0's module buffers leave."""
+        trains = torch.is_grad_enabled() and self.model.training and self.synchronizing
+        if module is not self.model or not trains or within_backward():
+            return
+        self._send_buffers()
+        self.buffers_sent = True
+        for tensor in tensors_in(output):
+            if tensor.requires_grad:
+                tensor.register_hook(self.expect_end)
+
+    def _send_buffers(self) -> None:
+        with self.monitor.refusing(), self.monitor.exchange("the broadcast of module buffers"):
+            self.buffers.start(self.monitor.wait_for_work)
 
     def finish_buffers(self) -> None:
-        self.buffers.finish(_wait)
-
-
-def _wait(work: Any) -> None:
-    with ranks_meet():
-        work.wait()
+        with self.monitor.refusing(), self.monitor.exchange("the broadcast of module buffers"):
+            self.buffers.finish(self.monitor.wait_for_work)
 
 
 def attach_stale(
@@ -175,8 +244,8 @@ def attach_stale(
         NotSupported: the plan has messages that are no plain all-reduces between all ranks, the
             model is not in host memory, or a gradient is sparse.
     """
-    parameters = [dict(model.named_parameters())[name] for name in names]
-    check_stale_plan(plan, names, parameters)
+    held = dict(model.named_parameters())
+    parameters = [held[name] for name in names]
     groups = open_groups(group, parameters[0].device)
     everyone = tuple(range(group.size()))
     with ExitStack() as undo:
@@ -187,70 +256,36 @@ def attach_stale(
                 check_same_plan(control, plan)
             if share_values:
                 share_initial_values(control, model)
-            travelling = groups.get("stale", everyone, "gloo")
-            buffers = BufferBroadcast(
-                model, groups.get("buffers", everyone, "gloo"), group.rank(), groups.streams
+            meeting = meeting_of(groups, control)
+        with begun_together(meeting):
+            check_stale_plan(plan, names, parameters)
+        with begun_together(meeting):
+            with ranks_meet():
+                travelling = groups.get("stale", everyone, "gloo")
+                for_buffers = groups.get("buffers", everyone, "gloo")
+            monitor = Monitor(groups.close, state_is_split=False, refusals=meeting.refusals)
+            share = plan.shares[group.rank()]
+            made = StaleAttachment(
+                model,
+                optimizer,
+                GradientPipeline(plan, names, parameters, travelling, share, monitor),
+                parameters,
+                BufferBroadcast(model, for_buffers, group.rank(), groups.streams),
+                monitor,
+                control,
+                groups,
+                max_grad_norm,
             )
+            undo.callback(made.undo)
+            _install(made)
         undo.pop_all()
-    pipeline = GradientPipeline(plan, parameters, travelling, plan.shares[group.rank()])
-    made = StaleAttachment(model, optimizer, pipeline, parameters, buffers, groups, max_grad_norm)
-    _install(made)
     return made
-
-
-def check_may_lag(plan: Plan, allowed: bool, optimizers: int) -> None:
-    """Raises NotSupported where a plan that lags was not asked for, or has several optimizers."""
-    if not allowed:
-        raise NotSupported(
-            f"the plan applies gradients {plan.staleness} iterations later, which is not the same "
-            "training.",
-            thing="plan.staleness",
-            value=plan.staleness,
-            remedy="Pass allow_staleness=True where the training can bear it, or use a strategy of "
-            "staleness 0.",
-        )
-    if optimizers != 1:
-        raise NotSupported(
-            f"the plan lags, and {optimizers} optimizers were given.",
-            thing="optimizer",
-            value=optimizers,
-            remedy="Give one optimizer with a parameter group each, or use staleness 0.",
-        )
-
-
-def check_stale_plan(plan: Plan, names: tuple[str, ...], parameters: list[nn.Parameter]) -> None:
-    """Raises NotSupported for what only a plan of staleness 0 can do."""
-    everyone = (tuple(range(plan.world_size)),)
-    for message in plan.messages:
-        plain = message.operation == Op.ALL_REDUCE and message.encoding == 0
-        if not plain or plan.teams[message.teams] != everyone:
-            shard = plan.shards[plan.buckets[message.bucket][0].shard]
-            raise _refused(
-                f"variable {names[shard.variable]!r} travels otherwise than by a plain all-reduce "
-                "between all ranks",
-                f"variable {names[shard.variable]}",
-                message.operation.name.lower(),
-            )
-    if plan.overlap_forward:
-        why = "it also lets messages run into the next forward pass, which staleness does by itself"
-        raise _refused(why, "plan.overlap_forward", True)
-    for name, parameter in zip(names, parameters, strict=True):
-        if parameter.device.type != "cpu":
-            where = f"variable {name!r} is on {parameter.device}, and plans that lag run in host "
-            raise _refused(where + "memory only", f"variable {name}", str(parameter.device))
-
-
-def _refused(why: str, thing: str, value: object) -> NotSupported:
-    return NotSupported(
-        f"the plan lags, and {why}.",
-        thing=thing,
-        value=value,
-        remedy="Use all_reduce for every variable, without encodings, or staleness 0.",
-    )
 
 
 def _install(made: StaleAttachment) -> None:
     model, optimizer = made.model, made.given
+    guard = CoverageGuard(model, [optimizer], made.parameters)
+    made.handles += [*guard.watch_steps(), guard.watch_others(), PlainCopies(model, made)]
     for variable, parameter in enumerate(made.parameters):
         hook = made.gradient_hook(variable)
         made.handles.append(parameter.register_post_accumulate_grad_hook(hook))
@@ -259,9 +294,13 @@ def _install(made: StaleAttachment) -> None:
         optimizer.register_step_post_hook(made.note_step),
         optimizer.register_state_dict_post_hook(made.save),
         optimizer.register_load_state_dict_pre_hook(made.load),
-        model.register_forward_pre_hook(opaque(lambda *_: made.finish_buffers())),
-        model.register_forward_hook(opaque(lambda *_: made.start_buffers())),
+        model.register_forward_pre_hook(opaque(lambda *given: made.begin_forward(*given))),
+        model.register_forward_hook(opaque(lambda *given: made.end_forward(*given))),
     ]
+    for module in model.modules():
+        if module is not model and next(module.buffers(recurse=False), None) is not None:
+            before = opaque(lambda *_: made.before_buffers())
+            made.handles.append(module.register_forward_pre_hook(before))
     optimizer.__dict__[AMP] = True
     model.__dict__["no_sync"] = made.no_sync
     ATTACHED.plans[id(model)] = made

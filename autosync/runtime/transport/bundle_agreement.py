@@ -69,6 +69,15 @@ def refused_everywhere(group: dist.ProcessGroup, device: torch.device) -> Iterat
         raise
 
 
+@contextmanager
+def agreed_everywhere(group: dist.ProcessGroup, device: torch.device) -> Iterator[None]:
+    """As `refused_everywhere`, behind the exchange: the ranks meet once more, so that none goes on
+    without one that refuses."""
+    with refused_everywhere(group, device):
+        yield
+    exchange_reports(RankReport(host_name()), group, device)
+
+
 def given_to(shipped: Bundle, arguments: Mapping[str, object]) -> dict[str, str]:
     """What has to be the same on every rank: of the bundle, and of `distribute`'s arguments."""
     fit = repr((shipped.variables, shipped.hosts))

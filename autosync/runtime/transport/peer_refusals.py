@@ -8,7 +8,7 @@ from threading import Thread
 
 from torch.distributed.distributed_c10d import Store
 
-from autosync.errors import AutosyncError, NotSupported
+from autosync.errors import AutosyncError, InvalidInput, NotSupported
 from autosync.runtime.transport.failures import SynchronizationFailed
 
 KEY = "refusal"
@@ -17,7 +17,7 @@ LOOK_SECONDS = 2.0
 """How long a store may take to answer; its own rank may be gone."""
 
 
-KINDS = {kind.__name__: kind for kind in (NotSupported, SynchronizationFailed)}
+KINDS = {kind.__name__: kind for kind in (InvalidInput, NotSupported, SynchronizationFailed)}
 """Of errors that ranks tell each other."""
 
 
@@ -41,8 +41,9 @@ class Refusals:
         def look() -> None:
             if self._store.check([KEY]):
                 rank, kind, message, thing, value, remedy = json.loads(self._store.get(KEY))
+                kind_of_error = KINDS.get(kind, InvalidInput)
                 words = f"rank {rank} stopped: {message}"
-                found.append(KINDS[kind](words, thing=thing, value=value, remedy=remedy))
+                found.append(kind_of_error(words, thing=thing, value=value, remedy=remedy))
 
         _within(LOOK_SECONDS, look)
         return found[0] if found else None

@@ -9,13 +9,24 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from autosync.errors import NotSupported
+from autosync.errors import InvalidInput, NotSupported
 from autosync.runtime.device.streams import Streams
 from autosync.runtime.layout.packing import whole_gradients
 from autosync.runtime.layout.records import Bucket, VariableRecord
 
 EPSILON = 1e-6
 """As in torch.nn.utils.clip_grad_norm_."""
+
+
+def check_max_norm(max_grad_norm: float | None) -> None:
+    """None and 0 do not clip. Raises InvalidInput for what is no norm."""
+    if max_grad_norm is not None and not max_grad_norm >= 0:
+        raise InvalidInput(
+            f"max_grad_norm is {max_grad_norm}, and a norm is 0 or more.",
+            thing="max_grad_norm",
+            value=max_grad_norm,
+            remedy="Give a number above 0, or None to leave gradients as they are.",
+        )
 
 
 def clip_gradients(

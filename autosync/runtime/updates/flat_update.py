@@ -8,39 +8,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from autosync.errors import NotSupported
 from autosync.runtime.layout.records import Bucket, RangeState, Settings, VariableRecord
 from autosync.runtime.updates.twin_optimizer import grouped, on_host, step_twin
 
-ELEMENTWISE: tuple[type[Optimizer], ...] = (
-    torch.optim.SGD,
-    torch.optim.Adam,
-    torch.optim.AdamW,
-    torch.optim.Adagrad,
-    torch.optim.RMSprop,
-    torch.optim.Adadelta,
-    torch.optim.Adamax,
-    torch.optim.NAdam,
-    torch.optim.RAdam,
-)
-"""Optimizers whose update of an element reads only that element's gradient and state. Exact
-classes: a subclass may do anything."""
-
 SCALARS = ("step", "mu_product")
 """State of the elementwise optimizers that belongs to a whole variable."""
-
-
-def check_elementwise(optimizer_class: type[Optimizer], variable: str) -> None:
-    """Raises NotSupported naming the optimizer when a part of a variable cannot be updated."""
-    if optimizer_class not in ELEMENTWISE:
-        known = ", ".join(known.__name__ for known in ELEMENTWISE)
-        raise NotSupported(
-            f"the strategy updates a part of variable {variable!r} on its own, which optimizer "
-            f"{optimizer_class.__name__} does not allow.",
-            thing="optimizer",
-            value=optimizer_class.__name__,
-            remedy=f"Use one of {known}, or a strategy without owned or sharded updates.",
-        )
 
 
 class FlatUpdate:

@@ -12,7 +12,8 @@ from autosync.runtime.distributed import check_distributable
 from autosync.runtime.hooks.optimizer_coverage import warn_unheld
 from autosync.runtime.hooks.torch_compile import is_compiled
 from autosync.runtime.torch_ddp import check_options
-from autosync.runtime.updates.clipping import clipping_of_several
+from autosync.runtime.updates.clipping import check_max_norm, clipping_of_several
+from autosync.runtime.updates.optimizer_scope import check_one_backward
 
 
 def check_tunable(
@@ -29,9 +30,12 @@ def check_tunable(
             not the model's; an option is none of DistributedDataParallel's; one of `others` has no
             state to put back.
         NotSupported: the model, or a module of it, is compiled; an option of DDP's contradicts
-            every plan; the gradients of several optimizers are to be clipped.
+            every plan; the gradients of several optimizers are to be clipped; a step() needs a
+            closure.
     """
     check_distributable(model, optimizers)
+    check_one_backward(optimizers)
+    check_max_norm(max_grad_norm)
     _refuse_compiled(model)
     check_options(ddp_options, "autosync")
     if max_grad_norm and len(optimizers) > 1:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from autosync.domain import Optimizer, Profile
 from autosync.errors import NotSupported
 from autosync.graph import ModelGraph, Operation, Variable
-from autosync.runtime.updates.flat_update import ELEMENTWISE
+from autosync.runtime.updates.optimizer_scope import ELEMENTWISE
 from autosync.torch_dtypes import DTYPE_NAMES
 from autosync.trials.device_clock import seconds_since
 from autosync.trials.live.live_job import LiveJob

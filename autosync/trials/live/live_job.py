@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from autosync.runtime.hooks.optimizer_coverage import given_optimizers
 from autosync.trials.live.control_group import ControlGroup
 from autosync.trials.live.snapshot import Snapshot
 from autosync.trials.trial_attachment import ReusedGroups
@@ -21,11 +22,6 @@ Step = Callable[..., object]
 `step(model, optimizer)`, or `step(model, optimizer, batch)` where the job has batches."""
 
 OptimizerOrSeveral = Optimizer | Sequence[Optimizer]
-
-
-def several(optimizer: OptimizerOrSeveral) -> list[Optimizer]:
-    """The optimizers, where one or a list of them is given."""
-    return [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
 
 
 @dataclass(slots=True)
@@ -60,7 +56,7 @@ class LiveJob:
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        return several(self.optimizer)
+        return given_optimizers(self.optimizer)
 
     @property
     def takes_unused(self) -> bool:

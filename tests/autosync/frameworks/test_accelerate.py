@@ -20,6 +20,7 @@ from tests.autosync.runtime.distributing import (
     DDP,
     PLANS,
     bundle_of,
+    fsdp2_bundle_of,
     largest_difference,
     refusal,
     warned,
@@ -288,6 +289,12 @@ def refused(rank: int, world: int) -> dict[str, str]:
     uneven = bundle_of(Case(shares=(0.75, 0.25)), make_model("mlp"), world)
     use_bundle(accelerator, uneven)
     found["uneven"] = refusal(lambda: accelerator.prepare(*pair_of()))
+    for name, other_training in (
+        ("fully sharded", fsdp2_bundle_of(make_model("mlp"), world)),
+        ("lagging", bundle_of(Case(staleness=1), make_model("mlp"), world)),
+    ):
+        use_bundle(accelerator, other_training)
+        found[name] = refusal(lambda: accelerator.prepare(*pair_of()))
     use_bundle(accelerator, f"missing on rank {rank}" if rank else shipped)
     found["missing"] = refusal(lambda: accelerator.prepare(*pair_of()))
 
@@ -313,6 +320,8 @@ def test_what_would_train_wrongly_is_refused_with_the_line_to_write(pair: Ranks)
         "alone, too": "`model, optimizer = accelerator.prepare(model, optimizer)`",
         "two": "2 models to train came in one accelerator.prepare()",
         "uneven": "gives ranks the shares (0.75, 0.25)",
+        "fully sharded": "Use Accelerate's own FSDP2",
+        "lagging": "applies gradients 1 iterations later, and Accelerate",
         "missing": "cannot read the bundle 'missing on rank 1'",
         "bucket": "bucket_cap_mb=3 contradicts the plan",
         "hook": "the communication hook 'fp16'",

@@ -181,7 +181,7 @@ def test_a_bundle_of_another_world_or_of_whole_parameters_falls_back(square: Ran
 
 def by_torch(rank: int, world: int) -> dict[str, str]:
     """What torch shards is refused in words; the line that they give is tried."""
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
         RowwiseParallel,
@@ -212,6 +212,12 @@ def by_torch(rank: int, world: int) -> dict[str, str]:
     sharded = layers()
     fully_shard(sharded, mesh=mesh["dp"])
     said["fsdp"] = tried(sharded)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch deprecates it
+        wrapped = FullyShardedDataParallel(
+            layers(), mesh["dp"].get_group(), device_id=torch.device("cpu"), use_orig_params=True
+        )
+    said["fsdp1"] = tried(wrapped)
     return said
 
 
@@ -220,7 +226,11 @@ def test_what_torch_has_sharded_is_refused_on_every_rank(square: Ranks) -> None:
         assert "parameter '0.weight' is a DTensor" in said["dtensor"]
         assert 'DistributedDataParallel(model, device_mesh=mesh["dp"])' in said["dtensor"]
         assert said["tuned"] == said["dtensor"]
-        assert "sharded by torch's FSDP" in said["fsdp"]
+        for kind in ("fsdp", "fsdp1"):
+            assert "sharded by torch's FSDP" in said[kind]
+            assert (
+                "bundle of the strategy `fsdp2`, `zero2` or `hsdp` puts fully_shard" in said[kind]
+            )
 
 
 def on_one_rank(rank: int, world: int) -> str:

@@ -20,7 +20,12 @@ from autosync.bundle import save_bundle
 from autosync.errors import AutosyncError
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import Case
-from tests.autosync.runtime.distributing import DDP, bundle_of, largest_difference
+from tests.autosync.runtime.distributing import (
+    DDP,
+    bundle_of,
+    fsdp2_bundle_of,
+    largest_difference,
+)
 from tests.autosync.runtime.ranks import Ranks, ranks
 
 OVERLAP = Schedule("priority", slice_bytes=100, overlap_forward=True)
@@ -189,6 +194,8 @@ def refusal_of(function: Callable[[], object]) -> str:
 
 
 def refused(rank: int, world: int) -> dict[str, str]:
+    from autosync.frameworks.lightning import AutoSyncStrategy
+
     as_torchrun(rank, world)
     sharded = PLANS["sharded"]
     uneven = Case(shares=(0.75, 0.25))
@@ -199,6 +206,7 @@ def refused(rank: int, world: int) -> dict[str, str]:
         ("uneven", Fit(), uneven),
         ("comm hook", Fit(strategy={"ddp_comm_hook": print}), Case()),
         ("option", Fit(strategy={"bucket_cap_mb": 1}), Case()),
+        ("lagging", Fit(), Case(staleness=1)),
     ):
         model = model_of(fit)
         found[name] = refusal_of(
@@ -207,6 +215,9 @@ def refused(rank: int, world: int) -> dict[str, str]:
             )
         )
         assert "no_sync" not in model.__dict__
+    model = model_of(Fit())
+    sharding = AutoSyncStrategy(fsdp2_bundle_of(model, world))
+    found["fully sharded"] = refusal_of(lambda: trained(Fit(), model, sharding))
     return found
 
 
@@ -217,6 +228,8 @@ def test_what_lightning_cannot_do_under_a_plan_is_refused(pair: Ranks) -> None:
         assert "Trainer(use_distributed_sampler=False)" in found["uneven"]
         assert "ddp_comm_hook" in found["comm hook"]
         assert "bucket_cap_mb" in found["option"]
+        assert "applies gradients 1 iterations later, and Lightning" in found["lagging"]
+        assert "Use Lightning's own FSDP2" in found["fully sharded"]
 
 
 def resumed(rank: int, world: int, plan: str, folder: str) -> float:

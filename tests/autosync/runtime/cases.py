@@ -108,6 +108,7 @@ class Case:
     shares: tuple[float, ...] = ()
     ranks_per_node: int = 1
     iterations: int = 4
+    staleness: int = 0
 
 
 def make_model(name: str) -> nn.Module:
@@ -193,7 +194,7 @@ def strategy(case: Case, graph: ModelGraph, world: int) -> Strategy:
     replicas = even_replicas(world)
     if case.shares:
         replicas = tuple(Replica(rank, share) for rank, share in enumerate(case.shares))
-    return Strategy(tuple(choices), replicas, case.schedule)
+    return Strategy(tuple(choices), replicas, case.schedule, case.staleness)
 
 
 def for_one(made: Plan) -> Plan:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 import autosync
 from autosync.bundle import Bundle, make_bundle
 from autosync.errors import AutosyncError
+from autosync.search.designs.torch_engines import fsdp2
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import Case, domain, loss_of, strategy
 from tests.autosync.runtime.training import OVERLAP
@@ -36,6 +37,12 @@ def bundle_of(case: Case, model: nn.Module, world: int) -> Bundle:
     return make_bundle(strategy(case, where.graph, world), where)
 
 
+def fsdp2_bundle_of(model: nn.Module, world: int) -> Bundle:
+    """For torch's own `fully_shard`."""
+    where = domain(model, world)
+    return make_bundle(fsdp2(where), where)
+
+
 def distributed(
     rank: int,
     world: int,
@@ -47,7 +54,13 @@ def distributed(
     os.environ["AUTOSYNC_HOST"] = f"host{rank}"
     plain = model.module if isinstance(model, DistributedDataParallel) else model
     bundle = bundle_of(case, plain, world)
-    return autosync.distribute(model, optimizer, bundle, max_grad_norm=max_grad_norm)
+    return autosync.distribute(
+        model,
+        optimizer,
+        bundle,
+        max_grad_norm=max_grad_norm,
+        allow_staleness=case.staleness > 0,
+    )
 
 
 def refusal(function: Callable[[], object]) -> str:

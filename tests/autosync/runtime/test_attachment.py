@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from autosync.errors import NotSupported
+from autosync.errors import AutosyncError, NotSupported
 from autosync.runtime import attachment
-from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.runtime.transport.process_groups import Groups, open_groups
 from tests.autosync.runtime.cases import Case, attached, loss_of, make_model, make_optimizer, plan
 from tests.autosync.runtime.ranks import Ranks
@@ -44,12 +43,16 @@ BREAKS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "optimizer": own_rule,
     "hook": stubborn,
 }
+WORDS = {"optimizer": "which optimizer OwnRule does not allow", "hook": "no hooks on this module"}
 
 
-def left_behind(rank: int, world: int, what: str, method: str) -> list[str]:
-    """What a failed attachment leaves on model, optimizer and process, in words."""
+def left_behind(
+    rank: int, world: int, what: str, method: str, culprits: tuple[int, ...] = (0, 1)
+) -> tuple[str, list[str]]:
+    """The words in which an attachment is refused that fails on the culprits alone, and what it
+    leaves on model, optimizer and process."""
     model = make_model("mlp")
-    optimizer = BREAKS[what](model)
+    optimizer = BREAKS[what](model) if rank in culprits else make_optimizer("sgd", model)
     loss_of(model, 0, rank).backward()
     optimizer.step()  # so that there is state to lose
     optimizer.zero_grad()
@@ -64,12 +67,11 @@ def left_behind(rank: int, world: int, what: str, method: str) -> list[str]:
     threads = set(threading.enumerate())
     names = tuple(name for name, _ in model.named_parameters())
     made = plan(Case(method=method), model, world)
+    said = "nothing"
     try:
         attachment.attach(model, optimizer, made, names)
-    except (NotSupported, TypeError, SynchronizationFailed):
-        pass  # the last: the peer has failed, and is gone while this rank still connects to it
-    else:
-        return ["no error"]
+    except (AutosyncError, TypeError) as error:
+        said = str(error)
     finally:
         attachment.__dict__["open_groups"] = open_groups
     found = [f"thread {thread.name}" for thread in set(threading.enumerate()) - threads]
@@ -84,7 +86,7 @@ def left_behind(rank: int, world: int, what: str, method: str) -> list[str]:
         found.append("state")
     loss_of(model, 1, rank).backward()
     optimizer.step()  # of the script's own optimizer: nobody is waited for
-    return found
+    return said, found
 
 
 def _hooked(parameter: nn.Parameter) -> bool:
@@ -106,7 +108,22 @@ def _module_hooked(module: nn.Module) -> bool:
     [("optimizer", "zero"), ("optimizer", "ps"), ("hook", "all_reduce"), ("hook", "zero")],
 )
 def test_what_fails_to_attach_leaves_nothing_behind(pair: Ranks, what: str, method: str) -> None:
-    assert pair.run(left_behind, what, method) == [[], []]
+    for said, found in pair.run(left_behind, what, method):
+        assert WORDS[what] in said
+        assert found == []
+
+
+@pytest.mark.parametrize(("what", "method"), [("optimizer", "zero"), ("hook", "all_reduce")])
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_what_one_rank_cannot_attach_none_does(
+    pair: Ranks, what: str, method: str, culprit: int
+) -> None:
+    """The other does not wait for groups that this one never opens."""
+    answers = pair.run(left_behind, what, method, (culprit,))
+    assert WORDS[what] in answers[culprit][0]
+    assert answers[1 - culprit][0].startswith(f"rank {culprit} stopped: ")
+    assert WORDS[what] in answers[1 - culprit][0]
+    assert [found for _, found in answers] == [[], []]
 
 
 def trains(rank: int, world: int) -> bool:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import warnings
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ from tests.autosync.runtime.cases import (
     train_reference,
     worst_difference,
 )
+from tests.autosync.runtime.distributing import refusal
 from tests.autosync.runtime.ranks import Ranks
 
 
@@ -202,3 +204,31 @@ def test_every_way_of_updating_is_covered() -> None:
 def test_importing_autosync_does_not_import_torch() -> None:
     code = "import sys, autosync; assert 'torch' not in sys.modules; autosync.distribute"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def ill_given(rank: int, world: int, given: Bundle) -> dict[str, str]:
+    model = make_model("mlp")
+    optimizer = make_optimizer("sgd", model)
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+
+    def said(optimizer: Any, max_grad_norm: float | None = None) -> str:
+        return refusal(
+            lambda: autosync.distribute(model, optimizer, given, max_grad_norm=max_grad_norm)
+        )
+
+    return {
+        "parameters": said(model.parameters()),
+        "scheduler": said(scheduler),
+        "none": said([]),
+        "negative": said(optimizer, -1.0),
+        "not a number": said(optimizer, float("nan")),
+    }
+
+
+def test_what_is_no_optimizer_and_no_norm_is_named(pair: Ranks) -> None:
+    for found in pair.run(ill_given, shipped(Case(), 2)):
+        assert "optimizer is a Parameter" in found["parameters"]
+        assert "optimizer is a ConstantLR" in found["scheduler"]
+        assert "optimizer is an empty list" in found["none"]
+        assert "max_grad_norm is -1.0" in found["negative"]
+        assert "max_grad_norm is nan" in found["not a number"]

@@ -19,6 +19,7 @@ from autosync.search.designs.torch_engines import ddp_hooked, fsdp2, hsdp, zero2
 from autosync.strategy import Encoding, Strategy
 from tests.autosync.runtime.cases import domain, loss_of, make_model, make_optimizer
 from tests.autosync.runtime.distributing import ddp_of, refusal
+from tests.autosync.runtime.parts import linear
 from tests.autosync.runtime.ranks import Ranks, ranks
 
 STEPS = 3
@@ -144,3 +145,38 @@ def test_what_cannot_be_is_refused_by_name(pair: Ranks) -> None:
         assert "holds state of" in found["state"]
         assert "sharded by torch's FSDP" in found["twice"]
         assert "cannot be taken off" in found["detach"]
+
+
+def state_of_one(rank: int, world: int, given: Bundle) -> str:
+    """Rank 0 alone has loaded a checkpoint, say."""
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    model = make_model("mlp")
+    optimizer = make_optimizer("sgd", model)
+    if rank == 0:
+        loss_of(model, 0, rank).backward()
+        optimizer.step()
+    return refusal(lambda: autosync.distribute(model, optimizer, given))
+
+
+def test_what_one_rank_cannot_shard_none_does(pair: Ranks) -> None:
+    mine, other = pair.run(state_of_one, bundle(fsdp2, 2))
+    assert "holds state of" in mine
+    assert other.startswith("rank 0 cannot begin: the optimizer (SGD) holds state of")
+
+
+def unfrozen(rank: int, world: int, given: Bundle) -> str:
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    model = make_model("mlp")
+    layer = linear(model, 0).requires_grad_(False)
+    network, optimizer = autosync.distribute(model, make_optimizer("sgd", model), given)
+    trained(network, optimizer, rank)
+    layer.requires_grad_(True)
+    return refusal(lambda: trained(network, optimizer, rank))
+
+
+def test_what_is_unfrozen_later_is_refused(pair: Ranks) -> None:
+    model = make_model("mlp")
+    linear(model, 0).requires_grad_(False)
+    where = domain(model, 2)
+    for said in pair.run(unfrozen, make_bundle(fsdp2(where), where)):
+        assert "0.weight was unfrozen after autosync.distribute" in said

@@ -220,6 +220,15 @@ def test_members_of_a_group_must_agree_in_sparsity() -> None:
     refused(mixed, "'v1' shares group 9 with 'v0'", SPARSE)
 
 
+def test_touched_rows_and_factors_share_no_group() -> None:
+    graph = chain_graph(SHAPES, (0,), factor_rows=4)
+    both = domain_of(graph, grid_cluster(2, 2))
+    apart = with_choice(2, whole((10, 128)), Factors(7), domain=both)
+    verify(apart, both)
+    together = with_choice(2, whole((10, 128)), Factors(0), domain=both)
+    refused(together, "'v2' shares group 0 with 'v0', but differs from it in method", both)
+
+
 @pytest.mark.parametrize(
     ("replicas", "words"),
     [

@@ -88,6 +88,7 @@ def cases(rank: int) -> dict[str, tuple[nn.Module, Any, dict[str, Any]]]:
         "buffers": (model, optimizer, {"ddp_options": {"broadcast_buffers": False}}),
         "others": (model, optimizer, {"others": [object()]}),
         "clipped": (model, halves, {"max_grad_norm": 1.0}),
+        "closure": (model, torch.optim.LBFGS(model.parameters()), {}),
         "compiled": (Compiled(model), optimizer, {}),
         "compiled part": (nn.Sequential(Compiled(model)), optimizer, {}),
     }
@@ -121,6 +122,7 @@ def refusals(world: Ranks) -> list[dict[str, str]]:
         ("buffers", "broadcast_buffers=False contradicts the plan"),
         ("others", "others[0] (object) has no state_dict"),
         ("clipped", "max_grad_norm was given with several optimizers"),
+        ("closure", "LBFGS.step() needs a closure"),
         ("compiled", "the model is compiled"),
         ("compiled part", "module '0' of the model is compiled"),
     ],

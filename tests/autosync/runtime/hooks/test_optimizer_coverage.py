@@ -21,6 +21,7 @@ from tests.autosync.runtime.parts import linear
 from tests.autosync.runtime.ranks import Ranks
 
 each_plan = pytest.mark.parametrize("case", PLANS.values(), ids=PLANS)
+each_engine = pytest.mark.parametrize("case", [*PLANS.values(), DDP], ids=[*PLANS, "ddp"])
 
 
 def with_outside(rank: int, world: int, case: Case) -> str:
@@ -34,7 +35,7 @@ def with_outside(rank: int, world: int, case: Case) -> str:
     return found
 
 
-@pytest.mark.parametrize("case", [*PLANS.values(), DDP], ids=[*PLANS, "ddp"])
+@each_engine
 def test_parameters_outside_of_the_model_are_refused_on_every_rank(pair: Ranks, case: Case) -> None:
     for rank, found in enumerate(pair.run(with_outside, case)):
         assert "trains 2 parameters that are not the model's" in found
@@ -71,23 +72,23 @@ def unfrozen(rank: int, world: int, case: Case) -> list[str]:
     model = make_model("mlp")
     layer = linear(model, 0).requires_grad_(False)
     optimizer = make_optimizer("sgd", model)
-    distributed(rank, world, case, model, optimizer)
-    train(rank, model, [optimizer], range(1))
+    network, _ = distributed(rank, world, case, model, optimizer)
+    train(rank, network, [optimizer], range(1))
     layer.requires_grad_(True)
-    found = [refusal(lambda: train(rank, model, [optimizer], [1]))]
-    autosync.detach(model)
-    alone, network = ddp_of(model)
+    found = [refusal(lambda: train(rank, network, [optimizer], [1]))]
+    autosync.detach(network)
+    alone, plain = ddp_of(model)
     beside = make_optimizer("sgd", alone)
     beside.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    distributed(rank, world, case, model, optimizer)
-    train(rank, model, [optimizer], range(2, 4))
-    train(rank, network, [beside], range(2, 4))
-    autosync.detach(model)
+    again, _ = distributed(rank, world, case, model, optimizer)
+    train(rank, again, [optimizer], range(2, 4))
+    train(rank, plain, [beside], range(2, 4))
+    autosync.detach(again)
     assert worst_difference(model, alone) < 3e-6
     return found
 
 
-@each_plan
+@each_engine
 def test_unfreezing_is_refused_until_a_new_stage(pair: Ranks, case: Case) -> None:
     for found in pair.run(unfrozen, case):
         assert all("0.weight was unfrozen after autosync.distribute" in words for words in found)
@@ -97,10 +98,10 @@ def replaced(rank: int, world: int, case: Case) -> str:
     """The script exchanges a parameter in the optimizer's own list."""
     model = make_model("mlp")
     optimizer = make_optimizer("sgd", model)
-    distributed(rank, world, case, model, optimizer)
+    network, _ = distributed(rank, world, case, model, optimizer)
     optimizer.param_groups[1]["params"][0] = nn.Parameter(torch.zeros(10))
-    found = refusal(lambda: train(rank, model, [optimizer], [0]))
-    autosync.detach(model)
+    found = refusal(lambda: train(rank, network, [optimizer], [0]))
+    autosync.detach(network)
     return found
 
 
@@ -127,10 +128,30 @@ def halves(model: nn.Module) -> list[torch.optim.Optimizer]:
     ]
 
 
-@each_plan
-def test_other_parameters_and_optimizers_are_named(pair: Ranks, case: Case) -> None:
+@each_engine
+def test_other_parameters_are_named(pair: Ranks, case: Case) -> None:
     for found in pair.run(replaced, case):
         assert "parameter group 1 of the optimizer was changed" in found
+
+
+@each_plan
+def test_other_optimizers_are_named(pair: Ranks, case: Case) -> None:
     for found, difference in pair.run(another_optimizer, case):
         assert difference < 3e-6
         assert (case == PLANS["all-reduce"]) != ("optimizer Adam, which" in found)
+
+
+def renormalizing(rank: int, world: int, case: Case) -> list[str]:
+    model = nn.Sequential(nn.Embedding(5, 6, max_norm=1.0), nn.Linear(6, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    kept: list[nn.Module] = []
+    words = warned(lambda: kept.append(distributed(rank, world, case, model, optimizer)[0]))
+    autosync.detach(kept[0])
+    return words
+
+
+@pytest.mark.parametrize("case", [PLANS["all-reduce"], DDP], ids=["all-reduce", "ddp"])
+def test_what_each_rank_changes_by_itself_is_named(pair: Ranks, case: Case) -> None:
+    for words in pair.run(renormalizing, case):
+        assert len(words) == 1
+        assert "with max_norm, a forward pass of 0 renormalizes" in words[0]

@@ -7,11 +7,17 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from autosync.errors import AutosyncError
+from autosync.runtime.attachment import Attachment
+from autosync.runtime.staleness.stale_attachment import StaleAttachment, attach_stale
+from autosync.runtime.transport.process_groups import working_group
+from autosync.strategy import AllGather, AllReduce, Synchronizer
+from tests.autosync.runtime import rows
 from tests.autosync.runtime.beside_ddp import PLANS
-from tests.autosync.runtime.cases import Case, attached, data, make_optimizer
+from tests.autosync.runtime.cases import Case, attached, data, make_optimizer, plan
 from tests.autosync.runtime.ranks import Ranks
 
 LAST = 2
@@ -19,6 +25,8 @@ LAST = 2
 
 PATIENCE = timedelta(seconds=30)
 """Half of the process group's timeout."""
+
+CASES = {**PLANS, "stale": Case(staleness=1)}
 
 
 class Odd(nn.Module):
@@ -43,7 +51,7 @@ class Odd(nn.Module):
         hidden = torch.tanh(self.first(x))
         if self.odd == "twice":
             hidden = checkpoint(self.first, hidden, use_reentrant=True)
-        if self.odd:
+        if self.odd in ("nested", "twice"):
             out: Tensor = checkpoint(self.net, hidden, use_reentrant=True)
             return out
         out = self.net(hidden)
@@ -52,40 +60,105 @@ class Odd(nn.Module):
 
 WORDS = {
     "buffer": "module buffer 'seen' is torch.float32[2] now",
+    "replaced": "module buffer 'seen' is torch.float32[3] now",
     "nested": "a reentrant checkpoint runs its own backward pass",
     "twice": "became ready twice in one backward pass",
 }
 
 
-def stopped(rank: int, world: int, case: Case, culprit: int, odd: str, key: str) -> str:
+def put_on(
+    case: Case, world: int, model: nn.Module, optimizer: Optimizer
+) -> Attachment | StaleAttachment:
+    if not case.staleness:
+        return attached(case, world, model=model, optimizer=optimizer)[2]
+    names = tuple(name for name, _ in model.named_parameters())
+    return attach_stale(model, optimizer, plan(case, model, world), names, working_group(None))
+
+
+def ended(
+    attachment: Attachment | StaleAttachment, step: Callable[[int], object], culprit: bool, key: str
+) -> str:
     """The words of the end. The culprit then lives until the other has taken its plan off."""
-    model = Odd()
-    optimizer = make_optimizer(case.optimizer, model)
-    _, _, attachment = attached(case, world, model=model, optimizer=optimizer)
     store = dist.distributed_c10d._get_default_store()
     said = "nothing"
     try:
         for iteration in range(2 * LAST):
-            model.odd = odd if (rank, iteration) == (culprit, LAST) else ""
-            call: Callable[[Tensor], Tensor] = model.predict if odd == "nested" else model
-            x, wanted = data(iteration, rank)
-            optimizer.zero_grad()
-            nn.functional.mse_loss(call(x), wanted).backward()
-            optimizer.step()
-        model.state_dict()
+            step(iteration)
+        attachment.model.state_dict()
     except AutosyncError as error:
         said = str(error)
-    if rank == culprit:
+    if culprit:
         store.wait([key], PATIENCE)
     attachment.detach(keep_state=False)
     store.set(key, "plan taken off")
     return said
 
 
+def stopped(rank: int, world: int, case: Case, culprit: int, odd: str, key: str) -> str:
+    model = Odd()
+    optimizer = make_optimizer(case.optimizer, model)
+
+    def step(iteration: int) -> None:
+        model.odd = odd if (rank, iteration) == (culprit, LAST) else ""
+        call: Callable[[Tensor], Tensor] = model.predict if odd == "nested" else model
+        x, wanted = data(iteration, rank)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(call(x), wanted).backward()
+        if model.odd == "replaced":
+            model.seen = torch.zeros(3)
+        optimizer.step()
+
+    return ended(put_on(case, world, model, optimizer), step, rank == culprit, key)
+
+
 @pytest.mark.parametrize("odd", WORDS)
-@pytest.mark.parametrize("plan", PLANS)
-def test_both_ranks_end_with_the_same_words(pair: Ranks, plan: str, odd: str) -> None:
+@pytest.mark.parametrize("name", CASES)
+def test_both_ranks_end_with_the_same_words(pair: Ranks, name: str, odd: str) -> None:
     for culprit in (0, 1):
-        said = pair.run(stopped, PLANS[plan], culprit, odd, f"{plan}/{odd}/{culprit}")
+        said = pair.run(stopped, CASES[name], culprit, odd, f"{name}/{odd}/{culprit}")
         assert WORDS[odd] in said[culprit]
         assert said[1 - culprit] == f"rank {culprit} stopped: {said[culprit]}"
+
+
+class Lookup(nn.Module):
+    """`dense` gives its table a dense gradient."""
+
+    dense = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.table = nn.Embedding(11, 6, sparse=True)
+        self.net = nn.Linear(6, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found = nn.functional.embedding(tokens, self.table.weight, sparse=not self.dense)
+        out: Tensor = self.net(found)
+        return out
+
+
+def by_rows(shard: int, variable: str, sparse: bool, world: int) -> tuple[int, Synchronizer]:
+    return 1, AllGather(0) if sparse else AllReduce(1)
+
+
+def dense_once(rank: int, world: int, culprit: int, key: str) -> str:
+    model = Lookup()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made = rows.attached(model, optimizer, rows.plan(model, world, by_rows))
+
+    def step(iteration: int) -> None:
+        model.dense = (rank, iteration) == (culprit, LAST)
+        optimizer.zero_grad()
+        model(torch.tensor([iteration, rank])).square().sum().backward()
+        optimizer.step()
+
+    return ended(made, step, rank == culprit, key)
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_table_with_a_dense_gradient_on_one_rank(pair: Ranks, culprit: int) -> None:
+    said = pair.run(dense_once, culprit, f"rows/{culprit}")
+    assert (
+        "'table.weight' is synchronized by touched rows, but its gradient is dense" in said[culprit]
+    )
+    assert said[1 - culprit] == f"rank {culprit} stopped: {said[culprit]}"

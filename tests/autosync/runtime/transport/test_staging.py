@@ -11,10 +11,10 @@ from autosync.codes import Op
 from autosync.runtime.transport.team_role import TeamRole
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import Case
+from tests.autosync.runtime.execution.test_exact import train_all
+from tests.autosync.runtime.execution.test_training import clipped
 from tests.autosync.runtime.payloads import test_encodings, test_factors, test_sparse
 from tests.autosync.runtime.ranks import Ranks, ranks
-from tests.autosync.runtime.test_exact import train_all
-from tests.autosync.runtime.test_training import clipped
 from tests.autosync.runtime.training import OVERLAP, run_cases, train_plain
 from tests.autosync.runtime.updates.test_state import resumed, saved_at_once
 

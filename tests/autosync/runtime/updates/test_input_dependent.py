@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from autosync.runtime.attachment import Attachment
-from autosync.strategy import Schedule
+from autosync.strategy import AllGather, AllReduce, Factors, Schedule, Synchronizer
 from tests.autosync.runtime import cases, rows
 from tests.autosync.runtime.cases import Case
 from tests.autosync.runtime.place import beside, here
@@ -154,3 +154,32 @@ def test_dense_gradients_by_every_synchronizer(pair: Ranks, name: str) -> None:
         for first, second in zip(*pair.run(by_method, name, method), strict=True):
             assert max(first[0], second[0]) < 2e-6, method
             assert first[1] == second[1], method
+
+
+def rows_and_factors(
+    shard: int, variable: str, sparse: bool, world: int
+) -> tuple[int, Synchronizer]:
+    """Tables by their touched rows, matrices by their factors, and the rest densely."""
+    if sparse:
+        return 1, AllGather(0)
+    return 1, Factors(1) if variable.endswith("weight") else AllReduce(2)
+
+
+def by_rows_and_factors(rank: int, world: int, name: str) -> list[tuple[float, list[float]]]:
+    found = []
+    for schedule in (Schedule(), OVERLAP):
+        model = model_of(name)
+
+        def put(optimizer: torch.optim.Optimizer) -> Attachment:
+            made = rows.plan(model, world, rows_and_factors, schedule)  # noqa: B023
+            return rows.attached(model, optimizer, made)  # noqa: B023
+
+        found.append(compared(rank, model, put))
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_touched_rows_beside_factors(pair: Ranks, name: str) -> None:
+    for first, second in zip(*pair.run(by_rows_and_factors, name), strict=True):
+        assert max(first[0], second[0]) < 2e-6
+        assert first[1] == second[1]

@@ -30,7 +30,7 @@ from autosync.runtime.transport.team_role import TeamRole
 from autosync.search.designs.design_table import hand_designed
 from autosync.search.space import Space
 from autosync.strategy import Schedule
-from tests.autosync.runtime import test_exact, test_random, test_training, training
+from tests.autosync.runtime import training
 from tests.autosync.runtime.cases import (
     Case,
     attached,
@@ -43,7 +43,13 @@ from tests.autosync.runtime.cases import (
     worst_difference,
 )
 from tests.autosync.runtime.drawn import KINDS, Drawn, domain
-from tests.autosync.runtime.execution import test_failures, test_pending
+from tests.autosync.runtime.execution import (
+    test_exact,
+    test_failures,
+    test_pending,
+    test_random,
+    test_training,
+)
 from tests.autosync.runtime.parts import linear
 from tests.autosync.runtime.payloads import test_encodings, test_factors, test_sparse
 from tests.autosync.runtime.place import HERE

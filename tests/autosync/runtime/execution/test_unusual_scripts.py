@@ -1,0 +1,201 @@
+"""Scripts that call the model, its gradients or its weights in unusual ways, beside torch's DDP."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parametrizations
+
+import autosync
+from tests.autosync.runtime.cases import (
+    Case,
+    Cnn,
+    data,
+    make_optimizer,
+    mlp,
+    worst_difference,
+)
+from tests.autosync.runtime.distributing import distributed
+from tests.autosync.runtime.parts import linear
+from tests.autosync.runtime.ranks import Ranks
+from tests.autosync.runtime.training import OVERLAP
+
+PLANS = {
+    "all-reduce": Case(optimizer="sgd"),
+    "overlapped": Case(optimizer="sgd", schedule=OVERLAP),
+    "reduce-scatter": Case(optimizer="sgd", method="rs", partition="even", schedule=OVERLAP),
+    "sharded": Case(optimizer="sgd", method="zero", partition="even", schedule=OVERLAP),
+    "server": Case(optimizer="sgd", method="ps", schedule=OVERLAP),
+}
+ITERATIONS = 4
+
+
+def mse(outputs: Tensor, iteration: int, rank: int) -> Tensor:
+    return nn.functional.mse_loss(outputs.float(), data(iteration, rank)[1])
+
+
+def plain(network: nn.Module, iteration: int, rank: int) -> None:
+    mse(network(data(iteration, rank)[0]), iteration, rank).backward()
+
+
+Pass = Callable[[nn.Module, int, int], None]
+"""Forward and backward of (network, iteration, rank). The network is the model or torch's DDP."""
+
+
+@dataclass(frozen=True)
+class Unusual:
+    """behind: done to the model after `step()`. ours: the pass under a plan, where it differs."""
+
+    passes: Pass = plain
+    build: Callable[[], nn.Module] = mlp
+    behind: Callable[[nn.Module, int], None] = lambda model, iteration: None
+    ours: Pass | None = None
+    sets_to_none: bool = True
+
+
+def bare(network: nn.Module) -> nn.Module:
+    return network.module if isinstance(network, DistributedDataParallel) else network
+
+
+def by_functional_call(network: nn.Module, iteration: int, rank: int) -> None:
+    held: dict[str, Tensor] = dict(network.named_parameters())
+    mse(functional_call(network, held, data(iteration, rank)[0]), iteration, rank).backward()
+
+
+def two_forwards(network: nn.Module, iteration: int, rank: int) -> None:
+    """Of a pair of inputs, in one loss."""
+    first, second = (network(data(iteration + 50 * i, rank)[0]) for i in range(2))
+    (first - second).square().mean().backward()
+
+
+def gradient_penalty(network: nn.Module, iteration: int, rank: int) -> None:
+    inputs = data(iteration, rank)[0].requires_grad_()
+    outputs = network(inputs)
+    (slopes,) = torch.autograd.grad(outputs.sum(), inputs, create_graph=True)
+    (mse(outputs, iteration, rank) + (slopes.norm(dim=1) - 1).square().mean()).backward()
+
+
+def two_losses(network: nn.Module, iteration: int, rank: int) -> None:
+    outputs = network(data(iteration, rank)[0])
+    torch.autograd.backward([mse(outputs, iteration, rank), outputs.square().mean()])
+
+
+def a_loss_behind_another(network: nn.Module, iteration: int, rank: int) -> None:
+    """The first of one graph under no_sync."""
+    with network.no_sync():  # type: ignore[operator]
+        plain(network, iteration + 50, rank)
+    plain(network, iteration, rank)
+
+
+def autocast(network: nn.Module, iteration: int, rank: int) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = network(data(iteration, rank)[0])
+    mse(outputs, iteration, rank).backward()
+
+
+def teacher(network: nn.Module, iteration: int, rank: int) -> None:
+    """The model's own outputs are the target of another input."""
+    with torch.no_grad():
+        wanted = bare(network)(data(iteration + 50, rank)[0])
+    nn.functional.mse_loss(network(data(iteration, rank)[0]), wanted).backward()
+
+
+def clamped(model: nn.Module, iteration: int) -> None:
+    for parameter in model.parameters():
+        parameter.data.clamp_(-0.3, 0.3)
+
+
+def decayed(model: nn.Module, iteration: int) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.9)
+
+
+def reinitialized(model: nn.Module, iteration: int) -> None:
+    torch.manual_seed(iteration)
+    linear(model, 2).reset_parameters()
+
+
+def normalized() -> nn.Module:
+    model = mlp()
+    parametrizations.weight_norm(linear(model, 0))
+    parametrizations.spectral_norm(linear(model, 2))
+    return model
+
+
+def hooked() -> nn.Module:
+    """Gradients are changed on their way."""
+    model = mlp()
+    linear(model, 0).weight.register_hook(lambda gradient: gradient * 2)
+    linear(model, 2).register_full_backward_hook(halved)
+    return model
+
+
+def halved(module: nn.Module, into: Any, out_of: Any) -> Any:
+    return tuple(None if gradient is None else gradient * 0.5 for gradient in into)
+
+
+def in_evaluation_mode() -> nn.Module:
+    """As one fine-tunes with the statistics of before."""
+    return Cnn().eval()
+
+
+UNUSUAL = {
+    "functional call": Unusual(ours=by_functional_call),
+    "two forwards": Unusual(two_forwards),
+    "gradient penalty": Unusual(gradient_penalty),
+    "two losses": Unusual(two_losses),
+    "a loss behind another": Unusual(a_loss_behind_another),
+    "autocast": Unusual(autocast),
+    "teacher": Unusual(teacher),
+    "clamped": Unusual(behind=clamped),
+    "decayed": Unusual(behind=decayed),
+    "reinitialized": Unusual(behind=reinitialized),
+    "normalized": Unusual(build=normalized),
+    "hooked": Unusual(build=hooked),
+    "evaluation mode": Unusual(build=in_evaluation_mode),
+    "gradients set to zero": Unusual(sets_to_none=False),
+}
+
+
+def follow(
+    network: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    script: Unusual,
+    passes: Pass,
+    rank: int,
+) -> None:
+    for iteration in range(ITERATIONS):
+        optimizer.zero_grad(set_to_none=script.sets_to_none)
+        passes(network, iteration, rank)
+        optimizer.step()
+        script.behind(bare(network), iteration)
+
+
+def differences(rank: int, world: int, case: Case) -> dict[str, float]:
+    found = {}
+    for name, script in UNUSUAL.items():
+        torch.manual_seed(7)
+        model = script.build()
+        torch.manual_seed(7)
+        alone = script.build()
+        optimizer = make_optimizer(case.optimizer, model)
+        distributed(rank, world, case, model, optimizer)
+        follow(model, optimizer, script, script.ours or script.passes, rank)
+        autosync.detach(model)
+        network = DistributedDataParallel(alone)
+        beside = make_optimizer(case.optimizer, alone)
+        follow(network, beside, script, script.passes, rank)
+        found[name] = worst_difference(model, alone)
+    return found
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_they_train_as_under_ddp(pair: Ranks, plan: str) -> None:
+    for found in pair.run(differences, PLANS[plan]):
+        assert {name: far for name, far in found.items() if not far < 3e-6} == {}
