@@ -83,8 +83,8 @@ class TuningRow(Base):
 class OutcomeRow(Base):
     """The answer of a tuning; `bundle` is the document that is shipped.
 
-    baseline: the design that speed-ups are over, by its name. ddp_seconds: NULL where DDP ran out of
-        memory; another design is the baseline then.
+    baseline: the design that speed-ups are over, by its name. ddp_seconds: NULL where DDP ran out
+        of memory; another design is the baseline then.
     limit_seconds: no strategy iterates in fewer; NULL where the answer is older than this column.
     """
 
