@@ -111,7 +111,7 @@ def _import(module_name: str, target: str) -> Any:
             value=absent,
             remedy=f"Install {absent!r} in this environment.",
         ) from None
-    except Exception as error:  # the user's own code may raise anything
+    except (Exception, SystemExit) as error:  # the user's own code; a script may exit
         raise InvalidInput(
             f"{target!r}: importing {module_name!r} fails: {first_line(error)}.",
             thing="model",
@@ -128,12 +128,12 @@ def _call(function: Callable[[], Any], target: str, allocate: bool) -> Any:
         try:
             with torch.device("meta"):
                 return function()
-        except Exception:  # it may load or read weights: called again below, on the CPU
+        except (Exception, SystemExit):  # it may read weights: called again below
             pass
     try:
         with torch.device("cpu"):
             return function()
-    except Exception as error:  # the user's own code may raise anything
+    except (Exception, SystemExit) as error:  # the user's own code may raise anything
         raise InvalidInput(
             f"{target!r} fails{at(error)}: {first_line(error)}.",
             thing="model",
@@ -142,7 +142,7 @@ def _call(function: Callable[[], Any], target: str, allocate: bool) -> Any:
         ) from None
 
 
-def _remedy(error: Exception) -> str:
+def _remedy(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename:
         return (
             f"It needs the file {error.filename!r}: run in the folder it is relative to, or let "

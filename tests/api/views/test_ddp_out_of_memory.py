@@ -79,7 +79,7 @@ def test_headline_and_command_say_with_what_it_is_compared(
     assert tuning.result.baseline in told.sentence
     written = StringIO()
     for module in ("tuning_report", "console"):
-        console = Console(file=written, width=200)
+        console = Console(file=written, width=400)
         monkeypatch.setattr(f"autosync.api.cli.{module}.out", console)
     tuning_report.print_results(tuning, ranked, "a table")
     assert f"speed-up over {tuning.result.baseline}" in written.getvalue()

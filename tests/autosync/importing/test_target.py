@@ -22,6 +22,9 @@ def reads_values():
 def fails():
     raise KeyError("weights.bin")
 
+def leaves():
+    raise SystemExit(3)
+
 def needs_argument(size):
     return example()
 
@@ -88,6 +91,7 @@ def test_a_function_that_needs_values_gets_them() -> None:
         ("tried_models:a.b", InvalidInput, "package.module:function"),
         ("no_such_module_here:example", NotFound, "PYTHONPATH"),
         ("tried_models.part:example", NotFound, "tried_models.part"),
+        ("tried_models:leaves", InvalidInput, "fails"),
         ("tried_models:absent", NotFound, "It has: "),
         ("tried_models:number", InvalidInput, "is no function"),
         ("tried_syntax:broken", InvalidInput, "SyntaxError"),
