@@ -1,5 +1,6 @@
 """The service: REST API and dashboard over one database."""
 
+import asyncio
 import socket
 import sys
 import threading
@@ -22,6 +23,7 @@ from autosync.api.http.access.authentication import Authentication
 from autosync.api.http.access.guard import Guard
 from autosync.api.http.access.scopes import authorized, scopes_of
 from autosync.api.http.body_limits import BodyLimit
+from autosync.api.http.dependencies import READERS
 from autosync.api.http.event_feed import EventFeed
 from autosync.api.http.http_protocol import ProblemProtocol
 from autosync.api.http.kept_answers import KeptAnswers
@@ -92,6 +94,7 @@ def create_app(
     app.state.kept_answers = KeptAnswers()
     app.state.metrics = RequestMetrics()
     app.state.predicting = threading.Lock()
+    app.state.readers = asyncio.Semaphore(READERS)
     for module in API:
         required = [Depends(authorized), Depends(refuse_unknown_parameters)]
         app.include_router(module.router, dependencies=required)

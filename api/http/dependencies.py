@@ -1,5 +1,6 @@
 """What routes ask for: the database, a transaction, a limited body, a page of a list."""
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Annotated
@@ -16,6 +17,9 @@ from autosync.api.http.uploading.uploads import Uploads
 from autosync.api.views.cursors import LONGEST_CURSOR
 
 RETRY_SECONDS = 5
+READERS = 30
+"""Requests that read at once: fewer than connections (`database.POOL`), some of which are left to
+writers and to the look at keys."""
 
 # What waits for nothing is `async`: the framework gives everything else to a thread of its own.
 
@@ -36,15 +40,17 @@ async def feed_of(request: Request) -> EventFeed:
 FeedDep = Annotated[EventFeed, Depends(feed_of)]
 
 
-async def _reading(database: DatabaseDep) -> AsyncIterator[Session]:
-    """Opened here, since nothing is asked of the database before the route does, in its thread. To
-    close it may wait for the database: in a thread that is none of the routes', which may all wait
-    for the connections that are given back here."""
-    with database.reading() as session:
-        try:
-            yield session
-        finally:
-            await to_thread.run_sync(session.close, limiter=CapacityLimiter(1))
+async def _reading(request: Request, database: DatabaseDep) -> AsyncIterator[Session]:
+    """One of as many as there are connections to spare: the others wait here, and not in threads,
+    which those that hold a connection need to make their answers. Opens nothing; to close it may
+    wait for the database."""
+    readers: asyncio.Semaphore = request.app.state.readers
+    async with readers:
+        with database.reading() as session:
+            try:
+                yield session
+            finally:
+                await to_thread.run_sync(session.close, limiter=CapacityLimiter(1))
 
 
 def _one_at_a_time(request: Request) -> Iterator[None]:

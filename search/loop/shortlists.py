@@ -28,7 +28,7 @@ SHORTLIST_SIZE = 256
 """Proposals that survive the simulator's ranking, before the selection."""
 COARSE_SIZE = 2048
 """Proposals that the timeline leaves for a simulator that learns, which costs far more each."""
-UNFAVOURED_SHARE = 0.25
+UNFAVOURED = 512
 """Of these, ones that the timeline does not favour, so that what it undervalues can be chosen."""
 RANKED_SIZE = 16_384
 """The timeline's places that those come from: beyond, it would have to err several times over."""
@@ -122,12 +122,9 @@ def ranked_draws(
     return rank(domain, space, coarse_of(simulator), total, seed, kept, on_progress=progress)
 
 
-def shortlist_of_draws(
-    judge: Judge, space: Space, ranked: RankedProposals, seed: int, judged: int = COARSE_SIZE
-) -> Shortlist:
-    """judged: how many of what the timeline leaves a simulator that learns looks at
-    (`coarse_places`)."""
-    coarse = ranked.take(coarse_places(len(ranked.index), seed, judged))
+def shortlist_of_draws(judge: Judge, space: Space, ranked: RankedProposals, seed: int) -> Shortlist:
+    """A simulator that learns judges only what the timeline leaves (`coarse_places`)."""
+    coarse = ranked.take(coarse_places(len(ranked.index), seed))
     population = materialize(coarse, judge.domain, space)
     return judge.best_of(population, coarse.index, coarse.seconds)
 
@@ -177,15 +174,14 @@ def parents_among(domain: Domain, measured: Population) -> Population:
     return measured.take(np.flatnonzero(own & (beside == 0)))
 
 
-def coarse_places(ranked: int, seed: int, judged: int = COARSE_SIZE) -> I64:
-    """Which of `ranked` places, the timeline's best first, a simulator that learns judges: `judged`
-    at most. The first ones, and UNFAVOURED_SHARE at random from as many strata of the rest. A
-    stratum is wider the further back it lies, all by one factor."""
-    if ranked <= judged:
+def coarse_places(ranked: int, seed: int) -> I64:
+    """Which of `ranked` places, the timeline's best first, a simulator that learns judges: the
+    first ones, and UNFAVOURED at random from as many strata of the rest. A stratum is wider the
+    further back it lies, all by one factor."""
+    if ranked <= COARSE_SIZE:
         return np.arange(ranked)
-    unfavoured = round(judged * UNFAVOURED_SHARE)
-    favoured = judged - unfavoured
-    edges = np.geomspace(favoured, ranked, unfavoured + 1).round().astype(np.int64)
+    favoured = COARSE_SIZE - UNFAVOURED
+    edges = np.geomspace(favoured, ranked, UNFAVOURED + 1).round().astype(np.int64)
     rng = np.random.default_rng(seed)
-    drawn = edges[:-1] + (rng.random(unfavoured) * np.diff(edges)).astype(np.int64)
+    drawn = edges[:-1] + (rng.random(UNFAVOURED) * np.diff(edges)).astype(np.int64)
     return np.concatenate((np.arange(favoured), np.unique(drawn)))

@@ -6,19 +6,13 @@ from autosync.domain import Domain
 from autosync.errors import AutosyncError
 from autosync.population import Population, decode
 from autosync.search.loop.ranking import CHUNK, materialize, rank
-from autosync.search.loop.shortlists import (
-    COARSE_SIZE,
-    RANKED_SIZE,
-    UNFAVOURED_SHARE,
-    coarse_places,
-)
+from autosync.search.loop.shortlists import COARSE_SIZE, RANKED_SIZE, UNFAVOURED, coarse_places
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from tests.domains import domain_of
 
 SPACE = Space(whole_below_bytes=1000)
 DOMAIN = domain_of()
-UNFAVOURED = round(COARSE_SIZE * UNFAVOURED_SHARE)
 
 
 class RowCounter:
