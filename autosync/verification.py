@@ -7,6 +7,7 @@ from math import fsum
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy, NotSupported
 from autosync.graph import Variable
+from autosync.staleness_verification import check_staleness
 from autosync.strategy import (
     AllGather,
     AllReduce,
@@ -53,6 +54,8 @@ def verify(
             value=strategy.staleness,
             remedy="Allow staleness where the training can bear it, or use staleness 0.",
         )
+    if strategy.staleness:
+        check_staleness(strategy, domain)
 
 
 def check_runnable(choices: Iterable[VariableChoice], world_size: int) -> None:
