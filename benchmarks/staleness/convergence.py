@@ -51,7 +51,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class LossCurve:
     """iterations, seconds, losses: of each check. age: mean of the values that rank 0 trained on,
     in iterations."""
 
@@ -74,7 +74,7 @@ def late_bundle(model: nn.Module, setting: Setting, world: int) -> Bundle:
     return make_bundle(chosen, where)
 
 
-def train(rank: int, world: int, setting: Setting, iterations: int) -> Run:
+def train(rank: int, world: int, setting: Setting, iterations: int) -> LossCurve:
     """What rank 0 sees; weights are copied at each check, and judged when the run is over."""
     os.environ["AUTOSYNC_HOST"] = f"host{rank}"
     task = TASKS[setting.task]
@@ -103,7 +103,7 @@ def train(rank: int, world: int, setting: Setting, iterations: int) -> Run:
                 parameter.copy_(value)
         losses.append(task.loss(model))
     taken, seconds, _ = zip(*noted, strict=True)
-    return Run(taken, seconds, tuple(losses), age)
+    return LossCurve(taken, seconds, tuple(losses), age)
 
 
 def mean_age(model: nn.Module, setting: Setting) -> float:
@@ -115,12 +115,12 @@ def mean_age(model: nn.Module, setting: Setting) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SettingSummary:
     """Of all seeds of a setting: runs, and medians. iterations, seconds: to the target; None where
     most runs do not reach it."""
 
     setting: Setting
-    runs: tuple[Run, ...]
+    runs: tuple[LossCurve, ...]
     iterations: float | None
     seconds: float | None
     final_loss: float
@@ -128,13 +128,13 @@ class Row:
     age: float
 
 
-def summarized(setting: Setting, runs: Sequence[Run], target: float) -> Row:
+def summarized(setting: Setting, runs: Sequence[LossCurve], target: float) -> SettingSummary:
     reached = [run.reached(target) for run in runs]
     most = sum(place is not None for place in reached) * 2 > len(runs)
     pairs = list(zip(runs, reached, strict=True))
     iterations = [np.inf if i is None else run.iterations[i] for run, i in pairs]
     seconds = [np.inf if i is None else run.seconds[i] for run, i in pairs]
-    return Row(
+    return SettingSummary(
         setting,
         tuple(runs),
         float(np.median(iterations)) if most else None,
@@ -145,7 +145,7 @@ def summarized(setting: Setting, runs: Sequence[Run], target: float) -> Row:
     )
 
 
-def measured(pool: Ranks, task: str, given: argparse.Namespace) -> list[Row]:
+def measured(pool: Ranks, task: str, given: argparse.Namespace) -> list[SettingSummary]:
     """Every setting of a task; runs of a seed follow each other, so that drifts are shared."""
     settings = [
         Setting(task, form, staleness, stragglers, 0)
@@ -153,7 +153,7 @@ def measured(pool: Ranks, task: str, given: argparse.Namespace) -> list[Row]:
         for form in FORMS
         for staleness in given.staleness
     ]
-    runs: dict[Setting, list[Run]] = {setting: [] for setting in settings}
+    runs: dict[Setting, list[LossCurve]] = {setting: [] for setting in settings}
     for seed in range(given.seeds):
         for setting, found in runs.items():
             seeded = replace(setting, seed=seed)
@@ -173,7 +173,7 @@ HEAD = (
 )
 
 
-def line(row: Row) -> str:
+def line(row: SettingSummary) -> str:
     setting = row.setting
     reached = "never" if row.iterations is None else f"{row.iterations:.0f}"
     seconds = "" if row.seconds is None else f"{row.seconds:.2f}"
@@ -190,7 +190,7 @@ def line(row: Row) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def draw(tables: dict[str, list[Row]], file: Path) -> None:
+def draw(tables: dict[str, list[SettingSummary]], file: Path) -> None:
     """Loss against iterations, without stragglers, above loss against seconds, with them."""
     import matplotlib
 

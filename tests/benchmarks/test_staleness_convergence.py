@@ -2,17 +2,18 @@
 
 import numpy as np
 import pytest
+import torch
 
-from benchmarks.staleness.convergence import Run, Setting, line, summarized
+from benchmarks.staleness.convergence import LossCurve, Setting, line, summarized
 from benchmarks.staleness.learning_tasks import TASKS
 
 SETTING = Setting("MLP, SGD", "clocks", 4, stragglers=True, seed=0)
 
 
-def run(*losses: float) -> Run:
+def run(*losses: float) -> LossCurve:
     count = len(losses)
     iterations = tuple(10 * (i + 1) for i in range(count))
-    return Run(iterations, tuple(0.1 * i for i in iterations), losses, 1.5)
+    return LossCurve(iterations, tuple(0.1 * i for i in iterations), losses, 1.5)
 
 
 def test_a_target_is_reached_where_the_loss_stays_below() -> None:
@@ -32,6 +33,7 @@ def test_most_seeds_decide_whether_the_target_is_reached() -> None:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_task_learns_by_its_own_rate(name: str) -> None:
+    torch.manual_seed(0)
     task, rng = TASKS[name], np.random.default_rng(0)
     model = task.model()
     optimizer = task.optimizer(model)

@@ -1,5 +1,7 @@
 """Puts a plan that lags on a model, in the form that it has."""
 
+from collections.abc import Callable
+
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
@@ -25,6 +27,7 @@ def attach_lagging(
 ) -> LaggingAttachment:
     """As `attachment.attach`, for a plan of a staleness above 0. A collective over the process
     group. Raises as `attach_pipelined` and `attach_clocked`."""
+    attach: Callable[..., LaggingAttachment]
     attach = attach_clocked if has_clocks(plan) else attach_pipelined
     return attach(
         model,
