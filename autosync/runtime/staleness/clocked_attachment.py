@@ -67,6 +67,7 @@ class ClockedAttachment:
     met: int = 0
 
     def before_step(self, *_: Any) -> None:
+        self.client.check()
         if self.max_grad_norm:
             nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
         for bucket in self.buckets:
@@ -100,6 +101,7 @@ class ClockedAttachment:
             InvalidInput: ranks have taken different numbers of steps.
             SynchronizationFailed: a rank died, or did not come.
         """
+        self.client.check()
         with ranks_meet():
             self.calls.meet(call)
             self._check_steps(call)

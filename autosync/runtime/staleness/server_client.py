@@ -76,6 +76,11 @@ class ServerClient:
         for thread in self._threads:
             thread.start()
 
+    def check(self) -> None:
+        """Raises what has failed before."""
+        if self._failure is not None:
+            raise self._failure
+
     def new_exchange(self) -> Exchange:
         """Buffers for the next iteration's updates; `send` takes them."""
         if self._free:
@@ -188,8 +193,7 @@ class ServerClient:
         done = self._changed.wait_for(
             lambda: self._failure is not None or until(), self._timeout.total_seconds()
         )
-        if self._failure is not None:
-            raise self._failure
+        self.check()
         if not done:
             raise _lost(f"no values came in {self._timeout}")
 

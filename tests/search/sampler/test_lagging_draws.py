@@ -15,10 +15,14 @@ from autosync.search.improvement.crossover_mutation import Lineage
 from autosync.search.improvement.genetic_algorithm import drawn_lineage
 from autosync.search.improvement.offspring import make_offspring
 from autosync.search.improvement.parent_columns import pool_of
+from autosync.search.loop.memory_store import MemoryStore
+from autosync.search.loop.proposing import propose
+from autosync.search.loop.settings import Settings
 from autosync.search.loop.shortlists import parents_among
 from autosync.search.sampler.lagging_draws import kept_staleness
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import AllReduce, Encoding, ParameterServer, VariableChoice, whole
 from autosync.verification import verify
 from tests.domains import chain_graph, domain_of, grid_cluster
@@ -139,3 +143,15 @@ def test_a_refined_design_still_runs() -> None:
         better = refined(design, DOMAIN, SPACE, seed, 256)
         assert better.staleness == 1
         verify(better, DOMAIN, allow_staleness=True)
+
+
+def test_a_tuning_proposes_both_forms() -> None:
+    store, limits = MemoryStore(), Settings(budget=40, proposals=300)
+    space, predict = replace(SPACE, max_parts=2), TimelineSimulator()
+    for _ in range(2):
+        proposals = propose(DOMAIN, space, predict, store, limits, 12, lambda event: None)
+        store.propose(proposals)
+    strategies = [proposal.candidate.strategy for proposal in store.proposals()]
+    kinds = {s.choices[0].shards[0].kind for s in strategies if s.staleness}
+    assert kinds == {"all_reduce", "parameter_server"}
+    checked(encode(strategies, DOMAIN), DOMAIN)

@@ -4,6 +4,8 @@ saved goes on."""
 import copy
 import os
 import random
+import re
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -292,6 +294,38 @@ def left(rank: int, world: int) -> str:
 def test_who_needs_updates_of_a_rank_that_has_left_is_told(pair: Ranks) -> None:
     words, _ = pair.run(left)
     assert words.startswith("after 3 steps: rank 1 has left")
+
+
+def survive(rank: int, world: int, victim: int) -> tuple[str, bool]:
+    """What a survivor was told, and whether it is told again and then has its model back."""
+    made = counting(world, 1)
+    try:
+        for iteration in range(8):
+            if rank == victim and iteration == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            count(made, iteration, rank)
+    except SynchronizationFailed as error:
+        with pytest.raises(SynchronizationFailed, match=re.escape(str(error))):
+            count(made, 0, rank)
+        with pytest.raises(SynchronizationFailed, match=re.escape(str(error))):
+            made.detach()
+        return str(error), "no_sync" not in made.model.__dict__ and not made.handles
+    return "no error", False
+
+
+@pytest.mark.parametrize("victim", [1, 2])
+def test_a_killed_rank_is_an_error_on_every_survivor(victim: int) -> None:
+    with ranks(3, timeout_seconds=10.0) as pool:
+        for pipe in pool.pipes:
+            pipe.send((survive, (victim,)))
+        answers = [pool._answer(rank) for rank in range(pool.world)]
+        for process in pool.processes:  # torch's own goodbye waits for the dead
+            process.kill()
+    assert answers.pop(victim) == ("error", "died")
+    for kind, answer in answers:
+        assert kind == "ok", answer
+        assert "A peer died" in answer[0]
+        assert answer[1]
 
 
 def uneven(rank: int, world: int) -> str:
