@@ -236,7 +236,7 @@ def _install(attachment: Attachment, share: float) -> None:
     """Make model and optimizers follow the engine. share: this rank's part of the average."""
     model, engine = attachment.model, attachment.engine
     guard = CoverageGuard(model, attachment.optimizers, engine.variables)
-    attachment.handles += [guard.watch_others(), PlainCopies(model, engine)]
+    attachment.handles += [guard.watch_others(), PlainCopies(model, engine.flush)]
     for optimizer in attachment.optimizers:
         adopt(optimizer, engine, guard)
     model.__dict__["no_sync"] = engine.no_sync

@@ -23,21 +23,21 @@ OURS = "autosync.runtime."
 
 
 class PlainCopies:
-    """Of the modules of an attached model, until removed."""
+    """Of the modules of an attached model, until removed. flush: waits for what is in flight."""
 
-    def __init__(self, model: nn.Module, engine: Engine):
+    def __init__(self, model: nn.Module, flush: Callable[[], None]):
         self._modules = list(model.modules())
         for module in self._modules:
-            module.__dict__[REDUCE] = _reducer(module, engine)
+            module.__dict__[REDUCE] = _reducer(module, flush)
 
     def remove(self) -> None:
         for module in self._modules:
             module.__dict__.pop(REDUCE, None)
 
 
-def _reducer(module: nn.Module, engine: Engine) -> Callable[[Any], Any]:
+def _reducer(module: nn.Module, flush: Callable[[], None]) -> Callable[[Any], Any]:
     def reduce(protocol: Any) -> Any:
-        engine.flush()
+        flush()
         made = type(module).__reduce_ex__(module, protocol)
         if isinstance(made, str):
             return made

@@ -25,6 +25,7 @@ from autosync.errors import AutosyncError, InvalidInput
 from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.hooks.gradient_hooks import Removable
+from autosync.runtime.hooks.plain_copies import PlainCopies
 from autosync.runtime.staleness.clocked_buckets import ClockedBucket, clocked_buckets
 from autosync.runtime.staleness.lagging_groups import LaggingGroups, met_ranks, wait_for
 from autosync.runtime.staleness.lagging_plans import check_lagging_plan
@@ -288,6 +289,7 @@ def attach_clocked(
 def _install(made: ClockedAttachment) -> None:
     model, optimizer = made.model, made.given
     made.handles += [
+        PlainCopies(model, lambda: None),  # of this rank's values as they are
         *refuse_scalers(optimizer),
         optimizer.register_step_pre_hook(made.before_step),
         optimizer.register_step_post_hook(made.after_step),

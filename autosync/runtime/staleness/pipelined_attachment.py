@@ -16,6 +16,7 @@ from autosync.errors import NotSupported
 from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.hooks.gradient_hooks import Removable
+from autosync.runtime.hooks.plain_copies import PlainCopies
 from autosync.runtime.hooks.torch_compile import opaque
 from autosync.runtime.staleness.gradient_pipeline import KEY, GradientPipeline
 from autosync.runtime.staleness.lagging_groups import met_ranks, wait_for
@@ -170,6 +171,7 @@ def _install(made: PipelinedAttachment) -> None:
         hook = made.gradient_hook(variable)
         made.handles.append(parameter.register_post_accumulate_grad_hook(hook))
     made.handles += [
+        PlainCopies(model, made.flush),
         *refuse_scalers(optimizer),
         optimizer.register_step_post_hook(made.note_step),
         optimizer.register_state_dict_post_hook(made.save),

@@ -3,6 +3,7 @@ saved goes on."""
 
 import copy
 import os
+import pickle
 import random
 import re
 import signal
@@ -387,6 +388,26 @@ def test_a_script_trains_and_gets_equal_replicas(pair: Ranks) -> None:
     assert answers[0][2] == answers[1][2]
     for first, last, _ in answers:
         assert last < first
+
+
+def copied(rank: int, world: int) -> list[bool]:
+    """A copy of the model is plain, as one of torch's AveragedModel must be."""
+    found = []
+    for case in (SERVERS, replace(SERVERS, method="all_reduce")):
+        model, optimizer = distributed(rank, world, case, 2)
+        iterate(rank, model, optimizer, range(3))
+        copies = (copy.deepcopy(model), pickle.loads(pickle.dumps(model)))
+        found += [worst_difference(model, one) == 0.0 for one in copies]
+        for one in copies:
+            one.state_dict()
+            loss_of(one, 0, rank).backward()
+        iterate(rank, model, optimizer, range(3, 5))
+        autosync.detach(model)
+    return found
+
+
+def test_a_copy_of_the_model_knows_nothing_of_its_plan(pair: Ranks) -> None:
+    assert pair.run(copied) == [[True] * 4] * 2
 
 
 def refused(rank: int, world: int) -> dict[str, str]:
