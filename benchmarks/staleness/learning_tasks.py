@@ -80,7 +80,7 @@ def factorized(model: nn.Module, rng: Generator) -> Tensor:
     """The sum over the batch, so that a row's step does not depend on how many rows there are."""
     rows, columns, values = observed()
     drawn = torch.from_numpy(rng.integers(0, len(values), ENTRIES))
-    error = model(rows[drawn], columns[drawn]) - values[drawn]
+    error: Tensor = model(rows[drawn], columns[drawn]) - values[drawn]
     return error.square().sum() + ENTRIES / len(values) * PENALTY * _norm(model)
 
 

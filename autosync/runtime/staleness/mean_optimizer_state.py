@@ -48,7 +48,7 @@ def take_mean_state(
             own = torch.zeros(shape, dtype=dtype, device="cpu")
         options = dist.AllreduceOptions()
         if name in SCALARS or not dtype.is_floating_point:
-            options.reduceOp = dist.ReduceOp.MAX
+            options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
             found = own.clone()
         else:
             found = own * share

@@ -23,7 +23,14 @@ from autosync.search.sampler.lagging_draws import kept_staleness
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
-from autosync.strategy import AllReduce, Encoding, ParameterServer, VariableChoice, whole
+from autosync.strategy import (
+    AllReduce,
+    Encoding,
+    ParameterServer,
+    Synchronizer,
+    VariableChoice,
+    whole,
+)
 from autosync.verification import verify
 from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.search.drawn_domains import domains, seeds, spaces
@@ -70,7 +77,7 @@ def test_every_late_proposal_verifies(domain: Domain, space: Space, seed: int) -
     checked(sample(domain, replace(space, staleness=LATE), 0, 24, seed), domain)
 
 
-PINS = {
+PINS: dict[str, tuple[Synchronizer, set[int]]] = {
     "all-reduced": (AllReduce(0), {Method.ALL_REDUCE}),
     "owned": (ParameterServer(1, 0), {Method.PARAMETER_SERVER}),
     "a tree": (AllReduce(0, "tree"), set()),

@@ -206,6 +206,7 @@ def resumed(rank: int, world: int, half: int) -> tuple[list[list[float]], str]:
     for iteration in range(half):
         count(made, iteration, rank)
     saved = copy.deepcopy((made.model.state_dict(), made.given.state_dict()))
+    text = str(saved)  # which training goes on in
     again = Counting()
     again.load_state_dict(saved[0])
     optimizer = torch.optim.SGD(again.parameters(), lr=RATE, momentum=MOMENTUM)
@@ -220,7 +221,7 @@ def resumed(rank: int, world: int, half: int) -> tuple[list[list[float]], str]:
         torch.cat([p.detach().flatten() for p in one.model.parameters()]).tolist()
         for one in (made, second)
     ]
-    return finals, str(saved)
+    return finals, text
 
 
 @pytest.mark.parametrize("half", [1, 6])
@@ -369,7 +370,7 @@ def test_a_rank_clips_its_own_gradient(pair: Ranks) -> None:
 def trained(rank: int, world: int) -> tuple[float, float, list[float]]:
     """By `autosync.distribute`, as a script does it."""
     model, optimizer = distributed(rank, world, replace(SERVERS, optimizer="adamw"), 3)
-    first = float(loss_of(model, 0, 0))
+    first = float(loss_of(model, 0, 0).detach())
     for _ in range(30):
         with model.no_sync():  # type: ignore[operator]
             optimizer.zero_grad()
@@ -380,7 +381,7 @@ def trained(rank: int, world: int) -> tuple[float, float, list[float]]:
     assert same is optimizer
     assert not model.__dict__.get("no_sync")
     values = torch.cat([p.detach().flatten() for p in model.parameters()])
-    return first, float(loss_of(model, 0, 0)), values.tolist()
+    return first, float(loss_of(model, 0, 0).detach()), values.tolist()
 
 
 def test_a_script_trains_and_gets_equal_replicas(pair: Ranks) -> None:
