@@ -10,7 +10,9 @@ other, not of links.
 """
 
 import argparse
+import logging
 import os
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -77,6 +79,7 @@ def late_bundle(model: nn.Module, setting: Setting, world: int) -> Bundle:
 def train(rank: int, world: int, setting: Setting, iterations: int) -> LossCurve:
     """What rank 0 sees; weights are copied at each check, and judged when the run is over."""
     os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    logging.getLogger("autosync").setLevel(logging.ERROR)  # which would tell of stragglers
     task = TASKS[setting.task]
     torch.manual_seed(setting.seed)
     model = task.model()
@@ -155,6 +158,7 @@ def measured(pool: Ranks, task: str, given: argparse.Namespace) -> list[SettingS
     ]
     runs: dict[Setting, list[LossCurve]] = {setting: [] for setting in settings}
     for seed in range(given.seeds):
+        print(f"{task}, seed {seed}", file=sys.stderr, flush=True)
         for setting, found in runs.items():
             seeded = replace(setting, seed=seed)
             found.append(pool.run(train, seeded, given.iterations)[0])
