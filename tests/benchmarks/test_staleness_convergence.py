@@ -39,7 +39,7 @@ def test_a_task_learns_by_its_own_rate(name: str) -> None:
     model = task.model()
     optimizer = task.optimizer(model)
     before = task.loss(model)
-    for _ in range(60):
+    for _ in range(300):
         optimizer.zero_grad()
         task.batch_loss(model, rng).backward()
         optimizer.step()
