@@ -1,13 +1,13 @@
 """Which synchronizers, schedules and shares strategies may use: of a search, and of the limit."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict
 
-from autosync.documents import STRICT
+from autosync.documents import STRICT, UNLESS_SYNCHRONOUS
 from autosync.errors import InvalidInput
-from autosync.strategy import Encoding
+from autosync.strategy import MAX_STALENESS, Encoding
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,7 @@ class Allowed:
     uneven_shares: replicas may take unequal parts of the batch; off by default, since the training
         script must deal its data accordingly.
     encodings: how dense messages may be packed; lossless only, unless the user allows more.
+    staleness: iterations by which updates may be late; 0 only, unless the user allows more.
     """
 
     parameter_server: bool = True
@@ -29,6 +30,7 @@ class Allowed:
     overlap_forward: bool = True
     uneven_shares: bool = False
     encodings: tuple[Encoding, ...] = (Encoding(),)
+    staleness: Annotated[tuple[int, ...], UNLESS_SYNCHRONOUS] = (0,)
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     def __post_init__(self) -> None:
@@ -47,3 +49,17 @@ class Allowed:
                 value=self.encodings,
                 remedy='Leave it out, or give [{"name": "none"}].',
             )
+        wrong = [each for each in self.staleness if not 0 <= each <= MAX_STALENESS]
+        if wrong or 0 not in self.staleness:
+            why = f"has {wrong[0]}" if wrong else "lacks 0, which DDP and others are measured with"
+            raise InvalidInput(
+                f"staleness {why}.",
+                thing="staleness",
+                value=wrong[0] if wrong else self.staleness,
+                remedy=f"Give 0 and what may be tried beside it, up to {MAX_STALENESS}.",
+            )
+
+    @property
+    def may_lag(self) -> bool:
+        """Whether strategies of a staleness above 0 are allowed."""
+        return any(self.staleness)

@@ -17,6 +17,9 @@ UNLESS_EMPTY = Field(exclude_if=lambda value: value == "")
 """Annotate what documents gained later: left out where it is 0, 1 or "", so that the documents
 from before keep their text, and with it their identity."""
 
+UNLESS_SYNCHRONOUS = Field(exclude_if=lambda value: value == (0,))
+"""The same of the staleness that may be drawn."""
+
 UNLESS_TRUE = Field(exclude_if=lambda value: value is True)
 """The same of a switch that is on by default."""
 

@@ -236,7 +236,8 @@ class Strategy:
     """S = one choice per variable (in the graph's order), the replicas and the schedule.
 
     name: for display; not part of its identity.
-    staleness: iterations a replica may lag; 0 is synchronous.
+    staleness: iterations by which updates may be late; 0 is synchronous. All-reduced gradients are
+        applied so much later; values of parameter servers are at most so old.
     engine: what runs in place of this runtime or torch's DDP. Its choices say what it sends: every
         variable whole, by a reduce-scatter with sharded update, in the group of its unit.
     """

@@ -50,10 +50,18 @@ def describe(strategy: Strategy, domain: Domain | None = None) -> str:
     phrases += _cuts(strategy.choices)
     phrases += _shares(strategy)
     phrases.append(_schedule(strategy.schedule))
-    if strategy.staleness:
-        late = "iteration" if strategy.staleness == 1 else "iterations"
-        phrases.append(f"gradients applied {strategy.staleness} {late} later")
+    phrases += _staleness(strategy)
     return "; ".join(phrases)
+
+
+def _staleness(strategy: Strategy) -> list[str]:
+    if not strategy.staleness:
+        return []
+    late = "1 iteration" if strategy.staleness == 1 else f"{strategy.staleness} iterations"
+    shards = (shard for choice in strategy.choices for shard in choice.shards)
+    if any(isinstance(shard, ParameterServer) for shard in shards):
+        return [f"values at most {late} old"]
+    return [f"gradients applied {late} later"]
 
 
 def engine_name(strategy: Strategy) -> str:

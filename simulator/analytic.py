@@ -19,7 +19,8 @@ class AnalyticSimulator:
     maximum over servers of each server's sum, so that load balance counts. Both directions are
     charged, replicas multiply traffic only without hierarchical reduction (then every rank sends
     for itself), and phi and delta are paid once a message, so that merging counts. It sees no
-    schedule: neither readiness nor order nor overlap.
+    schedule: neither readiness nor order nor overlap. What it predicts is that of a strategy that
+    lags far enough for all messages to travel beside compute.
     """
 
     name = "analytic"

@@ -44,6 +44,9 @@ class Limit:
 def iteration_limit(domain: Domain, allowed: Allowed | None = None) -> Limit:
     """The limit of a domain over the allowed strategies; all exact, synchronous ones by default.
 
+    Where strategies may lag, gradients need not arrive before the next forward pass: compute and
+    transfer alone bound them.
+
     Startups and updates are left out and messages may be cut anywhere, so plans stay above it. The
     cluster's `overlap_slowdown` is left out, too: it is an average over the messages that were
     measured, and those of another allowed strategy may slow compute less.
@@ -57,7 +60,7 @@ def iteration_limit(domain: Domain, allowed: Allowed | None = None) -> Limit:
     compute = slowest * (domain.timing.forward_seconds + domain.timing.backward_seconds)
     needs = least_transfer(domain, allowed)
     schedule = 0.0
-    if not (allowed.uneven_shares and np.ptp(factors) > 0):
+    if not (allowed.may_lag or (allowed.uneven_shares and np.ptp(factors) > 0)):
         ready, tails = _windows(domain, allowed, float(factors.min()), slowest)
         schedule = longest_tail_first(ready, needs, tails)
     transfer = float(needs.sum())

@@ -248,7 +248,7 @@ def _install(attachment: Attachment, share: float) -> None:
         [variable.parameter for variable in engine.variables],
         {v.name: v.parameter for v in engine.variables if v.deferred or not v.whole},
     )
-    attachment.handles += [guard.watch_others(), PlainCopies(model, engine)]
+    attachment.handles += [guard.watch_others(), PlainCopies(model, engine.flush)]
     for optimizer in attachment.optimizers:
         adopt(optimizer, engine, guard)
     model.__dict__["no_sync"] = engine.no_sync

@@ -10,9 +10,10 @@ from torch.optim import Optimizer
 
 from autosync.errors import InvalidInput, NotSupported
 from autosync.runtime.attached_models import ATTACHED
-from autosync.runtime.attachment import Attachment, attachment_of
+from autosync.runtime.attachment import Attachment
 from autosync.runtime.hooks.torch_compile import compiled_from
-from autosync.runtime.staleness.stale_attachment import StaleAttachment
+from autosync.runtime.staleness.lagging_attachment import LaggingAttachment
+from autosync.runtime.staleness.pipelined_attachment import PipelinedAttachment
 
 Optimizers = Optimizer | Sequence[Optimizer]
 
@@ -24,7 +25,8 @@ def detach(model: nn.Module) -> tuple[nn.Module, Any]:
 
     Call it on every rank, behind `step()`: gradients that no step has applied are dropped. What
     PowerSGD has not sent yet is dropped with the plan; a checkpoint keeps it. Of a plan that lags,
-    gradients that are still to be applied are applied now, a step for each iteration.
+    gradients that are still to be applied are applied now, a step for each iteration; one with
+    clocks gives every rank the sum of all updates and the mean of the optimizers' states.
 
     model: what `distribute` was given, or what it returned.
 
@@ -33,12 +35,13 @@ def detach(model: nn.Module) -> tuple[nn.Module, Any]:
         NotSupported: torch's `fully_shard` holds it.
         SynchronizationFailed: a peer died: the plan is off, but weights may be of two iterations.
     """
-    if isinstance(stale := ATTACHED.plans.get(id(compiled_from(model))), StaleAttachment):
-        stale.detach()
-        if stale.monitor.failure is not None:
-            raise stale.monitor.failure
-        return model, stale.given
-    if (plan := attachment_of(model)) is not None:
+    plan = ATTACHED.plans.get(id(compiled_from(model)))
+    if isinstance(plan, LaggingAttachment):
+        plan.detach()
+        if isinstance(plan, PipelinedAttachment) and plan.monitor.failure is not None:
+            raise plan.monitor.failure
+        return model, plan.given
+    if isinstance(plan, Attachment):
         return model, _detach_plan(plan)
     if (ddp := ATTACHED.ddp_around(compiled_from(model))) is not None:
         return ddp.module, _unwrap(ddp)

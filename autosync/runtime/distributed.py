@@ -30,8 +30,8 @@ from autosync.runtime.hooks.optimizer_coverage import (
 from autosync.runtime.hooks.torch_compile import compiled_from, warn_if_compiled
 from autosync.runtime.payloads.encodings import check_lossless
 from autosync.runtime.sharded_models import check_norm_is_global, check_unsharded
-from autosync.runtime.staleness.stale_attachment import attach_stale
-from autosync.runtime.staleness.stale_plan_checks import check_may_lag
+from autosync.runtime.staleness.lagging_attachment import attach_lagging
+from autosync.runtime.staleness.lagging_plans import check_may_lag
 from autosync.runtime.torch_ddp import (
     add_hook,
     check_options,
@@ -78,8 +78,8 @@ def distribute(
     `mesh["dp"].get_group()`. max_grad_norm: clip by the true global norm before every update,
     where the process group is all ranks. allow_lossy: start a plan whose messages are packed with
     loss (fp16, bf16, PowerSGD). ddp_options: of DistributedDataParallel, where that is used
-    (`find_unused_parameters`, `device_ids`, ...). allow_staleness: start a plan that applies
-    gradients some iterations later. on_drift: called on every rank where its iterations have become
+    (`find_unused_parameters`, `device_ids`, ...). allow_staleness: start a plan whose updates
+    may be some iterations late. on_drift: called on every rank where its iterations have become
     longer than the bundle says, which rank 0 logs in any case.
 
     Raises:
@@ -144,7 +144,7 @@ def distribute(
     warn_if_compiled(model)
     if shipped.plan.staleness:
         check_may_lag(shipped.plan, allow_staleness, len(optimizers))
-        lagging = attach_stale(
+        lagging = attach_lagging(
             network,
             optimizers[0],
             shipped.plan,

@@ -15,7 +15,7 @@ from autosync.bundle import Bundle
 from autosync.plan import Plan
 from autosync.runtime import attachment as runtime
 from autosync.runtime.execution.execution_trace import ExecutionTrace
-from autosync.runtime.staleness.stale_attachment import attach_stale
+from autosync.runtime.staleness.lagging_attachment import attach_lagging
 from autosync.runtime.torch_ddp import add_hook, wrap_in_ddp
 from autosync.runtime.transport.process_groups import Groups, open_groups, working_group
 from autosync.torch_engine import FullyShard
@@ -101,7 +101,7 @@ def attach(
         return _attach_fully_shard(model, optimizer, bundle, bundle.plan.sharding, groups)
     names = tuple(variable.name for variable in bundle.variables)
     if bundle.plan.staleness:
-        lagging = attach_stale(
+        lagging = attach_lagging(
             model,
             optimizer,
             bundle.plan,

@@ -3,7 +3,7 @@
 A pool brings a `TrialTransport`: how one pass reaches its ranks. Everything else is here, once.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -83,6 +83,7 @@ class TrialProcedure:
     def _run(self, request: TrialRequest) -> TrialResult:
         try:
             refuse_misfit(request, self.transport.world_size)
+            request = steadied(request)
             prepare_seconds = self.transport.prepare(request)
             passes = self._passes(request)
         except TrialFailed as failure:
@@ -155,6 +156,11 @@ class TrialProcedure:
 def disagree(median_seconds: list[float]) -> bool:
     """Whether passes differ so much that one more is due."""
     return max(median_seconds) > (1 + PASS_TOLERANCE) * min(median_seconds)
+
+
+def steadied(request: TrialRequest) -> TrialRequest:
+    """A plan that lags is ahead of its messages for its first iterations: these warm up, too."""
+    return replace(request, warmup=request.warmup + request.bundle.plan.staleness)
 
 
 def refuse_misfit(request: TrialRequest, world_size: int) -> None:

@@ -9,6 +9,7 @@ from autosync.errors import InvalidStrategy, NotSupported
 from autosync.strategy import ParameterServer, Strategy, Synchronizer, VariableChoice
 from autosync.verification.refusals import SHARE_TOLERANCE, variable_refusal
 from autosync.verification.shard_checks import check_exact, check_partition, check_shard
+from autosync.verification.staleness_verification import check_staleness
 from autosync.verification.torch_verification import check_ddp, check_fully_shard
 
 
@@ -39,6 +40,8 @@ def verify(
             value=strategy.staleness,
             remedy="Allow staleness where the training can bear it, or use staleness 0.",
         )
+    if strategy.staleness:
+        check_staleness(strategy, domain)
 
 
 def _kinds_of(choice: VariableChoice) -> Iterable[Synchronizer]:

@@ -9,6 +9,7 @@ from autosync.errors import InvalidStrategy, NotSupported
 from autosync.search.designs import known_designs, pace
 from autosync.search.designs.explicit_order import ordered
 from autosync.search.designs.horovod import horovod_strategy
+from autosync.search.designs.lagging_designs import lagging_designs
 from autosync.search.designs.list_schedule import hierarchical_list_schedule, list_schedule
 from autosync.search.designs.mg_wfbp import mg_wfbp_strategy
 from autosync.search.designs.server_placement import ps_least_busy_link
@@ -177,6 +178,9 @@ def hand_designed(domain: Domain, space: Space) -> list[tuple[str, Strategy]]:
                 (f"{name}_proportional", replace(strategy, replicas=layout))
                 for layout in replica_layouts(domain, space)[1:]
             ]
+    for name, build in lagging_designs(space):
+        if (strategy := fitted(domain, space, build)) is not None:
+            found.append((name, strategy))
     return found
 
 
@@ -185,7 +189,8 @@ def fitted(domain: Domain, space: Space, build: Callable[[Domain], Strategy]) ->
     ranks, say) or does not lie in the space."""
     try:
         strategy = with_pins(build(domain), space)
-        verify(strategy, domain, allow_lossy=any(each != EXACT for each in space.encodings))
+        lossy = any(each != EXACT for each in space.encodings)
+        verify(strategy, domain, allow_lossy=lossy, allow_staleness=space.may_lag)
     except (InvalidStrategy, NotSupported):
         return None
     return strategy if lies_in(strategy, space) else None
@@ -222,6 +227,8 @@ def with_pins(strategy: Strategy, space: Space) -> Strategy:
 def lies_in(strategy: Strategy, space: Space) -> bool:
     """Whether every unpinned choice and the schedule are ones that the space allows."""
     schedule = strategy.schedule
+    if strategy.staleness not in space.staleness:
+        return False
     if strategy.engine is not None and not space.sharded_parameters:
         return False
     if schedule.overlap_forward and not space.overlap_forward:

@@ -93,7 +93,7 @@ def _move(
     kind = int(rng.integers(MOVES))
     if kind == SLICES:
         population.slice_bytes[index] = rng.choice(space.slice_bytes)
-    elif kind == OVERLAP and space.overlap_forward:
+    elif kind == OVERLAP and space.overlap_forward and not population.staleness[index]:
         population.overlap[index] ^= True
         population.idle_gather[index] &= population.overlap[index]
     elif kind == ORDER:

@@ -1,6 +1,7 @@
 """Strategies made of parents: kernels put together."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from autosync.search.improvement.constraint_repair import form_groups, release_e
 from autosync.search.improvement.crossover_mutation import Lineage, choose_sources, fill_offspring
 from autosync.search.improvement.parent_columns import ParentPool
 from autosync.search.sampler.drawn_columns import empty_choices, empty_shards
+from autosync.search.sampler.lagging_draws import kept_staleness
 from autosync.search.sampler.load_balance import balance_load
 
 F64 = NDArray[np.float64]
@@ -25,9 +27,9 @@ def make_offspring(pool: ParentPool, lineage: Lineage, start: int, seed: int) ->
     """The children of a lineage. Child i depends only on its lineage and on (seed, start + i).
     Releases the GIL while it works.
 
-    They keep the pins, and both constraints but for one that the space switches off. Groups of a
-    family (collectives, or one server) are no more than the larger of the space's `max_groups` and
-    the groups of base and mate.
+    They keep the pins, the staleness of their base where they can lag, and both constraints but for
+    one that the space switches off. Groups of a family (collectives, or one server) are no more
+    than the larger of the space's `max_groups` and the groups of base and mate.
     """
     tables, given, n = pool.tables, pool.population, len(lineage.base)
     key, indices = np.uint64(seed), np.arange(start, start + n, dtype=np.uint64)
@@ -50,7 +52,7 @@ def make_offspring(pool: ParentPool, lineage: Lineage, start: int, seed: int) ->
     most = np.maximum(pool.groups[lineage.base], of_mate)
     most = np.maximum(most, tables.rules[0]["max_groups"])
     form_groups(tables, len(given.options), choices.parts, starts, most, shards)
-    return Population(
+    made = Population(
         layouts=given.layouts,
         options=given.options,
         engines=(None,),
@@ -66,6 +68,7 @@ def make_offspring(pool: ParentPool, lineage: Lineage, start: int, seed: int) ->
         position=position,
         **shards._asdict(),
     )
+    return replace(made, staleness=kept_staleness(made))
 
 
 def judged_offspring(

@@ -170,7 +170,8 @@ def tune(
         optimizer,
         verdict.bundle,
         max_grad_norm=max_grad_norm,
-        allow_lossy=True,  # such strategies were tried only where the space has their encodings
+        allow_lossy=True,  # such strategies, and those that lag, were tried only where the space
+        allow_staleness=True,  # has their encodings and their staleness
         ddp_options=options,
         on_drift=on_drift,
     )

@@ -139,7 +139,8 @@ def usable(earlier: EarlierTrials, domain: Domain, space: Space) -> EarlierTrial
 
 def _is_usable(strategy: Strategy, domain: Domain, space: Space) -> bool:
     try:
-        verify(strategy, domain, allow_lossy=len(space.encodings) > 1)
+        lossy = len(space.encodings) > 1
+        verify(strategy, domain, allow_lossy=lossy, allow_staleness=space.may_lag)
         check_runnable(strategy.choices, domain.world_size)
     except (InvalidStrategy, NotSupported):
         return False

@@ -45,6 +45,9 @@ SHARD_METHODS = 4
 IDLE_GATHERS = 5
 """Purpose of the random stream of when all-gathers leave."""
 
+STALENESS = 6
+"""Purpose of the random stream of how late updates are."""
+
 PINNED = -1
 """Synchronizer of a variable whose choice the user pinned."""
 
@@ -115,6 +118,35 @@ def draw_style(rules: Record, encodings: NDArray[np.int64], name: np.uint64) -> 
         and HALF in (owner_chance, scatter_chance, hierarchy_chance)
         and draw(name, 14, 2) == 0,
         len(encodings) > 1 and draw(name, 15, 2) == 0,
+    )
+
+
+@njit(nogil=True)
+def draw_staleness(rules: Record, staleness: NDArray[np.int64], name: np.uint64) -> int:
+    if not (rules.lags_reduced or rules.lags_owned):
+        return 0
+    drawn: int = staleness[draw(name, 0, len(staleness))]
+    return drawn
+
+
+@njit(nogil=True)
+def lagging_style(rules: Record, style: Style, name: np.uint64) -> Style:
+    """The same cuts, all-reduced or owned throughout and sent as they are: what may be late."""
+    owned = rules.lags_owned and (not rules.lags_reduced or draw(name, 1, 2) == 0)
+    return Style(
+        ALWAYS if owned else NEVER,
+        NEVER,
+        NEVER,
+        False,
+        False,
+        False,
+        NEVER,
+        0,
+        style.cutting,
+        style.piece_bytes,
+        0,
+        False,
+        False,
     )
 
 
@@ -200,6 +232,10 @@ def draw_choices(
     for i in range(len(indices)):
         name = stream(seed, indices[i], CHOICES)
         style = draw_style(rules, encodings, name)
+        late = stream(seed, indices[i], STALENESS)
+        choices.staleness[i] = draw_staleness(rules, tables.staleness, late)
+        if choices.staleness[i] > 0:
+            style = lagging_style(rules, style, late)
         choices.order[i] = 1 if rules.priority and draw(name, 9, 2) == 0 else 0
         choices.slice_bytes[i] = slices[draw(name, 10, len(slices))]
         choices.overlap[i] = rules.overlap and draw(name, 11, 3) > 0
@@ -208,6 +244,8 @@ def draw_choices(
             and choices.overlap[i]
             and draw(stream(seed, indices[i], IDLE_GATHERS), 0, 2) == 0
         )
+        if choices.staleness[i] > 0:
+            choices.overlap[i] = choices.idle_gather[i] = False
         choices.layout[i] = draw(name, 12, rules.layouts)
         for v in range(len(variables)):
             variable = variables[v]

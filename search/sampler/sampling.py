@@ -54,7 +54,7 @@ def sample_at(domain: Domain, space: Space, indices: NDArray[np.uint64], seed: i
         slice_bytes=choices.slice_bytes,
         overlap=choices.overlap,
         idle_gather=choices.idle_gather,
-        staleness=np.zeros(n, dtype=np.uint8),
+        staleness=choices.staleness,
         axis=choices.axis,
         parts=choices.parts,
         position=np.zeros(len(shards.variable), dtype=np.int32),

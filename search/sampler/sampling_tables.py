@@ -17,6 +17,7 @@ from autosync.search.domain_facts import (
     ring_orders,
     server_weights,
 )
+from autosync.search.sampler.lagging_draws import forms_that_lag
 from autosync.search.sampler.server_draws import alias_table
 from autosync.search.space import Space
 from autosync.strategy import EXACT, Replica, VariableChoice
@@ -93,11 +94,13 @@ RULES = np.dtype(
         ("adjacent_merge", np.bool_),
         ("shard_methods", np.bool_),
         ("idle_gathers", np.bool_),
+        ("lags_reduced", np.bool_),
+        ("lags_owned", np.bool_),
     ],
     align=True,
 )
 """What may be drawn. owners: parameter servers; reduces, scatters: the two collectives. orders:
-explicit orders of a ring."""
+explicit orders of a ring. lags_reduced, lags_owned: all-reduced and owned proposals may lag."""
 
 SYNCHRONIZER = np.dtype([("method", np.uint8), ("option", np.uint16)], align=True)
 PIN = np.dtype(
@@ -120,7 +123,8 @@ class Tables(NamedTuple):
     ready_order i64[V]: variables in the order in which their gradients become ready.
     weight, log_weight f64[S]: each server's part of the cluster's NIC bandwidth.
     alias_chance f64[S], alias i64[S]: to draw a server by its weight.
-    slice_bytes, encodings i64[]: what to draw from. low_rank bool[E]: which encodings are PowerSGD.
+    slice_bytes, encodings, staleness i64[]: what to draw from. low_rank bool[E]: which encodings
+    are PowerSGD.
     """
 
     variables: NDArray[np.void]
@@ -134,6 +138,7 @@ class Tables(NamedTuple):
     alias: NDArray[np.int64]
     slice_bytes: NDArray[np.int64]
     encodings: NDArray[np.int64]
+    staleness: NDArray[np.int64]
     low_rank: NDArray[np.bool_]
 
 
@@ -179,6 +184,7 @@ def sampler_inputs(domain: Domain, space: Space) -> SamplerInputs:
         alias=alias,
         slice_bytes=np.array(space.slice_bytes, dtype=np.int64),
         encodings=np.array(drawn, dtype=np.int64),
+        staleness=np.array(space.staleness, dtype=np.int64),
         low_rank=np.array([encoding.name == "powersgd" for encoding in encodings]),
     )
     return SamplerInputs(tables, tuple(options), layouts)
@@ -221,6 +227,7 @@ def _rules(
     several = any(node.ranks > 1 for node in domain.cluster.nodes)
     rules["hierarchy"] = space.hierarchical and several
     rules["priority"], rules["overlap"] = space.priority, space.overlap_forward
+    rules["lags_reduced"], rules["lags_owned"] = forms_that_lag(domain, space)
     for switch in ("load_balance", "adjacent_merge", "shard_methods", "idle_gathers"):
         rules[switch] = getattr(space, switch)
     if not (rules["owners"][0] or space.all_reduce or space.reduce_scatter):

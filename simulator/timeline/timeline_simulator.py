@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.codes import Op
+from autosync.codes import Method, Op
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy
 from autosync.plan import PlanTable
@@ -56,7 +56,9 @@ def simulate(
     never overtaken, so it alone is played. Without staleness the first iteration is the steady
     state already (see `event_loop`). With a staleness of s the sums of an iteration that ends c
     seconds after its compute are needed s iterations later: c may take s of them, as long as
-    compute and the busiest link allow. Startups of messages are not among what is busy.
+    compute and the busiest link allow. Servers with clocks are sent updates when a step has ended,
+    so c is all that the messages take without compute beside them. Startups of messages are not
+    among what is busy.
 
     iterations: how many to play; all are alike.
 
@@ -68,9 +70,8 @@ def simulate(
     issued, on_wire, arrived = np.empty((3, plans.messages))
     periods = np.empty(len(plans))
     factors = slowest_factors(domain, population.layouts)[population.layout]
-    played = arguments(plans, domain)
-    play(*played, factors, issued, on_wire, arrived, periods)
-    _, costs, compute, _ = played
+    messages, costs, compute, in_flight = arguments(plans, domain)
+    play(messages, costs, compute, in_flight, factors, issued, on_wire, arrived, periods)
     for index in np.flatnonzero(population.engine).tolist():
         shard_ranks = _shard_ranks(population, index)
         own = play_sharded(plans, index, costs, compute, float(factors[index]), shard_ranks)
@@ -87,9 +88,27 @@ def simulate(
         return periods
     profile = domain.profile
     compute_seconds = factors * profile.compute_seconds + profile.update_seconds
-    exposed = (periods - compute_seconds) / np.maximum(population.staleness, 1)
+    beyond_compute = periods - compute_seconds
+    owned = population.method == Method.PARAMETER_SERVER
+    clocked = np.logical_or.reduceat(owned, population.first[:-1]) & (population.staleness > 0)
+    if clocked.any():
+        alone = np.empty(len(plans))
+        idle = _no_compute(compute)
+        play(messages, costs, idle, in_flight, factors, issued, on_wire, arrived, alone)
+        beyond_compute = np.where(clocked, alone, beyond_compute)
+    exposed = beyond_compute / np.maximum(population.staleness, 1)
     lagging = np.maximum(_least_seconds(plans, domain, compute_seconds), exposed)
     return np.where(population.staleness > 0, lagging, periods)
+
+
+def _no_compute(compute: ComputeArrays) -> ComputeArrays:
+    return compute._replace(
+        forward_start=np.zeros_like(compute.forward_start),
+        forward=0.0,
+        backward=0.0,
+        ready=np.zeros_like(compute.ready),
+        update=0.0,
+    )
 
 
 @dataclass(frozen=True, slots=True)

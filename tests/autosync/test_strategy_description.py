@@ -68,3 +68,10 @@ def test_options_show() -> None:
     ):
         choice = replace(strategy.choices[0], shards=(shard,))
         assert words in describe(replace(strategy, choices=(choice, strategy.choices[1])), domain)
+
+
+def test_how_late_updates_are() -> None:
+    reduced = replace(known_designs.all_reduce_5mb(DOMAIN), staleness=1)
+    assert describe(reduced).endswith("; gradients applied 1 iteration later")
+    owned = replace(known_designs.ps_load_balanced(DOMAIN), staleness=4)
+    assert describe(owned).endswith("; values at most 4 iterations old")

@@ -22,12 +22,14 @@ SWITCHES = (
     *("idle_gathers", "sharded_parameters"),
 )
 
+LATER = {*SWITCHES, "staleness"}
+
 
 def test_the_document_is_what_it_was() -> None:
     assert to_json(Space()) == BEFORE
     assert from_json(Space, BEFORE) == Space()
     assert from_json(Space, "{}") == Space()
-    assert set(json_schema(Space)["properties"]) == set(json.loads(BEFORE)) | set(SWITCHES)
+    assert set(json_schema(Space)["properties"]) == set(json.loads(BEFORE)) | LATER
 
 
 @pytest.mark.parametrize("switch", SWITCHES)
@@ -51,6 +53,9 @@ def made(field: str, value: Any) -> Space:
         ("slice_bytes", [], "slice_bytes is empty. Give \\[0\\]"),
         ("slice_bytes", [0, -4], "slice_bytes has a slice of -4 bytes. Give sizes above 0"),
         ("slice_bytes", [2**63], "slice_bytes has a slice of 9223372036854775808 bytes"),
+        ("staleness", [0, 300], "staleness has 300. Give 0 and what may be tried beside it"),
+        ("staleness", [1, 4], "staleness lacks 0"),
+        ("staleness", [], "staleness lacks 0"),
         ("encodings", [], "encodings is empty: no message could be packed. Leave it out"),
     ],
 )
@@ -77,3 +82,11 @@ def test_every_synchronizer_off_is_refused(cls: type[Allowed]) -> None:
 def test_two_pins_of_one_variable_are_refused() -> None:
     with pytest.raises(InvalidInput, match="pins has 2 for 'v0'"):
         Space(pins=(PIN, PIN))
+
+
+def test_staleness_is_in_the_document_where_it_is_allowed() -> None:
+    space = Space(staleness=(0, 1, 4))
+    assert json.loads(to_json(space))["staleness"] == [0, 1, 4]
+    assert from_json(Space, to_json(space)) == space
+    assert space.may_lag
+    assert not Space().may_lag

@@ -11,9 +11,9 @@ from autosync.domain import Domain
 from autosync.population import encode
 from autosync.simulator.limit import iteration_limit
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
-from autosync.strategy import Encoding
+from autosync.strategy import AllReduce, Encoding, ParameterServer
 from tests.domains import chain_graph, domain_of
-from tests.simulator.worked_examples import cluster_of, random_strategy
+from tests.simulator.worked_examples import cluster_of, random_strategy, strategy_of
 
 SHAPES = ((64, 32), (300, 7), (128, 64), (33,), (10, 128))
 
@@ -83,3 +83,19 @@ def test_uneven_shares_lower_what_devices_must_compute() -> None:
     assert iteration_limit(domain).compute_seconds == pytest.approx(0.24)
     dealt = iteration_limit(domain, Allowed(uneven_shares=True))
     assert dealt.compute_seconds == pytest.approx(0.12 * 4 / 3)
+
+
+def test_what_may_lag_is_bound_by_compute_and_bytes_alone() -> None:
+    domain = even(0.8, 1e-3)
+    late = Allowed(staleness=(0, 4))
+    bound = iteration_limit(domain, late)
+    assert bound.schedule_seconds == 0.0
+    assert bound.seconds == max(bound.compute_seconds, bound.transfer_seconds)
+    assert bound.seconds < iteration_limit(domain).seconds
+    strategies = [replace(strategy_of(domain, way), staleness=4) for way in (AllReduce, one_owner)]
+    predicted = TimelineSimulator().predict(domain, encode(strategies, domain))
+    assert (predicted >= bound.seconds * (1 - 1e-9)).all()
+
+
+def one_owner(variable: int) -> ParameterServer:
+    return ParameterServer(variable % 4, variable)

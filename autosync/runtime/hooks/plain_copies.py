@@ -8,7 +8,7 @@ Python asks the object itself how it is reduced, so a module keeps its class.
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from copyreg import _reconstructor as made_again  # type: ignore[attr-defined]
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -22,30 +22,22 @@ ADDED = (REDUCE, "no_sync", "forward")
 OURS = "autosync.runtime."
 
 
-class Flushes(Protocol):
-    """An engine, as far as copies of its model need it."""
-
-    def flush(self) -> None:
-        """Wait for everything in flight."""
-        ...
-
-
 class PlainCopies:
-    """Of the modules of an attached model, until removed."""
+    """Of the modules of an attached model, until removed. flush: waits for what is in flight."""
 
-    def __init__(self, model: nn.Module, engine: Flushes):
+    def __init__(self, model: nn.Module, flush: Callable[[], None]):
         self._modules = list(model.modules())
         for module in self._modules:
-            module.__dict__[REDUCE] = _reducer(module, engine)
+            module.__dict__[REDUCE] = _reducer(module, flush)
 
     def remove(self) -> None:
         for module in self._modules:
             module.__dict__.pop(REDUCE, None)
 
 
-def _reducer(module: nn.Module, engine: Flushes) -> Callable[[Any], Any]:
+def _reducer(module: nn.Module, flush: Callable[[], None]) -> Callable[[Any], Any]:
     def reduce(protocol: Any) -> Any:
-        engine.flush()
+        flush()
         made = type(module).__reduce_ex__(module, protocol)
         if isinstance(made, str):
             return made

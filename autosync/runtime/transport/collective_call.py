@@ -20,11 +20,18 @@ class CollectiveCalls:
 
     group: of all ranks, for this alone: whatever the others do meanwhile, nothing of it can be
     taken for their arrival. store: keys of one attached plan only.
+    because: why every rank has to come.
     """
 
-    def __init__(self, group: Any, store: Store):
+    def __init__(
+        self,
+        group: Any,
+        store: Store,
+        because: str = "no rank holds all of the optimizer's state",
+    ):
         self._group = group
         self._store = PrefixStore("calls", store)
+        self._because = because
         self._calls = 0
 
     def meet(self, what: str) -> None:
@@ -60,9 +67,9 @@ class CollectiveCalls:
         if not missing:
             return
         message = (
-            f"{self._words(what, missing)} in {PATIENCE_SECONDS:g} s. Under this plan no rank "
-            f"holds all of the optimizer's state, and {what} gathers it: call it on every rank, "
-            "and write the file on one."
+            f"{self._words(what, missing)} in {PATIENCE_SECONDS:g} s. Under this plan "
+            f"{self._because}, and {what} gathers it: call it on every rank, and write the file "
+            "on one."
         )
         log.warning(message)
         warnings.warn(message, stacklevel=2)

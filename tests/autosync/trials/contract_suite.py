@@ -20,11 +20,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autosync.cancellation import CancellationToken, Cancelled, cancelled_by
+from autosync.strategy import AllReduce, ParameterServer
 from autosync.trials.contract import TrialRequest, TrialResult
 from autosync.trials.machine import process_start
 from autosync.trials.pool.process_pool import ProcessPool
 from tests.autosync.trials.conftest import MARK
-from tests.autosync.trials.strategies import ddp, mixed, small_domain
+from tests.autosync.trials.strategies import ddp, lagging, mixed, small_domain
 
 SETTLED_SECONDS = 0.2
 """From the beginning of a trial on warm workers until they are in the middle of it."""
@@ -81,6 +82,13 @@ class PoolContract:
         assert len(result.iteration_seconds) >= 6
         assert pool.worker_pids() == before
         assert set(before) <= set(marked_processes())  # whose absence the last test looks for
+
+    def test_plans_that_lag_run_in_both_forms(self, pool: ProcessPool) -> None:
+        for shard in (AllReduce(0), ParameterServer(1, 0)):
+            bundle = lagging(pool.workload.domain, shard, 2)
+            result = pool.run(TrialRequest(f"late/{shard.kind}", bundle, iterations=3))
+            assert result.error is None
+            assert len(result.iteration_seconds) == 3
 
     def test_a_key_runs_once(self, pool: ProcessPool) -> None:
         assert trial(pool, "plain") is trial(pool, "plain")

@@ -45,3 +45,12 @@ def mixed(domain: Domain) -> Bundle:
     schedule = Schedule("priority", overlap_forward=True)
     replicas = even_replicas(domain.world_size)
     return make_bundle(Strategy(tuple(choices), replicas, schedule), domain)
+
+
+def lagging(domain: Domain, shard: Synchronizer, staleness: int) -> Bundle:
+    """Whole variables, each synchronized by `shard`, that many iterations late."""
+    choices = tuple(
+        VariableChoice(v.name, whole(v.shape), (shard,)) for v in domain.graph.variables
+    )
+    replicas = even_replicas(domain.world_size)
+    return make_bundle(Strategy(choices, replicas, staleness=staleness), domain)

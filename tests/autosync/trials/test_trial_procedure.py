@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from autosync.strategy import AllReduce
 from autosync.trials.contract import ErrorKind, TrialError, TrialRequest, TrialResult
 from autosync.trials.live.live_job import LiveJob
 from autosync.trials.live.live_transport import LiveTransport
@@ -17,7 +18,7 @@ from autosync.trials.pool.process_pool import ProcessPool
 from autosync.trials.trial_failure import TrialFailed
 from autosync.trials.trial_procedure import TrialProcedure
 from tests.autosync.trials.fake_workers import SENT_BYTES, FakeWorkers
-from tests.autosync.trials.strategies import ddp, small_domain
+from tests.autosync.trials.strategies import ddp, lagging, small_domain
 
 
 def run(pool: ProcessPool, passes: int = 1, key: str = "a") -> TrialResult:
@@ -118,12 +119,14 @@ class ScriptedTransport:
     scales: tuple[float, float] = (1.0, 1.0)
     resets: int = 0
     asked: list[bool] = field(default_factory=list)
+    warmups: list[int] = field(default_factory=list)
 
     def prepare(self, request: TrialRequest) -> float:
         return self.prepare_seconds
 
     def run_pass(self, request: TrialRequest, after_load: bool) -> PassMeasurement:
         self.asked.append(after_load)
+        self.warmups.append(request.warmup)
         given = self.script.pop(0)
         if isinstance(given, Exception):
             raise given
@@ -148,6 +151,15 @@ def test_what_the_workers_document_takes_is_overhead() -> None:
     transport = ScriptedTransport([measured(0.0, 0.2), measured(0.0, 0.4)], prepare_seconds=1.0)
     result = TrialProcedure(transport, 0).run(request(passes=2))
     assert result.overhead_seconds == pytest.approx((1.0 + 0.2 + 0.4) / 2)
+
+
+def test_a_plan_that_lags_warms_up_for_as_many_iterations_more() -> None:
+    transport = ScriptedTransport([measured(0.0), measured(0.0)])
+    procedure = TrialProcedure(transport, 0)
+    for staleness in (0, 3):
+        bundle = lagging(small_domain(), AllReduce(0), staleness)
+        procedure.run(TrialRequest(f"s = {staleness}", bundle, warmup=2))
+    assert transport.warmups == [2, 5]
 
 
 def test_a_cancelled_trial_was_not_run_and_other_results_stay() -> None:

@@ -252,6 +252,44 @@ def test_staleness_is_refused_unless_allowed() -> None:
     stale = replace(plain(), staleness=2)
     assert "staleness 0" in refused(stale, "lag 2 iterations").remedy
     verify(stale, DOMAIN, allow_staleness=True)
+    verify(replace(served(), staleness=2), DOMAIN, allow_staleness=True)
+
+
+def served() -> Strategy:
+    strategy = plain()
+    choices = (replace(one, shards=(ParameterServer(1, 0),)) for one in strategy.choices)
+    return replace(strategy, choices=tuple(choices))
+
+
+def lagging(strategy: Strategy, domain: Domain, words: str) -> None:
+    with pytest.raises(InvalidStrategy, match=words) as caught:
+        verify(replace(strategy, staleness=2), domain, allow_lossy=True, allow_staleness=True)
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    "shard",
+    [
+        AllReduce(0, "tree"),
+        AllReduce(0, device_order=(3, 2, 1, 0)),
+        AllReduce(0, encoding=Encoding("bf16")),
+        ParameterServer(0, 0, hierarchical=True),
+        ReduceScatter(0),
+        Factors(0),
+    ],
+)
+def test_what_does_not_lag_is_refused_by_name(shard: Synchronizer) -> None:
+    strategy = with_choice(0, whole(SHAPES[0]), shard)
+    lagging(strategy, DOMAIN, f"'v0' is synchronized by {shard.kind}, of a kind that does not lag")
+
+
+def test_what_lags_has_one_form_and_leaves_the_next_forward_alone() -> None:
+    lagging(plain(SPARSE), SPARSE, "by all_gather of sparse rows")
+    mixed = with_choice(1, whole(SHAPES[1]), ParameterServer(0, 9))
+    lagging(mixed, DOMAIN, "'v0' by all_reduce and 'v1' by parameter_server")
+    overlapping = replace(plain(), schedule=Schedule(overlap_forward=True))
+    lagging(overlapping, DOMAIN, "run into the next forward pass")
+    lagging(replace(plain(), schedule=Schedule("ddp")), DOMAIN, "torch's ddp does not")
 
 
 def test_explicit_positions_are_a_permutation_of_the_shards() -> None:

@@ -157,6 +157,16 @@ def test_lagging_further_than_the_link_is_busy_gains_nothing() -> None:
     assert period(domain, prompt, *late) == pytest.approx([0.072, 0.060, 0.060, 0.060])
 
 
+def test_clocks_answer_while_the_next_iterations_compute() -> None:
+    """Pushes of 120 ms to one owner, then answers of 120: after the step, in one iteration or in
+    more, but no fewer seconds an iteration than the link is busy, or than compute takes."""
+    domain, computing = domain_with(5.0), domain_with(50.0)
+    prompt = strategy_of(domain, lambda v: ParameterServer(0, 0))
+    late = [dataclasses.replace(prompt, staleness=s) for s in (1, 2, 4)]
+    assert period(domain, prompt, *late) == pytest.approx([0.300, 0.240, 0.120, 0.120])
+    assert period(computing, *late) == pytest.approx([0.600] * 3)
+
+
 def test_replicas_update_however_late_their_gradients_are() -> None:
     domain = domain_with(10.0)
     profile = dataclasses.replace(domain.profile, update_seconds=0.008)

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from autosync.errors import AutosyncError
 from autosync.runtime.attachment import Attachment
-from autosync.runtime.staleness.stale_attachment import StaleAttachment, attach_stale
+from autosync.runtime.staleness.pipelined_attachment import PipelinedAttachment, attach_pipelined
 from autosync.runtime.transport.process_groups import working_group
 from autosync.strategy import AllGather, AllReduce, Synchronizer
 from tests.autosync.runtime import rows
@@ -68,15 +68,18 @@ WORDS = {
 
 def put_on(
     case: Case, world: int, model: nn.Module, optimizer: Optimizer
-) -> Attachment | StaleAttachment:
+) -> Attachment | PipelinedAttachment:
     if not case.staleness:
         return attached(case, world, model=model, optimizer=optimizer)[2]
     names = tuple(name for name, _ in model.named_parameters())
-    return attach_stale(model, optimizer, plan(case, model, world), names, working_group(None))
+    return attach_pipelined(model, optimizer, plan(case, model, world), names, working_group(None))
 
 
 def ended(
-    attachment: Attachment | StaleAttachment, step: Callable[[int], object], culprit: bool, key: str
+    attachment: Attachment | PipelinedAttachment,
+    step: Callable[[int], object],
+    culprit: bool,
+    key: str,
 ) -> str:
     """The words of the end. The culprit then lives until the other has taken its plan off."""
     store = dist.distributed_c10d._get_default_store()

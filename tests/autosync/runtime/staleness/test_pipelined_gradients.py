@@ -4,7 +4,6 @@ import copy
 import os
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -13,19 +12,17 @@ import torch.distributed as dist
 from torch import nn
 
 import autosync
-from autosync.bundle import Bundle, make_bundle
 from autosync.errors import AutosyncError
 from tests.autosync.runtime.cases import (
     Case,
-    domain,
     loss_of,
     make_model,
     make_optimizer,
     reference_gradients,
-    strategy,
     worst_difference,
 )
 from tests.autosync.runtime.ranks import Ranks, ranks
+from tests.autosync.runtime.staleness.lagging import distributed, iterate, lagging
 
 ITERATIONS = 7
 CASES = (
@@ -41,31 +38,6 @@ CASES = (
 def three() -> Iterator[Ranks]:
     with ranks(3) as made:
         yield made
-
-
-def lagging(case: Case, world: int, staleness: int) -> Bundle:
-    where = domain(make_model(case.model), world)
-    return make_bundle(replace(strategy(case, where.graph, world), staleness=staleness), where)
-
-
-def distributed(
-    rank: int, world: int, case: Case, staleness: int, model: nn.Module | None = None
-) -> tuple[nn.Module, torch.optim.Optimizer]:
-    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
-    model = model or make_model(case.model)
-    optimizer = make_optimizer(case.optimizer, model)
-    return autosync.distribute(
-        model, optimizer, lagging(case, world, staleness), allow_staleness=True
-    )
-
-
-def iterate(
-    rank: int, model: nn.Module, optimizer: torch.optim.Optimizer, iterations: range
-) -> None:
-    for iteration in iterations:
-        optimizer.zero_grad()
-        loss_of(model, iteration, rank).backward()
-        optimizer.step()
 
 
 def late_reference(case: Case, world: int, staleness: int, drained: bool) -> nn.Module:
@@ -256,7 +228,7 @@ def refused(rank: int, world: int) -> dict[str, str]:
             autosync.detach(model)
 
     words("not asked", Case(), allowed=False)
-    words("server", Case(method="ps"))
+    words("halves", Case(method="rs"))
     words("scaled", Case(), scaled=True)
     words("twice", Case())
     return found
@@ -265,6 +237,6 @@ def refused(rank: int, world: int) -> dict[str, str]:
 def test_what_a_late_gradient_does_not_allow_is_refused(pair: Ranks) -> None:
     for found in pair.run(refused):
         assert "allow_staleness=True" in found["not asked"]
-        assert "travels otherwise than by a plain all-reduce" in found["server"]
+        assert "travels otherwise than by a plain all-reduce" in found["halves"]
         assert "GradScaler" in found["scaled"]
         assert "two backward passes" in found["twice"]

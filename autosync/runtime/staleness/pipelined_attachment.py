@@ -1,8 +1,8 @@
-"""Puts a plan that lags on a model and its optimizer, and takes it off again."""
+"""Puts a plan of pipelined all-reduces on a model and its optimizer, and takes it off again."""
 
 import atexit
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,23 +28,14 @@ from autosync.runtime.hooks.optimizer_coverage import CoverageGuard
 from autosync.runtime.hooks.plain_copies import PlainCopies
 from autosync.runtime.hooks.torch_compile import opaque
 from autosync.runtime.staleness.gradient_pipeline import KEY, GradientPipeline
-from autosync.runtime.staleness.stale_plan_checks import check_stale_plan
+from autosync.runtime.staleness.lagging_groups import met_ranks
+from autosync.runtime.staleness.scaler_refusal import refuse_scalers
 from autosync.runtime.transport.module_buffers import BufferBroadcast
-from autosync.runtime.transport.process_groups import Groups, open_groups
-from autosync.runtime.transport.rank_agreement import (
-    begun_together,
-    check_same_plan,
-    meeting_of,
-    ranks_meet,
-    share_initial_values,
-)
-
-AMP = "_step_supports_amp_scaling"
-"""torch's mark of an optimizer that a GradScaler tells its scale."""
+from autosync.runtime.transport.process_groups import Groups
 
 
 @dataclass(slots=True)
-class StaleAttachment:
+class PipelinedAttachment:
     """A plan of staleness s at work. When `backward()` returns, `parameter.grad` is the average
     gradient of the iteration s before, or None in the first s iterations, so that whatever the
     script does to gradients before `step()` is done to what is applied.
@@ -98,7 +89,6 @@ class StaleAttachment:
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
-        self.given.__dict__.pop(AMP, None)
         self.model.__dict__.pop("no_sync", None)
         ATTACHED.plans.pop(id(self.model), None)
 
@@ -174,17 +164,8 @@ class StaleAttachment:
         self.stepped = True
         self.finish_buffers()
 
-    def check_step(self, optimizer: Optimizer, *_: Any) -> None:
+    def check_step(self, *_: Any) -> None:
         self.monitor.check()
-        if "grad_scale" in optimizer.__dict__:
-            for name in ("grad_scale", "found_inf"):
-                optimizer.__dict__.pop(name, None)
-            raise NotSupported(
-                "a GradScaler steps an optimizer whose plan lags: gradients of an earlier "
-                "iteration have an earlier scale.",
-                thing="GradScaler",
-                remedy="Train in bfloat16 or float32, or use a strategy of staleness 0.",
-            )
 
     def save(self, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         return {**state, KEY: self.pipeline.saved()}
@@ -227,7 +208,7 @@ class StaleAttachment:
             self.buffers.finish(self.monitor.wait_for_work)
 
 
-def attach_stale(
+def attach_pipelined(
     model: nn.Module,
     optimizer: Optimizer,
     plan: Plan,
@@ -237,60 +218,43 @@ def attach_stale(
     max_grad_norm: float | None = None,
     share_values: bool = True,
     agreed: bool = False,
-) -> StaleAttachment:
-    """As `attachment.attach`, for a plan that lags. A collective over the process group.
+) -> PipelinedAttachment:
+    """As `attachment.attach`, for a plan that applies gradients later. A collective over the
+    process group.
 
     Raises:
         NotSupported: the plan has messages that are no plain all-reduces between all ranks, the
             model is not in host memory, or a gradient is sparse.
     """
-    held = dict(model.named_parameters())
-    parameters = [held[name] for name in names]
-    groups = open_groups(group, parameters[0].device)
-    everyone = tuple(range(group.size()))
-    with ExitStack() as undo:
-        undo.callback(groups.close)
-        with ranks_meet():
-            control = groups.get("control", everyone, "gloo")
-            if not agreed:
-                check_same_plan(control, plan)
-            if share_values:
-                share_initial_values(control, model)
-            meeting = meeting_of(groups, control)
-        with begun_together(meeting):
-            check_stale_plan(plan, names, parameters)
-        with begun_together(meeting):
-            with ranks_meet():
-                travelling = groups.get("stale", everyone, "gloo")
-                for_buffers = groups.get("buffers", everyone, "gloo")
-            monitor = Monitor(groups.close, state_is_split=False, refusals=meeting.refusals)
-            share = plan.shares[group.rank()]
-            made = StaleAttachment(
-                model,
-                optimizer,
-                GradientPipeline(plan, names, parameters, travelling, share, monitor),
-                parameters,
-                BufferBroadcast(model, for_buffers, group.rank(), groups.streams),
-                monitor,
-                control,
-                groups,
-                max_grad_norm,
-            )
-            undo.callback(made.undo)
-            _install(made)
-        undo.pop_all()
+    with met_ranks(model, plan, names, group, share_values, agreed) as met:
+        monitor = Monitor(met.all.close, state_is_split=False, refusals=met.meeting.refusals)
+        share = plan.shares[group.rank()]
+        made = PipelinedAttachment(
+            model,
+            optimizer,
+            GradientPipeline(plan, names, met.parameters, met.gradients, share, monitor),
+            met.parameters,
+            met.buffers,
+            monitor,
+            met.meeting.control,
+            met.all,
+            max_grad_norm,
+        )
+        met.undo.callback(made.undo)
+        _install(made)
     return made
 
 
-def _install(made: StaleAttachment) -> None:
+def _install(made: PipelinedAttachment) -> None:
     model, optimizer = made.model, made.given
     guard = CoverageGuard(model, [optimizer], made.parameters)
-    made.handles += [*guard.watch_steps(), guard.watch_others(), PlainCopies(model, made)]
+    made.handles += [*guard.watch_steps(), guard.watch_others(), PlainCopies(model, made.flush)]
     for variable, parameter in enumerate(made.parameters):
         hook = made.gradient_hook(variable)
         made.handles.append(parameter.register_post_accumulate_grad_hook(hook))
     made.handles += [
         optimizer.register_step_pre_hook(made.check_step),
+        *refuse_scalers(optimizer),
         optimizer.register_step_post_hook(made.note_step),
         optimizer.register_state_dict_post_hook(made.save),
         optimizer.register_load_state_dict_pre_hook(made.load),
@@ -301,7 +265,6 @@ def _install(made: StaleAttachment) -> None:
         if module is not model and next(module.buffers(recurse=False), None) is not None:
             before = opaque(lambda *_: made.before_buffers())
             made.handles.append(module.register_forward_pre_hook(before))
-    optimizer.__dict__[AMP] = True
     model.__dict__["no_sync"] = made.no_sync
     ATTACHED.plans[id(model)] = made
     atexit.register(made.at_exit)

@@ -1,0 +1,1 @@
+"""What late updates cost and gain: convergence, and predictions beside trials."""

@@ -1,0 +1,250 @@
+"""Prints loss against iterations and seconds of training whose updates are late: pipelined
+all-reduces and parameter servers with clocks, with stragglers and without, and draws it.
+
+python -m benchmarks.staleness.convergence [--staleness 0 1 4 16] [--ranks 4] [--iterations 300]
+    [--seeds 3] [-o FOLDER]
+
+The target of a task is the loss that training in step has after half of the iterations. Ranks are
+processes on this machine and compute is waited out, so seconds are those of waiting for each
+other, not of links.
+"""
+
+import argparse
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+import autosync
+from autosync.bundle import Bundle, make_bundle
+from autosync.runtime.attached_models import ATTACHED
+from autosync.runtime.staleness.clocked_attachment import ClockedAttachment
+from benchmarks.measure import provenance
+from benchmarks.staleness.learning_tasks import TASKS
+from tests.autosync.runtime.cases import Case, domain, strategy
+from tests.autosync.runtime.ranks import Ranks, ranks
+
+COMPUTE_SECONDS = 0.004
+DELAY_SECONDS, DELAYED_SHARE = 0.04, 0.25
+"""Each iteration waits for the first; where there are stragglers, one rank, drawn anew, waits for
+the second besides in that share of the iterations."""
+
+CHECKS = 30
+"""Losses noted in a run."""
+
+FORMS = {"pipelined": "all_reduce", "clocks": "ps"}
+"""The synchronizer of each form; without staleness the plan goes in step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    task: str
+    form: str
+    staleness: int
+    stragglers: bool
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class LossCurve:
+    """iterations, seconds, losses: of each check. age: mean of the values that rank 0 trained on,
+    in iterations."""
+
+    iterations: tuple[int, ...]
+    seconds: tuple[float, ...]
+    losses: tuple[float, ...]
+    age: float
+
+    def reached(self, target: float) -> int | None:
+        """The first check at which the loss is below, to stay there at the next."""
+        below = [loss <= target for loss in self.losses]
+        pairs = zip(below, [*below[1:], below[-1]], strict=True)
+        return next((i for i, (now, after) in enumerate(pairs) if now and after), None)
+
+
+def late_bundle(model: nn.Module, setting: Setting, world: int) -> Bundle:
+    where = domain(model, world)
+    case = Case(method=FORMS[setting.form], groups=world)
+    chosen = replace(strategy(case, where.graph, world), staleness=setting.staleness)
+    return make_bundle(chosen, where)
+
+
+def train(rank: int, world: int, setting: Setting, iterations: int) -> LossCurve:
+    """What rank 0 sees; weights are copied at each check, and judged when the run is over."""
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    logging.getLogger("autosync").setLevel(logging.ERROR)  # which would tell of stragglers
+    task = TASKS[setting.task]
+    torch.manual_seed(setting.seed)
+    model = task.model()
+    optimizer = task.optimizer(model)
+    autosync.distribute(model, optimizer, late_bundle(model, setting, world), allow_staleness=True)
+    batches = np.random.default_rng((setting.seed, rank))
+    straggling = np.random.default_rng((setting.seed, 1_000_000))
+    noted, begun = [], time.monotonic()
+    for iteration in range(1, iterations + 1):
+        late = straggling.random() < DELAYED_SHARE and straggling.integers(world) == rank
+        time.sleep(COMPUTE_SECONDS + DELAY_SECONDS * (late and setting.stragglers))
+        optimizer.zero_grad()
+        task.batch_loss(model, batches).backward()
+        optimizer.step()
+        if iteration % (iterations // CHECKS) == 0:
+            values = [p.detach().clone() for p in model.parameters()]
+            noted.append((iteration, time.monotonic() - begun, values))
+    age = mean_age(model, setting)
+    autosync.detach(model)
+    losses = []
+    for _, _, values in noted:
+        with torch.no_grad():
+            for parameter, value in zip(model.parameters(), values, strict=True):
+                parameter.copy_(value)
+        losses.append(task.loss(model))
+    taken, seconds, _ = zip(*noted, strict=True)
+    return LossCurve(taken, seconds, tuple(losses), age)
+
+
+def mean_age(model: nn.Module, setting: Setting) -> float:
+    attachment = ATTACHED.plans[id(model)]
+    if not isinstance(attachment, ClockedAttachment):
+        return float(setting.staleness)
+    ages = attachment.ages
+    return sum(age * count for age, count in ages.items()) / ages.total()
+
+
+@dataclass(frozen=True, slots=True)
+class SettingSummary:
+    """Of all seeds of a setting: runs, and medians. iterations, seconds: to the target; None where
+    most runs do not reach it."""
+
+    setting: Setting
+    runs: tuple[LossCurve, ...]
+    iterations: float | None
+    seconds: float | None
+    final_loss: float
+    step_seconds: float
+    age: float
+
+
+def summarized(setting: Setting, runs: Sequence[LossCurve], target: float) -> SettingSummary:
+    reached = [run.reached(target) for run in runs]
+    most = sum(place is not None for place in reached) * 2 > len(runs)
+    pairs = list(zip(runs, reached, strict=True))
+    iterations = [np.inf if i is None else run.iterations[i] for run, i in pairs]
+    seconds = [np.inf if i is None else run.seconds[i] for run, i in pairs]
+    return SettingSummary(
+        setting,
+        tuple(runs),
+        float(np.median(iterations)) if most else None,
+        float(np.median(seconds)) if most else None,
+        float(np.median([run.losses[-1] for run in runs])),
+        float(np.median([run.seconds[-1] / run.iterations[-1] for run in runs])),
+        float(np.median([run.age for run in runs])),
+    )
+
+
+def measured(pool: Ranks, task: str, given: argparse.Namespace) -> list[SettingSummary]:
+    """Every setting of a task; runs of a seed follow each other, so that drifts are shared."""
+    settings = [
+        Setting(task, form, staleness, stragglers, 0)
+        for stragglers in (False, True)
+        for form in FORMS
+        for staleness in given.staleness
+    ]
+    runs: dict[Setting, list[LossCurve]] = {setting: [] for setting in settings}
+    for seed in range(given.seeds):
+        print(f"{task}, seed {seed}", file=sys.stderr, flush=True)
+        for setting, found in runs.items():
+            seeded = replace(setting, seed=seed)
+            found.append(pool.run(train, seeded, given.iterations)[0])
+    in_step = runs[Setting(task, "pipelined", 0, False, 0)]
+    target = float(np.median([run.losses[CHECKS // 2 - 1] for run in in_step]))
+    print(f"\n{task}: target {target:.4g}\n\n{HEAD}", flush=True)
+    rows = [summarized(setting, found, target) for setting, found in runs.items()]
+    for row in rows:
+        print(line(row), flush=True)
+    return rows
+
+
+HEAD = (
+    "| stragglers | form | s | mean age | ms an iteration | iterations to the target "
+    "| seconds to it | last loss |\n|---|---|---|---|---|---|---|---|"
+)
+
+
+def line(row: SettingSummary) -> str:
+    setting = row.setting
+    reached = "never" if row.iterations is None else f"{row.iterations:.0f}"
+    seconds = "" if row.seconds is None else f"{row.seconds:.2f}"
+    cells = (
+        "yes" if setting.stragglers else "no",
+        setting.form if setting.staleness else f"{setting.form}, in step",
+        str(setting.staleness),
+        f"{row.age:.1f}",
+        f"{1e3 * row.step_seconds:.1f}",
+        reached,
+        seconds,
+        f"{row.final_loss:.4g}",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def draw(tables: dict[str, list[SettingSummary]], file: Path) -> None:
+    """Loss against iterations, without stragglers, above loss against seconds, with them."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams["svg.hashsalt"] = "staleness"
+    size = (3.4 * len(tables), 5.6)
+    figure, panels = plt.subplots(2, len(tables), figsize=size, layout="constrained", squeeze=False)
+    for column, (task, rows) in enumerate(tables.items()):
+        levels = sorted({row.setting.staleness for row in rows})
+        panels[0, column].set_title(task)
+        for row in rows:
+            axes = panels[int(row.setting.stragglers), column]
+            run = row.runs[0]
+            across = run.seconds if row.setting.stragglers else run.iterations
+            dashed = row.setting.form == "pipelined"
+            label = None if dashed else f"s = {row.setting.staleness}"
+            color = f"C{levels.index(row.setting.staleness)}"
+            style = "--" if dashed else "-"
+            axes.plot(across, run.losses, style, color=color, label=label, linewidth=1.2)
+        for axes, name in zip(
+            panels[:, column], ("iterations", "seconds, with stragglers"), strict=True
+        ):
+            axes.set_xlabel(name)
+            axes.set_yscale("log")
+            finite = [row.runs[0].losses for row in rows if row.setting.staleness == 0]
+            axes.set_ylim(0.7 * min(map(min, finite)), 1.5 * max(map(max, finite)))
+    panels[0, 0].set_ylabel("loss")
+    panels[1, 0].set_ylabel("loss")
+    panels[0, 0].legend(title="clocks; dashed: pipelined", fontsize="small")
+    figure.savefig(file, metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 4, 16])
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--iterations", type=int, default=300)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("-o", "--out", type=Path, help="folder for the picture")
+    given = parser.parse_args()
+    if 0 not in given.staleness or given.iterations < CHECKS:
+        parser.error(f"staleness 0 gives the target, and {CHECKS} iterations are the least")
+    print(", ".join(f"{name} {value}" for name, value in provenance().items()))
+    with ranks(given.ranks) as pool:
+        tables = {task: measured(pool, task, given) for task in TASKS}
+    if given.out:
+        draw(tables, given.out / "staleness.svg")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Plans that lag measured over predicted: pipelined all-reduces and servers with clocks.
+
+python -m benchmarks.staleness.predictions [--quick] [--json FILE]
+
+A replay of ResNet-50 on four emulated nodes whose message costs were probed first, with the
+timeline's predictions at these costs. rho is a ring all-reduce of everything over compute: below 1
+compute is the limit of a plan that lags far enough, above 1 the links are. Nobody straggles.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from autosync.allowed import Allowed
+from autosync.cluster import Cluster
+from autosync.domain import Domain
+from autosync.population import encode
+from autosync.search.cluster_probe import probe_costs
+from autosync.search.designs.lagging_designs import clocked_servers, pipelined_all_reduce
+from autosync.simulator.limit import iteration_limit
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+from autosync.strategy import Strategy
+from autosync.trials.launchers.testbed_launcher import TestbedLauncher
+from benchmarks.emulated import Scales, cluster, domain_at, open_testbed
+from benchmarks.measure import Report, Way, arguments, ddp_way, paired
+
+MODEL = "resnet50"
+SCALES = Scales(1 / 16, 16, 4)
+STALENESS = (0, 1, 4)
+BUILDERS: dict[str, Callable[[Domain], Strategy]] = {
+    "all-reduce": pipelined_all_reduce,
+    "servers": clocked_servers,
+}
+
+
+def ways_of(domain: Domain) -> list[Way]:
+    found = [ddp_way(domain)]
+    for name, build in BUILDERS.items():
+        for staleness in STALENESS:
+            made = replace(build(domain), staleness=staleness)
+            found.append(Way(f"{name}, s = {staleness}", made))
+    return found
+
+
+def measure(report: Report, on: Cluster, rho: float, rounds: int) -> None:
+    domain = domain_at(MODEL, rho, on)
+    ways = ways_of(domain)
+    predicted = TimelineSimulator().predict(domain, encode([way.strategy for way in ways], domain))
+    allowed = Allowed(staleness=STALENESS, factors=False)
+    bound = iteration_limit(domain, allowed).seconds
+    with open_testbed(domain, SCALES) as pool:
+        report.note(pool.description)
+        case = f"{MODEL}, rho = {rho:g}, 4 nodes"
+        rows = paired(pool, domain, case, ways, rounds, 3, bound)
+    report.add(rows)
+    for row, seconds in zip(rows, predicted, strict=True):
+        report.note(
+            f"{row.way}: measured {row.step_seconds * 1e3:.1f} ms, predicted "
+            f"{seconds * 1e3:.1f} ms, measured over predicted {row.step_seconds / seconds:.3f}"
+        )
+
+
+def main() -> None:
+    given = arguments(__doc__)
+    report = Report("Plans that lag, measured over predicted")
+    launcher = TestbedLauncher()
+    fit = probe_costs(launcher, cluster(), SCALES.byte_scale, SCALES.time_scale, brief=True)
+    for rho in (0.7, 1.5):
+        measure(report, fit.cluster, rho, 1 if given.quick else 3)
+    report.finish(given.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Proposals that lag have one of the two forms, and leave the others as they were."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from autosync.codes import Method
+from autosync.domain import Domain
+from autosync.population import Population, decode, encode
+from autosync.search.designs.design_table import hand_designed
+from autosync.search.designs.plan_refinement import refined
+from autosync.search.improvement.crossover_mutation import Lineage
+from autosync.search.improvement.genetic_algorithm import drawn_lineage
+from autosync.search.improvement.offspring import make_offspring
+from autosync.search.improvement.parent_columns import pool_of
+from autosync.search.loop.memory_store import MemoryStore
+from autosync.search.loop.proposing import propose
+from autosync.search.loop.settings import Settings
+from autosync.search.loop.shortlists import parents_among
+from autosync.search.sampler.lagging_draws import kept_staleness
+from autosync.search.sampler.sampling import sample
+from autosync.search.space import Space
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+from autosync.strategy import (
+    AllReduce,
+    Encoding,
+    ParameterServer,
+    Synchronizer,
+    VariableChoice,
+    whole,
+)
+from autosync.verification import verify
+from tests.domains import chain_graph, domain_of, grid_cluster
+from tests.search.drawn_domains import domains, seeds, spaces
+from tests.search.sampler.test_sampling import assert_same
+
+SHAPES = ((300, 64), (64,), (128, 64), (128,), (10, 128), (1000, 48), (10,))
+DOMAIN = domain_of(chain_graph(SHAPES), grid_cluster(2, 2))
+LATE = (0, 1, 4)
+SPACE = Space(whole_below_bytes=1000, staleness=LATE, shard_methods=True, idle_gathers=True)
+
+
+def checked(population: Population, domain: Domain) -> set[int]:
+    """The staleness of all, each of which runs."""
+    for index in range(len(population)):
+        verify(decode(population, index, domain), domain, allow_lossy=True, allow_staleness=True)
+    return set(population.staleness.tolist())
+
+
+def methods(population: Population, index: int) -> set[int]:
+    return set(population.method[population.first[index] : population.first[index + 1]].tolist())
+
+
+def test_both_forms_are_drawn_as_often() -> None:
+    drawn = sample(DOMAIN, SPACE, 0, 600, 0)
+    assert checked(drawn, DOMAIN) == set(LATE)
+    assert 0.6 < (drawn.staleness > 0).mean() < 0.73
+    late = np.flatnonzero(drawn.staleness)
+    owned = [methods(drawn, int(i)) == {Method.PARAMETER_SERVER} for i in late]
+    assert 0.4 < np.mean(owned) < 0.6
+    assert np.array_equal(kept_staleness(drawn), drawn.staleness)
+
+
+def test_what_does_not_lag_is_drawn_as_without() -> None:
+    drawn, without = (
+        sample(DOMAIN, space, 0, 300, 5) for space in (SPACE, replace(SPACE, staleness=(0,)))
+    )
+    rows = np.flatnonzero(drawn.staleness == 0)
+    assert_same(drawn.take(rows), without.take(rows))
+
+
+@settings(deadline=None, max_examples=40)
+@given(domains(), spaces, seeds)
+def test_every_late_proposal_verifies(domain: Domain, space: Space, seed: int) -> None:
+    checked(sample(domain, replace(space, staleness=LATE), 0, 24, seed), domain)
+
+
+PINS: dict[str, tuple[Synchronizer, set[int]]] = {
+    "all-reduced": (AllReduce(0), {Method.ALL_REDUCE}),
+    "owned": (ParameterServer(1, 0), {Method.PARAMETER_SERVER}),
+    "a tree": (AllReduce(0, "tree"), set()),
+}
+
+
+@pytest.mark.parametrize("pin", PINS)
+def test_pins_say_which_form_may_lag(pin: str) -> None:
+    shard, expected = PINS[pin]
+    pinned = VariableChoice("v1", whole(SHAPES[1]), (shard,))
+    drawn = sample(DOMAIN, replace(SPACE, pins=(pinned,)), 0, 200, 0)
+    checked(drawn, DOMAIN)
+    late = [methods(drawn, int(i)) for i in np.flatnonzero(drawn.staleness)]
+    assert set().union(*late) == expected
+
+
+@pytest.mark.parametrize(
+    ("domain", "space"),
+    [
+        (domain_of(chain_graph(SHAPES, (0,)), grid_cluster(2, 2)), SPACE),
+        (replace(DOMAIN, cluster=replace(DOMAIN.cluster, backend="nccl")), SPACE),
+        (DOMAIN, replace(SPACE, all_reduce=False, parameter_server=False)),
+        (DOMAIN, replace(SPACE, encodings=(Encoding("bf16"),))),
+    ],
+    ids=["sparse", "nccl", "no form", "encoded"],
+)
+def test_where_neither_form_runs_none_is_late(domain: Domain, space: Space) -> None:
+    assert not sample(domain, space, 0, 200, 0).staleness.any()
+
+
+@settings(deadline=None, max_examples=30)
+@given(domains(), spaces, seeds)
+def test_children_lag_where_they_can(domain: Domain, space: Space, seed: int) -> None:
+    space = replace(space, staleness=LATE)
+    parents = parents_among(domain, sample(domain, space, 0, 12, seed))
+    pool = pool_of(domain, space, parents, 8, seed)
+    lineage = drawn_lineage(pool, 48, np.random.default_rng(seed % 2**32))
+    children = make_offspring(pool, lineage, 0, seed % 2**32)
+    checked(children, domain)
+    late = children.staleness > 0
+    assert np.array_equal(children.staleness[late], pool.population.staleness[lineage.base][late])
+
+
+def test_children_of_one_form_stay_late() -> None:
+    space = replace(SPACE, parameter_server=False, staleness=(0, 2))
+    drawn = sample(DOMAIN, space, 0, 64, 1)
+    pool = pool_of(DOMAIN, space, drawn.take(np.flatnonzero(drawn.staleness)), 1, 1)
+    n = pool.parents
+    none = np.zeros(n, dtype=np.int64)
+    same = make_offspring(pool, Lineage(np.arange(n), none - 1, none + n, none), 0, 0)
+    assert set(same.staleness.tolist()) == {2}
+
+
+def test_designs_lag_in_both_forms_where_the_space_allows_it() -> None:
+    named = dict(hand_designed(DOMAIN, SPACE))
+    late = {name: strategy.staleness for name, strategy in named.items() if strategy.staleness}
+    assert late == {
+        "pipelined_all_reduce_1": 1,
+        "clocked_servers_1": 1,
+        "pipelined_all_reduce_4": 4,
+        "clocked_servers_4": 4,
+    }
+    checked(encode(list(named.values()), DOMAIN), DOMAIN)
+    assert not [s for _, s in hand_designed(DOMAIN, Space()) if s.staleness]
+
+
+def test_a_refined_design_still_runs() -> None:
+    design = dict(hand_designed(DOMAIN, SPACE))["clocked_servers_1"]
+    for seed in range(4):
+        better = refined(design, DOMAIN, SPACE, seed, 256)
+        assert better.staleness == 1
+        verify(better, DOMAIN, allow_staleness=True)
+
+
+def test_a_tuning_proposes_both_forms() -> None:
+    store, limits = MemoryStore(), Settings(budget=40, proposals=300)
+    space, predict = replace(SPACE, max_parts=2), TimelineSimulator()
+    for _ in range(2):
+        proposals = propose(DOMAIN, space, predict, store, limits, 12, lambda event: None)
+        store.propose(proposals)
+    strategies = [proposal.candidate.strategy for proposal in store.proposals()]
+    kinds = {s.choices[0].shards[0].kind for s in strategies if s.staleness}
+    assert kinds == {"all_reduce", "parameter_server"}
+    checked(encode(strategies, DOMAIN), DOMAIN)
