@@ -17,7 +17,9 @@ from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.activation_memory import ActivationCurve, activation_curve
+from autosync.simulator.idle_activations import IdleActivations, idle_activations
 from autosync.simulator.sharded_memory import held_bytes, units_of
+from autosync.simulator.swap_cost import swapped_peaks
 from autosync.torch_engine import FullyShard
 
 GATHERS = tuple(int(op) for op in (Op.SPARSE_ALL_GATHER, Op.FACTOR_ALL_GATHER))
@@ -35,6 +37,7 @@ class DomainMemory:
     domain: Domain
     on_gpu: bool
     curve: ActivationCurve
+    idle: IdleActivations
     gradient_bytes: NDArray[np.float64]
 
     def peak_bytes(
@@ -48,6 +51,9 @@ class DomainMemory:
         if engine is not None:
             return self._sharded_peaks(population, index, engine, batch_scale)
         part = _Part.of(plans, population, self.domain, index)
+        if budget_bytes := float(population.swap_bytes[index]):
+            held_bytes = self._moment_bytes(part, batch_scale)
+            return swapped_peaks(held_bytes, self.idle, part.shares * batch_scale, budget_bytes)
         kept = self._gradients_beside_buffers(part)
         held = state_bytes(part) + buffer_bytes(part) + update_bytes(part)
         during, after = self._moments(kept)
@@ -58,6 +64,24 @@ class DomainMemory:
         step = after + self._step_bytes()
         result: NDArray[np.float64] = (
             self.domain.graph.size_bytes + held + np.maximum(compute, step)
+        )
+        return result
+
+    def moment_bytes(
+        self, plans: PlanTable, population: Population, index: int, batch_scale: float = 1.0
+    ) -> NDArray[np.float64]:
+        """What each rank holds in every moment of the curve and, last, in the optimizer's step,
+        without swapping; of a strategy that this runtime or torch's DDP runs, `(world, 2n + 1)`."""
+        part = _Part.of(plans, population, self.domain, index)
+        return self._moment_bytes(part, batch_scale)
+
+    def _moment_bytes(self, part: "_Part", batch_scale: float) -> NDArray[np.float64]:
+        held = state_bytes(part) + buffer_bytes(part) + update_bytes(part)
+        during, after = self._moments(self._gradients_beside_buffers(part))
+        living = during[0] + (batch_scale * part.shares)[:, None] * during[1]
+        step = np.full((len(held), 1), after + self._step_bytes())
+        result: NDArray[np.float64] = (
+            self.domain.graph.size_bytes + held[:, None] + np.hstack((living, step))
         )
         return result
 
@@ -128,7 +152,8 @@ def memory_of(domain: Domain) -> DomainMemory:
     rows = table.size_bytes // table.dims[:, 0] + INDEX_BYTES
     gradients = np.where(table.sparse, rows * table.touched_rows, table.size_bytes)
     curve = activation_curve(domain.graph, on_gpu)
-    return DomainMemory(domain, on_gpu, curve, gradients.astype(np.float64))
+    idle = idle_activations(domain.graph, on_gpu)
+    return DomainMemory(domain, on_gpu, curve, idle, gradients.astype(np.float64))
 
 
 def peak_bytes(
