@@ -27,39 +27,43 @@ def resident_spans(spans: IdleSpans, moments: Moments, budget_bytes: float) -> N
 
 
 class _Room:
-    """kept bool[S]. held f64[M]: bytes of each moment with what is kept and the reserve."""
+    """kept bool[S]. held, reserve f64[M]: bytes of each moment with what is kept, and beside them
+    those of what leaves and comes."""
 
     def __init__(self, spans: IdleSpans, moments: Moments, budget_bytes: float) -> None:
         self.spans = spans
         self.budget = budget_bytes
         self.kept = np.zeros(len(spans), dtype=np.bool_)
         self.held: F64 = moments.base_bytes.copy()
-        np.add.at(self.held, spans.begin, spans.size_bytes)
-        np.add.at(self.held, spans.end - 1, spans.size_bytes)
+        self.reserve: F64 = np.zeros_like(self.held)
+        np.add.at(self.reserve, spans.begin, spans.size_bytes)
+        np.add.at(self.reserve, spans.end - 1, spans.size_bytes)
 
     def at_peak(self, order: NDArray[np.int64]) -> int:
         """The first in `order` that the reserve at the peak is for; -1 where there is none."""
-        if not len(self.spans):
-            return -1
-        peak = int(self.held.argmax())
-        reserved = (self.spans.begin == peak) | (self.spans.end - 1 == peak)
-        found = order[(reserved & ~self.kept)[order]]
+        needed = self.held + self.reserve
+        full = needed == needed.max(initial=0.0)
+        at_peak = ~self.kept & (full[self.spans.begin] | full[self.spans.end - 1])
+        found = order[at_peak[order]]
         return int(found[0]) if len(found) else -1
 
     def fits(self, span: int) -> bool:
-        """Whether keeping it leaves every moment within the budget, or no fuller than it is."""
-        after, before = self._with(span)
-        return bool((after <= np.maximum(before, self.budget)).all())
+        """Whether every moment is within the budget if it is kept; with the reserve, too, or no
+        fuller than now."""
+        idle = slice(self.spans.begin[span], self.spans.end[span])
+        held, reserve = self._with(span)
+        most = np.maximum(self.held[idle] + self.reserve[idle], self.budget)
+        return bool((held <= self.budget).all() and (held + reserve <= most).all())
 
     def keep(self, span: int) -> None:
         idle = slice(self.spans.begin[span], self.spans.end[span])
-        self.held[idle], _ = self._with(span)
+        self.held[idle], self.reserve[idle] = self._with(span)
         self.kept[span] = True
 
     def _with(self, span: int) -> tuple[F64, F64]:
-        """Bytes of its moments, when it is kept and now."""
-        before = self.held[self.spans.begin[span] : self.spans.end[span]]
-        after = before + self.spans.size_bytes[span]
-        after[0] -= self.spans.size_bytes[span]
-        after[-1] -= self.spans.size_bytes[span]
-        return after, before
+        """Bytes held and reserved in its moments, if it is kept."""
+        idle, size = slice(self.spans.begin[span], self.spans.end[span]), self.spans.size_bytes
+        reserve = self.reserve[idle].copy()
+        reserve[0] -= size[span]
+        reserve[-1] -= size[span]
+        return self.held[idle] + size[span], reserve

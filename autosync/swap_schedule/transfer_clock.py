@@ -22,22 +22,25 @@ def stall_seconds(schedule: SwapSchedule, seconds: F64, link: HostLink) -> float
         _by_moment(schedule.fetch, ~schedule.kept),
         _by_moment(spans.end, ~schedule.kept),
     )
-    gone, here = np.zeros((2, len(spans)))
+    gone, here = [0.0] * len(spans), [0.0] * len(spans)
     of_tensor: dict[int, float] = {}
-    now = out_free = in_free = 0.0
-    for moment, computing in enumerate(seconds):
+    sizes = spans.size_bytes.tolist()
+    now = out_free = in_free = stalled = 0.0
+    for moment, computing in enumerate(seconds.tolist()):
         for span in copies[moment]:
-            out_free = max(now, out_free) + link.seconds(spans.size_bytes[span])
+            out_free = max(now, out_free) + link.seconds(sizes[span])
             gone[span] = of_tensor[int(spans.tensor[span])] = out_free
         for span in releases[moment]:
+            stalled += max(gone[span] - now, 0.0)
             now = max(now, gone[span])
         for span in fetches[moment]:
             begin = max(now, in_free, of_tensor[int(spans.tensor[span])])
-            here[span] = in_free = begin + link.seconds(spans.size_bytes[span])
+            here[span] = in_free = begin + link.seconds(sizes[span])
         for span in uses[moment]:
+            stalled += max(here[span] - now, 0.0)
             now = max(now, here[span])
         now += computing
-    return max(now - float(seconds.sum()), 0.0)
+    return stalled
 
 
 def _by_moment(moments: I64, chosen: NDArray[np.bool_]) -> defaultdict[int, list[int]]:

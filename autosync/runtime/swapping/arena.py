@@ -1,8 +1,10 @@
 """A device with a stated budget in host memory, for machines without a GPU."""
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -11,6 +13,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from autosync.errors import DeviceMemoryExceeded
+
+
+@dataclass(slots=True)
+class _Counted:
+    """A storage that lives, and the bytes it was counted with."""
+
+    storage: weakref.ref[torch.UntypedStorage]
+    size_bytes: int
 
 
 class Arena(TorchDispatchMode):
@@ -34,7 +44,8 @@ class Arena(TorchDispatchMode):
         self._bytes = 0
         self._peak = 0
         self._counts = True
-        self._watches: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
+        self._counted: dict[int, _Counted] = {}
+        self._lock = threading.RLock()  # any thread may free what this one has made
 
     def __enter__(self) -> "Arena":
         super().__enter__()
@@ -85,16 +96,7 @@ class Arena(TorchDispatchMode):
                 continue
             if value.device != self.device:
                 continue
-            storage = value.untyped_storage()
-            key, size = storage._cdata, storage.nbytes()
-            known = self._watches.get(key)
-            if known is not None and known[0]() is not None:
-                self._grow(size - known[1])
-                if size != known[1]:  # resized in place
-                    self._watches[key] = known[0], size
-                continue
-            self._watches[key] = weakref.ref(storage, self._forget(key)), size
-            self._grow(size)
+            self._count_storage(value.untyped_storage())
         if self._bytes > self.budget_bytes:
             raise DeviceMemoryExceeded(
                 f"{what} brings the arena to {self._bytes:,} bytes of {self.budget_bytes:,}.",
@@ -103,13 +105,23 @@ class Arena(TorchDispatchMode):
                 remedy="Give it a larger budget, or swap more.",
             )
 
-    def _grow(self, size_bytes: int) -> None:
-        self._bytes += size_bytes
-        self._peak = max(self._peak, self._bytes)
+    def _count_storage(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        with self._lock:
+            known = self._counted.get(key)
+            if known is None or known.storage() is not storage:
+                known = _Counted(weakref.ref(storage, self._freed(key)), 0)
+                self._counted[key] = known
+            self._bytes += size - known.size_bytes  # it may have been resized in place
+            known.size_bytes = size
+            self._peak = max(self._peak, self._bytes)
 
-    def _forget(self, key: int) -> Callable[[object], None]:
-        def freed(_: object) -> None:
-            _, size = self._watches.pop(key)
-            self._bytes -= size
+    def _freed(self, key: int) -> Callable[[object], None]:
+        def forget(reference: object) -> None:
+            with self._lock:
+                known = self._counted.get(key)
+                if known is not None and known.storage is reference:
+                    del self._counted[key]
+                    self._bytes -= known.size_bytes
 
-        return freed
+        return forget
