@@ -46,7 +46,7 @@ def verify(
                 _check_exact(variable, shard)
     _check_groups(strategy, domain)
     _check_schedule(strategy, domain)
-    _check_swap(strategy)
+    check_swap(strategy)
     if strategy.staleness and not allow_staleness:
         raise InvalidStrategy(
             f"the strategy lets a replica lag {strategy.staleness} iterations, which is not exact.",
@@ -335,7 +335,8 @@ def _check_schedule(strategy: Strategy, domain: Domain) -> None:
         check_fully_shard(strategy, strategy.engine, domain)
 
 
-def _check_swap(strategy: Strategy) -> None:
+def check_swap(strategy: Strategy) -> None:
+    """Raises InvalidStrategy where activations are swapped that torch's engine takes care of."""
     if strategy.swap is not None and strategy.engine is not None:
         raise InvalidStrategy(
             "the strategy swaps activations, but torch's fully_shard runs it, which gives memory "

@@ -30,16 +30,16 @@ class DeviceMemory(Protocol):
 
 
 class GpuMemory:
-    """Of one NVIDIA GPU, as torch's allocator counts it for this process."""
+    """Of one NVIDIA GPU: what tensors of this process have asked of torch's allocator."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def allocated_bytes(self) -> int:
-        return torch.cuda.memory_allocated(self.device)
+        return self._requested("current")
 
     def take_peak_bytes(self) -> int:
-        peak = torch.cuda.max_memory_allocated(self.device)
+        peak = self._requested("peak")
         torch.cuda.reset_peak_memory_stats(self.device)
         return peak
 
@@ -51,3 +51,6 @@ class GpuMemory:
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
+
+    def _requested(self, which: str) -> int:
+        return int(torch.cuda.memory_stats(self.device).get(f"requested_bytes.all.{which}", 0))

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import autosync
 from autosync.runtime.swapping.activation_swapper import swap_activations
+from autosync.runtime.swapping.device_memory import GpuMemory
 from autosync.runtime.swapping.scheduled_pass import ScheduledPass
 from autosync.swap_schedule.scheduling import least_budget_bytes
 from tests.autosync.runtime.place import HERE
@@ -38,7 +39,7 @@ def trained(
     for step in range(STEPS):
         torch.cuda.reset_peak_memory_stats(device)
         train_step(model, optimizer, batch_of(step, BATCH).to(device))
-    peak = torch.cuda.max_memory_allocated(device)
+    peak = GpuMemory(device).take_peak_bytes()
     values = [value.detach().cpu() for value in model.parameters()]
     if swapper is None or swapper.recorded is None or swapper.schedule is None:
         return values, peak, 0, False
