@@ -1,8 +1,8 @@
 """Swaps a model's activations: its forward passes save them here, its backward passes ask for them.
 
 The first pass runs on demand and is recorded; from then on passes follow the schedule that was made
-of the record. A pass that does otherwise (the last batch of an epoch, say) ends on demand, and
-where several in a row do, the next one is recorded anew.
+of the record. A pass that does otherwise (the last batch of an epoch, say) ends on demand. Where
+several in a row do, or more is on the device than before, the next one is recorded anew.
 """
 
 import logging
@@ -26,12 +26,15 @@ from autosync.runtime.swapping.saved_activations import SavedTensor, SwapDevice,
 from autosync.runtime.swapping.scheduled_pass import PassSchedule, ScheduledPass, pass_schedule
 from autosync.runtime.swapping.swapped_pass import Packed, SwappedPass
 from autosync.swap_schedule.idle_spans import SMALLEST_BYTES
-from autosync.swap_schedule.scheduling import SwapSchedule, make_schedule
+from autosync.swap_schedule.scheduling import SwapSchedule, least_budget_bytes, make_schedule
 
 log = logging.getLogger("autosync")
 
 MOST_DEVIATIONS = 2
 """Passes in a row that do not do what the recorded one did, before one is recorded anew."""
+NEGLIGIBLE = 0.01
+"""Of what the fullest moment holds: so little more than when the recorded pass began is added to all
+moments; what is more changes them, as the optimizer's first step does."""
 
 
 def swap_activations(
@@ -139,6 +142,8 @@ class ActivationSwapper:
                     self._begin_pass()
                 hooks = saved_tensors_hooks(self._pack, _unpack)
                 hooks.__enter__()
+            elif not self._entered:
+                self._end_pass()
             self._entered.append(hooks)
 
         return hook
@@ -158,32 +163,40 @@ class ActivationSwapper:
 
     def _begin_pass(self) -> None:
         """Of several forward passes before one backward pass, the first begins it."""
-        last = self._current
-        if last is not None and not last.has_used and last.is_held:
+        if self._current is not None and not self._current.has_used and self._current.is_held:
             return
-        if isinstance(last, OnDemandPass) and last.record.is_complete:
-            self._adopt(last.record.finished())
-        if isinstance(last, ScheduledPass):
-            self.deviations = self.deviations + 1 if last.deviated else 0
-            if self.deviations >= MOST_DEVIATIONS:
-                self._pass_schedule = None
+        self._end_pass()
+        if self._pass_schedule is not None:
+            self._make_room()
         unswapped = {
             tensor.untyped_storage()._cdata
             for tensor in (*self._model.parameters(), *self._model.buffers())
         }
+        given = self._device, unswapped, self._smallest_bytes
         if self._pass_schedule is None:
-            self._current = OnDemandPass(self._device, unswapped, self._smallest_bytes)
+            self._current = OnDemandPass(*given)
+        else:
+            self._current = ScheduledPass(*given, self._pass_schedule)
+
+    def _end_pass(self) -> None:
+        """What the last pass did is known, if a backward pass has begun."""
+        last = self._current
+        if last is None or not last.has_used:
             return
-        self._make_room()
-        self._current = ScheduledPass(
-            self._device, unswapped, self._smallest_bytes, self._pass_schedule
-        )
+        self._current = None
+        if isinstance(last, OnDemandPass):
+            self.deviations = 0
+            self._adopt(last.record.finished())
+        elif isinstance(last, ScheduledPass):
+            self.deviations = self.deviations + 1 if last.deviated else 0
+            if self.deviations >= MOST_DEVIATIONS:
+                self._pass_schedule = None
 
     def _adopt(self, recorded: RecordedPass) -> None:
         schedule = make_schedule(
             recorded.spans, recorded.moments, self._budget_bytes, recorded.link
         )
-        self.recorded, self.schedule, self.deviations = recorded, schedule, 0
+        self.recorded, self.schedule = recorded, schedule
         self._pass_schedule = pass_schedule(recorded, schedule)
         log.info(
             "swapping: %d of %d idle activations stay, %.1f MB a pass travel, at most %.1f MB of "
@@ -196,15 +209,16 @@ class ActivationSwapper:
 
     def _make_room(self) -> None:
         """What has come to the device since the recorded pass began stays there: the optimizer's
-        state after its first step, gradients that add up over passes."""
+        state after its first step, gradients that add up over passes, a list of losses."""
         assert self.recorded is not None
         grown = self._device.memory.allocated_bytes() - self.recorded.begin_bytes
-        if grown <= 0:
-            return
         moments = self.recorded.moments
-        fuller = replace(moments, base_bytes=moments.base_bytes + grown)
-        begin_bytes = self.recorded.begin_bytes + grown
-        self._adopt(replace(self.recorded, moments=fuller, begin_bytes=begin_bytes))
+        if grown > NEGLIGIBLE * least_budget_bytes(moments):
+            self._pass_schedule = None
+        elif grown > 0:
+            fuller = replace(moments, base_bytes=moments.base_bytes + grown)
+            begin_bytes = self.recorded.begin_bytes + grown
+            self._adopt(replace(self.recorded, moments=fuller, begin_bytes=begin_bytes))
 
 
 def _unpack(packed: Packed) -> Tensor:

@@ -53,11 +53,6 @@ class PassRecord:
         self._begin_bytes = memory.allocated_bytes()
         self.resume()
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether a backward pass has used what the forward pass saved."""
-        return any(kind == "use" for kind, _, _ in self._accesses)
-
     def pause(self) -> None:
         """A moment ends."""
         self._memory.synchronize()

@@ -31,16 +31,16 @@ class SavedActivation:
     """
 
     def __init__(self, position: int, tensor: Tensor, device: SwapDevice) -> None:
+        self._device = device
+        self._buffer: Tensor | None = None
+        self._leaving: Transfer | None = None
+        self._coming: Transfer | None = None
         storage = tensor.untyped_storage()
         self.position = position
         self.size_bytes = storage.nbytes()
         self.on_device: Tensor | None = tensor.detach()
         self.version: int | None = tensor._version
         self.watch = weakref.ref(storage)
-        self._device = device
-        self._buffer: Tensor | None = None
-        self._leaving: Transfer | None = None
-        self._coming: Transfer | None = None
 
     def __del__(self) -> None:
         self._wait_for_copies()

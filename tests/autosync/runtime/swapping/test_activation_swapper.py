@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from autosync.errors import DeviceMemoryExceeded, InvalidInput, InvalidStrategy, NotSupported
-from autosync.runtime.swapping.activation_swapper import swap_activations
+from autosync.runtime.swapping.activation_swapper import ActivationSwapper, swap_activations
 from autosync.runtime.swapping.arena import Arena
 from autosync.runtime.swapping.scheduled_pass import ScheduledPass
+from autosync.swap_schedule.scheduling import least_budget_bytes
 from tests.autosync.runtime.swapping.swapped_training import (
     BATCH,
     MODELS,
@@ -78,8 +79,7 @@ def test_bytes_really_leave() -> None:
     with Arena(ROOMY) as arena:
         swap_activations(model, ROOMY, SMALLEST_BYTES)
         begin = arena.allocated_bytes()
-        gelu = model.get_submodule("0.1")
-        gelu.register_forward_hook(note)
+        model.get_submodule("0.0").register_forward_hook(note)  # whose output GELU keeps
         loss = model(batch_of(0)).square().mean()
         gc.collect()
         assert storages[0]() is None
@@ -136,22 +136,28 @@ def test_forward_passes_without_backward_change_nothing() -> None:
 
 
 def test_two_forward_passes_of_one_backward_pass() -> None:
-    def run(swap: bool) -> tuple[list[Tensor], bool]:
+    def run(budget_bytes: int | None) -> tuple[list[Tensor], ActivationSwapper | None]:
         model, optimizer = make("attention")
         with Arena(ROOMY):
-            swapper = swap_activations(model, 400_000, SMALLEST_BYTES) if swap else None
-            for step in range(4):
+            swapper = budget_bytes and swap_activations(model, budget_bytes, SMALLEST_BYTES)
+            for step in range(5):
                 optimizer.zero_grad()
                 both = model(batch_of(step)) * model(batch_of(step + 10))
                 both.square().mean().backward()
                 optimizer.step()
-        followed = swapper is not None and isinstance(swapper._current, ScheduledPass)
-        return [p.detach().clone() for p in model.parameters()], followed
+        return [p.detach().clone() for p in model.parameters()], swapper or None
 
-    plain, _ = run(swap=False)
-    swapped, followed = run(swap=True)
+    plain, _ = run(None)
+    _, told = run(ROOMY)
+    assert told is not None
+    assert told.recorded is not None
+    swapped, swapper = run(least_budget_bytes(told.recorded.moments))
     assert same(plain, swapped)
-    assert followed
+    assert swapper is not None
+    assert swapper.schedule is not None
+    assert swapper.schedule.moved_bytes > 0
+    assert isinstance(swapper._current, ScheduledPass)
+    assert not swapper._current.deviated
 
 
 def test_backward_may_run_twice() -> None:

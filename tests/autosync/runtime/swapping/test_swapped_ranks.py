@@ -47,7 +47,7 @@ def train(
     with Arena(arena_bytes) as arena:
         network, optimizer = autosync.distribute(model, optimizer, bundle)
         torch.manual_seed(rank)
-        for step in range(4):
+        for step in range(6):
             arena.take_peak_bytes()
             train_step(network, optimizer, batch_of(step, BATCH, rank))
         peak = arena.take_peak_bytes()
