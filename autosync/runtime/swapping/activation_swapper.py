@@ -33,8 +33,8 @@ log = logging.getLogger("autosync")
 MOST_DEVIATIONS = 2
 """Passes in a row that do not do what the recorded one did, before one is recorded anew."""
 NEGLIGIBLE = 0.01
-"""Of what the fullest moment holds: so little more than when the recorded pass began is added to all
-moments; what is more changes them, as the optimizer's first step does."""
+"""Of what the fullest moment holds: so little more than where the recorded pass began is added to
+all moments; what is more changes them, as the optimizer's first step does."""
 
 
 def swap_activations(
