@@ -48,10 +48,10 @@ class ThreadTransfers:
         return torch.empty(size_bytes, dtype=torch.uint8)
 
     def leave(self, source: Tensor, buffer: Tensor, after: Transfer | None) -> Transfer:
-        return self._leaving.submit(self._copy, source, buffer, after)
+        return self._leaving.submit(self._copy, [source, buffer], after)
 
     def come(self, buffer: Tensor, target: Tensor, after: Transfer | None) -> Transfer:
-        return self._coming.submit(self._copy, buffer, target, after)
+        return self._coming.submit(self._copy, [buffer, target], after)
 
     def wait(self, transfer: Transfer) -> None:
         assert isinstance(transfer, Future)
@@ -60,12 +60,18 @@ class ThreadTransfers:
     def finish(self, transfer: Transfer) -> None:
         self.wait(transfer)
 
-    def _copy(self, source: Tensor, target: Tensor, after: Transfer | None) -> None:
+    def _copy(self, source_target: list[Tensor], after: Transfer | None) -> None:
+        """Empties the list: whoever waits for the copy may count on its tensors' memory being free,
+        but the executor lets go of its arguments only afterwards."""
+        source, target = source_target
+        source_target.clear()
         if after is not None:
             self.wait(after)
         begin = time.monotonic()
         target.copy_(source)
-        left = source.numel() / self._bytes_per_second - (time.monotonic() - begin)
+        seconds = source.numel() / self._bytes_per_second
+        del source, target
+        left = seconds - (time.monotonic() - begin)
         if left > 0:
             time.sleep(left)
 

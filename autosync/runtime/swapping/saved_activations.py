@@ -32,6 +32,7 @@ class SavedActivation:
 
     def __init__(self, position: int, tensor: Tensor, device: SwapDevice) -> None:
         self._device = device
+        self._changes = 0
         self._buffer: Tensor | None = None
         self._leaving: Transfer | None = None
         self._coming: Transfer | None = None
@@ -63,15 +64,11 @@ class SavedActivation:
         return self._leaving
 
     def release(self) -> None:
-        """Give the device's bytes up, when the host has them.
-
-        Raises:
-            InvalidInput: somebody has changed them since they were saved.
-        """
+        """Give the device's bytes up, when the host has them."""
         if self.on_device is None or self._buffer is None:
             return
         self._wait_for_copies()
-        self.check_unchanged()
+        self._changes = self._count_changes()
         self.on_device = None
 
     def come(self) -> Transfer:
@@ -96,7 +93,8 @@ class SavedActivation:
         if self._coming is not None:
             self._device.transfers.wait(self._coming)
         assert self.on_device is not None
-        self.check_unchanged()
+        if changes := self._changes or self._count_changes():
+            raise changed_in_place(changes)
         return self.on_device
 
     def _wait_for_copies(self) -> None:
@@ -105,9 +103,11 @@ class SavedActivation:
             if transfer is not None:
                 self._device.transfers.wait(transfer)
 
-    def check_unchanged(self) -> None:
-        if self.on_device is not None and self.version is not None:
-            check_version(self.on_device, self.version)
+    def _count_changes(self) -> int:
+        """How often it was changed in place after it was saved, as far as it still is there."""
+        if self.on_device is None or self.version is None:
+            return self._changes
+        return self.on_device._version - self.version
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +137,8 @@ class UnswappedTensor:
 
     def unpacked(self) -> Tensor:
         """Raises InvalidInput where somebody has changed it since."""
-        check_version(self.tensor, self.version)
+        if changes := self.tensor._version - self.version:
+            raise changed_in_place(changes)
         return self.tensor
 
 
@@ -146,14 +147,13 @@ def flat_bytes(tensor: Tensor) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
-def check_version(tensor: Tensor, version: int) -> None:
-    """What torch itself checks where tensors are saved without hooks."""
-    if tensor._version != version:
-        raise InvalidInput(
-            f"a tensor of shape {tuple(tensor.shape)} that backward needs was changed in place "
-            f"after it was saved ({tensor._version - version} times), so gradients would be wrong.",
-            thing="saved tensor",
-            value=tuple(tensor.shape),
-            remedy="Do not change what an operation keeps for its backward; "
-            "torch.autograd.set_detect_anomaly(True), without swapping, shows which it is.",
-        )
+def changed_in_place(changes: int) -> InvalidInput:
+    """What torch itself refuses where tensors are saved without hooks."""
+    return InvalidInput(
+        f"a tensor that backward needs was changed in place after it was saved ({changes} times), "
+        "so gradients would be wrong.",
+        thing="saved tensor",
+        value=changes,
+        remedy="Do not change what an operation keeps for its backward; "
+        "torch.autograd.set_detect_anomaly(True), without swapping, shows which it is.",
+    )

@@ -57,9 +57,8 @@ class Convolutions(nn.Module):
             nn.Conv2d(8, 8, 3, padding=1),
             nn.ReLU(),
             nn.Flatten(),
-            nn.LazyLinear(WIDTH),
+            nn.Linear(8 * 4 * 2, WIDTH),
         )
-        self.layers(torch.zeros(2, 1, 8, WIDTH // 8))
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.layers(x.view(-1, 1, 8, WIDTH // 8))
