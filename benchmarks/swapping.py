@@ -58,8 +58,11 @@ def main() -> None:
 def print_largest_batches(model: str, budget_bytes: int, most: int) -> None:
     print(f"{model}, AdamW, {budget_bytes / 1e6:.0f} MB: largest batch    measured   predicted")
     for words, swapped in (("without swapping", False), ("with swapping", True)):
-        within = {"model": model, "budget_bytes": budget_bytes, "swapped": swapped}
-        measured, told = (largest(partial(test, **within), most) for test in (trains, fits))
+        given = model, budget_bytes, swapped
+        measured, told = (
+            largest(partial(trains, *given), most),
+            largest(partial(fits, *given), most),
+        )
         print(f"  {words:40}{measured:10}{told:12}", flush=True)
 
 
@@ -75,7 +78,7 @@ def largest(holds: Callable[[int], bool], most: int) -> int:
     return low
 
 
-def trains(batch: int, model: str, budget_bytes: int, swapped: bool) -> bool:
+def trains(model: str, budget_bytes: int, swapped: bool, batch: int) -> bool:
     job = Job(domain_of(model, batch, "adamw"))
     try:
         with Arena(budget_bytes) as arena:
@@ -89,7 +92,7 @@ def trains(batch: int, model: str, budget_bytes: int, swapped: bool) -> bool:
     return True
 
 
-def fits(batch: int, model: str, budget_bytes: int, swapped: bool) -> bool:
+def fits(model: str, budget_bytes: int, swapped: bool, batch: int) -> bool:
     memory = memory_of(domain_of(model, batch, "adamw"))
     held = held_alone(memory)
     needed = base_bytes(held, memory.idle.at(1.0)) if swapped else held

@@ -131,14 +131,21 @@ def trained(
     peaks = []
     with Arena(arena_bytes, bytes_per_second) as arena:
         arena.count([*model.parameters(), *model.buffers()])
-        swapper = budget_bytes and swap_activations(model, budget_bytes, SMALLEST_BYTES)
+        swapper = swapping(model, budget_bytes)
         torch.manual_seed(11)
         for step, size in enumerate(sizes):
             arena.take_peak_bytes()
             train_step(model, optimizer, batch_of(step, size), parts)
             peaks.append(arena.take_peak_bytes())
     values = [value.detach().clone() for value in model.state_dict().values()]
-    return Trained(values, peaks, swapper or None)
+    return Trained(values, peaks, swapper)
+
+
+def swapping(model: nn.Module, budget_bytes: int | None) -> ActivationSwapper | None:
+    """Of small tensors as well; without a budget nothing is swapped."""
+    if budget_bytes is None:
+        return None
+    return swap_activations(model, budget_bytes, SMALLEST_BYTES)
 
 
 def least_bytes(name: str, parts: int = 1) -> int:

@@ -23,6 +23,7 @@ from tests.autosync.runtime.swapping.swapped_training import (
     least_bytes,
     make,
     same,
+    swapping,
     train_step,
     trained,
 )
@@ -139,13 +140,13 @@ def test_two_forward_passes_of_one_backward_pass() -> None:
     def run(budget_bytes: int | None) -> tuple[list[Tensor], ActivationSwapper | None]:
         model, optimizer = make("attention")
         with Arena(ROOMY):
-            swapper = budget_bytes and swap_activations(model, budget_bytes, SMALLEST_BYTES)
+            swapper = swapping(model, budget_bytes)
             for step in range(5):
                 optimizer.zero_grad()
                 both = model(batch_of(step)) * model(batch_of(step + 10))
                 both.square().mean().backward()
                 optimizer.step()
-        return [p.detach().clone() for p in model.parameters()], swapper or None
+        return [p.detach().clone() for p in model.parameters()], swapper
 
     plain, _ = run(None)
     _, told = run(ROOMY)
