@@ -36,7 +36,7 @@ from benchmarks.peak_memory import Job, domain_of
 
 ROOMY = 1 << 40
 STEPS_TO_FIT = 3
-"""The first is recorded, the second allocates nothing new, the third follows the schedule."""
+"""Two are recorded, before and with the optimizer's state; the third follows the schedule."""
 SHARES = (0.0, 0.25, 0.5, 0.75)
 """Budgets, as shares of the way from the least that works to all that a step takes."""
 

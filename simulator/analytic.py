@@ -50,8 +50,8 @@ def analytic_seconds(
         sync,
     )
     layouts = compute_seconds(domain, population.layouts)[population.layout]
-    update = domain.profile.update_seconds
-    compute = (layouts - update) * swap_slowdowns(domain, population, plans) + update
+    stalled = swap_slowdowns(domain, population, plans) - 1.0
+    compute = layouts + stalled * (layouts - domain.profile.update_seconds)
     result: NDArray[np.float64] = np.maximum(compute, sync)
     return result
 
