@@ -4,7 +4,7 @@ Moments are those of `activation_memory`: the forward of each operation, then th
 their order.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +27,14 @@ class IdleActivations:
         """At so many times the graph's batch, those that are worth a transfer."""
         sizes = self.spans.size_bytes * np.where(self.batched, batch_scale, 1.0)
         worth = sizes >= SMALLEST_BYTES
-        spans = replace(self.spans, size_bytes=sizes)
-        fields = (spans.size_bytes, spans.tensor, spans.final, spans.begin, spans.end)
-        return IdleSpans(*(column[worth] for column in fields))
+        all_spans = self.spans
+        return IdleSpans(
+            size_bytes=sizes[worth],
+            tensor=all_spans.tensor[worth],
+            final=all_spans.final[worth],
+            begin=all_spans.begin[worth],
+            end=all_spans.end[worth],
+        )
 
 
 def idle_activations(graph: ModelGraph, on_gpu: bool) -> IdleActivations:

@@ -26,7 +26,8 @@ def base_bytes(held_bytes: F64, spans: IdleSpans) -> F64:
     change = np.zeros(len(held_bytes) + 1)
     np.add.at(change, spans.begin, spans.size_bytes)
     np.add.at(change, spans.end, -spans.size_bytes)
-    return np.maximum(held_bytes - change.cumsum()[:-1], 0.0)
+    left: F64 = np.maximum(held_bytes - change.cumsum()[:-1], 0.0)
+    return left
 
 
 def rank_swap(
@@ -62,7 +63,8 @@ def swapped_peaks(
         base_bytes(held, idle.at(scale)).max()
         for held, scale in zip(held_bytes, batch_scales.tolist(), strict=True)
     ]
-    return np.maximum(least, np.minimum(held_bytes.max(axis=1), budget_bytes))
+    most: F64 = np.maximum(least, np.minimum(held_bytes.max(axis=1), budget_bytes))
+    return most
 
 
 def host_link(domain: Domain, rank: int) -> HostLink:

@@ -48,13 +48,13 @@ class Arena(TorchDispatchMode):
         self._lock = threading.RLock()  # any thread may free what this one has made
 
     def __enter__(self) -> "Arena":
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         Arena.entered.append(self)
         return self
 
     def __exit__(self, *error: Any) -> None:
         Arena.entered.remove(self)
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self,

@@ -50,7 +50,7 @@ class SwappedPass(ABC):
                 activation,
                 self,
                 tensor.dtype,
-                tensor.storage_offset(),
+                int(tensor.storage_offset()),
                 tensor.shape,
                 tensor.stride(),
             )

@@ -108,7 +108,7 @@ def drawn(draw: st.DrawFn) -> tuple[IdleSpans, Moments, float]:
 
 def held_by(schedule: SwapSchedule, moments: Moments) -> list[float]:
     """Bytes of each moment, tensor by tensor and moment by moment."""
-    held = moments.base_bytes.tolist()
+    held: list[float] = moments.base_bytes.tolist()
     spans = schedule.spans
     for span in range(len(spans)):
         for moment in range(spans.begin[span], spans.end[span]):
