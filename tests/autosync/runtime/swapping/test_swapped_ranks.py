@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -88,7 +89,7 @@ def refusal(rank: int, world: int, compiled: bool, folder: str) -> str:
     model, optimizer = make("blocks")
     path = Path(folder) / f"{rank}.json"
     save_bundle(bundle_of("all-reduce", model, world, ROOMY), path)
-    given = torch.compile(model) if compiled else model
+    given = cast(nn.Module, torch.compile(model)) if compiled else model
     try:
         autosync.distribute(given, optimizer, path)
     except AutosyncError as error:
