@@ -75,12 +75,12 @@ class ScheduledPass(SwappedPass):
     def _use(self, activation: SavedActivation) -> Tensor:
         self._follow("use", activation)
         if not self.deviated:
-            self._release_due()
+            self._release_due(used=activation)
             self._begin_to_come()
         held = activation.bring()
         if not self.deviated:
             self._begin_to_leave()
-            self._release_due()  # what has only now begun to leave
+            self._release_due()  # its own bytes, which `held` has until backward is done with them
         if self.deviated or self._moment == self._schedule.last_use[activation.position]:
             activation.release()
         return held
@@ -96,9 +96,10 @@ class ScheduledPass(SwappedPass):
             self.deviated = True
             release_all(self._activations)
 
-    def _release_due(self) -> None:
+    def _release_due(self, used: SavedActivation | None = None) -> None:
         for position in self._schedule.release[self._moment]:
-            if (found := self._activations[position]()) is not None:
+            found = self._activations[position]()
+            if found is not None and found is not used:
                 found.release()
 
     def _begin_to_come(self) -> None:
