@@ -80,10 +80,15 @@ class ScheduledPass(SwappedPass):
         held = activation.bring()
         if not self.deviated:
             self._begin_to_leave()
-            self._release_due()  # its own bytes, which `held` has until backward is done with them
-        if self.deviated or self._moment == self._schedule.last_use[activation.position]:
+        if self.deviated or self._is_given_up(activation.position):
             activation.release()
         return held
+
+    def _is_given_up(self, position: int) -> bool:
+        """Whether this is its last use, or the last before it leaves again: its bytes then go when
+        the backward that uses them has run."""
+        due = self._schedule.release[self._moment]
+        return position in due or self._moment == self._schedule.last_use[position]
 
     def _follow(self, kind: Kind, activation: SavedActivation) -> None:
         """The next moment begins."""
