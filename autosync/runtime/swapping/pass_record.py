@@ -112,6 +112,7 @@ class PassRecord:
             for before, after in pairwise(used):
                 freed = [moment for moment in self._freed[position] if before <= moment < after]
                 if freed:
-                    rows.append((float(sizes[position]), position, final, freed[-1] + 1, after))
+                    # idle from the moment in which it was freed: kept, it would fill the rest of it
+                    rows.append((float(sizes[position]), position, final, freed[-1], after))
                     final = after
         return spans_of(rows)

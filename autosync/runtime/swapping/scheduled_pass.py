@@ -66,21 +66,32 @@ class ScheduledPass(SwappedPass):
         self._follow("save", activation)
         if not self.deviated:
             self._begin_to_leave()
+            self._release_due()
+            self._begin_to_come()
         elif is_new:
             activation.leave()
             activation.release()
 
     def _use(self, activation: SavedActivation) -> Tensor:
         self._follow("use", activation)
+        if not self.deviated:
+            self._release_due(used=activation)
+            self._begin_to_come()
         held = activation.bring()
         if not self.deviated:
             self._begin_to_leave()
-        if self.deviated or self._moment == self._schedule.last_use[activation.position]:
+        if self.deviated or self._is_given_up(activation.position):
             activation.release()
         return held
 
+    def _is_given_up(self, position: int) -> bool:
+        """Whether this is its last use, or the last before it leaves again: its bytes then go when
+        the backward that uses them has run."""
+        due = self._schedule.release[self._moment]
+        return position in due or self._moment == self._schedule.last_use[position]
+
     def _follow(self, kind: Kind, activation: SavedActivation) -> None:
-        """The next moment begins: what is due leaves and returns."""
+        """The next moment begins."""
         if self.deviated:
             return
         self._moment += 1
@@ -89,10 +100,14 @@ class ScheduledPass(SwappedPass):
         if self._moment > len(accesses) or accesses[self._moment - 1] != access:
             self.deviated = True
             release_all(self._activations)
-            return
+
+    def _release_due(self, used: SavedActivation | None = None) -> None:
         for position in self._schedule.release[self._moment]:
-            if (found := self._activations[position]()) is not None:
+            found = self._activations[position]()
+            if found is not None and found is not used:
                 found.release()
+
+    def _begin_to_come(self) -> None:
         for position in self._schedule.come[self._moment]:
             if (found := self._activations[position]()) is not None and found.on_device is None:
                 found.come()

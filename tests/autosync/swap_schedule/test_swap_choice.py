@@ -62,7 +62,7 @@ def test_it_is_told_in_words() -> None:
 
 
 def test_what_cannot_say_it_refuses_it() -> None:
-    for framework in ("ddp", "fsdp2", "deepspeed", "horovod"):
+    for framework in ("ddp", "deepspeed", "horovod"):
         with pytest.raises(NotSupported, match="swaps activations"):
             settings_for(framework, SWAPPED, DOMAIN)
     with pytest.raises(NotSupported, match="moves activations to host memory"):

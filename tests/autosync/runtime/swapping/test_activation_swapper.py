@@ -216,8 +216,9 @@ def test_what_backward_needs_is_not_changed_unnoticed(smallest_bytes: int) -> No
         if smallest_bytes == ROOMY:
             with pytest.raises(InvalidInput, match="changed in place"):
                 loss.backward()
-        else:  # the first pass copies at once: what was saved is what backward gets
+        else:  # passes on demand copy at once: what was saved is what backward gets
             loss.backward()
+            model(batch_of(0)).sum().backward()  # recorded anew: there are gradients now
             with pytest.raises(InvalidInput, match="changed in place"):
                 model(batch_of(1)).sum().backward()
         swapper.remove()

@@ -34,7 +34,7 @@ def test_what_autograd_holds_counts_until_backward_has_run() -> None:
         begin = arena.allocated_bytes()
         loss = layers(batch).sum()
         held = arena.allocated_bytes() - begin
-        assert held >= 2 * 64 * 16 * 4  # tanh's result, and what the second layer multiplies
+        assert held >= 64 * 16 * 4  # tanh's result, which the second layer multiplies
         loss.backward()
         del loss
         gc.collect()
