@@ -2,7 +2,7 @@
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -17,7 +17,8 @@ from autosync.plan import Plan, compile_plans, plan_of
 from autosync.plan.plan_document import upgraded
 from autosync.population import encode
 from autosync.strategy import Strategy
-from autosync.verification import check_runnable
+from autosync.swap_schedule.swap_choice import Swap
+from autosync.verification import check_runnable, check_swap
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,18 @@ def make_bundle(strategy: Strategy, domain: Domain, evidence: Evidence | None = 
         backend=domain.cluster.backend,
         evidence=evidence or Evidence(),
     )
+
+
+def with_swap(shipped: Bundle, budget_bytes: int) -> Bundle:
+    """The same bundle, its activations swapped within a budget of a device's memory. What was
+    measured of it was measured without, and is left out.
+
+    Raises:
+        InvalidStrategy: torch's `fully_shard` runs it.
+    """
+    strategy = replace(shipped.strategy, swap=Swap(budget_bytes))
+    check_swap(strategy)
+    return replace(shipped, strategy=strategy, evidence=Evidence())
 
 
 def save_bundle(shipped: Bundle, path: str | Path) -> None:

@@ -49,6 +49,10 @@ class NotSupported(AutosyncError):
     """A valid choice that this machine, backend or version cannot execute."""
 
 
+class DeviceMemoryExceeded(AutosyncError):
+    """More bytes were asked of an emulated device than it has."""
+
+
 class NotTraceable(AutosyncError):
     """A module whose dataflow graph cannot be recorded."""
 

@@ -27,6 +27,7 @@ from autosync.strategy import (
     Synchronizer,
     VariableChoice,
 )
+from autosync.swap_schedule.swap_choice import Swap
 from autosync.torch_engine import FullyShard
 
 
@@ -54,6 +55,7 @@ class Population:
     layout, engine u8[n]: index into layouts, engines. order u8[n]: `codes.Order`.
     slice_bytes i64[n]. overlap bool[n]: synchronization may run into the next forward pass.
     idle_gather bool[n]: of such, all-gathers leave while the wire is idle. staleness u8[n].
+    swap_bytes i64[n]: the budget within which activations are swapped, 0 where they are not.
     axis i8[n, V]: the cut dimension, -1 flat. parts i32[n, V]: shards of the variable.
     first i64[n + 1]: strategy i has the rows first[i]:first[i + 1], variable by variable in the
         graph's order, shard by shard.
@@ -73,6 +75,7 @@ class Population:
     overlap: NDArray[np.bool_]
     idle_gather: NDArray[np.bool_]
     staleness: NDArray[np.uint8]
+    swap_bytes: NDArray[np.int64]
     axis: NDArray[np.int8]
     parts: NDArray[np.int32]
     first: NDArray[np.int64]
@@ -110,6 +113,7 @@ BY_STRATEGY = (
     "overlap",
     "idle_gather",
     "staleness",
+    "swap_bytes",
     "axis",
     "parts",
 )
@@ -194,6 +198,7 @@ def encode(strategies: "list[Strategy] | tuple[Strategy, ...]", domain: Domain) 
         overlap=head[3].astype(np.bool_),
         idle_gather=head[4].astype(np.bool_),
         staleness=head[5].astype(np.uint8),
+        swap_bytes=np.array([s.swap.budget_bytes if s.swap else 0 for s in strategies], np.int64),
         axis=np.array(axes, dtype=np.int8).reshape(shape),
         parts=np.array(parts, dtype=np.int32).reshape(shape),
         first=np.array([0, *accumulate(s.shards for s in strategies)], dtype=np.int64),
@@ -290,6 +295,7 @@ def decode(population: Population, index: int, domain: Domain) -> Strategy:
         ),
         staleness=int(population.staleness[index]),
         engine=population.engines[population.engine[index]],
+        swap=Swap(budget) if (budget := int(population.swap_bytes[index])) else None,
     )
 
 

@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Discriminator
 from autosync.codes import MAX_POWERSGD_RANK
 from autosync.documents import STRICT, UNLESS_NEXT_FORWARD, UNLESS_NONE, content_hash
 from autosync.errors import InvalidStrategy
+from autosync.swap_schedule.swap_choice import Swap
 from autosync.torch_engine import FullyShard
 
 EncodingName = Literal["none", "fp16", "bf16", "powersgd"]
@@ -240,6 +241,7 @@ class Strategy:
         applied so much later; values of parameter servers are at most so old.
     engine: what runs in place of this runtime or torch's DDP. Its choices say what it sends: every
         variable whole, by a reduce-scatter with sharded update, in the group of its unit.
+    swap: what a step may take of a device; None keeps all activations there.
     """
 
     choices: tuple[VariableChoice, ...]
@@ -248,6 +250,7 @@ class Strategy:
     staleness: int = 0
     name: str = ""
     engine: Annotated[FullyShard | None, UNLESS_NONE] = None
+    swap: Annotated[Swap | None, UNLESS_NONE] = None
     version: Literal[1] = 1
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 

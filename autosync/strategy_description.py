@@ -27,6 +27,14 @@ def describe(strategy: Strategy, domain: Domain | None = None) -> str:
 
     Without a domain sizes are left out, and methods stand by their number of shards.
     """
+    words = _synchronization(strategy, domain)
+    if strategy.swap is None:
+        return words
+    budget = f"{strategy.swap.budget_bytes / 1e9:.3g} GB"
+    return f"{words}; activations swapped to host memory within {budget}"
+
+
+def _synchronization(strategy: Strategy, domain: Domain | None) -> str:
     if strategy.engine is not None:
         units = _groups(strategy.choices)
         return f"torch's {engine_name(strategy)} in {units} {'unit' if units == 1 else 'units'}"

@@ -10,6 +10,7 @@ from autosync.simulator.compute_time import compute_seconds
 from autosync.simulator.cost.network import network_of
 from autosync.simulator.numba_cache import cached_kernel
 from autosync.simulator.numba_compiler import compile_plans_fast
+from autosync.simulator.swapped_ranks import swap_slowdowns
 
 
 class AnalyticSimulator:
@@ -20,7 +21,8 @@ class AnalyticSimulator:
     charged, replicas multiply traffic only without hierarchical reduction (then every rank sends
     for itself), and phi and delta are paid once a message, so that merging counts. It sees no
     schedule: neither readiness nor order nor overlap. What it predicts is that of a strategy that
-    lags far enough for all messages to travel beside compute.
+    lags far enough for all messages to travel beside compute. What compute waits for swapped
+    activations lengthens T_comp.
     """
 
     name = "analytic"
@@ -48,8 +50,10 @@ def analytic_seconds(
         np.zeros(domain.cluster.servers + 1),
         sync,
     )
-    layouts = compute_seconds(domain, population.layouts)
-    result: NDArray[np.float64] = np.maximum(layouts[population.layout], sync)
+    layouts = compute_seconds(domain, population.layouts)[population.layout]
+    stalled = swap_slowdowns(domain, population, plans) - 1.0
+    compute = layouts + stalled * (layouts - domain.profile.update_seconds)
+    result: NDArray[np.float64] = np.maximum(compute, sync)
     return result
 
 

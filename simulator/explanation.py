@@ -12,6 +12,7 @@ from autosync.simulator.cost.network import network_of
 from autosync.simulator.limit import Limit, iteration_limit
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import device_memory_bytes, memory_of
+from autosync.simulator.swapped_ranks import swap_slowdowns
 from autosync.simulator.timeline.event_loop import (
     ComputeArrays,
     CostArrays,
@@ -29,6 +30,7 @@ class Explanation:
     """step_seconds = compute + update + transfer + startup + slowed, the last four as far as they
     show.
 
+    compute_seconds: with what it waits for swapped activations.
     transfer_seconds: what the iteration would lose were links infinitely fast, startups free.
     startup_seconds: what it would lose were only startups free.
     slowed_seconds: what it gains where compute takes longer while messages are on the wire; the
@@ -96,6 +98,7 @@ def explain_plan(
     messages, costs, compute, in_flight = arguments(plans, domain)
     messages = messages._replace(first=plans.first[index : index + 2])
     factor = slowest_factors(domain, population.layouts)[population.layout[index]]
+    factor *= swap_slowdowns(domain, population, plans)[index]
     nothing = np.zeros_like(costs.startup)
     swift = costs._replace(
         startup=nothing, copy=nothing, host=nothing, host_byte=nothing, ahead=0.0

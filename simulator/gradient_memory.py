@@ -39,13 +39,36 @@ def most_living(curve: ActivationCurve, sizes: F64, kept: NDArray[np.bool_], sha
     most: F64 = (held + highest).max(axis=1)
     if not len(curve.made_at):
         return most
+    moments, made = _made(curve, sizes, kept)
+    making: F64 = (made + held[:, begun[moments]] + activations[moments]).max(axis=1)
+    return np.maximum(most, making)
+
+
+def moment_gradients(curve: ActivationCurve, sizes: F64, kept: NDArray[np.bool_]) -> F64:
+    """Bytes of gradients beside activations at each moment, `(moments,)`, of one strategy.
+
+    kept: `(V,)`; this and sizes as `most_living` has them.
+    """
+    times, (changes,) = _changes(curve, sizes, kept[None])
+    held = np.concatenate(([0.0], changes.cumsum()))
+    count = curve.held.shape[1]
+    found: F64 = held[np.searchsorted(times, np.arange(count), "right")]
+    if len(curve.made_at):
+        moments, (made,) = _made(curve, sizes, kept[None])
+        found[moments] += made
+    return found
+
+
+def _made(
+    curve: ActivationCurve, sizes: F64, kept: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], F64]:
+    """The moments in which gradients are made, `(m,)`, and what that takes for itself, `(n, m)`."""
     at_once = ~(kept | _made_in_parts(curve, len(sizes)))
     tensors = np.where(at_once[:, curve.made_of], 1.0, _adding(curve))
     in_time = np.argsort(curve.made_at, kind="stable")
     moments, starts = np.unique(curve.made_at[in_time], return_index=True)
     made = np.add.reduceat((tensors * sizes[curve.made_of])[:, in_time], starts, axis=1)
-    making: F64 = (made + held[:, begun[moments]] + activations[moments]).max(axis=1)
-    return np.maximum(most, making)
+    return moments, made
 
 
 def _changes(

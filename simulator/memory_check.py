@@ -13,6 +13,7 @@ from autosync.population import Population, encode
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import DomainMemory, device_memory_bytes, memory_of
 from autosync.simulator.sharded_strategy import fully_sharded
+from autosync.simulator.swapped_ranks import swaps_of_ranks
 from autosync.strategy import (
     ReduceScatter,
     Strategy,
@@ -20,6 +21,7 @@ from autosync.strategy import (
     even_replicas,
     whole,
 )
+from autosync.swap_schedule.swap_choice import Swap
 
 
 def check_memory(strategy: Strategy, domain: Domain) -> None:
@@ -32,6 +34,8 @@ def check_memory(strategy: Strategy, domain: Domain) -> None:
     population = encode([strategy], domain)
     plans = compile_plans_fast(population, domain)
     (peaks,) = memory.peak_bytes(plans, population)
+    if strategy.swap is not None:
+        _check_budget(strategy.swap, peaks)
     rank = int((peaks / devices).argmax())
     if peaks[rank] <= devices[rank]:
         return
@@ -43,6 +47,20 @@ def check_memory(strategy: Strategy, domain: Domain) -> None:
         thing="memory",
         value=float(peaks[rank]),
         remedy=" ".join(_ways_out(memory, plans, population, devices)),
+    )
+
+
+def _check_budget(swap: Swap, peaks: NDArray[np.float64]) -> None:
+    rank = int(peaks.argmax())
+    if peaks[rank] <= swap.budget_bytes:
+        return
+    least = int(np.ceil(peaks[rank]))
+    raise InvalidStrategy(
+        f"a budget of {swap.budget_bytes:,} bytes does not hold a training step: rank {rank} needs "
+        f"{least:,} bytes with every activation that lies idle in host memory.",
+        thing="swap.budget_bytes",
+        value=swap.budget_bytes,
+        remedy=f"Give {least:,} bytes or more, or a smaller batch.",
     )
 
 
@@ -100,6 +118,7 @@ def _ways_out(
     found = []
     if batch := largest_batch(memory, plans, population, devices):
         found.append(f"It fits at a batch size of {batch} a replica (now {domain.batch_size}).")
+    found += _swapped(memory, plans, population, devices)
     peaks = memory.peak_bytes(plans, population)
     for words, strategy in _sharded(domain):
         others = encode([strategy], domain)
@@ -109,6 +128,24 @@ def _ways_out(
             found.append(f"With {words} it takes {_gb(with_shards.max())} and {fits}.")
     found.append(f"Devices of {_gb(peaks.max())} hold it (memory_gb in the cluster file).")
     return found
+
+
+def _swapped(
+    memory: DomainMemory, plans: PlanTable, population: Population, devices: NDArray[np.float64]
+) -> Iterator[str]:
+    """What swapping activations within the devices' memory costs; nothing where that does not help
+    or is chosen already."""
+    if population.swap_bytes[0] or population.engine[0]:
+        return
+    with suppress(InvalidStrategy):
+        ranks = swaps_of_ranks(memory, plans, population, 0, np.floor(devices))
+        rank = int(np.argmax([each.compute_seconds + each.stall_seconds for each in ranks]))
+        swap, budget = ranks[rank], int(devices.min())
+        yield (
+            f'With activations swapped to host memory ("swap": {{"budget_bytes": {budget}}}) it '
+            f"fits; forward and backward then wait a predicted {swap.stall_seconds * 1e3:.3g} ms "
+            f"for transfers, beside {swap.compute_seconds * 1e3:.3g} ms of compute."
+        )
 
 
 def _sharded(domain: Domain) -> Iterator[tuple[str, Strategy]]:

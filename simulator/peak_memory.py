@@ -6,6 +6,7 @@ Parameters, gradients, optimizer state and message buffers as the runtime, torch
 inputs, workspaces of kernels, the allocator's own waste, the context of a GPU.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,9 +17,11 @@ from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.activation_memory import ActivationCurve, activation_curve
-from autosync.simulator.gradient_memory import living_bytes, most_living
+from autosync.simulator.gradient_memory import living_bytes, moment_gradients, most_living
+from autosync.simulator.idle_activations import IdleActivations, idle_activations
 from autosync.simulator.plan_memory import PlanMemory
 from autosync.simulator.sharded_memory import held_bytes, units_of
+from autosync.simulator.swap_cost import swapped_peaks
 from autosync.torch_engine import FullyShard
 
 INDEX_BYTES = 8
@@ -36,6 +39,7 @@ class DomainMemory:
     domain: Domain
     on_gpu: bool
     curve: ActivationCurve
+    idle: IdleActivations
     gradient_bytes: F64
 
     def peak_bytes(self, plans: PlanTable, population: Population, batch_scale: float = 1.0) -> F64:
@@ -44,6 +48,7 @@ class DomainMemory:
         batch_scale: at so many times the domain's batch size.
         """
         part = PlanMemory(self.domain, plans, population)
+        fixed = self.domain.graph.size_bytes + part.held_bytes()
         kept = part.gradients_beside_buffers()
         shares = part.shares()[population.layout] * batch_scale
         compute = np.empty(shares.shape)
@@ -52,14 +57,39 @@ class DomainMemory:
             compute = np.where(shares == share, of_share[:, None], compute)
         after = np.where(kept, self.gradient_bytes, 0.0).sum(axis=1, keepdims=True)
         step = after + self._step_bytes()
-        peaks: F64 = self.domain.graph.size_bytes + part.held_bytes()
-        peaks += np.maximum(compute, step)
+        peaks: F64 = fixed + np.maximum(compute, step)
+        for row in np.flatnonzero(population.swap_bytes):
+            held = self._moments(fixed[row], kept[row], shares[row])
+            budget_bytes = float(population.swap_bytes[row])
+            peaks[row] = swapped_peaks(held, self.idle, shares[row], budget_bytes)
         for code in np.unique(population.engine[population.engine > 0]):
             rows = np.flatnonzero(population.engine == code)
             engine = population.engines[code]
             assert engine is not None
             peaks[rows] = self._sharded_peak(population, int(rows[0]), engine, batch_scale)
         return peaks
+
+    def moment_bytes(
+        self, plans: PlanTable, population: Population, rows: Iterable[int]
+    ) -> Iterator[F64]:
+        """What each rank holds without swapping, in every moment of the curve and, last, in the
+        optimizer's step: of one strategy after the other, each run by this runtime or torch's DDP,
+        `(world, 2n + 1)`."""
+        part = PlanMemory(self.domain, plans, population)
+        fixed = self.domain.graph.size_bytes + part.held_bytes()
+        kept, shares = part.gradients_beside_buffers(), part.shares()
+        for row in rows:
+            yield self._moments(fixed[row], kept[row], shares[population.layout[row]])
+
+    def _moments(self, fixed: F64, kept: NDArray[np.bool_], shares: F64) -> F64:
+        """The same of one strategy. fixed f64[world]: bytes held all the time. kept bool[V]: see
+        `gradients_beside_buffers`. shares f64[world]: of the batch, over the even one."""
+        gradients = moment_gradients(self.curve, self.gradient_bytes, kept)
+        living = self.curve.held[0] + gradients + shares[:, None] * self.curve.held[1]
+        after = self.gradient_bytes[kept].sum() + self._step_bytes()
+        step = np.full((len(living), 1), after)
+        held: F64 = fixed[:, None] + np.hstack((living, step))
+        return held
 
     def _sharded_peak(
         self, population: Population, index: int, engine: FullyShard, batch_scale: float
@@ -107,7 +137,8 @@ def memory_of(domain: Domain) -> DomainMemory:
     rows = table.size_bytes // table.dims[:, 0] + INDEX_BYTES
     gradients = np.where(table.sparse, rows * table.touched_rows, table.size_bytes)
     curve = activation_curve(domain.graph, on_gpu)
-    return DomainMemory(domain, on_gpu, curve, gradients.astype(np.float64))
+    idle = idle_activations(domain.graph, on_gpu)
+    return DomainMemory(domain, on_gpu, curve, idle, gradients.astype(np.float64))
 
 
 def device_memory_bytes(domain: Domain) -> F64:

@@ -208,6 +208,9 @@ def _check_alike(strategy: Strategy, domain: Domain, framework: FrameworkName) -
     if strategy.staleness:
         why = f"its gradients may be {strategy.staleness} iterations late"
         raise refused(framework, why, thing="staleness", value=strategy.staleness)
+    if strategy.swap is not None:
+        why = "it swaps activations to host memory, for which there is no setting"
+        raise refused(framework, why, thing="swap", value=strategy.swap.budget_bytes)
 
 
 def _other_way(

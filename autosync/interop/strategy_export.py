@@ -83,6 +83,8 @@ def _check_schedule_and_shares(strategy: Strategy) -> None:
     shares = [replica.share for replica in strategy.replicas]
     if max(shares) - min(shares) > SHARE_TOLERANCE:
         _refuse("replicas", "have uneven shares of the batch")
+    if strategy.swap is not None:
+        _refuse("swap", "moves activations to host memory")
 
 
 class _Writing:

@@ -32,6 +32,7 @@ from autosync.runtime.payloads.encodings import check_lossless
 from autosync.runtime.sharded_models import check_norm_is_global, check_unsharded
 from autosync.runtime.staleness.lagging_attachment import attach_lagging
 from autosync.runtime.staleness.lagging_plans import check_may_lag
+from autosync.runtime.swapping.activation_swapper import check_swappable, swap_activations
 from autosync.runtime.torch_ddp import (
     add_hook,
     check_options,
@@ -89,7 +90,8 @@ def distribute(
             rank, whichever finds it.
         NotSupported: the optimizer cannot be applied to parts of variables, as the plan needs, the
             plan is lossy or lags and that is not allowed, or an option of DDP's contradicts the
-            plan; the model is sharded by FSDP or tensor parallelism.
+            plan; the model is sharded by FSDP or tensor parallelism; activations are to be swapped
+            and the model is compiled or on no GPU.
     """
     group = working_group(process_group)
     network = compiled_from(model)
@@ -105,6 +107,8 @@ def distribute(
         check_options(options, shipped.plan.engine)
         if shipped.plan.engine == "autosync":
             check_one_backward(optimizers)
+        if shipped.strategy.swap is not None:
+            check_swappable(network, model)
     warn_unheld(network, optimizers)
     warn_renormalized(network)
     arguments = {
@@ -126,18 +130,19 @@ def distribute(
         log.warning(message)
     speaks = group.rank() == 0
     watch = partial(watch_iterations, optimizers[-1], shipped, bool(changed), speaks, on_drift)
+    beside = partial(_beside_the_plan, network, shipped, watch)
     if changed:
         options = options if shipped.plan.engine == "ddp" else for_any_plan(options)
-        return _wrapped(model, optimizer, max_grad_norm, None, group, options, watch), optimizer
+        return _wrapped(model, optimizer, max_grad_norm, None, group, options, beside), optimizer
     if not allow_lossy:
         check_lossless(shipped.plan)
     if shipped.plan.engine == "ddp":
         plan = shipped.plan
-        return _wrapped(model, optimizer, max_grad_norm, plan, group, options, watch), optimizer
+        return _wrapped(model, optimizer, max_grad_norm, plan, group, options, beside), optimizer
     names = _model_names(shipped, network)
     if shipped.plan.sharding is not None:
         _shard(network, optimizers, shipped, names, group, device, max_grad_norm)
-        watch()
+        beside()
         return model, optimizer
     with agreed_everywhere(group, device):
         device_of(network)
@@ -153,7 +158,7 @@ def distribute(
             max_grad_norm=max_grad_norm,
             agreed=True,
         )
-        lagging.handles.append(watch())
+        lagging.handles += beside()
         return model, optimizer
     if shipped.plan.overlap_forward:
         warn_if_together(optimizers)
@@ -166,8 +171,17 @@ def distribute(
         max_grad_norm=max_grad_norm,
         agreed=True,
     )
-    attachment.handles.append(watch())
+    attachment.handles += beside()
     return model, optimizer
+
+
+def _beside_the_plan(
+    model: nn.Module, shipped: Bundle, watch: Callable[[], Removable]
+) -> list[Removable]:
+    """What a bundle puts on a model whichever engine synchronizes it."""
+    swap = shipped.strategy.swap
+    swapper = [swap_activations(model, swap.budget_bytes)] if swap is not None else []
+    return [watch(), *swapper]
 
 
 def check_distributable(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
@@ -186,7 +200,7 @@ def _wrapped(
     plan: Plan | None,
     group: dist.ProcessGroup,
     options: Mapping[str, Any],
-    watch: Callable[[], Removable],
+    beside: Callable[[], list[Removable]],
 ) -> nn.Module:
     """The model in torch's DDP, as `autosync.detach` finds it. plan: DDP's own; None for DDP as it
     comes."""
@@ -198,7 +212,7 @@ def _wrapped(
     made = wrap_in_ddp(model, bucket_bytes, group, options=options)
     if plan is not None:
         add_hook(made, plan, group)
-    handles = [watch(), *guard.watch_steps()]
+    handles = [*beside(), *guard.watch_steps()]
     if max_grad_norm and isinstance(optimizer, Optimizer):
         handles.append(clip_before_step(model, optimizer, max_grad_norm))
     ATTACHED.wrapped[made] = WrappedByDdp(optimizer, tuple(handles))

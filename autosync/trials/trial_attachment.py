@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from autosync.bundle import Bundle
+from autosync.errors import NotSupported
 from autosync.plan import Plan
 from autosync.runtime import attachment as runtime
 from autosync.runtime.execution.execution_trace import ExecutionTrace
@@ -94,7 +95,18 @@ def attach(
     """Synchronize `model` as the bundle's plan says, on the default process group.
 
     trace: receives the plan's messages; torch's own DDP and plans that lag tell it nothing.
+
+    Raises:
+        NotSupported: the strategy swaps activations.
     """
+    if bundle.strategy.swap is not None:
+        raise NotSupported(
+            "trials do not swap activations: what is replayed has none, and a job's own are "
+            "scheduled over more iterations than a trial runs.",
+            thing="swap.budget_bytes",
+            value=bundle.strategy.swap.budget_bytes,
+            remedy="Measure the strategy without swap; `autosync.distribute` swaps.",
+        )
     if bundle.plan.engine == "ddp":
         return _attach_ddp(model, bundle.plan, byte_scale)
     if bundle.plan.sharding is not None:

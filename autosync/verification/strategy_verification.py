@@ -33,6 +33,7 @@ def verify(
                 check_exact(variable, shard)
     _check_groups(strategy, domain)
     _check_schedule(strategy, domain)
+    check_swap(strategy)
     if strategy.staleness and not allow_staleness:
         raise InvalidStrategy(
             f"the strategy lets a replica lag {strategy.staleness} iterations, which is not exact.",
@@ -149,3 +150,15 @@ def _check_schedule(strategy: Strategy, domain: Domain) -> None:
         check_ddp(strategy, domain)
     if strategy.engine is not None:
         check_fully_shard(strategy, strategy.engine, domain)
+
+
+def check_swap(strategy: Strategy) -> None:
+    """Raises InvalidStrategy where activations are swapped that torch's engine takes care of."""
+    if strategy.swap is not None and strategy.engine is not None:
+        raise InvalidStrategy(
+            "the strategy swaps activations, but torch's fully_shard runs it, which gives memory "
+            "back that activations refer to.",
+            thing="swap.budget_bytes",
+            value=strategy.swap.budget_bytes,
+            remedy="Leave swap out, or shard optimizer state only (zero1).",
+        )

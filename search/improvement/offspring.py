@@ -63,6 +63,7 @@ def make_offspring(pool: ParentPool, lineage: Lineage, start: int, seed: int) ->
         overlap=choices.overlap,
         idle_gather=choices.idle_gather,
         staleness=given.staleness[lineage.base],
+        swap_bytes=given.swap_bytes[lineage.base],
         axis=choices.axis,
         parts=choices.parts,
         position=position,

@@ -55,6 +55,7 @@ def sample_at(domain: Domain, space: Space, indices: NDArray[np.uint64], seed: i
         overlap=choices.overlap,
         idle_gather=choices.idle_gather,
         staleness=choices.staleness,
+        swap_bytes=np.zeros(n, dtype=np.int64),
         axis=choices.axis,
         parts=choices.parts,
         position=np.zeros(len(shards.variable), dtype=np.int32),

@@ -13,6 +13,7 @@ from autosync.population import Population
 from autosync.simulator.compute_time import slowest_factors
 from autosync.simulator.cost.network import SERVER_OPERATIONS, Network, network_of
 from autosync.simulator.numba_compiler import compile_plans_fast
+from autosync.simulator.swapped_ranks import swap_slowdowns
 from autosync.simulator.timeline.compute_clock import TALLIES
 from autosync.simulator.timeline.event_loop import (
     ComputeArrays,
@@ -60,16 +61,20 @@ def simulate(
     so c is all that the messages take without compute beside them. Startups of messages are not
     among what is busy.
 
+    Where activations are swapped, the time that compute waits for them is spread over it evenly.
+
     iterations: how many to play; all are alike.
 
     Raises:
-        InvalidStrategy: messages of a plan wait for each other in a circle.
+        InvalidStrategy: messages of a plan wait for each other in a circle, or it swaps within a
+            budget that holds no training step.
     """
     if iterations < 1:
         raise ValueError(f"iterations is {iterations}; at least one must be played.")
     issued, on_wire, arrived = np.empty((3, plans.messages))
     periods = np.empty(len(plans))
     factors = slowest_factors(domain, population.layouts)[population.layout]
+    factors = factors * swap_slowdowns(domain, population, plans)
     messages, costs, compute, in_flight = arguments(plans, domain)
     play(messages, costs, compute, in_flight, factors, issued, on_wire, arrived, periods)
     for index in np.flatnonzero(population.engine).tolist():
@@ -132,6 +137,7 @@ def play_one(plans: PlanTable, population: Population, domain: Domain, index: in
     begin, stop = int(plans.first[index]), int(plans.first[index + 1])
     one = messages._replace(first=plans.first[index : index + 2])
     factors = slowest_factors(domain, population.layouts)[population.layout[index : index + 1]]
+    factors = factors * swap_slowdowns(domain, population, plans)[index]
     if population.engine[index]:
         shard_ranks = _shard_ranks(population, index)
         own = play_sharded(plans, index, costs, compute, float(factors[0]), shard_ranks)

@@ -181,21 +181,36 @@ def test_a_population_is_sifted() -> None:
     assert fitting_rows(loose, encode(strategies, loose)).tolist() == [0, 1]
 
 
-def test_strategies_take_together_what_each_takes_alone() -> None:
+def mixed() -> tuple[Domain, Population, PlanTable]:
+    """Drawn strategies of all kinds, named ones and torch's, of four variables, one sparse."""
     graph = chain_graph(((64, 32), (4000, 16), (128, 64), (128,)), sparse=(1,), factor_rows=4)
     domain = domain_of(graph, grid_cluster(2, 2), optimizer=Optimizer("adamw", True, STATE))
     space = Space(encodings=(EXACT, Encoding("bf16"), Encoding("powersgd", 2)))
     drawn = sample(domain, space, 0, 64, seed=3)
     named = [*hand_designed(domain, space), *torch_designs(domain, space)]
     population = concatenate([drawn, encode([strategy for _, strategy in named], domain)])
+    return domain, population, compile_plans_fast(population, domain)
+
+
+def test_strategies_take_together_what_each_takes_alone() -> None:
+    domain, population, plans = mixed()
     memory = memory_of(domain)
-    together = memory.peak_bytes(compile_plans_fast(population, domain), population)
+    together = memory.peak_bytes(plans, population)
     assert together.shape == (len(population), 4)
     assert len(np.unique(together)) > 50
     for index in range(len(population)):
         alone = population.take([index])
         (peaks,) = memory.peak_bytes(compile_plans_fast(alone, domain), alone)
         assert together[index] == pytest.approx(peaks)
+
+
+def test_moments_of_a_strategy_rise_to_its_peak() -> None:
+    domain, population, plans = mixed()
+    memory = memory_of(domain)
+    peaks = memory.peak_bytes(plans, population)
+    own = np.flatnonzero(population.engine == 0).tolist()
+    for row, held in zip(own, memory.moment_bytes(plans, population, own), strict=True):
+        assert held.max(axis=1) == pytest.approx(peaks[row])
 
 
 def test_sharded_strategies_stand_among_the_others() -> None:
@@ -225,7 +240,11 @@ def test_a_gradient_that_is_made_twice_passes_beside_the_first() -> None:
     # autograd adds up before it hands them over: the first, a view, the second and their sum.
     (peaks,) = memory_of(domain).peak_bytes(*plain)
     assert peaks / 1e6 == pytest.approx([10.0] * 4, abs=few)
+    (held,) = memory_of(domain).moment_bytes(*plain, [0])
+    assert held.max(axis=1) == pytest.approx(peaks)
     kept = planned(domain, strategy_of(domain, lambda v: AllReduce(0), Schedule(order="ddp")))
     # Torch's DDP keeps three gradients beside the buffer; the second making and the sum pass.
     (peaks,) = memory_of(domain).peak_bytes(*kept)
     assert peaks / 1e6 == pytest.approx([11.0] * 4, abs=few)
+    (held,) = memory_of(domain).moment_bytes(*kept, [0])
+    assert held.max(axis=1) == pytest.approx(peaks)

@@ -9,7 +9,7 @@ from rich.markup import escape
 from autosync.api.cli.console import out, print_json
 from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json, ServiceUrl
 from autosync.api.cli.output_files import write_text
-from autosync.errors import NotSupported
+from autosync.errors import InvalidInput, NotSupported
 from autosync.framework_settings.framework_names import TITLES, FrameworkName
 
 if TYPE_CHECKING:
@@ -52,6 +52,15 @@ def export(
             show_default="its answer",
         ),
     ] = None,
+    swap_gb: Annotated[
+        float | None,
+        typer.Option(
+            metavar="GB",
+            help="Swap activations to host memory, so that a training step takes at most so much "
+            "of a device; of a bundle alone.",
+            show_default=False,
+        ),
+    ] = None,
     trials: Annotated[
         Path | None,
         typer.Option(
@@ -73,6 +82,7 @@ def export(
 
         autosync export 3f2a90c1 -o best.json
         autosync export 3f2a90c1 -o best.json --trials measured.json
+        autosync export 3f2a90c1 -o best.json --swap-gb 15.5
         autosync export 3f2a90c1 --for ddp
         autosync export 3f2a90c1 --for deepspeed -o deepspeed.json
     """
@@ -80,6 +90,13 @@ def export(
     from autosync.api.cli.tuning_sources import tuning_source
     from autosync.documents import to_data
 
+    if swap_gb is not None and framework is not None:
+        raise NotSupported(
+            f"no settings of {TITLES[framework]} swap activations.",
+            thing="--swap-gb",
+            value=swap_gb,
+            remedy="Leave --for out: `autosync.distribute` swaps as a bundle says.",
+        )
     if trials is not None:
         _write_trials(trials, tuning, db, url)
     with tuning_source(db, url) as source:
@@ -94,10 +111,26 @@ def export(
                 _print_settings(found, output)
             return
         bundle = source.bundle(tuning_id, strategy)
+    if swap_gb is not None:
+        bundle = _with_swap(bundle, swap_gb)
     path = output or BUNDLE_FILE
     write_text(path, bundle)
     if not json:
         print_two_lines(path)
+
+
+def _with_swap(bundle: str, swap_gb: float) -> str:
+    from autosync.bundle import read_bundle, with_swap
+    from autosync.documents import LARGEST_COUNT, to_json
+
+    if not 1 <= swap_gb * 1e9 <= LARGEST_COUNT:
+        raise InvalidInput(
+            f"{swap_gb} GB of device memory hold no training step.",
+            thing="--swap-gb",
+            value=swap_gb,
+            remedy="Give what a step may take of each device, in 10^9 bytes.",
+        )
+    return to_json(with_swap(read_bundle(bundle), int(swap_gb * 1e9)))
 
 
 def _write_trials(file: Path, tuning: str, db: str, url: str | None) -> None:

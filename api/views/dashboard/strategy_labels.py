@@ -27,8 +27,8 @@ IN_NAME = 2
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """kind: engine, method, cut, order, slices, overlap, shares or staleness. differs: from torch's
-    DDP."""
+    """kind: engine, method, cut, order, slices, overlap, shares, staleness or swap. differs: from
+    torch's DDP."""
 
     kind: str
     text: str
@@ -127,4 +127,8 @@ def _rest(strategy: Strategy) -> list[Chip]:
     chips = [Chip("shares", f"shares {min(shares):.0%} to {max(shares):.0%}")] if uneven else []
     if strategy.staleness:
         chips.append(Chip("staleness", f"{strategy.staleness} iterations stale"))
+    if strategy.swap is not None:
+        chips.append(
+            Chip("swap", f"activations swapped, {strategy.swap.budget_bytes / 1e9:.3g} GB")
+        )
     return chips

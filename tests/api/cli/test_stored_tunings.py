@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 from autosync.api.cli.main import app
 from autosync.api.db import Database
 from autosync.api.engine.submission import enqueue
-from autosync.bundle import load_bundle
+from autosync.bundle import Evidence, load_bundle
+from autosync.swap_schedule.swap_choice import Swap
 from tests.api.databases import opened
 from tests.api.http.serving import served
 from tests.api.sample import claimed, finished, run_search, small_request
@@ -106,3 +107,20 @@ def test_settings_for_a_framework(
     assert "best.json" in run(*chosen)
     assert load_bundle("best.json").strategy.id == ddp
     assert "Bundle: other.json" in run("export", tuning_id[:8], *source, "-o", "other.json")
+
+
+def test_a_bundle_that_swaps(
+    source: tuple[str, str], sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tuning_id = finished(sqlite, small_request())
+    chosen = ("export", tuning_id[:8], *source)
+    run(*chosen, "-o", "plain.json")
+    run(*chosen, "--swap-gb", "15.5")
+    plain, swapping = load_bundle("plain.json"), load_bundle("best.json")
+    assert swapping.strategy.swap == Swap(15_500_000_000)
+    assert swapping.plan == plain.plan
+    assert swapping.evidence == Evidence()
+    assert "no settings of" in refused(*chosen, "--swap-gb", "1", "--for", "ddp")
+    for wrong in ("0", "-1", "nan", "inf"):
+        assert "hold no training step" in refused(*chosen, "--swap-gb", wrong)

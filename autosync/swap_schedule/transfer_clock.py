@@ -1,0 +1,50 @@
+"""What a schedule costs: compute and both directions of the link, played moment by moment."""
+
+from collections import defaultdict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.swap_schedule.idle_spans import F64, I64, HostLink
+from autosync.swap_schedule.scheduling import SwapSchedule
+
+
+def stall_seconds(schedule: SwapSchedule, seconds: F64, link: HostLink) -> float:
+    """How long compute waits for transfers in one pass.
+
+    seconds f64[M]: of compute, moment by moment. Each direction carries one tensor at a time, in
+    the order of its moments; a tensor returns when it has left.
+    """
+    spans = schedule.spans
+    copies, releases, fetches, uses = (
+        _by_moment(spans.final, schedule.copied),
+        _by_moment(schedule.release, schedule.copied),
+        _by_moment(schedule.fetch, ~schedule.kept),
+        _by_moment(spans.end, ~schedule.kept),
+    )
+    gone, here = [0.0] * len(spans), [0.0] * len(spans)
+    of_tensor: dict[int, float] = {}
+    sizes = spans.size_bytes.tolist()
+    now = out_free = in_free = stalled = 0.0
+    for moment, computing in enumerate(seconds.tolist()):
+        for span in copies[moment]:
+            out_free = max(now, out_free) + link.seconds(sizes[span])
+            gone[span] = of_tensor[int(spans.tensor[span])] = out_free
+        for span in releases[moment]:
+            stalled += max(gone[span] - now, 0.0)
+            now = max(now, gone[span])
+        for span in fetches[moment]:
+            begin = max(now, in_free, of_tensor[int(spans.tensor[span])])
+            here[span] = in_free = begin + link.seconds(sizes[span])
+        for span in uses[moment]:
+            stalled += max(here[span] - now, 0.0)
+            now = max(now, here[span])
+        now += computing
+    return stalled
+
+
+def _by_moment(moments: I64, chosen: NDArray[np.bool_]) -> defaultdict[int, list[int]]:
+    found: defaultdict[int, list[int]] = defaultdict(list)
+    for span in np.flatnonzero(chosen).tolist():
+        found[int(moments[span])].append(span)
+    return found

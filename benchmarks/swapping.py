@@ -1,0 +1,201 @@
+"""Prints what swapping activations is worth in an arena: the largest batch that trains within a
+budget, with and without, and what waiting for transfers costs, predicted and measured.
+
+python -m benchmarks.swapping [--model bert_3l] [--batch 32] [--budget-mb 400] [--gb-per-second 1 4]
+
+An arena counts every tensor of a training step of one process (the CPU's memory, a stated budget, a
+link of a stated rate). Costs are of steps that alternate with those of the same model unswapped in
+an arena of its own. They are predicted twice: from the operations that the first pass recorded, and
+from the imported graph with a profile measured on this machine.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+
+from autosync.domain import Domain
+from autosync.errors import DeviceMemoryExceeded, InvalidStrategy
+from autosync.models import spec_of
+from autosync.population import encode
+from autosync.profiling import measure_profile
+from autosync.runtime.swapping.activation_swapper import ActivationSwapper, swap_activations
+from autosync.runtime.swapping.arena import Arena
+from autosync.search.designs.design_table import BUILDERS
+from autosync.simulator.numba_compiler import compile_plans_fast
+from autosync.simulator.peak_memory import DomainMemory, memory_of
+from autosync.simulator.swap_cost import RankSwap, base_bytes, rank_swap
+from autosync.swap_schedule.idle_spans import F64, HostLink
+from autosync.swap_schedule.scheduling import least_budget_bytes
+from autosync.swap_schedule.transfer_clock import stall_seconds
+from benchmarks.peak_memory import Job, domain_of
+
+ROOMY = 1 << 40
+STEPS_TO_FIT = 3
+"""Two are recorded, before and with the optimizer's state; the third follows the schedule."""
+SHARES = (0.0, 0.25, 0.5, 0.75)
+"""Budgets, as shares of the way from the least that works to all that a step takes."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="bert_3l")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--budget-mb", type=int, default=400)
+    parser.add_argument("--gb-per-second", type=float, nargs="+", default=[1.0, 4.0])
+    parser.add_argument("--steps", type=int, default=7)
+    parser.add_argument("--most", type=int, default=512, help="No larger batch is tried.")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    print_largest_batches(options.model, options.budget_mb * 10**6, options.most)
+    print_costs(options.model, options.batch, options.gb_per_second, options.steps)
+
+
+def print_largest_batches(model: str, budget_bytes: int, most: int) -> None:
+    print(f"{model}, AdamW, {budget_bytes / 1e6:.0f} MB: largest batch    measured   predicted")
+    for words, swapped in (("without swapping", False), ("with swapping", True)):
+        given = model, budget_bytes, swapped
+        measured, told = (
+            largest(partial(trains, *given), most),
+            largest(partial(fits, *given), most),
+        )
+        print(f"  {words:40}{measured:10}{told:12}", flush=True)
+
+
+def largest(holds: Callable[[int], bool], most: int) -> int:
+    """The largest batch up to `most` that holds, 0 where none does."""
+    low, high = 0, 1
+    while high <= most and holds(high):
+        low, high = high, high * 2
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def trains(model: str, budget_bytes: int, swapped: bool, batch: int) -> bool:
+    job = Job(domain_of(model, batch, "adamw"))
+    try:
+        with Arena(budget_bytes) as arena:
+            arena.count([*job.model.parameters(), *job.model.buffers()])
+            if swapped:
+                swap_activations(job.model, budget_bytes)
+            for _ in range(STEPS_TO_FIT):
+                job.step(job.model)
+    except (DeviceMemoryExceeded, InvalidStrategy):
+        return False
+    return True
+
+
+def fits(model: str, budget_bytes: int, swapped: bool, batch: int) -> bool:
+    memory = memory_of(domain_of(model, batch, "adamw"))
+    held = held_alone(memory)
+    needed = base_bytes(held, memory.idle.at(1.0)) if swapped else held
+    return bool(needed.max() <= budget_bytes)
+
+
+def held_alone(memory: DomainMemory) -> F64:
+    """Of a model without ranks, moment by moment: what torch's DDP holds without its buckets."""
+    domain = memory.domain
+    population = encode([BUILDERS["ddp"].build(domain)], domain)
+    plans = compile_plans_fast(population, domain)
+    (held,) = memory.moment_bytes(plans, population, [0])
+    alone: F64 = held[0] - domain.graph.size_bytes
+    return alone
+
+
+def print_costs(model: str, batch: int, rates: list[float], steps: int) -> None:
+    domain = profiled(domain_of(model, batch, "adamw"))
+    memory = memory_of(domain)
+    held = held_alone(memory)
+    plain = Trained(domain, None, float("inf"))
+    probe = Trained(domain, ROOMY, float("inf"))
+    for job in (plain, probe):
+        for _ in range(STEPS_TO_FIT):
+            job.step()
+    least, peak = probe.least_bytes(), plain.arena.take_peak_bytes()
+    told = base_bytes(held, memory.idle.at(1.0)).max()
+    print(
+        f"{model}, batch {batch}: a step takes {peak / 1e6:.0f} MB (predicted "
+        f"{held.max() / 1e6:.0f}), with all idle activations away {least / 1e6:.0f} MB (predicted "
+        f"{told / 1e6:.0f}); compute {domain.profile.compute_seconds * 1e3:.0f} ms (profile)"
+    )
+    print(
+        "  GB/s  budget MB  stay  moved MB  waits ms of a step: record  graph  measured (p10-p90)"
+    )
+    for rate in rates:
+        for share in SHARES:
+            budget = int(least + share * (peak - least))
+            print_cost(domain, held, plain, budget, rate * 1e9, steps)
+
+
+def print_cost(
+    domain: Domain, held: F64, plain: "Trained", budget: int, bytes_per_second: float, steps: int
+) -> None:
+    swapped = Trained(domain, budget, bytes_per_second)
+    for _ in range(STEPS_TO_FIT):
+        swapped.step()
+    waits = []
+    for _ in range(steps):
+        before = plain.step()
+        waits.append(swapped.step() - (before + plain.step()) / 2)
+    recorded, schedule = swapped.swapper.recorded, swapped.swapper.schedule
+    assert recorded is not None
+    assert schedule is not None
+    from_record = stall_seconds(schedule, recorded.moments.seconds, recorded.link)
+    from_graph = predicted(domain, held, budget, bytes_per_second)
+    told = "no fit" if from_graph is None else f"{from_graph.stall_seconds * 1e3:.0f}"
+    low, high = np.percentile(waits, [10, 90])
+    print(
+        f"{bytes_per_second / 1e9:6.1f}{budget / 1e6:11.0f}{schedule.kept.mean():6.0%}"
+        f"{schedule.moved_bytes / 1e6:10.0f}{from_record * 1e3:27.0f}{told:>7}"
+        f"{statistics.median(waits) * 1e3:10.0f} ({low * 1e3:.0f} to {high * 1e3:.0f})",
+        flush=True,
+    )
+
+
+def predicted(domain: Domain, held: F64, budget: int, bytes_per_second: float) -> RankSwap | None:
+    spans = memory_of(domain).idle.at(1.0)
+    try:
+        return rank_swap(domain, held, spans, 1.0, budget, HostLink(bytes_per_second))
+    except InvalidStrategy:
+        return None
+
+
+def profiled(domain: Domain) -> Domain:
+    module, inputs, loss = spec_of(domain.graph.name).build(domain.batch_size)
+    profile = measure_profile(module, inputs, loss, domain.graph, iterations=3)
+    return Domain(domain.graph, domain.cluster, profile, domain.optimizer)
+
+
+class Trained:
+    """A job in an arena of its own; budget None: without swapping, in one that holds anything."""
+
+    def __init__(self, domain: Domain, budget: int | None, bytes_per_second: float) -> None:
+        self.arena = Arena(budget or ROOMY, bytes_per_second)
+        self.job = Job(domain)
+        with self.arena:
+            self.arena.count([*self.job.model.parameters(), *self.job.model.buffers()])
+            self.swapper: ActivationSwapper = swap_activations(self.job.model, budget or ROOMY)
+        if budget is None:
+            self.swapper.remove()
+
+    def step(self) -> float:
+        """Seconds."""
+        with self.arena:
+            begin = time.perf_counter()
+            self.job.step(self.job.model)
+            return time.perf_counter() - begin
+
+    def least_bytes(self) -> int:
+        assert self.swapper.recorded is not None
+        return least_budget_bytes(self.swapper.recorded.moments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Which activations of a graph lie idle between their forward and their backward uses, and when.
+
+Moments are those of `activation_memory`: the forward of each operation, then the backward passes in
+their order.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.graph import ModelGraph
+from autosync.profiling import reach_variables
+from autosync.simulator.saved_tensors import Storages, storages_of
+from autosync.swap_schedule.idle_spans import SMALLEST_BYTES, IdleSpans, spans_of
+
+
+@dataclass(frozen=True, slots=True)
+class IdleActivations:
+    """Of S spans. batched bool[S]: whether the tensor has the batch dimension; sizes of such are
+    those at an even share."""
+
+    spans: IdleSpans
+    batched: NDArray[np.bool_]
+
+    def at(self, batch_scale: float) -> IdleSpans:
+        """At so many times the graph's batch, those that are worth a transfer."""
+        sizes = self.spans.size_bytes * np.where(self.batched, batch_scale, 1.0)
+        worth = sizes >= SMALLEST_BYTES
+        all_spans = self.spans
+        return IdleSpans(
+            size_bytes=sizes[worth],
+            tensor=all_spans.tensor[worth],
+            final=all_spans.final[worth],
+            begin=all_spans.begin[worth],
+            end=all_spans.end[worth],
+        )
+
+
+def idle_activations(graph: ModelGraph, on_gpu: bool) -> IdleActivations:
+    """on_gpu: as `storages_of` has it."""
+    count = len(graph.operations)
+    backward_at = np.empty(count, dtype=np.int64)
+    backward_at[list(graph.backward_order)] = count + np.arange(count)
+    trained = reach_variables(graph)
+    storages = storages_of(graph, trained, on_gpu)
+    rows: list[tuple[float, int, int, int, int]] = []
+    uses = _forward_and_backward_uses(graph, storages, backward_at)
+    for root, (last_forward, backward) in uses.items():
+        final, before = last_forward.written + 1, last_forward.read
+        for moment in backward:
+            rows.append((storages.read_bytes[root], root, final, before + 1, moment))
+            final = before = moment
+    for index, size in enumerate(storages.apart_bytes):
+        if trained[index] and size:
+            rows.append((size, count + index, index + 1, index + 1, int(backward_at[index])))
+    return _table(rows, graph)
+
+
+@dataclass(slots=True)
+class _Forward:
+    """The last operations that write and read a storage."""
+
+    written: int
+    read: int
+
+
+def _forward_and_backward_uses(
+    graph: ModelGraph, storages: Storages, backward_at: NDArray[np.int64]
+) -> dict[int, tuple[_Forward, list[int]]]:
+    """Of each storage, by its root."""
+    forward: dict[int, _Forward] = {}
+    backward: dict[int, set[int]] = {}
+    for index, operation in enumerate(graph.operations):
+        root = storages.root[index]
+        forward[root] = _Forward(index, index)
+        for source in operation.inputs:
+            forward[storages.root[source]].read = index
+        for kept in storages.keeps[index]:
+            backward.setdefault(kept, set()).add(int(backward_at[index]))
+    return {root: (forward[root], sorted(moments)) for root, moments in backward.items()}
+
+
+def _table(rows: list[tuple[float, int, int, int, int]], graph: ModelGraph) -> IdleActivations:
+    spans, count = spans_of(rows), len(graph.operations)
+    made_by = [graph.operations[tensor % count] for tensor in spans.tensor.tolist()]
+    batched = np.array([operation.has_batch_dimension for operation in made_by], dtype=np.bool_)
+    return IdleActivations(spans, batched)

@@ -1,0 +1,76 @@
+"""What swapping costs the ranks of compiled plans."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.domain import Domain
+from autosync.plan import PlanTable
+from autosync.population import Population
+from autosync.simulator.compute_time import compute_factors
+from autosync.simulator.peak_memory import DomainMemory, memory_of
+from autosync.simulator.swap_cost import RankSwap, host_link, rank_swap
+from autosync.strategy import Replica
+
+
+def swaps_of_ranks(
+    memory: DomainMemory,
+    plans: PlanTable,
+    population: Population,
+    index: int,
+    budget_bytes: NDArray[np.float64],
+) -> list[RankSwap]:
+    """Of every rank under strategy `index`. budget_bytes f64[world].
+
+    Raises:
+        InvalidStrategy: a budget is less than the least that works.
+    """
+    (held,) = memory.moment_bytes(plans, population, [index])
+    layout = population.layouts[population.layout[index]]
+    return _rank_swaps(memory, held, layout, budget_bytes)
+
+
+def swap_slowdowns(domain: Domain, population: Population, plans: PlanTable) -> NDArray[np.float64]:
+    """`(strategies,)`: how many times longer the slowest rank's forward and backward pass take for
+    waiting for transfers; 1 without swapping.
+
+    Raises:
+        InvalidStrategy: a budget is less than the least that works.
+    """
+    slowdowns = np.ones(len(population))
+    swapping = np.flatnonzero(population.swap_bytes)
+    if not len(swapping):
+        return slowdowns
+    memory = memory_of(domain)
+    moments = memory.moment_bytes(plans, population, swapping.tolist())
+    for index, held in zip(swapping.tolist(), moments, strict=True):
+        budgets = np.full(domain.world_size, float(population.swap_bytes[index]))
+        layout = population.layouts[population.layout[index]]
+        ranks = _rank_swaps(memory, held, layout, budgets)
+        slowest = max(ranks, key=lambda rank: rank.compute_seconds + rank.stall_seconds)
+        most = max(rank.compute_seconds for rank in ranks)
+        if most:
+            slowdowns[index] = (slowest.compute_seconds + slowest.stall_seconds) / most
+    return slowdowns
+
+
+def _rank_swaps(
+    memory: DomainMemory,
+    held: NDArray[np.float64],
+    layout: tuple[Replica, ...],
+    budget_bytes: NDArray[np.float64],
+) -> list[RankSwap]:
+    """held f64[world, 2n + 1]: of a strategy's `moment_bytes`."""
+    domain = memory.domain
+    factors = compute_factors(domain, layout)
+    shares = {replica.rank: replica.share * domain.world_size for replica in layout}
+    made: dict[tuple[object, ...], RankSwap] = {}
+    found = []
+    for rank, factor in enumerate(factors.tolist()):
+        link = host_link(domain, rank)
+        budget = float(budget_bytes[rank])
+        alike = (held[rank].tobytes(), shares[rank], factor, budget, link)
+        if alike not in made:
+            spans = memory.idle.at(shares[rank])
+            made[alike] = rank_swap(domain, held[rank], spans, factor, budget, link)
+        found.append(made[alike])
+    return found

@@ -1,0 +1,111 @@
+"""Swapping under plans on two ranks: the same weights to the bit, within the budget."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autosync
+from autosync.bundle import Bundle, make_bundle, save_bundle
+from autosync.errors import AutosyncError, NotSupported
+from autosync.runtime.attached_models import ATTACHED
+from autosync.runtime.attachment import attachment_of
+from autosync.runtime.swapping.activation_swapper import ActivationSwapper
+from autosync.runtime.swapping.arena import Arena
+from autosync.runtime.swapping.scheduled_pass import ScheduledPass
+from autosync.swap_schedule.scheduling import least_budget_bytes
+from autosync.swap_schedule.swap_choice import Swap
+from autosync.trials import trial_attachment
+from tests.autosync.runtime.cases import domain, strategy
+from tests.autosync.runtime.distributing import DDP, PLANS
+from tests.autosync.runtime.ranks import Ranks
+from tests.autosync.runtime.swapping.swapped_training import ROOMY, batch_of, make, train_step
+
+BATCH = 512
+"""Activations of 64 and 256 KiB, which bundles swap."""
+CASES = PLANS | {"ddp": DDP}
+
+
+def bundle_of(case: str, model: nn.Module, world: int, budget_bytes: int | None) -> Bundle:
+    where = domain(model, world, CASES[case].ranks_per_node)
+    plain = strategy(CASES[case], where.graph, world)
+    swap = None if budget_bytes is None else Swap(budget_bytes)
+    return make_bundle(replace(plain, swap=swap), where)
+
+
+def train(
+    rank: int, world: int, case: str, budget_bytes: int | None, arena_bytes: int
+) -> tuple[list[Tensor], int, int, bool]:
+    """Values afterwards, the peak of the last step, the least budget, and whether the last pass was
+    scheduled with something moved."""
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    model, optimizer = make("blocks")
+    bundle = bundle_of(case, model, world, budget_bytes)
+    with Arena(arena_bytes) as arena:
+        network, optimizer = autosync.distribute(model, optimizer, bundle)
+        torch.manual_seed(rank)
+        for step in range(6):
+            arena.take_peak_bytes()
+            train_step(network, optimizer, batch_of(step, BATCH, rank))
+        peak = arena.take_peak_bytes()
+        swapper = swapper_of(model)
+        plain, _ = autosync.detach(network)
+    assert not any(isinstance(hook, ActivationSwapper) for hook in plain._forward_hooks.values())
+    values = [value.detach().clone() for value in plain.parameters()]
+    if swapper is None or swapper.recorded is None or swapper.schedule is None:
+        return values, peak, 0, False
+    last = swapper._current
+    followed = isinstance(last, ScheduledPass) and not last.deviated
+    moved = swapper.schedule.moved_bytes > 0
+    return values, peak, least_budget_bytes(swapper.recorded.moments), followed and moved
+
+
+def swapper_of(model: nn.Module) -> ActivationSwapper | None:
+    plan, ddp = attachment_of(model), ATTACHED.ddp_around(model)
+    handles = [*(plan.handles if plan else ()), *(ATTACHED.wrapped[ddp].handles if ddp else ())]
+    return next((handle for handle in handles if isinstance(handle, ActivationSwapper)), None)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_synchronized_plan_trains_in_less_memory_to_the_bit(pair: Ranks, case: str) -> None:
+    plain = pair.run(train, case, None, ROOMY)
+    told = pair.run(train, case, ROOMY, ROOMY)
+    least = max(found[2] for found in told)
+    budget = (least + max(found[1] for found in plain)) // 2
+    assert least < budget
+    swapped = pair.run(train, case, budget, budget)
+    for (values, _, _, _), (others, peak, _, followed) in zip(plain, swapped, strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(values, others, strict=True))
+        assert peak <= budget
+        assert followed
+
+
+def refusal(rank: int, world: int, compiled: bool, folder: str) -> str:
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    model, optimizer = make("blocks")
+    path = Path(folder) / f"{rank}.json"
+    save_bundle(bundle_of("all-reduce", model, world, ROOMY), path)
+    given = cast(nn.Module, torch.compile(model)) if compiled else model
+    try:
+        autosync.distribute(given, optimizer, path)
+    except AutosyncError as error:
+        return str(error)
+    return ""
+
+
+def test_it_is_refused_where_nothing_can_be_swapped(pair: Ranks, tmp_path: Path) -> None:
+    for words in pair.run(refusal, False, str(tmp_path)):
+        assert "the model is on cpu" in words
+    for words in pair.run(refusal, True, str(tmp_path)):
+        assert "the model is compiled" in words
+
+
+def test_trials_say_that_they_do_not_swap() -> None:
+    model, optimizer = make("blocks")
+    bundle = bundle_of("all-reduce", model, 2, ROOMY)
+    with pytest.raises(NotSupported, match="trials do not swap"):
+        trial_attachment.attach(model, optimizer, bundle, 1.0, trial_attachment.ReusedGroups())

@@ -1,0 +1,87 @@
+"""Swapping on an NVIDIA GPU: pinned buffers, streams and events in place of threads."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+import autosync
+from autosync.runtime.swapping.activation_swapper import swap_activations
+from autosync.runtime.swapping.device_memory import GpuMemory
+from autosync.runtime.swapping.scheduled_pass import ScheduledPass
+from autosync.swap_schedule.scheduling import least_budget_bytes
+from tests.autosync.runtime.place import HERE
+from tests.autosync.runtime.ranks import Ranks, ranks
+from tests.autosync.runtime.swapping.swapped_training import ROOMY, batch_of, make, train_step
+from tests.autosync.runtime.swapping.test_swapped_ranks import bundle_of
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="NOT VERIFIED: this machine has no NVIDIA GPU"
+    ),
+]
+BATCH = 8192
+STEPS = 5
+
+
+def trained(
+    name: str, device: torch.device, budget_bytes: int | None
+) -> tuple[list[Tensor], int, int, bool]:
+    """Values afterwards, the peak of the last step, the least budget, and whether the last pass was
+    scheduled with something moved."""
+    model, _ = make(name)
+    model.to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    swapper = swap_activations(model, budget_bytes) if budget_bytes else None
+    torch.manual_seed(11)
+    for step in range(STEPS):
+        torch.cuda.reset_peak_memory_stats(device)
+        train_step(model, optimizer, batch_of(step, BATCH).to(device))
+    peak = GpuMemory(device).take_peak_bytes()
+    values = [value.detach().cpu() for value in model.parameters()]
+    if swapper is None or swapper.recorded is None or swapper.schedule is None:
+        return values, peak, 0, False
+    last = swapper._current
+    followed = isinstance(last, ScheduledPass) and not last.deviated
+    moved = swapper.schedule.moved_bytes > 0
+    return values, peak, least_budget_bytes(swapper.recorded.moments), followed and moved
+
+
+@pytest.mark.parametrize("name", ["blocks", "attention"])
+def test_a_gpu_holds_no_more_than_the_budget(name: str) -> None:
+    device = torch.device("cuda", 0)
+    plain, plain_peak, _, _ = trained(name, device, None)
+    _, _, least, _ = trained(name, device, ROOMY)
+    budget = (least + plain_peak) // 2
+    assert least < budget
+    swapped, peak, _, followed = trained(name, device, budget)
+    assert all(torch.equal(one, other) for one, other in zip(plain, swapped, strict=True))
+    assert followed
+    assert peak <= budget
+
+
+@pytest.fixture(scope="module")
+def gloo() -> Iterator[Ranks]:
+    with ranks(2, way="cuda") as made:
+        yield made
+
+
+def train_plan(rank: int, world: int, budget_bytes: int | None) -> list[Tensor]:
+    model, _ = make("blocks")
+    model.to(HERE.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    bundle = bundle_of("all-reduce", model, world, budget_bytes)
+    network, optimizer = autosync.distribute(model, optimizer, bundle)
+    torch.manual_seed(rank)
+    for step in range(STEPS):
+        train_step(network, optimizer, batch_of(step, BATCH, rank).to(HERE.device))
+    plain, _ = autosync.detach(network)
+    return [value.detach().cpu() for value in plain.parameters()]
+
+
+def test_two_ranks_train_to_the_bit(gloo: Ranks) -> None:
+    plain, swapped = gloo.run(train_plan, None), gloo.run(train_plan, 1 << 28)
+    for values, others in zip(plain, swapped, strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(values, others, strict=True))

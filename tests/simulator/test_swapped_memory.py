@@ -1,0 +1,164 @@
+"""What swapping leaves on a device and what it costs, by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autosync.cluster import Device
+from autosync.domain import Domain, Optimizer
+from autosync.errors import InvalidStrategy
+from autosync.graph import Operation
+from autosync.population import encode
+from autosync.simulator.analytic import AnalyticSimulator
+from autosync.simulator.explanation import explain
+from autosync.simulator.idle_activations import idle_activations
+from autosync.simulator.memory_check import check_memory, fitting_rows
+from autosync.simulator.message_digests import digests_of
+from autosync.simulator.numba_compiler import compile_plans_fast
+from autosync.simulator.peak_memory import memory_of
+from autosync.simulator.swapped_ranks import swaps_of_ranks
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+from autosync.strategy import AllReduce, Strategy
+from autosync.swap_schedule.swap_choice import Swap
+from tests.domains import chain_graph, domain_of
+from tests.simulator.worked_examples import cluster_of, strategy_of
+
+OUTPUT = 1_000_000
+VARIABLE = (16,)
+FIXED = 2 * 4 * 64
+"""Values of four variables of 64 bytes, and the buffer their gradients lie in; plain SGD."""
+
+
+def four(memory_gb: float | None = None, operation_seconds: float = 1e-3) -> Domain:
+    """Four operations with outputs of a megabyte, on four CPUs."""
+    graph = chain_graph((VARIABLE,) * 4)
+    operations = tuple(replace(each, output_bytes=OUTPUT) for each in graph.operations)
+    cluster = cluster_of(gbps=100.0, intra_gbps=100.0)
+    device = Device("cpu", memory_gb=memory_gb)
+    nodes = tuple(replace(node, devices=(device,)) for node in cluster.nodes)
+    return domain_of(
+        replace(graph, operations=operations),
+        replace(cluster, nodes=nodes),
+        operation_seconds,
+        Optimizer("sgd", True, 0),
+    )
+
+
+def within(domain: Domain, budget_bytes: int | None) -> Strategy:
+    plain = strategy_of(domain, lambda v: AllReduce(0))
+    return plain if budget_bytes is None else replace(plain, swap=Swap(budget_bytes))
+
+
+def peak(domain: Domain, budget_bytes: int | None) -> float:
+    population = encode([within(domain, budget_bytes)], domain)
+    plans = compile_plans_fast(population, domain)
+    (peaks,) = memory_of(domain).peak_bytes(plans, population)
+    assert (peaks == peaks[0]).all()
+    return float(peaks[0])
+
+
+def test_idle_activations_of_a_chain() -> None:
+    # Operation i multiplies the output of i - 1 and keeps it; backward passes run 3, 2, 1, 0 in the
+    # moments 4 to 7. The third output is used in moments 3 and 4: never idle. The last is not kept.
+    spans = idle_activations(four().graph, on_gpu=False).spans
+    assert spans.tensor.tolist() == [0, 1]
+    assert spans.final.tolist() == [1, 2]
+    assert spans.begin.tolist() == [2, 3]
+    assert spans.end.tolist() == [6, 5]
+
+
+def test_what_only_its_own_backward_reads_is_idle_from_the_next_operation_on() -> None:
+    graph = four().graph
+    pool = replace(graph.operations[1], type="max_pool2d_with_indices", variables=())
+    pooled = replace(graph, operations=(graph.operations[0], pool, *graph.operations[2:]))
+    spans = idle_activations(pooled, on_gpu=False).spans
+    rows = list(zip(spans.tensor.tolist(), spans.begin, spans.end, spans.size_bytes, strict=True))
+    assert rows == [
+        (0, 2, 6, pytest.approx(OUTPUT)),
+        (1, 3, 5, pytest.approx(OUTPUT / 3)),
+        (4 + 1, 2, 6, pytest.approx(OUTPUT * 2 / 3)),
+    ]
+
+
+def test_small_activations_stay() -> None:
+    idle = idle_activations(four().graph, on_gpu=False)
+    assert len(idle.at(1.0)) == 2
+    assert len(idle.at(0.01)) == 0
+    assert idle.at(0.5).size_bytes.tolist() == [OUTPUT / 2] * 2
+
+
+def test_peaks_with_swapping() -> None:
+    # Without: four outputs live at once. With both idle ones away: at most three in moment 5, where
+    # backward holds two inputs that were kept and makes a gradient.
+    domain = four()
+    assert peak(domain, None) == pytest.approx(FIXED + 4 * OUTPUT, abs=300)
+    least = peak(domain, 1)
+    assert least == pytest.approx(FIXED + 3 * OUTPUT, abs=300)
+    assert peak(domain, 3_500_000) == 3_500_000
+    assert peak(domain, 10**9) == peak(domain, None)
+
+
+def test_what_compute_waits_for_lengthens_the_iteration() -> None:
+    domain = four(operation_seconds=1e-5)
+    least = int(np.ceil(peak(domain, 1)))
+    strategies = [within(domain, None), within(domain, least), within(domain, 10**9)]
+    population = encode(strategies, domain)
+    plans = compile_plans_fast(population, domain)
+    budgets = np.full(4, float(least))
+    stalled = swaps_of_ranks(memory_of(domain), plans, population, 1, budgets)[0].stall_seconds
+    assert stalled > 0
+    plain, swapped, roomy = AnalyticSimulator().predict(domain, population)
+    assert swapped - plain == pytest.approx(stalled)
+    assert roomy == plain
+    plain, swapped, roomy = TimelineSimulator().predict(domain, population)
+    assert swapped - plain == pytest.approx(stalled, rel=0.05)
+    assert roomy == plain
+    explained = explain(domain, strategies[1])
+    assert explained.step_seconds == pytest.approx(swapped)
+    assert explained.peak_memory_bytes[0] <= least
+    assert len(set(digests_of(domain, population))) == 3
+
+
+def test_a_budget_too_small_is_refused_with_the_least_that_works() -> None:
+    domain = four()
+    least = int(np.ceil(peak(domain, 1)))
+    check_memory(within(domain, least), domain)
+    with pytest.raises(InvalidStrategy, match=f"needs {least:,} bytes"):
+        check_memory(within(domain, least - 1), domain)
+    with pytest.raises(InvalidStrategy, match="does not hold a training step"):
+        TimelineSimulator().predict(domain, encode([within(domain, least - 1)], domain))
+
+
+def test_what_does_not_fit_says_what_swapping_would_cost() -> None:
+    domain = four(memory_gb=0.0035)
+    with pytest.raises(InvalidStrategy, match="does not fit") as refused:
+        check_memory(within(domain, None), domain)
+    assert '"swap": {"budget_bytes": 3500000}' in refused.value.remedy
+    check_memory(within(domain, 3_500_000), domain)
+    both = encode([within(domain, None), within(domain, 3_500_000)], domain)
+    assert fitting_rows(domain, both).tolist() == [1]
+    with pytest.raises(InvalidStrategy, match="does not fit"):
+        check_memory(within(domain, 4_000_000), domain)
+
+
+def test_where_swapping_does_not_help_nothing_is_said_of_it() -> None:
+    with pytest.raises(InvalidStrategy, match="does not fit") as refused:
+        check_memory(within(four(0.002), None), four(0.002))
+    assert "swap" not in refused.value.remedy
+
+
+def test_an_activation_that_is_used_without_pause_is_never_idle() -> None:
+    graph = four().graph
+    relu = Operation("relu", "relu", 0, 0, OUTPUT, True, (0,))
+    last = replace(graph.operations[1], inputs=(1,), variables=(1,))
+    small = replace(
+        graph,
+        operations=(graph.operations[0], relu, last),
+        variables=graph.variables[:2],
+        backward_order=(2, 1, 0),
+        gradient_order=(1, 0),
+        gradient_after=(0, 2),
+    )
+    # relu keeps its output, which the last operation keeps as well: used in moments 2, 3 and 4.
+    assert len(idle_activations(small, on_gpu=False).spans) == 0
