@@ -33,13 +33,14 @@ from tests.autosync.runtime.parts import linear
 from tests.autosync.runtime.ranks import Ranks
 
 LAGS = Case(staleness=1)
+FORMS = {"pipelined": LAGS, "clocks": Case(method="ps", staleness=1)}
 
 
-def unfrozen(rank: int, world: int) -> str:
+def unfrozen(rank: int, world: int, form: str) -> str:
     model = make_model("mlp")
     layer = linear(model, 0).requires_grad_(False)
     optimizer = make_optimizer("sgd", model)
-    distributed(rank, world, LAGS, model, optimizer)
+    distributed(rank, world, FORMS[form], model, optimizer)
     train(rank, model, [optimizer], range(2))
     layer.requires_grad_(True)
     said = refusal(lambda: train(rank, model, [optimizer], [2]))
@@ -47,29 +48,30 @@ def unfrozen(rank: int, world: int) -> str:
     return said
 
 
-def grown(rank: int, world: int) -> str:
+def grown(rank: int, world: int, form: str) -> str:
     """A group for a layer that was frozen."""
     model = make_model("mlp")
     layer = linear(model, 0).requires_grad_(False)
     optimizer = torch.optim.SGD(list(model.parameters())[2:], lr=0.1)
-    distributed(rank, world, LAGS, model, optimizer)
+    distributed(rank, world, FORMS[form], model, optimizer)
     optimizer.add_param_group({"params": list(layer.parameters())})
     said = refusal(lambda: train(rank, model, [optimizer], [0]))
     autosync.detach(model)
     return said
 
 
-def test_what_nothing_synchronizes_is_refused(pair: Ranks) -> None:
-    for said in pair.run(unfrozen):
+@pytest.mark.parametrize("form", FORMS)
+def test_what_nothing_synchronizes_is_refused(pair: Ranks, form: str) -> None:
+    for said in pair.run(unfrozen, form):
         assert "0.weight was unfrozen after autosync.distribute" in said
-    for said in pair.run(grown):
+    for said in pair.run(grown, form):
         assert "the list of the optimizer's parameter groups was changed" in said
 
 
-def wrapped(rank: int, world: int) -> str:
+def wrapped(rank: int, world: int, form: str) -> str:
     model = make_model("mlp")
     optimizer = make_optimizer("sgd", model)
-    distributed(rank, world, LAGS, model, optimizer)
+    distributed(rank, world, FORMS[form], model, optimizer)
     network = DistributedDataParallel(model)
     said = refusal(lambda n=network: loss_of(n, 0, rank))  # type: ignore[misc]
     del network
@@ -78,8 +80,9 @@ def wrapped(rank: int, world: int) -> str:
     return said
 
 
-def test_ddp_around_it_is_refused(pair: Ranks) -> None:
-    for said in pair.run(wrapped):
+@pytest.mark.parametrize("form", FORMS)
+def test_ddp_around_it_is_refused(pair: Ranks, form: str) -> None:
+    for said in pair.run(wrapped, form):
         assert "was put around a model (Sequential)" in said
 
 
