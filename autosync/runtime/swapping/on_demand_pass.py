@@ -47,7 +47,7 @@ class OnDemandPass(SwappedPass):
 
     def _give_up_used(self, following: SavedActivation) -> None:
         """Only now: autograd holds what stays on a device until a little after the backward that
-        uses it (it reduces gradients of what was broadcast before), and the record shall tell so."""
+        uses it (gradients of what was broadcast are reduced before), and the record tells so."""
         used = self._last_used and self._last_used()
         if used is not None and used is not following:
             used.release()
