@@ -48,6 +48,6 @@ class OnDemandPass(SwappedPass):
     def _give_up_used(self, following: SavedActivation) -> None:
         """Only now: autograd holds what stays on a device until a little after the backward that
         uses it (gradients of what was broadcast are reduced before), and the record tells so."""
-        used = self._last_used and self._last_used()
+        used = None if self._last_used is None else self._last_used()
         if used is not None and used is not following:
             used.release()
