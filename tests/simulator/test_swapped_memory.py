@@ -34,7 +34,7 @@ def four(memory_gb: float | None = None, operation_seconds: float = 1e-3) -> Dom
     """Four operations with outputs of a megabyte, on four CPUs."""
     graph = chain_graph((VARIABLE,) * 4)
     operations = tuple(replace(each, output_bytes=OUTPUT) for each in graph.operations)
-    cluster = cluster_of(gbps=100.0, intra_gbps=100.0)
+    cluster = cluster_of(gbps=10.0, intra_gbps=10.0)
     device = Device("cpu", memory_gb=memory_gb)
     nodes = tuple(replace(node, devices=(device,)) for node in cluster.nodes)
     return domain_of(

@@ -2,6 +2,7 @@
 least memory, and the slowest. The first pass of a job runs so and is recorded."""
 
 import time
+import weakref
 
 from torch import Tensor
 
@@ -16,9 +17,11 @@ class OnDemandPass(SwappedPass):
     def __init__(self, device: SwapDevice, unswapped: set[int], smallest_bytes: int) -> None:
         super().__init__(device, unswapped, smallest_bytes)
         self.record = PassRecord(device.memory)
+        self._last_used: weakref.ref[SavedActivation] | None = None
 
     def _save(self, activation: SavedActivation, is_new: bool) -> None:
         self.record.pause()
+        self._give_up_used(activation)
         self.record.access("save", activation)
         if is_new:
             self.record.watch(activation)
@@ -30,6 +33,7 @@ class OnDemandPass(SwappedPass):
 
     def _use(self, activation: SavedActivation) -> Tensor:
         self.record.pause()
+        self._give_up_used(activation)
         self.record.access("use", activation)
         if activation.on_device is None:
             begin = time.perf_counter()
@@ -37,6 +41,13 @@ class OnDemandPass(SwappedPass):
             self.record.moved(activation.size_bytes, time.perf_counter() - begin)
             self.record.watch(activation)
         held = activation.bring()
-        activation.release()
+        self._last_used = weakref.ref(activation)
         self.record.resume()
         return held
+
+    def _give_up_used(self, following: SavedActivation) -> None:
+        """Only now: autograd holds what stays on a device until a little after the backward that
+        uses it (gradients of what was broadcast are reduced before), and the record tells so."""
+        used = None if self._last_used is None else self._last_used()
+        if used is not None and used is not following:
+            used.release()
