@@ -7,6 +7,7 @@ from math import fsum
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy, NotSupported
 from autosync.graph import Variable
+from autosync.placement_verification import check_placement
 from autosync.strategy import (
     AllGather,
     AllReduce,
@@ -332,3 +333,5 @@ def _check_schedule(strategy: Strategy, domain: Domain) -> None:
         check_ddp(strategy, domain)
     if strategy.engine is not None:
         check_fully_shard(strategy, strategy.engine, domain)
+    if strategy.placement:
+        check_placement(strategy, domain)

@@ -6,7 +6,7 @@ Parameters, gradients, optimizer state and message buffers as the runtime, torch
 inputs, workspaces of kernels, the allocator's own waste, the context of a GPU.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from autosync.codes import POWERSGD, Op, Order, Update
 from autosync.devices import DEVICE_TYPES
 from autosync.domain import Domain
+from autosync.placement import Placement
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.activation_memory import ActivationCurve, activation_curve
+from autosync.simulator.placed_memory import placed_holdings
 from autosync.simulator.sharded_memory import held_bytes, units_of
 from autosync.torch_engine import FullyShard
 
@@ -48,6 +50,8 @@ class DomainMemory:
         if engine is not None:
             return self._sharded_peaks(population, index, engine, batch_scale)
         part = _Part.of(plans, population, self.domain, index)
+        if placement := population.placements[population.placement[index]]:
+            return self._placed_peaks(part, placement, batch_scale)
         kept = self._gradients_beside_buffers(part)
         held = state_bytes(part) + buffer_bytes(part) + update_bytes(part)
         during, after = self._moments(kept)
@@ -75,6 +79,29 @@ class DomainMemory:
         step = held.parts * (1.0 + self._step_bytes() / domain.graph.size_bytes)
         kept = held.parts * (1 + domain.optimizer.state_tensors)
         return np.full(domain.world_size, kept + max(compute, step))
+
+    def _placed_peaks(
+        self, part: "_Part", placement: Placement, batch_scale: float
+    ) -> NDArray[np.float64]:
+        """`(world,)`: ranks hold the variables of the modules that are placed on them, and the
+        activations of the samples that they compute there."""
+        domain, sizes = self.domain, self.domain.variables.size_bytes
+        holdings = placed_holdings(domain, placement, part.shares)
+        own = replace(self, curve=activation_curve(domain.graph, self.on_gpu, holdings.rows))
+        kept = self._gradients_beside_buffers(part)
+        everything = state_bytes(part) + buffer_bytes(part) + update_bytes(part)
+        copies = np.where(domain.variables.sparse, 1.0, 2.0) + domain.optimizer.state_tensors
+        found = np.empty(domain.world_size)
+        for rank, held in enumerate(holdings.held):
+            mine = replace(own, gradient_bytes=np.where(held, self.gradient_bytes, 0.0))
+            during, after = mine._moments(kept)
+            batches = np.concatenate((part.shares[[rank]], holdings.shares[rank]))
+            living = during[0] + batch_scale * (batches[: len(during) - 1] @ during[1:])
+            absent = float((copies * sizes)[~held].sum())
+            step = after + self._step_bytes()
+            compute = living.max() + batch_scale * holdings.dealt_bytes[rank]
+            found[rank] = domain.graph.size_bytes + everything[rank] - absent + max(compute, step)
+        return found
 
     def most_bytes(self, share: float) -> float:
         """More than any strategy takes on any rank: values, gradients beside buffers, packed forms

@@ -29,6 +29,12 @@ from autosync.runtime.hooks.optimizer_coverage import CoverageGuard, check_held
 from autosync.runtime.hooks.plain_copies import PlainCopies
 from autosync.runtime.hooks.synchronized_optimizer import adopt, follows_plan, release
 from autosync.runtime.hooks.torch_compile import compiled_from
+from autosync.runtime.placement.held_plan import HeldPlan, held_by
+from autosync.runtime.placement.placed_modules import (
+    PlacedModules,
+    check_placeable,
+    place_modules,
+)
 from autosync.runtime.records_builder import build_records
 from autosync.runtime.transport.collective_call import CollectiveCalls
 from autosync.runtime.transport.module_buffers import BufferBroadcast
@@ -55,7 +61,8 @@ REFUSAL_PATIENCE = timedelta(seconds=10)
 class Attachment:
     """A plan at work. `detach` leaves model and optimizers as they were, trained on.
 
-    given: the optimizer, or the list of several, as the script gave it.
+    given: the optimizer, or the list of several, as the script gave it. placed: modules that live
+    on ranks of their own.
     """
 
     model: nn.Module
@@ -65,14 +72,15 @@ class Attachment:
     end_groups: Callable[[], None]
     at_exit: Callable[[], None]
     given: Optimizer | Sequence[Optimizer]
+    placed: PlacedModules | None = None
     handles: list[Removable] = field(default_factory=list)
 
     def detach(self, keep_state: bool = True) -> None:
         """Finish what is in flight, then remove hooks, threads and process groups.
 
-        A collective where updates are owned or sharded: the optimizer's state is gathered,
-        unless nobody wants to keep it. After a failure nothing is waited for, and such state is
-        lost, too.
+        A collective where updates are owned or sharded, or modules are placed: what some ranks do
+        not hold is gathered, of owned state unless nobody wants to keep it. After a failure nothing
+        is waited for, and what this rank does not hold is lost, too.
         """
         engine = self.engine
         atexit.unregister(self.at_exit)
@@ -81,6 +89,8 @@ class Attachment:
             engine.streams.synchronize()
             if keep_state:
                 engine.state.gather()
+            if self.placed is not None:
+                self.placed.give_back()
             if self.end_groups is not _leave_open:
                 with suppress(RuntimeError):  # nothing is in flight here: a peer may go first
                     engine.control.barrier(dist.BarrierOptions()).wait()
@@ -157,6 +167,8 @@ def attach(
     _check_runs_here(plan, group)
     opened = groups or open_groups(group, device)
     warn_of_backend(opened.backend, group.size())
+    placed = check_placeable(model, optimizers, plan, opened.backend, max_grad_norm)
+    held = held_by(plan, names, group.rank())
     streams = streams or streams_for(device, opened.backend, timed=trace is not None)
     opened = opened.on(streams)
     end_groups = _leave_open if groups else opened.close
@@ -169,7 +181,7 @@ def attach(
             if share_values:
                 share_initial_values(control, model)
             engine = _build_engine(
-                model, optimizers, plan, names, group, opened, control, max_grad_norm, trace
+                model, optimizers, held, group, opened, control, max_grad_norm, trace
             )
         attachment = Attachment(
             model,
@@ -187,6 +199,10 @@ def attach(
         streams.synchronize_current()
         engine.start()
         _install(attachment, plan.shares[group.rank()])
+        if placed:
+            with ranks_meet():
+                attachment.placed = place_modules(placed, optimizers[0], plan, group, opened)
+            attachment.handles.append(attachment.placed)
         undo.pop_all()
     ATTACHED.plans[id(model)] = attachment
     return attachment
@@ -195,8 +211,7 @@ def attach(
 def _build_engine(
     model: nn.Module,
     optimizers: Sequence[Optimizer],
-    plan: Plan,
-    names: tuple[str, ...],
+    held: HeldPlan,
     group: dist.ProcessGroup,
     groups: Groups,
     control: Any,
@@ -209,7 +224,9 @@ def _build_engine(
     for_buffers = groups.get("buffers", everyone, "gloo")
     buffers = BufferBroadcast(model, for_buffers, group.rank(), groups.streams)
     with _refused_together(control):
-        records, low_rank = build_records(model, joined, plan, names, groups)
+        records, low_rank = build_records(model, joined, held.plan, held.names, groups)
+    for index in held.apart:
+        records.variables[index].apart = True
     store = own_store(groups)
     calls = None
     if low_rank or not all(bucket.whole for bucket in records.buckets):
@@ -218,7 +235,7 @@ def _build_engine(
         joined,
         records,
         streams=groups.streams,
-        unused=UnusedVariables(store, group.size()),
+        unused=UnusedVariables(store, group.size(), held.apart),
         buffers=buffers,
         storage=ParameterStorage(model, records.variables),
         refusals=Refusals(store, group.rank()),
@@ -229,7 +246,7 @@ def _build_engine(
         patience_seconds=groups.timeout.total_seconds(),
     )
     state = ShardedOptimizerState(joined, records, low_rank, group, control, calls)
-    return Engine(joined, plan, parts, state, control)
+    return Engine(joined, held.plan, parts, state, control)
 
 
 def _install(attachment: Attachment, share: float) -> None:

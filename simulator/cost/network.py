@@ -191,7 +191,8 @@ def link_seconds_per_byte(
 
 class _Row(NamedTuple):
     """What `Network` holds of one kind. connection: seconds per byte of its slowest connection.
-    sends: how many one resource sees at the most."""
+    sends: how many one resource sees at the most. travels: whether anything does, which
+    is not so where one rank holds a placed module."""
 
     startup_seconds: float
     copy_seconds_per_byte: float
@@ -202,6 +203,7 @@ class _Row(NamedTuple):
     connection: float
     flows: F64
     sends: float
+    travels: bool
 
 
 @lru_cache(maxsize=8)
@@ -212,7 +214,8 @@ def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
     rows: list[_Row] = []
     for operation, team, root in _kinds(cluster, teams):
         kind[operation, team, root + 1] = len(rows)
-        rows.append(_row(cluster, where, operation, teams[team], root))
+        travels = team < FIRST_SERVER + cluster.servers or max(map(len, teams[team])) > 1
+        rows.append(_row(cluster, where, operation, teams[team], root, travels))
     load = np.array([row.load for row in rows])
     alone = np.maximum(load.max(axis=1), [row.connection for row in rows])
     share = load / np.where(alone > 0, alone, 1.0)[:, None]
@@ -227,16 +230,16 @@ def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
     engine = cluster.cost("engine")
     copies = np.array([row.copy_seconds_per_byte for row in rows]) + engine.seconds_per_byte
     operations = [row.operation for row in rows]
+    travels = np.array([row.travels for row in rows], dtype=np.float64)
     hosts = {operation: cluster.cost(COST_KIND[operation]) for operation in Op}
     return Network(
         kind=kind,
         operations=np.array(operations, dtype=np.uint8),
         startup_seconds=np.array([row.startup_seconds for row in rows]),
         copy_seconds_per_byte=copies,
-        host_seconds=np.array([hosts[operation].host_seconds for operation in operations]),
-        host_seconds_per_byte=np.array(
-            [hosts[operation].host_seconds_per_byte for operation in operations]
-        ),
+        host_seconds=travels * [hosts[operation].host_seconds for operation in operations],
+        host_seconds_per_byte=travels
+        * [hosts[operation].host_seconds_per_byte for operation in operations],
         link_seconds=np.array([row.sends for row in rows]) * cluster.link_seconds_per_send,
         seconds_per_byte=alone,
         equation_seconds_per_byte=np.array([row.equation for row in rows]),
@@ -255,12 +258,14 @@ def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
 
 def _kinds(cluster: Cluster, teams: tuple[Teams, ...]) -> list[tuple[Op, int, int]]:
     """(operation, teams, root) of every message that the compiler emits (its kernel `chain`, and
-    `sharded_messages`, whose groups follow the explicit rings)."""
+    `sharded_messages` and `placed_messages`, whose teams follow the explicit rings)."""
     rings = range(FIRST_SERVER + cluster.servers, len(teams))
+    apart = [team for team in rings if sum(map(len, teams[team])) < cluster.world_size]
     groups = [team for team in rings if len(teams[team]) > 1]
     found = [(Op.ALL_REDUCE, team, -1) for team in (ALL_RANKS, LEADERS, *rings)]
     everyone = (Op.REDUCE_SCATTER, Op.ALL_GATHER, Op.SPARSE_ALL_GATHER, Op.FACTOR_ALL_GATHER)
     found += [(operation, ALL_RANKS, -1) for operation in everyone]
+    found += [(Op.SPARSE_ALL_GATHER, team, -1) for team in apart]
     for operation in (Op.REDUCE_SCATTER, Op.ALL_GATHER):
         found += [(operation, team, -1) for team in groups]
     for operation in (Op.REDUCE, Op.BROADCAST):
@@ -272,7 +277,9 @@ def _kinds(cluster: Cluster, teams: tuple[Teams, ...]) -> list[tuple[Op, int, in
     return found
 
 
-def _row(cluster: Cluster, where: Resources, operation: Op, teams: Teams, root: int) -> _Row:
+def _row(
+    cluster: Cluster, where: Resources, operation: Op, teams: Teams, root: int, travels: bool
+) -> _Row:
     load, flows = np.zeros((2, len(where.rate)))
     latency, equation, connection, sends, workers = 0.0, 0.0, 0.0, 0.0, 1
     for team in teams:
@@ -289,7 +296,16 @@ def _row(cluster: Cluster, where: Resources, operation: Op, teams: Teams, root: 
     if cost not in cluster.costs:
         startup += latency
     return _Row(
-        startup, cost.seconds_per_byte, equation, root, load, operation, connection, flows, sends
+        startup if travels else 0.0,
+        cost.seconds_per_byte if travels else 0.0,
+        equation,
+        root,
+        load,
+        operation,
+        connection,
+        flows,
+        sends,
+        travels,
     )
 
 

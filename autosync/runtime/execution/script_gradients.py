@@ -41,7 +41,7 @@ class ScriptGradients:
         control: Any,
         max_grad_norm: float | None,
     ):
-        self.pending = [v for v in variables if v.deferred or not v.whole]
+        self.pending = [v for v in variables if v.deferred or v.apart or not v.whole]
         self.scaler_looked = False
         self.grad_norm = 0.0
         self._optimizer = optimizer
@@ -60,7 +60,8 @@ class ScriptGradients:
     def make_gradients_pending(self, landed: bool = False) -> None:
         """landed: those, too, whose sums are here."""
         with self._monitor.condition:  # a landing thread may show a sparse sum
-            make_pending(self, (v for v in self.pending if landed or v.missing_sums or not v.whole))
+            kept = (v for v in self.pending if v.apart or v.missing_sums or not v.whole)
+            make_pending(self, self.pending if landed else kept)
 
     def make_plain(self) -> None:
         make_plain(self.pending)
@@ -73,7 +74,7 @@ class ScriptGradients:
         """
         if self._iteration.phase is not Phase.REDUCING:  # held since an earlier iteration
             return
-        if not variable.whole:
+        if not variable.whole or variable.apart:
             raise incomplete_gradient(variable, "was read between backward and step()")
         self._monitor.wait(lambda: variable.missing_sums == 0)
         self._streams.wait_last_events([variable])
@@ -86,6 +87,9 @@ class ScriptGradients:
             return
         if isinstance(self._optimizer, JoinedOptimizers):
             raise scaler_of_several()
+        for variable in self.pending:
+            if variable.apart:
+                raise incomplete_gradient(variable, "was scaled by a GradScaler")
         self._wait_for_sums()
         make_plain(self.pending)
         if self.scaler_looked:
