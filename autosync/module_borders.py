@@ -31,6 +31,20 @@ def module_of(operation: Operation) -> str:
     return operation.name.rpartition(".")[0]
 
 
+class BordersByModule:
+    """Of one graph, each found once."""
+
+    def __init__(self, graph: ModelGraph):
+        self._graph = graph
+        self._found: dict[str, ModuleBorders] = {}
+
+    def of(self, module: str) -> ModuleBorders:
+        """See `borders_of`."""
+        if module not in self._found:
+            self._found[module] = borders_of(self._graph, module)
+        return self._found[module]
+
+
 def borders_of(graph: ModelGraph, module: str) -> ModuleBorders:
     """
     Raises:

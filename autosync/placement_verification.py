@@ -7,7 +7,7 @@ sample depends on that sample alone, and where nothing outside reads its variabl
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy
 from autosync.graph import ModelGraph
-from autosync.module_borders import ModuleBorders, borders_of
+from autosync.module_borders import ModuleBorders
 from autosync.placement import PlacedModule, placed_module
 from autosync.strategy import AllGather, AllReduce, Strategy, VariableChoice
 
@@ -25,18 +25,22 @@ def check_placement(strategy: Strategy, domain: Domain) -> None:
     """
     _check_alone(strategy)
     _check_names(strategy)
-    graph = domain.graph
     for placed in strategy.placement:
-        if placed.ranks[-1] >= domain.world_size:
-            raise _refusal(
-                placed,
-                placed.ranks[-1],
-                f"lives on rank {placed.ranks[-1]}, of ranks 0 to {domain.world_size - 1}",
-            )
-        borders = borders_of(graph, placed.module)
-        _check_variables(placed, borders, graph)
-        _check_samples(placed, borders, graph)
+        check_module(placed, domain)
     _check_choices(strategy, domain)
+
+
+def check_module(placed: PlacedModule, domain: Domain) -> None:
+    """The same for a module alone."""
+    if placed.ranks[-1] >= domain.world_size:
+        raise _refusal(
+            placed,
+            placed.ranks[-1],
+            f"lives on rank {placed.ranks[-1]}, of ranks 0 to {domain.world_size - 1}",
+        )
+    borders = domain.borders.of(placed.module)
+    _check_variables(placed, borders, domain.graph)
+    _check_samples(placed, borders, domain.graph)
 
 
 def _check_alone(strategy: Strategy) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from autosync.cluster import Cluster
 from autosync.domain import Domain
-from autosync.module_borders import borders_of, data_bytes
+from autosync.module_borders import data_bytes
 from autosync.placement import PlacedModule, Placement
 from autosync.population import Population
 from autosync.profiling import reach_variables
@@ -62,7 +62,7 @@ def with_placement(domain: Domain, layout: Sequence[Replica], placement: Placeme
 def _stretch(
     domain: Domain, placed: PlacedModule, slowest: float, forward: F64, backward: F64
 ) -> None:
-    operations = list(borders_of(domain.graph, placed.module).operations)
+    operations = list(domain.borders.of(placed.module).operations)
     devices = domain.cluster.device_of_rank()
     own = max(
         share * domain.world_size * domain.profile.factor_on(devices[rank])
@@ -83,7 +83,7 @@ def _add_deals(
     backward: F64,
 ) -> None:
     graph, cluster = domain.graph, domain.cluster
-    borders = borders_of(graph, placed.module)
+    borders = domain.borders.of(placed.module)
     there, back = (partial(deal_seconds, cluster, where, *e) for e in _divisions(placed, replicas))
     reports = _startup_seconds(cluster, "all_gather")
     batch = float(domain.world_size)  # the graph's bytes are one replica's

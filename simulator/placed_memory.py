@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
-from autosync.module_borders import borders_of, data_bytes
+from autosync.module_borders import data_bytes
 from autosync.placement import Placement
 
 F64 = NDArray[np.float64]
@@ -38,7 +38,7 @@ def placed_holdings(domain: Domain, placement: Placement, replicas: F64) -> Plac
     shares = np.zeros((world, len(placement)))
     dealt = np.zeros(world)
     for number, placed in enumerate(placement):
-        borders = borders_of(graph, placed.module)
+        borders = domain.borders.of(placed.module)
         for index in borders.operations:
             if graph.operations[index].has_batch_dimension:
                 rows[index] = OF_MODULES + number

@@ -39,8 +39,8 @@ def settings_for(framework: FrameworkName, strategy: Strategy, domain: Domain) -
     if strategy.placement and framework != "autosync":
         raise refused(
             framework,
-            f"module {strategy.placement[0].module!r} lives on ranks of its own, and there every rank "
-            "holds the whole model",
+            f"module {strategy.placement[0].module!r} lives on ranks of its own, and there "
+            "every rank holds the whole model",
             thing="placement",
             value=[placed.module for placed in strategy.placement[:8]],
         )

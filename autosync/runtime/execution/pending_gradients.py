@@ -167,7 +167,8 @@ def incomplete_gradient(variable: VariableRecord, what: str) -> NotSupported:
     if variable.apart:
         return NotSupported(
             f"the gradient of {variable.name!r} {what}, but only the ranks that its module is "
-            "placed on have it: a norm or a scale over all gradients would differ from rank to rank.",
+            "placed on have it: a norm or a scale over all gradients would differ from rank "
+            "to rank.",
             thing=f"variable {variable.name}.grad",
             remedy="Train without clipping and without a GradScaler (bfloat16 needs none), or use "
             "a strategy without a placement.",

@@ -137,8 +137,8 @@ def no_rows(inputs: Sequence[Tensor], like: Tensor, trains: bool) -> Tensor:
     """Zero rows in the place of a module's output on a rank that computes none of it.
 
     Backward runs through it: autograd runs nodes in the reverse order of their making, so every
-    rank deals gradients in the same order. like: shape and type. trains: elsewhere it has a gradient,
-    be it of variables that this rank does not hold.
+    rank deals gradients in the same order. like: shape and type. trains: elsewhere it has a
+    gradient, be it of variables that this rank does not hold.
     """
     if not trains:
         return like
