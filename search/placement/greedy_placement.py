@@ -1,12 +1,13 @@
 """A plain proposer: modules with many bytes for little work, one after the other, wherever the
 simulator likes them most."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy
 from autosync.placement import PlacedModule, Placement, evenly, in_proportion
 from autosync.search.designs.placed_strategy import with_placement
+from autosync.search.domain_facts import rank_speeds
 from autosync.search.placement.placeable_modules import PlaceableModule, placeable_modules
 from autosync.search.placement.placement_judge import JudgedPlacement, PlacementJudge
 from autosync.strategy import Strategy
@@ -36,7 +37,7 @@ def greedy_placement(
     best = judge.judge([base])[0]
     for again in range(2):
         for module in candidates:
-            own = [each for each in _neighbours(domain, base, best.strategy.placement, module.name)]
+            own = list(_neighbours(domain, base, best.strategy.placement, module.name))
             own = own[: max(0, stop - judge.evaluations)]
             if not own:
                 return best
@@ -84,8 +85,8 @@ def _neighbours(
 
 
 def module_places(domain: Domain, module: str) -> Iterator[PlacedModule]:
-    """Each single device, the ranks of each kind of device and of each node evenly, and all ranks in
-    proportion to speed where speeds differ."""
+    """Each single device, the ranks of each kind of device and of each node evenly, and all ranks
+    in proportion to speed where speeds differ."""
     world = range(domain.world_size)
     for rank in world:
         yield evenly(module, [rank])
@@ -107,8 +108,3 @@ def subsets(domain: Domain) -> list[tuple[int, ...]]:
             if 1 < len(ranks) < domain.world_size:
                 found[ranks] = None
     return list(found)
-
-
-def rank_speeds(domain: Domain) -> Sequence[float]:
-    """Of each rank, relative to the profile's device."""
-    return [1.0 / domain.profile.factor_on(device) for device in domain.cluster.device_of_rank()]
