@@ -78,22 +78,6 @@ class PlacedForward:
         back = there.back
         return form.joined([None if item is None else exchange.deal(item, back) for item in items])
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "PlacedForward":
-        raise self._copied()
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise self._copied()
-
-    def _copied(self) -> NotSupported:
-        return NotSupported(
-            f"module {self._name!r} is placed on ranks {self._placed.ranks}: a copy of it would "
-            "hold parts of its variables on some ranks and nothing on others.",
-            thing=f"placement of {self._name}",
-            value=self._placed.ranks,
-            remedy="Save model.state_dict() (a collective), or copy the model before "
-            "autosync.distribute.",
-        )
-
     def _target(self, rows: int) -> tuple[int, ...]:
         """How many of all samples each rank computes."""
         found = [0] * len(self._exchange.shares)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import torch.distributed as dist
 from torch import nn
@@ -13,6 +14,7 @@ from autosync.placement import PlacedModule
 from autosync.plan import Plan
 from autosync.runtime.device.model_device import device_of
 from autosync.runtime.hooks.gradient_hooks import Removable
+from autosync.runtime.hooks.plain_copies import REDUCE
 from autosync.runtime.placement.placed_forward import PlacedForward
 from autosync.runtime.placement.placed_values import PlacedParameter, PlacedValues
 from autosync.runtime.placement.row_exchange import RowExchange
@@ -23,11 +25,12 @@ from autosync.runtime.transport.rank_agreement import own_store
 
 @dataclass(slots=True)
 class PlacedModules:
-    """At work. modules: whose forward deals samples. values: of those that some ranks do not
-    hold."""
+    """At work. modules: whose forward deals samples. values: of those that some ranks do not hold.
+    uncopied: objects of which a copy is refused."""
 
     modules: list[nn.Module]
     values: PlacedValues
+    uncopied: list[object] = field(default_factory=list)
     handles: list[Removable] = field(default_factory=list)
 
     def give_back(self) -> None:
@@ -38,6 +41,8 @@ class PlacedModules:
         """Modules run on every rank again; values are where they are."""
         for module in self.modules:
             module.__dict__.pop("forward", None)
+        for each in self.uncopied:
+            each.__dict__.pop(REDUCE, None)
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
@@ -106,8 +111,23 @@ def place_modules(
     for placed, (name, module) in found.items():
         module.__dict__["forward"] = PlacedForward(name, module, placed, exchange)
     made.handles += values.watch()
+    apart = [module for placed, (_, module) in found.items() if len(placed.ranks) < group.size()]
+    for each in (*apart, *([optimizer] if apart else [])):
+        each.__dict__[REDUCE] = _refuse_copy
+        made.uncopied.append(each)
     values.release()
     return made
+
+
+def _refuse_copy(protocol: object) -> NoReturn:
+    """In the place of `__reduce_ex__`, which Python calls to pickle or copy."""
+    raise NotSupported(
+        "a model with placed modules, or its optimizer, was copied or pickled: no rank holds all "
+        "of it.",
+        thing="plan.placement",
+        remedy="Save model.state_dict() and optimizer.state_dict(), on every rank; or copy before "
+        "autosync.distribute or behind autosync.detach.",
+    )
 
 
 def _named_module(model: nn.Module, placed: PlacedModule) -> tuple[str, nn.Module]:

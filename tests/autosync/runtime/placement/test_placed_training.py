@@ -282,6 +282,7 @@ def refusals(rank: int, world: int, given: Bundle) -> dict[str, str]:
     found["norm"] = refusal(lambda: distribute(1.0))
     distribute()
     found["copy"] = refusal(lambda: copy.deepcopy(model.block))  # type: ignore[union-attr]
+    found["optimizer"] = refusal(lambda: copy.deepcopy(optimizer))
     x = batch(0, rank)
     loss(model(x), x).backward()
     holder = model.block[0].weight if rank == 1 else model.first.weight  # type: ignore[union-attr,index]
@@ -295,7 +296,8 @@ def test_what_would_differ_from_rank_to_rank_is_refused(pair: Ranks) -> None:
     found = pair.run(refusals, bundle(PAIR["one device"], 2))
     for each in found:
         assert "max_grad_norm" in each["norm"]
-        assert "is placed on ranks (1,)" in each["copy"]
+        assert "no rank holds all of it" in each["copy"]
+        assert "no rank holds all of it" in each["optimizer"]
     assert "only the ranks that its module is placed on have it" in found[1]["read"]
     assert not found[0]["read"]
 
