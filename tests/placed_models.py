@@ -1,13 +1,19 @@
 """A model whose modules can be placed, with its recorded graph, for tests of placements."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
-from autosync.domain import Domain
+from autosync.cluster import Device
+from autosync.domain import Domain, Optimizer
 from autosync.importing.importer import import_module
-from tests.domains import domain_of, grid_cluster
+from tests.domains import chain_graph, domain_of, grid_cluster
 
 FEATURES, ROWS = 6, 12
+MEGABYTE = 4 * 250_000
+LAYERS = 4
+OUTPUT_BYTES = 4096
 
 
 class Wide(nn.Module):
@@ -66,3 +72,25 @@ def recorded(model: nn.Module, world: int, batch: int = 4) -> Domain:
     """The domain of a model on `world` nodes; every operation takes a millisecond."""
     graph = import_module(model, (torch.zeros(batch, FEATURES),), loss, name="m", batch_size=batch)
     return domain_of(graph, grid_cluster(world))
+
+
+def heavy_layers(
+    slowdowns: tuple[float, ...] = (1.0, 1.0),
+    gbps: tuple[float, ...] | float = 1.0,
+    memory_gb: float | None = None,
+) -> Domain:
+    """Four layers (`layer0`) of a megabyte each, a millisecond forward and two backward; Adam."""
+    cluster = grid_cluster(len(slowdowns), 1, gbps)
+    nodes = tuple(
+        replace(node, devices=(Device("cpu", slowdown=slow, memory_gb=memory_gb),))
+        for node, slow in zip(cluster.nodes, slowdowns, strict=True)
+    )
+    graph = chain_graph(((1000, 250),) * LAYERS)
+    operations = tuple(
+        replace(each, name=f"layer{index}.linear") for index, each in enumerate(graph.operations)
+    )
+    variables = tuple(
+        replace(each, name=f"layer{index}.weight") for index, each in enumerate(graph.variables)
+    )
+    graph = replace(graph, operations=operations, variables=variables)
+    return domain_of(graph, replace(cluster, nodes=nodes), 1e-3, Optimizer("adamw", True, 2))

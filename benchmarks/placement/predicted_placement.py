@@ -81,7 +81,7 @@ def without_placement(judge: PlacementJudge) -> JudgedPlacement:
 
 def shown(found: JudgedPlacement, beside: float) -> str:
     if not found.fits:
-        return f"out of memory ({found.fill:.2f})"
+        return f"out of memory by {found.excess:.0%}"
     return f"{found.step_seconds * 1e3:9.1f} ms / {beside / found.step_seconds:.2f}"
 
 

@@ -20,21 +20,21 @@ OUT_OF_MEMORY = 10.0
 
 @dataclass(frozen=True, slots=True)
 class JudgedPlacement:
-    """fill: the largest share of a device's memory that a rank needs; above 1 it does not fit."""
+    """excess: what ranks need beyond their devices' memory, over all memory; 0 where it fits."""
 
     strategy: Strategy
     step_seconds: float
-    fill: float
+    excess: float
 
     @property
     def fits(self) -> bool:
-        return self.fill <= 1.0
+        return self.excess == 0.0
 
     @property
     def rank(self) -> tuple[float, float]:
         """To compare: what fits before what does not, then the faster; of what does not fit, first
         what comes nearer."""
-        return max(1.0, self.fill), self.step_seconds
+        return self.excess, self.step_seconds
 
     def reward(self, unit_seconds: float) -> float:
         """HeteroG's: the negative root of seconds an iteration, ten times that out of memory.
@@ -61,13 +61,14 @@ class PlacementJudge:
         population = encode(list(strategies), self.domain)
         self.evaluations += len(population)
         seconds = self.simulator.predict(self.domain, population)
-        fills = np.zeros(len(population))
-        if np.isfinite(self._devices).any():
+        excess, limited = np.zeros(len(population)), np.isfinite(self._devices)
+        if limited.any():
             plans = compile_plans_fast(population, self.domain)
             for index in range(len(population)):
                 peaks = self._memory.peak_bytes(plans, population, index)
-                fills[index] = (peaks / self._devices).max()
+                beyond = np.maximum(peaks - self._devices, 0.0)[limited]
+                excess[index] = beyond.sum() / self._devices[limited].sum()
         return [
-            JudgedPlacement(strategy, float(second), float(fill))
-            for strategy, second, fill in zip(strategies, seconds, fills, strict=True)
+            JudgedPlacement(strategy, float(second), float(share))
+            for strategy, second, share in zip(strategies, seconds, excess, strict=True)
         ]

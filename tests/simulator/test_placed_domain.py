@@ -1,12 +1,9 @@
 """What a placement does to predicted seconds and bytes, by hand."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from autosync.cluster import Device
-from autosync.domain import Domain, Optimizer
+from autosync.domain import Domain
 from autosync.errors import InvalidStrategy
 from autosync.placement import Placement, evenly, in_proportion
 from autosync.population import encode
@@ -22,33 +19,7 @@ from autosync.simulator.placed_domain import with_placement as timed
 from autosync.simulator.timeline.iteration_trace import simulate_trace
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy, even_replicas
-from tests.domains import chain_graph, domain_of, grid_cluster
-
-MEGABYTE = 4 * 250_000
-LAYERS = 4
-OUTPUT_BYTES = 4096
-
-
-def of(
-    slowdowns: tuple[float, ...] = (1.0, 1.0),
-    gbps: tuple[float, ...] | float = 1.0,
-    memory_gb: float | None = None,
-) -> Domain:
-    """Layers of a megabyte each, a millisecond forward and two backward; Adam."""
-    cluster = grid_cluster(len(slowdowns), 1, gbps)
-    nodes = tuple(
-        replace(node, devices=(Device("cpu", slowdown=slow, memory_gb=memory_gb),))
-        for node, slow in zip(cluster.nodes, slowdowns, strict=True)
-    )
-    graph = chain_graph(((1000, 250),) * LAYERS)
-    operations = tuple(
-        replace(each, name=f"layer{index}.linear") for index, each in enumerate(graph.operations)
-    )
-    variables = tuple(
-        replace(each, name=f"layer{index}.weight") for index, each in enumerate(graph.variables)
-    )
-    graph = replace(graph, operations=operations, variables=variables)
-    return domain_of(graph, replace(cluster, nodes=nodes), 1e-3, Optimizer("adamw", True, 2))
+from tests.placed_models import LAYERS, MEGABYTE, OUTPUT_BYTES, heavy_layers
 
 
 def placed(domain: Domain, *placement: object) -> Strategy:
@@ -68,7 +39,7 @@ def test_samples_move_where_divisions_differ() -> None:
 
 
 def test_one_device_computes_everybodys_samples_and_pays_four_deals() -> None:
-    domain = of(gbps=1.0)
+    domain = heavy_layers(gbps=1.0)
     forward, backward = seconds(domain, (evenly("layer1", [1]),))
     deal = OUTPUT_BYTES * 8 / 1e9  # of two batches half moves
     latency = float(domain.cluster.latency_seconds().max())
@@ -78,7 +49,7 @@ def test_one_device_computes_everybodys_samples_and_pays_four_deals() -> None:
 
 
 def test_a_module_is_as_slow_as_the_slowest_of_its_ranks() -> None:
-    domain = of((1.0, 3.0), gbps=1e6)
+    domain = heavy_layers((1.0, 3.0), gbps=1e6)
     slowest = 3.0
     on_fast, _ = seconds(domain, (evenly("layer1", [0]),))
     fair, _ = seconds(domain, (in_proportion("layer1", [0, 1], [1.0, 1 / 3]),))
@@ -91,7 +62,7 @@ def test_a_module_is_as_slow_as_the_slowest_of_its_ranks() -> None:
 
 
 def test_a_variable_on_one_device_costs_no_message() -> None:
-    slow_network = of(gbps=0.05)
+    slow_network = heavy_layers(gbps=0.05)
     whole = all_reduce_per_variable(slow_network)
     one = placed(slow_network, *(evenly(f"layer{i}", [i % 2]) for i in range(1, LAYERS)))
     population = encode([whole, one], slow_network)
@@ -103,7 +74,7 @@ def test_a_variable_on_one_device_costs_no_message() -> None:
 
 
 def test_two_speeds_of_devices_gain_by_proportional_modules() -> None:
-    domain = of((1.0, 4.0), gbps=100.0)
+    domain = heavy_layers((1.0, 4.0), gbps=100.0)
     fair = [in_proportion(f"layer{i}", [0, 1], [1.0, 0.25]) for i in range(1, LAYERS)]
     predicted = TimelineSimulator().predict(
         domain, encode([all_reduce_per_variable(domain), placed(domain, *fair)], domain)
@@ -112,7 +83,7 @@ def test_two_speeds_of_devices_gain_by_proportional_modules() -> None:
 
 
 def test_a_trace_and_an_explanation_agree_with_the_prediction() -> None:
-    domain = of((1.0, 2.0))
+    domain = heavy_layers((1.0, 2.0))
     strategy = placed(domain, evenly("layer2", [0]))
     population = encode([strategy], domain)
     predicted = float(TimelineSimulator().predict(domain, population)[0])
@@ -127,7 +98,7 @@ def peaks(domain: Domain, strategy: Strategy) -> list[float]:
 
 
 def test_a_rank_holds_no_more_than_its_own_modules() -> None:
-    domain = of()
+    domain = heavy_layers()
     before = peaks(domain, all_reduce_per_variable(domain))
     after = peaks(domain, placed(domain, evenly("layer1", [1]), evenly("layer2", [1])))
     # Values, gradient buffers and Adam's two tensors of two layers are not on rank 0.
@@ -136,7 +107,7 @@ def test_a_rank_holds_no_more_than_its_own_modules() -> None:
 
 
 def test_a_model_that_does_not_fit_one_device_fits_in_parts() -> None:
-    domain = of(memory_gb=0.015)
+    domain = heavy_layers(memory_gb=0.015)
     whole = all_reduce_per_variable(domain)
     parts = placed(domain, evenly("layer1", [1]), evenly("layer2", [0]))
     assert fitting_rows(domain, encode([whole, parts], domain)).tolist() == [1]
