@@ -12,7 +12,7 @@ from autosync.simulator.cost.network import network_of
 from autosync.simulator.limit import Limit, iteration_limit
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import device_memory_bytes, peak_bytes
-from autosync.simulator.placed_domain import placed_domain
+from autosync.simulator.placed_domain import restated_domain
 from autosync.simulator.timeline.event_loop import (
     ComputeArrays,
     CostArrays,
@@ -95,7 +95,7 @@ def explain_plan(
 ) -> Explanation:
     """The same for strategy `index` of compiled plans."""
     whole = domain
-    domain = placed_domain(domain, population, index)
+    domain = restated_domain(domain, population, index)
     messages, costs, compute, in_flight = arguments(plans, domain)
     messages = messages._replace(first=plans.first[index : index + 2])
     factor = slowest_factors(domain, population.layouts)[population.layout[index]]

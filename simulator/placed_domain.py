@@ -28,15 +28,17 @@ from autosync.strategy import Replica
 F64 = NDArray[np.float64]
 
 
-def placed_domain(domain: Domain, population: Population, index: int) -> Domain:
+def restated_domain(domain: Domain, population: Population, index: int) -> Domain:
     """The domain for strategy `index`; itself where nothing is placed."""
     placement = population.placements[population.placement[index]]
     if not placement:
         return domain
-    return with_placement(domain, population.layouts[population.layout[index]], placement)
+    return domain_with_placement(domain, population.layouts[population.layout[index]], placement)
 
 
-def with_placement(domain: Domain, layout: Sequence[Replica], placement: Placement) -> Domain:
+def domain_with_placement(
+    domain: Domain, layout: Sequence[Replica], placement: Placement
+) -> Domain:
     """layout: of the replicas. Compute seconds of placed modules are those of their ranks, and the
     deals are added to the operations at their borders."""
     slowest = float(compute_factors(domain, tuple(layout)).max())

@@ -34,7 +34,7 @@ from autosync.importing import import_module
 from autosync.population import encode
 from autosync.search.designs import known_designs
 from autosync.search.domain_facts import replica_layouts
-from autosync.search.placement.greedy_placement import greedy_placement
+from autosync.search.placement.greedy_placement import place_greedily
 from autosync.search.placement.placement_judge import PlacementJudge
 from autosync.search.space import Space
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
@@ -131,8 +131,8 @@ def ways(where: Domain) -> dict[str, Strategy]:
     return {
         "even": even,
         "proportional": fair,
-        "even, placed": greedy_placement(judge, even).strategy,
-        "proportional, placed": greedy_placement(judge, fair).strategy,
+        "even, placed": place_greedily(judge, even).strategy,
+        "proportional, placed": place_greedily(judge, fair).strategy,
     }
 
 

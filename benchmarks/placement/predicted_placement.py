@@ -25,7 +25,7 @@ from autosync.search.designs import known_designs
 from autosync.search.designs.design_table import hand_designed
 from autosync.search.designs.list_schedule import list_schedule
 from autosync.search.domain_facts import replica_layouts
-from autosync.search.placement.greedy_placement import greedy_placement
+from autosync.search.placement.greedy_placement import place_greedily
 from autosync.search.placement.placement_judge import JudgedPlacement, PlacementJudge
 from autosync.search.placement.policy_network import PlacementPolicy
 from autosync.search.placement.policy_training import (
@@ -93,7 +93,7 @@ def compare(model: str, cluster: str, budget: int) -> None:
     rows["search without"] = without_placement(judge)
     bases = [list_schedule(domain), rows["search without"].strategy]
     started = time.monotonic()
-    greedy = [greedy_placement(judge, base, budget // 2) for base in bases]
+    greedy = [place_greedily(judge, base, budget // 2) for base in bases]
     rows["plain proposer"] = min(greedy, key=lambda each: each.rank)
     plain_seconds = time.monotonic() - started
     started = time.monotonic()

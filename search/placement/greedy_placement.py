@@ -8,7 +8,7 @@ from autosync.errors import InvalidStrategy
 from autosync.placement import PlacedModule, Placement, evenly, in_proportion
 from autosync.search.designs.placed_strategy import with_placement
 from autosync.search.domain_facts import rank_speeds
-from autosync.search.placement.placeable_modules import PlaceableModule, placeable_modules
+from autosync.search.placement.placeable_modules import PlaceableModule, modules_to_place
 from autosync.search.placement.placement_judge import JudgedPlacement, PlacementJudge
 from autosync.strategy import Strategy
 from autosync.verification import verify
@@ -20,7 +20,7 @@ LEAST_GAIN = 0.005
 """Of an iteration: less is within what the timeline is off by."""
 
 
-def greedy_placement(
+def place_greedily(
     judge: PlacementJudge, base: Strategy, budget: int = 400, most_modules: int = 24
 ) -> JudgedPlacement:
     """The best found from `base` (without a placement) in at most `budget` evaluations; `base`
@@ -51,7 +51,7 @@ def greedy_placement(
 
 def _candidates(domain: Domain, most: int) -> list[PlaceableModule]:
     least = LEAST_BYTES_SHARE * domain.graph.size_bytes
-    heavy = [each for each in placeable_modules(domain) if each.variable_bytes >= least]
+    heavy = [each for each in modules_to_place(domain) if each.variable_bytes >= least]
     return sorted(heavy, key=lambda each: -each.bytes_per_flop)[:most]
 
 

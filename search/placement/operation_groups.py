@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from autosync.domain import Domain
 from autosync.search.domain_facts import rank_speeds, server_weights
-from autosync.search.placement.placeable_modules import PlaceableModule, placeable_modules
+from autosync.search.placement.placeable_modules import PlaceableModule, modules_to_place
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
@@ -39,7 +39,7 @@ class OperationGroups:
         return len(self.modules)
 
 
-def operation_groups(domain: Domain, most: int) -> OperationGroups:
+def group_operations(domain: Domain, most: int) -> OperationGroups:
     """At most so many groups: around the operations that take longest, each of the others in the
     group of the one with the fewest hops between."""
     profile = domain.profile
@@ -47,7 +47,7 @@ def operation_groups(domain: Domain, most: int) -> OperationGroups:
     heaviest = np.sort(np.argsort(-seconds, kind="stable")[:most])
     edges = _edges(domain)
     group = _nearest(heaviest, edges, len(seconds))
-    leaves = [each for each in placeable_modules(domain) if each.is_leaf]
+    leaves = [each for each in modules_to_place(domain) if each.is_leaf]
     modules: list[list[str]] = [[] for _ in heaviest]
     for leaf in leaves:
         longest = max(leaf.operations, key=lambda index: seconds[index])

@@ -30,7 +30,7 @@ class PlaceableModule:
         return self.variable_bytes / max(1, self.flops)
 
 
-def placeable_modules(domain: Domain) -> tuple[PlaceableModule, ...]:
+def modules_to_place(domain: Domain) -> tuple[PlaceableModule, ...]:
     """Blocks and leaves, in the order of their first variable, outer ones first."""
     names: dict[str, None] = {}
     for variable in domain.graph.variables:

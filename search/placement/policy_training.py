@@ -10,8 +10,8 @@ from torch.distributions import Categorical
 
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy
-from autosync.search.placement.operation_groups import OperationGroups, operation_groups
-from autosync.search.placement.placeable_modules import PlaceableModule, placeable_modules
+from autosync.search.placement.operation_groups import OperationGroups, group_operations
+from autosync.search.placement.placeable_modules import PlaceableModule, modules_to_place
 from autosync.search.placement.placement_actions import allowed_actions, strategy_of_actions
 from autosync.search.placement.placement_judge import JudgedPlacement, PlacementJudge
 from autosync.search.placement.policy_network import PlacementPolicy, PolicyInput
@@ -63,9 +63,9 @@ def policy_task(
     """base: a strategy without a placement, whose all-reduces all others keep."""
     judge = PlacementJudge(domain, simulator)
     found = judge.judge([base])[0]
-    groups = operation_groups(domain, settings.groups)
+    groups = group_operations(domain, settings.groups)
     given = PolicyInput.of(groups, torch.from_numpy(allowed_actions(domain)))
-    return PolicyTask(judge, found, groups, placeable_modules(domain), given, found)
+    return PolicyTask(judge, found, groups, modules_to_place(domain), given, found)
 
 
 def train_policy(

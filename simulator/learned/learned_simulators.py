@@ -42,16 +42,16 @@ class LearnedSimulator:
     def predict_with_std(self, domain: Domain, population: Population) -> tuple[F64, F64]:
         """Seconds, and the standard deviation of their logarithm, `(strategies,)` each: of the
         model (what the trials leave open) and of its errors on trials left out, in squares. A
-        strategy under `fully_shard` has the timeline's, on the same scale of seconds: no model has
-        learned how torch's own engine differs."""
+        strategy under `fully_shard`, or with placed modules, has the timeline's, on the same scale
+        of seconds: no model has learned how they differ."""
         parts: list[tuple[F64, F64]] = []
         for chunk in feature_chunks(domain, population, self.model.with_shards):
             check_cancelled()
             parts.append(self.predict_features(domain, chunk))
         seconds = np.concatenate([part[0] for part in parts] or [np.zeros(0)])
         std = np.concatenate([part[1] for part in parts] or [np.zeros(0)])
-        if population.engine.any():
-            foreign = np.flatnonzero(population.engine)
+        foreign = np.flatnonzero((population.engine > 0) | (population.placement > 0))
+        if len(foreign):
             base = TimelineSimulator().predict(domain, population.take(foreign))
             seconds[foreign] = self.calibration.seconds(np.log(base))
             std[foreign] = UNTRIED_MARGIN / NORMAL_QUANTILE
@@ -70,8 +70,8 @@ class LearnedSimulator:
 
     def refit(self, domain: Domain, population: Population, step_seconds: F64) -> None:
         """Learn from measured strategies, `step_seconds` `(strategies,)`; those under torch's
-        `fully_shard` teach nothing about the others."""
-        own = np.flatnonzero(population.engine == 0)
+        `fully_shard`, or with placed modules, teach nothing about the others."""
+        own = np.flatnonzero((population.engine == 0) & (population.placement == 0))
         if not len(own):
             return
         population, step_seconds = population.take(own), step_seconds[own]

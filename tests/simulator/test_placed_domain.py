@@ -14,8 +14,7 @@ from autosync.simulator.explanation import explain
 from autosync.simulator.memory_check import check_memory, fitting_rows
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import peak_bytes
-from autosync.simulator.placed_domain import moved_shares
-from autosync.simulator.placed_domain import with_placement as timed
+from autosync.simulator.placed_domain import domain_with_placement, moved_shares
 from autosync.simulator.timeline.iteration_trace import simulate_trace
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy, even_replicas
@@ -28,7 +27,7 @@ def placed(domain: Domain, *placement: object) -> Strategy:
 
 def seconds(domain: Domain, placement: Placement) -> tuple[float, float]:
     """Of layer 1, forward and backward, with its deals."""
-    made = timed(domain, even_replicas(domain.world_size), placement)
+    made = domain_with_placement(domain, even_replicas(domain.world_size), placement)
     return made.profile.forward_seconds[1], made.profile.backward_seconds[1]
 
 

@@ -3,8 +3,8 @@
 from autosync.placement import evenly
 from autosync.search.designs.known_designs import all_reduce_per_variable
 from autosync.search.designs.list_schedule import list_schedule
-from autosync.search.placement.greedy_placement import greedy_placement, module_places, subsets
-from autosync.search.placement.placeable_modules import placeable_modules
+from autosync.search.placement.greedy_placement import module_places, place_greedily, subsets
+from autosync.search.placement.placeable_modules import modules_to_place
 from autosync.search.placement.placement_judge import PlacementJudge
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.verification import verify
@@ -13,7 +13,7 @@ from tests.placed_models import LAYERS, MEGABYTE, Mixing, Wide, heavy_layers, re
 
 
 def test_modules_that_may_be_placed_are_known_by_their_weight() -> None:
-    found = {each.name: each for each in placeable_modules(recorded(Wide(), 2))}
+    found = {each.name: each for each in modules_to_place(recorded(Wide(), 2))}
     assert list(found) == [
         "first",
         "table",
@@ -31,7 +31,7 @@ def test_modules_that_may_be_placed_are_known_by_their_weight() -> None:
     assert found["table"].bytes_per_flop > found["block"].bytes_per_flop
     # Row numbers of 8 bytes come in, rows of 8 floats go out, for 4 samples.
     assert found["table"].dealt_bytes == 4 * 8 + 4 * 8 * 4
-    assert {each.name for each in placeable_modules(recorded(Mixing(), 2))} == {
+    assert {each.name for each in modules_to_place(recorded(Mixing(), 2))} == {
         "norm.0",
         "centred.linear",
     }
@@ -41,7 +41,7 @@ def test_slow_links_put_modules_on_single_devices() -> None:
     domain = heavy_layers(gbps=0.05)
     base = all_reduce_per_variable(domain)
     judge = PlacementJudge(domain, TimelineSimulator())
-    before, found = judge.judge([base])[0], greedy_placement(judge, base)
+    before, found = judge.judge([base])[0], place_greedily(judge, base)
     assert found.step_seconds < before.step_seconds / 2
     assert len(found.strategy.placement) == LAYERS - 1  # one stays with all ranks
     assert all(len(placed.ranks) == 1 for placed in found.strategy.placement)
@@ -51,7 +51,7 @@ def test_slow_links_put_modules_on_single_devices() -> None:
 def test_fast_links_leave_everything_where_it_is() -> None:
     domain = heavy_layers(gbps=1e6)
     base = list_schedule(domain)
-    assert greedy_placement(PlacementJudge(domain, TimelineSimulator()), base).strategy == base
+    assert place_greedily(PlacementJudge(domain, TimelineSimulator()), base).strategy == base
 
 
 def test_what_does_not_fit_is_made_to_fit() -> None:
@@ -59,7 +59,7 @@ def test_what_does_not_fit_is_made_to_fit() -> None:
     judge = PlacementJudge(domain, TimelineSimulator())
     base = all_reduce_per_variable(domain)
     assert not judge.judge([base])[0].fits
-    found = greedy_placement(judge, base)
+    found = place_greedily(judge, base)
     assert found.fits
     held: list[set[str]] = [set(), set()]
     for placed in found.strategy.placement:
@@ -72,7 +72,7 @@ def test_what_does_not_fit_is_made_to_fit() -> None:
 def test_the_budget_holds() -> None:
     domain = heavy_layers(gbps=0.05)
     judge = PlacementJudge(domain, TimelineSimulator())
-    greedy_placement(judge, all_reduce_per_variable(domain), budget=7)
+    place_greedily(judge, all_reduce_per_variable(domain), budget=7)
     assert judge.evaluations <= 7
 
 

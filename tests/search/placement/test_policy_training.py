@@ -12,8 +12,8 @@ from autosync.plan import compile_plans
 from autosync.population import encode
 from autosync.search.designs.known_designs import all_reduce_per_variable
 from autosync.search.designs.list_schedule import list_schedule
-from autosync.search.placement.operation_groups import OperationGroups, operation_groups
-from autosync.search.placement.placeable_modules import placeable_modules
+from autosync.search.placement.operation_groups import OperationGroups, group_operations
+from autosync.search.placement.placeable_modules import modules_to_place
 from autosync.search.placement.placement_actions import (
     EVEN_ALL_REDUCE,
     EVEN_SERVER,
@@ -42,13 +42,13 @@ def test_operations_join_the_nearest_of_the_heaviest() -> None:
     seconds = tuple(1.0 + (index % 5 == 0) for index in range(len(profile.forward_seconds)))
     domain = replace(DOMAIN, profile=replace(profile, forward_seconds=seconds))
     heavy = [index for index, second in enumerate(seconds) if second > 1]
-    groups = operation_groups(domain, len(heavy))
+    groups = group_operations(domain, len(heavy))
     assert [int(groups.group[index]) for index in heavy] == list(range(len(heavy)))
     for operation in range(len(seconds)):
         hops = _hops(domain, operation)
         own = heavy[int(groups.group[operation])]
         assert hops[own] == min(hops.get(index, 99) for index in heavy)
-    leaves = [each.name for each in placeable_modules(domain) if each.is_leaf]
+    leaves = [each.name for each in modules_to_place(domain) if each.is_leaf]
     assert sorted(name for modules in groups.modules for name in modules) == sorted(leaves)
 
 
@@ -70,12 +70,12 @@ def _hops(domain: Domain, start: int) -> dict[int, int]:
 
 def made(groups: OperationGroups, domain: Domain, actions: list[int]) -> Strategy:
     base = list_schedule(domain)
-    return strategy_of_actions(domain, base, groups, placeable_modules(domain), actions)
+    return strategy_of_actions(domain, base, groups, modules_to_place(domain), actions)
 
 
 def test_actions_become_placements_servers_and_shares() -> None:
     domain = heavy_layers((1.0, 2.0))
-    groups = operation_groups(domain, 4)
+    groups = group_operations(domain, 4)
     world = domain.world_size
     even = made(groups, domain, [world + EVEN_ALL_REDUCE] * 4)
     assert even.id == list_schedule(domain).id
@@ -94,7 +94,7 @@ def test_actions_become_placements_servers_and_shares() -> None:
 
 
 def test_parts_of_one_place_are_placed_as_their_block() -> None:
-    groups = operation_groups(DOMAIN, len(DOMAIN.graph.operations))
+    groups = group_operations(DOMAIN, len(DOMAIN.graph.operations))
     actions = [
         1 if any(name.startswith("block") for name in modules) else 3 + EVEN_ALL_REDUCE
         for modules in groups.modules
