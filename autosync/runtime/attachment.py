@@ -167,7 +167,7 @@ def attach(
     _check_runs_here(plan, group)
     opened = groups or open_groups(group, device)
     warn_of_backend(opened.backend, group.size())
-    placed = check_placeable(model, optimizers, plan, opened.backend, max_grad_norm)
+    placed = check_placeable(model, optimizers, plan, opened.backend)
     held = held_by(plan, names, group.rank())
     streams = streams or streams_for(device, opened.backend, timed=trace is not None)
     opened = opened.on(streams)
@@ -225,8 +225,10 @@ def _build_engine(
     buffers = BufferBroadcast(model, for_buffers, group.rank(), groups.streams)
     with _refused_together(control):
         records, low_rank = build_records(model, joined, held.plan, held.names, groups)
+    records.placed = bool(held.plan.placement)
     for index in held.apart:
         records.variables[index].apart = True
+        records.variables[index].counted = held.holders[index][0] == group.rank()
     store = own_store(groups)
     calls = None
     if low_rank or not all(bucket.whole for bucket in records.buckets):

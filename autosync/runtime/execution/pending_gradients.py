@@ -170,8 +170,9 @@ def incomplete_gradient(variable: VariableRecord, what: str) -> NotSupported:
             "placed on have it: a norm or a scale over all gradients would differ from rank "
             "to rank.",
             thing=f"variable {variable.name}.grad",
-            remedy="Train without clipping and without a GradScaler (bfloat16 needs none), or use "
-            "a strategy without a placement.",
+            remedy="Clip by max_grad_norm= of autosync.distribute or by autosync.clip_grad_norm_; "
+            "train without a GradScaler (bfloat16 needs none); or use a strategy without a "
+            "placement.",
         )
     return NotSupported(
         f"the gradient of {variable.name!r} {what}, but no rank holds all of it: the strategy "

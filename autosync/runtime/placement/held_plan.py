@@ -9,20 +9,20 @@ from autosync.plan import Plan
 class HeldPlan:
     """names: of the variables that the rank holds, those that all ranks hold first, so that these,
     their buckets and their messages have the same numbers on every rank. holders: of each variable,
-    how many ranks hold it.
+    the ranks that hold it.
     """
 
     plan: Plan
     names: tuple[str, ...]
-    holders: tuple[int, ...]
+    holders: tuple[tuple[int, ...], ...]
 
     @property
     def apart(self) -> dict[int, tuple[str, int]]:
         """Variables that some ranks do not hold, by their number: name, and how many do."""
         return {
-            index: (name, count)
-            for index, (name, count) in enumerate(zip(self.names, self.holders, strict=True))
-            if count < self.plan.world_size
+            index: (name, len(ranks))
+            for index, (name, ranks) in enumerate(zip(self.names, self.holders, strict=True))
+            if len(ranks) < self.plan.world_size
         }
 
 
@@ -30,7 +30,7 @@ def held_by(plan: Plan, names: tuple[str, ...], rank: int) -> HeldPlan:
     """names: of the plan's variables, in its order."""
     world = plan.world_size
     if not plan.placement:
-        return HeldPlan(plan, names, (world,) * len(names))
+        return HeldPlan(plan, names, (tuple(range(world)),) * len(names))
     ranks_of_bucket: list[set[int]] = [set() for _ in plan.buckets]
     for message in plan.messages:
         for team in plan.teams[message.teams]:
@@ -63,7 +63,7 @@ def held_by(plan: Plan, names: tuple[str, ...], rank: int) -> HeldPlan:
     return HeldPlan(
         own,
         tuple(names[variable] for variable in variables),
-        tuple(len(ranks_of_variable[variable]) for variable in variables),
+        tuple(tuple(sorted(ranks_of_variable[variable])) for variable in variables),
     )
 
 

@@ -53,23 +53,19 @@ def check_placeable(
     optimizers: Sequence[Optimizer],
     plan: Plan,
     backend: str,
-    max_grad_norm: float | None,
 ) -> dict[PlacedModule, tuple[str, nn.Module]]:
     """The placed modules and what the model calls them; the same on every rank.
 
     Raises:
         InvalidInput: the model has no such module.
         NotSupported: a module normalizes over its batch or shares a parameter; several optimizers,
-            clipping, a GPU.
+            a GPU.
     """
     if not plan.placement:
         return {}
     why = remedy = ""
     if len(optimizers) > 1:
         why, remedy = f"{len(optimizers)} optimizers train the model", "Give one with groups."
-    elif max_grad_norm:
-        why = f"max_grad_norm is {max_grad_norm}, and no rank holds all gradients"
-        remedy = "Leave max_grad_norm out, or use a strategy without a placement."
     elif device_of(model).type != "cpu" or backend != "gloo":
         why = f"the model is on {device_of(model)} under {backend}"
         remedy = "Placed modules run in host memory over gloo."
@@ -103,7 +99,7 @@ def place_modules(
         )
         for placed, (_, module) in found.items()
         if len(placed.ranks) < group.size()
-        for key, parameter in module.named_parameters()
+        for key, parameter in module.named_parameters(remove_duplicate=False)
         if parameter.requires_grad
     ]
     values = PlacedValues(parameters, optimizer, exchange, calls, group)

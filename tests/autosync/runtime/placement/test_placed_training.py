@@ -270,17 +270,45 @@ def test_gradients_accumulate(pair: Ranks) -> None:
     assert max(pair.run(accumulated, bundle(PAIR["several"], 2))) < 3e-6
 
 
+def clipped(rank: int, world: int, given: Bundle, by: str) -> float:
+    """By the true norm over all ranks, each variable counted once."""
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    model, ddp = make(), DistributedDataParallel(make())
+    own, theirs = optimizer_of("sgd", model), optimizer_of("sgd", ddp)
+    limit = 0.5 if by == "distribute" else None
+    autosync.distribute(model, own, given, max_grad_norm=limit)
+    for iteration in range(STEPS):
+        x = batch(iteration, rank)
+        for network, optimizer in ((model, own), (ddp, theirs)):
+            optimizer.zero_grad()
+            (10 * loss(network(x), x)).backward()
+        norms = [nn.utils.clip_grad_norm_(ddp.parameters(), 0.5)]
+        if by == "script":
+            norms.append(autosync.clip_grad_norm_(model.parameters(), 0.5))
+            assert torch.allclose(*norms, rtol=1e-5)
+        assert norms[0] > 0.5, "nothing was clipped"
+        own.step()
+        theirs.step()
+    far = far_from(model.state_dict(), ddp.module.state_dict())
+    autosync.detach(model)
+    return far
+
+
+@pytest.mark.parametrize("by", ["distribute", "script"])
+@pytest.mark.parametrize("placement", [PAIR["several"], PAIR["uneven"]])
+def test_gradients_are_clipped_by_their_global_norm(
+    pair: Ranks, placement: Placement, by: str
+) -> None:
+    assert max(pair.run(clipped, bundle(placement, 2), by)) < 3e-6
+
+
 def refusals(rank: int, world: int, given: Bundle) -> dict[str, str]:
     found = {}
     os.environ["AUTOSYNC_HOST"] = f"host{rank}"
     model = make()
     optimizer = optimizer_of("sgd", model)
 
-    def distribute(max_grad_norm: float | None = None) -> Any:
-        return autosync.distribute(model, optimizer, given, max_grad_norm=max_grad_norm)
-
-    found["norm"] = refusal(lambda: distribute(1.0))
-    distribute()
+    autosync.distribute(model, optimizer, given)
     found["copy"] = refusal(lambda: copy.deepcopy(model.block))  # type: ignore[union-attr]
     found["optimizer"] = refusal(lambda: copy.deepcopy(optimizer))
     x = batch(0, rank)
@@ -295,7 +323,6 @@ def refusals(rank: int, world: int, given: Bundle) -> dict[str, str]:
 def test_what_would_differ_from_rank_to_rank_is_refused(pair: Ranks) -> None:
     found = pair.run(refusals, bundle(PAIR["one device"], 2))
     for each in found:
-        assert "max_grad_norm" in each["norm"]
         assert "no rank holds all of it" in each["copy"]
         assert "no rank holds all of it" in each["optimizer"]
     assert "only the ranks that its module is placed on have it" in found[1]["read"]
