@@ -158,8 +158,15 @@ def _check_choices(strategy: Strategy, domain: Domain) -> None:
 
 def _check_choice(placed: PlacedModule, choice: VariableChoice) -> None:
     for shard in choice.shards:
-        plain = isinstance(shard, AllReduce) and shard == AllReduce(shard.group)
-        if not plain and not isinstance(shard, AllGather):
+        if isinstance(shard, AllGather):
+            if len(placed.ranks) > 1:
+                raise _refusal(
+                    placed,
+                    choice.variable,
+                    f"holds {choice.variable!r}, whose gradient is sparse, on some of the ranks",
+                    "Place it on one rank, or on all.",
+                )
+        elif not isinstance(shard, AllReduce) or shard != AllReduce(shard.group):
             raise InvalidStrategy(
                 f"variable {choice.variable!r} lives on ranks {placed.ranks}, which synchronize it "
                 "by a plain ring all-reduce among themselves.",

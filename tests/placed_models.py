@@ -37,6 +37,20 @@ class Wide(nn.Module):
         return out
 
 
+class SparseTable(nn.Module):
+    """A table with sparse gradients before a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(ROWS, 8, sparse=True)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = (x.abs() * 5).long().clamp(max=ROWS - 1)
+        out: Tensor = self.last(self.table(rows).mean(1))
+        return out
+
+
 class Mixing(nn.Module):
     """`norm` takes statistics over the batch, `centred` subtracts its mean, and `again` shares the
     weight of `tied`."""

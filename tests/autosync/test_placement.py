@@ -11,13 +11,13 @@ from autosync.errors import InvalidStrategy, NotSupported
 from autosync.framework_settings.framework_table import settings_for
 from autosync.placement import PlacedModule, Placement, evenly, in_proportion
 from autosync.population import concatenate, decode, encode
-from autosync.search.designs.known_designs import all_reduce_5mb, ddp, dear, ps_one_server
+from autosync.search.designs.known_designs import all_reduce_5mb, ddp, dear, parallax, ps_one_server
 from autosync.search.designs.placed_strategy import with_placement
 from autosync.search.designs.torch_engines import fsdp2
 from autosync.strategy import AllReduce, ParameterServer, Strategy
 from autosync.strategy_description import describe
 from autosync.verification import verify
-from tests.placed_models import Mixing, Wide, recorded
+from tests.placed_models import Mixing, SparseTable, Wide, recorded
 
 DOMAIN = recorded(Wide(), 3)
 BLOCK = (evenly("block", [1]),)
@@ -92,6 +92,14 @@ def test_words_tell_where_modules_live() -> None:
 )
 def test_modules_that_treat_samples_by_themselves_verify(placement: Placement) -> None:
     verify(placed(placement), DOMAIN)
+
+
+def test_a_sparse_gradient_lives_on_one_rank_or_all() -> None:
+    domain = recorded(SparseTable(), 3)
+    for ranks in ([2], [0, 1, 2]):
+        verify(with_placement(parallax(domain), domain, (evenly("table", ranks),)), domain)
+    with pytest.raises(InvalidStrategy, match="whose gradient is sparse"):
+        verify(with_placement(parallax(domain), domain, (evenly("table", [0, 1]),)), domain)
 
 
 def with_shard(strategy: Strategy, variable: str, shard: AllReduce | ParameterServer) -> Strategy:

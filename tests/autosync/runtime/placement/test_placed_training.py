@@ -16,13 +16,13 @@ from torch.nn.parallel import DistributedDataParallel
 import autosync
 from autosync.bundle import Bundle, make_bundle
 from autosync.placement import PlacedModule, Placement, evenly, in_proportion
-from autosync.search.designs.known_designs import all_reduce_5mb, dear, priority_sliced
+from autosync.search.designs.known_designs import all_reduce_5mb, dear, parallax, priority_sliced
 from autosync.search.designs.placed_strategy import with_placement
 from autosync.strategy import Replica
 from autosync.verification import verify
 from tests.autosync.runtime.distributing import refusal
 from tests.autosync.runtime.ranks import Ranks, ranks
-from tests.placed_models import FEATURES, Mixing, Wide, loss, recorded
+from tests.placed_models import FEATURES, Mixing, SparseTable, Wide, loss, recorded
 
 STEPS = 3
 BATCH = 4
@@ -268,6 +268,26 @@ def accumulated(rank: int, world: int, given: Bundle) -> float:
 
 def test_gradients_accumulate(pair: Ranks) -> None:
     assert max(pair.run(accumulated, bundle(PAIR["several"], 2))) < 3e-6
+
+
+def sparse(rank: int, world: int, given: Bundle) -> float:
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    model, ddp = make(SparseTable), DistributedDataParallel(make(SparseTable))
+    own = torch.optim.SGD(model.parameters(), lr=0.1)
+    autosync.distribute(model, own, given)
+    theirs = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    train(model, own, rank)
+    train(ddp, theirs, rank)
+    far = far_from(model.state_dict(), ddp.module.state_dict())
+    autosync.detach(model)
+    return far
+
+
+def test_a_table_with_sparse_gradients_lives_on_one_device(pair: Ranks) -> None:
+    where = recorded(make(SparseTable), 2)
+    strategy = with_placement(parallax(where), where, (evenly("table", [1]),))
+    verify(strategy, where)
+    assert max(pair.run(sparse, make_bundle(strategy, where))) < 3e-6
 
 
 def clipped(rank: int, world: int, given: Bundle, by: str) -> float:
