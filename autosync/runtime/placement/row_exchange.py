@@ -127,7 +127,7 @@ class _Dealt(torch.autograd.Function):
         return exchange.move(rows, route)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         back = ctx.route.back
         return ctx.exchange.weighted(ctx.exchange.move(gradient, back), back), None, None
@@ -157,7 +157,7 @@ class _NoRows(torch.autograd.Function):
         return like.clone()
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         zeros = (
             None if form is None else torch.zeros(form[0], dtype=form[1], device=form[2])
