@@ -4,7 +4,7 @@ import atexit
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -225,7 +225,7 @@ def _build_engine(
     buffers = BufferBroadcast(model, for_buffers, group.rank(), groups.streams)
     with _refused_together(control):
         records, low_rank = build_records(model, joined, held.plan, held.names, groups)
-    records.placed = bool(held.plan.placement)
+    records = replace(records, placed=bool(held.plan.placement))
     for index in held.apart:
         records.variables[index].apart = True
         records.variables[index].counted = held.holders[index][0] == group.rank()

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import TCPStore
 
 import autosync
 from autosync.bundle import load_bundle, make_bundle, save_bundle
@@ -141,7 +142,7 @@ def run_rank(rank: int, folder: Path, iterations: int) -> None:
     os.environ |= {"GLOO_SOCKET_IFNAME": "eth0", "AUTOSYNC_HOST": f"host{rank}"}
     os.environ["SLOWDOWN"] = str(SLOWDOWNS[rank])
     torch.set_num_threads(1)
-    store = dist.TCPStore("10.77.0.1", 29500, len(SLOWDOWNS), rank == 0, timedelta(seconds=60))
+    store = TCPStore("10.77.0.1", 29500, len(SLOWDOWNS), rank == 0, timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=len(SLOWDOWNS))
     shipped = load_bundle(folder / "bundle.json")
     model = network()

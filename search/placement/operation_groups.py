@@ -57,7 +57,7 @@ def group_operations(domain: Domain, most: int) -> OperationGroups:
         edges,
         group,
         tuple(map(tuple, modules)),
-        np.bincount(group, seconds, len(heaviest)),
+        np.bincount(group, seconds, len(heaviest)).astype(np.float64),
         _rank_features(domain),
     )
 

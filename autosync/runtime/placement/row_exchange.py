@@ -85,7 +85,7 @@ class RowExchange:
         mine = torch.tensor(numbers, dtype=torch.int64)
         found = [torch.empty_like(mine) for _ in self.shares]
         try:
-            self.group.allgather([found], [mine], dist.AllgatherOptions()).wait()
+            self.group.allgather([found], [mine]).wait()
         except RuntimeError as error:
             raise _lost(error) from error
         return [row.tolist() for row in found]
