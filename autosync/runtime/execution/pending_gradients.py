@@ -140,9 +140,11 @@ def take_for_step(variables: Iterable[VariableRecord]) -> list[VariableRecord]:
     for variable in variables:
         if isinstance(variable.parameter.grad, PendingGradient):
             variable.parameter.grad = plain_gradient(variable)
-        elif not variable.whole or variable.apart:
+        elif not variable.whole:
             raise incomplete_gradient(variable, "was replaced before step()")
         elif variable.parameter.grad is not variable.target:
+            if variable.apart:
+                raise incomplete_gradient(variable, "was replaced before step()")
             replaced.append(variable)
     return replaced
 
