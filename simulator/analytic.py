@@ -10,6 +10,7 @@ from autosync.simulator.compute_time import compute_seconds
 from autosync.simulator.cost.network import network_of
 from autosync.simulator.numba_cache import cached_kernel
 from autosync.simulator.numba_compiler import compile_plans_fast
+from autosync.simulator.placed_domain import restated_domain
 
 
 class AnalyticSimulator:
@@ -47,8 +48,12 @@ def analytic_seconds(
         np.zeros(domain.cluster.servers + 1),
         sync,
     )
-    layouts = compute_seconds(domain, population.layouts)
-    result: NDArray[np.float64] = np.maximum(layouts[population.layout], sync)
+    compute = compute_seconds(domain, population.layouts)[population.layout]
+    for index in np.flatnonzero(population.placement).tolist():
+        layout = population.layouts[population.layout[index]]
+        placed = restated_domain(domain, population, index)
+        compute[index] = compute_seconds(placed, (layout,))[0]
+    result: NDArray[np.float64] = np.maximum(compute, sync)
     return result
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from autosync.bundle import Bundle
+from autosync.errors import NotSupported
 from autosync.plan import Plan
 from autosync.runtime import attachment as runtime
 from autosync.runtime.execution.execution_trace import ExecutionTrace
@@ -95,6 +96,7 @@ def attach(
 
     trace: receives the plan's messages; torch's own DDP and plans that lag tell it nothing.
     """
+    check_measurable(bundle.plan)
     if bundle.plan.engine == "ddp":
         return _attach_ddp(model, bundle.plan, byte_scale)
     if bundle.plan.sharding is not None:
@@ -124,6 +126,18 @@ def attach(
     return TrialAttachment(
         model, attachment.engine.flush, lambda: attachment.detach(keep_state=False)
     )
+
+
+def check_measurable(plan: Plan) -> None:
+    """Raises NotSupported where trials do not run the plan."""
+    if plan.placement:
+        raise NotSupported(
+            f"the strategy places module {plan.placement[0].module!r} on ranks of its own, and "
+            "trials do not run placed modules: a replay has variables, but no modules.",
+            thing="plan.placement",
+            value=[placed.module for placed in plan.placement[:8]],
+            remedy="Ship it as a bundle and time autosync.distribute in the training script.",
+        )
 
 
 def _attach_ddp(model: nn.Module, plan: Plan, byte_scale: float) -> TrialAttachment:

@@ -7,6 +7,7 @@ from math import fsum
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy, NotSupported
 from autosync.strategy import ParameterServer, Strategy, Synchronizer, VariableChoice
+from autosync.verification.placement_verification import check_placement
 from autosync.verification.refusals import SHARE_TOLERANCE, variable_refusal
 from autosync.verification.shard_checks import check_exact, check_partition, check_shard
 from autosync.verification.torch_verification import check_ddp, check_fully_shard
@@ -146,3 +147,5 @@ def _check_schedule(strategy: Strategy, domain: Domain) -> None:
         check_ddp(strategy, domain)
     if strategy.engine is not None:
         check_fully_shard(strategy, strategy.engine, domain)
+    if strategy.placement:
+        check_placement(strategy, domain)

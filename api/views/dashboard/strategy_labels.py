@@ -127,4 +127,6 @@ def _rest(strategy: Strategy) -> list[Chip]:
     chips = [Chip("shares", f"shares {min(shares):.0%} to {max(shares):.0%}")] if uneven else []
     if strategy.staleness:
         chips.append(Chip("staleness", f"{strategy.staleness} iterations stale"))
+    if strategy.placement:
+        chips.append(Chip("placement", f"{len(strategy.placement)} placed"))
     return chips
