@@ -21,8 +21,8 @@ from autosync.placement import PlacedModule, Placement
 from autosync.population import Population
 from autosync.profiling import reach_variables
 from autosync.simulator.compute_time import compute_factors
+from autosync.simulator.cost.link_resources import Resources, passing, resources_of
 from autosync.simulator.cost.message_edges import Edges
-from autosync.simulator.cost.network import Resources, passing, resources_of
 from autosync.strategy import Replica
 
 F64 = NDArray[np.float64]

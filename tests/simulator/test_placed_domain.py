@@ -11,9 +11,10 @@ from autosync.search.designs.known_designs import all_reduce_per_variable
 from autosync.search.designs.placed_strategy import with_placement
 from autosync.simulator.analytic import AnalyticSimulator
 from autosync.simulator.explanation import explain
+from autosync.simulator.learned.learned_simulators import gaussian_simulator
 from autosync.simulator.memory_check import check_memory, fitting_rows
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.peak_memory import peak_bytes
+from autosync.simulator.peak_memory import memory_of
 from autosync.simulator.placed_domain import domain_with_placement, moved_shares
 from autosync.simulator.timeline.iteration_trace import simulate_trace
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
@@ -91,10 +92,23 @@ def test_a_trace_and_an_explanation_agree_with_the_prediction() -> None:
     assert explain(domain, strategy).step_seconds == pytest.approx(predicted)
 
 
+def test_a_learned_simulator_takes_the_timelines_seconds_of_placed_modules() -> None:
+    domain = heavy_layers((1.0, 2.0))
+    whole = all_reduce_per_variable(domain)
+    population = encode([whole, placed(domain, evenly("layer2", [0])), whole], domain)
+    predicted = gaussian_simulator().predict(domain, population)
+    assert predicted == pytest.approx(TimelineSimulator().predict(domain, population))
+
+
 def peaks(domain: Domain, strategy: Strategy) -> list[float]:
-    population = encode([strategy], domain)
-    found = peak_bytes(compile_plans_fast(population, domain), population, domain)
-    return [float(size) for size in found]
+    return peaks_of(domain, [strategy])[0]
+
+
+def peaks_of(domain: Domain, strategies: list[Strategy]) -> list[list[float]]:
+    population = encode(strategies, domain)
+    plans = compile_plans_fast(population, domain)
+    found: list[list[float]] = memory_of(domain).peak_bytes(plans, population).tolist()
+    return found
 
 
 def test_a_rank_holds_no_more_than_its_own_modules() -> None:
@@ -104,6 +118,18 @@ def test_a_rank_holds_no_more_than_its_own_modules() -> None:
     # Values, gradient buffers and Adam's two tensors of two layers are not on rank 0.
     assert before[0] - after[0] == pytest.approx(2 * 4 * MEGABYTE, abs=20 * OUTPUT_BYTES)
     assert after[1] - before[1] == pytest.approx(0, abs=20 * OUTPUT_BYTES)
+
+
+def test_placed_and_plain_strategies_are_counted_together_as_each_alone() -> None:
+    domain = heavy_layers((1.0, 3.0))
+    whole = all_reduce_per_variable(domain)
+    strategies = [
+        placed(domain, evenly("layer1", [1])),
+        whole,
+        placed(domain, in_proportion("layer2", [0, 1], [3.0, 1.0])),
+        placed(domain, evenly("layer1", [0]), evenly("layer2", [1])),
+    ]
+    assert peaks_of(domain, strategies) == [peaks(domain, each) for each in strategies]
 
 
 def test_a_model_that_does_not_fit_one_device_fits_in_parts() -> None:
