@@ -26,6 +26,9 @@ UNLESS_TRUE = Field(exclude_if=lambda value: value is True)
 UNLESS_NONE = Field(exclude_if=lambda value: value is None)
 """The same of what may be absent."""
 
+UNLESS_NO_ITEMS = Field(exclude_if=lambda value: not value)
+"""The same of a list that may be empty."""
+
 UNLESS_NEXT_FORWARD = Field(exclude_if=lambda value: value == "next_forward")
 """The same of when a schedule gathers."""
 

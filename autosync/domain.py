@@ -13,6 +13,7 @@ from autosync.devices import DEVICE_TYPES
 from autosync.documents import STRICT, content_hash
 from autosync.errors import InvalidInput
 from autosync.graph import ITEM_BYTES, ModelGraph
+from autosync.module_borders import BordersByModule
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,11 @@ class Domain:
     @cached_property
     def variables(self) -> "VariableTable":
         return _variable_table(self)
+
+    @cached_property
+    def borders(self) -> BordersByModule:
+        """What crosses the borders of modules, for those that are placed."""
+        return BordersByModule(self.graph)
 
     @cached_property
     def timing(self) -> "TimingTable":

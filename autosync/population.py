@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from autosync.codes import Method, Order
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, InvalidStrategy
+from autosync.placement import Placement
 from autosync.strategy import (
     EXACT,
     Algorithm,
@@ -51,9 +52,10 @@ class Population:
     """n strategies over V variables; N rows (shards) in all.
 
     layouts: table of replica layouts. options: table of options. engines: table of torch's engines,
-        the first of which is none.
-    layout, engine u8[n]: index into layouts, engines. order u8[n]: `codes.Order`.
-    slice_bytes i64[n]. overlap bool[n]: synchronization may run into the next forward pass.
+        the first of which is none. placements: table of placements, the first of which is empty.
+    layout, engine u8[n], placement u16[n]: index into layouts, engines, placements.
+    order u8[n]: `codes.Order`. slice_bytes i64[n].
+    overlap bool[n]: synchronization may run into the next forward pass.
     idle_gather bool[n]: of such, all-gathers leave while the wire is idle. staleness u8[n].
     swap_bytes i64[n]: the budget within which activations are swapped, 0 where they are not.
     axis i8[n, V]: the cut dimension, -1 flat. parts i32[n, V]: shards of the variable.
@@ -68,8 +70,10 @@ class Population:
     layouts: tuple[tuple[Replica, ...], ...]
     options: tuple[Option, ...]
     engines: tuple[FullyShard | None, ...]
+    placements: tuple[Placement, ...]
     layout: NDArray[np.uint8]
     engine: NDArray[np.uint8]
+    placement: NDArray[np.uint16]
     order: NDArray[np.uint8]
     slice_bytes: NDArray[np.int64]
     overlap: NDArray[np.bool_]
@@ -108,6 +112,7 @@ class Population:
 BY_STRATEGY = (
     "layout",
     "engine",
+    "placement",
     "order",
     "slice_bytes",
     "overlap",
@@ -135,7 +140,8 @@ def concatenate(populations: Sequence[Population]) -> Population:
     layouts: dict[tuple[Replica, ...], int] = {}
     options: dict[Option, int] = {}
     engines: dict[FullyShard | None, int] = {None: 0}
-    layout, option, engine = [], [], []
+    placements: dict[Placement, int] = {(): 0}
+    layout, option, engine, placement = [], [], [], []
     for population in populations:
         codes = [layouts.setdefault(item, len(layouts)) for item in population.layouts]
         layout.append(np.array(codes, dtype=np.uint8)[population.layout])
@@ -143,18 +149,21 @@ def concatenate(populations: Sequence[Population]) -> Population:
         option.append(np.array(codes, dtype=np.uint16)[population.option])
         codes = [engines.setdefault(item, len(engines)) for item in population.engines]
         engine.append(np.array(codes, dtype=np.uint8)[population.engine])
+        codes = [placements.setdefault(item, len(placements)) for item in population.placements]
+        placement.append(np.array(codes, dtype=np.uint16)[population.placement])
     counts = np.concatenate([np.diff(population.first) for population in populations])
     joined = {
         name: np.concatenate([getattr(population, name) for population in populations])
         for name in (*BY_STRATEGY, *BY_ROW)
     }
     joined |= {"layout": np.concatenate(layout), "option": np.concatenate(option)}
-    joined["engine"] = np.concatenate(engine)
+    joined |= {"engine": np.concatenate(engine), "placement": np.concatenate(placement)}
     first = np.concatenate(([0], np.cumsum(counts)))
     return Population(
         layouts=tuple(layouts),
         options=tuple(options),
         engines=tuple(engines),
+        placements=tuple(placements),
         first=first,
         **joined,
     )
@@ -175,12 +184,14 @@ def encode(strategies: "list[Strategy] | tuple[Strategy, ...]", domain: Domain) 
     layouts: dict[tuple[Replica, ...], int] = {}
     options: dict[Option, int] = {}
     engines: dict[FullyShard | None, int] = {None: 0}
+    placements: dict[Placement, int] = {(): 0}
     names = [variable.name for variable in domain.graph.variables]
     for strategy in strategies:
         if [choice.variable for choice in strategy.choices] != names:
             raise _different_variables(strategy, names)
     choices = [strategy.choices for strategy in strategies]
     engine = [engines.setdefault(strategy.engine, len(engines)) for strategy in strategies]
+    placed = [placements.setdefault(each.placement, len(placements)) for each in strategies]
     head = _columns([_strategy_row(strategy, layouts) for strategy in strategies], 6)
     row = _columns([row for s in strategies for row in _shard_rows(s, options)], 6)
     positions = [p for s in strategies for p in s.schedule.positions or (0,) * s.shards]
@@ -191,8 +202,10 @@ def encode(strategies: "list[Strategy] | tuple[Strategy, ...]", domain: Domain) 
         layouts=tuple(layouts),
         options=tuple(options),
         engines=tuple(engines),
+        placements=tuple(placements),
         layout=head[0].astype(np.uint8),
         engine=np.array(engine, dtype=np.uint8),
+        placement=np.array(placed, dtype=np.uint16),
         order=head[1].astype(np.uint8),
         slice_bytes=head[2].copy(),
         overlap=head[3].astype(np.bool_),
@@ -296,6 +309,7 @@ def decode(population: Population, index: int, domain: Domain) -> Strategy:
         staleness=int(population.staleness[index]),
         engine=population.engines[population.engine[index]],
         swap=Swap(budget) if (budget := int(population.swap_bytes[index])) else None,
+        placement=population.placements[population.placement[index]],
     )
 
 

@@ -7,8 +7,15 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import ConfigDict, Discriminator
 
 from autosync.codes import MAX_POWERSGD_RANK
-from autosync.documents import STRICT, UNLESS_NEXT_FORWARD, UNLESS_NONE, content_hash
+from autosync.documents import (
+    STRICT,
+    UNLESS_NEXT_FORWARD,
+    UNLESS_NO_ITEMS,
+    UNLESS_NONE,
+    content_hash,
+)
 from autosync.errors import InvalidStrategy
+from autosync.placement import Placement
 from autosync.swap_schedule.swap_choice import Swap
 from autosync.torch_engine import FullyShard
 
@@ -242,6 +249,8 @@ class Strategy:
     engine: what runs in place of this runtime or torch's DDP. Its choices say what it sends: every
         variable whole, by a reduce-scatter with sharded update, in the group of its unit.
     swap: what a step may take of a device; None keeps all activations there.
+    placement: modules that live on ranks of their own instead of following the replicas; the
+        choices of their variables say how these ranks synchronize them.
     """
 
     choices: tuple[VariableChoice, ...]
@@ -251,6 +260,7 @@ class Strategy:
     name: str = ""
     engine: Annotated[FullyShard | None, UNLESS_NONE] = None
     swap: Annotated[Swap | None, UNLESS_NONE] = None
+    placement: Annotated[Placement, UNLESS_NO_ITEMS] = ()
     version: Literal[1] = 1
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -264,7 +274,8 @@ class Strategy:
             )
 
     def canonical(self) -> "Strategy":
-        """The same strategy unnamed, its groups numbered in order of first appearance."""
+        """The same strategy unnamed, its groups numbered in order of first appearance, its placed
+        modules by name."""
         numbers: dict[int, int] = {}
         choices = tuple(
             replace(
@@ -276,11 +287,13 @@ class Strategy:
             )
             for choice in self.choices
         )
-        return replace(self, choices=choices, name="")
+        placement = tuple(sorted(self.placement, key=lambda placed: placed.module))
+        return replace(self, choices=choices, placement=placement, name="")
 
     @property
     def id(self) -> str:
-        """Identity: equal for strategies that differ in name or group numbers only."""
+        """Identity: equal for strategies that differ in name, group numbers or the order of placed
+        modules only."""
         return content_hash(self.canonical())
 
     @property

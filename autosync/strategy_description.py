@@ -57,6 +57,7 @@ def _synchronization(strategy: Strategy, domain: Domain | None) -> str:
     ]
     phrases += _cuts(strategy.choices)
     phrases += _shares(strategy)
+    phrases += _placements(strategy)
     phrases.append(_schedule(strategy.schedule))
     phrases += _staleness(strategy)
     return "; ".join(phrases)
@@ -146,6 +147,23 @@ def _shares(strategy: Strategy) -> list[str]:
     if max(shares) - min(shares) < 1e-6:
         return []
     return [f"batch shares {min(shares):.0%} to {max(shares):.0%}"]
+
+
+def _placements(strategy: Strategy) -> list[str]:
+    """Where placed modules live; many of the same ranks together."""
+    world = len(strategy.replicas)
+    modules: dict[str, list[str]] = {}
+    for placed in strategy.placement:
+        ranks = ", ".join(map(str, placed.ranks))
+        words = f"rank {ranks}" if len(placed.ranks) == 1 else f"ranks {ranks}"
+        words = "all ranks" if len(placed.ranks) == world else words
+        if max(placed.shares) - min(placed.shares) >= 1e-6:
+            words += f" by {', '.join(f'{share:.0%}' for share in placed.shares)}"
+        modules.setdefault(words, []).append(placed.module)
+    return [
+        f"{' and '.join(names) if len(names) <= NAMED else f'{len(names)} modules'} on {words}"
+        for words, names in modules.items()
+    ]
 
 
 def _schedule(schedule: Schedule) -> str:

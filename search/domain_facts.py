@@ -21,6 +21,11 @@ def server_weights(domain: Domain) -> NDArray[np.float64]:
     return weights
 
 
+def rank_speeds(domain: Domain) -> tuple[float, ...]:
+    """Of each rank's device, relative to the profile's."""
+    return tuple(1.0 / domain.profile.factor_on(each) for each in domain.cluster.device_of_rank())
+
+
 def replica_layouts(domain: Domain, space: Space) -> tuple[tuple[Replica, ...], ...]:
     """Even shares; with `space.uneven_shares` also shares proportional to the devices' speed.
 

@@ -6,6 +6,7 @@ where a second contribution is added in place if nobody else holds the first
 (torch/csrc/autograd/input_buffer.cpp).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,8 +21,9 @@ from autosync.simulator.saved_tensors import PASSES_GRADIENT, Storages, storages
 class ActivationCurve:
     """Of n operations: moment i is the forward of operation i, n + k the k-th backward.
 
-    held f64[2, 2n]: bytes of outputs and of their gradients, without and with batch dimension, at
-        an even share. gradient_from i64[V]: the moment from which a variable's gradient lives.
+    held f64[2 or more, 2n]: bytes of outputs and of their gradients, without and with batch
+        dimension, at an even share; then those of operations with a row of their own.
+    gradient_from i64[V]: the moment from which a variable's gradient lives.
     made_at, made_of i64[K]: the moment and the variable of each backward that makes a gradient of
         a variable, of a tied one several. summed_apart bool[K]: whether it is added to an earlier
         one into a third tensor.
@@ -34,14 +36,19 @@ class ActivationCurve:
     summed_apart: NDArray[np.bool_]
 
 
-def activation_curve(graph: ModelGraph, on_gpu: bool = False) -> ActivationCurve:
-    """on_gpu: as `storages_of` has it."""
+def activation_curve(
+    graph: ModelGraph, on_gpu: bool = False, rows: Sequence[int] | None = None
+) -> ActivationCurve:
+    """on_gpu: as `storages_of` has it. rows: of `held`, the one of each operation; by default 1
+    with batch dimension and 0 without."""
     count = len(graph.operations)
     backward_at = np.empty(count, dtype=np.int64)
     backward_at[list(graph.backward_order)] = count + np.arange(count)
     trained = reach_variables(graph)
     storages = storages_of(graph, trained, on_gpu)
-    lifetimes = _Lifetimes(graph)
+    lifetimes = _Lifetimes(
+        graph, rows or [int(operation.has_batch_dimension) for operation in graph.operations]
+    )
     _outputs(graph, storages, backward_at, trained, lifetimes)
     _gradients(graph, storages, backward_at, trained, lifetimes)
     consumers = graph.consumers()
@@ -145,13 +152,15 @@ class _Buffer:
 
 @dataclass(slots=True)
 class _Lifetimes:
-    """change f64[2, moments + 1]: what begins to live at a moment, less what has ended before."""
+    """change f64[rows, moments + 1]: what begins to live at a moment, less what has ended before.
+    rows: the row of each operation."""
 
     graph: ModelGraph
+    rows: Sequence[int]
     change: NDArray[np.float64] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.change = np.zeros((2, self.moments + 1))
+        self.change = np.zeros((max([1, *self.rows]) + 1, self.moments + 1))
 
     @property
     def moments(self) -> int:
@@ -159,9 +168,8 @@ class _Lifetimes:
 
     def add(self, operation: int, size_bytes: float, first: int, last: int) -> None:
         """Lives from moment `first` to `last`, both included."""
-        batched = int(self.graph.operations[operation].has_batch_dimension)
-        self.change[batched, first] += size_bytes
-        self.change[batched, last + 1] -= size_bytes
+        self.change[self.rows[operation], first] += size_bytes
+        self.change[self.rows[operation], last + 1] -= size_bytes
 
     def end(self, buffer: _Buffer, now: int) -> None:
         self.add(buffer.operation, buffer.size_bytes, buffer.since, now)

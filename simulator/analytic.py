@@ -10,6 +10,7 @@ from autosync.simulator.compute_time import compute_seconds
 from autosync.simulator.cost.network import network_of
 from autosync.simulator.numba_cache import cached_kernel
 from autosync.simulator.numba_compiler import compile_plans_fast
+from autosync.simulator.placed_domain import restated_domain
 from autosync.simulator.swapped_ranks import swap_slowdowns
 
 
@@ -50,9 +51,13 @@ def analytic_seconds(
         np.zeros(domain.cluster.servers + 1),
         sync,
     )
-    layouts = compute_seconds(domain, population.layouts)[population.layout]
+    compute = compute_seconds(domain, population.layouts)[population.layout]
     stalled = swap_slowdowns(domain, population, plans) - 1.0
-    compute = layouts + stalled * (layouts - domain.profile.update_seconds)
+    compute = compute + stalled * (compute - domain.profile.update_seconds)
+    for index in np.flatnonzero(population.placement).tolist():
+        layout = population.layouts[population.layout[index]]
+        placed = restated_domain(domain, population, index)
+        compute[index] = compute_seconds(placed, (layout,))[0]
     result: NDArray[np.float64] = np.maximum(compute, sync)
     return result
 

@@ -12,6 +12,7 @@ from autosync.simulator.cost.network import network_of
 from autosync.simulator.limit import Limit, iteration_limit
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import device_memory_bytes, memory_of
+from autosync.simulator.placed_domain import restated_domain
 from autosync.simulator.swapped_ranks import swap_slowdowns
 from autosync.simulator.timeline.event_loop import (
     ComputeArrays,
@@ -95,6 +96,8 @@ def explain_plan(
     plans: PlanTable, population: Population, domain: Domain, index: int, bound: Limit
 ) -> Explanation:
     """The same for strategy `index` of compiled plans."""
+    whole = domain
+    domain = restated_domain(domain, population, index)
     messages, costs, compute, in_flight = arguments(plans, domain)
     messages = messages._replace(first=plans.first[index : index + 2])
     factor = slowest_factors(domain, population.layouts)[population.layout[index]]
@@ -139,7 +142,7 @@ def explain_plan(
         busiest=links.resources[int(busy.argmax())],
         busiest_seconds=float(busy.max()),
         limit_seconds=bound.seconds,
-        peak_memory_bytes=tuple(memory_of(domain).peak_bytes(plans, population)[index].tolist()),
+        peak_memory_bytes=tuple(memory_of(whole).peak_bytes(plans, population)[index].tolist()),
         device_memory_bytes=tuple(device_memory_bytes(domain).tolist()),
     )
 

@@ -72,6 +72,7 @@ def fitting_rows(domain: Domain, population: Population) -> NDArray[np.int64]:
         return everything
     memory = memory_of(domain)
     shares = [replica.share for layout in population.layouts for replica in layout]
+    shares += [s for placement in population.placements for each in placement for s in each.shares]
     if memory.most_bytes(max(shares) * domain.world_size) <= devices.min():
         return everything
     peaks = memory.peak_bytes(compile_plans_fast(population, domain), population)

@@ -77,19 +77,24 @@ def _message_table(plans: PlanTable) -> NDArray[np.int64]:
 
 def _strategy_heads(population: Population) -> list[bytes]:
     """What changes an iteration beside its messages: torch's engines, DDP's buckets, staleness, the
-    budget of swapping and the replicas' shares."""
+    budget of swapping, the replicas' shares and placed modules."""
     layouts = [repr(layout).encode() for layout in population.layouts]
     ddp = population.order == Order.DDP
     buckets = np.where(ddp, population.slice_bytes, -1)
     engines = [b"" if engine is None else repr(engine).encode() for engine in population.engines]
+    placements = [repr(each).encode() if each else b"" for each in population.placements]
     return [
-        layouts[layout] + repr((int(bucket), int(stale), int(swap))).encode() + engines[engine]
-        for layout, bucket, stale, swap, engine in zip(
+        layouts[layout]
+        + repr((int(bucket), int(stale), int(swap))).encode()
+        + engines[engine]
+        + placements[placement]
+        for layout, bucket, stale, swap, engine, placement in zip(
             population.layout,
             buckets,
             population.staleness,
             population.swap_bytes,
             population.engine,
+            population.placement,
             strict=True,
         )
     ]

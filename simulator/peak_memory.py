@@ -7,18 +7,20 @@ inputs, workspaces of kernels, the allocator's own waste, the context of a GPU.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autosync.devices import DEVICE_TYPES
 from autosync.domain import Domain
+from autosync.placement import Placement
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.activation_memory import ActivationCurve, activation_curve
 from autosync.simulator.gradient_memory import living_bytes, moment_gradients, most_living
 from autosync.simulator.idle_activations import IdleActivations, idle_activations
+from autosync.simulator.placed_memory import placed_holdings
 from autosync.simulator.plan_memory import PlanMemory
 from autosync.simulator.sharded_memory import held_bytes, units_of
 from autosync.simulator.swap_cost import swapped_peaks
@@ -50,10 +52,12 @@ class DomainMemory:
         part = PlanMemory(self.domain, plans, population)
         fixed = self.domain.graph.size_bytes + part.held_bytes()
         kept = part.gradients_beside_buffers()
-        shares = part.shares()[population.layout] * batch_scale
+        shares = part.shares()[population.layout]
         compute = np.empty(shares.shape)
         for share in np.unique(shares):
-            of_share = most_living(self.curve, self.gradient_bytes, kept, float(share))
+            of_share = most_living(
+                self.curve, self.gradient_bytes, kept, float(share) * batch_scale
+            )
             compute = np.where(shares == share, of_share[:, None], compute)
         after = np.where(kept, self.gradient_bytes, 0.0).sum(axis=1, keepdims=True)
         step = after + self._step_bytes()
@@ -67,6 +71,11 @@ class DomainMemory:
             engine = population.engines[code]
             assert engine is not None
             peaks[rows] = self._sharded_peak(population, int(rows[0]), engine, batch_scale)
+        beside = part.held_bytes() if population.placement.any() else np.empty(0)
+        for row in np.flatnonzero(population.placement).tolist():
+            placement = population.placements[population.placement[row]]
+            of_ranks = self._placed_peaks(placement, shares[row], kept[[row]], batch_scale)
+            peaks[row] = of_ranks + beside[row]
         return peaks
 
     def moment_bytes(
@@ -105,6 +114,31 @@ class DomainMemory:
         step = held.parts * (1.0 + self._step_bytes() / domain.graph.size_bytes)
         kept = held.parts * (1 + domain.optimizer.state_tensors)
         return float(kept + max(compute, step))
+
+    def _placed_peaks(
+        self, placement: Placement, shares: F64, kept: NDArray[np.bool_], batch_scale: float
+    ) -> F64:
+        """`(world,)`, without what `PlanMemory` counts: ranks hold the variables of the modules
+        that are placed on them, and the activations of the samples that they compute there.
+
+        shares: of the ranks, over the even one. kept: `(1, V)`.
+        """
+        domain, sizes = self.domain, self.domain.variables.size_bytes
+        holdings = placed_holdings(domain, placement, shares)
+        curve = activation_curve(domain.graph, self.on_gpu, holdings.rows)
+        copies = np.where(domain.variables.sparse, 1.0, 2.0) + domain.optimizer.state_tensors
+        found = np.empty(domain.world_size)
+        for rank, held in enumerate(holdings.held):
+            gradients = np.where(held, self.gradient_bytes, 0.0)
+            batches = np.concatenate((shares[[rank]], holdings.shares[rank]))
+            of_batch = batches[: len(curve.held) - 1] @ curve.held[1:]
+            own = replace(curve, held=np.stack((curve.held[0], of_batch)))
+            living = float(most_living(own, gradients, kept, batch_scale)[0])
+            compute = living + batch_scale * holdings.dealt_bytes[rank]
+            step = float(gradients[kept[0]].sum()) + self._step_bytes()
+            absent = float((copies * sizes)[~held].sum())
+            found[rank] = domain.graph.size_bytes - absent + max(compute, step)
+        return found
 
     def most_bytes(self, share: float) -> float:
         """More than any strategy takes on any rank: values, gradients beside buffers, packed forms

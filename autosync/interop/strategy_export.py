@@ -80,6 +80,8 @@ def _check_schedule_and_shares(strategy: Strategy) -> None:
         _refuse("schedule", "cuts messages into slices")
     if schedule.overlap_forward:
         _refuse("schedule", "runs into the next forward pass")
+    if strategy.placement:
+        _refuse("placement", "puts modules on ranks of their own")
     shares = [replica.share for replica in strategy.replicas]
     if max(shares) - min(shares) > SHARE_TOLERANCE:
         _refuse("replicas", "have uneven shares of the batch")

@@ -17,6 +17,7 @@ from autosync.plan.compiler_arrays import (
 )
 from autosync.plan.compiler_kernels import STAGES
 from autosync.plan.compiler_loop import compile_loop
+from autosync.plan.placed_messages import with_placed_messages
 from autosync.plan.plan_table import PlanTable
 from autosync.plan.sharded_messages import with_sharded_messages
 from autosync.population import Population
@@ -57,7 +58,9 @@ def compile_plans(population: Population, domain: Domain, loop: Loop = compile_l
         piece_start=out.piece_start[:pieces],
         piece_stop=out.piece_stop[:pieces],
     )
-    return with_sharded_messages(plans, population, domain) if population.engine.any() else plans
+    if population.engine.any():
+        plans = with_sharded_messages(plans, population, domain)
+    return with_placed_messages(plans, population, domain) if population.placement.any() else plans
 
 
 def _allocate(population: Population, domain: DomainArrays) -> tuple[PlanArrays, Scratch]:

@@ -7,8 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from autosync.codes import Channel, Op, Order, Update
-from autosync.documents import STRICT, UNLESS_NONE, content_hash
+from autosync.documents import STRICT, UNLESS_NO_ITEMS, UNLESS_NONE, content_hash
 from autosync.domain import Domain
+from autosync.placement import Placement
 from autosync.plan.plan_table import PlanTable
 from autosync.population import Population
 from autosync.torch_engine import FullyShard
@@ -67,6 +68,8 @@ class Plan:
     engine: `autosync`, `ddp` (torch's own DDP with buckets of `bucket_bytes`), or `fully_shard`
         (torch's FSDP2, as `sharding` says; its messages are what it is expected to send).
     shares: each rank's share of the global batch.
+    placement: modules that live on ranks of their own; messages of variables that some ranks do not
+        hold are the last ones.
     """
 
     engine: EngineName
@@ -79,6 +82,7 @@ class Plan:
     messages: tuple[Message, ...]
     staleness: int = 0
     sharding: Annotated[FullyShard | None, UNLESS_NONE] = None
+    placement: Annotated[Placement, UNLESS_NO_ITEMS] = ()
     version: Literal[2] = 2
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -154,6 +158,7 @@ def plan_of(plans: PlanTable, population: Population, index: int, domain: Domain
         ),
         staleness=int(population.staleness[index]),
         sharding=sharding,
+        placement=population.placements[population.placement[index]],
     )
 
 

@@ -4,7 +4,7 @@ import atexit
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch.distributed as dist
 from torch import nn
@@ -27,6 +27,12 @@ from autosync.runtime.hooks.optimizer_coverage import CoverageGuard, check_held,
 from autosync.runtime.hooks.plain_copies import PlainCopies
 from autosync.runtime.hooks.synchronized_optimizer import adopt, follows_plan, release
 from autosync.runtime.hooks.torch_compile import compiled_from
+from autosync.runtime.placement.held_plan import HeldPlan, held_by
+from autosync.runtime.placement.placed_modules import (
+    PlacedModules,
+    check_placeable,
+    place_modules,
+)
 from autosync.runtime.records_builder import BuiltBuckets, build_buckets, build_records
 from autosync.runtime.transport.collective_call import CollectiveCalls
 from autosync.runtime.transport.module_buffers import BufferBroadcast
@@ -51,7 +57,8 @@ ABANDON_SECONDS = 10.0
 class Attachment:
     """A plan at work. `detach` leaves model and optimizers as they were, trained on.
 
-    given: the optimizer, or the list of several, as the script gave it.
+    given: the optimizer, or the list of several, as the script gave it. placed: modules that live
+    on ranks of their own.
     """
 
     model: nn.Module
@@ -61,14 +68,15 @@ class Attachment:
     end_groups: Callable[[], None]
     at_exit: Callable[[], None]
     given: Optimizer | Sequence[Optimizer]
+    placed: PlacedModules | None = None
     handles: list[Removable] = field(default_factory=list)
 
     def detach(self, keep_state: bool = True) -> None:
         """Finish what is in flight, then remove hooks, threads and process groups.
 
-        A collective where updates are owned or sharded: the optimizer's state is gathered,
-        unless nobody wants to keep it. After a failure nothing is waited for, and such state is
-        lost, too.
+        A collective where updates are owned or sharded, or modules are placed: what some ranks do
+        not hold is gathered, of owned state unless nobody wants to keep it. After a failure nothing
+        is waited for, and what this rank does not hold is lost, too.
         """
         engine = self.engine
         atexit.unregister(self.at_exit)
@@ -77,6 +85,8 @@ class Attachment:
             engine.streams.synchronize()
             if keep_state:
                 engine.state.gather()
+            if self.placed is not None:
+                self.placed.give_back()
             if self.end_groups is not _leave_open:
                 with suppress(RuntimeError):  # nothing is in flight here: a peer may go first
                     engine.control.barrier(dist.BarrierOptions()).wait()
@@ -153,6 +163,8 @@ def attach(
     _check_runs_here(plan, group)
     opened = groups or open_groups(group, device)
     warn_of_backend(opened.backend, group.size())
+    placed = check_placeable(model, optimizers, plan, opened.backend)
+    held = held_by(plan, names, group.rank())
     streams = streams or streams_for(device, opened.backend, timed=trace is not None)
     opened = opened.on(streams)
     end_groups = _leave_open if groups else opened.close
@@ -167,13 +179,13 @@ def attach(
                 share_initial_values(control, model)
             meeting = meeting_of(opened, control)
         with begun_together(meeting):  # before any other group is opened
-            built = build_buckets(model, joined, plan, names, opened.rank, streams)
+            built = build_buckets(model, joined, held.plan, held.names, opened.rank, streams)
         with begun_together(meeting):
             with ranks_meet():
                 engine = _build_engine(
                     model,
                     joined,
-                    plan,
+                    held,
                     built,
                     group,
                     opened,
@@ -197,6 +209,12 @@ def attach(
             streams.synchronize_current()
             engine.start()
             _install(attachment, plan.shares[group.rank()])
+            if placed:
+                with ranks_meet():
+                    attachment.placed = place_modules(
+                        placed, optimizers[0], plan, group, opened, meeting.store
+                    )
+                attachment.handles.append(attachment.placed)
         undo.pop_all()
     ATTACHED.plans[id(model)] = attachment
     return attachment
@@ -205,7 +223,7 @@ def attach(
 def _build_engine(
     model: nn.Module,
     optimizer: Optimizer,
-    plan: Plan,
+    held: HeldPlan,
     built: BuiltBuckets,
     group: dist.ProcessGroup,
     groups: Groups,
@@ -217,7 +235,11 @@ def _build_engine(
     everyone = tuple(range(group.size()))
     for_buffers = groups.get("buffers", everyone, "gloo")
     buffers = BufferBroadcast(model, for_buffers, group.rank(), groups.streams)
-    records = build_records(optimizer, plan, built, groups)
+    records = build_records(optimizer, held.plan, built, groups)
+    records = replace(records, placed=bool(held.plan.placement))
+    for index in held.apart:
+        records.variables[index].apart = True
+        records.variables[index].counted = held.holders[index][0] == group.rank()
     calls, low_rank = None, built.matrices()
     if low_rank or not all(bucket.whole for bucket in records.buckets):
         calls = CollectiveCalls(groups.get("calls", everyone, "gloo"), meeting.store)
@@ -225,7 +247,7 @@ def _build_engine(
         optimizer,
         records,
         streams=groups.streams,
-        unused=UnusedVariables(meeting.store, group.size()),
+        unused=UnusedVariables(meeting.store, group.size(), held.apart),
         buffers=buffers,
         storage=ParameterStorage(model, records.variables),
         refusals=meeting.refusals,
@@ -236,7 +258,7 @@ def _build_engine(
         patience_seconds=groups.timeout.total_seconds(),
     )
     state = ShardedOptimizerState(optimizer, records, low_rank, group, meeting.control, calls)
-    return Engine(optimizer, plan, parts, state, meeting.control)
+    return Engine(optimizer, held.plan, parts, state, meeting.control)
 
 
 def _install(attachment: Attachment, share: float) -> None:

@@ -17,9 +17,9 @@ def clip_grad_norm_(
     """As `torch.nn.utils.clip_grad_norm_`, between backward and `step()`: scales all gradients so
     that their common norm is at most max_norm, and returns the norm before.
 
-    Where a plan updates parts of variables on the ranks that own them, no rank holds all sums:
-    each clips its own by the norm over all ranks, and this is a collective. Elsewhere it is
-    torch's function.
+    Where a plan updates parts of variables on the ranks that own them, or places modules, no rank
+    holds all sums: each clips its own by the norm over all ranks, and this is a collective.
+    Elsewhere it is torch's function.
 
     Raises:
         NotSupported: such a plan, and another norm than 2 or other parameters than the model's.
@@ -38,7 +38,8 @@ def _plan_with_parts(given: Sequence[Tensor]) -> Attachment | None:
     mine = {id(parameter) for parameter in given}
     for plan in ATTACHED.plans.values():
         if isinstance(plan, Attachment) and plan.engine.phase is Phase.REDUCING:
-            parts = (v for v in plan.engine.variables if not v.whole)
+            placed = bool(plan.engine.plan.placement)
+            parts = (v for v in plan.engine.variables if placed or not v.whole)
             if any(id(variable.parameter) in mine for variable in parts):
                 return plan
     return None
@@ -57,9 +58,9 @@ def _check(plan: Attachment, given: Sequence[Tensor], norm_type: float) -> None:
 
 def _refusal(why: str, value: object) -> NotSupported:
     return NotSupported(
-        f"gradients cannot be clipped under this plan, whose updates are owned or sharded: {why}.",
+        f"gradients cannot be clipped under this plan, whose gradients no rank has all of: {why}.",
         thing="clip_grad_norm_",
         value=value,
         remedy="Clip all of model.parameters() by the norm of type 2, or use a strategy without "
-        "owned or sharded updates.",
+        "owned or sharded updates and without placed modules.",
     )

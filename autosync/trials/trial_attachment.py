@@ -107,6 +107,7 @@ def attach(
             value=bundle.strategy.swap.budget_bytes,
             remedy="Measure the strategy without swap; `autosync.distribute` swaps.",
         )
+    check_measurable(bundle.plan)
     if bundle.plan.engine == "ddp":
         return _attach_ddp(model, bundle.plan, byte_scale)
     if bundle.plan.sharding is not None:
@@ -136,6 +137,18 @@ def attach(
     return TrialAttachment(
         model, attachment.engine.flush, lambda: attachment.detach(keep_state=False)
     )
+
+
+def check_measurable(plan: Plan) -> None:
+    """Raises NotSupported where trials do not run the plan."""
+    if plan.placement:
+        raise NotSupported(
+            f"the strategy places module {plan.placement[0].module!r} on ranks of its own, and "
+            "trials do not run placed modules: a replay has variables, but no modules.",
+            thing="plan.placement",
+            value=[placed.module for placed in plan.placement[:8]],
+            remedy="Ship it as a bundle and time autosync.distribute in the training script.",
+        )
 
 
 def _attach_ddp(model: nn.Module, plan: Plan, byte_scale: float) -> TrialAttachment:

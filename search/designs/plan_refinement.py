@@ -40,9 +40,10 @@ def refined(
     Moves: two neighbouring messages become one, a message becomes two, a shard goes to the message
     beside its own, the slices' size, the order, overlap with the next forward pass, and in an
     explicit order the place of a message. Methods, cuts, owners and pinned choices stay. What
-    torch itself runs is left as it is. Raises Cancelled between neighbourhoods.
+    torch itself runs, and what places modules, is left as it is. Raises Cancelled between
+    neighbourhoods.
     """
-    if strategy.schedule.order == "ddp" or strategy.engine is not None:
+    if strategy.schedule.order == "ddp" or strategy.engine is not None or strategy.placement:
         return strategy
     simulator, rng = TimelineSimulator(), np.random.default_rng(seed)
     best = encode([strategy], domain)

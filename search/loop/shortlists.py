@@ -166,11 +166,11 @@ def genetic_shortlist(
 
 
 def parents_among(domain: Domain, measured: Population) -> Population:
-    """Those that others can be made of: not what torch itself runs, no owner beside the training
-    ranks."""
+    """Those that others can be made of: not what torch itself runs, no placed modules, no owner
+    beside the training ranks."""
     owned = (measured.method == Method.PARAMETER_SERVER) & (measured.server >= domain.world_size)
     beside = np.add.reduceat(owned, measured.first[:-1]) if len(measured) else np.zeros(0)
-    own = (measured.order != Order.DDP) & (measured.engine == 0)
+    own = (measured.order != Order.DDP) & (measured.engine == 0) & (measured.placement == 0)
     return measured.take(np.flatnonzero(own & (beside == 0)))
 
 

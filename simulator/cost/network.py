@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from autosync.cluster import Cluster, MessageKind
+from autosync.cluster import Cluster, MessageCost, MessageKind
 from autosync.codes import Op
 from autosync.plan.compiler_arrays import ALL_RANKS, FIRST_SERVER, LEADERS, NODE_TEAMS
 from autosync.plan.plan_table import PlanTable, Teams
@@ -115,7 +115,8 @@ def link_seconds_per_byte(
 
 class _Row(NamedTuple):
     """What `Network` holds of one kind. connection: seconds per byte of its slowest connection.
-    sends: how many one resource sees at the most."""
+    sends: how many one resource sees at the most. travels: whether anything does, which
+    is not so where one rank holds a placed module."""
 
     startup_seconds: float
     copy_seconds_per_byte: float
@@ -126,6 +127,7 @@ class _Row(NamedTuple):
     connection: float
     flows: F64
     sends: float
+    travels: bool
 
 
 class _Part(NamedTuple):
@@ -151,7 +153,8 @@ def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
     parts: _KnownParts = {}
     for operation, team, root in _kinds(cluster, teams):
         kind[operation, team, root + 1] = len(rows)
-        rows.append(_row(cluster, where, parts, operation, teams[team], root))
+        travels = team < FIRST_SERVER + cluster.servers or max(map(len, teams[team])) > 1
+        rows.append(_row(cluster, where, parts, operation, teams[team], root, travels))
     load = np.array([row.load for row in rows])
     alone = np.maximum(load.max(axis=1), [row.connection for row in rows])
     share = load / np.where(alone > 0, alone, 1.0)[:, None]
@@ -166,16 +169,15 @@ def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
     engine = cluster.cost("engine")
     copies = np.array([row.copy_seconds_per_byte for row in rows]) + engine.seconds_per_byte
     operations = [row.operation for row in rows]
-    hosts = {operation: cluster.cost(COST_KIND[operation]) for operation in Op}
+    nothing = MessageCost("engine", 0.0)
+    hosts = [cluster.cost(COST_KIND[row.operation]) if row.travels else nothing for row in rows]
     return Network(
         kind=kind,
         operations=np.array(operations, dtype=np.uint8),
         startup_seconds=np.array([row.startup_seconds for row in rows]),
         copy_seconds_per_byte=copies,
-        host_seconds=np.array([hosts[operation].host_seconds for operation in operations]),
-        host_seconds_per_byte=np.array(
-            [hosts[operation].host_seconds_per_byte for operation in operations]
-        ),
+        host_seconds=np.array([host.host_seconds for host in hosts]),
+        host_seconds_per_byte=np.array([host.host_seconds_per_byte for host in hosts]),
         link_seconds=np.array([row.sends for row in rows]) * cluster.link_seconds_per_send,
         seconds_per_byte=alone,
         equation_seconds_per_byte=np.array([row.equation for row in rows]),
@@ -194,12 +196,14 @@ def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
 
 def _kinds(cluster: Cluster, teams: tuple[Teams, ...]) -> list[tuple[Op, int, int]]:
     """(operation, teams, root) of every message that the compiler emits (its kernel `chain`, and
-    `sharded_messages`, whose groups follow the explicit rings)."""
+    `sharded_messages` and `placed_messages`, whose teams follow the explicit rings)."""
     rings = range(FIRST_SERVER + cluster.servers, len(teams))
+    apart = [team for team in rings if sum(map(len, teams[team])) < cluster.world_size]
     groups = [team for team in rings if len(teams[team]) > 1]
     found = [(Op.ALL_REDUCE, team, -1) for team in (ALL_RANKS, LEADERS, *rings)]
     everyone = (Op.REDUCE_SCATTER, Op.ALL_GATHER, Op.SPARSE_ALL_GATHER, Op.FACTOR_ALL_GATHER)
     found += [(operation, ALL_RANKS, -1) for operation in everyone]
+    found += [(Op.SPARSE_ALL_GATHER, team, -1) for team in apart]
     for operation in (Op.REDUCE_SCATTER, Op.ALL_GATHER):
         found += [(operation, team, -1) for team in groups]
     for operation in (Op.REDUCE, Op.BROADCAST):
@@ -218,6 +222,7 @@ def _row(
     operation: Op,
     teams: Teams,
     root: int,
+    travels: bool,
 ) -> _Row:
     parts = list(_parts(cluster, where, known, operation, teams, root))
     nothing = np.zeros(len(where.rate))
@@ -227,8 +232,8 @@ def _row(
     if cost not in cluster.costs:
         startup += max((part.latency_seconds for part in parts), default=0.0)
     return _Row(
-        startup,
-        cost.seconds_per_byte,
+        startup if travels else 0.0,
+        cost.seconds_per_byte if travels else 0.0,
         max((part.equation for part in parts), default=0.0),
         root,
         sum((part.load for part in parts), nothing),
@@ -236,6 +241,7 @@ def _row(
         max((part.connection for part in parts), default=0.0),
         sum((part.flows for part in parts), nothing),
         max((part.sends for part in parts), default=0.0),
+        travels,
     )
 
 

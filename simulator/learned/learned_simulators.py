@@ -45,8 +45,8 @@ class LearnedSimulator:
     def predict_with_std(self, domain: Domain, population: Population) -> tuple[F64, F64]:
         """Seconds, and the standard deviation of their logarithm, `(strategies,)` each: of the
         model (what the trials leave open) and of its errors on trials left out, in squares. A
-        strategy under `fully_shard` has the timeline's, on the same scale of seconds: no model has
-        learned how torch's own engine differs."""
+        strategy under `fully_shard`, or with placed modules, has the timeline's, on the same scale
+        of seconds: no model has learned how they differ."""
         if not len(population):
             return np.zeros(0), np.zeros(0)
         parts = [
@@ -54,8 +54,8 @@ class LearnedSimulator:
             for chunk in self._batches(feature_chunks(domain, population, self.model.with_shards))
         ]
         seconds, std, base = (np.concatenate(column) for column in zip(*parts, strict=True))
-        if population.engine.any():
-            foreign = np.flatnonzero(population.engine)
+        foreign = np.flatnonzero((population.engine > 0) | (population.placement > 0))
+        if len(foreign):
             seconds[foreign] = self.calibration.seconds(np.log(base[foreign]))
             std[foreign] = UNTRIED_MARGIN / NORMAL_QUANTILE
         return seconds, std
@@ -85,8 +85,8 @@ class LearnedSimulator:
 
     def refit(self, domain: Domain, population: Population, step_seconds: F64) -> None:
         """Learn from measured strategies, `step_seconds` `(strategies,)`; those under torch's
-        `fully_shard` teach nothing about the others."""
-        own = np.flatnonzero(population.engine == 0)
+        `fully_shard`, or with placed modules, teach nothing about the others."""
+        own = np.flatnonzero((population.engine == 0) & (population.placement == 0))
         if not len(own):
             return
         population, step_seconds = population.take(own), step_seconds[own]

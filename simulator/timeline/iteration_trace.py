@@ -10,6 +10,7 @@ from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.compute_time import compute_factors
 from autosync.simulator.numba_cache import Kernel
+from autosync.simulator.placed_domain import restated_domain
 from autosync.simulator.swapped_ranks import swap_slowdowns
 from autosync.simulator.timeline.compute_clock import advance
 from autosync.simulator.timeline.intervals import F64, union
@@ -71,6 +72,7 @@ def simulate_trace(
 ) -> IterationTrace:
     """What happens when in strategy `index`, on every rank."""
     played = play_one(plans, population, domain, index)
+    domain = restated_domain(domain, population, index)
     factors = compute_factors(domain, population.layouts[population.layout[index]])
     factors = factors * swap_slowdowns(domain, population, plans)[index]
     if played.spans:  # collectives in both passes: ranks go on together

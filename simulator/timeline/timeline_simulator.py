@@ -13,6 +13,7 @@ from autosync.population import Population
 from autosync.simulator.compute_time import slowest_factors
 from autosync.simulator.cost.network import SERVER_OPERATIONS, Network, network_of
 from autosync.simulator.numba_compiler import compile_plans_fast
+from autosync.simulator.placed_domain import restated_domain
 from autosync.simulator.swapped_ranks import swap_slowdowns
 from autosync.simulator.timeline.compute_clock import TALLIES
 from autosync.simulator.timeline.event_loop import (
@@ -81,6 +82,8 @@ def simulate(
         shard_ranks = _shard_ranks(population, index)
         own = play_sharded(plans, index, costs, compute, float(factors[index]), shard_ranks)
         periods[index] = own.step_seconds
+    for index in np.flatnonzero(population.placement).tolist():
+        periods[index] = play_one(plans, population, domain, index).step_seconds
     if not np.isfinite(periods).all():
         index = int(np.flatnonzero(~np.isfinite(periods))[0])
         raise InvalidStrategy(
@@ -133,6 +136,7 @@ class Played:
 
 def play_one(plans: PlanTable, population: Population, domain: Domain, index: int) -> Played:
     """Strategy `index` with the times of its messages."""
+    domain = restated_domain(domain, population, index)
     messages, costs, compute, in_flight = arguments(plans, domain)
     begin, stop = int(plans.first[index]), int(plans.first[index + 1])
     one = messages._replace(first=plans.first[index : index + 2])

@@ -131,4 +131,6 @@ def _rest(strategy: Strategy) -> list[Chip]:
         chips.append(
             Chip("swap", f"activations swapped, {strategy.swap.budget_bytes / 1e9:.3g} GB")
         )
+    if strategy.placement:
+        chips.append(Chip("placement", f"{len(strategy.placement)} placed"))
     return chips

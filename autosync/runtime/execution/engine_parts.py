@@ -73,8 +73,7 @@ def put_together(
     completion = Completion(iteration, application, monitor, streams, trace)
     gradients = ScriptGradients(
         optimizer,
-        records.variables,
-        records.buckets,
+        records,
         iteration,
         monitor,
         streams,

@@ -1,10 +1,11 @@
 """Gradients whose reader must wait, or must not read them at all.
 
 Where a plan lets a sum run into the next forward pass, `parameter.grad` is not complete when
-backward() returns; where an update is owned or sharded, it never is on every rank. So from the end
-of backward to `step()` such a `parameter.grad` is a PendingGradient. Reading one that will be
-complete waits for it, and then it is the global average like any other: a script may clip it, log
-it or change it. Reading one of which no rank holds all is refused by name.
+backward() returns; where an update is owned or sharded, or a module lives on some of the ranks, it
+never is on every rank. So from the end of backward to `step()` such a `parameter.grad` is a
+PendingGradient. Reading one that will be complete waits for it, and then it is the global average
+like any other: a script may clip it, log it or change it. Reading one of which some rank does not
+hold all is refused by name.
 
 A GradScaler works on both: the operation that it checks and unscales gradients with is recognised
 as such, whoever calls it, and gets the sums that this rank will apply.
@@ -142,6 +143,8 @@ def take_for_step(variables: Iterable[VariableRecord]) -> list[VariableRecord]:
         elif not variable.whole:
             raise incomplete_gradient(variable, "was replaced before step()")
         elif variable.parameter.grad is not variable.target:
+            if variable.apart:
+                raise incomplete_gradient(variable, "was replaced before step()")
             replaced.append(variable)
     return replaced
 
@@ -163,6 +166,16 @@ def check_synchronized(variables: Iterable[VariableRecord]) -> None:
 
 
 def incomplete_gradient(variable: VariableRecord, what: str) -> NotSupported:
+    if variable.apart:
+        return NotSupported(
+            f"the gradient of {variable.name!r} {what}, but only the ranks that its module is "
+            "placed on have it: a norm or a scale over all gradients would differ from rank "
+            "to rank.",
+            thing=f"variable {variable.name}.grad",
+            remedy="Clip by max_grad_norm= of autosync.distribute or by autosync.clip_grad_norm_; "
+            "train without a GradScaler (bfloat16 needs none); or use a strategy without a "
+            "placement.",
+        )
     return NotSupported(
         f"the gradient of {variable.name!r} {what}, but no rank holds all of it: the strategy "
         "updates parts of variables on the ranks that own them.",

@@ -1,7 +1,6 @@
 """Gradients in the script's hands, between the end of backward and `step()`: which are pending, and
 what clipping and a GradScaler do to them."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch.optim import Optimizer
@@ -17,7 +16,7 @@ from autosync.runtime.execution.pending_gradients import (
     take_for_step,
 )
 from autosync.runtime.execution.step_turns import scaler_of_several
-from autosync.runtime.layout.records import Bucket, VariableRecord
+from autosync.runtime.layout.records import Records, VariableRecord
 from autosync.runtime.updates.clipping import agree_on_infinity, clip_gradients, loss_scale
 from autosync.runtime.updates.joined_optimizers import JoinedOptimizers
 from autosync.runtime.updates.scaler_gradients import show_gradients, take_back
@@ -33,20 +32,20 @@ class ScriptGradients:
     def __init__(
         self,
         optimizer: Optimizer,
-        variables: Sequence[VariableRecord],
-        buckets: Sequence[Bucket],
+        records: Records,
         iteration: IterationState,
         monitor: Monitor,
         streams: Streams,
         control: Any,
         max_grad_norm: float | None,
     ):
-        self.pending = [v for v in variables if v.deferred or not v.whole]
+        self.pending = [v for v in records.variables if v.deferred or v.apart or not v.whole]
         self.scaler_looked = False
         self.grad_norm = 0.0
         self._optimizer = optimizer
-        self._variables = list(variables)
-        self._buckets = list(buckets)
+        self._variables = list(records.variables)
+        self._buckets = list(records.buckets)
+        self._placed = records.placed
         self._iteration = iteration
         self._monitor = monitor
         self._streams = streams
@@ -60,7 +59,8 @@ class ScriptGradients:
     def make_gradients_pending(self, landed: bool = False) -> None:
         """landed: those, too, whose sums are here."""
         with self._monitor.condition:  # a landing thread may show a sparse sum
-            make_pending(self, (v for v in self.pending if landed or v.missing_sums or not v.whole))
+            kept = (v for v in self.pending if v.apart or v.missing_sums or not v.whole)
+            make_pending(self, self.pending if landed else kept)
 
     def make_plain(self) -> None:
         make_plain(self.pending)
@@ -73,7 +73,7 @@ class ScriptGradients:
         """
         if self._iteration.phase is not Phase.REDUCING:  # held since an earlier iteration
             return
-        if not variable.whole:
+        if not variable.whole or variable.apart:
             raise incomplete_gradient(variable, "was read between backward and step()")
         self._monitor.wait(lambda: variable.missing_sums == 0)
         self._streams.wait_last_events([variable])
@@ -86,6 +86,9 @@ class ScriptGradients:
             return
         if isinstance(self._optimizer, JoinedOptimizers):
             raise scaler_of_several()
+        for variable in self.pending:
+            if variable.apart:
+                raise incomplete_gradient(variable, "was scaled by a GradScaler")
         self._wait_for_sums()
         make_plain(self.pending)
         if self.scaler_looked:
@@ -129,7 +132,7 @@ class ScriptGradients:
         for bucket in shown:
             take_back(bucket)
         with self._monitor.exchange("clipping by the global norm"):
-            norm = clip_gradients(self._variables, self._buckets, self._control, max_norm)
+            norm = self._clip_gradients(max_norm)
         for bucket in shown:
             show_gradients(bucket)
         self.make_gradients_pending()
@@ -139,8 +142,11 @@ class ScriptGradients:
         with self._monitor.exchange("clipping by the global norm"):
             scale = loss_scale(self._optimizer)
             limit = max_grad_norm * scale
-            norm = clip_gradients(self._variables, self._buckets, self._control, limit)
+            norm = self._clip_gradients(limit)
             self.grad_norm = norm / scale
+
+    def _clip_gradients(self, max_norm: float) -> float:
+        return clip_gradients(self._variables, self._buckets, self._control, max_norm, self._placed)
 
     def _wait_for_sums(self) -> None:
         self._monitor.wait(lambda: self._iteration.unreduced_buckets == 0)

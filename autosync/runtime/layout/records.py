@@ -61,6 +61,7 @@ class VariableRecord:
     group: index of its parameter group, -1 when the optimizer does not hold it.
     whole: every replica updates all of it, so its update needs no parts.
     deferred: the next forward pass waits for it, not `step()`.
+    apart: some ranks do not hold it. counted: of those that do, this one counts it in a norm.
     view: its place in a buffer where it is one contiguous piece of one, else None.
     target: the gradient tensor that the reduced values of a whole variable go to.
     carrier: packs its gradient where no dense buffer does.
@@ -79,6 +80,8 @@ class VariableRecord:
     buckets: list["Bucket"] = field(default_factory=list)
     whole: bool = True
     deferred: bool = False
+    apart: bool = False
+    counted: bool = True
     view: Tensor | None = None
     target: Tensor | None = None
     carrier: Carrier | None = None
@@ -213,8 +216,9 @@ class MessageRecord:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Of one plan, each list in the plan's order."""
+    """Of one plan, each list in the plan's order. placed: some rank does not hold all variables."""
 
     variables: list[VariableRecord]
     buckets: list[Bucket]
     messages: list[MessageRecord]
+    placed: bool = False

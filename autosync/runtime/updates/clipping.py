@@ -30,21 +30,26 @@ def check_max_norm(max_grad_norm: float | None) -> None:
 
 
 def clip_gradients(
-    variables: list[VariableRecord], buckets: list[Bucket], control: Any, max_norm: float
+    variables: list[VariableRecord],
+    buckets: list[Bucket],
+    control: Any,
+    max_norm: float,
+    placed: bool = False,
 ) -> float:
     """Scale every reduced gradient; returns the norm before. A collective where updates are
-    owned or sharded, since no rank holds all the sums then."""
-    everywhere = whole_gradients(variables)
-    here: list[Tensor] = []
+    owned or sharded, or modules placed, since no rank holds all the sums then."""
+    everywhere = whole_gradients([v for v in variables if not v.apart])
+    here = whole_gradients([v for v in variables if v.apart and v.counted])
+    others = whole_gradients([v for v in variables if v.apart and not v.counted])
     for bucket in buckets:
         if bucket.update:
             (here if bucket.values_travel else everywhere).extend(bucket.update.gradients())
     squares = torch.tensor([_sum_of_squares(here)], dtype=torch.float64, device="cpu")
-    if any(bucket.values_travel for bucket in buckets):
+    if placed or any(bucket.values_travel for bucket in buckets):
         control.allreduce([squares], dist.AllreduceOptions()).wait()
     norm = math.sqrt(float(squares) + _sum_of_squares(everywhere))
     scale = max_norm / (norm + EPSILON)
-    gradients = [*everywhere, *here]  # none on a rank that owns nothing
+    gradients = [*everywhere, *here, *others]  # none on a rank that owns nothing
     if gradients and not scale >= 1.0:  # also a norm that is no number, as torch does
         torch._foreach_mul_(gradients, scale)
     return norm

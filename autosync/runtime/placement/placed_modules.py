@@ -1,0 +1,173 @@
+"""Puts a plan's placed modules on their ranks, and takes them off again."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
+
+from autosync.errors import InvalidInput, NotSupported
+from autosync.placement import PlacedModule
+from autosync.plan import Plan
+from autosync.runtime.device.model_device import device_of
+from autosync.runtime.hooks.gradient_hooks import Removable
+from autosync.runtime.hooks.plain_copies import REDUCE
+from autosync.runtime.placement.placed_forward import PlacedForward
+from autosync.runtime.placement.placed_values import PlacedParameter, PlacedValues
+from autosync.runtime.placement.row_exchange import RowExchange
+from autosync.runtime.transport.collective_call import CollectiveCalls
+from autosync.runtime.transport.process_groups import Groups
+
+
+@dataclass(slots=True)
+class PlacedModules:
+    """At work. modules: whose forward deals samples. values: of those that some ranks do not hold.
+    uncopied: objects of which a copy is refused."""
+
+    modules: list[nn.Module]
+    values: PlacedValues
+    uncopied: list[object] = field(default_factory=list)
+    handles: list[Removable] = field(default_factory=list)
+
+    def give_back(self) -> None:
+        """Every rank holds every variable again. A collective."""
+        self.values.give_back()
+
+    def remove(self) -> None:
+        """Modules run on every rank again; values are where they are."""
+        for module in self.modules:
+            module.__dict__.pop("forward", None)
+        for each in self.uncopied:
+            each.__dict__.pop(REDUCE, None)
+        for handle in self.handles:
+            handle.remove()
+        self.handles.clear()
+
+
+def check_placeable(
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    plan: Plan,
+    backend: str,
+) -> dict[PlacedModule, tuple[str, nn.Module]]:
+    """The placed modules and what the model calls them; the same on every rank.
+
+    Raises:
+        InvalidInput: the model has no such module.
+        NotSupported: a module normalizes over its batch or shares a parameter; several optimizers,
+            a GPU.
+    """
+    if not plan.placement:
+        return {}
+    why = remedy = ""
+    if len(optimizers) > 1:
+        why, remedy = f"{len(optimizers)} optimizers train the model", "Give one with groups."
+    elif device_of(model).type != "cpu" or backend != "gloo":
+        why = f"the model is on {device_of(model)} under {backend}"
+        remedy = "Placed modules run in host memory over gloo."
+    if why:
+        raise NotSupported(
+            f"the plan places modules on ranks of their own, but {why}.",
+            thing="plan.placement",
+            value=[placed.module for placed in plan.placement[:8]],
+            remedy=remedy,
+        )
+    found = {placed: _named_module(model, placed) for placed in plan.placement}
+    for name, module in found.values():
+        _check_module(model, name, module)
+    return found
+
+
+def place_modules(
+    found: dict[PlacedModule, tuple[str, nn.Module]],
+    optimizer: Optimizer,
+    plan: Plan,
+    group: dist.ProcessGroup,
+    groups: Groups,
+    store: Store,
+) -> PlacedModules:
+    """found: of `check_placeable`. store: keys of one attached plan only. Collective: every rank
+    opens the same process groups."""
+    everyone = tuple(range(group.size()))
+    exchange = RowExchange(groups.get("placement", everyone, "gloo"), group.rank(), plan.shares)
+    meetings = groups.get("placement-calls", everyone, "gloo")
+    calls = CollectiveCalls(meetings, PrefixStore("placement", store))
+    parameters = [
+        PlacedParameter(
+            module, key, parameter, parameter.shape, placed.ranks[0], group.rank() in placed.ranks
+        )
+        for placed, (_, module) in found.items()
+        if len(placed.ranks) < group.size()
+        for key, parameter in module.named_parameters(remove_duplicate=False)
+        if parameter.requires_grad
+    ]
+    values = PlacedValues(parameters, optimizer, exchange, calls, group)
+    made = PlacedModules([module for _, module in found.values()], values)
+    for placed, (name, module) in found.items():
+        module.__dict__["forward"] = PlacedForward(name, module, placed, exchange)
+    made.handles += values.watch()
+    apart = [module for placed, (_, module) in found.items() if len(placed.ranks) < group.size()]
+    for each in (*apart, *([optimizer] if apart else [])):
+        each.__dict__[REDUCE] = _refuse_copy
+        made.uncopied.append(each)
+    values.release()
+    return made
+
+
+def _refuse_copy(protocol: object) -> NoReturn:
+    """In the place of `__reduce_ex__`, which Python calls to pickle or copy."""
+    raise NotSupported(
+        "a model with placed modules, or its optimizer, was copied or pickled: no rank holds all "
+        "of it.",
+        thing="plan.placement",
+        remedy="Save model.state_dict() and optimizer.state_dict(), on every rank; or copy before "
+        "autosync.distribute or behind autosync.detach.",
+    )
+
+
+def _named_module(model: nn.Module, placed: PlacedModule) -> tuple[str, nn.Module]:
+    """A graph is often recorded from a wrapper around the model, or the model is in one itself."""
+    modules = dict(model.named_modules())
+    if (exact := modules.get(placed.module)) is not None:
+        return placed.module, exact
+    alike = [
+        name
+        for name in modules
+        if name and (name.endswith(f".{placed.module}") or placed.module.endswith(f".{name}"))
+    ]
+    longest = max(map(len, alike), default=0)
+    best = [name for name in alike if len(name) == longest]
+    if len(best) != 1:
+        raise InvalidInput(
+            f"the plan places module {placed.module!r}, which the model "
+            + (f"may have as {best[0]!r} or {best[1]!r}." if best else "does not have."),
+            thing=f"placement of {placed.module}",
+            value=placed.module,
+            remedy="Place modules of this model.",
+        )
+    return best[0], modules[best[0]]
+
+
+def _check_module(model: nn.Module, name: str, module: nn.Module) -> None:
+    for inner, part in module.named_modules(prefix=name):
+        if isinstance(part, _BatchNorm):
+            raise NotSupported(
+                f"module {name!r} is placed, but {inner!r} ({type(part).__name__}) normalizes over "
+                "the samples of its replica's batch.",
+                thing=f"placement of {name}",
+                value=inner,
+                remedy="Leave it with the replicas.",
+            )
+    mine = {id(parameter) for parameter in module.parameters()}
+    for other, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) in mine and not other.startswith(f"{name}."):
+            raise NotSupported(
+                f"module {name!r} is placed, but its parameter is {other!r}, too.",
+                thing=f"placement of {name}",
+                value=other,
+                remedy="Place the smallest module that holds all its readers.",
+            )

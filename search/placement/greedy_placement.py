@@ -1,0 +1,110 @@
+"""A plain proposer: modules with many bytes for little work, one after the other, wherever the
+simulator likes them most."""
+
+from collections.abc import Iterator
+
+from autosync.domain import Domain
+from autosync.errors import InvalidStrategy
+from autosync.placement import PlacedModule, Placement, evenly, in_proportion
+from autosync.search.designs.placed_strategy import with_placement
+from autosync.search.domain_facts import rank_speeds
+from autosync.search.placement.placeable_modules import PlaceableModule, modules_to_place
+from autosync.search.placement.placement_judge import JudgedPlacement, PlacementJudge
+from autosync.strategy import Strategy
+from autosync.verification import verify
+
+LEAST_BYTES_SHARE = 0.01
+"""Of the model's bytes, that a module must hold to be worth a deal."""
+
+LEAST_GAIN = 0.005
+"""Of an iteration: less is within what the timeline is off by."""
+
+
+def place_greedily(
+    judge: PlacementJudge, base: Strategy, budget: int = 400, most_modules: int = 24
+) -> JudgedPlacement:
+    """The best found from `base` (without a placement) in at most `budget` evaluations; `base`
+    itself where nothing is better.
+
+    The heaviest by bytes of variables per FLOP come first, of those that hold a hundredth of the
+    model's bytes. Each is tried on single devices, on subsets and in proportion to speed, beside
+    those placed before it; the best place is kept where it gains. A second pass looks again at
+    each, beside all others.
+    """
+    domain = judge.domain
+    candidates = _candidates(domain, most_modules)
+    stop = judge.evaluations + budget
+    best = judge.judge([base])[0]
+    for again in range(2):
+        for module in candidates:
+            own = list(_neighbours(domain, base, best.strategy.placement, module.name))
+            own = own[: max(0, stop - judge.evaluations)]
+            if not own:
+                return best
+            found = min(judge.judge(own), key=lambda each: each.rank)
+            if _better(found, best):
+                best = found
+        if not best.strategy.placement and not again:
+            break
+    return best
+
+
+def _candidates(domain: Domain, most: int) -> list[PlaceableModule]:
+    least = LEAST_BYTES_SHARE * domain.graph.size_bytes
+    heavy = [each for each in modules_to_place(domain) if each.variable_bytes >= least]
+    return sorted(heavy, key=lambda each: -each.bytes_per_flop)[:most]
+
+
+def _better(found: JudgedPlacement, best: JudgedPlacement) -> bool:
+    if not (found.fits and best.fits):
+        return found.rank < best.rank
+    return found.step_seconds < best.step_seconds * (1 - LEAST_GAIN)
+
+
+def _neighbours(
+    domain: Domain, base: Strategy, placement: Placement, module: str
+) -> Iterator[Strategy]:
+    """The strategy with the module in other places, and with it unplaced."""
+    others = tuple(
+        placed
+        for placed in placement
+        if placed.module != module
+        and not placed.holds(module)
+        and not placed.module.startswith(f"{module}.")
+    )
+    for placed in (None, *module_places(domain, module)):
+        changed = others if placed is None else (*others, placed)
+        if set(changed) == set(placement):
+            continue
+        strategy = with_placement(base, domain, changed)
+        try:
+            verify(strategy, domain)
+        except InvalidStrategy:  # every variable placed, say
+            continue
+        yield strategy
+
+
+def module_places(domain: Domain, module: str) -> Iterator[PlacedModule]:
+    """Each single device, the ranks of each kind of device and of each node evenly, and all ranks
+    in proportion to speed where speeds differ."""
+    world = range(domain.world_size)
+    for rank in world:
+        yield evenly(module, [rank])
+    for ranks in subsets(domain):
+        yield evenly(module, ranks)
+    speeds = rank_speeds(domain)
+    if max(speeds) > min(speeds):
+        yield in_proportion(module, world, speeds)
+
+
+def subsets(domain: Domain) -> list[tuple[int, ...]]:
+    """Ranks of equal speed, and those of a node; of at least two ranks, and not all."""
+    speeds = rank_speeds(domain)
+    nodes = domain.cluster.node_of_server()[: domain.world_size].tolist()
+    found: dict[tuple[int, ...], None] = {}
+    for keys in (speeds, nodes):
+        for key in dict.fromkeys(keys):
+            ranks = tuple(rank for rank, own in enumerate(keys) if own == key)
+            if 1 < len(ranks) < domain.world_size:
+                found[ranks] = None
+    return list(found)

@@ -1,0 +1,73 @@
+"""What a strategy with placed modules is worth: predicted seconds, and whether it fits."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.domain import Domain
+from autosync.population import encode
+from autosync.simulator.numba_compiler import compile_plans_fast
+from autosync.simulator.peak_memory import DomainMemory, device_memory_bytes, memory_of
+from autosync.simulator.simulator_contract import Simulator
+from autosync.strategy import Strategy
+
+OUT_OF_MEMORY = 10.0
+"""By which the reward of what does not fit is multiplied (HeteroG, section 4.1.3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedPlacement:
+    """excess: what ranks need beyond their devices' memory, over all memory; 0 where it fits."""
+
+    strategy: Strategy
+    step_seconds: float
+    excess: float
+
+    @property
+    def fits(self) -> bool:
+        return self.excess == 0.0
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """To compare: what fits before what does not, then the faster; of what does not fit, first
+        what comes nearer."""
+        return self.excess, self.step_seconds
+
+    def reward(self, unit_seconds: float) -> float:
+        """HeteroG's: the negative root of seconds an iteration, ten times that out of memory.
+        unit_seconds: in which they count, so that models of all sizes reward alike."""
+        reward = -sqrt(self.step_seconds / unit_seconds)
+        return reward if self.fits else OUT_OF_MEMORY * reward
+
+
+@dataclass(slots=True)
+class PlacementJudge:
+    """evaluations: strategies judged so far."""
+
+    domain: Domain
+    simulator: Simulator
+    evaluations: int = 0
+    _memory: DomainMemory = field(init=False)
+    _devices: NDArray[np.float64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._memory = memory_of(self.domain)
+        self._devices = device_memory_bytes(self.domain)
+
+    def judge(self, strategies: Sequence[Strategy]) -> list[JudgedPlacement]:
+        population = encode(list(strategies), self.domain)
+        self.evaluations += len(population)
+        seconds = self.simulator.predict(self.domain, population)
+        excess, limited = np.zeros(len(population)), np.isfinite(self._devices)
+        if limited.any():
+            plans = compile_plans_fast(population, self.domain)
+            peaks = self._memory.peak_bytes(plans, population)
+            beyond = np.maximum(peaks - self._devices, 0.0)[:, limited]
+            excess = beyond.sum(axis=1) / self._devices[limited].sum()
+        return [
+            JudgedPlacement(strategy, float(second), float(share))
+            for strategy, second, share in zip(strategies, seconds, excess, strict=True)
+        ]

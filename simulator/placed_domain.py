@@ -1,0 +1,151 @@
+"""A domain as a strategy with placed modules computes it: who computes what, and what is dealt.
+
+Every deal is a collective within the script's own passes, so ranks go on together from one to the
+next: a placed module takes as long as the slowest of its ranks, whoever else waits for it. Seconds
+are stated so that the slowest replica, which the timeline plays, takes them. Not known here: that
+deals share links with gradients that travel meanwhile; and updates are counted as if one rank held
+all variables.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.cluster import Cluster
+from autosync.domain import Domain
+from autosync.module_borders import data_bytes
+from autosync.placement import PlacedModule, Placement
+from autosync.population import Population
+from autosync.profiling import reach_variables
+from autosync.simulator.compute_time import compute_factors
+from autosync.simulator.cost.link_resources import Resources, passing, resources_of
+from autosync.simulator.cost.message_edges import Edges
+from autosync.strategy import Replica
+
+F64 = NDArray[np.float64]
+
+
+def restated_domain(domain: Domain, population: Population, index: int) -> Domain:
+    """The domain for strategy `index`; itself where nothing is placed."""
+    placement = population.placements[population.placement[index]]
+    if not placement:
+        return domain
+    return domain_with_placement(domain, population.layouts[population.layout[index]], placement)
+
+
+def domain_with_placement(
+    domain: Domain, layout: Sequence[Replica], placement: Placement
+) -> Domain:
+    """layout: of the replicas. Compute seconds of placed modules are those of their ranks, and the
+    deals are added to the operations at their borders."""
+    slowest = float(compute_factors(domain, tuple(layout)).max())
+    forward = np.array(domain.profile.forward_seconds)
+    backward = np.array(domain.profile.backward_seconds)
+    trained = reach_variables(domain.graph)
+    replicas = np.zeros(domain.world_size)
+    for replica in layout:
+        replicas[replica.rank] = replica.share
+    where = resources_of(domain.cluster)
+    for placed in placement:
+        _stretch(domain, placed, slowest, forward, backward)
+        _add_deals(domain, placed, where, replicas, slowest, trained, forward, backward)
+    profile = replace(
+        domain.profile,
+        forward_seconds=tuple(forward.tolist()),
+        backward_seconds=tuple(backward.tolist()),
+        note=f"{domain.profile.note}; {len(placement)} modules placed",
+    )
+    return replace(domain, profile=profile)
+
+
+def _stretch(
+    domain: Domain, placed: PlacedModule, slowest: float, forward: F64, backward: F64
+) -> None:
+    operations = list(domain.borders.of(placed.module).operations)
+    devices = domain.cluster.device_of_rank()
+    own = max(
+        share * domain.world_size * domain.profile.factor_on(devices[rank])
+        for rank, share in zip(placed.ranks, placed.shares, strict=True)
+    )
+    forward[operations] *= own / slowest
+    backward[operations] *= own / slowest
+
+
+def _add_deals(
+    domain: Domain,
+    placed: PlacedModule,
+    where: Resources,
+    replicas: F64,
+    slowest: float,
+    trained: list[bool],
+    forward: F64,
+    backward: F64,
+) -> None:
+    graph, cluster = domain.graph, domain.cluster
+    borders = domain.borders.of(placed.module)
+    there, back = (partial(deal_seconds, cluster, where, *e) for e in _divisions(placed, replicas))
+    reports = _startup_seconds(cluster, "all_gather")
+    batch = float(domain.world_size)  # the graph's bytes are one replica's
+    for source, reader in borders.entering:
+        size = graph.operations[source].output_bytes * batch
+        forward[reader] += there(size) / slowest
+        if trained[source]:
+            backward[reader] += back(size) / slowest
+    for reader in borders.from_data:
+        forward[reader] += there(data_bytes(graph, reader) * batch) / slowest
+    for reader in {reader for _, reader in borders.entering} | set(borders.from_data):
+        forward[reader] += reports / slowest
+    for index in borders.leaving:
+        size = graph.operations[index].output_bytes * batch
+        forward[index] += back(size) / slowest
+        if trained[index]:
+            backward[index] += there(size) / slowest
+
+
+def _divisions(placed: PlacedModule, replicas: F64) -> tuple[tuple[F64, F64], tuple[F64, F64]]:
+    """Shares of all ranks, before and after a deal: to the module, and back."""
+    own = np.zeros(len(replicas))
+    own[list(placed.ranks)] = placed.shares
+    return (replicas, own), (own, replicas)
+
+
+def deal_seconds(
+    cluster: Cluster, where: Resources, source: F64, target: F64, size_bytes: float
+) -> float:
+    """Of an all-to-all that turns the division `source` of a batch into `target`, `(world,)` shares
+    each. size_bytes: of the whole batch."""
+    moved = moved_shares(source, target) * size_bytes
+    np.fill_diagonal(moved, 0.0)
+    sender, receiver = np.nonzero(moved)
+    weight = moved[sender, receiver]
+    edges = Edges(sender, receiver, weight, 0.0, 1.0)
+    seconds = float((passing(edges, weight, where) / where.rate).max())
+    outside = where.node[sender] != where.node[receiver]
+    if cluster.connection_gbps and outside.any():
+        rate = cluster.connection_gbps * 1e9 / 8
+        seconds = max(seconds, float(weight[outside].max()) / rate)
+    copies = cluster.cost("all_to_all").seconds_per_byte * float(moved.sum(axis=1).max())
+    return seconds + copies + _startup_seconds(cluster, "all_to_all")
+
+
+def moved_shares(source: F64, target: F64) -> F64:
+    """`(world, world)`: which share of the batch goes from each rank to each; samples keep their
+    order."""
+    stop_from, stop_to = source.cumsum(), target.cumsum()
+    start_from, start_to = stop_from - source, stop_to - target
+    first = np.maximum(start_from[:, None], start_to[None, :])
+    last = np.minimum(stop_from[:, None], stop_to[None, :])
+    shares: F64 = np.maximum(last - first, 0.0)
+    shares[shares < 1e-12] = 0.0
+    return shares
+
+
+def _startup_seconds(cluster: Cluster, kind: str) -> float:
+    cost = cluster.cost(kind)  # type: ignore[arg-type]  # one of its literals
+    startup = cost.startup_seconds + cost.startup_seconds_per_worker * cluster.world_size
+    if cost in cluster.costs:
+        return startup
+    return startup + float(cluster.latency_seconds().max())
