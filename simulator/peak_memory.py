@@ -62,10 +62,11 @@ class DomainMemory:
         after = np.where(kept, self.gradient_bytes, 0.0).sum(axis=1, keepdims=True)
         step = after + self._step_bytes()
         peaks: F64 = fixed + np.maximum(compute, step)
-        for row in np.flatnonzero(population.swap_bytes):
-            held = self._moments(fixed[row], kept[row], shares[row])
+        for row in np.flatnonzero(population.swap_bytes).tolist():
+            of_batch = shares[row] * batch_scale
+            held = self._moments(fixed[row], kept[row], of_batch)
             budget_bytes = float(population.swap_bytes[row])
-            peaks[row] = swapped_peaks(held, self.idle, shares[row], budget_bytes)
+            peaks[row] = swapped_peaks(held, self.idle, of_batch, budget_bytes)
         for code in np.unique(population.engine[population.engine > 0]):
             rows = np.flatnonzero(population.engine == code)
             engine = population.engines[code]
