@@ -418,7 +418,7 @@ def digest(population: Population) -> str:
     sha = hashlib.sha256()
     for field in fields(Population):
         column = getattr(population, field.name)
-        if field.name in ("idle_gather", "engine") and not column.any():
+        if field.name in ("idle_gather", "engine", "swap_bytes") and not column.any():
             continue
         if isinstance(column, np.ndarray):
             sha.update(f"{field.name} {column.dtype} {column.shape}".encode())
