@@ -37,6 +37,21 @@ class Wide(nn.Module):
         return out
 
 
+class Listed(nn.Module):
+    """Layers in a list, which is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.ModuleList(nn.Linear(FEATURES, FEATURES) for _ in range(3))
+        self.last = nn.Linear(FEATURES, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.body:
+            x = torch.relu(layer(x))
+        out: Tensor = self.last(x)
+        return out
+
+
 class SparseTable(nn.Module):
     """A table with sparse gradients before a layer."""
 

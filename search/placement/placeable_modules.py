@@ -48,7 +48,20 @@ def _may_be_placed(name: str, domain: Domain) -> bool:
         check_module(evenly(name, [0]), domain)
     except InvalidStrategy:
         return False
-    return True
+    is_read = any(each.name.rpartition(".")[0] == name for each in domain.graph.variables)
+    return is_read or not _comes_back(name, domain)
+
+
+def _comes_back(name: str, domain: Domain) -> bool:
+    """Whether samples leave the module and enter it again. So they do through a list of modules,
+    which is never called itself. A block that is called twice could be placed, but is not proposed:
+    a graph does not tell the two apart."""
+    borders = domain.borders.of(name)
+    inside, sources = set(borders.operations), set(borders.operations)
+    for index, operation in enumerate(domain.graph.operations):
+        if index not in inside and not sources.isdisjoint(operation.inputs):
+            sources.add(index)
+    return any(source in sources for source, _ in borders.entering)
 
 
 def _weighed(name: str, domain: Domain, is_leaf: bool) -> PlaceableModule:

@@ -153,6 +153,15 @@ def _named_module(model: nn.Module, placed: PlacedModule) -> tuple[str, nn.Modul
 
 
 def _check_module(model: nn.Module, name: str, module: nn.Module) -> None:
+    if type(module).forward is nn.Module.forward:
+        inner = next((f"{name}.{each}" for each in module._modules), name)
+        raise NotSupported(
+            f"module {name!r} ({type(module).__name__}) is placed, but it only holds others and is "
+            "never called.",
+            thing=f"placement of {name}",
+            value=name,
+            remedy=f"Place what it holds, such as {inner!r}.",
+        )
     for inner, part in module.named_modules(prefix=name):
         if isinstance(part, _BatchNorm):
             raise NotSupported(

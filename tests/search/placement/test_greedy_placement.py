@@ -9,7 +9,7 @@ from autosync.search.placement.placement_judge import PlacementJudge
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.verification import verify
 from tests.domains import domain_of, grid_cluster
-from tests.placed_models import LAYERS, MEGABYTE, Mixing, Wide, heavy_layers, recorded
+from tests.placed_models import LAYERS, MEGABYTE, Listed, Mixing, Wide, heavy_layers, recorded
 
 
 def test_modules_that_may_be_placed_are_known_by_their_weight() -> None:
@@ -35,6 +35,11 @@ def test_modules_that_may_be_placed_are_known_by_their_weight() -> None:
         "norm.0",
         "centred.linear",
     }
+
+
+def test_a_list_of_modules_is_no_module_to_place() -> None:
+    found = modules_to_place(recorded(Listed(), 2))
+    assert [each.name for each in found] == ["body.0", "body.1", "body.2", "last"]
 
 
 def test_slow_links_put_modules_on_single_devices() -> None:

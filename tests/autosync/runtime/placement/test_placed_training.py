@@ -22,7 +22,7 @@ from autosync.strategy import Replica
 from autosync.verification import verify
 from tests.autosync.runtime.distributing import refusal
 from tests.autosync.runtime.ranks import Ranks, ranks
-from tests.placed_models import FEATURES, Mixing, SparseTable, Wide, loss, recorded
+from tests.placed_models import FEATURES, Listed, Mixing, SparseTable, Wide, loss, recorded
 
 STEPS = 3
 BATCH = 4
@@ -352,6 +352,19 @@ def test_what_would_differ_from_rank_to_rank_is_refused(pair: Ranks) -> None:
         assert "no rank holds all of it" in each["optimizer"]
     assert "only the ranks that its module is placed on have it" in found[1]["read"]
     assert not found[0]["read"]
+
+
+def listed(rank: int, world: int) -> str:
+    model = make(Listed)
+    where = recorded(make(Listed), world)
+    strategy = with_placement(all_reduce_5mb(where), where, (evenly("body", [1]),))
+    optimizer = optimizer_of("sgd", model)
+    return refusal(lambda: autosync.distribute(model, optimizer, make_bundle(strategy, where)))
+
+
+def test_a_list_of_modules_is_refused_for_it_is_never_called(pair: Ranks) -> None:
+    for found in pair.run(listed):
+        assert "'body' (ModuleList) is placed, but it only holds others" in found
 
 
 def unequal(rank: int, world: int) -> dict[str, str]:
