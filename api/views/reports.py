@@ -21,8 +21,9 @@ from autosync.api.db.tables import (
     TrialRow,
     TuningRow,
 )
+from autosync.api.views.answer_columns import shared_columns, shared_names
 from autosync.api.views.rankings import ranked_strategies as ranked_strategies
-from autosync.api.views.response_model import ResponseModel, shared_columns, shared_names
+from autosync.api.views.response_model import ResponseModel
 from autosync.api.views.sort_orders import SortKey, sorted_page
 from autosync.api.views.time_left import TimeLeft
 from autosync.api.views.tuning_schemas import (

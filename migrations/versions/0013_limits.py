@@ -14,9 +14,7 @@ depends_on: str | Sequence[str] | None = None
 def upgrade() -> None:
     with op.batch_alter_table("outcomes") as outcomes:
         outcomes.add_column(sa.Column("limit_seconds", sa.Double(), nullable=True))
-        outcomes.add_column(
-            sa.Column("baseline", sa.String(), nullable=False, server_default="ddp")
-        )
+        outcomes.add_column(sa.Column("baseline", sa.Text(), nullable=False, server_default="ddp"))
         outcomes.alter_column("ddp_seconds", existing_type=sa.Double(), nullable=True)
 
 

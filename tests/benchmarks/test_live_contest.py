@@ -5,13 +5,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from autosync.bundled_data import data_file
+from autosync.bundled_data import data_file, data_folder
 from autosync.domain import Domain
 from autosync.population import encode
 from autosync.search.collect.collection_plan import CollectionTarget, domain_of, ring_seconds
 from autosync.search.designs import known_designs
+from autosync.simulator.evaluation.measured_dataset import load_dataset
+from autosync.simulator.evaluation.measured_domain import MeasuredDomain
 from autosync.simulator.learned.bundled_simulator import FILE, LEARNED
 from autosync.simulator.learned.checkpoint import read_card
 from autosync.simulator.limit import iteration_limit
@@ -306,7 +309,18 @@ def test_everyone_runs_on_real_links(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert in_ms(None) == "failed"
 
 
-def test_a_tuning_ranks_with_what_has_not_seen_its_model(tmp_path: Path) -> None:
+def first_of(measured: MeasuredDomain, count: int) -> MeasuredDomain:
+    rows = np.arange(count)
+    return MeasuredDomain(
+        measured.domain, measured.population.take(rows), measured.label_seconds[rows]
+    )
+
+
+def test_a_tuning_ranks_with_what_has_not_seen_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = [first_of(each, 24) for each in load_dataset(data_folder("runtimes"))]
+    monkeypatch.setattr("benchmarks.contest.unseen_simulator.load_dataset", lambda folder: few)
     domain = domain_of(domain_named("vgg16-4x1"))
     unseen_simulator(domain, tmp_path, "learned")
     card = read_card(tmp_path / "simulators" / "learned_without_vgg16.safetensors")

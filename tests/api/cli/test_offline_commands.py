@@ -84,7 +84,7 @@ def test_models_and_clusters_are_listed(folder: Path) -> None:
     assert "example-4x1" in names
     table = autosync(folder, "clusters", "--device", "h100", "--find", "aws").stdout
     assert "aws-p5-48xlarge-x4" in table
-    assert "393.28" in table  # dollars an hour, four nodes
+    assert "220.16" in table  # dollars an hour, four nodes
     assert "azure" not in table
 
 

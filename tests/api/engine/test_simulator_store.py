@@ -144,7 +144,7 @@ def test_over_rest_it_comes_back_to_the_byte(client: TestClient, lstm: Files) ->
     weights = client.get("/v1/simulators/five-clusters/weights")
     assert weights.content == lstm[1]
     assert 'filename="five-clusters.safetensors"' in weights.headers["content-disposition"]
-    assert "five-clusters" in client.get("/").text
+    assert "five-clusters" in client.get("/fragments/simulators").text
     assert client.delete("/v1/simulators/five-clusters").status_code == 204
     assert client.get("/v1/simulators/five-clusters").status_code == 404
 
