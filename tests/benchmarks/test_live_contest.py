@@ -316,6 +316,7 @@ def first_of(measured: MeasuredDomain, count: int) -> MeasuredDomain:
     )
 
 
+@pytest.mark.timeout(900)
 def test_a_tuning_ranks_with_what_has_not_seen_its_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
