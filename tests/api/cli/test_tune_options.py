@@ -22,7 +22,7 @@ def settings_of(monkeypatch: pytest.MonkeyPatch, folder: Path, **options: Any) -
         found.append(settings)
         raise Requested
 
-    monkeypatch.setattr(tune_command, "_request", request)
+    monkeypatch.setattr("autosync.api.cli.tuning_start.request_at_scales", request)
     monkeypatch.chdir(folder)
     model, cluster, *_ = small_inputs(folder)
     with pytest.raises(Requested):
