@@ -139,6 +139,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.timeout(900)  # tunings wait for each other's measurements on a machine
 def test_they_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the order of the pages, the first steps first: what one writes the next ones read."""
     monkeypatch.chdir(folder)
