@@ -13,7 +13,7 @@ from autosync.simulator.limit import Limit, iteration_limit
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import device_memory_bytes, memory_of
 from autosync.simulator.placed_domain import restated_domain
-from autosync.simulator.swapped_ranks import swap_slowdowns
+from autosync.simulator.swapped_ranks import swap_slowdown
 from autosync.simulator.timeline.event_loop import (
     ComputeArrays,
     CostArrays,
@@ -101,7 +101,7 @@ def explain_plan(
     messages, costs, compute, in_flight = arguments(plans, domain)
     messages = messages._replace(first=plans.first[index : index + 2])
     factor = slowest_factors(domain, population.layouts)[population.layout[index]]
-    factor *= swap_slowdowns(domain, population, plans)[index]
+    factor *= swap_slowdown(domain, population, plans, index)
     nothing = np.zeros_like(costs.startup)
     swift = costs._replace(
         startup=nothing, copy=nothing, host=nothing, host_byte=nothing, ahead=0.0

@@ -97,6 +97,7 @@ def least_transfer(domain: Domain, allowed: Allowed) -> F64:
     suited = np.isfinite(costs.load[:, :, 0])
     columns = np.argwhere(suited)
     seconds = costs.load[suited] * total[columns[:, 0], None]
+    seconds /= seconds.max() or 1.0  # the solver's tolerance is no share; prices stay the same
     each = np.zeros((classes, len(columns) + 1))
     each[columns[:, 0], np.arange(len(columns))] = 1.0
     from scipy.optimize import linprog  # loaded by what asks for a limit alone

@@ -50,7 +50,8 @@ class DomainMemory:
         batch_scale: at so many times the domain's batch size.
         """
         part = PlanMemory(self.domain, plans, population)
-        fixed = self.domain.graph.size_bytes + part.held_bytes()
+        held_bytes = part.held_bytes()
+        fixed = self.domain.graph.size_bytes + held_bytes
         kept = part.gradients_beside_buffers()
         shares = part.shares()[population.layout]
         compute = np.empty(shares.shape)
@@ -72,11 +73,10 @@ class DomainMemory:
             engine = population.engines[code]
             assert engine is not None
             peaks[rows] = self._sharded_peak(population, int(rows[0]), engine, batch_scale)
-        beside = part.held_bytes() if population.placement.any() else np.empty(0)
         for row in np.flatnonzero(population.placement).tolist():
             placement = population.placements[population.placement[row]]
             of_ranks = self._placed_peaks(placement, shares[row], kept[[row]], batch_scale)
-            peaks[row] = of_ranks + beside[row]
+            peaks[row] = of_ranks + held_bytes[row]
         return peaks
 
     def moment_bytes(

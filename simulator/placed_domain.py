@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.cluster import Cluster
+from autosync.cluster import Cluster, MessageKind
 from autosync.domain import Domain
 from autosync.module_borders import data_bytes
 from autosync.placement import PlacedModule, Placement
@@ -143,8 +143,8 @@ def moved_shares(source: F64, target: F64) -> F64:
     return shares
 
 
-def _startup_seconds(cluster: Cluster, kind: str) -> float:
-    cost = cluster.cost(kind)  # type: ignore[arg-type]  # one of its literals
+def _startup_seconds(cluster: Cluster, kind: MessageKind) -> float:
+    cost = cluster.cost(kind)
     startup = cost.startup_seconds + cost.startup_seconds_per_worker * cluster.world_size
     if cost in cluster.costs:
         return startup

@@ -29,6 +29,13 @@ def swaps_of_ranks(
     return _rank_swaps(memory, held, layout, budget_bytes)
 
 
+def swap_slowdown(domain: Domain, population: Population, plans: PlanTable, index: int) -> float:
+    """`swap_slowdowns` of strategy `index` alone."""
+    if not population.swap_bytes[index]:
+        return 1.0
+    return float(_slowdowns(domain, population, plans, [index])[index])
+
+
 def swap_slowdowns(domain: Domain, population: Population, plans: PlanTable) -> NDArray[np.float64]:
     """`(strategies,)`: how many times longer the slowest rank's forward and backward pass take for
     waiting for transfers; 1 without swapping.
@@ -36,13 +43,19 @@ def swap_slowdowns(domain: Domain, population: Population, plans: PlanTable) -> 
     Raises:
         InvalidStrategy: a budget is less than the least that works.
     """
+    swapping = np.flatnonzero(population.swap_bytes).tolist()
+    return _slowdowns(domain, population, plans, swapping)
+
+
+def _slowdowns(
+    domain: Domain, population: Population, plans: PlanTable, swapping: list[int]
+) -> NDArray[np.float64]:
     slowdowns = np.ones(len(population))
-    swapping = np.flatnonzero(population.swap_bytes)
-    if not len(swapping):
+    if not swapping:
         return slowdowns
     memory = memory_of(domain)
-    moments = memory.moment_bytes(plans, population, swapping.tolist())
-    for index, held in zip(swapping.tolist(), moments, strict=True):
+    moments = memory.moment_bytes(plans, population, swapping)
+    for index, held in zip(swapping, moments, strict=True):
         budgets = np.full(domain.world_size, float(population.swap_bytes[index]))
         layout = population.layouts[population.layout[index]]
         ranks = _rank_swaps(memory, held, layout, budgets)

@@ -114,22 +114,24 @@ def _print_verdict(result: "TuningResult") -> None:
 
 def _print_limit(result: "TuningResult") -> None:
     if result.limit_seconds is not None:
-        share = 100 * result.limit_seconds / result.best_seconds
         out.print(
-            f"That is {share:.0f} % of the limit: no strategy of this space iterates in less than "
-            f"{milliseconds(result.limit_seconds)} ms."
+            f"That is {result.percent_of_limit:.0f} % of the limit: no strategy of this space "
+            f"iterates in less than {milliseconds(result.limit_seconds)} ms."
         )
 
 
 def _print_verdict_without_ddp(result: "TuningResult") -> None:
     taken = f"[bold green]{milliseconds(result.best_seconds)} ms[/] an iteration"
     out.print(f"\nDDP runs out of memory. The answer fits: {taken}.")
-    if result.baseline is not None:
+    if result.repeats:
         out.print(
             f"That is [bold]{result.speedup:.2f} times as fast[/] ({result.speedup_low:.2f} to "
             f"{result.speedup_high:.2f} in {result.repeats} interleaved repeats) as "
             f"{escape(result.baseline)}, the fastest known design that fits."
         )
+    else:
+        out.print("It was not confirmed: nothing that fits could be repeated beside it.")
+    _print_limit(result)
 
 
 def print_two_lines(path: Path) -> None:

@@ -41,6 +41,13 @@ class TuningResult(ResponseModel):
     )
 
     @property
+    def percent_of_limit(self) -> float | None:
+        """How near the answer is to what no strategy can beat; None where that is not known."""
+        if self.limit_seconds is None:
+            return None
+        return 100 * self.limit_seconds / self.best_seconds
+
+    @property
     def compared_with(self) -> str:
         """What speed-ups are over, in a word."""
         return self.baseline if self.ddp_seconds is None else "DDP"

@@ -11,7 +11,7 @@ from autosync.population import Population
 from autosync.simulator.compute_time import compute_factors
 from autosync.simulator.numba_cache import Kernel
 from autosync.simulator.placed_domain import restated_domain
-from autosync.simulator.swapped_ranks import swap_slowdowns
+from autosync.simulator.swapped_ranks import swap_slowdown
 from autosync.simulator.timeline.compute_clock import advance
 from autosync.simulator.timeline.intervals import F64, union
 from autosync.simulator.timeline.timeline_simulator import Played, play_one
@@ -74,7 +74,7 @@ def simulate_trace(
     played = play_one(plans, population, domain, index)
     domain = restated_domain(domain, population, index)
     factors = compute_factors(domain, population.layouts[population.layout[index]])
-    factors = factors * swap_slowdowns(domain, population, plans)[index]
+    factors = factors * swap_slowdown(domain, population, plans, index)
     if played.spans:  # collectives in both passes: ranks go on together
         once = [
             ComputeInterval(rank, *span)

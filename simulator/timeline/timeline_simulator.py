@@ -14,7 +14,7 @@ from autosync.simulator.compute_time import slowest_factors
 from autosync.simulator.cost.network import SERVER_OPERATIONS, Network, network_of
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.placed_domain import restated_domain
-from autosync.simulator.swapped_ranks import swap_slowdowns
+from autosync.simulator.swapped_ranks import swap_slowdown, swap_slowdowns
 from autosync.simulator.timeline.compute_clock import TALLIES
 from autosync.simulator.timeline.event_loop import (
     ComputeArrays,
@@ -141,7 +141,7 @@ def play_one(plans: PlanTable, population: Population, domain: Domain, index: in
     begin, stop = int(plans.first[index]), int(plans.first[index + 1])
     one = messages._replace(first=plans.first[index : index + 2])
     factors = slowest_factors(domain, population.layouts)[population.layout[index : index + 1]]
-    factors = factors * swap_slowdowns(domain, population, plans)[index]
+    factors = factors * swap_slowdown(domain, population, plans, index)
     if population.engine[index]:
         shard_ranks = _shard_ranks(population, index)
         own = play_sharded(plans, index, costs, compute, float(factors[0]), shard_ranks)

@@ -9,7 +9,7 @@ from autosync.allowed import Allowed
 from autosync.cluster import Cluster, Link
 from autosync.domain import Domain
 from autosync.population import encode
-from autosync.simulator.limit import iteration_limit
+from autosync.simulator.limit import iteration_limit, least_transfer
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import AllReduce, Encoding, ParameterServer
 from tests.domains import chain_graph, domain_of
@@ -99,3 +99,10 @@ def test_what_may_lag_is_bound_by_compute_and_bytes_alone() -> None:
 
 def one_owner(variable: int) -> ParameterServer:
     return ParameterServer(variable % 4, variable)
+
+
+def test_links_far_faster_than_the_model_is_large_have_a_limit() -> None:
+    graph = chain_graph(((16, 4),) * 2)
+    slow = least_transfer(domain_of(graph, cluster_of(2, gbps=1.0), 1e-3), Allowed())
+    fast = least_transfer(domain_of(graph, cluster_of(2, gbps=1e6), 1e-3), Allowed())
+    assert fast == pytest.approx(slow / 1e6)

@@ -13,6 +13,7 @@ from autosync.population import encode
 from autosync.simulator.analytic import AnalyticSimulator
 from autosync.simulator.explanation import explain
 from autosync.simulator.idle_activations import idle_activations
+from autosync.simulator.learned.features.strategy_features import features_of
 from autosync.simulator.memory_check import check_memory, fitting_rows
 from autosync.simulator.message_digests import digests_of
 from autosync.simulator.numba_compiler import compile_plans_fast
@@ -162,3 +163,12 @@ def test_an_activation_that_is_used_without_pause_is_never_idle() -> None:
     )
     # relu keeps its output, which the last operation keeps as well: used in moments 2, 3 and 4.
     assert len(idle_activations(small, on_gpu=False).spans) == 0
+
+
+def test_features_begin_with_the_timelines_seconds_of_a_swapping_strategy() -> None:
+    domain = four()
+    least = int(0.7 * peak(domain, None))
+    population = encode([within(domain, None), within(domain, least)], domain)
+    base = features_of(domain, population).base_seconds
+    assert base == pytest.approx(TimelineSimulator().predict(domain, population))
+    assert base[1] > base[0]

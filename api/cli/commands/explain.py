@@ -54,7 +54,7 @@ def explain(
         autosync explain best.json
         autosync explain 3f2a90c1 --trace trace.json
     """
-    from autosync.api.cli.document_arguments import load_strategy_or_bundle
+    from autosync.api.cli.arguments.document_arguments import load_strategy_or_bundle
     from autosync.bundle import Bundle
     from autosync.documents import to_data
     from autosync.strategy import Strategy

@@ -149,7 +149,7 @@ def _of_autodist(
 
 def _text(path: Path) -> str:
     """Of a small file; more than that is not read."""
-    from autosync.api.cli.document_arguments import read_bytes
+    from autosync.api.cli.arguments.document_arguments import read_bytes
     from autosync.cluster_file import MAX_BYTES
 
     if path.is_file() and path.stat().st_size > MAX_BYTES:

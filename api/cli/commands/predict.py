@@ -74,10 +74,10 @@ def predict(
     """
     from dataclasses import asdict
 
-    from autosync.api.cli.domain_arguments import ProfileChoice, load_domain
+    from autosync.api.cli.arguments.domain_arguments import ProfileChoice, load_domain
+    from autosync.api.cli.arguments.simulator_arguments import load_simulator
     from autosync.api.cli.domain_summary import describe_domain
     from autosync.api.cli.prediction_answers import answer_all, calibrate
-    from autosync.api.cli.simulator_arguments import load_simulator
 
     choice = ProfileChoice(profile, device, efficiency, step_seconds)
     alone = load_domain(model, cluster, batch, choice)
@@ -145,7 +145,7 @@ def _one(domain: "Domain", name: str) -> "StrategyToPredict":
         InvalidInput, InvalidStrategy, NotSupported: it does not apply to this domain; says why.
         NotFound: nothing goes by that name; suggests what was probably meant.
     """
-    from autosync.api.cli.document_arguments import load_strategy, unknown_name
+    from autosync.api.cli.arguments.document_arguments import load_strategy, unknown_name
     from autosync.api.cli.prediction_answers import StrategyToPredict
     from autosync.search.designs.design_table import BUILDERS
     from autosync.search.designs.published_methods import METHODS, method_named

@@ -79,7 +79,7 @@ def quickstart(
 
 def _domain() -> "Domain":
     """The module recorded here and now, on the bundled cluster."""
-    from autosync.api.cli.domain_arguments import ProfileChoice, load_profile
+    from autosync.api.cli.arguments.domain_arguments import ProfileChoice, load_profile
     from autosync.api.cli.domain_summary import describe_domain
     from autosync.cluster_file import load_cluster
     from autosync.domain import Domain

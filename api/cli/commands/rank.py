@@ -55,10 +55,10 @@ def rank(
         autosync rank resnet50 example-4x1
         autosync rank bert_base my-cluster.yaml --step-seconds 0.18
     """
-    from autosync.api.cli.domain_arguments import ProfileChoice, load_domain
+    from autosync.api.cli.arguments.domain_arguments import ProfileChoice, load_domain
+    from autosync.api.cli.arguments.simulator_arguments import load_simulator
     from autosync.api.cli.domain_summary import describe_domain, warn_of_memory
     from autosync.api.cli.progress import compilation_lines
-    from autosync.api.cli.simulator_arguments import load_simulator
     from autosync.simulator.cost.rank_servers import ONE_BY_ONE, served_one_by_one
 
     choice = ProfileChoice(profile, device, efficiency, step_seconds)

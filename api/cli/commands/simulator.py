@@ -202,7 +202,7 @@ def add(
 
     Example: `autosync simulator add five-clusters trained.safetensors`
     """
-    from autosync.api.cli.document_arguments import read_bytes
+    from autosync.api.cli.arguments.document_arguments import read_bytes
     from autosync.api.cli.open_database import opened
     from autosync.api.engine.simulator_store import store_simulator
 

@@ -139,7 +139,7 @@ def tune(
         autosync tune --resume 3f2a90c1
         autosync tune resnet50 my-cluster.yaml --from best.json -o better.json
     """
-    from autosync.api.cli.domain_arguments import ProfileChoice, load_domain
+    from autosync.api.cli.arguments.domain_arguments import ProfileChoice, load_domain
     from autosync.api.cli.earlier_tunings import beginning_from
     from autosync.api.cli.open_database import opened
     from autosync.api.cli.tuning_start import request_at_scales, resumed_tuning, started_tuning

@@ -68,14 +68,13 @@ def _of_limit(result: TuningResult) -> str:
     """How near the answer is to what no strategy can beat."""
     if result.limit_seconds is None:
         return ""
-    share = 100 * result.limit_seconds / result.best_seconds
-    return f", {share:.0f} % of the limit of {_step(result.limit_seconds)}"
+    return f", {result.percent_of_limit:.0f} % of the limit of {_step(result.limit_seconds)}"
 
 
 def _without_ddp(what: str, result: TuningResult) -> tuple[str, str]:
     """Where DDP ran out of memory, so that what fits is compared with the fastest known design."""
     full = f"{what}: torch's DDP runs out of memory"
-    taken = f"{_step(result.best_seconds)} an iteration"
+    taken = f"{_step(result.best_seconds)} an iteration{_of_limit(result)}"
     if not result.repeats:
         return f"{full}; what fits was not confirmed", f"{taken} in the search."
     if result.speedup_low == result.speedup_high == 1.0:

@@ -81,8 +81,8 @@ def features_of_plans(
     with_shards: also of each shard set, for the LSTM and the GAT; the others need sums only.
     """
     times = timeline_times(plans, population, domain)
-    special = (population.engine, population.staleness, population.placement)
-    plain = not any(column.any() for column in special)
+    special = ("engine", "staleness", "swap_bytes", "placement")  # messages do not tell of these
+    plain = not any(getattr(population, column).any() for column in special)
     known = plain and np.isfinite(times.seconds).all()  # what is not sound is refused by name
     predicted = TimelineSimulator().predict_plans
     base = times.seconds if known else predicted(domain, population, plans)

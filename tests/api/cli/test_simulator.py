@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from autosync.api.cli.arguments.simulator_arguments import load_simulator
 from autosync.api.cli.commands.simulator import app
 from autosync.api.cli.open_database import uses_bundled_simulator
-from autosync.api.cli.simulator_arguments import load_simulator
 from autosync.api.db import connect, migrate
 from autosync.api.engine.registry import BUNDLED_VERSION
 from autosync.api.engine.simulator_versions import promote

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autosync.api.cli.document_arguments import load_named_cluster, read_bytes
-from autosync.api.cli.model_arguments import load_graph
+from autosync.api.cli.arguments.document_arguments import load_named_cluster, read_bytes
+from autosync.api.cli.arguments.model_arguments import load_graph
 from autosync.errors import InvalidInput
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from autosync.api.cli.document_arguments import unknown_name
+from autosync.api.cli.arguments.document_arguments import unknown_name
 from autosync.errors import NotFound
 
 if TYPE_CHECKING:

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autosync.api.cli.console import warn
-from autosync.api.cli.document_arguments import read_bytes, unknown_name
-from autosync.api.cli.foreign_models import (
+from autosync.api.cli.arguments.document_arguments import read_bytes, unknown_name
+from autosync.api.cli.arguments.foreign_models import (
     foreign_name,
     is_foreign_module,
     is_onnx_file,
     load_foreign_module,
     onnx_graph,
 )
+from autosync.api.cli.console import warn
 from autosync.errors import InvalidInput
 
 if TYPE_CHECKING:
