@@ -166,8 +166,8 @@ def test_an_activation_that_is_used_without_pause_is_never_idle() -> None:
 
 
 def test_features_begin_with_the_timelines_seconds_of_a_swapping_strategy() -> None:
-    domain = four()
-    least = int(0.7 * peak(domain, None))
+    domain = four(operation_seconds=1e-5)
+    least = int(np.ceil(peak(domain, 1)))
     population = encode([within(domain, None), within(domain, least)], domain)
     base = features_of(domain, population).base_seconds
     assert base == pytest.approx(TimelineSimulator().predict(domain, population))

@@ -18,7 +18,7 @@ import pytest
 from sqlalchemy import select
 
 from autosync.api.db import Database, connect
-from autosync.api.db.tables import EventRow, TrialRow, TuningRow
+from autosync.api.db.tables import EventRow, ProposalRow, TrialRow, TuningRow
 from autosync.api.engine import tuning_queue
 from autosync.api.engine.leases import ClaimedWork, EndReason, leased
 from autosync.api.engine.submission import enqueue
@@ -136,6 +136,13 @@ def ranks_live(worker: Running, key: str) -> bool:
     return len(worker.started()) > RANKS  # and what they are forked from
 
 
+def runs_a_trial(worker: Running, key: str) -> bool:
+    """What was ranked stands proposed, and the ranks, which lived before, have it to run."""
+    with worker.database.reading() as session:
+        proposed = session.scalar(select(ProposalRow.key).where(ProposalRow.tuning_id == key))
+    return proposed is not None and ranks_live(worker, key)
+
+
 PROBING = replace(QUICK, settings=replace(SETTINGS, probe=True))
 RANKING = replace(QUICK, settings=replace(SETTINGS, proposals=ENDLESS))
 IN_A_TRIAL = replace(
@@ -147,8 +154,8 @@ PHASES = {
     "waiting": (replace(QUICK, launcher="auto"), said("waiting"), "waiting"),
     "probing": (PROBING, probes, "opening"),
     "ranking": (RANKING, said("ranking"), "ranking"),
-    "in a trial": (IN_A_TRIAL, ranks_live, "ranking"),
-    "in a local trial": (replace(IN_A_TRIAL, launcher="local"), ranks_live, "ranking"),
+    "in a trial": (IN_A_TRIAL, runs_a_trial, "ranking"),
+    "in a local trial": (replace(IN_A_TRIAL, launcher="local"), runs_a_trial, "ranking"),
     "confirming": (QUICK, said("confirm"), "confirm"),
 }
 
