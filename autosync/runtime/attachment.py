@@ -215,6 +215,8 @@ def attach(
                         placed, optimizers[0], plan, group, opened, meeting.store
                     )
                 attachment.handles.append(attachment.placed)
+        if attachment.placed is not None:  # no rank goes back from here
+            attachment.placed.release()
         undo.pop_all()
     ATTACHED.plans[id(model)] = attachment
     return attachment
