@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.optim import Optimizer
 
-from autosync.errors import AutosyncError, InvalidInput
+from autosync.errors import AutosyncError, InvalidInput, NotSupported
 from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.hooks.gradient_hooks import Removable
@@ -32,11 +32,12 @@ from autosync.runtime.hooks.torch_compile import opaque
 from autosync.runtime.staleness.clocked_buckets import ClockedBucket, clocked_buckets
 from autosync.runtime.staleness.lagging_groups import LaggingGroups, met_ranks, wait_for
 from autosync.runtime.staleness.mean_optimizer_state import take_mean_state
-from autosync.runtime.staleness.scaler_refusal import refuse_scalers
+from autosync.runtime.staleness.scaler_refusal import check_unscaled, mark_for_scalers
 from autosync.runtime.staleness.server_client import Reading, ServerClient
 from autosync.runtime.staleness.shard_server import OwnedValues, ShardServer
 from autosync.runtime.staleness.stamped_messages import PeerMessages
 from autosync.runtime.transport.collective_call import CollectiveCalls
+from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.runtime.transport.rank_agreement import ranks_meet
 
 log = logging.getLogger("autosync")
@@ -70,7 +71,25 @@ class ClockedAttachment:
 
     def before_forward(self, module: nn.Module, *_: Any) -> None:
         if module is self.model:  # and no copy of it
-            check_not_in_ddp(self.model)
+            with self._peers_told():
+                check_not_in_ddp(self.model)
+
+    def check_step(self, guard: CoverageGuard, optimizer: Optimizer, *_: Any) -> None:
+        with self._peers_told():
+            guard.check(optimizer)
+            check_unscaled(optimizer)
+
+    @contextmanager
+    def _peers_told(self) -> Iterator[None]:
+        """What this rank refuses inside, the others read where they miss its updates; what another
+        has refused is what fails here."""
+        try:
+            yield
+        except NotSupported as error:
+            self.groups.meeting.refusals.post(error)
+            raise
+        except SynchronizationFailed as error:
+            raise self.client.fail(error) from error
 
     def before_step(self, *_: Any) -> None:
         self.client.check()
@@ -105,20 +124,23 @@ class ClockedAttachment:
 
         Raises:
             InvalidInput: ranks have taken different numbers of steps.
+            NotSupported: a module buffer has changed its shape; or a rank has refused to go on, in
+                its words.
             SynchronizationFailed: a rank died, or did not come.
         """
         self.client.check()
-        with ranks_meet():
-            self.calls.meet(call)
-            self._check_steps(call)
-        self.client.read_own()
-        with ranks_meet():
-            self._barrier()  # from here on every server holds every update
-            for bucket in self.buckets:
-                self._broadcast(bucket)
-        self.client.drop()
-        self.groups.buffers.start(wait_for)
-        self.groups.buffers.finish(wait_for)
+        with self._peers_told():
+            with ranks_meet():
+                self.calls.meet(call)
+                self._check_steps(call)
+            self.client.read_own()
+            with ranks_meet():
+                self._barrier()  # from here on every server holds every update
+                for bucket in self.buckets:
+                    self._broadcast(bucket)
+            self.client.drop()
+            self.groups.buffers.start(wait_for)
+            self.groups.buffers.finish(wait_for)
 
     def _broadcast(self, bucket: ClockedBucket) -> None:
         flat = self.before[bucket.index]
@@ -266,7 +288,8 @@ def attach_clocked(
             bucket.gather(met.parameters, before[bucket.index])
         owned = [OwnedValues(b, before[b.index], world) for b in buckets if b.owner == rank]
         messages = PeerMessages(met.gradients)
-        client = ServerClient(buckets, rank, plan.staleness, messages, met.all.timeout)
+        refusals, timeout = met.meeting.refusals, met.all.timeout
+        client = ServerClient(buckets, rank, plan.staleness, messages, refusals, timeout)
         server = ShardServer(owned, rank, world, plan.staleness, messages, client)
         because = "no rank holds the sum of all updates"
         made = ClockedAttachment(
@@ -294,10 +317,10 @@ def _install(made: ClockedAttachment) -> None:
     model, optimizer = made.model, made.given
     guard = CoverageGuard(model, [optimizer], made.parameters)
     made.handles += [
-        *guard.watch_steps(),
         guard.watch_others(),
         PlainCopies(model, lambda: None),  # of this rank's values as they are
-        *refuse_scalers(optimizer),
+        mark_for_scalers(optimizer),
+        optimizer.register_step_pre_hook(lambda *given: made.check_step(guard, *given)),
         optimizer.register_step_pre_hook(made.before_step),
         optimizer.register_step_post_hook(made.after_step),
         optimizer.register_state_dict_pre_hook(made.before_optimizer_state),

@@ -29,7 +29,7 @@ from autosync.runtime.hooks.plain_copies import PlainCopies
 from autosync.runtime.hooks.torch_compile import opaque
 from autosync.runtime.staleness.gradient_pipeline import KEY, GradientPipeline
 from autosync.runtime.staleness.lagging_groups import met_ranks
-from autosync.runtime.staleness.scaler_refusal import refuse_scalers
+from autosync.runtime.staleness.scaler_refusal import check_unscaled, mark_for_scalers
 from autosync.runtime.transport.module_buffers import BufferBroadcast
 from autosync.runtime.transport.process_groups import Groups
 
@@ -254,7 +254,8 @@ def _install(made: PipelinedAttachment) -> None:
         made.handles.append(parameter.register_post_accumulate_grad_hook(hook))
     made.handles += [
         optimizer.register_step_pre_hook(made.check_step),
-        *refuse_scalers(optimizer),
+        mark_for_scalers(optimizer),
+        optimizer.register_step_pre_hook(check_unscaled),
         optimizer.register_step_post_hook(made.note_step),
         optimizer.register_state_dict_post_hook(made.save),
         optimizer.register_load_state_dict_pre_hook(made.load),

@@ -298,6 +298,38 @@ def test_who_needs_updates_of_a_rank_that_has_left_is_told(pair: Ranks) -> None:
     assert words.startswith("after 3 steps: rank 1 has left")
 
 
+def refuses(rank: int, world: int, culprit: int, what: str) -> str:
+    """The culprit does in its second iteration what it may not, and its script ends of it."""
+    made = counting(world, 1)
+    said = "no error"
+    try:
+        for iteration in range(5):
+            if (rank, iteration) == (culprit, 1):
+                if what == "group":
+                    made.given.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+                elif what == "scaler":
+                    made.given.__dict__["grad_scale"] = torch.ones(1)
+            count(made, iteration, rank)
+    except AutosyncError as error:
+        said = f"{type(error).__name__}: {error}"
+    made.at_exit()
+    return said
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.parametrize(
+    ("what", "words"), [("group", "parameter groups was changed"), ("scaler", "a GradScaler steps")]
+)
+def test_who_needs_updates_of_a_rank_that_has_refused_reads_why(
+    three: Ranks, what: str, words: str, culprit: int
+) -> None:
+    answers = three.run(refuses, culprit, what)
+    why = answers.pop(culprit)
+    kind, _, said = why.partition(": ")
+    assert words in said
+    assert answers == [f"{kind}: rank {culprit} stopped: {said}"] * 2
+
+
 def survive(rank: int, world: int, victim: int) -> tuple[str, bool]:
     """What a survivor was told, and whether it is told again and then has its model back."""
     made = counting(world, 1)
