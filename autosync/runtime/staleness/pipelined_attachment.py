@@ -13,7 +13,6 @@ from torch.autograd import Variable as Autograd
 from torch.optim import Optimizer
 
 from autosync.errors import NotSupported
-from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.execution.monitor import Monitor
 from autosync.runtime.execution.nested_backward import (
@@ -28,7 +27,7 @@ from autosync.runtime.hooks.optimizer_coverage import CoverageGuard
 from autosync.runtime.hooks.plain_copies import PlainCopies
 from autosync.runtime.hooks.torch_compile import opaque
 from autosync.runtime.staleness.gradient_pipeline import KEY, GradientPipeline
-from autosync.runtime.staleness.lagging_groups import met_ranks
+from autosync.runtime.staleness.lagging_groups import LaggingJob, met_ranks
 from autosync.runtime.staleness.scaler_refusal import check_unscaled, mark_for_scalers
 from autosync.runtime.transport.module_buffers import BufferBroadcast
 from autosync.runtime.transport.process_groups import Groups
@@ -208,17 +207,7 @@ class PipelinedAttachment:
             self.buffers.finish(self.monitor.wait_for_work)
 
 
-def attach_pipelined(
-    model: nn.Module,
-    optimizer: Optimizer,
-    plan: Plan,
-    names: tuple[str, ...],
-    group: dist.ProcessGroup,
-    *,
-    max_grad_norm: float | None = None,
-    share_values: bool = True,
-    agreed: bool = False,
-) -> PipelinedAttachment:
+def attach_pipelined(job: LaggingJob) -> PipelinedAttachment:
     """As `attachment.attach`, for a plan that applies gradients later. A collective over the
     process group.
 
@@ -226,19 +215,19 @@ def attach_pipelined(
         NotSupported: the plan has messages that are no plain all-reduces between all ranks, the
             model is not in host memory, or a gradient is sparse.
     """
-    with met_ranks(model, plan, names, group, share_values, agreed) as met:
+    with met_ranks(job) as met:
         monitor = Monitor(met.all.close, state_is_split=False, refusals=met.meeting.refusals)
-        share = plan.shares[group.rank()]
+        share = job.plan.shares[job.group.rank()]
         made = PipelinedAttachment(
-            model,
-            optimizer,
-            GradientPipeline(plan, names, met.parameters, met.gradients, share, monitor),
+            job.model,
+            job.optimizer,
+            GradientPipeline(job.plan, job.names, met.parameters, met.gradients, share, monitor),
             met.parameters,
             met.buffers,
             monitor,
             met.meeting.control,
             met.all,
-            max_grad_norm,
+            job.max_grad_norm,
         )
         met.undo.callback(made.undo)
         _install(made)

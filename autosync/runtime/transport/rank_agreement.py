@@ -106,9 +106,7 @@ def _gathered(control: Any, mine: bytes) -> list[bytes]:
     padded = torch.tensor(list(mine.ljust(longest, b"\0")), dtype=torch.uint8, device="cpu")
     texts = [torch.zeros_like(padded) for _ in range(world)]
     control.allgather([texts], [padded]).wait()
-    return [
-        bytes(text[: int(each)].tolist()) for text, each in zip(texts, lengths, strict=True)
-    ]
+    return [bytes(text[: int(each)].tolist()) for text, each in zip(texts, lengths, strict=True)]
 
 
 def _other_tensors(first: dict[str, str], rank: int, other: dict[str, str]) -> InvalidInput:

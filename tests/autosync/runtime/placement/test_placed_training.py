@@ -431,7 +431,9 @@ def half_placed(rank: int, world: int, given: Bundle, culprit: int) -> tuple[str
     found += [name for name, module in model.named_modules() if REDUCE in vars(module)]
     if model.table.__dict__.pop("forward") is not kept:
         found.append("another forward")
-    found += [f"{name}.forward" for name, module in model.named_modules() if "forward" in vars(module)]
+    found += [
+        f"{name}.forward" for name, module in model.named_modules() if "forward" in vars(module)
+    ]
     if shapes != [(parameter.shape, parameter.requires_grad) for parameter in model.parameters()]:
         found.append("parameters without values")
     train(model, optimizer, rank)  # alone

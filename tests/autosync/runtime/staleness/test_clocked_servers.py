@@ -19,7 +19,9 @@ from torch import Tensor, nn
 
 import autosync
 from autosync.errors import AutosyncError, InvalidInput
-from autosync.runtime.staleness.clocked_attachment import ClockedAttachment, attach_clocked
+from autosync.runtime.staleness.clocked_attachment import ClockedAttachment
+from autosync.runtime.staleness.clocked_setup import attach_clocked
+from autosync.runtime.staleness.lagging_groups import LaggingJob
 from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import (
@@ -84,7 +86,7 @@ def attached(
     made = replace(plan(case, model, world), staleness=staleness)
     group = dist.group.WORLD
     assert group is not None
-    return attach_clocked(model, optimizer, made, names, group)
+    return attach_clocked(LaggingJob(model, optimizer, made, names, group))
 
 
 def count(made: ClockedAttachment, iteration: int, rank: int) -> None:
@@ -385,9 +387,8 @@ def clipped(rank: int, world: int) -> float:
     group = dist.group.WORLD
     assert group is not None
     names = tuple(name for name, _ in model.named_parameters())
-    made = attach_clocked(
-        model, optimizer, plan(SERVERS, model, world), names, group, max_grad_norm=1.0
-    )
+    job = LaggingJob(model, optimizer, plan(SERVERS, model, world), names, group, max_grad_norm=1.0)
+    made = attach_clocked(job)
     before = [p.detach().clone() for p in model.parameters()]
     count(made, 0, 0)  # the same on every rank
     made.detach()
