@@ -50,8 +50,8 @@ class PlanMemory:
 
     def behind_backward_bytes(self, gradient_bytes: F64, step_bytes: float) -> F64:
         """The most that gradients and the optimizer's step take beside what is held all the time,
-        `(n, 1)`. Of pipelined gradients the step has views of late sums, or tensors that are made of
-        them while this iteration's gradients are still there.
+        `(n, 1)`. Of pipelined gradients the step has views of late sums, or tensors made of them
+        while this iteration's gradients are still there.
 
         gradient_bytes f64[V]. step_bytes: what the step needs for itself.
         """

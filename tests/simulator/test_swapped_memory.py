@@ -177,8 +177,8 @@ def test_features_begin_with_the_timelines_seconds_of_a_swapping_strategy() -> N
 
 
 def test_what_ifs_know_that_compute_waits_for_transfers() -> None:
-    """The same change of a cluster is a smaller part of an iteration that is longer for waiting; and
-    waits do not grow with compute."""
+    """The same change of a cluster is a smaller part of an iteration that waits; and waits do not
+    grow with compute."""
     domain = four(operation_seconds=1e-5)
     least = int(np.ceil(peak(domain, 1)))
     population = encode([within(domain, None), within(domain, least)], domain)
