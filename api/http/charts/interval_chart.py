@@ -71,7 +71,8 @@ def interval_chart(
         return Drawing(width, bottom + 38, tuple(parts))
 
     words = "; ".join(
-        f"{each.name}: {each.median:.2f} times as fast as {baseline}, {each.low:.2f} to {each.high:.2f}"
+        f"{each.name}: {each.median:.2f} times as fast as {baseline}, "
+        f"{each.low:.2f} to {each.high:.2f}"
         for each in intervals
     )
     told = [note] if note else []

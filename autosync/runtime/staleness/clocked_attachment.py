@@ -163,8 +163,17 @@ class ClockedAttachment:
     def _barrier(self) -> None:
         self.groups.meeting.control.barrier(dist.BarrierOptions()).wait()
 
+    @property
+    def failure(self) -> Exception | None:
+        return self.client.failure
+
     def flush(self) -> None:
         self.settle("flush()")
+
+    def stop(self, error: AutosyncError) -> None:
+        self.client.fail(error)
+        self.groups.meeting.refusals.post(error)
+        self.leave()
 
     def detach(self, keep_state: bool = True) -> None:
         """Give every rank the sum of all updates and the mean of the optimizers' states, then leave

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd import Variable as Autograd
 from torch.optim import Optimizer
 
-from autosync.errors import NotSupported
+from autosync.errors import AutosyncError, NotSupported
 from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.execution.monitor import Monitor
 from autosync.runtime.execution.nested_backward import (
@@ -58,6 +58,13 @@ class PipelinedAttachment:
     stepped: bool = True
     buffers_sent: bool = False
     end_is_expected: bool = False
+
+    @property
+    def failure(self) -> AutosyncError | None:
+        return self.monitor.failure
+
+    def stop(self, error: AutosyncError) -> None:
+        self.monitor.stop(error)
 
     def flush(self) -> None:
         """Nothing is under way any more; what no step has applied is kept."""

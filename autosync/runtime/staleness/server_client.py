@@ -44,8 +44,8 @@ class Reading:
 
 class ServerClient:
     """buckets: of the plan. iterations: whose updates have left. clock: how many iterations of
-    every rank the values hold that `read` gave last. refusals: of all ranks. timeout: how long
-    values are waited for."""
+    every rank the values hold that `read` gave last. failure: what has ended it. refusals: of all
+    ranks. timeout: how long values are waited for."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class ServerClient:
         self._under_way: deque[Exchange] = deque()
         self._free: list[Exchange] = []
         self._changed = Condition()
-        self._failure: Exception | None = None
+        self.failure: Exception | None = None
         self._left = False
         owners = sorted({bucket.owner for bucket in buckets} - {rank})
         self._due: dict[int, SimpleQueue[Exchange | None]] = {o: SimpleQueue() for o in owners}
@@ -82,8 +82,8 @@ class ServerClient:
 
     def check(self) -> None:
         """Raises what has failed before."""
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
 
     def new_exchange(self) -> Exchange:
         """Buffers for the next iteration's updates; `send` takes them."""
@@ -196,7 +196,7 @@ class ServerClient:
     def _wait(self, until: Callable[[], bool]) -> None:
         """Called with the condition."""
         done = self._changed.wait_for(
-            lambda: self._failure is not None or until(), self._timeout.total_seconds()
+            lambda: self.failure is not None or until(), self._timeout.total_seconds()
         )
         self.check()
         if not done:
@@ -240,12 +240,12 @@ class ServerClient:
 
     def fail(self, error: Exception) -> Exception:
         """Returns the first failure. Where a peer has refused to go on, that is what failed."""
-        if self._failure is None:
+        if self.failure is None:
             error = self._refusals.find() or error
         with self._changed:
-            self._failure = self._failure or error
+            self.failure = self.failure or error
             self._changed.notify_all()
-        return self._failure
+        return self.failure
 
 
 def _lost(error: object) -> SynchronizationFailed:
