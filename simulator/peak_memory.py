@@ -126,7 +126,7 @@ class DomainMemory:
         shares: of the ranks, over the even one. kept: `(1, V)`.
         """
         domain, sizes = self.domain, self.domain.variables.size_bytes
-        holdings = placed_holdings(domain, placement, shares)
+        holdings = placed_holdings(domain, placement, shares, self.on_gpu)
         curve = activation_curve(domain.graph, self.on_gpu, holdings.rows)
         copies = np.where(domain.variables.sparse, 1.0, 2.0) + domain.optimizer.state_tensors
         found = np.empty(domain.world_size)
