@@ -28,7 +28,7 @@ from autosync.simulator.cost.link_resources import (
     resources_of,
 )
 from autosync.simulator.cost.message_edges import Edges
-from autosync.simulator.cost.network import startup_seconds
+from autosync.simulator.cost.message_startup import startup_seconds
 from autosync.strategy import Replica
 
 F64 = NDArray[np.float64]

@@ -25,6 +25,7 @@ from autosync.simulator.cost.link_resources import (
     resources_of,
 )
 from autosync.simulator.cost.message_edges import edges_of
+from autosync.simulator.cost.message_startup import startup_seconds
 
 F64 = NDArray[np.float64]
 
@@ -117,16 +118,6 @@ def link_seconds_per_byte(
     """How long one message within a team holds its slowest resource, per byte of a replica's."""
     edges = edges_of(operation, team, root, cluster.backend)
     return float(load_of(edges, resources_of(cluster)).max())
-
-
-def startup_seconds(
-    cluster: Cluster, kind: MessageKind, workers: int, latency_seconds: float
-) -> float:
-    """Of a message among so many workers. latency_seconds: of its steps one after another; a cost
-    that the cluster states holds them already."""
-    cost = cluster.cost(kind)
-    startup = cost.startup_seconds + cost.startup_seconds_per_worker * workers
-    return startup if cost in cluster.costs else startup + latency_seconds
 
 
 class _Row(NamedTuple):
