@@ -82,10 +82,14 @@ class ClockedAttachment:
         try:
             yield
         except NotSupported as error:
-            self.groups.meeting.refusals.post(error)
+            if error is not self.client.failure:  # a peer's refusal, which is posted
+                self.groups.meeting.refusals.post(error)
             raise
         except SynchronizationFailed as error:
-            raise self.client.fail(error) from error
+            failure = self.client.fail(error)
+            if failure is error:
+                raise
+            raise failure from error
 
     def before_step(self, *_: Any) -> None:
         self.client.check()
