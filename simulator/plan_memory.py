@@ -109,8 +109,7 @@ class PlanMemory:
     def _pipelined_bytes(self) -> F64:
         """Optimizer state, and a slot of all buckets for each iteration that may be under way
         (`runtime.staleness.gradient_pipeline`), `(n, 1)`."""
-        slots = self.population.staleness[:, None] + 1.0
-        return (slots + self.domain.optimizer.state_tensors) * self._model_bytes
+        return (self._slots + self.domain.optimizer.state_tensors) * self._model_bytes
 
     def _clocked_bytes(self) -> F64:
         """Of parameter servers with clocks, `(n, world)`. Each rank has the whole state, the values
@@ -118,8 +117,7 @@ class PlanMemory:
         answers (`runtime.staleness.server_client`); an owner its values, in the type of sums, and
         for each other rank an update and an answer (`runtime.staleness.shard_server`)."""
         pushes, peers = self.plans.operation == Op.PUSH, self.domain.world_size - 1
-        slots = self.population.staleness[:, None] + 1.0
-        everywhere = self.domain.optimizer.state_tensors + 1 + 2 * slots
+        everywhere = self.domain.optimizer.state_tensors + 1 + 2 * self._slots
         owned = self._at_owner(pushes, self._sum_bytes + 2 * peers * self._flat_bytes)
         return everywhere * self._model_bytes + owned
 
@@ -127,6 +125,11 @@ class PlanMemory:
     def _lags(self) -> NDArray[np.bool_]:
         found: NDArray[np.bool_] = self.population.staleness > 0
         return found
+
+    @cached_property
+    def _slots(self) -> F64:
+        """Iterations that may be under way at once, `(n, 1)`."""
+        return self.population.staleness[:, None].astype(np.float64) + 1.0
 
     @cached_property
     def _has_clocks(self) -> NDArray[np.bool_]:
@@ -137,7 +140,8 @@ class PlanMemory:
     def _whole_in_a_bucket(self) -> NDArray[np.bool_]:
         """`(n, V)`."""
         cut = (self.population.axis > 0) & (self.population.parts > 1)
-        return (self._buckets_of_variables == 1) & ~cut
+        found: NDArray[np.bool_] = (self._buckets_of_variables == 1) & ~cut
+        return found
 
     @cached_property
     def _model_bytes(self) -> F64:

@@ -218,7 +218,8 @@ def attach(
             streams.synchronize_current()
             engine.start()
             _install(attachment, plan.shares[group.rank()])
-            if placed:
+        if placed:
+            with begun_together(meeting):  # after all have come so far: placing opens groups
                 with ranks_meet():
                     attachment.placed = place_modules(
                         placed, optimizers[0], plan, group, opened, meeting.store

@@ -54,6 +54,6 @@ def _remove_generated_sources() -> None:
     imports them, and leaves them there."""
     for name, module in list(sys.modules.items()):
         if name.startswith(GENERATED):
-            for path in (module.__file__, module.__cached__):
+            for path in (module.__file__, getattr(module, "__cached__", None)):
                 if path is not None:
                     Path(path).unlink(missing_ok=True)

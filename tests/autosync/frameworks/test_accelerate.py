@@ -340,24 +340,22 @@ def lagged(rank: int, world: int, case: Case, folder: str) -> tuple[float, list[
     shipped = bundle_of(case, make_model("mlp"), world)
     use_bundle(accelerator, shipped, allow_staleness=True, on_drift=print)
     plain, beside = make_model("mlp"), make_model("mlp")
-    rates = {"lr": 0.1, "momentum": 0.9}
-    model, optimizer, loader = accelerator.prepare(
-        plain, torch.optim.SGD(plain.parameters(), **rates), data_loader(world)
+    first, second = (
+        torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (plain, beside)
     )
-    other, by_hand = autosync.distribute(
-        beside, torch.optim.SGD(beside.parameters(), **rates), shipped, allow_staleness=True
-    )
+    model, optimizer, loader = accelerator.prepare(plain, first, data_loader(world))
+    other, by_hand = autosync.distribute(beside, second, shipped, allow_staleness=True)
     for inputs, wanted in loader:
         accelerator.backward(nn.functional.mse_loss(model(inputs), wanted))
         accelerator.clip_grad_norm_(model.parameters(), 1e6)
         nn.functional.mse_loss(other(inputs), wanted).backward()
-        for each in (optimizer, by_hand):
-            each.step()
-            each.zero_grad()
+        for stepping in (optimizer, by_hand):
+            stepping.step()
+            stepping.zero_grad()
     accelerator.save_state(folder)
     accelerator.load_state(folder)
-    for each in (plain, beside):
-        autosync.detach(each)
+    for trained in (plain, beside):
+        autosync.detach(trained)
     difference = largest_difference(dict(plain.state_dict()), dict(beside.state_dict()))
     return difference, torch.cat([p.detach().flatten() for p in plain.parameters()]).tolist()
 

@@ -401,19 +401,28 @@ def test_modules_that_mix_samples_are_refused_by_name_on_every_rank(pair: Ranks)
         assert "one number of samples each" in found["rows"]
 
 
-class Stubborn(nn.Linear):
-    """Refuses a hook that the placing installs among its last ones."""
+class RefusesLoading(nn.Linear):
+    """Refuses a hook that is installed before modules are placed."""
 
     def register_load_state_dict_pre_hook(self, hook: Any) -> Any:
         raise TypeError("no hooks on this module")
 
 
-def half_placed(rank: int, world: int, given: Bundle, culprit: int) -> tuple[str, list[str]]:
+class RefusesSaving(nn.Linear):
+    """Refuses a hook that the placing of modules installs."""
+
+    def register_state_dict_post_hook(self, hook: Any) -> Any:
+        raise TypeError("no hooks on this module")
+
+
+def half_placed(
+    rank: int, world: int, given: Bundle, culprit: int, kind: type[nn.Linear]
+) -> tuple[str, list[str]]:
     """The words in which rank `culprit` stops in the middle of placing, and what is left."""
     os.environ["AUTOSYNC_HOST"] = f"host{rank}"
     model = make()
     if rank == culprit:
-        model.last = Stubborn(8, 3)
+        model.last = kind(8, 3)
 
     def scaled(x: Tensor) -> Tensor:
         return 2 * x
@@ -445,8 +454,11 @@ def _state_hooked(module: nn.Module) -> bool:
 
 
 @pytest.mark.parametrize("culprit", [0, 1])
-def test_what_fails_half_placed_leaves_the_model_as_it_was(pair: Ranks, culprit: int) -> None:
-    answers = pair.run(half_placed, bundle(PAIR["several"], 2), culprit)
+@pytest.mark.parametrize("kind", [RefusesLoading, RefusesSaving])
+def test_what_fails_half_placed_leaves_the_model_as_it_was(
+    pair: Ranks, kind: type[nn.Linear], culprit: int
+) -> None:
+    answers = pair.run(half_placed, bundle(PAIR["several"], 2), culprit, kind)
     for said, found in answers:
         assert "no hooks on this module" in said
         assert found == []
