@@ -50,6 +50,7 @@ from autosync.runtime.transport.bundle_agreement import (
     refused_everywhere,
 )
 from autosync.runtime.transport.process_groups import working_group
+from autosync.runtime.transport.rank_agreement import forms_of
 from autosync.runtime.updates.clipping import check_max_norm, clip_before_step, clipping_of_several
 from autosync.runtime.updates.optimizer_scope import check_one_backward, warn_if_together
 
@@ -121,6 +122,7 @@ def distribute(
         host_name(),
         change=variable_changes(shipped, network),
         given=given_to(shipped, arguments),
+        tensors=forms_of(network),
     )
     reports = exchange_reports(mine, group, device)
     changed = changes_anywhere(shipped, reports)

@@ -2,7 +2,7 @@
 each of them can begin."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from autosync.errors import AutosyncError, InvalidInput
@@ -72,11 +72,13 @@ def share_initial_values(control: Any, model: nn.Module) -> None:
     """Every rank begins with rank 0's parameters and buffers, as with torch's DDP.
 
     Raises:
-        InvalidInput: on every rank, where one has other tensors than rank 0.
+        InvalidInput: on every rank, where one has other tensors than rank 0: a broadcast between
+            two sizes would end the process, or never.
     """
-    held = dict([*model.named_parameters(), *model.named_buffers()])
-    _check_same_tensors(control, held)
-    for tensor in held.values():
+    told = json.dumps(list(forms_of(model).items()))  # in the order in which values are sent
+    if len(set(_gathered(control, sha256(told.encode()).digest()))) > 1:
+        check_same_tensors([dict(json.loads(other)) for other in _gathered(control, told.encode())])
+    for tensor in [*model.parameters(), *model.buffers()]:
         copy = tensor.detach().cpu().contiguous()
         flat = copy.view(-1).view(torch.uint8)
         control.broadcast([flat], dist.BroadcastOptions()).wait()
@@ -84,15 +86,17 @@ def share_initial_values(control: Any, model: nn.Module) -> None:
             tensor.copy_(copy)
 
 
-def _check_same_tensors(control: Any, held: Mapping[str, Tensor]) -> None:
-    """A broadcast between tensors of two sizes would end the process, or never."""
-    mine = {name: f"{tensor.dtype}{list(tensor.shape)}" for name, tensor in held.items()}
-    told = json.dumps(list(mine.items()))  # in the order in which they are sent
-    if len(set(_gathered(control, sha256(told.encode()).digest()))) == 1:
-        return
-    everyone = [dict(json.loads(other)) for other in _gathered(control, told.encode())]
+def forms_of(model: nn.Module) -> dict[str, str]:
+    """Type and shape of its parameters and buffers, by name."""
+    held = [*model.named_parameters(), *model.named_buffers()]
+    return {name: f"{tensor.dtype}{list(tensor.shape)}" for name, tensor in held}
+
+
+def check_same_tensors(everyone: Sequence[dict[str, str]]) -> None:
+    """everyone: `forms_of` each rank's model. Raises InvalidInput where one is not rank 0's."""
+    first = list(everyone[0].items())
     for rank, other in enumerate(everyone):
-        if list(other.items()) != list(everyone[0].items()):
+        if list(other.items()) != first:
             raise _other_tensors(everyone[0], rank, other)
 
 
