@@ -64,13 +64,21 @@ def _synchronization(strategy: Strategy, domain: Domain | None) -> str:
 
 
 def _staleness(strategy: Strategy) -> list[str]:
-    if not strategy.staleness:
-        return []
+    return [lag_in_words(strategy)] if strategy.staleness else []
+
+
+def lag_in_words(strategy: Strategy) -> str:
+    """What is late, and by how much: of a strategy of a staleness above 0."""
     late = "1 iteration" if strategy.staleness == 1 else f"{strategy.staleness} iterations"
+    return (
+        f"values at most {late} old" if has_clocks(strategy) else f"gradients applied {late} later"
+    )
+
+
+def has_clocks(strategy: Strategy) -> bool:
+    """Which of the two forms a strategy that lags has: servers with clocks, else pipelined."""
     shards = (shard for choice in strategy.choices for shard in choice.shards)
-    if any(isinstance(shard, ParameterServer) for shard in shards):
-        return [f"values at most {late} old"]
-    return [f"gradients applied {late} later"]
+    return any(isinstance(shard, ParameterServer) for shard in shards)
 
 
 def engine_name(strategy: Strategy) -> str:

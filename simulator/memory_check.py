@@ -73,7 +73,8 @@ def fitting_rows(domain: Domain, population: Population) -> NDArray[np.int64]:
     memory = memory_of(domain)
     shares = [replica.share for layout in population.layouts for replica in layout]
     shares += [s for placement in population.placements for each in placement for s in each.shares]
-    if memory.most_bytes(max(shares) * domain.world_size) <= devices.min():
+    staleness = int(population.staleness.max(initial=0))
+    if memory.most_bytes(max(shares) * domain.world_size, staleness) <= devices.min():
         return everything
     peaks = memory.peak_bytes(compile_plans_fast(population, domain), population)
     return np.flatnonzero((peaks <= devices).all(axis=1))

@@ -60,12 +60,11 @@ class DomainMemory:
                 self.curve, self.gradient_bytes, kept, float(share) * batch_scale
             )
             compute = np.where(shares == share, of_share[:, None], compute)
-        after = np.where(kept, self.gradient_bytes, 0.0).sum(axis=1, keepdims=True)
-        step = after + self._step_bytes()
-        peaks: F64 = fixed + np.maximum(compute, step)
+        after = part.behind_backward_bytes(self.gradient_bytes, self._step_bytes())
+        peaks: F64 = fixed + np.maximum(compute, after)
         for row in np.flatnonzero(population.swap_bytes).tolist():
             of_batch = shares[row] * batch_scale
-            held = self._moments(fixed[row], kept[row], of_batch)
+            held = self._moments(fixed[row], kept[row], of_batch, float(after[row, 0]))
             budget_bytes = float(population.swap_bytes[row])
             peaks[row] = swapped_peaks(held, self.idle, of_batch, budget_bytes)
         for code in np.unique(population.engine[population.engine > 0]):
@@ -88,15 +87,17 @@ class DomainMemory:
         part = PlanMemory(self.domain, plans, population)
         fixed = self.domain.graph.size_bytes + part.held_bytes()
         kept, shares = part.gradients_beside_buffers(), part.shares()
+        after = part.behind_backward_bytes(self.gradient_bytes, self._step_bytes())
         for row in rows:
-            yield self._moments(fixed[row], kept[row], shares[population.layout[row]])
+            of_batch = shares[population.layout[row]]
+            yield self._moments(fixed[row], kept[row], of_batch, float(after[row, 0]))
 
-    def _moments(self, fixed: F64, kept: NDArray[np.bool_], shares: F64) -> F64:
+    def _moments(self, fixed: F64, kept: NDArray[np.bool_], shares: F64, after: float) -> F64:
         """The same of one strategy. fixed f64[world]: bytes held all the time. kept bool[V]: see
-        `gradients_beside_buffers`. shares f64[world]: of the batch, over the even one."""
+        `gradients_beside_buffers`. shares f64[world]: of the batch, over the even one. after: see
+        `behind_backward_bytes`."""
         gradients = moment_gradients(self.curve, self.gradient_bytes, kept)
         living = self.curve.held[0] + gradients + shares[:, None] * self.curve.held[1]
-        after = self.gradient_bytes[kept].sum() + self._step_bytes()
         step = np.full((len(living), 1), after)
         held: F64 = fixed[:, None] + np.hstack((living, step))
         return held
@@ -125,7 +126,7 @@ class DomainMemory:
         shares: of the ranks, over the even one. kept: `(1, V)`.
         """
         domain, sizes = self.domain, self.domain.variables.size_bytes
-        holdings = placed_holdings(domain, placement, shares)
+        holdings = placed_holdings(domain, placement, shares, self.on_gpu)
         curve = activation_curve(domain.graph, self.on_gpu, holdings.rows)
         copies = np.where(domain.variables.sparse, 1.0, 2.0) + domain.optimizer.state_tensors
         found = np.empty(domain.world_size)
@@ -141,16 +142,17 @@ class DomainMemory:
             found[rank] = domain.graph.size_bytes - absent + max(compute, step)
         return found
 
-    def most_bytes(self, share: float) -> float:
+    def most_bytes(self, share: float, staleness: int = 0) -> float:
         """More than any strategy takes on any rank: values, gradients beside buffers, packed forms
         of them, an error fed back, a flat copy; and what every other rank may send of it.
 
-        share: the largest share of the batch, over the even one.
+        share: the largest share of the batch, over the even one. staleness: the largest.
         """
         table, world = self.domain.variables, self.domain.world_size
         activations = (self.curve.held[0] + max(share, 1.0) * self.curve.held[1]).max()
         copies = 7.0 + self.domain.optimizer.state_tensors
         copies += world if self.domain.cluster.backend == "gloo" else 0
+        copies += 2.0 * (staleness + world) if staleness else 0  # under way, and at servers
         columns = table.elements // table.dims[:, 0]
         factors = table.factor_rows * (table.dims[:, 0] + columns) * table.item_bytes
         gathered = world * float(factors.sum() + self.gradient_bytes[table.sparse].sum())

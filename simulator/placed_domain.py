@@ -21,8 +21,14 @@ from autosync.placement import PlacedModule, Placement
 from autosync.population import Population
 from autosync.profiling import reach_variables
 from autosync.simulator.compute_time import compute_factors
-from autosync.simulator.cost.link_resources import Resources, passing, resources_of
+from autosync.simulator.cost.link_resources import (
+    Resources,
+    connection_seconds,
+    load_of,
+    resources_of,
+)
 from autosync.simulator.cost.message_edges import Edges
+from autosync.simulator.cost.message_startup import startup_seconds
 from autosync.strategy import Replica
 
 F64 = NDArray[np.float64]
@@ -120,13 +126,9 @@ def deal_seconds(
     moved = moved_shares(source, target) * size_bytes
     np.fill_diagonal(moved, 0.0)
     sender, receiver = np.nonzero(moved)
-    weight = moved[sender, receiver]
-    edges = Edges(sender, receiver, weight, 0.0, 1.0)
-    seconds = float((passing(edges, weight, where) / where.rate).max())
-    outside = where.node[sender] != where.node[receiver]
-    if cluster.connection_gbps and outside.any():
-        rate = cluster.connection_gbps * 1e9 / 8
-        seconds = max(seconds, float(weight[outside].max()) / rate)
+    edges = Edges(sender, receiver, moved[sender, receiver], 0.0, 1.0)
+    on_links = float(load_of(edges, where).max())
+    seconds = max(on_links, connection_seconds(cluster, edges, where))
     copies = cluster.cost("all_to_all").seconds_per_byte * float(moved.sum(axis=1).max())
     return seconds + copies + _startup_seconds(cluster, "all_to_all")
 
@@ -144,8 +146,6 @@ def moved_shares(source: F64, target: F64) -> F64:
 
 
 def _startup_seconds(cluster: Cluster, kind: MessageKind) -> float:
-    cost = cluster.cost(kind)
-    startup = cost.startup_seconds + cost.startup_seconds_per_worker * cluster.world_size
-    if cost in cluster.costs:
-        return startup
-    return startup + float(cluster.latency_seconds().max())
+    """Of one step among all ranks."""
+    latency = float(cluster.latency_seconds().max())
+    return startup_seconds(cluster, kind, cluster.world_size, latency)

@@ -17,6 +17,9 @@ GATHERS = tuple(int(op) for op in (Op.SPARSE_ALL_GATHER, Op.FACTOR_ALL_GATHER))
 PUSHES = tuple(int(op) for op in Op if op.to_owner)
 SPARSE = tuple(int(op) for op in Op if op.sparse)
 
+LEAST_SUM_BYTES = 4
+"""An element's, as `runtime.transport.gloo.sum_type` has it."""
+
 F64 = NDArray[np.float64]
 
 
@@ -30,17 +33,34 @@ class PlanMemory:
 
     def held_bytes(self) -> F64:
         """Message buffers, optimizer state and copies of values, `(n, world)`."""
-        return self._state_bytes() + self._buffer_bytes() + self._update_bytes()
+        exact = self._state_bytes() + self._buffer_bytes() + self._update_bytes()
+        if not self._lags.any():
+            return exact
+        late = np.where(self._has_clocks[:, None], self._clocked_bytes(), self._pipelined_bytes())
+        return np.where(self._lags[:, None], late, exact)
 
     def gradients_beside_buffers(self) -> NDArray[np.bool_]:
         """`(n, V)`: whose gradients live in tensors of their own. A whole variable that lies in one
-        bucket has a view of it instead; torch's DDP keeps both."""
-        population = self.population
-        cut = (population.axis > 0) & (population.parts > 1)
-        in_one = (self._buckets_of_variables == 1) & ~cut
-        is_ddp = population.order == Order.DDP
-        result: NDArray[np.bool_] = is_ddp[:, None] | ~in_one | self.domain.variables.sparse
+        bucket has a view of it instead; torch's DDP and plans that lag keep both."""
+        copied = (self.population.order == Order.DDP) | self._lags
+        result: NDArray[np.bool_] = (
+            copied[:, None] | ~self._whole_in_a_bucket | self.domain.variables.sparse
+        )
         return result
+
+    def behind_backward_bytes(self, gradient_bytes: F64, step_bytes: float) -> F64:
+        """The most that gradients and the optimizer's step take beside what is held all the time,
+        `(n, 1)`. Of pipelined gradients the step has views of late sums, or tensors made of them
+        while this iteration's gradients are still there.
+
+        gradient_bytes f64[V]. step_bytes: what the step needs for itself.
+        """
+        kept = np.where(self.gradients_beside_buffers(), gradient_bytes, 0.0).sum(axis=1)
+        joined = np.where(self._whole_in_a_bucket, 0.0, gradient_bytes).sum(axis=1)
+        pipelined = np.maximum(joined + step_bytes, joined + kept)
+        late = self._lags & ~self._has_clocks
+        found: F64 = np.where(late, pipelined, kept + step_bytes)[:, None]
+        return found
 
     def shares(self) -> F64:
         """Of each layout's ranks, over the even one, `(layouts, world)`."""
@@ -86,6 +106,48 @@ class PlanMemory:
         held = self._at_owner((update == Update.OWNER) & ~sparse, size)
         return held + self._summed(update == Update.SHARD, size) / self.domain.world_size
 
+    def _pipelined_bytes(self) -> F64:
+        """Optimizer state, and a slot of all buckets for each iteration that may be under way
+        (`runtime.staleness.gradient_pipeline`), `(n, 1)`."""
+        return (self._slots + self.domain.optimizer.state_tensors) * self._model_bytes
+
+    def _clocked_bytes(self) -> F64:
+        """Of parameter servers with clocks, `(n, world)`. Each rank has the whole state, the values
+        before a step, and for each iteration that may be under way its updates and room for the
+        answers (`runtime.staleness.server_client`); an owner its values, in the type of sums, and
+        for each other rank an update and an answer (`runtime.staleness.shard_server`)."""
+        pushes, peers = self.plans.operation == Op.PUSH, self.domain.world_size - 1
+        everywhere = self.domain.optimizer.state_tensors + 1 + 2 * self._slots
+        owned = self._at_owner(pushes, self._sum_bytes + 2 * peers * self._flat_bytes)
+        return everywhere * self._model_bytes + owned
+
+    @cached_property
+    def _lags(self) -> NDArray[np.bool_]:
+        found: NDArray[np.bool_] = self.population.staleness > 0
+        return found
+
+    @cached_property
+    def _slots(self) -> F64:
+        """Iterations that may be under way at once, `(n, 1)`."""
+        return self.population.staleness[:, None].astype(np.float64) + 1.0
+
+    @cached_property
+    def _has_clocks(self) -> NDArray[np.bool_]:
+        pushed = self._strategy_of_message[self.plans.operation == Op.PUSH]
+        return np.isin(np.arange(len(self.plans)), pushed)
+
+    @cached_property
+    def _whole_in_a_bucket(self) -> NDArray[np.bool_]:
+        """`(n, V)`."""
+        cut = (self.population.axis > 0) & (self.population.parts > 1)
+        found: NDArray[np.bool_] = (self._buckets_of_variables == 1) & ~cut
+        return found
+
+    @cached_property
+    def _model_bytes(self) -> F64:
+        """All buckets once, `(n, 1)`."""
+        return self._summed(self.plans.after < 0, self._flat_bytes)
+
     @cached_property
     def _strategy_of_message(self) -> NDArray[np.int64]:
         return np.repeat(np.arange(len(self.plans)), np.diff(self.plans.first))
@@ -111,9 +173,18 @@ class PlanMemory:
     @cached_property
     def _flat_bytes(self) -> F64:
         """Of each message's bucket: its values."""
+        return self._bucket_bytes(self.domain.variables.item_bytes)
+
+    @cached_property
+    def _sum_bytes(self) -> F64:
+        """The same in the type in which sums are formed, of 4 bytes at least."""
+        return self._bucket_bytes(np.maximum(self.domain.variables.item_bytes, LEAST_SUM_BYTES))
+
+    def _bucket_bytes(self, item_bytes: NDArray[np.int64]) -> F64:
+        """item_bytes: of each variable."""
         plans = self.plans
-        item_bytes = self.domain.variables.item_bytes[self._variable_of_piece]
-        pieces = ((plans.piece_stop - plans.piece_start) * item_bytes).astype(np.float64)
+        of_piece = item_bytes[self._variable_of_piece]
+        pieces = ((plans.piece_stop - plans.piece_start) * of_piece).astype(np.float64)
         buckets = len(plans.bucket_first) - 1
         size = np.bincount(self._bucket_of_piece, weights=pieces, minlength=buckets)
         result: F64 = size.astype(np.float64)[plans.bucket]

@@ -1,10 +1,21 @@
 """What tests of several rooms need of the machine."""
 
+import shutil
+from collections.abc import Iterator
+from multiprocessing.util import get_temp_dir
+
 import pytest
 
 from autosync.errors import NotSupported
 from autosync.trials.testbed import namespaces
 from tests.domains import grid_cluster
+
+
+@pytest.fixture(scope="session", autouse=True)
+def sockets_of_multiprocessing_removed() -> Iterator[None]:
+    """A worker of xdist ends without what would remove their folder at exit."""
+    yield
+    shutil.rmtree(get_temp_dir(), ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from autosync.cluster_file import load_cluster
@@ -27,21 +28,26 @@ def losses(script: str, *arguments: str, spawn: bool = False) -> list[float]:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "MASTER_PORT": port}
-    command = [sys.executable, *(() if spawn else TORCHRUN), str(EXAMPLES / script), *arguments]
-    command += ["--spawn", "2"] if spawn else []
+
+    def command(logs: str) -> list[str]:
+        started = [str(EXAMPLES / script), *arguments]
+        if spawn:
+            return [sys.executable, *started, "--spawn", "2"]
+        return [sys.executable, *TORCHRUN, "--log-dir", logs, *started]
 
     checkpoints = [Path(argument) for argument in arguments if argument.endswith(".pt")]
     kept = {path: path.read_bytes() for path in checkpoints if path.is_file()}
 
     def run() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            command,
-            cwd=ROOT,
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            timeout=LONGEST_SECONDS,
-        )
+        with tempfile.TemporaryDirectory() as logs:  # torchrun keeps its own
+            return subprocess.run(
+                command(logs),
+                cwd=ROOT,
+                env={**os.environ, **environment},
+                capture_output=True,
+                text=True,
+                timeout=LONGEST_SECONDS,
+            )
 
     done = run()
     if "before" in script and ABORTED_AT_EXIT in done.stderr:

@@ -29,10 +29,13 @@ from autosync.api.views.dashboard.trial_points import (
     confirmed_speedups,
     ddp_seconds,
     median_by_strategy,
+    median_seconds,
     pairs_by_round,
     trial_points,
 )
+from autosync.api.views.rankings import baseline_strategy
 from autosync.api.views.tuning_schemas import Tuning
+from autosync.search.loop.outcome import DDP
 from autosync.simulator.limit import Limit
 
 NAMED = 400
@@ -51,24 +54,41 @@ def tuning_charts(session: Session, tuning: Tuning) -> tuple[list[Chart], Limit]
         convergence_chart(convergence_points(points), ddp, limit.seconds),
         _prediction(session, tuning, points, limit.seconds),
     ]
-    if confirmed := confirmed_speedups(points):
-        names = strategy_labels(session, [each.strategy_id for each in confirmed])
-        answer = tuning.result.strategy_id if tuning.result else ""
-        intervals = [
-            SpeedupInterval(
-                names[each.strategy_id].whole,
-                each.low,
-                each.median,
-                each.high,
-                each.repeats,
-                each.strategy_id == answer,
-            )
-            for each in confirmed
-        ]
-        charts.append(interval_chart(intervals, ddp / limit.seconds if ddp else None))
+    if (confirmation := _confirmation(session, tuning, points, limit.seconds)) is not None:
+        charts.append(confirmation)
     if rounds := pairs_by_round(points):
         charts.append(rounds_chart(rounds))
     return charts, limit
+
+
+def _confirmation(
+    session: Session, tuning: Tuning, points: Sequence[TrialPoint], limit_seconds: float
+) -> Chart | None:
+    """Finalists over the baseline, which is another design where DDP ran out of memory. None before
+    a repeat has both."""
+    base = baseline_strategy(session, tuning.id)
+    confirmed = [] if base is None else confirmed_speedups(points, base.strategy_id)
+    if base is None or not confirmed:
+        return None
+    names = strategy_labels(session, [each.strategy_id for each in confirmed])
+    answer = tuning.result.strategy_id if tuning.result else ""
+    intervals = [
+        SpeedupInterval(
+            names[each.strategy_id].whole,
+            each.low,
+            each.median,
+            each.high,
+            each.repeats,
+            each.strategy_id == answer,
+        )
+        for each in confirmed
+    ]
+    seconds = median_seconds(each for each in points if each.strategy_id == base.strategy_id)
+    limit = seconds / limit_seconds if seconds else None
+    if base.origin == DDP:
+        return interval_chart(intervals, limit, "DDP")
+    note = f"Compared with {base.origin}, which fits: torch's DDP ran out of memory."
+    return interval_chart(intervals, limit, base.origin, note)
 
 
 def convergence_points(points: Sequence[TrialPoint]) -> list[ConvergencePoint]:

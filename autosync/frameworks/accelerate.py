@@ -6,7 +6,6 @@ the bundle where Accelerate's own puts torch's DDP around it.
 
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from autosync.bundle import Bundle, load_bundle
+from autosync.bundle import Bundle
 from autosync.errors import InvalidInput, NotSupported
-from autosync.frameworks.extras import needs, refuse_other_training
+from autosync.frameworks.bundle_options import BundleOptions
+from autosync.frameworks.extras import needs
 from autosync.runtime.attached_models import ATTACHED, REPLICATED
-from autosync.runtime.distributed import distribute
+from autosync.runtime.drift_watch import OnDrift
 from autosync.runtime.gradient_norm import clip_grad_norm_
 from autosync.runtime.hooks.torch_compile import compiled_from
 from autosync.runtime.transport.bundle_agreement import refused_everywhere
@@ -36,21 +36,14 @@ ELSEWHERE = ("tp_enabled", "cp_enabled", "sp_enabled", "dp_shard_enabled")
 """Dimensions of Accelerate's ParallelismConfig that a bundle knows nothing of."""
 
 
-@dataclass(frozen=True, slots=True)
-class BundleOptions:
-    """What `use_bundle` was given; see `autosync.distribute`."""
-
-    bundle: Bundle | str | Path
-    allow_lossy: bool = False
-    ddp_options: Mapping[str, Any] = field(default_factory=dict)
-
-
 def use_bundle(
     accelerator: Any,
     bundle: Bundle | str | Path,
     *,
     allow_lossy: bool = False,
     ddp_options: Mapping[str, Any] | None = None,
+    allow_staleness: bool = False,
+    on_drift: OnDrift | None = None,
 ) -> None:
     """From now on `accelerator.prepare(model, optimizer, ...)` trains the model as the bundle says.
 
@@ -60,7 +53,8 @@ def use_bundle(
 
     accelerator: an accelerate.Accelerator that has not prepared the model yet. ddp_options: of
     DistributedDataParallel where that is used, beside the accelerator's own
-    DistributedDataParallelKwargs.
+    DistributedDataParallelKwargs. allow_lossy, allow_staleness, on_drift: see
+    `autosync.distribute`.
 
     Raises:
         NotSupported: the accelerator shards models itself, or changes what DDP sends.
@@ -73,7 +67,7 @@ def use_bundle(
         )
         return
     _check_data_parallel(accelerator)
-    given = BundleOptions(bundle, allow_lossy, dict(ddp_options or {}))
+    given = BundleOptions(bundle, allow_lossy, dict(ddp_options or {}), allow_staleness, on_drift)
     accelerator.__dict__[GIVEN] = given
     if not isinstance(accelerator, BundleAccelerator):
         accelerator.__class__ = _bundle_class(type(accelerator))  # type: ignore[arg-type]
@@ -135,21 +129,13 @@ class BundleAccelerator(Accelerator):  # type: ignore[misc]  # has no types
         given: BundleOptions = self.__dict__[GIVEN]
         with refused_everywhere(working_group(None), self.device):
             _check_one(models, optimizers)
-            bundle = given.bundle
-            shipped = bundle if isinstance(bundle, Bundle) else load_bundle(bundle)
+            shipped = given.load("Accelerate")
             _check_even(shipped)
-            refuse_other_training(shipped, "Accelerate")
         prepared = super().prepare_model(models[0], device_placement, evaluation_mode=True)
         for optimizer in optimizers:
             if optimizer.state:
                 optimizer.load_state_dict(optimizer.state_dict())  # beside its parameters
-        network, _ = distribute(
-            prepared,
-            optimizers[0] if len(optimizers) == 1 else optimizers,
-            shipped,
-            allow_lossy=given.allow_lossy,
-            ddp_options={**_ddp_options(self), **given.ddp_options},
-        )
+        network = given.distribute(prepared, optimizers, shipped, _ddp_options(self))
         setattr(network, PREPARED, True)
         return network
 

@@ -5,18 +5,20 @@ The LightningModule stays unwrapped under a plan: Lightning calls its `training_
 call `self(x)` or any submodule.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from torch.optim import Optimizer
 
 import autosync
-from autosync.bundle import Bundle, load_bundle
-from autosync.errors import NotSupported
-from autosync.frameworks.extras import refuse_other_training
+from autosync.bundle import Bundle
+from autosync.errors import AutosyncError, NotSupported
+from autosync.frameworks.bundle_options import BundleOptions
+from autosync.runtime.attached_models import ATTACHED, AttachedPlan
 from autosync.runtime.attachment import Attachment, attachment_of
+from autosync.runtime.drift_watch import OnDrift
 from autosync.runtime.share_sampler import TOLERANCE
 from autosync.runtime.transport.bundle_agreement import refused_everywhere
 from autosync.runtime.transport.failures import SynchronizationFailed
@@ -40,8 +42,9 @@ CLIPPING = ("clip_grad_by_norm", "clip_grad_by_value")
 class PlanStrategy:
     """Comes before a package's DDPStrategy in the method resolution order.
 
-    bundle: or its file. allow_lossy: as of `autosync.distribute`. options: of DDPStrategy
-    (`start_method`, `process_group_backend`, `timeout`, ...), and of torch's DDP where that is used
+    bundle: or its file. allow_lossy, allow_staleness, on_drift: as of `autosync.distribute`.
+    ddp_options: of torch's DDP where that is used. options: of DDPStrategy (`start_method`,
+    `process_group_backend`, `timeout`, ...), which takes those of torch's DDP as well
     (`find_unused_parameters`, ...).
 
     Raises:
@@ -53,15 +56,25 @@ class PlanStrategy:
     precision_plugin: Any
     optimizers: list[Optimizer]
     _lightning_optimizers: list[Any]
+    _shares: tuple[float, ...] = ()
 
-    def __init__(self, bundle: Bundle | str | Path, allow_lossy: bool = False, **options: Any):
+    def __init__(
+        self,
+        bundle: Bundle | str | Path,
+        allow_lossy: bool = False,
+        ddp_options: Mapping[str, Any] | None = None,
+        allow_staleness: bool = False,
+        on_drift: OnDrift | None = None,
+        **options: Any,
+    ):
         for name in CHANGE_THE_SUMS:
             if options.get(name) is not None:
                 raise _contradicts_plan(name, options[name])
         above: Any = super()
         above.__init__(**options)
-        self.bundle = bundle
-        self.allow_lossy = allow_lossy
+        self.given = BundleOptions(
+            bundle, allow_lossy, dict(ddp_options or {}), allow_staleness, on_drift
+        )
 
     def configure_ddp(self) -> None:
         """Not before there are optimizers: see `setup`."""
@@ -80,16 +93,9 @@ class PlanStrategy:
         if (device_ids := this.determine_ddp_device_ids()) is not None:
             options["device_ids"] = device_ids
         with refused_everywhere(working_group(None), this.root_device):
-            given = self.bundle
-            shipped = given if isinstance(given, Bundle) else load_bundle(given)
-            refuse_other_training(shipped, "Lightning")
-        self.model, _ = autosync.distribute(
-            module,
-            optimizers[0] if len(optimizers) == 1 else optimizers,
-            shipped,
-            allow_lossy=self.allow_lossy,
-            ddp_options=options,
-        )
+            shipped = self.given.load("Lightning")
+        self.model = self.given.distribute(module, optimizers, shipped, options)
+        self._shares = shipped.plan.shares
         if (plan := attachment_of(module)) is None:
             return
         for wrapper, optimizer in zip(self._lightning_optimizers, optimizers, strict=True):
@@ -126,24 +132,23 @@ class PlanStrategy:
         Raises:
             NotSupported: it deals evenly, and the plan does not.
         """
-        plan = self._plan()
-        if plan is not None and _uneven(plan.engine.plan.shares):
-            raise _uneven_shares(plan.engine.plan.shares)
+        if self._attached() is not None and _uneven(self._shares):
+            raise _uneven_shares(self._shares)
         above: Any = super()
         found: dict[str, Any] = above.distributed_sampler_kwargs
         return found
 
     def on_validation_start(self) -> None:
         """Lightning may call submodules, of which the plan does not see that training pauses."""
-        if (plan := self._plan()) is not None:
-            plan.engine.flush()
+        if (plan := self._attached()) is not None:
+            plan.flush()
         above: Any = super()
         above.on_validation_start()
 
     def on_exception(self, exception: BaseException) -> None:
         """Every other rank stops within seconds, and says why."""
-        if (plan := self._plan()) is not None and plan.engine.failure is None:
-            plan.engine.monitor.stop(_interrupted(exception))
+        if (plan := self._attached()) is not None and plan.failure is None:
+            plan.stop(_interrupted(exception))
         above: Any = super()
         above.on_exception(exception)
 
@@ -152,9 +157,10 @@ class PlanStrategy:
         `autosync.detach` is one, unless training was interrupted."""
         for name in CLIPPING:
             self.precision_plugin.__dict__.pop(name, None)
-        plan = self._plan()
-        if plan is not None and plan.engine.failure is not None:
-            plan.detach()
+        plan = self._attached()
+        if plan is not None and plan.failure is not None:
+            with suppress(AutosyncError):  # it is raised already
+                plan.detach()
         elif plan is not None or self.model is not self.lightning_module:
             self.model, _ = autosync.detach(self.model)
         self.optimizers = list(self.optimizers)  # and so are Lightning's wrappers
@@ -163,6 +169,10 @@ class PlanStrategy:
 
     def _plan(self) -> Attachment | None:
         return None if self.lightning_module is None else attachment_of(self.lightning_module)
+
+    def _attached(self) -> AttachedPlan | None:
+        """The same, of a plan that lags as well."""
+        return None if self.lightning_module is None else ATTACHED.plan_of(self.lightning_module)
 
 
 def _uneven(shares: tuple[float, ...]) -> bool:

@@ -17,6 +17,7 @@ from autosync.frameworks import accelerate
 from autosync.frameworks.extras import needs
 from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.detachment import detach
+from autosync.runtime.drift_watch import OnDrift
 from autosync.runtime.hooks.synchronized_optimizer import follows_plan
 
 with needs("transformers"):
@@ -32,6 +33,8 @@ def use_bundle(
     *,
     allow_lossy: bool = False,
     ddp_options: Mapping[str, Any] | None = None,
+    allow_staleness: bool = False,
+    on_drift: OnDrift | None = None,
 ) -> None:
     """From now on `trainer.train()` synchronizes as the bundle says, where it used torch's DDP.
 
@@ -39,7 +42,8 @@ def use_bundle(
     and the logged gradient norm (over all ranks, under any plan), evaluation, checkpoints and
     resuming. With one process nothing is synchronized, and a warning says so.
 
-    trainer: a transformers.Trainer, or of a class made from it, that has not trained yet.
+    trainer: a transformers.Trainer, or of a class made from it, that has not trained yet. The other
+    arguments: see `autosync.distribute`.
 
     Raises:
         InvalidInput: its model or optimizer is distributed already, or it has trained.
@@ -47,7 +51,12 @@ def use_bundle(
     """
     _check_plain(trainer)
     accelerate.use_bundle(
-        trainer.accelerator, bundle, allow_lossy=allow_lossy, ddp_options=ddp_options
+        trainer.accelerator,
+        bundle,
+        allow_lossy=allow_lossy,
+        ddp_options=ddp_options,
+        allow_staleness=allow_staleness,
+        on_drift=on_drift,
     )
     shared = isinstance(trainer.accelerator, accelerate.BundleAccelerator)
     if shared and not isinstance(trainer, BundleTrainer):
@@ -62,6 +71,12 @@ class BundleTrainer(Trainer):  # type: ignore[misc]  # has no types here
         if not self.args.should_save:
             self.optimizer.state_dict()
         super()._save_optimizer_and_scheduler(output_dir)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Where a plan has values that no rank holds, all of them gather what some save."""
+        if not self.args.should_save:
+            self.model.state_dict()
+        super().save_model(output_dir, _internal_call)
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
         """A new model to train: the last one's plan ends."""

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
-from autosync.errors import InvalidInput
+from autosync.errors import AutosyncError, InvalidInput
 from autosync.runtime.hooks.gradient_hooks import Removable
 from autosync.runtime.hooks.synchronized_optimizer import follows_plan
 from autosync.runtime.hooks.torch_compile import compiled_from
@@ -20,10 +20,26 @@ REPLICATED = (DistributedDataParallel, DataParallel)
 
 
 class AttachedPlan(Protocol):
-    """An attachment, as far as it is looked up by its model."""
+    """An attachment, whichever form its plan has, as it is looked up by its model. failure: what
+    has ended it."""
 
     @property
     def model(self) -> nn.Module: ...
+
+    @property
+    def failure(self) -> Exception | None: ...
+
+    def flush(self) -> None:
+        """Nothing of the last iteration is under way any more. A collective for some plans."""
+        ...
+
+    def stop(self, error: AutosyncError) -> None:
+        """This rank goes no further: the others stop, too, and say why."""
+        ...
+
+    def detach(self, keep_state: bool = True) -> None:
+        """Leave model and optimizers as they were."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +66,10 @@ class AttachedModels:
             if ddp is model or compiled_from(ddp.module) is model:
                 return ddp
         return None
+
+    def plan_of(self, model: nn.Module) -> AttachedPlan | None:
+        """That it follows, compiled or not."""
+        return self.plans.get(id(compiled_from(model)))
 
     def network_of(self, model: nn.Module) -> nn.Module | None:
         """What is trained in the place of a distributed model: itself, or torch's DDP around it.

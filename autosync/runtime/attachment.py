@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from autosync.errors import InvalidInput, NotSupported
+from autosync.errors import AutosyncError, InvalidInput, NotSupported
 from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED, check_plain
 from autosync.runtime.device.model_device import device_of, warn_of_backend
@@ -26,7 +26,6 @@ from autosync.runtime.hooks.gradient_hooks import Removable
 from autosync.runtime.hooks.optimizer_coverage import CoverageGuard, check_held, given_optimizers
 from autosync.runtime.hooks.plain_copies import PlainCopies
 from autosync.runtime.hooks.synchronized_optimizer import adopt, follows_plan, release
-from autosync.runtime.hooks.torch_compile import compiled_from
 from autosync.runtime.placement.held_plan import HeldPlan, held_by
 from autosync.runtime.placement.placed_modules import (
     PlacedModules,
@@ -70,6 +69,16 @@ class Attachment:
     given: Optimizer | Sequence[Optimizer]
     placed: PlacedModules | None = None
     handles: list[Removable] = field(default_factory=list)
+
+    @property
+    def failure(self) -> AutosyncError | None:
+        return self.engine.failure
+
+    def flush(self) -> None:
+        self.engine.flush()
+
+    def stop(self, error: AutosyncError) -> None:
+        self.engine.monitor.stop(error)
 
     def detach(self, keep_state: bool = True) -> None:
         """Finish what is in flight, then remove hooks, threads and process groups.
@@ -209,12 +218,15 @@ def attach(
             streams.synchronize_current()
             engine.start()
             _install(attachment, plan.shares[group.rank()])
-            if placed:
+        if placed:
+            with begun_together(meeting):  # after all have come so far: placing opens groups
                 with ranks_meet():
                     attachment.placed = place_modules(
                         placed, optimizers[0], plan, group, opened, meeting.store
                     )
                 attachment.handles.append(attachment.placed)
+        if attachment.placed is not None:  # no rank goes back from here
+            attachment.placed.release()
         undo.pop_all()
     ATTACHED.plans[id(model)] = attachment
     return attachment
@@ -279,7 +291,7 @@ def _install(attachment: Attachment, share: float) -> None:
 
 def attachment_of(model: nn.Module) -> Attachment | None:
     """The plan that a model follows, compiled or not; None of one that lags."""
-    plan = ATTACHED.plans.get(id(compiled_from(model)))
+    plan = ATTACHED.plan_of(model)
     return plan if isinstance(plan, Attachment) else None
 
 

@@ -35,7 +35,7 @@ def detach(model: nn.Module) -> tuple[nn.Module, Any]:
         NotSupported: torch's `fully_shard` holds it.
         SynchronizationFailed: a peer died: the plan is off, but weights may be of two iterations.
     """
-    plan = ATTACHED.plans.get(id(compiled_from(model)))
+    plan = ATTACHED.plan_of(model)
     if isinstance(plan, LaggingAttachment):
         plan.detach()
         if isinstance(plan, PipelinedAttachment) and plan.monitor.failure is not None:

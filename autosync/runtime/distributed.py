@@ -17,6 +17,7 @@ from autosync.environment import host_name
 from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED, WrappedByDdp, check_plain, check_unwrapped
 from autosync.runtime.attachment import attach
+from autosync.runtime.bundle_fit import changes_anywhere, model_names, variable_changes
 from autosync.runtime.device.model_device import device_of
 from autosync.runtime.drift_watch import OnDrift, watch_iterations
 from autosync.runtime.hooks.gradient_hooks import Removable
@@ -31,6 +32,7 @@ from autosync.runtime.hooks.torch_compile import compiled_from, warn_if_compiled
 from autosync.runtime.payloads.encodings import check_lossless
 from autosync.runtime.sharded_models import check_norm_is_global, check_unsharded
 from autosync.runtime.staleness.lagging_attachment import attach_lagging
+from autosync.runtime.staleness.lagging_groups import LaggingJob
 from autosync.runtime.staleness.lagging_plans import check_may_lag
 from autosync.runtime.swapping.activation_swapper import check_swappable, swap_activations
 from autosync.runtime.torch_ddp import (
@@ -48,10 +50,9 @@ from autosync.runtime.transport.bundle_agreement import (
     refused_everywhere,
 )
 from autosync.runtime.transport.process_groups import working_group
+from autosync.runtime.transport.rank_agreement import forms_of
 from autosync.runtime.updates.clipping import check_max_norm, clip_before_step, clipping_of_several
 from autosync.runtime.updates.optimizer_scope import check_one_backward, warn_if_together
-from autosync.runtime.variable_names import matched_names, similar_names
-from autosync.torch_dtypes import TORCH_DTYPES
 
 log = logging.getLogger("autosync")
 
@@ -121,9 +122,10 @@ def distribute(
         host_name(),
         change=variable_changes(shipped, network),
         given=given_to(shipped, arguments),
+        tensors=forms_of(network),
     )
     reports = exchange_reports(mine, group, device)
-    changed = _changes_anywhere(shipped, reports)
+    changed = changes_anywhere(shipped, reports)
     if changed:
         message = f"the bundle does not fit this job, so torch's DDP is used: {changed}."
         warnings.warn(message, stacklevel=2)
@@ -139,7 +141,7 @@ def distribute(
     if shipped.plan.engine == "ddp":
         plan = shipped.plan
         return _wrapped(model, optimizer, max_grad_norm, plan, group, options, beside), optimizer
-    names = _model_names(shipped, network)
+    names = model_names(shipped, network)
     if shipped.plan.sharding is not None:
         _shard(network, optimizers, shipped, names, group, device, max_grad_norm)
         beside()
@@ -149,7 +151,7 @@ def distribute(
     warn_if_compiled(model)
     if shipped.plan.staleness:
         check_may_lag(shipped.plan, allow_staleness, len(optimizers))
-        lagging = attach_lagging(
+        job = LaggingJob(
             network,
             optimizers[0],
             shipped.plan,
@@ -158,7 +160,7 @@ def distribute(
             max_grad_norm=max_grad_norm,
             agreed=True,
         )
-        lagging.handles += beside()
+        attach_lagging(job).handles += beside()
         return model, optimizer
     if shipped.plan.overlap_forward:
         warn_if_together(optimizers)
@@ -254,53 +256,3 @@ def _shard(
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     CoverageGuard(model, optimizers, trained).watch_steps()
     ATTACHED.sharded.add(model)
-
-
-def _changes_anywhere(shipped: Bundle, reports: tuple[RankReport, ...]) -> str:
-    """What no longer matches on any rank; the same words on every rank."""
-    if len(shipped.hosts) != len(reports):
-        return f"it is for {len(shipped.hosts)} ranks, this job has {len(reports)}"
-    for rank, report in enumerate(reports):
-        if report.change:
-            return f"on rank {rank}, {report.change}"
-    return host_changes(shipped.hosts, tuple(report.host for report in reports))
-
-
-def variable_changes(shipped: Bundle, model: nn.Module) -> str:
-    """The first difference between the bundle's variables and the model's, in words."""
-    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    planned = [variable.name for variable in shipped.variables]
-    model_name = matched_names(planned, found)
-    left = dict(found)
-    for spec in shipped.variables:
-        parameter = left.pop(model_name.get(spec.name, spec.name), None)
-        if parameter is None:
-            alike = similar_names(spec.name, planned, found)
-            return f"variable {spec.name!r} is missing or frozen{alike}"
-        if tuple(parameter.shape) != spec.shape:
-            return f"variable {spec.name!r} has shape {tuple(parameter.shape)}, not {spec.shape}"
-        if parameter.dtype != TORCH_DTYPES[spec.dtype]:
-            return f"variable {spec.name!r} is {parameter.dtype}, not {spec.dtype}"
-    return f"variable {next(iter(left))!r} is not in the bundle" if left else ""
-
-
-def _model_names(shipped: Bundle, model: nn.Module) -> tuple[str, ...]:
-    """The plan's variables, in its order, as the model that it fits calls them."""
-    trained = [name for name, p in model.named_parameters() if p.requires_grad]
-    model_name = matched_names((variable.name for variable in shipped.variables), trained)
-    for planned, own in model_name.items():
-        if planned != own:
-            log.info("the bundle's variables have other names: %r is %r here.", planned, own)
-            break
-    return tuple(model_name[variable.name] for variable in shipped.variables)
-
-
-def host_changes(planned: tuple[str, ...], actual: tuple[str, ...]) -> str:
-    """Whether ranks share hosts as planned. Addresses may differ: a bundle knows addresses, a
-    rank its host name, so only the grouping is compared."""
-    for rank in range(len(planned)):
-        for other in range(rank):
-            if (planned[rank] == planned[other]) != (actual[rank] == actual[other]):
-                together = "share" if planned[rank] == planned[other] else "do not share"
-                return f"ranks {other} and {rank} {together} a host in the bundle, but not here"
-    return ""

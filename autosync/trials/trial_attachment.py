@@ -17,6 +17,7 @@ from autosync.plan import Plan
 from autosync.runtime import attachment as runtime
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.staleness.lagging_attachment import attach_lagging
+from autosync.runtime.staleness.lagging_groups import LaggingJob
 from autosync.runtime.torch_ddp import add_hook, wrap_in_ddp
 from autosync.runtime.transport.process_groups import Groups, open_groups, working_group
 from autosync.torch_engine import FullyShard
@@ -114,14 +115,9 @@ def attach(
         return _attach_fully_shard(model, optimizer, bundle, bundle.plan.sharding, groups)
     names = tuple(variable.name for variable in bundle.variables)
     if bundle.plan.staleness:
+        group = working_group(None)
         lagging = attach_lagging(
-            model,
-            optimizer,
-            bundle.plan,
-            names,
-            working_group(None),
-            share_values=False,
-            agreed=True,
+            LaggingJob(model, optimizer, bundle.plan, names, group, share_values=False, agreed=True)
         )
         return TrialAttachment(model, lagging.flush, lambda: lagging.detach(keep_state=False))
     attachment = runtime.attach(

@@ -1,11 +1,10 @@
 """`autosync.tune`: search inside a running training job, on its own step and its own ranks."""
 
-import itertools
 import logging
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -18,7 +17,7 @@ from torch.optim import Optimizer
 
 from autosync.bundle import Bundle, make_bundle, save_bundle
 from autosync.domain import Domain
-from autosync.errors import AutosyncError, InvalidInput
+from autosync.errors import AutosyncError
 from autosync.runtime.distributed import distribute
 from autosync.runtime.drift_watch import OnDrift
 from autosync.runtime.hooks.optimizer_coverage import given_optimizers
@@ -26,6 +25,7 @@ from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.runtime.transport.process_groups import working_group
 from autosync.search.designs import known_designs
 from autosync.search.live.message_costs import measure_message_costs
+from autosync.search.live.sampled_batches import sampled_batches
 from autosync.search.live.time_budget import (
     PROBE_SHARE,
     SEARCH_SHARE,
@@ -34,7 +34,7 @@ from autosync.search.live.time_budget import (
     with_fewer_iterations,
     with_fewer_proposals,
 )
-from autosync.search.live.trial_memory import Since, TrialMemory, memory_of
+from autosync.search.live.trial_memory import Since, TrialMemory, open_trial_memory
 from autosync.search.loop.memory_store import MemoryStore
 from autosync.search.loop.outcome import TuningEvent, shipped_bundle
 from autosync.search.loop.proposing import OnEvent
@@ -44,7 +44,7 @@ from autosync.search.overlap_measurement import measure_overlap
 from autosync.search.space import Space
 from autosync.simulator.learned.bundled_simulator import default_simulator
 from autosync.simulator.numba_cache import compilations_told
-from autosync.trials.live.control_group import ControlGroup, open_control
+from autosync.trials.live.control_group import job_control
 from autosync.trials.live.live_checks import check_tunable
 from autosync.trials.live.live_cluster import device_type_of, measure_cluster
 from autosync.trials.live.live_commands import Verdict
@@ -57,9 +57,6 @@ from autosync.trials.live.snapshot import Stateful, take_snapshot
 log = logging.getLogger("autosync")
 
 Optimizers = TypeVar("Optimizers", bound=Optimizer | Sequence[Optimizer])
-
-MOST_BATCHES = 16
-"""Of a stream of data that a tuning keeps: more than the iterations of a trial by default."""
 
 GRACE = timedelta(minutes=10)
 """How long beyond the tuning's time ranks wait for what rank 0 says next."""
@@ -140,16 +137,17 @@ def tune(
         return model, optimizer
     patience = timedelta(minutes=minutes) + GRACE
     until = time.monotonic() + 60 * minutes
-    with _control(patience) as control:
-        _agreed(control, check)
-        memory = _agreed(control, lambda: memory_of(None if dist.get_rank() else since, trials))
+    with job_control(patience) as control:
+        control.agreed(check)
+        mine = None if dist.get_rank() else since
+        memory = control.agreed(lambda: open_trial_memory(mine, trials))
         control.share_values(model)
         before = take_snapshot(model, given_optimizers(optimizer), others)
         job = LiveJob(
             step, model, optimizer, before, control, patience, max_grad_norm, options, device_type
         )
         with _put_back(job):
-            job.batches = _sampled_batches(control, batches)
+            job.batches = sampled_batches(control, batches)
             verdict = _verdict(
                 job,
                 batch_size,
@@ -175,42 +173,6 @@ def tune(
         ddp_options=options,
         on_drift=on_drift,
     )
-
-
-def _sampled_batches(control: ControlGroup, batches: Iterable[Any] | None) -> list[Any]:
-    """As many on every rank: a trial's iterations belong together. None where none were given."""
-
-    def draw() -> list[Any]:
-        drawn = [] if batches is None else list(itertools.islice(batches, MOST_BATCHES))
-        if batches is not None and not drawn:
-            raise _no_batches("batches is empty.", batches)
-        return drawn
-
-    drawn: list[Any] = _agreed(control, draw)
-    counts = control.gathered(len(drawn))
-    if max(counts) and not min(counts):
-        raise _no_batches(f"rank {counts.index(0)} was given no batches, others were.", batches)
-    return drawn[: min(counts)]
-
-
-def _no_batches(why: str, batches: object) -> InvalidInput:
-    return InvalidInput(
-        why,
-        thing="batches",
-        value=type(batches).__name__,
-        remedy="Give every rank a DataLoader or an iterator with a batch at least, or none and a "
-        "step that has its own.",
-    )
-
-
-@contextmanager
-def _control(patience: timedelta) -> Iterator[ControlGroup]:
-    """However the tuning ends, its control group ends, too."""
-    control = open_control(patience)
-    try:
-        yield control
-    finally:
-        control.leave()
 
 
 @contextmanager
@@ -240,34 +202,19 @@ def _verdict(
         SynchronizationFailed: a rank is lost.
     """
     control = job.control
-    own_type = _agreed(control, lambda: device_type_of(job.device, job.stated_device_type))
-    recorded = _agreed(control, lambda: record_job(job, batch_size, own_type))
+    own_type = control.agreed(lambda: device_type_of(job.device, job.stated_device_type))
+    recorded = control.agreed(lambda: record_job(job, batch_size, own_type))
     slowest = max(control.gathered(recorded.step_seconds))
     trial_seconds = control.from_first(settings.timeout_seconds)
     job.timeout = collective_timeout(_own_timeout(job), slowest, trial_seconds)
     job.renew_groups()
-    cluster = _agreed(control, lambda: measure_cluster(job, recorded.step_seconds))
+    cluster = control.agreed(lambda: measure_cluster(job, recorded.step_seconds))
     if dist.get_rank() > 0:
         return serve(job)
     domain = Domain(recorded.graph, cluster, recorded.profile, recorded.optimizer)
     settings = with_fewer_iterations(settings, slowest, until - time.monotonic())
     within = replace(space or Space(), sharded_parameters=False)  # it could not be taken off again
     return _lead(job, domain, within, settings, until, on_event or _log_event, memory)
-
-
-def _agreed(control: ControlGroup, task: Callable[[], Any]) -> Any:
-    """The task's result on every rank, or the first rank's error on all of them."""
-    try:
-        result, error = task(), None
-    except Exception as raised:  # the user's step may raise anything, on some ranks only
-        result, error = None, raised
-    told = control.gathered(None if error is None else f"{type(error).__name__}: {error}")
-    for rank, text in enumerate(told):
-        if text is not None:
-            if error is not None:
-                raise error
-            raise InvalidInput(f"rank {rank} cannot tune: {text}", thing="step", value=text)
-    return result
 
 
 def _own_timeout(job: LiveJob) -> timedelta:

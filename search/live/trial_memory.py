@@ -39,7 +39,7 @@ class TrialMemory:
                 draft.write_text(to_json(trials_of(outcome.ranked)))
 
 
-def memory_of(since: Since | None, keep: str | Path | None) -> TrialMemory:
+def open_trial_memory(since: Since | None, keep: str | Path | None) -> TrialMemory:
     """Raises InvalidInput where `since` is no file of trials and no bundle."""
     read = read_earlier(since) if isinstance(since, str | Path) else since
     return TrialMemory(read, None if keep is None else Path(keep))

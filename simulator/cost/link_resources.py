@@ -99,3 +99,12 @@ def passing(edges: Edges, weight: F64, where: Resources) -> F64:
     stated = outside & (link >= 0)
     np.add.at(held, link[stated], weight[stated])
     return held
+
+
+def connection_seconds(cluster: Cluster, edges: Edges, where: Resources) -> float:
+    """Of the slowest connection, per byte of a replica's; 0 where connections have no rate of their
+    own: two processes of different hosts have one, which carries what the edge sends."""
+    outside = where.node[edges.source] != where.node[edges.target]
+    if not cluster.connection_gbps or not outside.any():
+        return 0.0
+    return float(edges.weight[outside].max() / (cluster.connection_gbps * 1e9 / 8))

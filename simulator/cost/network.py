@@ -17,8 +17,15 @@ from autosync.cluster import Cluster, MessageCost, MessageKind
 from autosync.codes import Op
 from autosync.plan.compiler_arrays import ALL_RANKS, FIRST_SERVER, LEADERS, NODE_TEAMS
 from autosync.plan.plan_table import PlanTable, Teams
-from autosync.simulator.cost.link_resources import Resources, load_of, passing, resources_of
+from autosync.simulator.cost.link_resources import (
+    Resources,
+    connection_seconds,
+    load_of,
+    passing,
+    resources_of,
+)
 from autosync.simulator.cost.message_edges import edges_of
+from autosync.simulator.cost.message_startup import startup_seconds
 
 F64 = NDArray[np.float64]
 
@@ -226,14 +233,12 @@ def _row(
 ) -> _Row:
     parts = list(_parts(cluster, where, known, operation, teams, root))
     nothing = np.zeros(len(where.rate))
-    cost = cluster.cost(COST_KIND[operation])
+    kind = COST_KIND[operation]
     workers = max((len(team) for team in teams), default=1)
-    startup = cost.startup_seconds + cost.startup_seconds_per_worker * workers
-    if cost not in cluster.costs:
-        startup += max((part.latency_seconds for part in parts), default=0.0)
+    latency = max((part.latency_seconds for part in parts), default=0.0)
     return _Row(
-        startup if travels else 0.0,
-        cost.seconds_per_byte if travels else 0.0,
+        startup_seconds(cluster, kind, workers, latency) if travels else 0.0,
+        cluster.cost(kind).seconds_per_byte if travels else 0.0,
         max((part.equation for part in parts), default=0.0),
         root,
         sum((part.load for part in parts), nothing),
@@ -283,16 +288,11 @@ def _part(
         equation = (edges.equation_weight / where.pair_rate[ends]).max()
     # a ring sends over every edge in every step
     sends = np.full(len(edges.source), edges.steps if edges.ring else 1.0)
-    outside = ends[0] != ends[1]
-    connection = 0.0
-    if cluster.connection_gbps and outside.any():
-        # two processes of different hosts have one connection; it carries what the edge sends
-        connection = edges.weight[outside].max() / (cluster.connection_gbps * 1e9 / 8)
     return _Part(
         latency_seconds=float(edges.steps * (latency.mean() if edges.ring else latency.max())),
         equation=float(equation),
         load=load_of(edges, where),
-        connection=float(connection),
+        connection=connection_seconds(cluster, edges, where),
         flows=passing(edges, np.ones(len(edges.source)), where),
         sends=float(passing(edges, sends, where).max()),
     )

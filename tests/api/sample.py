@@ -157,3 +157,20 @@ def finished(database: Database, request: TuningRequest | None = None) -> str:
     run_search(store, request)
     run_confirmation(database, store, held, request)
     return held.tuning_id
+
+
+def finished_without_ddp(database: Database, request: TuningRequest) -> str:
+    """The id of a tuning whose DDP ran out of memory; the others took what was predicted."""
+    held, store = claimed(database, request)
+    rng = random.Random(1)
+    chosen = candidates(request.domain, request.settings.budget)
+    store.propose([proposal(candidate) for candidate in chosen])
+    for candidate in chosen:
+        seconds = None if candidate.origin == DDP else candidate.predicted_seconds
+        measured = result(proposal(candidate).key, request, seconds, rng)
+        if candidate.origin == DDP:
+            error = TrialError("out_of_memory", "rank 1: can't allocate memory")
+            measured = replace(measured, error=error)
+        store.record(measured)
+    run_confirmation(database, store, held, request)
+    return held.tuning_id

@@ -1,13 +1,13 @@
 """A few hundred changed inputs of every parser; `benchmarks.fuzz` tries as many as one likes."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from autosync.errors import InvalidInput
-from benchmarks.fuzz.document_parsers import document_parsers
+from benchmarks.fuzz.document_parsers import FOLDER, document_parsers
 from benchmarks.fuzz.file_parsers import file_parsers
 from benchmarks.fuzz.fuzz_parsers import fuzz, fuzz_in_process, input_of
 from benchmarks.fuzz.fuzzed_parser import FuzzedParser, try_input
@@ -26,6 +26,13 @@ SEEDS = {
     "protobuf": DELIMITED[1 : 1 + DELIMITED[0]],
     "safetensors": b"\x08\0\0\0\0\0\0\0" + b'{"a": 1}' + b"1234",
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def files_removed() -> Iterator[None]:
+    """A worker of xdist ends without what would remove them at exit."""
+    yield
+    FOLDER.cleanup()
 
 
 @pytest.mark.parametrize("parsers", [document_parsers, file_parsers, service_parsers])

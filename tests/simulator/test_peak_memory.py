@@ -117,6 +117,40 @@ def test_the_peak_adds_up_by_method() -> None:
     assert peak_mb(owned) == near([10.0, 10.0 + 8 + 4 + 12, 10.0, 10.0])
 
 
+def test_what_late_updates_keep_adds_up() -> None:
+    domain = four()
+    few = 2 * 4096.0 * 4
+
+    def peak_mb(strategy: Strategy, staleness: int) -> list[float]:
+        late = replace(strategy, staleness=staleness)
+        (peaks,) = memory_of(domain).peak_bytes(*planned(domain, late))
+        return [float(peak) / 1e6 for peak in peaks]
+
+    def near(megabytes: list[float]) -> object:
+        return pytest.approx(megabytes, abs=few / 1e6)
+
+    # Values 4, state 8, gradients 4, and three slots of 4.
+    whole = strategy_of(domain, lambda v: AllReduce(0))
+    assert peak_mb(whole, 2) == near([4 + 8 + 4 + 3 * 4.0] * 4)
+    # Late sums of what is cut into two messages are joined beside this iteration's gradients.
+    sliced = strategy_of(domain, AllReduce, Schedule(slice_bytes=500_000))
+    assert peak_mb(sliced, 2) == near([4 + 8 + 4 + 4 + 3 * 4.0] * 4)
+    # Values 4, state 8, gradients 4 and Adam's 2, values before a step 4, updates and answers of
+    # two iterations; at the owner its own values, and an update and an answer for three others.
+    owned = peak_mb(strategy_of(domain, lambda v: ParameterServer(1, 0)), 1)
+    assert owned == near([38.0, 38.0 + 4 + 2 * 3 * 4, 38.0, 38.0])
+
+
+def test_no_strategy_that_lags_takes_more_than_the_most() -> None:
+    domain = four()
+    memory = memory_of(domain)
+    for staleness in (1, 16):
+        for made in (AllReduce(0), ParameterServer(1, 0)):
+            late = replace(strategy_of(domain, lambda v, m=made: m), staleness=staleness)
+            peaks = memory.peak_bytes(*planned(domain, late))
+            assert peaks.max() <= memory.most_bytes(1.0, staleness)
+
+
 def test_a_batch_share_counts_with_its_activations() -> None:
     domain = four()
     plans, population = planned(domain, strategy_of(domain, AllReduce))

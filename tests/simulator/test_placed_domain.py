@@ -5,7 +5,7 @@ import pytest
 
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy
-from autosync.placement import Placement, evenly, in_proportion
+from autosync.placement import PlacedModule, Placement, evenly, in_proportion
 from autosync.population import encode
 from autosync.search.designs.known_designs import all_reduce_per_variable
 from autosync.search.designs.placed_strategy import with_placement
@@ -16,6 +16,7 @@ from autosync.simulator.memory_check import check_memory, fitting_rows
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import memory_of
 from autosync.simulator.placed_domain import domain_with_placement, moved_shares
+from autosync.simulator.placed_memory import placed_holdings
 from autosync.simulator.timeline.iteration_trace import simulate_trace
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy, even_replicas
@@ -118,6 +119,25 @@ def test_a_rank_holds_no_more_than_its_own_modules() -> None:
     # Values, gradient buffers and Adam's two tensors of two layers are not on rank 0.
     assert before[0] - after[0] == pytest.approx(2 * 4 * MEGABYTE, abs=20 * OUTPUT_BYTES)
     assert after[1] - before[1] == pytest.approx(0, abs=20 * OUTPUT_BYTES)
+
+
+def dealt(*placement: PlacedModule) -> list[float]:
+    """Bytes of each rank, in outputs of a layer."""
+    domain = heavy_layers()
+    holdings = placed_holdings(domain, placement, np.ones(domain.world_size), on_gpu=False)
+    return [each / OUTPUT_BYTES for each in holdings.dealt_bytes.tolist()]
+
+
+def test_a_copy_of_samples_that_stay_stands_in_the_originals_place() -> None:
+    # A layer keeps its input alone, so that nobody keeps what was dealt once it is.
+    assert dealt(evenly("layer1", [0, 1])) == [0.0, 0.0]
+    # Rank 1 keeps the inputs of both, one more than its own; rank 0 the output that comes back.
+    assert dealt(evenly("layer1", [1])) == [1.0, 1.0]
+    assert dealt(PlacedModule("layer1", (0, 1), (0.75, 0.25))) == [0.5, 0.5]
+    domain = heavy_layers()
+    whole = all_reduce_per_variable(domain)
+    both = placed(domain, evenly("layer1", [0, 1]))
+    assert peaks(domain, both) == pytest.approx(peaks(domain, whole))
 
 
 def test_placed_and_plain_strategies_are_counted_together_as_each_alone() -> None:

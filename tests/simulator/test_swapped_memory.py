@@ -13,7 +13,9 @@ from autosync.population import encode
 from autosync.simulator.analytic import AnalyticSimulator
 from autosync.simulator.explanation import explain
 from autosync.simulator.idle_activations import idle_activations
+from autosync.simulator.learned.features.feature_names import WHAT_IFS
 from autosync.simulator.learned.features.strategy_features import features_of
+from autosync.simulator.learned.features.what_if import timeline_times, what_ifs
 from autosync.simulator.memory_check import check_memory, fitting_rows
 from autosync.simulator.message_digests import digests_of
 from autosync.simulator.numba_compiler import compile_plans_fast
@@ -172,3 +174,18 @@ def test_features_begin_with_the_timelines_seconds_of_a_swapping_strategy() -> N
     base = features_of(domain, population).base_seconds
     assert base == pytest.approx(TimelineSimulator().predict(domain, population))
     assert base[1] > base[0]
+
+
+def test_what_ifs_know_that_compute_waits_for_transfers() -> None:
+    """The same change of a cluster is a smaller part of an iteration that waits; and waits do not
+    grow with compute."""
+    domain = four(operation_seconds=1e-5)
+    least = int(np.ceil(peak(domain, 1)))
+    population = encode([within(domain, None), within(domain, least)], domain)
+    plans = compile_plans_fast(population, domain)
+    times = timeline_times(plans, population, domain)
+    assert times.seconds == pytest.approx(TimelineSimulator().predict(domain, population))
+    changed = what_ifs(plans, population, domain, times.seconds)
+    for name in ("bandwidth", "startup_all_reduce", "compute"):
+        plain, swapping = changed[:, WHAT_IFS.index(name)]
+        assert 0 < swapping < plain, name

@@ -1,4 +1,4 @@
-"""The confirmation: speed-ups over DDP repeat by repeat, as intervals."""
+"""The confirmation: speed-ups over the baseline repeat by repeat, as intervals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,8 @@ WIDTH, ROW = 480, 46
 
 @dataclass(frozen=True, slots=True)
 class SpeedupInterval:
-    """repeats: DDP's seconds by the strategy's, in each repeat. low, high: percentiles 10, 90."""
+    """repeats: the baseline's seconds by the strategy's, in each repeat. low, high: percentiles 10
+    and 90."""
 
     name: str
     low: float
@@ -22,22 +23,31 @@ class SpeedupInterval:
     is_answer: bool
 
 
-def interval_chart(intervals: Sequence[SpeedupInterval], limit_speedup: float | None) -> Chart:
-    """limit_speedup: what the limit of the domain would be over DDP."""
+def interval_chart(
+    intervals: Sequence[SpeedupInterval],
+    limit_speedup: float | None,
+    baseline: str,
+    note: str = "",
+) -> Chart:
+    """limit_speedup: what the limit of the domain would be over the baseline. baseline: its name.
+    note: on the baseline."""
     values = [value for each in intervals for value in each.repeats]
-    rules = [(1.0, "DDP")]
+    rules = [(1.0, baseline, "baseline")]
     if limit_speedup and in_reach(limit_speedup, [1.0, *values]):
-        rules.append((limit_speedup, "limit"))
+        rules.append((limit_speedup, "limit", "limit"))
 
     def draw(width: int) -> Drawing:
         top, bottom = 26, 26 + ROW * len(intervals)
-        x = scale_of((*values, *(value for value, _ in rules)), 14, width - 14)
-        parts = across(x, top, bottom, lambda value: f"{value:.2f}×", "times as fast as DDP")
-        for value, name in rules:
+        x = scale_of((*values, *(value for value, _, _ in rules)), 14, width - 14)
+        parts = across(
+            x, top, bottom, lambda value: f"{value:.2f}×", f"times as fast as {baseline}"
+        )
+        for value, name, kind in rules:
             at = x.at(value)
-            anchor = "end" if at > width - 40 else "middle"
+            half = 4 * len(name)  # of the text's width
+            anchor = "end" if at > width - half else "start" if at < half else "middle"
             parts += [
-                line(at, top, at, bottom, f"rule {name.lower()}"),
+                line(at, top, at, bottom, f"rule {kind}"),
                 text_at(name, at, top - 6, anchor, "rule-name"),
             ]
         for place, each in enumerate(intervals):
@@ -61,9 +71,13 @@ def interval_chart(intervals: Sequence[SpeedupInterval], limit_speedup: float | 
         return Drawing(width, bottom + 38, tuple(parts))
 
     words = "; ".join(
-        f"{each.name}: {each.median:.2f} times as fast as DDP, {each.low:.2f} to {each.high:.2f}"
+        f"{each.name}: {each.median:.2f} times as fast as {baseline}, "
+        f"{each.low:.2f} to {each.high:.2f}"
         for each in intervals
     )
+    told = [note] if note else []
+    if limit_speedup:
+        told.append(f"The limit is {limit_speedup:.2f} times as fast as {baseline}.")
     return Chart(
         "confirmation",
         "Confirmation",
@@ -75,5 +89,5 @@ def interval_chart(intervals: Sequence[SpeedupInterval], limit_speedup: float | 
             (e.name, f"{e.low:.3f}×", f"{e.median:.3f}×", f"{e.high:.3f}×", str(len(e.repeats)))
             for e in intervals
         ),
-        footnote=f"The limit is {limit_speedup:.2f} times as fast as DDP." if limit_speedup else "",
+        footnote=" ".join(told),
     )

@@ -13,7 +13,13 @@ from autosync.api.views.dashboard.remembered import remembered
 from autosync.documents import from_json
 from autosync.search.loop.outcome import is_ddp
 from autosync.strategy import Strategy
-from autosync.strategy_description import engine_name, hook_name, method
+from autosync.strategy_description import (
+    engine_name,
+    has_clocks,
+    hook_name,
+    lag_in_words,
+    method,
+)
 from autosync.units import MIB
 
 ORDERS = {
@@ -126,7 +132,8 @@ def _rest(strategy: Strategy) -> list[Chip]:
     uneven = max(shares) - min(shares) > 1e-6
     chips = [Chip("shares", f"shares {min(shares):.0%} to {max(shares):.0%}")] if uneven else []
     if strategy.staleness:
-        chips.append(Chip("staleness", f"{strategy.staleness} iterations stale"))
+        form = "clocks" if has_clocks(strategy) else "pipelined"
+        chips.append(Chip("staleness", f"{form}: {lag_in_words(strategy)}"))
     if strategy.swap is not None:
         chips.append(
             Chip("swap", f"activations swapped, {strategy.swap.budget_bytes / 1e9:.3g} GB")

@@ -122,7 +122,7 @@ def pairs_by_round(points: Sequence[TrialPoint]) -> list[RankedPairs]:
 
 @dataclass(frozen=True, slots=True)
 class ConfirmedSpeedup:
-    """Of one finalist. repeats: DDP's seconds by its own, in each repeat."""
+    """Of one finalist. repeats: the baseline's seconds by its own, in each repeat."""
 
     strategy_id: str
     low: float
@@ -131,18 +131,17 @@ class ConfirmedSpeedup:
     repeats: tuple[float, ...]
 
 
-def confirmed_speedups(points: Sequence[TrialPoint]) -> list[ConfirmedSpeedup]:
-    """The fastest first; what has no repeat in common with DDP is left out."""
+def confirmed_speedups(points: Sequence[TrialPoint], baseline_id: str) -> list[ConfirmedSpeedup]:
+    """The fastest first; what has no repeat in common with the baseline is left out."""
     seconds: dict[str, dict[int, float]] = {}
-    ddp: dict[int, float] = {}
     for point in points:
         if point.phase == "confirm":
-            mine = ddp if point.is_ddp else seconds.setdefault(point.strategy_id, {})
-            mine[point.round] = point.step_seconds
+            seconds.setdefault(point.strategy_id, {})[point.round] = point.step_seconds
+    base = seconds.pop(baseline_id, {})
     found = []
     for strategy_id, mine in seconds.items():
-        if both := sorted(mine.keys() & ddp.keys()):
-            theirs, ours = [ddp[i] for i in both], [mine[i] for i in both]
+        if both := sorted(mine.keys() & base.keys()):
+            theirs, ours = [base[i] for i in both], [mine[i] for i in both]
             low, median, high = paired_speedup(theirs, ours)
             repeats = tuple(t / o for t, o in zip(theirs, ours, strict=True))
             found.append(ConfirmedSpeedup(strategy_id, low, median, high, repeats))

@@ -1,8 +1,9 @@
 """Puts a plan's placed modules on their ranks, and takes them off again."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 from torch import nn
@@ -25,13 +26,19 @@ from autosync.runtime.transport.process_groups import Groups
 
 @dataclass(slots=True)
 class PlacedModules:
-    """At work. modules: whose forward deals samples. values: of those that some ranks do not hold.
-    uncopied: objects of which a copy is refused."""
+    """At work. values: of those that some ranks do not hold. forwards: the modules whose forward
+    deals samples, each with what its `__dict__` had in that place, if anything. uncopied: objects
+    of which a copy is refused."""
 
-    modules: list[nn.Module]
     values: PlacedValues
+    forwards: list[tuple[nn.Module, dict[str, Any]]] = field(default_factory=list)
     uncopied: list[object] = field(default_factory=list)
     handles: list[Removable] = field(default_factory=list)
+
+    def release(self) -> None:
+        """Parameters that this rank does not hold lose their values, so not before all ranks have
+        placed their modules."""
+        self.values.release()
 
     def give_back(self) -> None:
         """Every rank holds every variable again. A collective."""
@@ -39,10 +46,13 @@ class PlacedModules:
 
     def remove(self) -> None:
         """Modules run on every rank again; values are where they are."""
-        for module in self.modules:
+        for module, before in self.forwards:
             module.__dict__.pop("forward", None)
+            module.__dict__.update(before)
+        self.forwards.clear()
         for each in self.uncopied:
             each.__dict__.pop(REDUCE, None)
+        self.uncopied.clear()
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
@@ -91,7 +101,8 @@ def place_modules(
     store: Store,
 ) -> PlacedModules:
     """found: of `check_placeable`. store: keys of one attached plan only. Collective: every rank
-    opens the same process groups."""
+    opens the same process groups. `release` has to follow. When it raises, modules are as they were
+    before."""
     everyone = tuple(range(group.size()))
     exchange = RowExchange(groups.get("placement", everyone, "gloo"), group.rank(), plan.shares)
     meetings = groups.get("placement-calls", everyone, "gloo")
@@ -106,15 +117,21 @@ def place_modules(
         if parameter.requires_grad
     ]
     values = PlacedValues(parameters, optimizer, exchange, calls, group)
-    made = PlacedModules([module for _, module in found.values()], values)
-    for placed, (name, module) in found.items():
-        module.__dict__["forward"] = PlacedForward(name, module, placed, exchange)
-    made.handles += values.watch()
-    apart = [module for placed, (_, module) in found.items() if len(placed.ranks) < group.size()]
-    for each in (*apart, *([optimizer] if apart else [])):
-        each.__dict__[REDUCE] = _refuse_copy
-        made.uncopied.append(each)
-    values.release()
+    made = PlacedModules(values)
+    with ExitStack() as undo:
+        undo.callback(made.remove)
+        for placed, (name, module) in found.items():
+            forward = PlacedForward(name, module, placed, exchange)
+            before = {key: held for key, held in vars(module).items() if key == "forward"}
+            made.forwards.append((module, before))
+            module.__dict__["forward"] = forward
+        for handle in values.watch():
+            made.handles.append(handle)
+        apart = [one for placed, (_, one) in found.items() if len(placed.ranks) < group.size()]
+        for each in (*apart, *([optimizer] if apart else [])):
+            made.uncopied.append(each)
+            each.__dict__[REDUCE] = _refuse_copy
+        undo.pop_all()
     return made
 
 

@@ -1,4 +1,4 @@
-"""Puts a plan of parameter servers with clocks on a model and its optimizer, and takes it off.
+"""A plan of parameter servers with clocks at work on a model and its optimizer.
 
 The optimizer steps on every rank with the rank's own gradient. What the step has changed, times the
 rank's share of the batch, is the update that travels: as in Bösen (Wei et al., "Managed
@@ -21,22 +21,19 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.optim import Optimizer
 
-from autosync.errors import AutosyncError, InvalidInput
-from autosync.plan import Plan
+from autosync.errors import AutosyncError, InvalidInput, NotSupported
 from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.hooks.gradient_hooks import Removable
 from autosync.runtime.hooks.model_hooks import check_not_in_ddp
 from autosync.runtime.hooks.optimizer_coverage import CoverageGuard
-from autosync.runtime.hooks.plain_copies import PlainCopies
-from autosync.runtime.hooks.torch_compile import opaque
-from autosync.runtime.staleness.clocked_buckets import ClockedBucket, clocked_buckets
-from autosync.runtime.staleness.lagging_groups import LaggingGroups, met_ranks, wait_for
+from autosync.runtime.staleness.clocked_buckets import ClockedBucket
+from autosync.runtime.staleness.lagging_groups import LaggingGroups, wait_for
 from autosync.runtime.staleness.mean_optimizer_state import take_mean_state
-from autosync.runtime.staleness.scaler_refusal import refuse_scalers
+from autosync.runtime.staleness.scaler_refusal import check_unscaled
 from autosync.runtime.staleness.server_client import Reading, ServerClient
-from autosync.runtime.staleness.shard_server import OwnedValues, ShardServer
-from autosync.runtime.staleness.stamped_messages import PeerMessages
+from autosync.runtime.staleness.shard_server import ShardServer
 from autosync.runtime.transport.collective_call import CollectiveCalls
+from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.runtime.transport.rank_agreement import ranks_meet
 
 log = logging.getLogger("autosync")
@@ -70,7 +67,29 @@ class ClockedAttachment:
 
     def before_forward(self, module: nn.Module, *_: Any) -> None:
         if module is self.model:  # and no copy of it
-            check_not_in_ddp(self.model)
+            with self._peers_told():
+                check_not_in_ddp(self.model)
+
+    def check_step(self, guard: CoverageGuard, optimizer: Optimizer, *_: Any) -> None:
+        with self._peers_told():
+            guard.check(optimizer)
+            check_unscaled(optimizer)
+
+    @contextmanager
+    def _peers_told(self) -> Iterator[None]:
+        """What this rank refuses inside, the others read where they miss its updates; what another
+        has refused is what fails here."""
+        try:
+            yield
+        except NotSupported as error:
+            if error is not self.client.failure:  # a peer's refusal, which is posted
+                self.groups.meeting.refusals.post(error)
+            raise
+        except SynchronizationFailed as error:
+            failure = self.client.fail(error)
+            if failure is error:
+                raise
+            raise failure from error
 
     def before_step(self, *_: Any) -> None:
         self.client.check()
@@ -105,20 +124,23 @@ class ClockedAttachment:
 
         Raises:
             InvalidInput: ranks have taken different numbers of steps.
+            NotSupported: a module buffer has changed its shape; or a rank has refused to go on, in
+                its words.
             SynchronizationFailed: a rank died, or did not come.
         """
         self.client.check()
-        with ranks_meet():
-            self.calls.meet(call)
-            self._check_steps(call)
-        self.client.read_own()
-        with ranks_meet():
-            self._barrier()  # from here on every server holds every update
-            for bucket in self.buckets:
-                self._broadcast(bucket)
-        self.client.drop()
-        self.groups.buffers.start(wait_for)
-        self.groups.buffers.finish(wait_for)
+        with self._peers_told():
+            with ranks_meet():
+                self.calls.meet(call)
+                self._check_steps(call)
+            self.client.read_own()
+            with ranks_meet():
+                self._barrier()  # from here on every server holds every update
+                for bucket in self.buckets:
+                    self._broadcast(bucket)
+            self.client.drop()
+            self.groups.buffers.start(wait_for)
+            self.groups.buffers.finish(wait_for)
 
     def _broadcast(self, bucket: ClockedBucket) -> None:
         flat = self.before[bucket.index]
@@ -145,8 +167,17 @@ class ClockedAttachment:
     def _barrier(self) -> None:
         self.groups.meeting.control.barrier(dist.BarrierOptions()).wait()
 
+    @property
+    def failure(self) -> Exception | None:
+        return self.client.failure
+
     def flush(self) -> None:
         self.settle("flush()")
+
+    def stop(self, error: AutosyncError) -> None:
+        self.client.fail(error)
+        self.groups.meeting.refusals.post(error)
+        self.leave()
 
     def detach(self, keep_state: bool = True) -> None:
         """Give every rank the sum of all updates and the mean of the optimizers' states, then leave
@@ -234,78 +265,3 @@ class ClockedAttachment:
                 self.server.owned[bucket.index].values.copy_(flat)
         with ranks_meet():
             self._barrier()
-
-
-def attach_clocked(
-    model: nn.Module,
-    optimizer: Optimizer,
-    plan: Plan,
-    names: tuple[str, ...],
-    group: dist.ProcessGroup,
-    *,
-    max_grad_norm: float | None = None,
-    share_values: bool = True,
-    agreed: bool = False,
-) -> ClockedAttachment:
-    """As `attachment.attach`, for a plan whose owners answer with values of a bounded age. With a
-    staleness of 0 the ranks go in step. A collective over the process group.
-
-    max_grad_norm: of a rank's own gradient.
-
-    Raises:
-        NotSupported: the plan has messages other than between owners and all ranks, or the model is
-            not in host memory.
-    """
-    rank, world = group.rank(), group.size()
-    with met_ranks(model, plan, names, group, share_values, agreed) as met:
-        buckets = clocked_buckets(plan, met.parameters)
-        with ranks_meet():
-            for_calls = met.all.get("calls", tuple(range(world)), "gloo")
-        before = {b.index: torch.zeros(b.size, dtype=b.dtype, device="cpu") for b in buckets}
-        for bucket in buckets:
-            bucket.gather(met.parameters, before[bucket.index])
-        owned = [OwnedValues(b, before[b.index], world) for b in buckets if b.owner == rank]
-        messages = PeerMessages(met.gradients)
-        client = ServerClient(buckets, rank, plan.staleness, messages, met.all.timeout)
-        server = ShardServer(owned, rank, world, plan.staleness, messages, client)
-        because = "no rank holds the sum of all updates"
-        made = ClockedAttachment(
-            model,
-            optimizer,
-            met.parameters,
-            buckets,
-            server,
-            client,
-            met,
-            CollectiveCalls(for_calls, met.meeting.store, because),
-            rank,
-            plan.shares[rank],
-            max_grad_norm,
-            before,
-        )
-        met.undo.callback(made.unhook)
-        _install(made)
-    server.start()
-    client.start()
-    return made
-
-
-def _install(made: ClockedAttachment) -> None:
-    model, optimizer = made.model, made.given
-    guard = CoverageGuard(model, [optimizer], made.parameters)
-    made.handles += [
-        *guard.watch_steps(),
-        guard.watch_others(),
-        PlainCopies(model, lambda: None),  # of this rank's values as they are
-        *refuse_scalers(optimizer),
-        optimizer.register_step_pre_hook(made.before_step),
-        optimizer.register_step_post_hook(made.after_step),
-        optimizer.register_state_dict_pre_hook(made.before_optimizer_state),
-        model.register_forward_pre_hook(opaque(lambda *given: made.before_forward(*given))),
-        model.register_state_dict_pre_hook(made.before_model_state),
-        model.register_load_state_dict_pre_hook(made.before_loading),
-        model.register_load_state_dict_post_hook(made.after_loading),
-    ]
-    model.__dict__["no_sync"] = made.no_sync
-    ATTACHED.plans[id(model)] = made
-    atexit.register(made.at_exit)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 
 from autosync.plan import Plan
 from autosync.runtime.staleness.lagging_plans import check_lagging_plan
@@ -23,6 +24,25 @@ from autosync.runtime.transport.rank_agreement import (
 
 
 @dataclass(frozen=True, slots=True)
+class LaggingJob:
+    """What a plan that lags is put on.
+
+    names: the plan's variables, in its order, as the model has them. group: of all replicas.
+    max_grad_norm: of the gradient that a rank applies. share_values, agreed: see
+    `attachment.attach`.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    plan: Plan
+    names: tuple[str, ...]
+    group: dist.ProcessGroup
+    max_grad_norm: float | None = None
+    share_values: bool = True
+    agreed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class LaggingGroups:
     """all: what `close` ends. gradients: for what lags. buffers: brings the modules' to rank 0's.
     parameters: of the plan's variables. undo: called where a rank cannot begin."""
@@ -36,37 +56,30 @@ class LaggingGroups:
 
 
 @contextmanager
-def met_ranks(
-    model: nn.Module,
-    plan: Plan,
-    names: tuple[str, ...],
-    group: dist.ProcessGroup,
-    share_values: bool,
-    agreed: bool,
-) -> Iterator[LaggingGroups]:
+def met_ranks(job: LaggingJob) -> Iterator[LaggingGroups]:
     """Groups of gloo, open from then on, unless a rank cannot begin: then all of them raise.
-
-    share_values, agreed: see `attachment.attach`. A collective.
+    A collective.
 
     Raises:
         NotSupported: the plan cannot lag on this model.
         SynchronizationFailed: a peer does not come.
     """
+    model, group = job.model, job.group
     held = dict(model.named_parameters())
-    parameters = [held[name] for name in names]
+    parameters = [held[name] for name in job.names]
     groups = open_groups(group, parameters[0].device)
     everyone = tuple(range(group.size()))
     with ExitStack() as undo:
         undo.callback(groups.close)
         with ranks_meet():
             control = groups.get("control", everyone, "gloo")
-            if not agreed:
-                check_same_plan(control, plan)
-            if share_values:
+            if not job.agreed:
+                check_same_plan(control, job.plan)
+            if job.share_values:
                 share_initial_values(control, model)
             meeting = meeting_of(groups, control)
         with begun_together(meeting):  # before any other group is opened
-            check_lagging_plan(plan, names, parameters)
+            check_lagging_plan(job.plan, job.names, parameters)
         with begun_together(meeting):
             with ranks_meet():
                 gradients = groups.get("lagging", everyone, "gloo")

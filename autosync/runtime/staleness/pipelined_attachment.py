@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.autograd import Variable as Autograd
 from torch.optim import Optimizer
 
-from autosync.errors import NotSupported
-from autosync.plan import Plan
+from autosync.errors import AutosyncError, NotSupported
 from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.execution.monitor import Monitor
 from autosync.runtime.execution.nested_backward import (
@@ -28,8 +27,8 @@ from autosync.runtime.hooks.optimizer_coverage import CoverageGuard
 from autosync.runtime.hooks.plain_copies import PlainCopies
 from autosync.runtime.hooks.torch_compile import opaque
 from autosync.runtime.staleness.gradient_pipeline import KEY, GradientPipeline
-from autosync.runtime.staleness.lagging_groups import met_ranks
-from autosync.runtime.staleness.scaler_refusal import refuse_scalers
+from autosync.runtime.staleness.lagging_groups import LaggingJob, met_ranks
+from autosync.runtime.staleness.scaler_refusal import check_unscaled, mark_for_scalers
 from autosync.runtime.transport.module_buffers import BufferBroadcast
 from autosync.runtime.transport.process_groups import Groups
 
@@ -59,6 +58,13 @@ class PipelinedAttachment:
     stepped: bool = True
     buffers_sent: bool = False
     end_is_expected: bool = False
+
+    @property
+    def failure(self) -> AutosyncError | None:
+        return self.monitor.failure
+
+    def stop(self, error: AutosyncError) -> None:
+        self.monitor.stop(error)
 
     def flush(self) -> None:
         """Nothing is under way any more; what no step has applied is kept."""
@@ -208,17 +214,7 @@ class PipelinedAttachment:
             self.buffers.finish(self.monitor.wait_for_work)
 
 
-def attach_pipelined(
-    model: nn.Module,
-    optimizer: Optimizer,
-    plan: Plan,
-    names: tuple[str, ...],
-    group: dist.ProcessGroup,
-    *,
-    max_grad_norm: float | None = None,
-    share_values: bool = True,
-    agreed: bool = False,
-) -> PipelinedAttachment:
+def attach_pipelined(job: LaggingJob) -> PipelinedAttachment:
     """As `attachment.attach`, for a plan that applies gradients later. A collective over the
     process group.
 
@@ -226,19 +222,19 @@ def attach_pipelined(
         NotSupported: the plan has messages that are no plain all-reduces between all ranks, the
             model is not in host memory, or a gradient is sparse.
     """
-    with met_ranks(model, plan, names, group, share_values, agreed) as met:
+    with met_ranks(job) as met:
         monitor = Monitor(met.all.close, state_is_split=False, refusals=met.meeting.refusals)
-        share = plan.shares[group.rank()]
+        share = job.plan.shares[job.group.rank()]
         made = PipelinedAttachment(
-            model,
-            optimizer,
-            GradientPipeline(plan, names, met.parameters, met.gradients, share, monitor),
+            job.model,
+            job.optimizer,
+            GradientPipeline(job.plan, job.names, met.parameters, met.gradients, share, monitor),
             met.parameters,
             met.buffers,
             monitor,
             met.meeting.control,
             met.all,
-            max_grad_norm,
+            job.max_grad_norm,
         )
         met.undo.callback(made.undo)
         _install(made)
@@ -254,7 +250,8 @@ def _install(made: PipelinedAttachment) -> None:
         made.handles.append(parameter.register_post_accumulate_grad_hook(hook))
     made.handles += [
         optimizer.register_step_pre_hook(made.check_step),
-        *refuse_scalers(optimizer),
+        mark_for_scalers(optimizer),
+        optimizer.register_step_pre_hook(check_unscaled),
         optimizer.register_step_post_hook(made.note_step),
         optimizer.register_state_dict_post_hook(made.save),
         optimizer.register_load_state_dict_pre_hook(made.load),

@@ -7,27 +7,29 @@ from typing import Any
 from torch.optim import Optimizer
 
 from autosync.errors import NotSupported
-from autosync.runtime.hooks.gradient_hooks import Removable
 
 AMP = "_step_supports_amp_scaling"
 """torch's mark of an optimizer that a GradScaler tells its scale."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Mark:
+class ScalerMark:
+    """On an optimizer, until removed: a GradScaler tells it its scale, so that `check_unscaled`
+    sees that there is one."""
+
     optimizer: Optimizer
 
     def remove(self) -> None:
         self.optimizer.__dict__.pop(AMP, None)
 
 
-def refuse_scalers(optimizer: Optimizer) -> list[Removable]:
-    """From now on the optimizer's step raises NotSupported under a scaler, until removed."""
+def mark_for_scalers(optimizer: Optimizer) -> ScalerMark:
     optimizer.__dict__[AMP] = True
-    return [_Mark(optimizer), optimizer.register_step_pre_hook(_check_step)]
+    return ScalerMark(optimizer)
 
 
-def _check_step(optimizer: Optimizer, *_: Any) -> None:
+def check_unscaled(optimizer: Optimizer, *_: Any) -> None:
+    """Before a step of a marked optimizer. Raises NotSupported under a scaler."""
     if "grad_scale" in optimizer.__dict__:
         for name in ("grad_scale", "found_inf"):
             optimizer.__dict__.pop(name, None)

@@ -15,6 +15,7 @@ from autosync.runtime.staleness.clocked_buckets import ClockedBucket
 from autosync.runtime.staleness.shard_server import LEFT, ShardServer, refused_for
 from autosync.runtime.staleness.stamped_messages import PeerMessages, StampedBuffer
 from autosync.runtime.transport.failures import SynchronizationFailed, lost_peer
+from autosync.runtime.transport.peer_refusals import Refusals
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +44,8 @@ class Reading:
 
 class ServerClient:
     """buckets: of the plan. iterations: whose updates have left. clock: how many iterations of
-    every rank the values hold that `read` gave last. timeout: how long values are waited for."""
+    every rank the values hold that `read` gave last. failure: what has ended it. refusals: of all
+    ranks. timeout: how long values are waited for."""
 
     def __init__(
         self,
@@ -51,6 +53,7 @@ class ServerClient:
         rank: int,
         staleness: int,
         messages: PeerMessages,
+        refusals: Refusals,
         timeout: timedelta,
     ):
         self.iterations = 0
@@ -59,11 +62,12 @@ class ServerClient:
         self._rank = rank
         self._staleness = staleness
         self._messages = messages
+        self._refusals = refusals
         self._timeout = timeout
         self._under_way: deque[Exchange] = deque()
         self._free: list[Exchange] = []
         self._changed = Condition()
-        self._failure: Exception | None = None
+        self.failure: Exception | None = None
         self._left = False
         owners = sorted({bucket.owner for bucket in buckets} - {rank})
         self._due: dict[int, SimpleQueue[Exchange | None]] = {o: SimpleQueue() for o in owners}
@@ -78,8 +82,8 @@ class ServerClient:
 
     def check(self) -> None:
         """Raises what has failed before."""
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
 
     def new_exchange(self) -> Exchange:
         """Buffers for the next iteration's updates; `send` takes them."""
@@ -106,7 +110,7 @@ class ServerClient:
             try:
                 work = self._messages.send(update, bucket.owner, bucket.update_tag)
             except RuntimeError as error:
-                raise _lost(error) from error
+                raise self.fail(_lost(error)) from error
             exchange.works.append(work)
         self.iterations += 1
 
@@ -123,6 +127,7 @@ class ServerClient:
 
         Raises:
             SynchronizationFailed: a rank died, or has left before its updates were here.
+        AutosyncError: it has left since it refused to go on, in its words.
         """
         least_clock = self.iterations - self._staleness
         with self._changed:
@@ -191,11 +196,11 @@ class ServerClient:
     def _wait(self, until: Callable[[], bool]) -> None:
         """Called with the condition."""
         done = self._changed.wait_for(
-            lambda: self._failure is not None or until(), self._timeout.total_seconds()
+            lambda: self.failure is not None or until(), self._timeout.total_seconds()
         )
         self.check()
         if not done:
-            raise _lost(f"no values came in {self._timeout}")
+            raise self.fail(_lost(f"no values came in {self._timeout}"))
 
     def _recycle(self, exchange: Exchange) -> None:
         """Its updates have been answered, so they have arrived."""
@@ -204,7 +209,7 @@ class ServerClient:
                 exchange.works[0].wait()
                 exchange.works.pop(0)
         except RuntimeError as error:
-            raise _lost(error) from error
+            raise self.fail(_lost(error)) from error
         self._free.append(exchange)
 
     def _collect(self, owner: int) -> None:
@@ -233,10 +238,14 @@ class ServerClient:
             exchange.unanswered.discard(bucket)
             self._changed.notify_all()
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> Exception:
+        """Returns the first failure. Where a peer has refused to go on, that is what failed."""
+        if self.failure is None:
+            error = self._refusals.find() or error
         with self._changed:
-            self._failure = self._failure or error
+            self.failure = self.failure or error
             self._changed.notify_all()
+        return self.failure
 
 
 def _lost(error: object) -> SynchronizationFailed:

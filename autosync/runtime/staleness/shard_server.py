@@ -34,7 +34,7 @@ class OwnClient(Protocol):
         """Takes an answer, and copies its values."""
         ...
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> object:
         """The server has failed."""
         ...
 

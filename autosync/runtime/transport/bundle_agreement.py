@@ -16,7 +16,7 @@ from autosync.bundle import Bundle
 from autosync.environment import host_name
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.runtime.device.streams import on_device
-from autosync.runtime.transport.rank_agreement import ranks_meet
+from autosync.runtime.transport.rank_agreement import check_same_tensors, ranks_meet
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +24,14 @@ class RankReport:
     """What one rank brings to `distribute`.
 
     error: why it cannot begin, in words. change: what of its bundle does not fit its model. given:
-    by name, what has to be the same on every rank.
+    by name, what has to be the same on every rank. tensors: `forms_of` its model, the same, too.
     """
 
     host: str
     error: str = ""
     change: str = ""
     given: dict[str, str] = field(default_factory=dict)
+    tensors: dict[str, str] = field(default_factory=dict)
 
 
 def exchange_reports(
@@ -39,7 +40,8 @@ def exchange_reports(
     """Every rank's report, by rank. A collective.
 
     Raises:
-        InvalidInput: on every rank, when one of them cannot begin, or was given something else.
+        InvalidInput: on every rank, when one of them cannot begin, was given something else, or has
+            another model.
         SynchronizationFailed: a peer died or did not come.
     """
     reports = [mine] * group.size()
@@ -55,6 +57,7 @@ def exchange_reports(
             )
     if not mine.error:
         _check_alike(reports)
+        check_same_tensors([report.tensors for report in reports])
     return tuple(reports)
 
 

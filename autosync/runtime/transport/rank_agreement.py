@@ -1,10 +1,12 @@
 """What all ranks exchange before a plan starts: the same plan, the same initial values, and that
 each of them can begin."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -67,13 +69,65 @@ def check_same_plan(control: Any, plan: Plan) -> None:
 
 
 def share_initial_values(control: Any, model: nn.Module) -> None:
-    """Every rank begins with rank 0's parameters and buffers, as with torch's DDP."""
+    """Every rank begins with rank 0's parameters and buffers, as with torch's DDP.
+
+    Raises:
+        InvalidInput: on every rank, where one has other tensors than rank 0: a broadcast between
+            two sizes would end the process, or never.
+    """
+    told = json.dumps(list(forms_of(model).items()))  # in the order in which values are sent
+    if len(set(_gathered(control, sha256(told.encode()).digest()))) > 1:
+        check_same_tensors([dict(json.loads(other)) for other in _gathered(control, told.encode())])
     for tensor in [*model.parameters(), *model.buffers()]:
         copy = tensor.detach().cpu().contiguous()
         flat = copy.view(-1).view(torch.uint8)
         control.broadcast([flat], dist.BroadcastOptions()).wait()
         with torch.no_grad():
             tensor.copy_(copy)
+
+
+def forms_of(model: nn.Module) -> dict[str, str]:
+    """Type and shape of its parameters and buffers, by name."""
+    held = [*model.named_parameters(), *model.named_buffers()]
+    return {name: f"{tensor.dtype}{list(tensor.shape)}" for name, tensor in held}
+
+
+def check_same_tensors(everyone: Sequence[dict[str, str]]) -> None:
+    """everyone: `forms_of` each rank's model. Raises InvalidInput where one is not rank 0's."""
+    first = list(everyone[0].items())
+    for rank, other in enumerate(everyone):
+        if list(other.items()) != first:
+            raise _other_tensors(everyone[0], rank, other)
+
+
+def _gathered(control: Any, mine: bytes) -> list[bytes]:
+    """What every rank tells, by rank. A collective."""
+    world = control.size()
+    lengths = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(world)]
+    length = torch.tensor([len(mine)], device="cpu")
+    control.allgather([lengths], [length]).wait()
+    longest = max(int(each) for each in lengths)
+    padded = torch.tensor(list(mine.ljust(longest, b"\0")), dtype=torch.uint8, device="cpu")
+    texts = [torch.zeros_like(padded) for _ in range(world)]
+    control.allgather([texts], [padded]).wait()
+    return [bytes(text[: int(each)].tolist()) for text, each in zip(texts, lengths, strict=True)]
+
+
+def _other_tensors(first: dict[str, str], rank: int, other: dict[str, str]) -> InvalidInput:
+    """In the same words on every rank."""
+    named = (name for name in {**first, **other} if first.get(name) != other.get(name))
+    name = next(named, "")
+    if name:
+        here, there = first.get(name, "missing"), other.get(name, "missing")
+        what = f"{name!r} is {here} on rank 0 and {there} on rank {rank}"
+    else:
+        what = f"rank {rank} has its tensors in another order than rank 0"
+    return InvalidInput(
+        f"the ranks' models differ: {what}.",
+        thing=f"model.{name}" if name else "model",
+        value=other.get(name, "missing") if name else list(other)[:8],
+        remedy="Build the same model on every rank, buffers included.",
+    )
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 so that they agree even after a trial has failed."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.distributed_c10d import PrefixStore
 
+from autosync.errors import InvalidInput
 from autosync.runtime.transport.failures import lost_peer
 from autosync.runtime.transport.rank_agreement import share_initial_values
 
@@ -31,6 +32,24 @@ class ControlGroup:
         with _all_ranks():
             dist.all_gather_object(everyone, mine, group=self.group)
         return everyone
+
+    def agreed(self, task: Callable[[], Any]) -> Any:
+        """The task's result on every rank, or the first rank's error on all of them.
+
+        Raises:
+            InvalidInput: another rank's task failed; where this one's did, its own error.
+        """
+        try:
+            result, error = task(), None
+        except Exception as raised:  # the user's step may raise anything, on some ranks only
+            result, error = None, raised
+        told = self.gathered(None if error is None else f"{type(error).__name__}: {error}")
+        for rank, text in enumerate(told):
+            if text is not None:
+                if error is not None:
+                    raise error
+                raise InvalidInput(f"rank {rank} cannot tune: {text}", thing="step", value=text)
+        return result
 
     def from_first(self, told: Any = None) -> Any:
         """What rank 0 tells, on every rank."""
@@ -70,6 +89,16 @@ def open_control(patience: timedelta) -> ControlGroup:
     group = dist.new_group(backend="gloo", timeout=patience)
     assert isinstance(group, dist.ProcessGroup)  # every rank is a member
     return ControlGroup(group)
+
+
+@contextlib.contextmanager
+def job_control(patience: timedelta) -> Iterator[ControlGroup]:
+    """As `open_control`; however the block ends, the group ends, too."""
+    control = open_control(patience)
+    try:
+        yield control
+    finally:
+        control.leave()
 
 
 @contextlib.contextmanager

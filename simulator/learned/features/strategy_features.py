@@ -81,7 +81,7 @@ def features_of_plans(
     with_shards: also of each shard set, for the LSTM and the GAT; the others need sums only.
     """
     times = timeline_times(plans, population, domain)
-    special = ("engine", "staleness", "swap_bytes", "placement")  # messages do not tell of these
+    special = ("engine", "staleness", "placement")  # messages do not tell of these
     plain = not any(getattr(population, column).any() for column in special)
     known = plain and np.isfinite(times.seconds).all()  # what is not sound is refused by name
     predicted = TimelineSimulator().predict_plans

@@ -3,10 +3,13 @@
 The what-ifs are the timeline's sensitivities: by how much a strategy's time grows if a constant of
 the cluster (the startup of a kind of message, the copies of an engine, a link) is larger than
 believed. A weight on such a column is a statement about the cluster, not about a strategy, so
-it holds for strategies, models and clusters that were never measured.
+it holds for strategies, models and clusters that were never measured. Of strategies that swap
+activations, compute is as long as the timeline has it: with its waits for transfers.
+
+Raise InvalidStrategy, as the timeline, for a budget that holds no training step.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +20,7 @@ from autosync.population import Population
 from autosync.simulator.compute_time import slowest_factors
 from autosync.simulator.cost.network import network_of
 from autosync.simulator.learned.features.feature_names import FAMILIES, WHAT_IFS
+from autosync.simulator.swapped_ranks import swap_slowdowns
 from autosync.simulator.timeline.event_loop import (
     ComputeArrays,
     CostArrays,
@@ -40,7 +44,18 @@ class TimelineTimes:
     done: F64
 
 
-Inputs = tuple[MessageArrays, CostArrays, ComputeArrays, InFlight, F64]
+@dataclass(frozen=True, slots=True)
+class TimelineInputs:
+    """What the timeline plays. factors f64[n]: by which compute of a strategy's slowest replica is
+    longer than the profile's, waits for swapped activations included. waiting f64[n]: of these
+    factors what is no compute."""
+
+    messages: MessageArrays
+    costs: CostArrays
+    compute: ComputeArrays
+    in_flight: InFlight
+    factors: F64
+    waiting: F64
 
 
 def timeline_times(plans: PlanTable, population: Population, domain: Domain) -> TimelineTimes:
@@ -51,7 +66,7 @@ def timeline_times(plans: PlanTable, population: Population, domain: Domain) -> 
 def what_ifs(plans: PlanTable, population: Population, domain: Domain, seconds: F64) -> F64:
     """A `(strategies, len(WHAT_IFS))` array: log of each what-if's time over `seconds`, which
     are the timeline's own."""
-    messages, costs, compute, in_flight, factors = _inputs(plans, population, domain)
+    inputs = _inputs(plans, population, domain)
     operations = network_of(domain.cluster, plans.teams).operations
     present = set(np.unique(plans.operation).tolist())
     columns = []
@@ -60,9 +75,11 @@ def what_ifs(plans: PlanTable, population: Population, domain: Domain, seconds: 
         if family is not None and not present.intersection(family):
             columns.append(np.zeros(len(plans)))
             continue
-        changed = _changed(name, costs, np.isin(operations, family or ()), domain)
-        slower = factors * 1.1 if name == "compute" else factors
-        other = _simulate((messages, changed, compute, in_flight, slower))
+        costs = _changed(name, inputs.costs, np.isin(operations, family or ()), domain)
+        factors = inputs.factors
+        if name == "compute":  # waits for transfers to host memory stay as they are
+            factors = factors + 0.1 * (factors - inputs.waiting)
+        other = _simulate(replace(inputs, costs=costs, factors=factors))
         columns.append(np.log(other.seconds / seconds))
     return np.column_stack(columns)
 
@@ -84,14 +101,25 @@ def _changed(
     return costs
 
 
-def _inputs(plans: PlanTable, population: Population, domain: Domain) -> Inputs:
-    factors = slowest_factors(domain, population.layouts)[population.layout]
-    return *arguments(plans, domain), factors
+def _inputs(plans: PlanTable, population: Population, domain: Domain) -> TimelineInputs:
+    computing = slowest_factors(domain, population.layouts)[population.layout]
+    factors = computing * swap_slowdowns(domain, population, plans)
+    return TimelineInputs(*arguments(plans, domain), factors, factors - computing)
 
 
-def _simulate(inputs: Inputs) -> TimelineTimes:
-    messages, costs, compute, in_flight, factors = inputs
+def _simulate(inputs: TimelineInputs) -> TimelineTimes:
+    messages = inputs.messages
     start, flowing, done = np.empty((3, len(messages.operation)))
     seconds = np.empty(len(messages.first) - 1)
-    play(messages, costs, compute, in_flight, factors, start, flowing, done, seconds)
+    play(
+        messages,
+        inputs.costs,
+        inputs.compute,
+        inputs.in_flight,
+        inputs.factors,
+        start,
+        flowing,
+        done,
+        seconds,
+    )
     return TimelineTimes(seconds, start, flowing, done)

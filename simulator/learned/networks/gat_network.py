@@ -1,7 +1,9 @@
 """The network that reads the graph of variables. Imported only where it is used: torch-geometric
 takes seconds to load."""
 
+import sys
 import warnings
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,9 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     from torch_geometric.nn import GATConv
 
+GENERATED = "torch_geometric.nn.conv.gat_conv_GATConv_"
+"""Begins the names of what torch-geometric makes of GATConv in this process."""
+
 
 class GatNetwork(ScoringNetwork):
     """Supplement, equations 8 to 10: graph attention over the pruned graph, whose nodes hold the
@@ -27,6 +32,7 @@ class GatNetwork(ScoringNetwork):
         self.encoder = nn.Sequential(nn.Linear(features, 64), nn.ReLU())
         self.first = GATConv(64, width, heads)
         self.second = GATConv(heads * width, width, heads)
+        _remove_generated_sources()
         self.head = output_head(heads * width, summary)
 
     def forward(self, batch: NetworkBatch) -> Tensor:
@@ -41,3 +47,13 @@ class GatNetwork(ScoringNetwork):
         mean = states.view(n, nodes, -1).mean(dim=1)
         result: Tensor = self.head(torch.cat([mean, batch.summary], dim=1))[:, 0]
         return result
+
+
+def _remove_generated_sources() -> None:
+    """torch-geometric writes modules for a kind of convolution into the temporary directory,
+    imports them, and leaves them there."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith(GENERATED):
+            for path in (module.__file__, getattr(module, "__cached__", None)):
+                if path is not None:
+                    Path(path).unlink(missing_ok=True)

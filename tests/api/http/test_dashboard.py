@@ -17,6 +17,7 @@ from tests.api.http.serving import Service
 from tests.api.sample import (
     claimed,
     finished,
+    finished_without_ddp,
     run_confirmation,
     run_search,
     small_request,
@@ -114,6 +115,23 @@ def test_every_chart_is_drawn_and_has_a_table_that_keys_open(
     for name in CHARTS - {"rounds"}:
         expect(page.locator(f"figure#{name} .wide-only .rule.limit")).to_have_count(1)
     expect(page.locator("figure#timeline .rule.limit")).to_have_count(2)
+
+
+def test_the_confirmation_shows_what_it_was_compared_with(
+    page: Page, shown_database: Database
+) -> None:
+    tuning_id = finished_without_ddp(shown_database, REQUEST)
+    with shown_database.reading() as session:
+        answer = reports.tuning(session, tuning_id).result
+    assert answer is not None
+    page.goto(f"/tunings/{tuning_id}")
+    figure = page.locator("figure#confirmation")
+    expect(figure.get_by_role("img")).to_have_count(1)
+    drawing = figure.locator(".wide-only")
+    expect(drawing.locator(".interval").first).to_be_visible()
+    expect(drawing.locator(".rule-name").first).to_have_text(answer.baseline)
+    expect(drawing).to_contain_text(f"times as fast as {answer.baseline}")
+    expect(figure).to_contain_text(f"Compared with {answer.baseline}, which fits")
 
 
 def test_why_the_answer_is_faster_than_ddp(page: Page, shown_database: Database) -> None:

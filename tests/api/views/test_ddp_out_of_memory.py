@@ -1,7 +1,5 @@
 """What a tuning answers whose torch's DDP ran out of memory."""
 
-import random
-from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -10,33 +8,20 @@ from rich.console import Console
 from autosync.api.cli import tuning_report
 from autosync.api.db.database import Database
 from autosync.api.engine.database_store import DatabaseStore
+from autosync.api.http.tuning_charts import tuning_charts
 from autosync.api.views import reports
 from autosync.api.views.dashboard.headline import headline
 from autosync.api.views.rankings import measured_ddp_seconds
 from autosync.search.loop.confirm import conclude
 from autosync.search.loop.outcome import DDP
-from autosync.trials.contract import TrialError
-from tests.api.sample import candidates, claimed, proposal, result, run_confirmation, small_request
+from tests.api.sample import finished_without_ddp, small_request
 
 REQUEST = small_request(budget=6)
 
 
 @pytest.fixture
 def tuning_id(database: Database) -> str:
-    """A tuning whose DDP ran out of memory; the others took what was predicted."""
-    held, store = claimed(database, REQUEST)
-    rng = random.Random(1)
-    chosen = candidates(REQUEST.domain, REQUEST.settings.budget)
-    store.propose([proposal(candidate) for candidate in chosen])
-    for candidate in chosen:
-        seconds = None if candidate.origin == DDP else candidate.predicted_seconds
-        measured = result(proposal(candidate).key, REQUEST, seconds, rng)
-        if candidate.origin == DDP:
-            error = TrialError("out_of_memory", "rank 1: can't allocate memory")
-            measured = replace(measured, error=error)
-        store.record(measured)
-    run_confirmation(database, store, held, REQUEST)
-    return held.tuning_id
+    return finished_without_ddp(database, REQUEST)
 
 
 def test_speed_ups_are_over_what_the_confirmation_began_with(
@@ -90,3 +75,19 @@ def test_headline_and_command_say_with_what_it_is_compared(
     assert "It was not confirmed" in written.getvalue()
     assert "0 interleaved repeats" not in written.getvalue()
     assert "1.00 (baseline)" in written.getvalue()
+
+
+def test_the_confirmation_is_drawn_over_what_it_was_compared_with(
+    database: Database, tuning_id: str
+) -> None:
+    with database.reading() as session:
+        tuning = reports.tuning(session, tuning_id)
+        ranked = reports.ranked_strategies(session, tuning_id).items
+        charts = {chart.name: chart for chart in tuning_charts(session, tuning)[0]}
+    assert tuning.result is not None
+    drawn = charts["confirmation"]
+    confirmed = [row for row in ranked if row.confirmed and not row.is_baseline]
+    assert len(drawn.rows) == len(confirmed) > 0
+    assert f"times as fast as {tuning.result.baseline}" in drawn.words
+    assert "DDP" not in drawn.words
+    assert f"Compared with {tuning.result.baseline}, which fits" in drawn.footnote

@@ -18,6 +18,7 @@ import torch
 
 from autosync.bundle import save_bundle
 from autosync.errors import AutosyncError
+from autosync.runtime.attached_models import ATTACHED
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import Case
 from tests.autosync.runtime.distributing import (
@@ -36,6 +37,7 @@ PLANS = {
     "server": Case(method="ps", schedule=OVERLAP),
     "ddp": DDP,
 }
+LAGGING = {"pipelined": Case(staleness=1), "clocks": Case(method="ps", staleness=1)}
 EXACT = ("all-reduce", "ddp")
 """They sum two ranks' gradients as torch's DDP does. The others update parts, or clip by a norm
 that is added up in another order."""
@@ -228,8 +230,43 @@ def test_what_lightning_cannot_do_under_a_plan_is_refused(pair: Ranks) -> None:
         assert "Trainer(use_distributed_sampler=False)" in found["uneven"]
         assert "ddp_comm_hook" in found["comm hook"]
         assert "bucket_cap_mb" in found["option"]
-        assert "applies gradients 1 iterations later, and Lightning" in found["lagging"]
+        assert "Pass allow_staleness=True" in found["lagging"]
         assert "Use Lightning's own FSDP2" in found["fully sharded"]
+
+
+def lagged(rank: int, world: int, case: Case, folder: str) -> tuple[list[float], list[float]]:
+    """Weights after `fit` with checkpoints and evaluations, and those in the last checkpoint."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    as_torchrun(rank, world)
+    saving = ModelCheckpoint(Path(folder), save_top_k=-1)
+    options = {"allow_staleness": True, "on_drift": print}
+    fit = Fit(trainer={"enable_checkpointing": True, "callbacks": [saving]}, strategy=options)
+    model = model_of(fit)
+    trained(fit, model, ours(fit, model, world, case))
+    assert "no_sync" not in model.__dict__
+    assert ATTACHED.network_of(model) is None
+    saved = torch.load(saving.best_model_path, weights_only=False)["state_dict"]
+    both = (
+        dict(model.named_parameters()),
+        {name: saved[name] for name, _ in model.named_parameters()},
+    )
+    weights, in_file = (
+        torch.cat([value.detach().flatten() for value in each.values()]).tolist() for each in both
+    )
+    return weights, in_file
+
+
+@pytest.mark.parametrize("case", LAGGING.values(), ids=LAGGING)
+def test_plans_that_lag_are_fitted_saved_and_taken_off(
+    pair: Ranks, case: Case, tmp_path: Path
+) -> None:
+    (first, saved), (second, _) = pair.run(lagged, case, str(tmp_path))
+    assert first == second
+    if case.method == "ps":  # the file has all updates; of others the last gradients come after it
+        assert saved == first
+    else:
+        assert saved != first
 
 
 def resumed(rank: int, world: int, plan: str, folder: str) -> float:

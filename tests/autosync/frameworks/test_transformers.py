@@ -254,3 +254,28 @@ def test_what_would_train_wrongly_is_refused_with_the_line_to_write(
         assert found.keys() == expected.keys()
         for name, words in expected.items():
             assert words in found[name], f"{name}: {found[name]!r}"
+
+
+def lagged(rank: int, world: int, case: Case, folder: str) -> tuple[int, list[float]]:
+    """Steps of a training that is saved and resumed under a plan that lags, and its weights."""
+    from autosync.frameworks.transformers import use_bundle
+
+    for resumes in (None, f"{folder}/checkpoint-{SAVED_AT}"):
+        launched(rank, world)
+        trainer = make_trainer(folder)
+        shipped = bundle_of(case, trainer.model, world)
+        use_bundle(trainer, shipped, allow_staleness=True, on_drift=print)
+        trainer.train(resume_from_checkpoint=resumes)
+        autosync.detach(trainer.model)
+    weights = [value.detach().flatten() for value in trainer.model.parameters()]
+    return trainer.state.global_step, torch.cat(weights).tolist()
+
+
+@pytest.mark.parametrize("method", ["all_reduce", "ps"])
+def test_plans_that_lag_are_trained_saved_and_resumed(
+    pair: Ranks, method: str, tmp_path: Path
+) -> None:
+    case = Case(method=method, staleness=1)
+    first, second = pair.run(lagged, case, str(tmp_path))
+    assert first == second
+    assert first[0] == STEPS

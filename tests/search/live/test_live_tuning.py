@@ -41,7 +41,7 @@ def seen(out: Path) -> Seen:
     job = subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", str(RANKS)),
+            *("--nproc-per-node", str(RANKS), "--log-dir", str(out / "logs")),
             *("tests/search/live/live_script.py", str(out), *PARTS),
         ],
         cwd=ROOT,

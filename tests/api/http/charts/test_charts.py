@@ -39,7 +39,7 @@ def test_names_are_escaped_everywhere() -> None:
     rows = [Amounts(name, (1.0, None))]
     series = [("first", name), ("second", "DDP")]
     charts = [
-        interval_chart([interval], 1.5),
+        interval_chart([interval], 1.5, name, name),
         bars_chart("memory", "Memory", "", series, rows, bytes_in_words, 2.0),
         model_chart([OperationCost(name, 1.0, 8)], ""),
     ]

@@ -7,6 +7,7 @@ from autosync.api.views import reports
 from autosync.api.views.dashboard.headline import headline
 from autosync.api.views.dashboard.strategy_labels import label_of, strategy_labels
 from autosync.api.views.tuning_schemas import Tuning
+from autosync.search.designs.known_designs import all_reduce_5mb, ps_load_balanced
 from autosync.search.loop.outcome import is_ddp
 from autosync.simulator.limit import iteration_limit
 from autosync.strategy import Schedule
@@ -29,6 +30,17 @@ def test_chips_say_what_differs_from_ddp() -> None:
         "into the next forward",
     ]
     assert label.mark != label_of(plain).mark
+
+
+def test_a_chip_says_what_is_late_and_by_how_much() -> None:
+    domain = domain_of()
+    for made, words in (
+        (all_reduce_5mb(domain), "pipelined: gradients applied 2 iterations later"),
+        (ps_load_balanced(domain), "clocks: values at most 2 iterations old"),
+    ):
+        (chip,) = (c for c in label_of(replace(made, staleness=2)).chips if c.kind == "staleness")
+        assert chip.text == words
+        assert chip.differs
 
 
 def test_documents_are_read_once(sqlite: Database) -> None:

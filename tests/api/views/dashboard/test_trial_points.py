@@ -59,6 +59,20 @@ def test_large_rounds_are_thinned_out() -> None:
     assert (found.right, found.strategies, found.pairs) == (1.0, 3000, 500 * 499 // 2)
 
 
+def test_speed_ups_are_over_the_baseline_whichever_it_is() -> None:
+    confirmation = points(
+        ("known", "search", 0, 4.0),
+        ("known", "confirm", 0, 6.0),
+        ("found", "confirm", 0, 4.0),
+        ("found", "confirm", 1, 3.0),
+        ("known", "confirm", 1, 6.0),
+        ("late", "confirm", 2, 1.0),  # no repeat in common
+    )
+    (only,) = confirmed_speedups(confirmation, "known")
+    assert (only.strategy_id, only.repeats) == ("found", (1.5, 2.0))
+    assert confirmed_speedups(confirmation, "ddp") == []
+
+
 def test_points_and_speedups_are_those_of_the_reports(database: Database) -> None:
     tuning_id = finished(database, small_request(8))
     with database.reading() as session:
@@ -70,7 +84,8 @@ def test_points_and_speedups_are_those_of_the_reports(database: Database) -> Non
     assert {p.strategy_id for p in found if p.is_ddp} == {
         t.strategy_id for t in trials if t.origin == "ddp"
     }
-    speedups = {each.strategy_id: each for each in confirmed_speedups(found)}
+    (base,) = {p.strategy_id for p in found if p.is_ddp}
+    speedups = {each.strategy_id: each for each in confirmed_speedups(found, base)}
     answer = speedups[result.strategy_id]
     assert answer.median == result.speedup
     assert (answer.low, answer.high) == (result.speedup_low, result.speedup_high)

@@ -15,7 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import autosync
 from autosync.bundle import Bundle, make_bundle
+from autosync.errors import AutosyncError
 from autosync.placement import PlacedModule, Placement, evenly, in_proportion, placed_module
+from autosync.runtime.hooks.plain_copies import REDUCE
 from autosync.search.designs.known_designs import all_reduce_5mb, dear, parallax, priority_sliced
 from autosync.search.designs.placed_strategy import with_placement
 from autosync.strategy import Replica
@@ -397,3 +399,67 @@ def test_modules_that_mix_samples_are_refused_by_name_on_every_rank(pair: Ranks)
         assert "nothing nested" in found["nested"]
         assert "differ from rank 0's in shape" in found["shape"]
         assert "one number of samples each" in found["rows"]
+
+
+class RefusesLoading(nn.Linear):
+    """Refuses a hook that is installed before modules are placed."""
+
+    def register_load_state_dict_pre_hook(self, hook: Any) -> Any:
+        raise TypeError("no hooks on this module")
+
+
+class RefusesSaving(nn.Linear):
+    """Refuses a hook that the placing of modules installs."""
+
+    def register_state_dict_post_hook(self, hook: Any) -> Any:
+        raise TypeError("no hooks on this module")
+
+
+def half_placed(
+    rank: int, world: int, given: Bundle, culprit: int, kind: type[nn.Linear]
+) -> tuple[str, list[str]]:
+    """The words in which rank `culprit` stops in the middle of placing, and what is left."""
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    model = make()
+    if rank == culprit:
+        model.last = kind(8, 3)
+
+    def scaled(x: Tensor) -> Tensor:
+        return 2 * x
+
+    model.table.__dict__["forward"] = kept = scaled  # as Accelerate wraps a forward
+    optimizer = optimizer_of("sgd", model)
+    shapes = [(parameter.shape, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        autosync.distribute(model, optimizer, given)
+    except (AutosyncError, TypeError) as error:
+        said = str(error)
+    else:
+        said = "nothing"
+    found = [name for name, module in model.named_modules() if _state_hooked(module)]
+    found += [name for name, module in model.named_modules() if REDUCE in vars(module)]
+    if model.table.__dict__.pop("forward") is not kept:
+        found.append("another forward")
+    found += [
+        f"{name}.forward" for name, module in model.named_modules() if "forward" in vars(module)
+    ]
+    if shapes != [(parameter.shape, parameter.requires_grad) for parameter in model.parameters()]:
+        found.append("parameters without values")
+    train(model, optimizer, rank)  # alone
+    return said, found
+
+
+def _state_hooked(module: nn.Module) -> bool:
+    return bool(module._state_dict_hooks or module._load_state_dict_pre_hooks)
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.parametrize("kind", [RefusesLoading, RefusesSaving])
+def test_what_fails_half_placed_leaves_the_model_as_it_was(
+    pair: Ranks, kind: type[nn.Linear], culprit: int
+) -> None:
+    answers = pair.run(half_placed, bundle(PAIR["several"], 2), culprit, kind)
+    for said, found in answers:
+        assert "no hooks on this module" in said
+        assert found == []
+    assert f"rank {culprit} stopped" in answers[1 - culprit][0]

@@ -19,7 +19,9 @@ from torch import Tensor, nn
 
 import autosync
 from autosync.errors import AutosyncError, InvalidInput
-from autosync.runtime.staleness.clocked_attachment import ClockedAttachment, attach_clocked
+from autosync.runtime.staleness.clocked_attachment import ClockedAttachment
+from autosync.runtime.staleness.clocked_setup import attach_clocked
+from autosync.runtime.staleness.lagging_groups import LaggingJob
 from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import (
@@ -84,7 +86,7 @@ def attached(
     made = replace(plan(case, model, world), staleness=staleness)
     group = dist.group.WORLD
     assert group is not None
-    return attach_clocked(model, optimizer, made, names, group)
+    return attach_clocked(LaggingJob(model, optimizer, made, names, group))
 
 
 def count(made: ClockedAttachment, iteration: int, rank: int) -> None:
@@ -298,6 +300,38 @@ def test_who_needs_updates_of_a_rank_that_has_left_is_told(pair: Ranks) -> None:
     assert words.startswith("after 3 steps: rank 1 has left")
 
 
+def refuses(rank: int, world: int, culprit: int, what: str) -> str:
+    """The culprit does in its second iteration what it may not, and its script ends of it."""
+    made = counting(world, 1)
+    said = "no error"
+    try:
+        for iteration in range(5):
+            if (rank, iteration) == (culprit, 1):
+                if what == "group":
+                    made.given.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+                elif what == "scaler":
+                    made.given.__dict__["grad_scale"] = torch.ones(1)
+            count(made, iteration, rank)
+    except AutosyncError as error:
+        said = f"{type(error).__name__}: {error}"
+    made.at_exit()
+    return said
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.parametrize(
+    ("what", "words"), [("group", "parameter groups was changed"), ("scaler", "a GradScaler steps")]
+)
+def test_who_needs_updates_of_a_rank_that_has_refused_reads_why(
+    three: Ranks, what: str, words: str, culprit: int
+) -> None:
+    answers = three.run(refuses, culprit, what)
+    why = answers.pop(culprit)
+    kind, _, said = why.partition(": ")
+    assert words in said
+    assert answers == [f"{kind}: rank {culprit} stopped: {said}"] * 2
+
+
 def survive(rank: int, world: int, victim: int) -> tuple[str, bool]:
     """What a survivor was told, and whether it is told again and then has its model back."""
     made = counting(world, 1)
@@ -353,9 +387,8 @@ def clipped(rank: int, world: int) -> float:
     group = dist.group.WORLD
     assert group is not None
     names = tuple(name for name, _ in model.named_parameters())
-    made = attach_clocked(
-        model, optimizer, plan(SERVERS, model, world), names, group, max_grad_norm=1.0
-    )
+    job = LaggingJob(model, optimizer, plan(SERVERS, model, world), names, group, max_grad_norm=1.0)
+    made = attach_clocked(job)
     before = [p.detach().clone() for p in model.parameters()]
     count(made, 0, 0)  # the same on every rank
     made.detach()

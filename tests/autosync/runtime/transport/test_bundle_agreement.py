@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import autosync
 from autosync.bundle import Bundle, make_bundle
@@ -113,3 +114,19 @@ def test_an_error_of_every_rank_is_its_own(pair: Ranks, tmp_path: Path) -> None:
     ((one, two),) = attempts(pair, [(gone, {}), (gone, {})])
     assert one == two
     assert one.startswith("cannot read the bundle")
+
+
+def another_buffer(rank: int, world: int, given: Bundle) -> str:
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    model = make_model("mlp")
+    model.register_buffer("seen", torch.zeros(3 + rank))
+    with pytest.raises(AutosyncError) as caught:
+        autosync.distribute(model, make_optimizer("sgd", model), given)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("case", ["all_reduce", "ddp"])
+def test_a_buffer_of_another_shape_is_refused_on_every_rank(pair: Ranks, case: str) -> None:
+    one, two = pair.run(another_buffer, shipped(CASES[case]))
+    assert one == two
+    assert "'seen' is torch.float32[3] on rank 0 and torch.float32[4] on rank 1" in one

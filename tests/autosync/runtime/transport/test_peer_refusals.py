@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from autosync.errors import AutosyncError
 from autosync.runtime.attachment import Attachment
+from autosync.runtime.staleness.lagging_groups import LaggingJob
 from autosync.runtime.staleness.pipelined_attachment import PipelinedAttachment, attach_pipelined
 from autosync.runtime.transport.process_groups import working_group
 from autosync.strategy import AllGather, AllReduce, Synchronizer
@@ -72,7 +73,8 @@ def put_on(
     if not case.staleness:
         return attached(case, world, model=model, optimizer=optimizer)[2]
     names = tuple(name for name, _ in model.named_parameters())
-    return attach_pipelined(model, optimizer, plan(case, model, world), names, working_group(None))
+    made = plan(case, model, world)
+    return attach_pipelined(LaggingJob(model, optimizer, made, names, working_group(None)))
 
 
 def ended(

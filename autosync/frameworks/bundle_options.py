@@ -1,0 +1,63 @@
+"""What every adapter takes beside a bundle, in the words of `autosync.distribute`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from autosync.bundle import Bundle, load_bundle
+from autosync.errors import NotSupported
+from autosync.runtime.distributed import distribute
+from autosync.runtime.drift_watch import OnDrift
+
+
+@dataclass(frozen=True, slots=True)
+class BundleOptions:
+    """Arguments of `autosync.distribute` but for two that frameworks have their own ways for: they
+    clip gradients themselves, and replicas are all ranks. bundle: or its file."""
+
+    bundle: Bundle | str | Path
+    allow_lossy: bool = False
+    ddp_options: Mapping[str, Any] = field(default_factory=dict)
+    allow_staleness: bool = False
+    on_drift: OnDrift | None = None
+
+    def load(self, framework: str) -> Bundle:
+        """
+        Raises:
+            NotSupported: the framework would save, load and unwrap whole parameters.
+        """
+        shipped = self.bundle if isinstance(self.bundle, Bundle) else load_bundle(self.bundle)
+        if shipped.plan.sharding is not None:
+            raise NotSupported(
+                f"the bundle puts torch's fully_shard on the model, whose parameters {framework} "
+                "takes for whole.",
+                thing="bundle.plan.engine",
+                value=shipped.plan.engine,
+                remedy=f"Use {framework}'s own FSDP2, or autosync.distribute in a script of your "
+                "own; or tune with a space of sharded_parameters: false.",
+            )
+        return shipped
+
+    def distribute(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        shipped: Bundle,
+        ddp_options: Mapping[str, Any],
+    ) -> nn.Module:
+        """What is trained in the model's place. shipped: of `load`. ddp_options: the framework's
+        own, which the script's come before. Raises as `autosync.distribute`."""
+        network, _ = distribute(
+            model,
+            optimizers[0] if len(optimizers) == 1 else list(optimizers),
+            shipped,
+            allow_lossy=self.allow_lossy,
+            ddp_options={**ddp_options, **self.ddp_options},
+            allow_staleness=self.allow_staleness,
+            on_drift=self.on_drift,
+        )
+        return network
