@@ -15,7 +15,8 @@ from autosync.simulator.learned.learned_simulators import gaussian_simulator
 from autosync.simulator.memory_check import check_memory, fitting_rows
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import memory_of
-from autosync.simulator.placed_domain import domain_with_placement, moved_shares
+from autosync.module_borders import moved_shares
+from autosync.simulator.placed_domain import domain_with_placement
 from autosync.simulator.timeline.iteration_trace import simulate_trace
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy, even_replicas

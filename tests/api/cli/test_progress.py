@@ -148,5 +148,5 @@ def test_the_kernels_of_a_ranking_are_those_that_are_counted(
 
     monkeypatch.setattr(Kernel, "__call__", noted)
     domain = domain_of(chain_graph(((64, 32), (300, 7), (33,))))
-    best_by_prediction(domain, TimelineSimulator(), proposals=50, seed=0)
+    best_by_prediction(domain, TimelineSimulator(), proposals=50, seed=0, space=Space())
     assert set(used) == set(RANKING_KERNELS)
