@@ -20,8 +20,8 @@ class Allowed:
         script must deal its data accordingly.
     encodings: how dense messages may be packed; lossless only, unless the user allows more.
     staleness: iterations by which updates may be late; 0 only, unless the user allows more.
-    placement: modules may live on ranks of their own; off by default, since all ranks must then call
-        the model together (docs/placement.md).
+    placement: modules may live on ranks of their own; off by default, since all ranks must then
+        call the model together (docs/placement.md).
     """
 
     parameter_server: bool = True

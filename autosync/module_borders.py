@@ -118,9 +118,7 @@ def data_bytes(graph: ModelGraph, index: int) -> int:
     return operation.output_bytes // row_bytes * ROW_INDEX_BYTES
 
 
-def deals_of(
-    graph: ModelGraph, borders: ModuleBorders, trained: Sequence[bool]
-) -> Iterator[Deal]:
+def deals_of(graph: ModelGraph, borders: ModuleBorders, trained: Sequence[bool]) -> Iterator[Deal]:
     """What is dealt in an iteration where the module is placed; the same on every rank. trained: of
     each operation, whether backward passes through it (`profiling.reach_variables`)."""
     told: set[int] = set()

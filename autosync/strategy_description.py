@@ -151,7 +151,7 @@ def _shares(strategy: Strategy) -> list[str]:
 
 
 def _placements(strategy: Strategy, domain: Domain | None) -> list[str]:
-    """Where placed modules live; many of the same ranks together, with the bytes of their values."""
+    """Where placed modules live, with the bytes of their values; many of the same ranks together."""
     world = len(strategy.replicas)
     modules: dict[str, list[PlacedModule]] = {}
     for placed in strategy.placement:

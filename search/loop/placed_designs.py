@@ -164,7 +164,9 @@ def _distinct(
     known = digests_of_strategies(domain, tried) if tried else ()
     rows = distinct_rows(domain, population, known)
     candidates = [
-        Candidate(replace(sound[row][1], name=""), float(scores[row]), simulator.name, sound[row][0])
+        Candidate(
+            replace(sound[row][1], name=""), float(scores[row]), simulator.name, sound[row][0]
+        )
         for row in rows.tolist()
         if row in fitting and np.isfinite(scores[row])
     ]

@@ -47,8 +47,8 @@ def strategy_of_actions(
     all placeable modules.
 
     The replicas' shares are those of most of the compute, of even and proportional, or even without
-    `uneven_shares`; modules of groups that choose the other are dealt. Modules with one place make up the largest block that
-    they fill, so that samples are dealt at its borders only.
+    `uneven_shares`; modules of groups that choose the other are dealt. Modules with one place make
+    up the largest block that they fill, so that samples are dealt at its borders only.
     """
     world = domain.world_size
     schemes = [action - world for action in actions]

@@ -45,8 +45,8 @@ def recalibrated(domain: Domain, population: Population, step_seconds: F64) -> D
     trials, and with what was known before.
 
     population: the strategies of the trials; those with placed modules count for nothing, since the
-    timeline does not know how their deals share links with gradients. step_seconds
-    `(strategies,)`: measured; NaN where one failed. With fewer than `FEWEST_TRIALS` the domain is returned as it is.
+    timeline does not know how their deals share links with gradients. step_seconds `(strategies,)`:
+    measured; NaN where one failed. With fewer than `FEWEST_TRIALS` the domain is returned as it is.
     """
     sound = np.isfinite(step_seconds) & (step_seconds > 0)
     ran = np.flatnonzero(sound & (population.placement == 0))

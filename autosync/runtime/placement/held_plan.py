@@ -58,8 +58,7 @@ def held_by(plan: Plan, names: tuple[str, ...], rank: int) -> HeldPlan:
             for bucket in buckets
         ),
         messages=tuple(
-            replace(plan.messages[i], bucket=bucket_at[plan.messages[i].bucket])
-            for i in messages
+            replace(plan.messages[i], bucket=bucket_at[plan.messages[i].bucket]) for i in messages
         ),
     )
     return HeldPlan(

@@ -105,7 +105,12 @@ def place_modules(
     if isinstance(model, PlacedStandIn):
         standing = [
             PlacedParameter(
-                model, "", parameter, parameter.shape, placed.ranks[0], exchange.rank in placed.ranks
+                model,
+                "",
+                parameter,
+                parameter.shape,
+                placed.ranks[0],
+                exchange.rank in placed.ranks,
             )
             for placed in plan.placement
             if len(placed.ranks) < group.size()

@@ -1,5 +1,5 @@
-"""A replay's compute where modules are placed: operations take this rank's share of them, and at the
-borders of modules as many bytes travel as their samples and gradients have.
+"""A replay's compute where modules are placed: operations take this rank's share of them, and at
+the borders of modules as many bytes travel as their samples and gradients have.
 
 A replay has no samples. What it deals are bytes without a meaning, by the collectives that
 `runtime.placement` uses, in the same order on every rank.

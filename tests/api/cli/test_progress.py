@@ -20,6 +20,7 @@ from autosync.api.cli.progress import (
     compilation_lines,
 )
 from autosync.api.views.time_left import TimeLeft
+from autosync.search.space import Space
 from autosync.simulator.numba_cache import Kernel
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from tests.domains import chain_graph, domain_of

@@ -1,5 +1,5 @@
-"""Trials of placed modules by replay: bytes that are dealt, seconds that ranks take, and values that
-are whole again."""
+"""Trials of placed modules by replay: bytes that are dealt, seconds that ranks take, and values
+that are whole again."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -164,5 +164,3 @@ def test_kernels_are_refused_on_every_rank() -> None:
         assert "runs kernels" in refused.error.message
         again = pool.run(TrialRequest("ddp", ddp(where), warmup=1, iterations=3))
         assert again.error is None
-
-
