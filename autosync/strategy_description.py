@@ -151,7 +151,7 @@ def _shares(strategy: Strategy) -> list[str]:
 
 
 def _placements(strategy: Strategy, domain: Domain | None) -> list[str]:
-    """Where placed modules live, with the bytes of their values; many of the same ranks together."""
+    """Where placed modules live, and the bytes of their values; many of the same ranks together."""
     world = len(strategy.replicas)
     modules: dict[str, list[PlacedModule]] = {}
     for placed in strategy.placement:

@@ -32,8 +32,7 @@ def best_by_prediction(
     Raises:
         InvalidInput: no strategy fits the devices' memory; says what would make one fit.
     """
-    from autosync.search.designs.fitting_designs import check_any_fits
-    from autosync.search.loop.placed_designs import may_be_placed, placed_candidates  # loads numba
+    from autosync.search.loop.placed_designs import check_fits, may_be_placed, placed_candidates
     from autosync.search.loop.proposing import judge_of, known_designs, picked
     from autosync.search.loop.settings import Settings
     from autosync.search.loop.shortlists import ranked_draws, shortlist_of_draws
@@ -42,7 +41,7 @@ def best_by_prediction(
     def progress(done: int) -> None:
         on_event(TuningEvent("ranking", "ranking proposals", done, proposals))
 
-    check_any_fits(domain, space)
+    check_fits(domain, space)
     settings = Settings(proposals=proposals, seed=seed, acquisition="prediction")
     threads = ThreadPoolExecutor(1)
     try:  # what draws and plays proposals needs no interpreter; what designs is nothing else

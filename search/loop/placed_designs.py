@@ -9,9 +9,10 @@ from importlib.util import find_spec
 import numpy as np
 
 from autosync.domain import Domain
-from autosync.errors import InvalidStrategy, NotSupported
+from autosync.errors import InvalidInput, InvalidStrategy, NotSupported
 from autosync.population import encode
-from autosync.search.designs.design_table import lies_in
+from autosync.search.designs.design_table import hand_designed, lies_in
+from autosync.search.designs.fitting_designs import check_any_fits
 from autosync.search.designs.placed_strategy import with_placement
 from autosync.search.loop.message_equality import distinct_rows
 from autosync.search.loop.outcome import DDP
@@ -24,6 +25,7 @@ from autosync.search.space import Space
 from autosync.simulator.memory_check import fitting_rows
 from autosync.simulator.message_digests import digests_of_strategies
 from autosync.simulator.simulator_contract import Simulator
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Replica, Strategy
 from autosync.verification import verify
 
@@ -99,14 +101,15 @@ def placed_candidates(
     with_policy: bool = False,
 ) -> list[Candidate]:
     """Those that fit the devices' memory, the fastest by prediction first, none with the messages
-    of another or of one that was tried. bases: the most promising first. placements: whose
-    placements the bases also get."""
+    of another or of one that was tried. bases: the most promising first; where there are none,
+    since no strategy fits, designs that do not fit. placements: whose placements the bases also
+    get."""
     if not can_be_placed(domain, space):
         return []
     budget = max(1, min(EVALUATIONS, settings.proposals // 10))
     pinned = frozenset(pin.variable for pin in space.pins)
     judge = PlacementJudge(domain, coarse_of(simulator))
-    chosen = unlike_shares(bases)
+    chosen = unlike_shares(bases or _designs(domain, space, judge))
     found: list[tuple[Origin, Strategy]] = [
         ("placed", place_greedily(judge, base, budget, pinned=pinned).strategy) for base in chosen
     ]
@@ -118,6 +121,18 @@ def placed_candidates(
     if with_policy and chosen and not pinned and find_spec("torch_geometric") is not None:
         found.append(("placed_by_policy", _learned(domain, space, simulator, chosen[0], settings)))
     return _distinct(domain, space, simulator, found, tried)
+
+
+def check_fits(domain: Domain, space: Space) -> None:
+    """
+    Raises:
+        InvalidInput: as `check_any_fits`, where no placement fits either.
+    """
+    try:
+        check_any_fits(domain, space)
+    except InvalidInput:
+        if not placed_candidates(domain, space, TimelineSimulator(), (), Settings()):
+            raise
 
 
 def can_be_placed(domain: Domain, space: Space) -> bool:
@@ -132,6 +147,13 @@ def unlike_shares(bases: Sequence[Strategy]) -> list[Strategy]:
         first.setdefault(base.replicas, base)
     chosen = list(first.values())
     return (chosen + [base for base in bases if base not in chosen])[:BASES]
+
+
+def _designs(domain: Domain, space: Space, judge: PlacementJudge) -> list[Strategy]:
+    """The fastest by prediction first, whether they fit or not."""
+    made = [each for _, each in hand_designed(domain, space) if may_be_placed(each)]
+    judged = judge.judge(made) if made else []
+    return [each.strategy for each in sorted(judged, key=lambda each: each.step_seconds)]
 
 
 def _learned(
