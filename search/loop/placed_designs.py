@@ -2,7 +2,7 @@
 proposer, and by the policy where torch-geometric is there. Only where the space allows them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -18,7 +18,7 @@ from autosync.search.loop.message_equality import distinct_rows
 from autosync.search.loop.outcome import DDP
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.shortlists import coarse_of
-from autosync.search.loop.tuning_store import Candidate, Origin
+from autosync.search.loop.tuning_store import Candidate, Origin, Store
 from autosync.search.placement.greedy_placement import place_greedily
 from autosync.search.placement.placement_judge import PlacementJudge
 from autosync.search.space import Space
@@ -74,9 +74,10 @@ def placed_again(
     tried: Sequence[Strategy],
     settings: Settings,
     room: int,
+    refused: Collection[str] = (),
 ) -> list[Candidate]:
     """Of a later round. fastest: measured, the fastest first; their placements are tried in others,
-    too. tried: not proposed again."""
+    too. tried: not proposed again. refused: modules that could not be placed."""
     bases = list(filter(may_be_placed, fastest))
     return placed_candidates(
         domain,
@@ -86,6 +87,7 @@ def placed_again(
         settings,
         placements=[each for each in fastest if each.placement],
         tried=tried,
+        refused=refused,
     )[: int(PLACED_SHARE * room)]
 
 
@@ -98,6 +100,7 @@ def placed_candidates(
     *,
     placements: Sequence[Strategy] = (),
     tried: Sequence[Strategy] = (),
+    refused: Collection[str] = (),
     with_policy: bool = False,
 ) -> list[Candidate]:
     """Those that fit the devices' memory, the fastest by prediction first, none with the messages
@@ -107,20 +110,34 @@ def placed_candidates(
     if not can_be_placed(domain, space):
         return []
     budget = max(1, min(EVALUATIONS, settings.proposals // 10))
-    pinned = frozenset(pin.variable for pin in space.pins)
+    left_alone = {*refused, *(pin.variable for pin in space.pins)}
     judge = PlacementJudge(domain, coarse_of(simulator))
     chosen = unlike_shares(bases or _designs(domain, space, judge))
     found: list[tuple[Origin, Strategy]] = [
-        ("placed", place_greedily(judge, base, budget, pinned=pinned).strategy) for base in chosen
+        ("placed", place_greedily(judge, base, budget, left_alone=left_alone).strategy)
+        for base in chosen
     ]
     found += [
         ("placed", with_placement(base, domain, other.placement))
         for base in chosen
         for other in placements[:BASES]
     ]
-    if with_policy and chosen and not pinned and find_spec("torch_geometric") is not None:
+    if with_policy and chosen and not left_alone and find_spec("torch_geometric") is not None:
         found.append(("placed_by_policy", _learned(domain, space, simulator, chosen[0], settings)))
     return _distinct(domain, space, simulator, found, tried)
+
+
+def refused_modules(store: Store) -> set[str]:
+    """Modules of placements whose trials were refused, without those that another trial placed:
+    they are never called, say, or mix samples, which a graph may not tell."""
+    kinds = {trial.key: trial.error and trial.error.kind for trial in store.trials()}
+    refused: set[str] = set()
+    sound: set[str] = set()
+    for proposal in store.proposals():
+        modules = {placed.module for placed in proposal.candidate.strategy.placement}
+        if proposal.key in kinds and kinds[proposal.key] in (None, "refused"):
+            (sound if kinds[proposal.key] is None else refused).update(modules)
+    return refused - sound
 
 
 def check_fits(domain: Domain, space: Space) -> None:

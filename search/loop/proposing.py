@@ -19,7 +19,7 @@ from autosync.search.loop.earlier_trials import EarlierTrials, canaries, designs
 from autosync.search.loop.fusion_tuning import tuned_fusion
 from autosync.search.loop.message_equality import distinct_rows, message_shares
 from autosync.search.loop.outcome import DDP, TuningEvent, rank_measured
-from autosync.search.loop.placed_designs import placed_again, with_placed
+from autosync.search.loop.placed_designs import placed_again, refused_modules, with_placed
 from autosync.search.loop.refined_designs import with_refined
 from autosync.search.loop.selection import select
 from autosync.search.loop.settings import Acquisition, Settings
@@ -90,6 +90,7 @@ def propose(
             [*tried, *(each.strategy for each in chosen)],
             settings,
             room,
+            refused_modules(store),
         )
         chosen, room = chosen + placed, room - len(placed)
         gains += [1 - each.predicted_seconds / best_seconds for each in placed]

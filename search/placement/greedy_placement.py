@@ -25,7 +25,7 @@ def place_greedily(
     base: Strategy,
     budget: int = 400,
     most_modules: int = 24,
-    pinned: Collection[str] = (),
+    left_alone: Collection[str] = (),
 ) -> JudgedPlacement:
     """The best found from `base` (without a placement) in at most `budget` evaluations; `base`
     itself where nothing is better.
@@ -33,10 +33,11 @@ def place_greedily(
     The heaviest by bytes of variables per FLOP come first, of those that hold a hundredth of the
     model's bytes. Each is tried on single devices, on subsets and in proportion to speed, beside
     those placed before it; the best place is kept where it gains. A second pass looks again at
-    each, beside all others. pinned: variables whose modules stay where they are.
+    each, beside all others. left_alone: names of modules and variables; modules of these names, or
+    that hold them, stay where they are.
     """
     domain = judge.domain
-    candidates = _candidates(domain, most_modules, pinned)
+    candidates = _candidates(domain, most_modules, left_alone)
     stop = judge.evaluations + budget
     best = judge.judge([base])[0]
     for again in range(2):
@@ -53,13 +54,13 @@ def place_greedily(
     return best
 
 
-def _candidates(domain: Domain, most: int, pinned: Collection[str]) -> list[PlaceableModule]:
+def _candidates(domain: Domain, most: int, left_alone: Collection[str]) -> list[PlaceableModule]:
     least = LEAST_BYTES_SHARE * domain.graph.size_bytes
     heavy = [
         each
         for each in modules_to_place(domain)
         if each.variable_bytes >= least
-        and not any(variable.startswith(f"{each.name}.") for variable in pinned)
+        and not any(f"{name}.".startswith(f"{each.name}.") for name in left_alone)
     ]
     return sorted(heavy, key=lambda each: -each.bytes_per_flop)[:most]
 

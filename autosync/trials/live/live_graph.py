@@ -97,9 +97,13 @@ def _graph(
     union = unite_tapes(tapes)
     touched = mean_touched(tapes)
     rows = {v: call.rows for call in union.calls for v in call.variables}
+    modules = dict(model.named_modules())
+    prefixes = [
+        f"{call.name}." if call.name in modules else "" for call in union.calls
+    ]  # the model
     operations = tuple(
         Operation(
-            name=f"{call.name}#{index}",
+            name=f"{prefixes[index]}{call.type}#{index}",
             type=call.type,
             forward_flops=0,
             backward_flops=0,

@@ -33,8 +33,8 @@ from tests.search.live.live_script import fingerprint, summary
 
 pytestmark = pytest.mark.timeout(600)
 
-NARROW, WIDE, BATCH = 256, 8192, 4
-"""16 MB in the wide layers, and samples of a kilobyte."""
+ROWS, WIDTH, BATCH = 65_536, 128, 4
+"""Of a table of 34 MB, all of which travels, and samples of half a kilobyte."""
 
 HIDDEN = 16
 TRIAL_TIMEOUT = timedelta(seconds=60)
@@ -66,10 +66,9 @@ class Small(nn.Module):
         return out
 
 
-def wide() -> nn.Module:
+def tabled() -> nn.Module:
     torch.manual_seed(3)
-    head = nn.Sequential(nn.Linear(NARROW, WIDE), nn.ReLU(), nn.Linear(WIDE, NARROW))
-    return nn.Sequential(nn.Linear(NARROW, NARROW), head, nn.Linear(NARROW, 8))
+    return nn.Sequential(nn.Embedding(ROWS, WIDTH), nn.Linear(WIDTH, 8))
 
 
 def step_on(x: Tensor) -> Callable[[nn.Module, torch.optim.Optimizer], None]:
@@ -170,8 +169,9 @@ def test_a_trial_tells_which_messages_each_rank_sent(pair: Ranks) -> None:
 def tuned(rank: int, world: int) -> dict[str, Any]:
     """`autosync.tune` where placements are allowed, then training beside torch's DDP."""
     os.environ["AUTOSYNC_HOST"] = f"host{rank}"
-    step = step_on(torch.randn(BATCH, NARROW, generator=torch.Generator().manual_seed(rank)))
-    model, twin = wide(), DistributedDataParallel(wide())
+    generator = torch.Generator().manual_seed(rank)
+    step = step_on(torch.randint(ROWS, (BATCH,), generator=generator))
+    model, twin = tabled(), DistributedDataParallel(tabled())
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     theirs = torch.optim.SGD(twin.parameters(), lr=1e-3, momentum=0.9)
     messages: list[str] = []

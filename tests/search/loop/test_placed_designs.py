@@ -20,6 +20,7 @@ from autosync.search.loop.placed_designs import (
     may_be_placed,
     placed_again,
     placed_candidates,
+    refused_modules,
     unlike_shares,
 )
 from autosync.search.loop.proposing import ROUND_TRIALS
@@ -30,7 +31,7 @@ from autosync.simulator.fitting.recalibration import FEWEST_TRIALS, recalibrated
 from autosync.simulator.message_digests import digests_of_strategies
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Replica, Strategy, VariableChoice
-from autosync.trials.contract import TrialRequest, TrialResult
+from autosync.trials.contract import TrialError, TrialRequest, TrialResult
 from tests.placed_models import heavy_layers
 
 SLOW = heavy_layers(gbps=0.05)
@@ -145,6 +146,33 @@ def test_pinned_variables_stay_where_they_are() -> None:
     assert found
     for each in found:
         assert not any(placed.holds(kept.variable) for placed in each.strategy.placement)
+
+
+def test_modules_that_a_trial_refused_are_not_placed_again() -> None:
+    """The other layers are, by the same proposer."""
+
+    class Refusing(PredictedPool):
+        def run(self, request: TrialRequest) -> TrialResult:
+            done = super().run(request)
+            if not any(placed.module == "layer0" for placed in request.bundle.strategy.placement):
+                return done
+            error = TrialError("refused", "it mixes samples")
+            return replace(done, iteration_seconds=(), step_seconds=None, error=error)
+
+    store, pool = MemoryStore(), Refusing(SLOW)
+    outcome = tune(
+        SLOW, ALLOWED, lambda: pool, store, TimelineSimulator(), SETTINGS, lambda event: None
+    )
+    first, *later = rounds_of(store)
+    assert "layer0" in modules_in(first)
+    assert refused_modules(store) >= {"layer0"}
+    placed = [name for of_round in later for name in modules_in(of_round)]
+    assert not refused_modules(store) & set(placed)
+    assert all(placed.module != "layer0" for placed in outcome.best.strategy.placement)
+
+
+def modules_in(strategies: list[Strategy]) -> list[str]:
+    return [placed.module for each in strategies for placed in each.placement]
 
 
 def test_both_divisions_of_the_batch_get_a_base() -> None:
