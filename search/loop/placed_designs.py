@@ -130,7 +130,7 @@ def placed_candidates(
 def refused_modules(store: Store) -> set[str]:
     """Modules of placements whose trials were refused, without those that another trial placed:
     they are never called, say, or mix samples, which a graph may not tell."""
-    kinds = {trial.key: trial.error and trial.error.kind for trial in store.trials()}
+    kinds = {t.key: t.error.kind if t.error else None for t in store.trials()}
     refused: set[str] = set()
     sound: set[str] = set()
     for proposal in store.proposals():
