@@ -11,6 +11,7 @@ from autosync.api.engine.queue_worker import work
 from autosync.api.engine.submission import enqueue, load_request
 from autosync.api.engine.tuning_request import TuningRequest
 from autosync.api.http.app import create_app
+from autosync.documents import to_json
 from autosync.search.loop.settings import Settings
 from autosync.search.space import Space
 from autosync.trials.launchers.local_launcher import LocalLauncher
@@ -55,8 +56,12 @@ def test_placements_are_measured_and_told_in_words(sqlite: Database) -> None:
 
 
 def test_kernels_and_placements_do_not_go_together(sqlite: Database) -> None:
+    where = heavy_layers()
     with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
-        body = {"graph": "resnet50", "cluster": "example-2x2", "compute": "kernels"}
+        graph = client.post("/v1/graphs", content=to_json(where.graph)).json()["id"]
+        cluster = client.post("/v1/clusters", content=to_json(where.cluster)).json()["id"]
+        body = {"graph": graph, "cluster": cluster, "launcher": "local", "compute": "kernels"}
         refused = client.post("/v1/tunings", json={**body, "space": {"placement": True}})
-        assert refused.status_code == 422
+        assert refused.status_code in (400, 422)
         assert refused.json()["thing"] == "space.placement"
+        assert client.get("/v1/tunings").json()["items"] == []
