@@ -200,8 +200,7 @@ def _distinct(
     population = encode([each for _, each in sound], domain)
     scores = simulator.predict(domain, population)
     fitting = set(fitting_rows(domain, population).tolist())
-    known = digests_of_strategies(domain, tried) if tried else ()
-    rows = distinct_rows(domain, population, known)
+    rows = distinct_rows(domain, population, digests_of_strategies(domain, tried))
     candidates = [
         Candidate(
             replace(sound[row][1], name=""), float(scores[row]), simulator.name, sound[row][0]
