@@ -79,7 +79,8 @@ def propose(
     room = min(left, max(ROUND_TRIALS, len(chosen))) - len(chosen)
     fastest = [row for row in rank_measured(stored, store.trials()) if row.step_seconds]
     measured = encode([row.candidate.strategy for row in fastest], domain)
-    parents, gains = parents_among(domain, measured), []
+    parents = parents_among(domain, measured)
+    gains: list[float] = []
     best_seconds = fastest[0].step_seconds if fastest else None
     if best_seconds is not None and not designing:
         placed = placed_again(

@@ -1,7 +1,7 @@
 """Trials of placed modules by replay: bytes that are dealt, seconds that ranks take, and values
 that are whole again."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,7 +79,7 @@ def test_ranks_record_messages_by_their_place_in_the_whole_plan() -> None:
 class NotedCompute:
     """Computes nothing, and notes what it was asked for."""
 
-    seconds: Counter[tuple[int, bool]] = field(default_factory=Counter)
+    seconds: dict[tuple[int, bool], float] = field(default_factory=lambda: defaultdict(float))
     starts: int = 0
 
     def set_batch_factor(self, factor: float) -> None: ...
