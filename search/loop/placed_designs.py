@@ -53,13 +53,16 @@ def with_placed(
     space: Space,
     simulator: Simulator,
     designs: Sequence[Candidate],
+    tried: Sequence[Strategy],
     settings: Settings,
     room: int,
 ) -> list[Candidate]:
     """At most `room` of the designs and of what is made of them: those in their order where nothing
-    is placed, else DDP first, then by prediction."""
+    is placed, else DDP first, then by prediction. tried: not proposed again."""
     bases = [each.strategy for each in designs if may_be_placed(each.strategy)]
-    found = placed_candidates(domain, space, simulator, bases, settings, with_policy=True)
+    found = placed_candidates(
+        domain, space, simulator, bases, settings, tried=tried, with_policy=True
+    )
     if not (found := found[: int(PLACED_SHARE * room)]):
         return list(designs[:room])
     joined = [*designs[: room - len(found)], *found]

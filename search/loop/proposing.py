@@ -73,7 +73,7 @@ def propose(
         if earlier is not None:
             designs = designs_again(domain, simulator, earlier, designs, tried)
         chosen = with_refined(domain, space, simulator, designs, settings.seed)
-        chosen = with_placed(domain, space, simulator, chosen, settings, room)
+        chosen = with_placed(domain, space, simulator, chosen, tried, settings, room)
     else:
         chosen = tuned_fusion(domain, space, simulator, store)
     room = min(left, max(ROUND_TRIALS, len(chosen))) - len(chosen)
