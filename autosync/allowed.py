@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict
 
-from autosync.documents import STRICT, UNLESS_SYNCHRONOUS
+from autosync.documents import STRICT, UNLESS_SYNCHRONOUS, UNLESS_ZERO
 from autosync.errors import InvalidInput
 from autosync.strategy import MAX_STALENESS, Encoding
 
@@ -20,6 +20,8 @@ class Allowed:
         script must deal its data accordingly.
     encodings: how dense messages may be packed; lossless only, unless the user allows more.
     staleness: iterations by which updates may be late; 0 only, unless the user allows more.
+    placement: modules may live on ranks of their own; off by default, since all ranks must then
+        call the model together (docs/placement.md).
     """
 
     parameter_server: bool = True
@@ -31,6 +33,7 @@ class Allowed:
     uneven_shares: bool = False
     encodings: tuple[Encoding, ...] = (Encoding(),)
     staleness: Annotated[tuple[int, ...], UNLESS_SYNCHRONOUS] = (0,)
+    placement: Annotated[bool, UNLESS_ZERO] = False
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     def __post_init__(self) -> None:

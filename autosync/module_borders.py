@@ -1,6 +1,11 @@
-"""A module in its graph: its operations, its variables, and what crosses its borders."""
+"""A module in its graph: its operations, its variables, what crosses its borders, and what is dealt
+there where it is placed."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from autosync.errors import InvalidStrategy
 from autosync.graph import ModelGraph, Operation
@@ -24,6 +29,23 @@ class ModuleBorders:
     entering: tuple[tuple[int, int], ...]
     leaving: tuple[int, ...]
     from_data: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Deal:
+    """Samples, or their gradients, that go to the ranks of a placed module or come back.
+
+    operation: at whose edge. is_backward: in its backward pass. is_after: behind it, else before.
+    inward: to the module's ranks, else back to the replicas. size_bytes: of the samples of one
+    replica at an even share. counted: ranks first tell each other how many samples they have.
+    """
+
+    operation: int
+    is_backward: bool
+    is_after: bool
+    inward: bool
+    size_bytes: int
+    counted: bool = False
 
 
 def module_of(operation: Operation) -> str:
@@ -94,3 +116,37 @@ def data_bytes(graph: ModelGraph, index: int) -> int:
     table = graph.variables[operation.variables[0]]
     row_bytes = max(1, table.size_bytes // table.shape[0])
     return operation.output_bytes // row_bytes * ROW_INDEX_BYTES
+
+
+def deals_of(graph: ModelGraph, borders: ModuleBorders, trained: Sequence[bool]) -> Iterator[Deal]:
+    """What is dealt in an iteration where the module is placed; the same on every rank. trained: of
+    each operation, whether backward passes through it (`profiling.reach_variables`)."""
+    told: set[int] = set()
+    for source, reader in borders.entering:
+        size_bytes = graph.operations[source].output_bytes
+        yield Deal(reader, False, False, True, size_bytes, counted=reader not in told)
+        told.add(reader)
+        if trained[source]:
+            yield Deal(reader, True, True, False, size_bytes)
+    for reader in borders.from_data:
+        size_bytes = data_bytes(graph, reader)
+        yield Deal(reader, False, False, True, size_bytes, counted=reader not in told)
+        told.add(reader)
+    for index in borders.leaving:
+        size_bytes = graph.operations[index].output_bytes
+        yield Deal(index, False, True, False, size_bytes)
+        if trained[index]:
+            yield Deal(index, True, False, True, size_bytes)
+
+
+def moved_shares(source: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
+    """`(world, world)`: which share of the batch goes from each rank to each where it is dealt from
+    the division `source` to the division `target`, `(world,)` shares each; samples keep their
+    order."""
+    stop_from, stop_to = source.cumsum(), target.cumsum()
+    start_from, start_to = stop_from - source, stop_to - target
+    first = np.maximum(start_from[:, None], start_to[None, :])
+    last = np.minimum(stop_from[:, None], stop_to[None, :])
+    shares: NDArray[np.float64] = np.maximum(last - first, 0.0)
+    shares[shares < 1e-12] = 0.0
+    return shares

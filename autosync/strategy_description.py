@@ -1,10 +1,11 @@
 """Strategies in words, for ranked tables and reports."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from autosync.domain import Domain
 from autosync.graph import ITEM_BYTES, Variable
+from autosync.placement import PlacedModule, placed_module
 from autosync.strategy import (
     AllGather,
     AllReduce,
@@ -57,7 +58,7 @@ def _synchronization(strategy: Strategy, domain: Domain | None) -> str:
     ]
     phrases += _cuts(strategy.choices)
     phrases += _shares(strategy)
-    phrases += _placements(strategy)
+    phrases += _placements(strategy, domain)
     phrases.append(_schedule(strategy.schedule))
     phrases += _staleness(strategy)
     return "; ".join(phrases)
@@ -157,21 +158,27 @@ def _shares(strategy: Strategy) -> list[str]:
     return [f"batch shares {min(shares):.0%} to {max(shares):.0%}"]
 
 
-def _placements(strategy: Strategy) -> list[str]:
-    """Where placed modules live; many of the same ranks together."""
+def _placements(strategy: Strategy, domain: Domain | None) -> list[str]:
+    """Where placed modules live, and the bytes of their values; many of the same ranks together."""
     world = len(strategy.replicas)
-    modules: dict[str, list[str]] = {}
+    modules: dict[str, list[PlacedModule]] = {}
     for placed in strategy.placement:
         ranks = ", ".join(map(str, placed.ranks))
         words = f"rank {ranks}" if len(placed.ranks) == 1 else f"ranks {ranks}"
         words = "all ranks" if len(placed.ranks) == world else words
         if max(placed.shares) - min(placed.shares) >= 1e-6:
             words += f" by {', '.join(f'{share:.0%}' for share in placed.shares)}"
-        modules.setdefault(words, []).append(placed.module)
-    return [
-        f"{' and '.join(names) if len(names) <= NAMED else f'{len(names)} modules'} on {words}"
-        for words, names in modules.items()
-    ]
+        modules.setdefault(words, []).append(placed)
+    return [f"{_modules(alike, domain)} on {words}" for words, alike in modules.items()]
+
+
+def _modules(alike: Sequence[PlacedModule], domain: Domain | None) -> str:
+    named = " and ".join(placed.module for placed in alike)
+    words = named if len(alike) <= NAMED else f"{len(alike)} modules"
+    if domain is None:
+        return words
+    sizes = (v.size_bytes for v in domain.graph.variables if placed_module(alike, v.name))
+    return f"{words} ({_size(sum(sizes))})"
 
 
 def _schedule(schedule: Schedule) -> str:

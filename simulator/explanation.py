@@ -6,13 +6,14 @@ import numpy as np
 
 from autosync.domain import Domain
 from autosync.plan import PlanTable
-from autosync.population import Population, encode
+from autosync.population import Population, decode, encode
 from autosync.simulator.compute_time import slowest_factors
 from autosync.simulator.cost.network import network_of
 from autosync.simulator.limit import Limit, iteration_limit
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import device_memory_bytes, memory_of
 from autosync.simulator.placed_domain import restated_domain
+from autosync.simulator.placement_account import PlacedAccount, placement_accounts
 from autosync.simulator.swapped_ranks import swap_slowdown
 from autosync.simulator.timeline.event_loop import (
     ComputeArrays,
@@ -40,6 +41,7 @@ class Explanation:
     limit_percent: the domain's limit over step_seconds; 100 cannot be beaten.
     peak_memory_bytes, device_memory_bytes: of each rank; the former predicted, the latter infinite
         where nothing states it.
+    placed: of each placed module, what travels for it.
     """
 
     step_seconds: float
@@ -55,6 +57,7 @@ class Explanation:
     limit_seconds: float
     peak_memory_bytes: tuple[float, ...]
     device_memory_bytes: tuple[float, ...]
+    placed: tuple[PlacedAccount, ...] = ()
 
     @property
     def ranks_out_of_memory(self) -> tuple[int, ...]:
@@ -144,6 +147,7 @@ def explain_plan(
         limit_seconds=bound.seconds,
         peak_memory_bytes=tuple(memory_of(whole).peak_bytes(plans, population)[index].tolist()),
         device_memory_bytes=tuple(device_memory_bytes(domain).tolist()),
+        placed=placement_accounts(whole, decode(population, index, whole)),
     )
 
 

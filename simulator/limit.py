@@ -45,7 +45,8 @@ def iteration_limit(domain: Domain, allowed: Allowed | None = None) -> Limit:
     """The limit of a domain over the allowed strategies; all exact, synchronous ones by default.
 
     Where strategies may lag, gradients need not arrive before the next forward pass: compute and
-    transfer alone bound them.
+    transfer alone bound them. Where modules may be placed, ranks take any part of the compute and
+    variables need not travel: compute alone does.
 
     Startups and updates are left out and messages may be cut anywhere, so plans stay above it. The
     cluster's `overlap_slowdown` is left out, too: it is an average over the messages that were
@@ -54,10 +55,12 @@ def iteration_limit(domain: Domain, allowed: Allowed | None = None) -> Limit:
     allowed = allowed or Allowed()
     factors = compute_factors(domain, even_replicas(domain.world_size))
     slowest = float(factors.max())
-    if allowed.uneven_shares:
+    if allowed.uneven_shares or allowed.placement:
         # Shares in proportion to speed: all finish together, at the harmonic mean's pace.
         slowest = len(factors) / float((1.0 / factors).sum())
     compute = slowest * (domain.timing.forward_seconds + domain.timing.backward_seconds)
+    if allowed.placement:
+        return Limit(compute, compute, 0.0, 0.0)
     needs = least_transfer(domain, allowed)
     schedule = 0.0
     if not (allowed.may_lag or (allowed.uneven_shares and np.ptp(factors) > 0)):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from autosync.cluster import Cluster, MessageKind
 from autosync.domain import Domain
-from autosync.module_borders import data_bytes
+from autosync.module_borders import deals_of, moved_shares
 from autosync.placement import PlacedModule, Placement
 from autosync.population import Population
 from autosync.profiling import reach_variables
@@ -90,25 +90,14 @@ def _add_deals(
     forward: F64,
     backward: F64,
 ) -> None:
-    graph, cluster = domain.graph, domain.cluster
-    borders = domain.borders.of(placed.module)
+    cluster = domain.cluster
     there, back = (partial(deal_seconds, cluster, where, *e) for e in _divisions(placed, replicas))
     reports = _startup_seconds(cluster, "all_gather")
     batch = float(domain.world_size)  # the graph's bytes are one replica's
-    for source, reader in borders.entering:
-        size = graph.operations[source].output_bytes * batch
-        forward[reader] += there(size) / slowest
-        if trained[source]:
-            backward[reader] += back(size) / slowest
-    for reader in borders.from_data:
-        forward[reader] += there(data_bytes(graph, reader) * batch) / slowest
-    for reader in {reader for _, reader in borders.entering} | set(borders.from_data):
-        forward[reader] += reports / slowest
-    for index in borders.leaving:
-        size = graph.operations[index].output_bytes * batch
-        forward[index] += back(size) / slowest
-        if trained[index]:
-            backward[index] += there(size) / slowest
+    for deal in deals_of(domain.graph, domain.borders.of(placed.module), trained):
+        seconds = (there if deal.inward else back)(deal.size_bytes * batch)
+        passed = backward if deal.is_backward else forward
+        passed[deal.operation] += (seconds + reports * deal.counted) / slowest
 
 
 def _divisions(placed: PlacedModule, replicas: F64) -> tuple[tuple[F64, F64], tuple[F64, F64]]:
@@ -131,18 +120,6 @@ def deal_seconds(
     seconds = max(on_links, connection_seconds(cluster, edges, where))
     copies = cluster.cost("all_to_all").seconds_per_byte * float(moved.sum(axis=1).max())
     return seconds + copies + _startup_seconds(cluster, "all_to_all")
-
-
-def moved_shares(source: F64, target: F64) -> F64:
-    """`(world, world)`: which share of the batch goes from each rank to each; samples keep their
-    order."""
-    stop_from, stop_to = source.cumsum(), target.cumsum()
-    start_from, start_to = stop_from - source, stop_to - target
-    first = np.maximum(start_from[:, None], start_to[None, :])
-    last = np.minimum(stop_from[:, None], stop_to[None, :])
-    shares: F64 = np.maximum(last - first, 0.0)
-    shares[shares < 1e-12] = 0.0
-    return shares
 
 
 def _startup_seconds(cluster: Cluster, kind: MessageKind) -> float:

@@ -23,16 +23,17 @@ def best_by_prediction(
     on_event: Callable[[TuningEvent], None],
     space: Space = Space(),  # noqa: B008  # frozen
 ) -> list[Candidate]:
-    """Designed candidates and unlike ones of the fastest sampled, fastest first; DDP is among them,
-    as the last one where the devices' memory does not hold it.
+    """Designed candidates, placements where the space has them, and unlike ones of the fastest
+    sampled, fastest first; DDP is among them, as the last one where the devices' memory does not
+    hold it.
 
     on_event: told how far it is, by another thread; what it raises ends the ranking.
 
     Raises:
         InvalidInput: no strategy fits the devices' memory; says what would make one fit.
     """
-    from autosync.search.designs.fitting_designs import check_any_fits
-    from autosync.search.loop.proposing import judge_of, known_designs, picked  # loads numba
+    from autosync.search.loop.placed_designs import check_fits, may_be_placed, placed_candidates
+    from autosync.search.loop.proposing import judge_of, known_designs, picked
     from autosync.search.loop.settings import Settings
     from autosync.search.loop.shortlists import ranked_draws, shortlist_of_draws
     from autosync.simulator.memory_check import fitting_rows
@@ -40,12 +41,14 @@ def best_by_prediction(
     def progress(done: int) -> None:
         on_event(TuningEvent("ranking", "ranking proposals", done, proposals))
 
-    check_any_fits(domain, space)
+    check_fits(domain, space)
     settings = Settings(proposals=proposals, seed=seed, acquisition="prediction")
     threads = ThreadPoolExecutor(1)
     try:  # what draws and plays proposals needs no interpreter; what designs is nothing else
         ranking = submit(threads, ranked_draws, domain, space, predictor, proposals, seed, progress)
         known = known_designs(domain, space, predictor)
+        bases = [each.strategy for each in known if may_be_placed(each.strategy)]
+        known += placed_candidates(domain, space, predictor, bases, settings, with_policy=True)
         ranked = result_of(ranking)
     finally:
         threads.shutdown(wait=False)

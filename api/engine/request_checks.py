@@ -30,10 +30,25 @@ def check_request(request: TuningRequest) -> None:
     check_counts(request.space)
     check_pins(request.space, request.domain)
     check_scales(request.byte_scale, request.time_scale)
-    from autosync.search.designs.fitting_designs import check_any_fits  # loads numba
+    check_placement(request)
+    from autosync.search.loop.placed_designs import check_fits  # loads numba
 
-    check_any_fits(request.domain, request.space)
+    check_fits(request.domain, request.space)
     _ = request.workload  # checks itself
+
+
+def check_placement(request: TuningRequest) -> None:
+    """
+    Raises:
+        InvalidInput: modules may be placed, and kernels compute, which run whole batches.
+    """
+    if request.space.placement and request.compute == "kernels":
+        raise InvalidInput(
+            "the space places modules, but a replay that runs kernels computes whole batches.",
+            thing="space.placement",
+            value=True,
+            remedy="Choose compute waited, or leave placement out.",
+        )
 
 
 def refuse_unused(compute: ComputeKind, given: Mapping[str, object]) -> None:

@@ -100,9 +100,14 @@ def measured_sources(session: Session) -> list[SplitTrials]:
 def _split(
     session: Session, domain: Domain, seconds: dict[str, list[float]], found: set[str]
 ) -> SplitTrials:
-    """Of what this runtime and torch's DDP did: fully_shard teaches nothing about them."""
+    """Of what this runtime and torch's DDP did with replicas: fully_shard and placed modules teach
+    nothing about them."""
     strategies = load_strategies(session, set(seconds))
-    names: Sequence[str] = sorted(name for name in seconds if strategies[name].engine is None)
+    names: Sequence[str] = sorted(
+        name
+        for name in seconds
+        if strategies[name].engine is None and not strategies[name].placement
+    )
     population = encode([strategies[name] for name in names], domain)
     labels = np.array([float(np.median(seconds[name])) for name in names])
     picked = np.array([name in found for name in names], dtype=np.bool_)

@@ -63,7 +63,7 @@ def predicted_strategies(session: Session, body: RankBody) -> PredictedStrategie
         simulator=ddp.simulator,
         proposals=body.proposals,
         ddp_seconds=ddp.predicted_seconds,
-        limit_seconds=iteration_limit(domain).seconds,
+        limit_seconds=iteration_limit(domain, body.space).seconds,
         items=items,
     )
 

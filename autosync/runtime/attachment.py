@@ -84,8 +84,8 @@ class Attachment:
         """Finish what is in flight, then remove hooks, threads and process groups.
 
         A collective where updates are owned or sharded, or modules are placed: what some ranks do
-        not hold is gathered, of owned state unless nobody wants to keep it. After a failure nothing
-        is waited for, and what this rank does not hold is lost, too.
+        not hold is gathered, optimizer state unless nobody wants to keep it. After a failure
+        nothing is waited for, and what this rank does not hold is lost, too.
         """
         engine = self.engine
         atexit.unregister(self.at_exit)
@@ -95,7 +95,7 @@ class Attachment:
             if keep_state:
                 engine.state.gather()
             if self.placed is not None:
-                self.placed.give_back()
+                self.placed.give_back(keep_state)
             if self.end_groups is not _leave_open:
                 with suppress(RuntimeError):  # nothing is in flight here: a peer may go first
                     engine.control.barrier(dist.BarrierOptions()).wait()
@@ -174,6 +174,8 @@ def attach(
     warn_of_backend(opened.backend, group.size())
     placed = check_placeable(model, optimizers, plan, opened.backend)
     held = held_by(plan, names, group.rank())
+    if trace is not None:
+        trace.plan_index = held.messages
     streams = streams or streams_for(device, opened.backend, timed=trace is not None)
     opened = opened.on(streams)
     end_groups = _leave_open if groups else opened.close
@@ -218,11 +220,11 @@ def attach(
             streams.synchronize_current()
             engine.start()
             _install(attachment, plan.shares[group.rank()])
-        if placed:
+        if plan.placement:
             with begun_together(meeting):  # after all have come so far: placing opens groups
                 with ranks_meet():
                     attachment.placed = place_modules(
-                        placed, optimizers[0], plan, group, opened, meeting.store
+                        model, placed, optimizers[0], plan, group, opened, meeting.store
                     )
                 attachment.handles.append(attachment.placed)
         if attachment.placed is not None:  # no rank goes back from here

@@ -98,7 +98,8 @@ def attach(
     trace: receives the plan's messages; torch's own DDP and plans that lag tell it nothing.
 
     Raises:
-        NotSupported: the strategy swaps activations.
+        NotSupported: the strategy swaps activations, or the optimizer, the model or the backend
+            cannot do what the plan asks.
     """
     if bundle.strategy.swap is not None:
         raise NotSupported(
@@ -108,7 +109,6 @@ def attach(
             value=bundle.strategy.swap.budget_bytes,
             remedy="Measure the strategy without swap; `autosync.distribute` swaps.",
         )
-    check_measurable(bundle.plan)
     if bundle.plan.engine == "ddp":
         return _attach_ddp(model, bundle.plan, byte_scale)
     if bundle.plan.sharding is not None:
@@ -133,18 +133,6 @@ def attach(
     return TrialAttachment(
         model, attachment.engine.flush, lambda: attachment.detach(keep_state=False)
     )
-
-
-def check_measurable(plan: Plan) -> None:
-    """Raises NotSupported where trials do not run the plan."""
-    if plan.placement:
-        raise NotSupported(
-            f"the strategy places module {plan.placement[0].module!r} on ranks of its own, and "
-            "trials do not run placed modules: a replay has variables, but no modules.",
-            thing="plan.placement",
-            value=[placed.module for placed in plan.placement[:8]],
-            remedy="Ship it as a bundle and time autosync.distribute in the training script.",
-        )
 
 
 def _attach_ddp(model: nn.Module, plan: Plan, byte_scale: float) -> TrialAttachment:

@@ -11,8 +11,9 @@ from autosync.module_borders import ModuleBorders
 from autosync.placement import PlacedModule, placed_module
 from autosync.strategy import AllGather, AllReduce, Strategy, VariableChoice
 
-ACROSS_SAMPLES = ("batch_norm",)
-"""Parts of the names of operations that take statistics over the samples of a batch."""
+ACROSS_SAMPLES = ("batch_norm", "batchnorm")
+"""Parts of the types of operations that take statistics over the samples of a batch: torch's, and
+those of modules that a running job's graph consists of."""
 
 
 def check_placement(strategy: Strategy, domain: Domain) -> None:

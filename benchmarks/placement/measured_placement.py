@@ -5,7 +5,8 @@ python -m benchmarks.placement.measured_placement [--iterations 20] [--rounds 3]
 
 Ranks are processes in network namespaces with shaped links. Values, gradients and messages are real
 ones; compute is waited out beside them, so many seconds a sample and layer, times the rank's
-slowdown. A rank's samples are as many as its share. Rounds are interleaved.
+slowdown. A rank's samples are as many as its share. Rounds are interleaved; their spread is the
+largest less the smallest, as a share of the median.
 """
 
 import argparse
@@ -216,7 +217,8 @@ def main() -> None:
         rounds = ", ".join(f"{seconds * 1e3:.1f}" for seconds in seconds_of)
         middle = median(seconds_of)
         print(
-            f"{name:20} measured {middle * 1e3:.1f} ms ({rounds}), predicted "
+            f"{name:20} measured {middle * 1e3:.1f} ms ({rounds}; spread "
+            f"{(max(seconds_of) - min(seconds_of)) / middle:.0%}), predicted "
             f"{prediction * 1e3:.1f}, elements held {elements[name]}; {strategies[name].placement}"
         )
 

@@ -229,6 +229,8 @@ def lies_in(strategy: Strategy, space: Space) -> bool:
     schedule = strategy.schedule
     if strategy.staleness not in space.staleness:
         return False
+    if strategy.placement and not space.placement:
+        return False
     if strategy.engine is not None and not space.sharded_parameters:
         return False
     if schedule.overlap_forward and not space.overlap_forward:

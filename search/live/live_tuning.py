@@ -214,6 +214,8 @@ def _verdict(
     domain = Domain(recorded.graph, cluster, recorded.profile, recorded.optimizer)
     settings = with_fewer_iterations(settings, slowest, until - time.monotonic())
     within = replace(space or Space(), sharded_parameters=False)  # it could not be taken off again
+    if len(job.optimizers) > 1:  # placed modules take one
+        within = replace(within, placement=False)
     return _lead(job, domain, within, settings, until, on_event or _log_event, memory)
 
 

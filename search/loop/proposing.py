@@ -19,6 +19,7 @@ from autosync.search.loop.earlier_trials import EarlierTrials, canaries, designs
 from autosync.search.loop.fusion_tuning import tuned_fusion
 from autosync.search.loop.message_equality import distinct_rows, message_shares
 from autosync.search.loop.outcome import DDP, TuningEvent, rank_measured
+from autosync.search.loop.placed_designs import placed_again, refused_modules, with_placed
 from autosync.search.loop.refined_designs import with_refined
 from autosync.search.loop.selection import select
 from autosync.search.loop.settings import Acquisition, Settings
@@ -65,24 +66,41 @@ def propose(
     chosen: list[Candidate] = []
     if earlier is not None and number == 0:
         return proposals_of(canaries(domain, simulator, earlier, left), number)
-    if number == (0 if earlier is None else 1):
+    designing = number == (0 if earlier is None else 1)
+    if designing:
         room = min(left, max(1, settings.budget // 2))
         designs = known_designs(domain, space, simulator)
         if earlier is not None:
             designs = designs_again(domain, simulator, earlier, designs, tried)
-        chosen = with_refined(domain, space, simulator, designs, settings.seed)[:room]
+        chosen = with_refined(domain, space, simulator, designs, settings.seed)
+        chosen = with_placed(domain, space, simulator, chosen, tried, settings, room)
     else:
         chosen = tuned_fusion(domain, space, simulator, store)
     room = min(left, max(ROUND_TRIALS, len(chosen))) - len(chosen)
     fastest = [row for row in rank_measured(stored, store.trials()) if row.step_seconds]
     measured = encode([row.candidate.strategy for row in fastest], domain)
-    parents, gains = parents_among(domain, measured), []
+    parents = parents_among(domain, measured)
+    gains: list[float] = []
+    best_seconds = fastest[0].step_seconds if fastest else None
+    if best_seconds is not None and not designing:
+        placed = placed_again(
+            domain,
+            space,
+            simulator,
+            [row.candidate.strategy for row in fastest],
+            [*tried, *(each.strategy for each in chosen)],
+            settings,
+            room,
+            refused_modules(store),
+        )
+        chosen, room = chosen + placed, room - len(placed)
+        gains += [1 - each.predicted_seconds / best_seconds for each in placed]
     for origin, count in round_shares(settings, room, len(parents)):
         judge = judge_of(
             domain,
             simulator,
             settings.acquisition,
-            fastest[0].step_seconds if fastest else None,
+            best_seconds,
             [*tried, *(each.strategy for each in chosen)],
         )
         listed = listed_by(origin, judge, space, settings, number, parents, on_event)

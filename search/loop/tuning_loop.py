@@ -29,6 +29,8 @@ StopRule = Callable[[Phase], bool]
 _FOUND = {
     "neighbour": "a neighbour of a measured strategy",
     "genetic": "a strategy of the genetic search",
+    "placed": "a placement",
+    "placed_by_policy": "a placement of the policy",
 }
 
 

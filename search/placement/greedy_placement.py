@@ -1,7 +1,7 @@
 """A plain proposer: modules with many bytes for little work, one after the other, wherever the
 simulator likes them most."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy
@@ -21,7 +21,11 @@ LEAST_GAIN = 0.005
 
 
 def place_greedily(
-    judge: PlacementJudge, base: Strategy, budget: int = 400, most_modules: int = 24
+    judge: PlacementJudge,
+    base: Strategy,
+    budget: int = 400,
+    most_modules: int = 24,
+    left_alone: Collection[str] = (),
 ) -> JudgedPlacement:
     """The best found from `base` (without a placement) in at most `budget` evaluations; `base`
     itself where nothing is better.
@@ -29,10 +33,11 @@ def place_greedily(
     The heaviest by bytes of variables per FLOP come first, of those that hold a hundredth of the
     model's bytes. Each is tried on single devices, on subsets and in proportion to speed, beside
     those placed before it; the best place is kept where it gains. A second pass looks again at
-    each, beside all others.
+    each, beside all others. left_alone: names of modules and variables; modules of these names, or
+    that hold them, stay where they are.
     """
     domain = judge.domain
-    candidates = _candidates(domain, most_modules)
+    candidates = _candidates(domain, most_modules, left_alone)
     stop = judge.evaluations + budget
     best = judge.judge([base])[0]
     for again in range(2):
@@ -49,9 +54,14 @@ def place_greedily(
     return best
 
 
-def _candidates(domain: Domain, most: int) -> list[PlaceableModule]:
+def _candidates(domain: Domain, most: int, left_alone: Collection[str]) -> list[PlaceableModule]:
     least = LEAST_BYTES_SHARE * domain.graph.size_bytes
-    heavy = [each for each in modules_to_place(domain) if each.variable_bytes >= least]
+    heavy = [
+        each
+        for each in modules_to_place(domain)
+        if each.variable_bytes >= least
+        and not any(f"{name}.".startswith(f"{each.name}.") for name in left_alone)
+    ]
     return sorted(heavy, key=lambda each: -each.bytes_per_flop)[:most]
 
 
@@ -78,7 +88,7 @@ def _neighbours(
             continue
         strategy = with_placement(base, domain, changed)
         try:
-            verify(strategy, domain)
+            verify(strategy, domain, allow_lossy=True)  # what else the base does was its maker's
         except InvalidStrategy:  # every variable placed, say
             continue
         yield strategy

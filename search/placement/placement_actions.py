@@ -24,13 +24,13 @@ EVEN_ALL_REDUCE, EVEN_SERVER, FAIR_ALL_REDUCE, FAIR_SERVER = 0, 1, 2, 3
 SCHEMES = 4
 
 
-def allowed_actions(domain: Domain) -> NDArray[np.bool_]:
+def allowed_actions(domain: Domain, servers: bool = True) -> NDArray[np.bool_]:
     """`(world + SCHEMES,)`: servers update parts of variables, which takes an elementwise
-    optimizer; proportional shares take two speeds."""
+    optimizer; proportional shares take two speeds. servers: may hold variables."""
     allowed = np.ones(domain.world_size + SCHEMES, dtype=np.bool_)
     speeds = rank_speeds(domain)
     schemes = allowed[domain.world_size :]
-    schemes[[EVEN_SERVER, FAIR_SERVER]] &= domain.optimizer.elementwise
+    schemes[[EVEN_SERVER, FAIR_SERVER]] &= servers and domain.optimizer.elementwise
     schemes[[FAIR_ALL_REDUCE, FAIR_SERVER]] &= max(speeds) > min(speeds)
     return allowed
 
@@ -41,13 +41,14 @@ def strategy_of_actions(
     groups: OperationGroups,
     blocks: Sequence[PlaceableModule],
     actions: Sequence[int],
+    uneven_shares: bool = True,
 ) -> Strategy:
     """actions: of each group. base: whose messages and order all-reduced variables keep. blocks:
     all placeable modules.
 
-    The replicas' shares are those of most of the compute, of even and proportional; modules of
-    groups that choose the other are dealt. Modules with one place make up the largest block that
-    they fill, so that samples are dealt at its borders only.
+    The replicas' shares are those of most of the compute, of even and proportional, or even without
+    `uneven_shares`; modules of groups that choose the other are dealt. Modules with one place make
+    up the largest block that they fill, so that samples are dealt at its borders only.
     """
     world = domain.world_size
     schemes = [action - world for action in actions]
@@ -56,7 +57,7 @@ def strategy_of_actions(
         for scheme, seconds in zip(schemes, groups.seconds, strict=True)
         if scheme >= 0
     )
-    layouts = replica_layouts(domain, Space(uneven_shares=True))
+    layouts = replica_layouts(domain, Space(uneven_shares=uneven_shares))
     is_fair = fair_seconds > 0 and len(layouts) > 1
     place_of: dict[str, PlacedModule | None] = {}
     owned: list[str] = []

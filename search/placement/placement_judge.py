@@ -7,6 +7,7 @@ from math import sqrt
 import numpy as np
 from numpy.typing import NDArray
 
+from autosync.cancellation import check_cancelled
 from autosync.domain import Domain
 from autosync.population import encode
 from autosync.simulator.numba_compiler import compile_plans_fast
@@ -58,6 +59,8 @@ class PlacementJudge:
         self._devices = device_memory_bytes(self.domain)
 
     def judge(self, strategies: Sequence[Strategy]) -> list[JudgedPlacement]:
+        """Raises Cancelled."""
+        check_cancelled()
         population = encode(list(strategies), self.domain)
         self.evaluations += len(population)
         seconds = self.simulator.predict(self.domain, population)

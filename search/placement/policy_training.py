@@ -28,7 +28,8 @@ that of what runs out of memory at the base's time (-10)."""
 class PolicySettings:
     """groups: the most; the paper's 2,000 are for graphs of TensorFlow operations. samples: of each
     round. entropy: its weight in the objective, at the beginning; it falls to zero with the budget.
-    baseline_decay: of the moving average of rewards."""
+    baseline_decay: of the moving average of rewards. uneven_shares: of the batch, may be chosen.
+    servers: parameter servers may."""
 
     groups: int = 48
     samples: int = 8
@@ -36,6 +37,8 @@ class PolicySettings:
     entropy: float = 0.02
     baseline_decay: float = 0.8
     seed: int = 0
+    uneven_shares: bool = True
+    servers: bool = True
 
 
 @dataclass(slots=True)
@@ -49,6 +52,7 @@ class PolicyTask:
     blocks: tuple[PlaceableModule, ...]
     given: PolicyInput
     best: JudgedPlacement
+    settings: PolicySettings
     baseline: float | None = None
     curve: list[tuple[int, float]] = field(default_factory=list)
 
@@ -64,8 +68,8 @@ def policy_task(
     judge = PlacementJudge(domain, simulator)
     found = judge.judge([base])[0]
     groups = group_operations(domain, settings.groups)
-    given = PolicyInput.of(groups, torch.from_numpy(allowed_actions(domain)))
-    return PolicyTask(judge, found, groups, modules_to_place(domain), given, found)
+    given = PolicyInput.of(groups, torch.from_numpy(allowed_actions(domain, settings.servers)))
+    return PolicyTask(judge, found, groups, modules_to_place(domain), given, found, settings)
 
 
 def train_policy(
@@ -110,9 +114,10 @@ def learned_placement(
     """The best that a policy found in so many evaluations, `base` among them. policy: pretrained,
     fine-tuned here in place; by default a new one."""
     settings = settings or PolicySettings()
-    torch.manual_seed(settings.seed)
     task = policy_task(domain, simulator, base, settings)
-    train_policy(policy or PlacementPolicy(), [task], budget, settings)
+    with torch.random.fork_rng(devices=[]):  # a training job's own states stay what they are
+        torch.manual_seed(settings.seed)
+        train_policy(policy or PlacementPolicy(), [task], budget, settings)
     return task.best
 
 
@@ -127,9 +132,14 @@ def _rewards(task: PolicyTask, actions: Sequence[Tensor]) -> list[float]:
     for each in actions:
         try:
             strategy = strategy_of_actions(
-                task.domain, task.base.strategy, task.groups, task.blocks, each.tolist()
+                task.domain,
+                task.base.strategy,
+                task.groups,
+                task.blocks,
+                each.tolist(),
+                task.settings.uneven_shares,
             )
-            verify(strategy, task.domain)
+            verify(strategy, task.domain, allow_lossy=True)
             made.append(strategy)
         except InvalidStrategy:
             made.append(None)

@@ -44,10 +44,12 @@ def recalibrated(domain: Domain, population: Population, step_seconds: F64) -> D
     """The domain with the costs of its cluster under which the timeline agrees best with the
     trials, and with what was known before.
 
-    population: the strategies of the trials. step_seconds `(strategies,)`: measured; NaN where one
-    failed. With fewer than `FEWEST_TRIALS` the domain is returned as it is.
+    population: the strategies of the trials; those with placed modules count for nothing, since the
+    timeline does not know how their deals share links with gradients. step_seconds `(strategies,)`:
+    measured; NaN where one failed. With fewer than `FEWEST_TRIALS` the domain is returned as it is.
     """
-    ran = np.flatnonzero(np.isfinite(step_seconds) & (step_seconds > 0))
+    sound = np.isfinite(step_seconds) & (step_seconds > 0)
+    ran = np.flatnonzero(sound & (population.placement == 0))
     if len(ran) < FEWEST_TRIALS:
         return domain
     tried = population.take(ran)

@@ -1,9 +1,12 @@
 from dataclasses import replace
 
+from autosync.placement import evenly, in_proportion
 from autosync.search.designs import known_designs
+from autosync.search.designs.placed_strategy import with_placement
 from autosync.strategy import AllReduce, Encoding, Factors, Replica, Schedule, VariableChoice, whole
 from autosync.strategy_description import describe
 from tests.domains import chain_graph, domain_of, grid_cluster
+from tests.placed_models import heavy_layers
 
 DOMAIN = domain_of(chain_graph(((1024, 1024),) * 6 + ((2048, 1024),), factor_rows=4))
 
@@ -75,3 +78,18 @@ def test_how_late_updates_are() -> None:
     assert describe(reduced).endswith("; gradients applied 1 iteration later")
     owned = replace(known_designs.ps_load_balanced(DOMAIN), staleness=4)
     assert describe(owned).endswith("; values at most 4 iterations old")
+
+
+def test_where_modules_live() -> None:
+    domain = heavy_layers((1.0, 1.0, 1.0))
+    strategy = with_placement(
+        known_designs.all_reduce_per_variable(domain),
+        domain,
+        (
+            evenly("layer0", [1]),
+            evenly("layer1", [1]),
+            in_proportion("layer2", [0, 2], [3.0, 0.0, 1.0]),
+        ),
+    )
+    assert "layer0 and layer1 on rank 1; layer2 on ranks 0, 2 by 75%, 25%" in describe(strategy)
+    assert "layer0 and layer1 (1.9 MB) on rank 1" in describe(strategy, domain)

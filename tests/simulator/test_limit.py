@@ -107,3 +107,15 @@ def test_links_far_faster_than_the_model_is_large_have_a_limit() -> None:
     fast = least_transfer(domain_of(graph, cluster_of(2, gbps=1e6), 1e-3), Allowed())
     assert (fast > 0).all()
     assert (fast < slow).all()
+
+
+def test_where_modules_may_be_placed_compute_alone_is_a_limit() -> None:
+    """Any rank may take any part of it, and no gradient need travel."""
+    domain = even(0.008, 1e-3, (1.0, 1.0, 1.0, 3.0))
+    bound = iteration_limit(domain, Allowed(placement=True))
+    assert bound.seconds == bound.compute_seconds
+    assert bound.transfer_seconds == bound.schedule_seconds == 0.0
+    assert bound.compute_seconds == pytest.approx(
+        iteration_limit(domain, Allowed(uneven_shares=True)).compute_seconds
+    )
+    assert bound.seconds < iteration_limit(domain).seconds

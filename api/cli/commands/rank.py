@@ -22,6 +22,7 @@ from autosync.api.cli.options import (
 if TYPE_CHECKING:
     from autosync.domain import Domain
     from autosync.search.loop.tuning_store import Candidate
+    from autosync.search.space import Space
     from autosync.simulator.simulator_contract import Simulator
 
 COLUMNS = ("", "alike", "strategy", "made by", "predicted ms", "times DDP", "GB a rank")
@@ -37,6 +38,10 @@ def rank(
     ] = 10,
     simulator: Annotated[str, typer.Option(metavar="NAME", help=SIMULATOR_HELP)] = "learned",
     seed: Annotated[int, typer.Option(min=0, help="Of the sampling.")] = 0,
+    placement: Annotated[
+        bool,
+        typer.Option(help="Also strategies whose modules live on ranks of their own."),
+    ] = False,
     batch: Batch = None,
     device: DeviceType = None,
     efficiency: Efficiency = None,
@@ -54,20 +59,22 @@ def rank(
 
         autosync rank resnet50 example-4x1
         autosync rank bert_base my-cluster.yaml --step-seconds 0.18
+        autosync rank vgg16 my-cluster.yaml --placement
     """
     from autosync.api.cli.arguments.domain_arguments import ProfileChoice, load_domain
     from autosync.api.cli.arguments.simulator_arguments import load_simulator
     from autosync.api.cli.domain_summary import describe_domain, warn_of_memory
     from autosync.api.cli.progress import compilation_lines
+    from autosync.search.space import Space
     from autosync.simulator.cost.rank_servers import ONE_BY_ONE, served_one_by_one
 
     choice = ProfileChoice(profile, device, efficiency, step_seconds)
     domain = load_domain(model, cluster, batch, choice)
     describe_domain(domain)
     with compilation_lines():
-        ranked = best_by_prediction(
-            domain, load_simulator(simulator, db, domain), proposals, seed, quiet=json
-        )
+        predictor = load_simulator(simulator, db, domain)
+        space = Space(placement=placement)
+        ranked = best_by_prediction(domain, predictor, proposals, seed, space, quiet=json)
     ddp = next(candidate for candidate in ranked if candidate.origin == "ddp")
     if any(served_one_by_one(each.strategy, domain.cluster) for each in ranked[:top]):
         warn(ONE_BY_ONE)
@@ -81,14 +88,21 @@ def rank(
 
 
 def best_by_prediction(
-    domain: "Domain", predictor: "Simulator", proposals: int, seed: int, quiet: bool = True
+    domain: "Domain",
+    predictor: "Simulator",
+    proposals: int,
+    seed: int,
+    space: "Space",
+    quiet: bool = True,
 ) -> "list[Candidate]":
     """As `prediction_ranking.best_by_prediction`, with a bar."""
     from autosync.api.cli.progress import ranking_bar
     from autosync.api.engine import prediction_ranking
 
     with ranking_bar(quiet) as on_event:
-        return prediction_ranking.best_by_prediction(domain, predictor, proposals, seed, on_event)
+        return prediction_ranking.best_by_prediction(
+            domain, predictor, proposals, seed, on_event, space
+        )
 
 
 def peak_bytes_of(domain: "Domain", candidates: "list[Candidate]") -> list[float]:

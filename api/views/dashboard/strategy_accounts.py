@@ -18,6 +18,7 @@ from autosync.api.views.dashboard.strategy_labels import ORDERS, StrategyLabel, 
 from autosync.api.views.timeline_schemas import Timeline
 from autosync.search.loop.outcome import DDP, is_ddp
 from autosync.simulator.explanation import Explanation, explain
+from autosync.simulator.placement_account import placement_words
 from autosync.strategy import Strategy
 from autosync.units import MIB
 
@@ -98,6 +99,8 @@ def compared_facts(accounts: Sequence[StrategyAccount]) -> list[ComparedFact]:
         "Share of the limit": lambda a: f"{a.prediction.limit_percent:.0f} %",
         "Peak memory, measured": lambda a: _megabytes(a.peak_memory_bytes),
     }
+    if any(account.prediction.placed for account in accounts):
+        named["Placed modules"] = _placed
     return [
         ComparedFact(name, tuple(words(each) for each in accounts)) for name, words in named.items()
     ]
@@ -139,6 +142,10 @@ def _busiest(account: StrategyAccount) -> str:
     prediction = account.prediction
     share = prediction.busiest_seconds / prediction.step_seconds
     return f"{prediction.busiest}, {share:.0%} of the iteration"
+
+
+def _placed(account: StrategyAccount) -> str:
+    return "; ".join(placement_words(account.prediction.placed)) or "none"
 
 
 def _megabytes(size: float | None) -> str:

@@ -1,6 +1,7 @@
 """What was really executed, for measured timelines, tests and pictures."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from autosync.codes import Channel, Op
@@ -36,12 +37,14 @@ class MessageEvent:
 @dataclass(slots=True)
 class ExecutionTrace:
     """events: in the order of completion. waits: (start, end) of each time that the training
-    script's thread stood still for messages; a GPU's stream that waits is not seen.
+    script's thread stood still for messages; a GPU's stream that waits is not seen. plan_index: the
+    place in the whole plan of every message that the rank knows of; None where it knows all.
 
     Of a GPU, a trace costs some overlap: landing waits until times can be read."""
 
     events: list[MessageEvent] = field(default_factory=list)
     waits: list[tuple[float, float]] = field(default_factory=list)
+    plan_index: Sequence[int] | None = None
 
     def note(self, iteration: int, record: MessageRecord) -> None:
         """A message has arrived."""
@@ -49,7 +52,7 @@ class ExecutionTrace:
         self.events.append(
             MessageEvent(
                 iteration,
-                record.index,
+                record.index if self.plan_index is None else self.plan_index[record.index],
                 message.operation,
                 message.channel,
                 message.bucket,

@@ -9,12 +9,13 @@ from autosync.plan import Plan
 class HeldPlan:
     """names: of the variables that the rank holds, those that all ranks hold first, so that these,
     their buckets and their messages have the same numbers on every rank. holders: of each variable,
-    the ranks that hold it.
+    the ranks that hold it. messages: of each message, its place in the whole plan.
     """
 
     plan: Plan
     names: tuple[str, ...]
     holders: tuple[tuple[int, ...], ...]
+    messages: tuple[int, ...]
 
     @property
     def apart(self) -> dict[int, tuple[str, int]]:
@@ -30,7 +31,8 @@ def held_by(plan: Plan, names: tuple[str, ...], rank: int) -> HeldPlan:
     """names: of the plan's variables, in its order."""
     world = plan.world_size
     if not plan.placement:
-        return HeldPlan(plan, names, (tuple(range(world)),) * len(names))
+        everywhere = (tuple(range(world)),) * len(names)
+        return HeldPlan(plan, names, everywhere, tuple(range(len(plan.messages))))
     ranks_of_bucket: list[set[int]] = [set() for _ in plan.buckets]
     for message in plan.messages:
         for team in plan.teams[message.teams]:
@@ -45,6 +47,7 @@ def held_by(plan: Plan, names: tuple[str, ...], rank: int) -> HeldPlan:
     shards = [i for i, shard in enumerate(plan.shards) if shard.variable in variable_at]
     shard_at = {shard: place for place, shard in enumerate(shards)}
     bucket_at = {bucket: place for place, bucket in enumerate(buckets)}
+    messages = tuple(i for i, each in enumerate(plan.messages) if each.bucket in bucket_at)
     own = replace(
         plan,
         shards=tuple(
@@ -55,15 +58,14 @@ def held_by(plan: Plan, names: tuple[str, ...], rank: int) -> HeldPlan:
             for bucket in buckets
         ),
         messages=tuple(
-            replace(message, bucket=bucket_at[message.bucket])
-            for message in plan.messages
-            if message.bucket in bucket_at
+            replace(plan.messages[i], bucket=bucket_at[plan.messages[i].bucket]) for i in messages
         ),
     )
     return HeldPlan(
         own,
         tuple(names[variable] for variable in variables),
         tuple(tuple(sorted(ranks_of_variable[variable])) for variable in variables),
+        messages,
     )
 
 

@@ -20,6 +20,7 @@ from autosync.runtime.hooks.plain_copies import REDUCE
 from autosync.runtime.placement.placed_forward import PlacedForward
 from autosync.runtime.placement.placed_values import PlacedParameter, PlacedValues
 from autosync.runtime.placement.row_exchange import RowExchange
+from autosync.runtime.placement.stand_in import PlacedStandIn
 from autosync.runtime.transport.collective_call import CollectiveCalls
 from autosync.runtime.transport.process_groups import Groups
 
@@ -40,9 +41,10 @@ class PlacedModules:
         placed their modules."""
         self.values.release()
 
-    def give_back(self) -> None:
-        """Every rank holds every variable again. A collective."""
-        self.values.give_back()
+    def give_back(self, with_state: bool = True) -> None:
+        """Every rank holds every variable again, and its optimizer state where that is wanted. A
+        collective."""
+        self.values.give_back(with_state)
 
     def remove(self) -> None:
         """Modules run on every rank again; values are where they are."""
@@ -64,7 +66,8 @@ def check_placeable(
     plan: Plan,
     backend: str,
 ) -> dict[PlacedModule, tuple[str, nn.Module]]:
-    """The placed modules and what the model calls them; the same on every rank.
+    """The placed modules and what the model calls them, none of a model that stands in for another;
+    the same on every rank.
 
     Raises:
         InvalidInput: the model has no such module.
@@ -86,6 +89,8 @@ def check_placeable(
             value=[placed.module for placed in plan.placement[:8]],
             remedy=remedy,
         )
+    if isinstance(model, PlacedStandIn):
+        return {}
     found = {placed: _named_module(model, placed) for placed in plan.placement}
     for name, module in found.values():
         _check_module(model, name, module)
@@ -93,6 +98,7 @@ def check_placeable(
 
 
 def place_modules(
+    model: nn.Module,
     found: dict[PlacedModule, tuple[str, nn.Module]],
     optimizer: Optimizer,
     plan: Plan,
@@ -107,9 +113,25 @@ def place_modules(
     exchange = RowExchange(groups.get("placement", everyone, "gloo"), group.rank(), plan.shares)
     meetings = groups.get("placement-calls", everyone, "gloo")
     calls = CollectiveCalls(meetings, PrefixStore("placement", store))
+    if isinstance(model, PlacedStandIn):
+        standing = [
+            PlacedParameter(
+                model,
+                "",
+                parameter,
+                parameter.shape,
+                placed.ranks[0],
+                exchange.rank in placed.ranks,
+            )
+            for placed in plan.placement
+            if len(placed.ranks) < group.size()
+            for parameter in model.parameters_of(placed.module)
+        ]
+        values = PlacedValues(standing, optimizer, exchange, calls, group)
+        return PlacedModules(values, handles=[model.place(plan.placement, exchange)])
     parameters = [
         PlacedParameter(
-            module, key, parameter, parameter.shape, placed.ranks[0], group.rank() in placed.ranks
+            module, key, parameter, parameter.shape, placed.ranks[0], exchange.rank in placed.ranks
         )
         for placed, (_, module) in found.items()
         if len(placed.ranks) < group.size()

@@ -57,20 +57,32 @@ class PlacedValues:
             placed.parameter.data = placed.parameter.data.new_empty(0)
             self._optimizer.state.pop(placed.parameter, None)
 
-    def give_back(self) -> None:
-        """Every rank holds everything again, the optimizer's state included. A collective."""
+    def give_back(self, with_state: bool = True) -> None:
+        """Every rank holds everything again. A collective. with_state: the
+        optimizer's, too; else that of these variables is gone on every rank."""
         if not self._parameters:
             return
         self._calls.meet("detach()")
-        state = self._gathered_state()
+        state = self._gathered_state() if with_state else {}
         places = self._places()
         for placed in self._parameters:
             value = self._value(placed)
+            if not with_state:
+                self._optimizer.state.pop(placed.parameter, None)
             if not placed.is_held:
                 placed.parameter.data = value
                 placed.parameter.requires_grad_(True)
                 if (of_it := state.get(places.get(id(placed.parameter), -1))) is not None:
                     self._optimizer.state[placed.parameter] = of_it
+
+    def renew(self) -> None:
+        """Parameters that this rank does not hold have their shape again and are trained, but with
+        zeros for values: a peer that holds them may be gone. Where all were given back, nothing
+        changes."""
+        for placed in self._elsewhere():
+            if placed.parameter.shape != placed.shape:
+                placed.parameter.data = placed.parameter.data.new_zeros(placed.shape)
+                placed.parameter.requires_grad_(True)
 
     def watch(self) -> Iterator[Removable]:
         """Whole state dicts, and parts of what is loaded, until the handles are removed."""

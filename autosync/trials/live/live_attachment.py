@@ -16,7 +16,6 @@ from autosync.runtime.torch_ddp import add_hook, wrap_in_ddp
 from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.runtime.updates.clipping import clip_before_step
 from autosync.trials.live.live_job import LiveJob
-from autosync.trials.trial_attachment import check_measurable
 
 
 @dataclass(slots=True)
@@ -37,8 +36,9 @@ def attach_live(
     trace: as for `autosync.trials.trial_attachment.attach`.
 
     Raises:
-        NotSupported: the optimizer or the backend cannot do what the plan asks; it places modules;
-            or torch's `fully_shard` would shard the job's own parameters, which cannot be undone.
+        NotSupported: the optimizer or the backend cannot do what the plan asks, or a module cannot
+            be placed; or torch's `fully_shard` would shard the job's own parameters, which cannot
+            be undone.
     """
     if bundle.plan.engine == "fully_shard":
         raise NotSupported(
@@ -47,7 +47,6 @@ def attach_live(
             value="fully_shard",
             remedy="Measure it by `autosync tune`, or give autosync.distribute its bundle.",
         )
-    check_measurable(bundle.plan)
     if bundle.plan.engine == "ddp":
         return _attach_ddp(job, bundle.plan)
     names = tuple(variable.name for variable in bundle.variables)
@@ -71,8 +70,13 @@ def attach_live(
                 engine.failure = SynchronizationFailed("the trial was abandoned.")
             engine.condition.notify_all()
         attachment.detach()
+        if attachment.placed is not None:
+            attachment.placed.values.renew()
 
-    return LiveAttachment(job.model, attachment.engine.flush, attachment.detach, abandon)
+    def detach() -> None:
+        attachment.detach(keep_state=False)  # what it was before the trial is put back
+
+    return LiveAttachment(job.model, attachment.engine.flush, detach, abandon)
 
 
 def _attach_ddp(job: LiveJob, plan: Plan) -> LiveAttachment:

@@ -60,14 +60,12 @@ class RecordedSteps:
 class MeasuredSteps:
     """starts: seconds of every step's start since the first, and one after the last.
     within_seconds: of all steps, the warm-up's included. cpu_use, sent_bytes: of the measured ones.
-    digest: differs between replicas that are unequal.
     """
 
     starts: tuple[float, ...]
     within_seconds: float
     cpu_use: CpuUse
     sent_bytes: int
-    digest: float
     recorded: RecordedSteps | None
 
 
@@ -75,7 +73,9 @@ class MeasuredSteps:
 class LivePass:
     """One rank's pass.
 
-    host: the identity of its kernel. node: the host that the rank counts as.
+    host: the identity of its kernel. node: the host that the rank counts as. digest: differs
+    between replicas that are unequal when the plan is off again; a placed module lives on some
+    ranks only before.
     counts_bytes: whether the kernel sees what the rank sends. overhead_seconds: around the steps.
     peak_memory_bytes: None where the kernel does not tell.
     """
@@ -84,6 +84,7 @@ class LivePass:
     node: str
     versions: tuple[tuple[str, str], ...]
     steps: MeasuredSteps
+    digest: float
     counts_bytes: bool
     overhead_seconds: float
     peak_memory_bytes: int | None

@@ -97,9 +97,11 @@ def _graph(
     union = unite_tapes(tapes)
     touched = mean_touched(tapes)
     rows = {v: call.rows for call in union.calls for v in call.variables}
+    modules = dict(model.named_modules())  # the model itself is in them without a name
+    prefixes = [f"{call.name}." if call.name in modules else "" for call in union.calls]
     operations = tuple(
         Operation(
-            name=f"{call.name}#{index}",
+            name=f"{prefixes[index]}{call.type}#{index}",
             type=call.type,
             forward_flops=0,
             backward_flops=0,

@@ -73,7 +73,7 @@ class LiveTransport:
             ),
             LivePass,
         )
-        refuse_drift(request.bundle, [one.steps.digest for one in passes])
+        refuse_drift(request.bundle, [one.digest for one in passes])
         return live_measurement(request, passes)
 
     def time_messages(self, command: TimeMessages) -> list[MessagesTimed]:

@@ -57,6 +57,7 @@ def run_trial(job: LiveJob, trial: LiveTrial) -> LiveAnswer:
             node=host_name(),
             versions=tuple(sorted(software_versions().items())),
             steps=measured,
+            digest=replica_digest(job.model),
             counts_bytes=in_host_memory,  # what NCCL sends need not pass the kernel
             overhead_seconds=time.monotonic() - begun - measured.within_seconds,
             peak_memory_bytes=peak_memory_bytes() if can_tell_peak else None,
@@ -127,7 +128,6 @@ def _measure(
         within_seconds=time.monotonic() - begun,
         sent_bytes=network_bytes() - sent_before,
         cpu_use=cpu_use().since(before),
-        digest=replica_digest(job.model),
         recorded=recorded_steps(recording, starts, trial.bundle.plan.engine, trial.warmup)
         if recording
         else None,

@@ -14,10 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from autosync.domain import Domain
+from autosync.errors import NotSupported
 from autosync.graph import ModelGraph, Variable
+from autosync.placement import Placement
+from autosync.runtime.hooks.gradient_hooks import Removable
 from autosync.runtime.payloads.factors import Take
+from autosync.runtime.placement.row_exchange import RowExchange
 from autosync.torch_dtypes import TORCH_DTYPES
 from autosync.trials.byte_scale import scaled_graph
+from autosync.trials.worker.placed_compute import PlacedCompute
 from autosync.trials.worker.replay_compute import ReplayCompute, Stretch
 
 
@@ -142,7 +147,12 @@ class BackwardStage(torch.autograd.Function):
     def backward(ctx: Any, *signals: Any) -> Any:
         stage = ctx.stage
         stage.compute.run(stage.stretch)
-        return signals[0], None, *(source.make() for source in stage.gradients)
+        needed = ctx.needs_input_grad[2:]  # not those of modules that live on other ranks
+        gradients = (
+            source.make() if wanted else None
+            for source, wanted in zip(stage.gradients, needed, strict=True)
+        )
+        return signals[0], None, *gradients
 
 
 class Replay(nn.Module):
@@ -150,11 +160,14 @@ class Replay(nn.Module):
 
     Backward runs as the graph's `backward_order` says, whatever the order of forward: the
     autograd nodes are chained at the end of forward in the reverse of that order.
+
+    graph: scaled. variable_names: of the same variables in the model that it stands for.
     """
 
     def __init__(
         self,
         graph: ModelGraph,
+        variable_names: Sequence[str],
         head: Stretch,
         forward: Sequence[tuple[int, Stretch]],
         stages: Sequence[tuple[Stretch, tuple[int, ...]]],
@@ -176,6 +189,8 @@ class Replay(nn.Module):
             )
             for variable in graph.variables
         ]
+        self._parameters_by_variable = [parameters[variable.name] for variable in graph.variables]
+        self._variable_names = variable_names
         self._sparse = {i: sources[i] for i, v in enumerate(graph.variables) if v.sparse}
         self.backward_stages = [
             (
@@ -208,6 +223,26 @@ class Replay(nn.Module):
         made = StagedReplay(copy.deepcopy(self, {id(self.compute): self.compute}))
         return made, modules_of_units(made, units)
 
+    def parameters_of(self, module: str) -> list[nn.Parameter]:
+        """See `runtime.placement.stand_in.PlacedStandIn`."""
+        both = zip(self._variable_names, self._parameters_by_variable, strict=True)
+        return [parameter for name, parameter in both if name.startswith(f"{module}.")]
+
+    def place(self, placement: Placement, exchange: RowExchange) -> Removable:
+        """See `runtime.placement.stand_in.PlacedStandIn`.
+
+        Raises:
+            NotSupported: its compute is not waited out.
+        """
+        if not isinstance(self.compute, PlacedCompute):
+            raise NotSupported(
+                "a replay that runs kernels computes whole batches: it cannot place modules.",
+                thing="plan.placement",
+                value=[placed.module for placed in placement[:8]],
+                remedy="Choose compute waited, or measure it in the training script.",
+            )
+        return self.compute.place(placement, exchange)
+
     def show_rows(self, of: Container[int]) -> None:
         """From now on the sparse variables `of` (indices) have sparse gradients, others dense."""
         for index, source in self._sparse.items():
@@ -233,7 +268,8 @@ def replay_module(
     graph = scaled_graph(domain.graph, byte_scale)
     head, forward = _forward_stretches(graph, domain.profile.forward_seconds)
     stages = _backward_stretches(graph, domain.profile.backward_seconds)
-    return Replay(graph, head, forward, stages, rank, compute, device)
+    names = [variable.name for variable in domain.graph.variables]
+    return Replay(graph, names, head, forward, stages, rank, compute, device)
 
 
 def _forward_stretches(

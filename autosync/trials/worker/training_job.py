@@ -14,6 +14,7 @@ from autosync.plan import Plan
 from autosync.trials.contract import Workload
 from autosync.trials.request_names import DENSE_OPTIMIZERS, OPTIMIZERS
 from autosync.trials.worker.kernel_compute import KernelCompute
+from autosync.trials.worker.placed_compute import PlacedCompute
 from autosync.trials.worker.replay import Replay, replay_module
 from autosync.trials.worker.replay_compute import ReplayCompute, WaitedCompute
 
@@ -96,7 +97,8 @@ def compute_of(workload: Workload, rank: int) -> ReplayCompute:
     if workload.compute == "kernels":
         return KernelCompute(domain.graph, current_device(workload))
     device = domain.cluster.device_of_rank()[rank]
-    return WaitedCompute(workload.time_scale * domain.profile.factor_on(device))
+    waited = WaitedCompute(workload.time_scale * domain.profile.factor_on(device))
+    return PlacedCompute(waited, domain, workload.byte_scale)
 
 
 def current_device(workload: Workload) -> torch.device:

@@ -6,10 +6,12 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from autosync.cluster_file import load_cluster
+from autosync.cluster_file import load_cluster, save_cluster
+from autosync.documents import to_json
 from autosync.interop.onnx_messages import OnnxNode
 from tests.api.cli.command import autosync, small_inputs
 from tests.autosync.interop import onnx_files
+from tests.placed_models import heavy_layers
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +27,19 @@ def ranked(folder: Path) -> list[dict[str, object]]:
     assert "estimate" in done.stderr
     found: list[dict[str, object]] = json.loads(done.stdout)
     return found
+
+
+def test_placements_are_ranked_where_they_are_asked_for(folder: Path) -> None:
+    where = heavy_layers(gbps=0.05)
+    (folder / "layers.json").write_text(to_json(where.graph))
+    save_cluster(where.cluster, folder / "slow.yaml")
+    options = ("layers.json", "slow.yaml", "--proposals", "100", "--json")
+    best = json.loads(autosync(folder, "rank", *options, "--placement").stdout)[0]
+    assert best["origin"] in ("placed", "placed_by_policy")
+    assert best["strategy"]["placement"]
+    assert " on rank " in best["words"]
+    plain = json.loads(autosync(folder, "rank", *options).stdout)
+    assert not any("placement" in each["strategy"] for each in plain)
 
 
 def test_the_fastest_comes_first(ranked: list[dict[str, object]]) -> None:

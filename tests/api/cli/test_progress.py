@@ -20,6 +20,7 @@ from autosync.api.cli.progress import (
     compilation_lines,
 )
 from autosync.api.views.time_left import TimeLeft
+from autosync.search.space import Space
 from autosync.simulator.numba_cache import Kernel
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from tests.domains import chain_graph, domain_of
@@ -148,5 +149,5 @@ def test_the_kernels_of_a_ranking_are_those_that_are_counted(
 
     monkeypatch.setattr(Kernel, "__call__", noted)
     domain = domain_of(chain_graph(((64, 32), (300, 7), (33,))))
-    best_by_prediction(domain, TimelineSimulator(), proposals=50, seed=0)
+    best_by_prediction(domain, TimelineSimulator(), proposals=50, seed=0, space=Space())
     assert set(used) == set(RANKING_KERNELS)

@@ -6,7 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from autosync.api.http.tuning_body import TuningBody
+from autosync.documents import to_data
 from autosync.search.loop.settings import Settings
+from autosync.search.space import Space
 
 STATED = {
     "alpha": 1.5,
@@ -28,6 +30,14 @@ def test_every_field_of_the_settings_is_passed_on() -> None:
 
 def test_the_defaults_are_those_of_the_settings() -> None:
     assert TuningBody(graph="g", cluster="c").settings == Settings()
+
+
+def test_placements_are_allowed_by_the_space() -> None:
+    body = TuningBody.model_validate({"graph": "g", "cluster": "c", "space": {"placement": True}})
+    assert body.space.placement
+    assert not TuningBody(graph="g", cluster="c").space.placement
+    assert "placement" not in to_data(Space())
+    assert to_data(body.space)["placement"] is True
 
 
 @pytest.mark.parametrize("wrong", [{"alpha": -1}, {"acquisition": "luck"}, {"least_gain": 2}])

@@ -202,8 +202,8 @@ def test_a_trial_tells_what_a_running_job_can_know(seen: Seen) -> None:
 
 def test_nics_are_told_where_every_node_has_its_own_kernel() -> None:
     def answer(node: str, host: str, sent: int | None) -> LivePass:
-        steps = MeasuredSteps((), 0.0, CpuUse(0.0, 0.0, 0.0), sent or 0, 0.0, None)
-        return LivePass(host, node, (), steps, sent is not None, 0.0, None)
+        steps = MeasuredSteps((), 0.0, CpuUse(0.0, 0.0, 0.0), sent or 0, None)
+        return LivePass(host, node, (), steps, 0.0, sent is not None, 0.0, None)
 
     first, second, other = answer("a", "x", 90), answer("a", "x", 60), answer("b", "y", 30)
     assert sent_by_node([first, second, other], 3) == (30, 10)

@@ -5,6 +5,7 @@ from datetime import timedelta
 import torch
 from torch import Tensor, nn
 
+from autosync.module_borders import borders_of, module_of
 from autosync.trials.live.control_group import ControlGroup
 from autosync.trials.live.live_graph import record_job
 from autosync.trials.live.live_job import LiveJob
@@ -40,7 +41,8 @@ def test_a_module_that_holds_others_has_its_own_output() -> None:
     control: ControlGroup = None  # type: ignore[assignment]  # recording asks nobody
     before = take_snapshot(model, [optimizer])
     job = LiveJob(step, model, optimizer, before, control, timedelta(seconds=1))
-    operations = record_job(job, None, "cpu").graph.operations
+    graph = record_job(job, None, "cpu").graph
+    operations = graph.operations
     row_bytes = BATCH * 4
     assert [(each.type, each.output_bytes) for each in operations] == [
         ("outer", 12 * row_bytes),
@@ -48,3 +50,6 @@ def test_a_module_that_holds_others_has_its_own_output() -> None:
         ("linear", 8 * row_bytes),
         ("linear", 3 * row_bytes),
     ]
+    assert [module_of(each) for each in operations] == ["", "inner", "inner", "narrow"]
+    assert borders_of(graph, "inner").operations == (1, 2)
+    assert borders_of(graph, "narrow").entering == ((2, 3),)

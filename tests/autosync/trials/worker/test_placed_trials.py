@@ -1,0 +1,166 @@
+"""Trials of placed modules by replay: bytes that are dealt, seconds that ranks take, and values
+that are whole again."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from autosync.bundle import Bundle, make_bundle
+from autosync.domain import Domain
+from autosync.placement import Placement, evenly, in_proportion
+from autosync.runtime.placement.row_exchange import RowExchange, RowRoute
+from autosync.search.designs.known_designs import all_reduce_5mb
+from autosync.search.designs.placed_strategy import with_placement
+from autosync.trials.contract import TrialRequest, Workload
+from autosync.trials.launchers.local_launcher import LocalLauncher
+from autosync.trials.pool.process_pool import ProcessPool
+from autosync.trials.worker.placed_compute import PlacedCompute
+from autosync.trials.worker.replay_compute import Stretch
+from tests.autosync.trials.strategies import ddp
+from tests.placed_models import LAYERS, OUTPUT_BYTES, heavy_layers
+
+PLACEMENTS: dict[str, Placement] = {
+    "one device": (evenly("layer1", [1]),),
+    "by speed": (in_proportion("layer3", [0, 1], [1.0, 3.0]),),
+    "both": (in_proportion("layer0", [0, 1], [3.0, 1.0]), evenly("layer2", [0])),
+}
+
+
+def placed(where: Domain, placement: Placement) -> Bundle:
+    return make_bundle(with_placement(all_reduce_5mb(where), where, placement), where)
+
+
+@pytest.fixture(scope="module", params=[1.0, 0.125])
+def pool(request: pytest.FixtureRequest) -> Iterator[ProcessPool]:
+    with LocalLauncher(repeats=0).open(Workload(heavy_layers(), byte_scale=request.param)) as made:
+        yield made
+
+
+def test_placed_replays_run_beside_ddp(pool: ProcessPool) -> None:
+    """One trial's placement is off in the next; that replicas end equal is checked by the pool."""
+    where = heavy_layers()
+    cases = {"ddp": ddp(where)}
+    cases |= {name: placed(where, placement) for name, placement in PLACEMENTS.items()}
+    cases |= {"ddp again": ddp(where), "again": placed(where, PLACEMENTS["one device"])}
+    for key, bundle in cases.items():
+        result = pool.run(TrialRequest(key, bundle, warmup=1, iterations=3, record=True))
+        assert result.error is None, (key, result.error)
+
+
+def test_ranks_record_messages_by_their_place_in_the_whole_plan() -> None:
+    """Each rank has a part in one of the last two messages, rank 2 in both."""
+    where = heavy_layers((1.0, 1.0, 1.0))
+    bundle = placed(where, (evenly("layer1", [0, 2]), evenly("layer2", [1, 2])))
+    places = {
+        message.teams: index
+        for index, message in enumerate(bundle.plan.messages)
+        if len(bundle.plan.teams[message.teams][0]) == 2
+    }
+    by_ranks = {bundle.plan.teams[code][0]: index for code, index in places.items()}
+    with LocalLauncher(repeats=0).open(Workload(where)) as pool:
+        request = TrialRequest("recorded", bundle, warmup=1, iterations=3, record=True)
+        timeline = pool.run(request).timeline
+    assert timeline is not None
+    found = [set(rank.messages.message) for rank in timeline.ranks if rank.messages is not None]
+    shared = set.intersection(*found)
+    assert shared
+    assert [rank - shared for rank in found] == [
+        {by_ranks[0, 2]},
+        {by_ranks[1, 2]},
+        {by_ranks[0, 2], by_ranks[1, 2]},
+    ]
+
+
+@dataclass
+class NotedCompute:
+    """Computes nothing, and notes what it was asked for."""
+
+    seconds: dict[tuple[int, bool], float] = field(default_factory=lambda: defaultdict(float))
+    starts: int = 0
+
+    def set_batch_factor(self, factor: float) -> None: ...
+
+    def start(self) -> None:
+        self.starts += 1
+
+    def run(self, stretch: Stretch) -> None:
+        for operation in stretch.operations:
+            self.seconds[operation, stretch.backward] += stretch.seconds / len(stretch.operations)
+
+
+@dataclass(frozen=True)
+class NotedExchange(RowExchange):
+    """Of a rank that is alone: deals are noted."""
+
+    moved: list[RowRoute] = field(default_factory=list)
+    gathered: list[Sequence[int]] = field(default_factory=list)
+
+    def move(self, rows: Any, route: RowRoute) -> Any:
+        assert len(rows) == sum(route.sent)
+        self.moved.append(route)
+        return torch.empty(sum(route.received), dtype=torch.uint8)
+
+    def gather(self, numbers: Sequence[int]) -> list[list[int]]:
+        self.gathered.append(numbers)
+        return []
+
+
+def played(
+    rank: int, placement: Placement, shares: tuple[float, ...], byte_scale: float
+) -> tuple[NotedCompute, NotedExchange]:
+    """A forward and a backward pass, each one stretch."""
+    inner, exchange = NotedCompute(), NotedExchange(None, rank, shares)
+    compute = PlacedCompute(inner, heavy_layers(), byte_scale)
+    operations = tuple(range(LAYERS))
+    compute.place(placement, exchange)
+    compute.run(Stretch(4e-3, operations))
+    compute.run(Stretch(8e-3, operations[::-1], backward=True))
+    compute.remove()
+    compute.run(Stretch(4e-3, operations))
+    return inner, exchange
+
+
+@pytest.mark.parametrize("byte_scale", [1.0, 0.25])
+def test_half_the_batch_travels_to_one_device_and_back(byte_scale: float) -> None:
+    """Of two ranks: samples in, samples out, gradients in, gradients out."""
+    ranks = [played(rank, PLACEMENTS["one device"], (0.5, 0.5), byte_scale) for rank in range(2)]
+    own = int(OUTPUT_BYTES * byte_scale)
+    inward, outward = RowRoute((0, own), (0, 0)), RowRoute((0, 0), (0, own))
+    first, second = (exchange for _, exchange in ranks)
+    assert first.moved == [inward, outward, inward, outward]
+    assert second.moved == [
+        RowRoute((0, own), (own, own)),
+        RowRoute((own, own), (0, own)),
+        RowRoute((0, own), (own, own)),
+        RowRoute((own, own), (0, own)),
+    ]
+    assert len(first.gathered) == len(second.gathered) == 1
+
+
+def test_operations_take_a_ranks_own_share_of_them() -> None:
+    placement = (in_proportion("layer1", [0, 1], [3.0, 1.0]), evenly("layer2", [1]))
+    for rank, (share, whole) in enumerate(((0.75, 0.0), (0.25, 1.0))):
+        replica = (0.25, 0.75)[rank]
+        seconds = played(rank, placement, (0.25, 0.75), 1.0)[0].seconds
+        backward = [seconds[operation, True] for operation in range(LAYERS)]
+        assert backward == pytest.approx(
+            [2e-3, 2e-3 * share / replica, 2e-3 * whole / replica, 2e-3]
+        )
+        forward = [seconds[operation, False] for operation in range(LAYERS)]  # the last is plain
+        assert forward[0] == pytest.approx(2e-3)
+        assert forward[1] == pytest.approx(1e-3 + 1e-3 * share / replica)
+
+
+def test_kernels_are_refused_on_every_rank() -> None:
+    where = heavy_layers()
+    workload = Workload(where, compute="kernels")
+    with LocalLauncher(repeats=0).open(workload) as pool:
+        refused = pool.run(TrialRequest("kernels", placed(where, PLACEMENTS["by speed"])))
+        assert refused.error is not None
+        assert "runs kernels" in refused.error.message
+        again = pool.run(TrialRequest("ddp", ddp(where), warmup=1, iterations=3))
+        assert again.error is None

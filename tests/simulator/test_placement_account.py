@@ -1,0 +1,74 @@
+"""What placed modules change in what travels, by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from autosync.placement import PlacedModule, evenly, in_proportion
+from autosync.search.designs.known_designs import all_reduce_per_variable
+from autosync.search.designs.placed_strategy import with_placement
+from autosync.simulator.explanation import explain
+from autosync.simulator.placement_account import (
+    PlacedAccount,
+    placement_accounts,
+    placement_words,
+)
+from autosync.strategy import Replica
+from tests.placed_models import LAYERS, MEGABYTE, OUTPUT_BYTES, heavy_layers
+
+THREE = heavy_layers((1.0, 1.0, 1.0))
+
+
+def accounts(*placement: PlacedModule) -> tuple[PlacedAccount, ...]:
+    strategy = with_placement(all_reduce_per_variable(THREE), THREE, placement)
+    return placement_accounts(THREE, strategy)
+
+
+def test_one_device_of_three() -> None:
+    """Two thirds of three batches go there; samples in and out, gradients in and out."""
+    (found,) = accounts(evenly("layer1", [1]))
+    assert found.variable_bytes == MEGABYTE
+    assert found.unsent_bytes == 2 * 2 * MEGABYTE
+    assert found.dealt_bytes == pytest.approx(4 * 2 * OUTPUT_BYTES, abs=1)
+    assert str(found) == (
+        "layer1 (1.0 MB of variables) on rank 1: 4.0 MB of gradients no longer travel, "
+        "32.8 kB of samples and their gradients are dealt an iteration"
+    )
+
+
+def test_two_ranks_still_exchange_their_gradients() -> None:
+    (found,) = accounts(evenly("layer1", [0, 2]))
+    assert found.unsent_bytes == 2 * MEGABYTE
+    assert "on ranks 0, 2:" in str(found)
+
+
+def test_all_ranks_by_shares_save_nothing() -> None:
+    (found,) = accounts(in_proportion("layer1", range(3), (2.0, 1.0, 1.0)))
+    assert found.unsent_bytes == 0
+    assert "on all ranks by 50%, 25%, 25%:" in str(found)
+    assert "no longer travel" not in str(found)
+
+
+def test_what_is_where_the_replicas_have_it_is_not_dealt() -> None:
+    strategy = with_placement(
+        all_reduce_per_variable(THREE),
+        THREE,
+        (in_proportion("layer1", range(3), (2.0, 1.0, 1.0)),),
+    )
+    shares = tuple(Replica(rank, share) for rank, share in enumerate((0.5, 0.25, 0.25)))
+    (found,) = placement_accounts(THREE, replace(strategy, replicas=shares))
+    assert found.dealt_bytes == 0
+
+
+def test_words_name_the_heaviest_and_add_up_the_rest() -> None:
+    found = accounts(*(evenly(f"layer{index}", [index]) for index in range(LAYERS - 1)))
+    words = placement_words(found, most=1)
+    assert len(words) == 2
+    assert words[1].startswith("2 more: 8.0 MB of gradients no longer travel, ")
+
+
+def test_an_explanation_has_them() -> None:
+    plain = all_reduce_per_variable(THREE)
+    assert explain(THREE, plain).placed == ()
+    told = explain(THREE, with_placement(plain, THREE, (evenly("layer1", [1]),)))
+    assert [each.placed.module for each in told.placed] == ["layer1"]
