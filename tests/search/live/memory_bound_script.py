@@ -27,7 +27,8 @@ from autosync.swap_schedule.scheduling import least_budget_bytes
 from autosync.swap_schedule.swap_choice import budget_within
 from tests.autosync.runtime.swapping.swapped_training import ROOMY, WIDTH, batch_of, blocks
 
-MINUTES = 5
+MINUTES = 6
+"""More than a tuning of so few trials takes, also beside other load."""
 STEPS = 5
 SETTINGS = Settings(budget=12, proposals=64, repeats=2, probe=False)
 

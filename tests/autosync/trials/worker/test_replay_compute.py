@@ -33,6 +33,8 @@ def test_a_replay_takes_a_slowdown_on_and_off_with_its_trials(slept: list[float]
     domain = small_domain()
     job = build_replay(Workload(domain), 0)
     assert isinstance(job, ReplayJob)
+    assert isinstance(job.compute, WaitedCompute)
+    job.compute.slowness = 1.0
     for slowdown in (1.5, 1.0):
         job.begin("key", ddp(domain))
         job.wait_for_swaps(slowdown)
