@@ -16,7 +16,7 @@ PCIE_3, PCIE_4, PCIE_5 = 126.0, 252.0, 504.0
 
 @dataclass(frozen=True, slots=True)
 class DeviceType:
-    """A GPU (of a board with two, one of them) or a CPU.
+    """A GPU (of a board with two, one of them), a CPU, or a CPU whose tensors stand for a GPU's.
 
     peak_flops_per_second: of float32 as training takes it. tf32: that is on tensor cores, as TF32,
         for convolutions and, where allowed, matrix products.
@@ -24,6 +24,7 @@ class DeviceType:
         it then computes at the rate of float32.
     pcie_gbps, nvlinks, nvlink_gbps: Gbit/s in each direction of its slot and of each of its
         NVLinks.
+    host_beside: there is host memory beside its own, in which tensors can wait.
     year: of its introduction. source: where the figures stand.
     """
 
@@ -38,6 +39,7 @@ class DeviceType:
     pcie_gbps: float = PCIE_3
     nvlinks: int = 0
     nvlink_gbps: float = 0.0
+    host_beside: bool = True
     year: int = 0
     source: str = ""
 
@@ -48,7 +50,14 @@ class DeviceType:
 
 
 DEVICE_TYPES: dict[str, DeviceType] = {
-    "cpu": DeviceType(1.0e11, 2.0e10, 8.0, is_gpu=False, source="one core's order of magnitude"),
+    "cpu": DeviceType(
+        1.0e11, 2.0e10, 8.0, is_gpu=False, host_beside=False,
+        source="one core's order of magnitude",
+    ),
+    "arena": DeviceType(
+        1.0e11, 2.0e10, 8.0, is_gpu=False,
+        source="a CPU whose tensors are held to a stated budget (docs/swapping.md)",
+    ),
     "k40": DeviceType(4.29e12, 2.88e11, 12.0, year=2013, source="Tesla K40 board specification"),
     "k80": DeviceType(4.1e12, 2.4e11, 12.0, year=2014, source="Tesla K80 board specification"),
     "m60": DeviceType(4.8e12, 1.6e11, 8.0, year=2015, source="Tesla M60 data sheet"),

@@ -1,12 +1,14 @@
 """Prints what swapping activations is worth in an arena: the largest batch that trains within a
 budget, with and without, and what waiting for transfers costs, predicted and measured.
 
-python -m benchmarks.swapping [--model bert_3l] [--batch 32] [--budget-mb 400] [--gb-per-second 1 4]
+python -m benchmarks.swapping [--model bert_3l] [--batch 8] [--budget-mb 400] [--gb-per-second 1 4]
+    [--minutes 5]
 
 An arena counts every tensor of a training step of one process (the CPU's memory, a stated budget, a
 link of a stated rate). Costs are of steps that alternate with those of the same model unswapped in
 an arena of its own. They are predicted twice: from the operations that the first pass recorded, and
-from the imported graph with a profile measured on this machine.
+from the imported graph with a profile measured on this machine. What the minutes do not suffice for
+is left out, and said to be.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -34,47 +37,84 @@ from autosync.swap_schedule.scheduling import least_budget_bytes
 from autosync.swap_schedule.transfer_clock import stall_seconds
 from benchmarks.peak_memory import Job, domain_of
 
+T = TypeVar("T")
+
 ROOMY = 1 << 40
 STEPS_TO_FIT = 3
 """Two are recorded, before and with the optimizer's state; the third follows the schedule."""
-SHARES = (0.0, 0.25, 0.5, 0.75)
+BATCHES_SHARE = 1 / 3
+"""Of the minutes, for the largest batches."""
+SHARES = (0.0, 0.5, 0.25, 0.75)
 """Budgets, as shares of the way from the least that works to all that a step takes."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="bert_3l")
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--budget-mb", type=int, default=400)
     parser.add_argument("--gb-per-second", type=float, nargs="+", default=[1.0, 4.0])
-    parser.add_argument("--steps", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--minutes", type=float, default=5.0, help="A third for the batches.")
     parser.add_argument("--most", type=int, default=512, help="No larger batch is tried.")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print_largest_batches(options.model, options.budget_mb * 10**6, options.most)
-    print_costs(options.model, options.batch, options.gb_per_second, options.steps)
+    now, seconds = time.monotonic(), 60 * options.minutes
+    print_largest_batches(
+        options.model, options.budget_mb * 10**6, options.most, now + BATCHES_SHARE * seconds
+    )
+    print_costs(options.model, options.batch, options.gb_per_second, options.steps, now + seconds)
 
 
-def print_largest_batches(model: str, budget_bytes: int, most: int) -> None:
+def print_largest_batches(model: str, budget_bytes: int, most: int, until: float) -> None:
     print(f"{model}, AdamW, {budget_bytes / 1e6:.0f} MB: largest batch    measured   predicted")
-    for words, swapped in (("without swapping", False), ("with swapping", True)):
+    for place, (words, swapped) in enumerate(
+        (("without swapping", False), ("with swapping", True))
+    ):
         given = model, budget_bytes, swapped
-        measured, told = (
-            largest(partial(trains, *given), most),
-            largest(partial(fits, *given), most),
-        )
-        print(f"  {words:40}{measured:10}{told:12}", flush=True)
+        now = time.monotonic()
+        of_this = Pieces(now + (until - now) / (2 - place))
+        measured = largest(partial(trains, *given), most, of_this)
+        told = largest(partial(fits, *given), most, Pieces(float("inf")))
+        more = " or more (out of time)" if of_this.left_out else ""
+        print(f"  {words:40}{measured:10}{told:12}{more}", flush=True)
 
 
-def largest(holds: Callable[[int], bool], most: int) -> int:
-    """The largest batch up to `most` that holds, 0 where none does."""
+class Pieces:
+    """Pieces of work until a moment of `time.monotonic()`.
+
+    left_out: whether one was, as there was no time for another as long as the longest.
+    """
+
+    def __init__(self, until: float) -> None:
+        self.left_out = False
+        self._until = until
+        self._longest = 0.0
+
+    def fits(self, times_longest: float = 1.0) -> bool:
+        """Whether there is time for one that takes so many times the longest so far."""
+        fits = time.monotonic() + times_longest * self._longest <= self._until
+        self.left_out |= not fits
+        return fits
+
+    def run(self, piece: Callable[[], T]) -> T:
+        begun = time.monotonic()
+        found = piece()
+        self._longest = max(self._longest, time.monotonic() - begun)
+        return found
+
+
+def largest(holds: Callable[[int], bool], most: int, pieces: Pieces) -> int:
+    """The largest batch up to `most` that is known to hold, 0 where none is."""
     low, high = 0, 1
-    while high <= most and holds(high):
+    while high <= most and pieces.fits(2.0):  # a batch twice as large takes twice as long
+        if not pieces.run(partial(holds, high)):
+            break
         low, high = high, high * 2
     high = min(high, most + 1)
-    while high - low > 1:
+    while high - low > 1 and not pieces.left_out and pieces.fits():
         middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
+        low, high = (middle, high) if pieces.run(partial(holds, middle)) else (low, middle)
     return low
 
 
@@ -109,7 +149,7 @@ def held_alone(memory: DomainMemory) -> F64:
     return alone
 
 
-def print_costs(model: str, batch: int, rates: list[float], steps: int) -> None:
+def print_costs(model: str, batch: int, rates: list[float], steps: int, until: float) -> None:
     domain = profiled(domain_of(model, batch, "adamw"))
     memory = memory_of(domain)
     held = held_alone(memory)
@@ -128,10 +168,16 @@ def print_costs(model: str, batch: int, rates: list[float], steps: int) -> None:
     print(
         "  GB/s  budget MB  stay  moved MB  waits ms of a step: record  graph  measured (p10-p90)"
     )
-    for rate in rates:
-        for share in SHARES:
-            budget = int(least + share * (peak - least))
-            print_cost(domain, held, plain, budget, rate * 1e9, steps)
+    rows, done = Pieces(until), 0
+    asked = [(share, rate) for share in SHARES for rate in rates]
+    for share, rate in asked:
+        if not rows.fits():
+            break
+        budget = int(least + share * (peak - least))
+        rows.run(partial(print_cost, domain, held, plain, budget, rate * 1e9, steps))
+        done += 1
+    if rows.left_out:
+        print(f"  out of time: {len(asked) - done} of {len(asked)} rows are left out (--minutes)")
 
 
 def print_cost(

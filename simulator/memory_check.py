@@ -13,6 +13,7 @@ from autosync.population import Population, encode
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import DomainMemory, device_memory_bytes, memory_of
 from autosync.simulator.sharded_strategy import fully_sharded
+from autosync.simulator.swap_budget import swap_budget_bytes
 from autosync.simulator.swapped_ranks import swaps_of_ranks
 from autosync.strategy import (
     ReduceScatter,
@@ -120,7 +121,7 @@ def _ways_out(
     found = []
     if batch := largest_batch(memory, plans, population, devices):
         found.append(f"It fits at a batch size of {batch} a replica (now {domain.batch_size}).")
-    found += _swapped(memory, plans, population, devices)
+    found += _swapped(memory, plans, population)
     peaks = memory.peak_bytes(plans, population)
     for words, strategy in _sharded(domain):
         others = encode([strategy], domain)
@@ -132,17 +133,19 @@ def _ways_out(
     return found
 
 
-def _swapped(
-    memory: DomainMemory, plans: PlanTable, population: Population, devices: NDArray[np.float64]
-) -> Iterator[str]:
-    """What swapping activations within the devices' memory costs; nothing where that does not help
-    or is chosen already."""
-    if population.swap_bytes[0] or population.engine[0]:
+def _swapped(memory: DomainMemory, plans: PlanTable, population: Population) -> Iterator[str]:
+    """What swapping activations within the devices' memory costs; nothing where that cannot be,
+    does not help or is chosen already."""
+    budget = swap_budget_bytes(memory.domain)
+    if budget is None or population.swap_bytes[0] or population.engine[0]:
+        return
+    if population.placement[0]:
         return
     with suppress(InvalidStrategy):
-        ranks = swaps_of_ranks(memory, plans, population, 0, np.floor(devices))
+        budgets = np.full(memory.domain.world_size, float(budget))
+        ranks = swaps_of_ranks(memory, plans, population, 0, budgets)
         rank = int(np.argmax([each.compute_seconds + each.stall_seconds for each in ranks]))
-        swap, budget = ranks[rank], int(devices.min())
+        swap = ranks[rank]
         yield (
             f'With activations swapped to host memory ("swap": {{"budget_bytes": {budget}}}) it '
             f"fits; forward and backward then wait a predicted {swap.stall_seconds * 1e3:.3g} ms "

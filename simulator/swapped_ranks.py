@@ -5,11 +5,12 @@ from numpy.typing import NDArray
 
 from autosync.domain import Domain
 from autosync.plan import PlanTable
-from autosync.population import Population
+from autosync.population import Population, encode
 from autosync.simulator.compute_time import compute_factors
+from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import DomainMemory, memory_of
 from autosync.simulator.swap_cost import RankSwap, host_link, rank_swap
-from autosync.strategy import Replica
+from autosync.strategy import Replica, Strategy
 
 
 def swaps_of_ranks(
@@ -27,6 +28,12 @@ def swaps_of_ranks(
     (held,) = memory.moment_bytes(plans, population, [index])
     layout = population.layouts[population.layout[index]]
     return _rank_swaps(memory, held, layout, budget_bytes)
+
+
+def slowdown_of(strategy: Strategy, domain: Domain) -> float:
+    """`swap_slowdowns` of a strategy that is not compiled yet."""
+    population = encode([strategy], domain)
+    return swap_slowdown(domain, population, compile_plans_fast(population, domain), 0)
 
 
 def swap_slowdown(domain: Domain, population: Population, plans: PlanTable, index: int) -> float:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autosync.api.views.tuning_schemas import Tuning
+from autosync.trials.request_names import PREDICTED_WAITS
 
 UNSHAPED = "unshaped links"
 """What a launcher's description says when links run at whatever speed this machine has."""
@@ -27,6 +28,12 @@ ESTIMATED = Caveat(
     "Compute times are an estimate from the device's data sheet, not a measurement.",
 )
 
+WAITS_PREDICTED = Caveat(
+    "swapping predicted",
+    "A replay has no activations: what compute waits for swapped ones was waited out as predicted, "
+    "not measured. Tune in the running job (autosync.tune) to measure it.",
+)
+
 
 def caveats_of(tunings: Sequence[Tuning]) -> dict[str, tuple[Caveat, ...]]:
     """By the tuning's id."""
@@ -34,8 +41,9 @@ def caveats_of(tunings: Sequence[Tuning]) -> dict[str, tuple[Caveat, ...]]:
         tuning.id: tuple(
             caveat
             for caveat, holds in (
-                (NOT_SHAPED, tuning.launcher == "local" or _ran_unshaped(tuning)),
+                (NOT_SHAPED, tuning.launcher == "local" or _ran_where(tuning, UNSHAPED)),
                 (ESTIMATED, tuning.profile_source == "estimated"),
+                (WAITS_PREDICTED, _ran_where(tuning, PREDICTED_WAITS)),
             )
             if holds
         )
@@ -43,6 +51,6 @@ def caveats_of(tunings: Sequence[Tuning]) -> dict[str, tuple[Caveat, ...]]:
     }
 
 
-def _ran_unshaped(tuning: Tuning) -> bool:
-    """Whether a trial of it ran over links that nobody shaped, wherever it was asked to run."""
-    return any(UNSHAPED in launcher for launcher in tuning.ran_on)
+def _ran_where(tuning: Tuning, words: str) -> bool:
+    """Whether a trial of it ran on what is described so, wherever it was asked to run."""
+    return any(words in launcher for launcher in tuning.ran_on)

@@ -8,6 +8,12 @@ from pydantic import ConfigDict
 from autosync.documents import LARGEST_COUNT, STRICT
 from autosync.errors import InvalidStrategy
 
+RESERVE = 0.1
+"""Of a device's memory, left to what no prediction and no schedule knows: inputs that the script
+holds, workspaces of kernels, what the allocator rounds up, a GPU's context. A swapped step fills
+its budget, so it needs this room more than one that happens to fit. Predicted peaks were up to 2 %
+too small on a CPU (docs/simulator.md); on a GPU nobody has measured them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Swap:
@@ -28,3 +34,8 @@ class Swap:
                 value=self.budget_bytes,
                 remedy="State the bytes of device memory that a training step may take.",
             )
+
+
+def budget_within(memory_bytes: float) -> int:
+    """What a swapped step may take of a device of so much memory."""
+    return int(memory_bytes * (1 - RESERVE))

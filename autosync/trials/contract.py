@@ -100,6 +100,8 @@ class TrialRequest:
     Each of `passes` passes runs `warmup` iterations and then measures `iterations`.
     record: also note when each message and each phase of compute ran. That costs a few us a
         message, and a kilobyte per 10 messages and rank in the result, so it is asked for.
+    swap_slowdown: how many times longer forward and backward take for waiting for swapped
+        activations, as predicted; a replay has none to swap, and waits so much longer instead.
     """
 
     key: str
@@ -109,6 +111,7 @@ class TrialRequest:
     passes: int = 1
     timeout_seconds: float = 60.0
     record: bool = False
+    swap_slowdown: float = 1.0
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
 

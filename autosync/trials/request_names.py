@@ -1,4 +1,5 @@
-"""The words by which commands and requests ask for a launcher and for compute; quick to import."""
+"""The words by which commands and requests ask for a launcher and for compute, and by which results
+say what was not measured; quick to import."""
 
 from typing import Literal
 
@@ -17,3 +18,6 @@ OPTIMIZERS = ("sgd", "momentum", "sgd_momentum", "adagrad", "adam", "adamw")
 
 DENSE_OPTIMIZERS = frozenset({"adam", "adamw"})
 """Of these, the ones that take no sparse gradients."""
+
+PREDICTED_WAITS = "waits for swapped activations as predicted"
+"""What a trial's result says of where it ran that swaps and has no activations to swap."""

@@ -3,7 +3,7 @@
 import copy
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -12,14 +12,16 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from autosync.bundle import Bundle
-from autosync.errors import NotSupported
+from autosync.errors import AutosyncError
 from autosync.plan import Plan
 from autosync.runtime import attachment as runtime
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.staleness.lagging_attachment import attach_lagging
 from autosync.runtime.staleness.lagging_groups import LaggingJob
+from autosync.runtime.swapping.activation_swapper import check_swappable, swap_activations
 from autosync.runtime.torch_ddp import add_hook, wrap_in_ddp
 from autosync.runtime.transport.process_groups import Groups, open_groups, working_group
+from autosync.swap_schedule.swap_choice import Swap
 from autosync.torch_engine import FullyShard
 
 MOST_GROUPS = 24
@@ -93,22 +95,45 @@ def attach(
     groups: ReusedGroups,
     trace: ExecutionTrace | None = None,
 ) -> TrialAttachment:
-    """Synchronize `model` as the bundle's plan says, on the default process group.
+    """Synchronize `model` as the bundle's plan says, on the default process group, and swap its
+    activations where the strategy does; those of a model that stands in for another are none.
 
     trace: receives the plan's messages; torch's own DDP and plans that lag tell it nothing.
 
     Raises:
-        NotSupported: the strategy swaps activations, or the optimizer, the model or the backend
-            cannot do what the plan asks.
+        NotSupported: the optimizer, the model or the backend cannot do what the plan asks, or
+            activations are to be swapped and the model is on no GPU.
     """
-    if bundle.strategy.swap is not None:
-        raise NotSupported(
-            "trials do not swap activations: what is replayed has none, and a job's own are "
-            "scheduled over more iterations than a trial runs.",
-            thing="swap.budget_bytes",
-            value=bundle.strategy.swap.budget_bytes,
-            remedy="Measure the strategy without swap; `autosync.distribute` swaps.",
-        )
+    swap = None if isinstance(model, ShardedForm) else bundle.strategy.swap
+    if swap is not None:
+        check_swappable(model, model)
+    attached = _attach(model, optimizer, bundle, byte_scale, groups, trace)
+    return attached if swap is None else _with_swapping(attached, model, swap)
+
+
+def _with_swapping(attached: TrialAttachment, model: nn.Module, swap: Swap) -> TrialAttachment:
+    """The same; the model's activations are swapped until it is detached."""
+    try:
+        swapper = swap_activations(model, swap.budget_bytes)
+    except AutosyncError:  # an arena does not hold the model
+        attached.detach()
+        raise
+
+    def detach() -> None:
+        swapper.remove()
+        attached.detach()
+
+    return replace(attached, detach=detach)
+
+
+def _attach(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    bundle: Bundle,
+    byte_scale: float,
+    groups: ReusedGroups,
+    trace: ExecutionTrace | None,
+) -> TrialAttachment:
     if bundle.plan.engine == "ddp":
         return _attach_ddp(model, bundle.plan, byte_scale)
     if bundle.plan.sharding is not None:

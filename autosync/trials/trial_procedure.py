@@ -12,7 +12,11 @@ from autosync.errors import AutosyncError, InvalidInput
 from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.trials.contract import TrialError, TrialRequest, TrialResult
 from autosync.trials.measurement import LOAD_LIMIT, PassMeasurement, relative_spread
+from autosync.trials.request_names import PREDICTED_WAITS
 from autosync.trials.trial_failure import TrialFailed
+
+UNSCHEDULED_PASSES = 2
+"""Of a job that swaps: recorded before the optimizer has made its state, and with it."""
 
 PASS_TOLERANCE = 0.05
 """Passes whose medians differ by more are followed by one more."""
@@ -24,6 +28,12 @@ class TrialTransport(Protocol):
     @property
     def description(self) -> str:
         """Where trials run, as results and reports repeat it."""
+        ...
+
+    @property
+    def swaps(self) -> bool:
+        """Whether its ranks have activations and swap them; else what compute waits for them is
+        what the request says."""
         ...
 
     @property
@@ -141,7 +151,7 @@ class TrialProcedure:
             step_seconds=float(np.median(periods)),
             spread=relative_spread(periods),
             error=None,
-            launcher=self.transport.description,
+            launcher=self._description(request),
             byte_scale=byte_scale,
             time_scale=time_scale,
             load=max(one.load for one in passes),
@@ -152,6 +162,10 @@ class TrialProcedure:
             timeline=min(passes, key=lambda one: one.disturbance).timeline,
         )
 
+    def _description(self, request: TrialRequest) -> str:
+        measured = request.bundle.strategy.swap is None or self.transport.swaps
+        return ", ".join([self.transport.description, *([] if measured else [PREDICTED_WAITS])])
+
 
 def disagree(median_seconds: list[float]) -> bool:
     """Whether passes differ so much that one more is due."""
@@ -159,8 +173,12 @@ def disagree(median_seconds: list[float]) -> bool:
 
 
 def steadied(request: TrialRequest) -> TrialRequest:
-    """A plan that lags is ahead of its messages for its first iterations: these warm up, too."""
-    return replace(request, warmup=request.warmup + request.bundle.plan.staleness)
+    """A plan that lags is ahead of its messages for its first iterations, and swapping records its
+    schedule in them: these warm up, too."""
+    first = request.bundle.plan.staleness
+    if request.bundle.strategy.swap is not None:
+        first += UNSCHEDULED_PASSES
+    return replace(request, warmup=request.warmup + first)
 
 
 def refuse_misfit(request: TrialRequest, world_size: int) -> None:

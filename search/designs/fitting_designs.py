@@ -4,6 +4,7 @@ from autosync.domain import Domain
 from autosync.errors import InvalidInput, InvalidStrategy
 from autosync.population import encode
 from autosync.search.designs.design_table import hand_designed
+from autosync.search.designs.swapped_designs import swapped_where_needed
 from autosync.search.designs.torch_engines import torch_designs
 from autosync.search.space import Space
 from autosync.simulator.memory_check import check_memory, fitting_rows
@@ -22,6 +23,7 @@ def check_any_fits(domain: Domain, space: Space) -> None:
     if memory.most_bytes(1.0) <= devices.min():
         return
     named = [*hand_designed(domain, space), *torch_designs(domain, space)]
+    named += swapped_where_needed(domain, named)
     population = encode([strategy for _, strategy in named], domain)
     if len(fitting_rows(domain, population)):
         return

@@ -40,10 +40,11 @@ def refined(
     Moves: two neighbouring messages become one, a message becomes two, a shard goes to the message
     beside its own, the slices' size, the order, overlap with the next forward pass, and in an
     explicit order the place of a message. Methods, cuts, owners and pinned choices stay. What
-    torch itself runs, and what places modules, is left as it is. Raises Cancelled between
-    neighbourhoods.
+    torch itself runs, what places modules, and what swaps, is left as it is: every neighbour of the
+    latter would take a schedule of its own. Raises Cancelled between neighbourhoods.
     """
-    if strategy.schedule.order == "ddp" or strategy.engine is not None or strategy.placement:
+    by_torch = strategy.schedule.order == "ddp" or strategy.engine is not None
+    if by_torch or strategy.placement or strategy.swap is not None:
         return strategy
     simulator, rng = TimelineSimulator(), np.random.default_rng(seed)
     best = encode([strategy], domain)

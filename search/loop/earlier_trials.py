@@ -25,6 +25,7 @@ from autosync.search.loop.message_equality import distinct_rows
 from autosync.search.loop.outcome import DDP, MeasuredRow, is_ddp
 from autosync.search.loop.tuning_store import Candidate, Store
 from autosync.search.space import Space
+from autosync.simulator.memory_check import check_memory
 from autosync.simulator.message_digests import digests_of_strategies
 from autosync.simulator.simulator_contract import Simulator
 from autosync.strategy import Strategy
@@ -142,6 +143,8 @@ def _is_usable(strategy: Strategy, domain: Domain, space: Space) -> bool:
         lossy = len(space.encodings) > 1
         verify(strategy, domain, allow_lossy=lossy, allow_staleness=space.may_lag)
         check_runnable(strategy.choices, domain.world_size)
+        if strategy.swap is not None:
+            check_memory(strategy, domain)  # what its budget does not hold has no schedule
     except (InvalidStrategy, NotSupported):
         return False
     return is_ddp(strategy) or lies_in(strategy, space)

@@ -145,8 +145,9 @@ def paired_speedup(ddp: Sequence[float], other: Sequence[float]) -> tuple[float,
 
 
 def is_ddp(strategy: Strategy) -> bool:
-    """Whether it is torch's DDP as it comes: no communication hook packs its messages."""
-    if strategy.schedule.order != "ddp":
+    """Whether it is torch's DDP as it comes: no communication hook packs its messages, and no
+    activations are swapped."""
+    if strategy.schedule.order != "ddp" or strategy.swap is not None:
         return False
     shards = (shard for choice in strategy.choices for shard in choice.shards)
     return all(isinstance(shard, AllReduce) and shard.encoding == EXACT for shard in shards)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from autosync.domain import Domain
 from autosync.population import Population, concatenate, decode, encode
 from autosync.search.designs.design_table import hand_designed
+from autosync.search.designs.swapped_designs import swapped_where_needed
 from autosync.search.designs.torch_engines import torch_designs
 from autosync.search.loop.acquisition import expected_improvement
 from autosync.search.loop.earlier_trials import EarlierTrials, canaries, designs_again
@@ -31,6 +32,7 @@ from autosync.search.loop.shortlists import (
     neighbour_shortlist,
     parents_among,
 )
+from autosync.search.loop.swapped_retries import retried_with_swap
 from autosync.search.loop.tuning_store import Candidate, Origin, Proposal, Store
 from autosync.search.space import Space
 from autosync.simulator.memory_check import fitting_rows
@@ -54,9 +56,9 @@ def propose(
     on_event: OnEvent,
     earlier: EarlierTrials | None = None,
 ) -> list[Proposal]:
-    """The next round: hand-designed strategies first (DDP before all), then one fusion buffer tuned
-    by the trials and those of each source. None where the search has nothing left to gain
-    (`settings.least_gain`).
+    """The next round: hand-designed strategies first (DDP before all), then those that ran out of
+    memory once more with swapping, one fusion buffer tuned by the trials, and those of each source.
+    None where the search has nothing left to gain (`settings.least_gain`).
 
     earlier: of another tuning. Its canaries are the first round, and its other strategies stand
     among the hand-designed ones of the second."""
@@ -75,7 +77,8 @@ def propose(
         chosen = with_refined(domain, space, simulator, designs, settings.seed)
         chosen = with_placed(domain, space, simulator, chosen, tried, settings, room)
     else:
-        chosen = tuned_fusion(domain, space, simulator, store)
+        chosen = retried_with_swap(domain, simulator, store)[:left]
+        chosen += tuned_fusion(domain, space, simulator, store)[: left - len(chosen)]
     room = min(left, max(ROUND_TRIALS, len(chosen))) - len(chosen)
     fastest = [row for row in rank_measured(stored, store.trials()) if row.step_seconds]
     measured = encode([row.candidate.strategy for row in fastest], domain)
@@ -181,9 +184,10 @@ def gain_of(listed: Shortlist, judge: Judge) -> float:
 
 
 def known_designs(domain: Domain, space: Space, simulator: Simulator) -> list[Candidate]:
-    """DDP, then the other hand-designed strategies that fit the devices' memory, the most promising
-    first, of equal messages the first one."""
+    """DDP, then the other hand-designed strategies that fit the devices' memory, some of them with
+    activations swapped, the most promising first, of equal messages the first one."""
     named = [*hand_designed(domain, space), *torch_designs(domain, space)]
+    named += swapped_where_needed(domain, named)
     population = encode([strategy for _, strategy in named], domain)
     scores = simulator.predict(domain, population)
     candidates = [

@@ -167,11 +167,12 @@ def genetic_shortlist(
 
 def parents_among(domain: Domain, measured: Population) -> Population:
     """Those that others can be made of: not what torch itself runs, no placed modules, no owner
-    beside the training ranks."""
+    beside the training ranks, and nothing swapped, since each child would take a schedule of its
+    own, and may be without one."""
     owned = (measured.method == Method.PARAMETER_SERVER) & (measured.server >= domain.world_size)
     beside = np.add.reduceat(owned, measured.first[:-1]) if len(measured) else np.zeros(0)
     own = (measured.order != Order.DDP) & (measured.engine == 0) & (measured.placement == 0)
-    return measured.take(np.flatnonzero(own & (beside == 0)))
+    return measured.take(np.flatnonzero(own & (beside == 0) & (measured.swap_bytes == 0)))
 
 
 def coarse_places(ranked: int, seed: int) -> I64:

@@ -19,6 +19,7 @@ from autosync.search.space import Space
 from autosync.simulator.fitting.recalibration import recalibrated
 from autosync.simulator.memory_check import fitting_rows
 from autosync.simulator.simulator_contract import Learner, Simulator
+from autosync.simulator.swapped_ranks import slowdown_of
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.trials.contract import Pool, TrialRequest, TrialResult
 
@@ -153,14 +154,16 @@ def _trials_left(store: Store, settings: Settings) -> int:
 
 def _request(proposal: Proposal, domain: Domain, settings: Settings) -> TrialRequest:
     """The finalists and DDP record their timelines in the first repeat, all of them alike."""
+    strategy = proposal.candidate.strategy
     return TrialRequest(
         key=proposal.key,
-        bundle=make_bundle(proposal.candidate.strategy, domain),
+        bundle=make_bundle(strategy, domain),
         warmup=settings.warmup,
         iterations=settings.iterations,
         passes=2 if proposal.phase == "search" else 1,
         timeout_seconds=settings.timeout_seconds,
         record=proposal.phase == "confirm" and proposal.round == 0,
+        swap_slowdown=slowdown_of(strategy, domain) if strategy.swap is not None else 1.0,
     )
 
 

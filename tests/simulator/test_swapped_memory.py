@@ -20,6 +20,7 @@ from autosync.simulator.memory_check import check_memory, fitting_rows
 from autosync.simulator.message_digests import digests_of
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import memory_of
+from autosync.simulator.swap_budget import swap_budget_bytes
 from autosync.simulator.swapped_ranks import swaps_of_ranks
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import AllReduce, Strategy
@@ -33,12 +34,14 @@ FIXED = 2 * 4 * 64
 """Values of four variables of 64 bytes, and the buffer their gradients lie in; plain SGD."""
 
 
-def four(memory_gb: float | None = None, operation_seconds: float = 1e-3) -> Domain:
-    """Four operations with outputs of a megabyte, on four CPUs."""
+def four(
+    memory_gb: float | None = None, operation_seconds: float = 1e-3, device_type: str = "arena"
+) -> Domain:
+    """Four operations with outputs of a megabyte, on four devices."""
     graph = chain_graph((VARIABLE,) * 4)
     operations = tuple(replace(each, output_bytes=OUTPUT) for each in graph.operations)
     cluster = cluster_of(gbps=10.0, intra_gbps=10.0)
-    device = Device("cpu", memory_gb=memory_gb)
+    device = Device(device_type, memory_gb=memory_gb)
     nodes = tuple(replace(node, devices=(device,)) for node in cluster.nodes)
     return domain_of(
         replace(graph, operations=operations),
@@ -137,7 +140,7 @@ def test_what_does_not_fit_says_what_swapping_would_cost() -> None:
     domain = four(memory_gb=0.0035)
     with pytest.raises(InvalidStrategy, match="does not fit") as refused:
         check_memory(within(domain, None), domain)
-    assert '"swap": {"budget_bytes": 3500000}' in refused.value.remedy
+    assert '"swap": {"budget_bytes": 3150000}' in refused.value.remedy
     check_memory(within(domain, 3_500_000), domain)
     both = encode([within(domain, None), within(domain, 3_500_000)], domain)
     assert fitting_rows(domain, both).tolist() == [1]
@@ -145,10 +148,22 @@ def test_what_does_not_fit_says_what_swapping_would_cost() -> None:
         check_memory(within(domain, 4_000_000), domain)
 
 
-def test_where_swapping_does_not_help_nothing_is_said_of_it() -> None:
+@pytest.mark.parametrize(("memory_gb", "device_type"), [(0.002, "arena"), (0.0035, "cpu")])
+def test_where_swapping_does_not_help_nothing_is_said_of_it(
+    memory_gb: float, device_type: str
+) -> None:
+    """A CPU's memory is the host's own."""
+    domain = four(memory_gb, device_type=device_type)
     with pytest.raises(InvalidStrategy, match="does not fit") as refused:
-        check_memory(within(four(0.002), None), four(0.002))
+        check_memory(within(domain, None), domain)
     assert "swap" not in refused.value.remedy
+
+
+def test_the_budget_leaves_a_reserve_of_the_smallest_device() -> None:
+    assert swap_budget_bytes(four(0.0035)) == 3_150_000
+    assert swap_budget_bytes(four()) is None
+    assert swap_budget_bytes(four(0.0035, device_type="cpu")) is None
+    assert swap_budget_bytes(four(device_type="v100")) == 28_800_000_000
 
 
 def test_an_activation_that_is_used_without_pause_is_never_idle() -> None:

@@ -85,11 +85,14 @@ def label_of(strategy: Strategy) -> StrategyLabel:
         return StrategyLabel(engine_name(strategy), strategy.id[:6], (engine, units))
     if strategy.schedule.order == "ddp":
         buckets = sum(len(members) for members in groups.values())
+        messages = Chip("method", f"all-reduce × {buckets}", False)
         if is_ddp(strategy):
-            return StrategyLabel("DDP", "", (Chip("method", f"all-reduce × {buckets}", False),))
-        hook = hook_name(strategy)
-        chips = (Chip("engine", f"{hook} hook"), Chip("method", f"all-reduce × {buckets}", False))
-        return StrategyLabel(f"DDP, {hook} hook", strategy.id[:6], chips)
+            return StrategyLabel("DDP", "", (messages,))
+        hook = [f"{name} hook"] if (name := hook_name(strategy)) else []
+        swapped = ["swapped"] if strategy.swap is not None else []
+        engine = [Chip("engine", each) for each in hook]
+        chips = (*engine, messages, *_swap(strategy))
+        return StrategyLabel(", ".join(["DDP", *hook, *swapped]), strategy.id[:6], chips)
     methods = [name for name, _ in variables.most_common()]
     return StrategyLabel(
         _short_name(methods, strategy),
@@ -134,10 +137,13 @@ def _rest(strategy: Strategy) -> list[Chip]:
     if strategy.staleness:
         form = "clocks" if has_clocks(strategy) else "pipelined"
         chips.append(Chip("staleness", f"{form}: {lag_in_words(strategy)}"))
-    if strategy.swap is not None:
-        chips.append(
-            Chip("swap", f"activations swapped, {strategy.swap.budget_bytes / 1e9:.3g} GB")
-        )
+    chips += _swap(strategy)
     if strategy.placement:
         chips.append(Chip("placement", f"{len(strategy.placement)} placed"))
     return chips
+
+
+def _swap(strategy: Strategy) -> list[Chip]:
+    if strategy.swap is None:
+        return []
+    return [Chip("swap", f"activations swapped, {strategy.swap.budget_bytes / 1e9:.3g} GB")]

@@ -3,7 +3,7 @@
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -125,3 +125,8 @@ class Arena(TorchDispatchMode):
                     self._bytes -= known.size_bytes
 
         return forget
+
+
+def host_memory() -> AbstractContextManager[None]:
+    """What is allocated within is the host's, where an arena stands for a device."""
+    return Arena.entered[-1].host_memory() if Arena.entered else nullcontext()

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from torch import nn
 
 from autosync.bundle import Bundle
-from autosync.errors import NotSupported
+from autosync.errors import AutosyncError, NotSupported
 from autosync.plan import Plan
 from autosync.runtime import attachment as runtime
 from autosync.runtime.execution.execution_trace import ExecutionTrace
+from autosync.runtime.swapping.activation_swapper import check_swappable, swap_activations
 from autosync.runtime.torch_ddp import add_hook, wrap_in_ddp
 from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.runtime.updates.clipping import clip_before_step
+from autosync.swap_schedule.swap_choice import Swap
 from autosync.trials.live.live_job import LiveJob
 
 
@@ -31,15 +33,45 @@ class LiveAttachment:
 def attach_live(
     job: LiveJob, bundle: Bundle, trace: ExecutionTrace | None = None
 ) -> LiveAttachment:
-    """Synchronize the job's model as the bundle says, on the groups of its trials.
+    """Synchronize the job's model as the bundle says, on the groups of its trials, and swap its
+    activations where the strategy does.
 
     trace: as for `autosync.trials.trial_attachment.attach`.
 
     Raises:
         NotSupported: the optimizer or the backend cannot do what the plan asks, or a module cannot
-            be placed; or torch's `fully_shard` would shard the job's own parameters, which cannot
-            be undone.
+            be placed; activations are to be swapped and the model is on no GPU; or torch's
+            `fully_shard` would shard the job's own parameters, which cannot be undone.
     """
+    swap = bundle.strategy.swap
+    if swap is not None:
+        check_swappable(job.model, job.model)
+    attached = _attach(job, bundle, trace)
+    if swap is not None:
+        _add_swapping(attached, job.model, swap)
+    return attached
+
+
+def _add_swapping(attached: LiveAttachment, model: nn.Module, swap: Swap) -> None:
+    """Until it is detached or abandoned."""
+    try:
+        swapper = swap_activations(model, swap.budget_bytes)
+    except AutosyncError:  # an arena does not hold the model
+        attached.abandon()
+        raise
+    detach, abandon = attached.detach, attached.abandon
+
+    def without_swapping(let_go: Callable[[], None]) -> Callable[[], None]:
+        def both() -> None:
+            swapper.remove()
+            let_go()
+
+        return both
+
+    attached.detach, attached.abandon = without_swapping(detach), without_swapping(abandon)
+
+
+def _attach(job: LiveJob, bundle: Bundle, trace: ExecutionTrace | None) -> LiveAttachment:
     if bundle.plan.engine == "fully_shard":
         raise NotSupported(
             "torch's fully_shard cannot be tried on a running job's model: it cannot be taken off.",

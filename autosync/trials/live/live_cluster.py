@@ -12,6 +12,7 @@ from autosync.cluster import Backend, Cluster, Device, Node
 from autosync.devices import device_type_of_gpu
 from autosync.environment import host_name
 from autosync.errors import InvalidInput
+from autosync.runtime.swapping.arena import Arena, host_memory
 from autosync.trials.live.live_job import LiveJob
 from autosync.units import MIB
 
@@ -38,16 +39,17 @@ class Seat:
 
 
 def device_type_of(device: torch.device, stated: str | None = None) -> str:
-    """Raises InvalidInput or NotSupported as `device_type_of_gpu` does."""
+    """Of a CPU within an arena: `arena`. Raises InvalidInput or NotSupported as
+    `device_type_of_gpu` does."""
     if device.type != "cuda":
-        return "cpu"
+        return "arena" if Arena.entered else "cpu"
     return device_type_of_gpu(torch.cuda.get_device_properties(device).name, stated)
 
 
 def device_memory_gb(device: torch.device) -> float | None:
-    """Of a GPU; None of the CPU."""
+    """Of a GPU or an arena; None of the CPU."""
     if device.type != "cuda":
-        return None
+        return Arena.entered[-1].budget_bytes / 1e9 if Arena.entered else None
     return torch.cuda.get_device_properties(device).total_memory / 1e9
 
 
@@ -130,8 +132,9 @@ def _exchange(job: LiveJob, ring: Sequence[int], size_bytes: int) -> float:
     if rank not in ring:
         return 0.0
     place = ring.index(rank)
-    outgoing = torch.empty(size_bytes, dtype=torch.uint8, device=job.device)
-    incoming = torch.empty_like(outgoing)
+    with host_memory():  # an arena may be smaller than what is sent
+        outgoing = torch.empty(size_bytes, dtype=torch.uint8, device=job.device)
+        incoming = torch.empty_like(outgoing)
     begun = time.monotonic()
     works = dist.batch_isend_irecv(
         [

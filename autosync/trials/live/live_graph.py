@@ -5,18 +5,23 @@ what has no variables belongs to the operation before it. That is as fine as syn
 use: a message waits for gradients and gates forwards.
 """
 
+import gc
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from autosync.domain import Optimizer, Profile
 from autosync.errors import NotSupported
 from autosync.graph import ModelGraph, Operation, Variable
+from autosync.runtime.swapping.activation_swapper import swap_activations
 from autosync.runtime.updates.optimizer_scope import ELEMENTWISE
+from autosync.swap_schedule.swap_choice import Swap, budget_within
 from autosync.torch_dtypes import DTYPE_NAMES
 from autosync.trials.device_clock import seconds_since
+from autosync.trials.live.live_cluster import device_memory_gb
 from autosync.trials.live.live_job import LiveJob
 from autosync.trials.live.step_tape import (
     Tape,
@@ -33,9 +38,14 @@ from autosync.trials.live.tape_union import (
     last_consumers,
     unite_tapes,
 )
+from autosync.trials.trial_procedure import UNSCHEDULED_PASSES
+from autosync.trials.worker.worker_main import error_kind
 
-ITERATIONS = 3
-"""Recorded at least, after one to warm up; where the job has several batches, each of them once."""
+WARM_UP, ITERATIONS = 1, 3
+"""Iterations before the recorded ones, and the fewest of those; where the job has several batches,
+each of them is recorded once."""
+
+SWAPPED = "iterations, which wait for swapped activations (a plain one has no room),"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +60,8 @@ class RecordedJob:
 
 def record_job(job: LiveJob, batch_size: int | None, device_type: str) -> RecordedJob:
     """Run plain local iterations of the job's step; its state is restored. Where they run other
-    modules, the graph has all of them, with the share of the iterations that ran each.
+    modules, the graph has all of them, with the share of the iterations that ran each. Where the
+    device has no room for a plain iteration, its activations are swapped.
 
     batch_size: of one rank; by default the leading dimension of the model's first tensor.
 
@@ -60,20 +71,58 @@ def record_job(job: LiveJob, batch_size: int | None, device_type: str) -> Record
     """
     named = {name: p for name, p in job.model.named_parameters() if p.requires_grad}
     _refuse_types(named)
-    iterations = max(ITERATIONS, len(job.batches))
+    swap = None
     try:
-        record_tape(job, named, 0)  # warms up
-        tapes = [record_tape(job, named, iteration) for iteration in range(iterations)]
-        optimizer = _optimizer_document(job)
+        tapes, optimizer = _recorded(job, named, WARM_UP)
+    except Exception as error:  # of any type: the step is the user's own
+        swap = _swap_after(error, job.device)
+        if swap is None:
+            raise
     finally:
         job.before.restore()
+    if swap is not None:
+        tapes, optimizer = _recorded_swapped(job, named, swap)
     for tape in tapes:
         refuse_odd_step(tape, list(named), job.takes_unused)
         add_unused(tape, len(named))
     size = batch_size or tapes[-1].batch_size or 1
     graph, union = _graph(job.model, named, tapes, size)
-    profile, step_seconds = _profile(graph, union, tapes, device_type)
+    how = "plain iterations" if swap is None else SWAPPED
+    profile, step_seconds = _profile(graph, union, tapes, device_type, how)
     return RecordedJob(graph, profile, optimizer, step_seconds)
+
+
+def _recorded(
+    job: LiveJob, named: dict[str, nn.Parameter], warm_up: int
+) -> tuple[list[Tape], Optimizer]:
+    for _ in range(warm_up):
+        record_tape(job, named, 0)
+    iterations = max(ITERATIONS, len(job.batches))
+    tapes = [record_tape(job, named, iteration) for iteration in range(iterations)]
+    return tapes, _optimizer_document(job)
+
+
+def _swap_after(error: Exception, device: torch.device) -> Swap | None:
+    """With which iterations may run that do not without; None where the error is of something
+    else, or no limit of the device is known."""
+    memory_gb = device_memory_gb(device)
+    if memory_gb is None or error_kind(error) != "out_of_memory":
+        return None
+    return Swap(budget_within(memory_gb * 1e9))
+
+
+def _recorded_swapped(
+    job: LiveJob, named: dict[str, nn.Parameter], swap: Swap
+) -> tuple[list[Tape], Optimizer]:
+    gc.collect()  # what the iteration that failed has left
+    if job.device.type == "cuda":
+        torch.cuda.empty_cache()
+    swapper = swap_activations(job.model, swap.budget_bytes)
+    try:
+        return _recorded(job, named, WARM_UP + UNSCHEDULED_PASSES)
+    finally:
+        swapper.remove()
+        job.before.restore()
 
 
 def _refuse_types(named: dict[str, nn.Parameter]) -> None:
@@ -145,10 +194,13 @@ def _variable(
 
 
 def _profile(
-    graph: ModelGraph, union: TapeUnion, tapes: list[Tape], device_type: str
+    graph: ModelGraph, union: TapeUnion, tapes: list[Tape], device_type: str, how: str
 ) -> tuple[Profile, float]:
     """Medians over the tapes that have an operation, times its frequency; and the whole iteration,
-    of other lengths where operations are left out: the mean, else the median."""
+    of other lengths where operations are left out: the mean, else the median.
+
+    how: the iterations ran, in words.
+    """
     times = [_times(tape) for tape in tapes]
     always = all(frequency == 1.0 for frequency in union.frequency)
     whole = [each.whole for each in times]
@@ -159,7 +211,7 @@ def _profile(
         backward_seconds=_expected(union, [each.backward for each in times]),
         update_seconds=float(np.median([each.update for each in times])),
         source="measured",
-        note=f"median of {len(tapes)} plain iterations on rank 0 of the running job",
+        note=f"median of {len(tapes)} {how} on rank 0 of the running job",
     )
     return profile, float(np.median(whole) if always else np.mean(whole))
 

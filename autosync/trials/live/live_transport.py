@@ -47,6 +47,7 @@ class LiveTransport:
     until: float = math.inf
     clock: Callable[[], float] = time.monotonic
     scales: tuple[float, float] = (1.0, 1.0)
+    swaps: bool = True
     _renew_groups: bool = True
 
     @property

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from autosync.runtime.swapping.arena import host_memory
+
 
 class Stateful(Protocol):
     """A scheduler, a gradient scaler, a data loader that can go back."""
@@ -102,7 +104,8 @@ def _optimizer_copy(optimizer: Optimizer) -> OptimizerCopy:
 
 
 def host_copy(tensor: Tensor) -> Tensor:
-    return tensor.to("cpu", copy=True)
+    with host_memory():
+        return tensor.to("cpu", copy=True)
 
 
 def copied(value: Any) -> Any:

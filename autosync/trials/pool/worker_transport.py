@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from autosync.bundle import Bundle
-from autosync.errors import InvalidInput
+from autosync.errors import InvalidInput, NotSupported
 from autosync.trials.byte_scale import refuse_other_graph, scaled_bundle
 from autosync.trials.contract import OnWait, TrialError, TrialRequest, Workload
 from autosync.trials.machine import wait_until_quiet
@@ -60,6 +60,11 @@ class WorkerTransport:
         return ", ".join(filter(None, (self.place, self.workload.compute_words)))
 
     @property
+    def swaps(self) -> bool:
+        """A replay's variables are the model's, but it has no activations."""
+        return self.workload.name != "replay"
+
+    @property
     def world_size(self) -> int:
         return self.workload.domain.world_size
 
@@ -80,6 +85,8 @@ class WorkerTransport:
         """Start the workers where there are none, and scale the plan for them."""
         if self.closed:
             raise InvalidInput("this pool is closed.", thing="pool")
+        if request.bundle.strategy.swap is not None:
+            self._refuse_swapping_kernels()
         with self.machine_held():
             group = self.warm_group()
         begun = time.monotonic()
@@ -91,7 +98,12 @@ class WorkerTransport:
         load that has outlasted such a wait is not waited for again until it has gone."""
         group = self.warm_group()
         command = RunPass(
-            request.key, request.warmup, request.iterations, request.record, self._unsent
+            request.key,
+            request.warmup,
+            request.iterations,
+            request.record,
+            self._unsent,
+            request.swap_slowdown,
         )
         self._unsent = None  # the later passes of a trial run the same plan
         with self.machine_held():
@@ -105,6 +117,22 @@ class WorkerTransport:
         )
         self._load_may_pass |= measured.load <= LOAD_LIMIT
         return measured
+
+    def _refuse_swapping_kernels(self) -> None:
+        """Waits that are only predicted can lengthen what is waited out, and nothing else.
+
+        Raises:
+            NotSupported: a replay runs kernels.
+        """
+        if not self.swaps and self.workload.compute == "kernels":
+            raise NotSupported(
+                "the strategy swaps activations: a replay has none, and its kernels take what they "
+                "take, so that what they would wait for transfers is not measured.",
+                thing="swap.budget_bytes",
+                value=self.workload.compute,
+                remedy="Replay with compute that is waited out (--compute waited), or tune in the "
+                "running job (autosync.tune), which swaps.",
+            )
 
     def contamination(self, measured: PassMeasurement) -> float:
         """Replayed periods are all alike: a spread is the doing of others, as load is."""

@@ -74,13 +74,15 @@ class GroupJoined:
 
 @dataclass(frozen=True, slots=True)
 class RunPass:
-    """One pass of a trial. bundle: None for the plan of the pass before."""
+    """One pass of a trial. bundle: None for the plan of the pass before. swap_slowdown: see
+    `TrialRequest`."""
 
     key: str
     warmup: int
     iterations: int
     record: bool
     bundle: Bundle | None = None
+    swap_slowdown: float = 1.0
     op: Literal["pass"] = "pass"
     __pydantic_config__: ClassVar[ConfigDict] = WIRE
 

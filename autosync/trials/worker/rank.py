@@ -145,6 +145,8 @@ class Rank:
         if bundle is None:
             raise InvalidInput("a pass came without a plan.", thing="bundle")
         job.begin(command.key, bundle)
+        if isinstance(job, ReplayJob):
+            job.wait_for_swaps(command.swap_slowdown)
         recording = RankRecording() if command.record else None
         self._reset_peak_memory()
         try:

@@ -50,11 +50,13 @@ class WaitedCompute:
     """A device's time line: stretches end at absolute deadlines, so waking late adds nothing up.
 
     slowness: real seconds of this rank per profiled second (time scale, slow device), at an even
-    share.
+    share. swap_slowdown: how many times longer it takes for waiting for swapped activations, which
+    a replay does not have.
     """
 
     def __init__(self, slowness: float = 1.0) -> None:
         self.slowness = slowness
+        self.swap_slowdown = 1.0
         self._batch_factor = 1.0
         self._deadline = 0.0
         self._left = 0.0
@@ -71,7 +73,8 @@ class WaitedCompute:
         stalled = now - self._left
         if stalled > HIDDEN_SECONDS:
             self._deadline += stalled
-        self._deadline += stretch.seconds * self.slowness * self._batch_factor
+        factor = self.slowness * self.swap_slowdown * self._batch_factor
+        self._deadline += stretch.seconds * factor
         rest = self._deadline - now - TIMER_LATENESS_SECONDS
         if rest > 0:
             time.sleep(rest)

@@ -13,7 +13,7 @@ import threading
 import traceback
 from typing import TextIO
 
-from autosync.errors import AutosyncError
+from autosync.errors import AutosyncError, DeviceMemoryExceeded
 from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.trials.contract import ErrorKind
 from autosync.trials.machine import speaks_of_memory
@@ -54,7 +54,8 @@ def be_a_good_neighbour() -> None:
 def error_kind(error: BaseException) -> ErrorKind:
     """`refused` is what leaves the ranks as they were. A synchronization that failed has ended
     their process groups, so it is a crash like any other."""
-    if isinstance(error, MemoryError) or speaks_of_memory(str(error)):
+    full = isinstance(error, MemoryError | DeviceMemoryExceeded)
+    if full or speaks_of_memory(str(error)):
         return "out_of_memory"
     refused = isinstance(error, AutosyncError) and not isinstance(error, SynchronizationFailed)
     return "refused" if refused else "crashed"

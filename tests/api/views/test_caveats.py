@@ -4,8 +4,16 @@ from dataclasses import replace
 
 from autosync.api.db import Database
 from autosync.api.views import reports
-from autosync.api.views.caveats import ESTIMATED, NOT_SHAPED, UNSHAPED, Caveat, caveats_of
+from autosync.api.views.caveats import (
+    ESTIMATED,
+    NOT_SHAPED,
+    UNSHAPED,
+    WAITS_PREDICTED,
+    Caveat,
+    caveats_of,
+)
 from autosync.trials.launchers import local_launcher
+from autosync.trials.request_names import PREDICTED_WAITS
 from tests.api.sample import claimed, finished, run_search, small_request
 
 REQUEST = small_request()
@@ -41,6 +49,12 @@ def test_links_count_where_trials_ran_and_not_where_they_were_asked_for(
     assert caveats(database, held.tuning_id) == (NOT_SHAPED, ESTIMATED)
     with database.reading() as session:
         assert reports.tuning(session, held.tuning_id).ran_on == [local_launcher.DESCRIPTION]
+
+
+def test_waits_that_were_only_predicted_are_called_so(database: Database) -> None:
+    held, store = claimed(database, replace(REQUEST, launcher="testbed"))
+    run_search(store, REQUEST, launcher=f"testbed, {PREDICTED_WAITS}")
+    assert caveats(database, held.tuning_id) == (ESTIMATED, WAITS_PREDICTED)
 
 
 def test_local_links_are_known_before_the_first_trial(sqlite: Database) -> None:

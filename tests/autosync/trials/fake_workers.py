@@ -63,6 +63,7 @@ class FakeWorker:
     pid: int = 0
     trials: int = 0
     killed: bool = False
+    slowdowns: list[float] = field(default_factory=list)
 
     def send(self, line: str) -> None:
         self.answers.put(WorkerAnswer(self.rank, self.obey(read_command(line))))
@@ -79,6 +80,7 @@ class FakeWorker:
 
     def run_pass(self, command: RunPass) -> Answer:
         self.trials += 1
+        self.slowdowns.append(command.swap_slowdown)
         if self.rank in self.group.errors:
             kind = self.group.errors[self.rank]
             return CommandFailed(kind, f"{kind} on purpose")

@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
+from autosync.bundle import with_swap
 from autosync.strategy import AllReduce
-from autosync.trials.contract import ErrorKind, TrialError, TrialRequest, TrialResult
+from autosync.trials.contract import ErrorKind, TrialError, TrialRequest, TrialResult, Workload
 from autosync.trials.live.live_job import LiveJob
 from autosync.trials.live.live_transport import LiveTransport
 from autosync.trials.measurement import PassMeasurement
 from autosync.trials.pool import worker_transport
 from autosync.trials.pool.machine_lock import MachineLock
 from autosync.trials.pool.process_pool import ProcessPool
+from autosync.trials.request_names import PREDICTED_WAITS
 from autosync.trials.trial_failure import TrialFailed
 from autosync.trials.trial_procedure import TrialProcedure
 from tests.autosync.trials.fake_workers import SENT_BYTES, FakeWorkers
@@ -117,6 +119,7 @@ class ScriptedTransport:
     description: str = "scripted"
     world_size: int = 2
     scales: tuple[float, float] = (1.0, 1.0)
+    swaps: bool = False
     resets: int = 0
     asked: list[bool] = field(default_factory=list)
     warmups: list[int] = field(default_factory=list)
@@ -160,6 +163,40 @@ def test_a_plan_that_lags_warms_up_for_as_many_iterations_more() -> None:
         bundle = lagging(small_domain(), AllReduce(0), staleness)
         procedure.run(TrialRequest(f"s = {staleness}", bundle, warmup=2))
     assert transport.warmups == [2, 5]
+
+
+@pytest.mark.parametrize(
+    ("swaps", "launcher"), [(True, "scripted"), (False, f"scripted, {PREDICTED_WAITS}")]
+)
+def test_what_swaps_warms_up_until_it_is_scheduled_and_says_what_is_not_measured(
+    swaps: bool, launcher: str
+) -> None:
+    transport = ScriptedTransport([measured(0.0), measured(0.0)], swaps=swaps)
+    procedure = TrialProcedure(transport, 0)
+    swapped = procedure.run(TrialRequest("swapped", with_swap(ddp(small_domain()), 10**9)))
+    plain = procedure.run(request("plain"))
+    assert transport.warmups == [4, 2]
+    assert (swapped.launcher, plain.launcher) == (launcher, "scripted")
+
+
+def test_workers_are_told_how_long_swapping_lets_compute_wait() -> None:
+    group = FakeWorkers([(0.01, 0.0), (0.01, 0.0)])
+    pool = group.pool()
+    bundle = with_swap(ddp(pool.workload.domain), 10**9)
+    assert pool.run(TrialRequest("swapped", bundle, swap_slowdown=1.5)).error is None
+    assert run(pool, key="plain").error is None
+    assert [worker.slowdowns for worker in group.workers] == [[1.5, 1.0]] * 2
+
+
+def test_kernels_do_not_wait_for_what_is_only_predicted() -> None:
+    group = FakeWorkers([])
+    pool = group.pool()
+    pool.transport.workload = Workload(small_domain(), compute="kernels")
+    result = pool.run(TrialRequest("swapped", with_swap(ddp(pool.workload.domain), 10**9)))
+    assert result.error is not None
+    assert result.error.kind == "refused"
+    assert "kernels" in result.error.message
+    assert group.workers == []
 
 
 def test_a_cancelled_trial_was_not_run_and_other_results_stay() -> None:

@@ -1,16 +1,23 @@
 """Tunings in which torch's DDP runs out of memory: what fits is compared with what fits."""
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 
+from autosync.cluster import Device
+from autosync.domain import Domain
 from autosync.errors import AutosyncError
 from autosync.search.loop.memory_store import MemoryStore
-from autosync.search.loop.outcome import is_ddp, rank_measured, shipped_bundle
-from autosync.search.loop.tuning_loop import describe_outcome
+from autosync.search.loop.outcome import Outcome, is_ddp, rank_measured, shipped_bundle
+from autosync.search.loop.tuning_loop import describe_outcome, tune
 from autosync.search.loop.tuning_store import FOUND_BY_SEARCH
+from autosync.search.space import Space
+from autosync.simulator.analytic import AnalyticSimulator
 from autosync.strategy import Strategy
 from autosync.trials.contract import TrialError
 from tests.search.killed import Killed
-from tests.search.loop.test_tuning_loop import DOMAIN, TablePool, by_simulator, run
+from tests.search.loop.test_tuning_loop import DOMAIN, SETTINGS, TablePool, by_simulator, run
 
 FULL = TrialError("out_of_memory", "rank 0: can't allocate memory")
 
@@ -71,3 +78,45 @@ def test_where_nothing_fits_there_is_no_answer() -> None:
         run(pool, MemoryStore())
     assert "smaller batch" in failed.value.remedy
     assert not any(key.startswith("confirm/") for key in pool.ran)
+
+
+def in_arenas(memory_gb: float) -> Domain:
+    """The domain of the other tests on devices whose activations can be swapped."""
+    device = Device("arena", memory_gb=memory_gb)
+    nodes = tuple(
+        replace(node, devices=tuple(replace(device, count=each.count) for each in node.devices))
+        for node in DOMAIN.cluster.nodes
+    )
+    return replace(DOMAIN, cluster=replace(DOMAIN.cluster, nodes=nodes))
+
+
+def tuned_in_arenas(runs: Callable[[Strategy], bool]) -> tuple[Outcome, MemoryStore]:
+    """Of arenas that would hold everything, by prediction."""
+
+    def seconds(strategy: Strategy) -> float | None:
+        return 1.0 if runs(strategy) else None
+
+    store, domain = MemoryStore(), in_arenas(1.0)
+    settings = replace(SETTINGS, budget=24)
+    pool = TablePool(seconds, error=FULL)
+    simulator = AnalyticSimulator()
+    outcome = tune(domain, Space(), lambda: pool, store, simulator, settings, lambda event: None)
+    return outcome, store
+
+
+def test_what_runs_out_of_memory_against_its_prediction_is_tried_with_swapping() -> None:
+    outcome, store = tuned_in_arenas(lambda strategy: strategy.swap is not None)
+    searched = [each.candidate for each in store.proposals() if each.phase == "search"]
+    swapped = [each for each in searched if each.strategy.swap is not None]
+    assert "ddp_swapped" in {each.origin for each in swapped}
+    assert len({each.strategy.id for each in swapped}) == len(swapped)
+    first = searched.index(swapped[0])
+    assert not any(each.strategy.swap for each in searched[:first])
+    assert outcome.best.strategy.swap is not None
+    assert outcome.baseline.strategy.swap is not None  # compared with the fastest known that ran
+    assert not outcome.keep_ddp
+
+
+def test_what_ran_is_not_tried_with_swapping() -> None:
+    _, store = tuned_in_arenas(lambda strategy: True)
+    assert not any(each.candidate.strategy.swap for each in store.proposals())

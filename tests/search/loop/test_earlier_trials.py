@@ -29,6 +29,7 @@ from autosync.search.loop.tuning_loop import learn, tune
 from autosync.search.space import Space
 from autosync.simulator.analytic import AnalyticSimulator
 from autosync.strategy import Strategy
+from autosync.swap_schedule.swap_choice import Swap
 from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.search.loop.test_tuning_loop import DOMAIN, SETTINGS, TablePool, by_simulator, run
 
@@ -51,6 +52,15 @@ def again(
 
 def twice_as_slow(strategy: Strategy) -> float:
     return 2.0 * by_simulator(strategy)
+
+
+def test_a_budget_that_holds_no_step_any_more_is_left_out() -> None:
+    earlier = first_tuning()
+    plain = next(trial for trial in earlier.trials if is_ddp(trial.strategy))
+    swapped = [replace(plain.strategy, swap=Swap(budget)) for budget in (1, 10**12)]
+    trials = tuple(replace(plain, strategy=each) for each in (plain.strategy, *swapped))
+    kept = usable(EarlierTrials(trials), DOMAIN, Space())
+    assert [trial.strategy for trial in kept.trials] == [plain.strategy, swapped[1]]
 
 
 def test_canaries_are_measured_first() -> None:

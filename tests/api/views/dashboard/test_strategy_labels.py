@@ -11,6 +11,7 @@ from autosync.search.designs.known_designs import all_reduce_5mb, ps_load_balanc
 from autosync.search.loop.outcome import is_ddp
 from autosync.simulator.limit import iteration_limit
 from autosync.strategy import Schedule
+from autosync.swap_schedule.swap_choice import Swap
 from tests.api.sample import candidates, finished, small_request
 from tests.domains import domain_of
 
@@ -41,6 +42,15 @@ def test_a_chip_says_what_is_late_and_by_how_much() -> None:
         (chip,) = (c for c in label_of(replace(made, staleness=2)).chips if c.kind == "staleness")
         assert chip.text == words
         assert chip.differs
+
+
+def test_a_swapped_ddp_is_not_called_ddp_alone() -> None:
+    known = [candidate.strategy for candidate in candidates(domain_of(), 12)]
+    ddp = next(strategy for strategy in known if is_ddp(strategy))
+    label = label_of(replace(ddp, swap=Swap(2_000_000_000)))
+    assert label.name == "DDP, swapped"
+    assert label.mark
+    assert [chip.text for chip in label.chips if chip.differs] == ["activations swapped, 2 GB"]
 
 
 def test_documents_are_read_once(sqlite: Database) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from autosync.errors import NotSupported
+from autosync.runtime.swapping.arena import Arena
 from autosync.trials.live.live_cluster import device_memory_gb, device_type_of
 
 
@@ -22,3 +23,10 @@ def test_an_unknown_gpu_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cpu_is_a_cpu() -> None:
     assert device_type_of(torch.device("cpu")) == "cpu"
     assert device_memory_gb(torch.device("cpu")) is None
+
+
+def test_within_an_arena_the_cpu_stands_for_a_device_of_that_memory() -> None:
+    with Arena(48_000_000):
+        assert device_type_of(torch.device("cpu")) == "arena"
+        assert device_memory_gb(torch.device("cpu")) == 0.048
+    assert device_type_of(torch.device("cpu")) == "cpu"

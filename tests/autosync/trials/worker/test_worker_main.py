@@ -2,7 +2,7 @@
 
 import pytest
 
-from autosync.errors import InvalidInput
+from autosync.errors import DeviceMemoryExceeded, InvalidInput
 from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.trials.machine import speaks_of_memory
 from autosync.trials.worker.worker_main import error_kind
@@ -21,6 +21,10 @@ from autosync.trials.worker.worker_main import error_kind
 def test_a_lack_of_memory_has_many_words(text: str) -> None:
     assert speaks_of_memory(text)
     assert error_kind(RuntimeError(text)) == "out_of_memory"
+
+
+def test_an_arena_that_overflows_is_out_of_memory() -> None:
+    assert error_kind(DeviceMemoryExceeded("9 bytes of 8.", thing="arena")) == "out_of_memory"
 
 
 def test_other_ends_are_crashes() -> None:

@@ -1,0 +1,44 @@
+"""How long a replay's compute waits, on a clock that stands still."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from autosync.trials.contract import Workload
+from autosync.trials.worker import replay_compute
+from autosync.trials.worker.replay_compute import TIMER_LATENESS_SECONDS, Stretch, WaitedCompute
+from autosync.trials.worker.training_job import ReplayJob, build_replay
+from tests.autosync.trials.strategies import ddp, small_domain
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What was asked of sleep; no time passes."""
+    asked: list[float] = []
+    standing = SimpleNamespace(monotonic=lambda: 0.0, sleep=asked.append)
+    monkeypatch.setattr(replay_compute, "time", standing)
+    return asked
+
+
+def test_predicted_waits_for_swapped_activations_lengthen_compute(slept: list[float]) -> None:
+    compute = WaitedCompute(slowness=2.0)
+    compute.set_batch_factor(0.5)
+    compute.swap_slowdown = 1.5
+    compute.start()
+    compute.run(Stretch(0.2))
+    assert slept == [pytest.approx(2.0 * 0.5 * 1.5 * 0.2 - TIMER_LATENESS_SECONDS)]
+
+
+def test_a_replay_takes_a_slowdown_on_and_off_with_its_trials(slept: list[float]) -> None:
+    domain = small_domain()
+    job = build_replay(Workload(domain), 0)
+    assert isinstance(job, ReplayJob)
+    assert isinstance(job.compute, WaitedCompute)
+    job.compute.slowness = 1.0
+    for slowdown in (1.5, 1.0):
+        job.begin("key", ddp(domain))
+        job.wait_for_swaps(slowdown)
+        slept.clear()
+        job.compute.start()
+        job.compute.run(Stretch(0.2))
+        assert slept == [pytest.approx(slowdown * 0.2 - TIMER_LATENESS_SECONDS)]

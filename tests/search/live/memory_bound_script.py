@@ -1,0 +1,176 @@
+"""A training script under torchrun that tunes itself on devices without room for torch's DDP; every
+rank writes what it saw as JSON.
+
+A device is an arena: more bytes of tensors than its budget are an error, as on a GPU.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import autosync
+from autosync.bundle import load_bundle
+from autosync.runtime.swapping.activation_swapper import swap_activations
+from autosync.runtime.swapping.arena import Arena
+from autosync.search.loop.outcome import TuningEvent
+from autosync.search.loop.settings import Settings
+from autosync.swap_schedule.scheduling import least_budget_bytes
+from autosync.swap_schedule.swap_choice import budget_within
+from tests.autosync.runtime.swapping.swapped_training import ROOMY, WIDTH, batch_of, blocks
+
+MINUTES = 6
+"""More than a tuning of so few trials takes, also beside other load."""
+STEPS = 5
+SETTINGS = Settings(budget=12, proposals=64, repeats=2, probe=False)
+
+Made = tuple[nn.Module, torch.optim.Optimizer]
+
+
+def deep() -> Made:
+    """With the batch of `deep_batch` nearly all of its memory are activations."""
+    torch.manual_seed(3)
+    model = blocks()
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def wide() -> Made:
+    """Nearly all of its memory are values, gradients and the optimizer's state."""
+    torch.manual_seed(3)
+    hidden = [nn.Sequential(nn.Linear(512, 512), nn.Tanh()) for _ in range(4)]
+    model = nn.Sequential(nn.Linear(WIDTH, 512), *hidden, nn.Linear(512, WIDTH))
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def deep_batch(rank: int, number: int) -> Tensor:
+    return batch_of(number, 512, rank)
+
+
+def wide_batch(rank: int, number: int) -> Tensor:
+    return batch_of(number, 8, rank)
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor) -> None:
+    optimizer.zero_grad()
+    model(batch).square().mean().backward()
+    optimizer.step()
+
+
+def trained(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[Tensor]) -> None:
+    torch.manual_seed(77 + dist.get_rank())
+    for batch in batches:
+        train_step(model, optimizer, batch)
+
+
+def step_bytes(made: Made, batches: list[Tensor], by_ddp: bool) -> int:
+    """What a step takes, by DDP or of the model alone."""
+    model, optimizer = made
+    with Arena(ROOMY) as arena:
+        arena.count(model.parameters())
+        network = DistributedDataParallel(model) if by_ddp else model
+        trained(network, optimizer, batches)
+        arena.take_peak_bytes()
+        train_step(network, optimizer, batches[0])
+        return on_any_rank(arena.take_peak_bytes())
+
+
+def least_bytes(made: Made, batches: list[Tensor]) -> int:
+    """What a step of DDP takes with all that can wait elsewhere."""
+    model, optimizer = made
+    with Arena(ROOMY) as arena:
+        arena.count(model.parameters())
+        network = DistributedDataParallel(model)
+        swapper = swap_activations(model, ROOMY)
+        trained(network, optimizer, batches)
+    assert swapper.recorded is not None
+    return on_any_rank(least_budget_bytes(swapper.recorded.moments))
+
+
+def on_any_rank(size_bytes: int) -> int:
+    """The most that a rank tells."""
+    told = [0] * dist.get_world_size()
+    dist.all_gather_object(told, size_bytes)
+    return max(told)
+
+
+def tuned(
+    make: Callable[[], Made], batches: list[Tensor], memory_bytes: int, out: Path
+) -> dict[str, Any]:
+    """What `autosync.tune` answers on such a device, and training there with it."""
+    messages: list[str] = []
+
+    def note(event: TuningEvent) -> None:
+        messages.append(event.message)
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        train_step(model, optimizer, batches[0])
+
+    model, optimizer = make()
+    before = [value.detach().clone() for value in model.parameters()]
+    with Arena(memory_bytes) as arena:
+        arena.count(model.parameters())
+        network, optimizer = autosync.tune(
+            step,
+            model,
+            optimizer,
+            minutes=MINUTES,
+            settings=SETTINGS,
+            save=out,
+            on_event=note,
+        )
+        restored = all(map(torch.equal, before, model.parameters()))
+        trained(network, optimizer, batches)  # too much of it were an error
+    dist.barrier()  # rank 0 has written the bundle before it went on
+    bundle = load_bundle(out)
+    plain = replace(bundle, strategy=replace(bundle.strategy, swap=None))
+    twin, twin_optimizer = make()
+    trained(*autosync.distribute(twin, twin_optimizer, plain), batches)
+    model.state_dict()  # waits for what is on its way
+    twin.state_dict()
+    return {
+        "messages": messages,
+        "restored": restored,
+        "memory_bytes": memory_bytes,
+        "same": all(map(torch.equal, model.parameters(), twin.parameters())),
+    }
+
+
+def deep_part(rank: int, out: Path) -> dict[str, Any]:
+    """Neither DDP nor the model alone fits; with swapping there is room."""
+    batches = [deep_batch(rank, number) for number in range(STEPS)]
+    peak, least = step_bytes(deep(), batches, by_ddp=True), least_bytes(deep(), batches)
+    memory = (peak + least) // 2
+    assert least < budget_within(memory) < memory < peak
+    return tuned(deep, batches, memory, out / "deep.json")
+
+
+def wide_part(rank: int, out: Path) -> dict[str, Any]:
+    """The model alone fits, DDP with its buckets does not."""
+    batches = [wide_batch(rank, number) for number in range(STEPS)]
+    alone, by_ddp = (step_bytes(wide(), batches, each) for each in (False, True))
+    assert alone < by_ddp
+    return tuned(wide, batches, (alone + by_ddp) // 2, out / "wide.json")
+
+
+def main() -> None:
+    out = Path(sys.argv[1])
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    seen = {"deep": deep_part(rank, out), "wide": wide_part(rank, out)}
+    (out / f"rank{rank}.json").write_text(json.dumps(seen))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
