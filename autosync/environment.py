@@ -31,6 +31,9 @@ RAY_ADDRESS_VARIABLE = "AUTOSYNC_RAY_ADDRESS"
 PASSED_VARIABLE = "AUTOSYNC_PASS"
 """Further variables that trials get, by name, separated by commas."""
 
+REPEATS_VARIABLE = "AUTOSYNC_REPEATS"
+"""How often a disturbed pass is measured again (`trials.pool.process_pool`)."""
+
 ALLOWED = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_*", "TZ", "TMPDIR", "TERM", "XDG_*"),
     *("LD_*", "PYTHON*", "VIRTUAL_ENV", "CONDA_*", "MALLOC_*", "COVERAGE_*"),

@@ -77,6 +77,7 @@ def paired(
             request = TrialRequest(key, bundles[which], warmup=warmup, iterations=iterations)
             results[which].append(pool.run(request))
     reference = [result.step_seconds or np.nan for result in results[0]]
+    reference += [np.nan] * (rounds - len(reference))  # a way that failed is not tried again
     return [
         _row(case, way, mine, reference, bound_seconds)
         for way, mine in zip(ways, results, strict=True)

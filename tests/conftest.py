@@ -6,6 +6,7 @@ from multiprocessing.util import get_temp_dir
 
 import pytest
 
+from autosync.environment import REPEATS_VARIABLE
 from autosync.errors import NotSupported
 from autosync.trials.testbed import namespaces
 from tests.domains import grid_cluster
@@ -16,6 +17,15 @@ def sockets_of_multiprocessing_removed() -> Iterator[None]:
     """A worker of xdist ends without what would remove their folder at exit."""
     yield
     shutil.rmtree(get_temp_dir(), ignore_errors=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def disturbed_passes_count() -> Iterator[None]:
+    """Other tests load the machine all along: a pass that waited for a quiet moment, or was
+    measured again, would be disturbed like the first."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv(REPEATS_VARIABLE, "0")
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from autosync.environment import (
     PREFIX_VARIABLE,
     PYTHON_VARIABLE,
     RAY_ADDRESS_VARIABLE,
+    REPEATS_VARIABLE,
     allowed_environment,
 )
 
@@ -27,10 +28,11 @@ HEALTHY_SECONDS = 60.0
 LONGEST_PAUSE_SECONDS = 60.0
 """Before a worker is started whose predecessors ended at once; doubled from one second."""
 WORKER_VARIABLES = (
-    *(PASSED_VARIABLE, PREFIX_VARIABLE, PYTHON_VARIABLE, RAY_ADDRESS_VARIABLE),
+    *(PASSED_VARIABLE, PREFIX_VARIABLE, PYTHON_VARIABLE, RAY_ADDRESS_VARIABLE, REPEATS_VARIABLE),
     *("PG*", "RAY_*"),
 )
-"""What a worker has besides what its trials have: how it reaches the database and hosts."""
+"""What a worker has besides what its trials have: how it reaches the database and hosts, and how
+patient it is."""
 
 
 @dataclass

@@ -29,13 +29,15 @@ class OutOfTime(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ContestSettings:
-    """trials: of each competitor; deadline: of `time.monotonic`."""
+    """trials: of each competitor; deadline: of `time.monotonic`. proposals: that a tuning draws a
+    round."""
 
     trials: int
     repeats: int
     competitors: tuple[Competitor, ...]
     tunes: bool
     deadline: float
+    proposals: int = Settings().proposals
 
     @property
     def counts(self) -> tuple[int, ...]:

@@ -80,7 +80,11 @@ def all_strategies(
 
 
 def recorded_accounts(
-    given: CollectionTarget, domain: Domain, strategy: Strategy, repeats: int
+    given: CollectionTarget,
+    domain: Domain,
+    strategy: Strategy,
+    repeats: int,
+    launcher: TestbedLauncher,
 ) -> IterationAccounts:
     """Record the strategy `repeats` times.
 
@@ -90,7 +94,7 @@ def recorded_accounts(
     bundle, limit = make_bundle(strategy, domain), iteration_limit(domain)
     workload = Workload(domain, "replay", *given.scales)
     found, why = [], ""
-    with TestbedLauncher().open(workload) as pool:
+    with launcher.open(workload) as pool:
         for repeat in range(repeats):
             result = pool.run(
                 TrialRequest(
@@ -141,7 +145,7 @@ def main() -> None:
             if strategy is None:
                 print(f"{chosen.name}: the live contest has no finals of it yet", flush=True)
                 continue
-            accounts = recorded_accounts(chosen, domain, strategy, given.repeats)
+            accounts = recorded_accounts(chosen, domain, strategy, given.repeats, TestbedLauncher())
         except AutosyncError as error:
             print(f"{chosen.name}: {error}", file=sys.stderr, flush=True)
             continue

@@ -148,6 +148,7 @@ def tune_with(ring: Ring, budget: int) -> None:
         return
     settings = Settings(
         budget=budget,
+        proposals=ring.settings.proposals,
         warmup=ring.given.warmup,
         iterations=ring.given.iterations,
         probe=False,  # the domain brings its costs

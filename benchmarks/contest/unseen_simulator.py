@@ -5,11 +5,13 @@ trained on the bundled measurements of all other models, as `autosync simulator 
 kept in FOLDER/simulators; its level is judged by closed forms alone, which takes a minute.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from autosync.bundled_data import data_file, data_folder
 from autosync.domain import Domain
 from autosync.simulator.evaluation.measured_dataset import load_dataset
+from autosync.simulator.evaluation.measured_domain import MeasuredDomain
 from autosync.simulator.evaluation.pretraining import (
     dataset_hash,
     split_dataset,
@@ -31,24 +33,34 @@ SIMULATOR = "ensemble"
 """What `autosync tune` ranks with unless another is asked for."""
 
 
-def unseen_simulator(domain: Domain, folder: Path, kind: str = SIMULATOR) -> LearnedSimulator:
-    """A fresh one each time, since trials correct it."""
+def unseen_simulator(
+    domain: Domain,
+    folder: Path,
+    kind: str = SIMULATOR,
+    measured: Sequence[MeasuredDomain] | None = None,
+) -> LearnedSimulator:
+    """A fresh one each time, since trials correct it. measured: what there is to learn from,
+    instead of the bundled measurements."""
     graph = domain.graph.name
     bundled = read_card(data_file(SIMULATORS, FILE))
     if all(source.graph != graph for source in bundled.sources):
         return default_simulator(domain, kind)
     file = folder / "simulators" / f"{kind}_without_{graph}.safetensors"
     if not file.with_suffix(".json").is_file():
-        _train_without(graph, Recipe("ensemble", members=MEMBERS_OF[kind]), file)
+        if measured is None:
+            measured = load_dataset(data_folder("runtimes"))
+        _train_without(graph, Recipe("ensemble", members=MEMBERS_OF[kind]), file, measured)
     return load_checkpoint(file)[0]
 
 
-def _train_without(graph: str, recipe: Recipe, file: Path) -> None:
+def _train_without(
+    graph: str, recipe: Recipe, file: Path, measured: Sequence[MeasuredDomain]
+) -> None:
     print(f"training a simulator on all models but {graph}", flush=True)
-    measured = [m for m in load_dataset(data_folder("runtimes")) if m.domain.graph.name != graph]
-    sources = split_dataset(measured)
+    others = [each for each in measured if each.domain.graph.name != graph]
+    sources = split_dataset(others)
     judged_by = Recipe("ensemble", members=LEARNED)
     found = train_simulator(recipe, sources, seed=0, judged_by=judged_by)
     learned = tuple(source_of(each.learned) for each in sources)
-    hashed = dataset_hash(measured)
+    hashed = dataset_hash(others)
     save_checkpoint(file, found.simulator, learned, found.accuracy, found.unseen, hashed)

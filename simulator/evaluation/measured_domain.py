@@ -1,5 +1,6 @@
 """One domain's measured strategies: what models learn and are judged by."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,20 +116,26 @@ def domain_of_rows(domain: Domain, rows: pd.DataFrame) -> MeasuredDomain:
     rest = rows[~rows["origin"].str.startswith(PICKED)]  # picks have one occasion
     again = rest.loc[rest["occasion"] == 2, "strategy_id"].nunique()
     twice = again == rest["strategy_id"].nunique()
-    strategies: list[Strategy] = []
-    origins: list[str] = []
-    chosen: list[tuple[int, float]] = []
+    by_strategy: dict[str, list[int]] = {}  # pandas' own groups take milliseconds each
+    for row, identity in enumerate(rows["strategy_id"]):
+        by_strategy.setdefault(identity, []).append(row)
+    seconds = rows["step_seconds"].to_numpy(dtype=np.float64, na_value=np.nan)
+    occasions = rows["occasion"].to_numpy()
+    number, predicted = (_optional(rows, name) for name in ("round", "predicted_seconds"))
+    firsts: list[int] = []
     found: list[tuple[float, float, float]] = []
-    failed = 0
-    for _, passes in rows.groupby("strategy_id", sort=True):
-        seconds = _two_and_best(passes, twice and passes["occasion"].nunique() > 1)
-        if seconds is None:
-            failed += 1
-            continue
-        strategies.append(from_json(Strategy, passes["strategy"].iloc[0], source="strategies"))
-        origins.append(str(passes["origin"].iloc[0]))
-        chosen.append(_choice(passes))
-        found.append(seconds)
+    for _, passes in sorted(by_strategy.items()):
+        by_occasion: dict[int, list[float]] = {}
+        for row in passes:
+            by_occasion.setdefault(int(occasions[row]), []).append(float(seconds[row]))
+        measured = _two_and_best(list(by_occasion.values()), twice and len(by_occasion) > 1)
+        if measured is not None:
+            firsts.append(passes[0])
+            found.append(measured)
+    strategies = [
+        from_json(Strategy, text, source="strategies") for text in rows["strategy"].iloc[firsts]
+    ]
+    picked = np.isfinite(number[firsts])
     first, second, best = np.array(found, dtype=np.float64).reshape(-1, 3).T
     return MeasuredDomain(
         domain,
@@ -136,29 +143,27 @@ def domain_of_rows(domain: Domain, rows: pd.DataFrame) -> MeasuredDomain:
         first,
         second if np.isfinite(second).any() else None,
         best,
-        failed,
-        tuple(origins),
-        tuple(number for number, _ in chosen),
-        np.array([predicted for _, predicted in chosen], dtype=np.float64),
+        len(by_strategy) - len(firsts),
+        tuple(str(origin) for origin in rows["origin"].iloc[firsts]),
+        tuple(int(each) for each in np.where(picked, number[firsts], 0)),
+        np.where(picked, predicted[firsts], np.nan),
     )
 
 
-def _choice(passes: pd.DataFrame) -> tuple[int, float]:
-    """The round of a pick and what was predicted of it; 0 and NaN otherwise."""
-    if "round" not in passes or pd.isna(passes["round"].iloc[0]):
-        return 0, np.nan
-    return int(passes["round"].iloc[0]), float(passes["predicted_seconds"].iloc[0])
+def _optional(rows: pd.DataFrame, name: str) -> NDArray[np.float64]:
+    """A column that only picks fill; NaN where there is nothing."""
+    if name not in rows:
+        return np.full(len(rows), np.nan)
+    return rows[name].to_numpy(dtype=np.float64, na_value=np.nan)
 
 
-def _two_and_best(passes: pd.DataFrame, twice: bool) -> tuple[float, float, float] | None:
+def _two_and_best(
+    by_occasion: Sequence[Sequence[float]], twice: bool
+) -> tuple[float, float, float] | None:
     """Two independent measurements and the best estimate; None: it failed.
 
     twice: the two are occasions, else the first two passes (the second NaN where there is none).
     """
-    by_occasion = [
-        [float(value) for value in group["step_seconds"]]
-        for _, group in passes.groupby("occasion", sort=True)
-    ]
     if not all(np.isfinite(seconds[:2]).all() for seconds in by_occasion):
         return None
     medians = [float(np.exp(np.nanmedian(np.log(np.array(seconds))))) for seconds in by_occasion]

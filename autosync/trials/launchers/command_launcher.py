@@ -7,7 +7,7 @@ operator; only host addresses come from a cluster document, and only harmless on
 import re
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from autosync.cluster import Cluster
@@ -15,7 +15,7 @@ from autosync.environment import allowed_environment
 from autosync.errors import InvalidInput
 from autosync.trials.contract import Workload
 from autosync.trials.launchers.local_launcher import refuse_dedicated_servers
-from autosync.trials.pool.process_pool import REPEATS, ProcessPool
+from autosync.trials.pool.process_pool import ProcessPool, usual_repeats
 from autosync.trials.pool.worker_contract import Answers
 from autosync.trials.pool.worker_process import ENVIRONMENT, WorkerProcess, worker_arguments
 from autosync.trials.pool.worker_transport import WorkerTransport
@@ -46,7 +46,7 @@ class CommandLauncher:
     environment: tuple[tuple[str, str], ...] = ()
     interface: str = ""
     workloads: tuple[str, ...] = ()
-    repeats: int = REPEATS
+    repeats: int = field(default_factory=usual_repeats)
     name: str = "command"
 
     def open(self, workload: Workload) -> ProcessPool:

@@ -1,6 +1,6 @@
 """The `local` launcher: every rank on this machine, over loopback, links unshaped."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from autosync.errors import NotSupported
 from autosync.trials.contract import OnWait, Workload
@@ -8,7 +8,7 @@ from autosync.trials.gpus import refuse_without_gpu
 from autosync.trials.pool.fork_server import ForkServer
 from autosync.trials.pool.local_place import LocalPlace
 from autosync.trials.pool.machine_lock import shared_machine_lock
-from autosync.trials.pool.process_pool import REPEATS, ProcessPool
+from autosync.trials.pool.process_pool import ProcessPool, usual_repeats
 from autosync.trials.pool.worker_transport import WorkerTransport
 
 LOOPBACK = "127.0.0.1"
@@ -22,7 +22,7 @@ class LocalLauncher:
     """
 
     workloads: tuple[str, ...] = ()
-    repeats: int = REPEATS
+    repeats: int = field(default_factory=usual_repeats)
     name: str = "local"
     on_wait: OnWait | None = None
 

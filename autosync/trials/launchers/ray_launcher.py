@@ -8,7 +8,7 @@ lines to the same worker process that every launcher starts; nothing durable liv
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from autosync.cancellation import check_cancelled
@@ -23,7 +23,7 @@ from autosync.trials.launchers.ray_cluster import (
     ray_addresses,
 )
 from autosync.trials.launchers.ray_worker import RayWorker, Relay
-from autosync.trials.pool.process_pool import REPEATS, ProcessPool
+from autosync.trials.pool.process_pool import ProcessPool, usual_repeats
 from autosync.trials.pool.worker_contract import Answers
 from autosync.trials.pool.worker_process import ENVIRONMENT
 from autosync.trials.pool.worker_transport import WorkerTransport
@@ -54,7 +54,7 @@ class RayLauncher:
     environment: tuple[tuple[str, str], ...] = ()
     interface: str = ""
     workloads: tuple[str, ...] = ()
-    repeats: int = REPEATS
+    repeats: int = field(default_factory=usual_repeats)
     name: str = "ray"
 
     def open(self, workload: Workload) -> ProcessPool:

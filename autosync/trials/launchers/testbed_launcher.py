@@ -1,6 +1,6 @@
 """The `testbed` launcher: an emulated cluster of network namespaces with shaped links."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from autosync.cluster import Cluster
 from autosync.errors import InvalidInput, NotSupported
@@ -9,7 +9,7 @@ from autosync.trials.gpus import refuse_without_gpu
 from autosync.trials.launchers.local_launcher import preload_for, refuse_dedicated_servers
 from autosync.trials.pool.local_place import LocalPlace
 from autosync.trials.pool.machine_lock import shared_machine_lock
-from autosync.trials.pool.process_pool import REPEATS, ProcessPool
+from autosync.trials.pool.process_pool import ProcessPool, usual_repeats
 from autosync.trials.pool.worker_transport import WorkerTransport
 from autosync.trials.testbed import namespaces
 from autosync.trials.testbed.namespaces import Testbed
@@ -31,7 +31,7 @@ class TestbedLauncher:
     __test__ = False  # not a test class, whatever its name
 
     workloads: tuple[str, ...] = ()
-    repeats: int = REPEATS
+    repeats: int = field(default_factory=usual_repeats)
     check: bool = True
     name: str = "testbed"
     on_wait: OnWait | None = None

@@ -1,11 +1,19 @@
 """The command line as users run it: a process of its own in a folder of its own."""
 
+import atexit
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import IO
+
+import pytest
 
 from autosync.cluster_file import save_cluster
 from autosync.documents import to_json
@@ -38,16 +46,57 @@ def _heed_control_c() -> None:
 
 
 def autosync(folder: Path, *arguments: str, code: int = 0) -> "subprocess.CompletedProcess[str]":
-    """Run to the end; the exit code must be `code`."""
-    process = start(folder, *arguments)
-    try:
-        out, error = process.communicate(timeout=LONGEST_SECONDS)
-    finally:
-        process.kill()
+    """Run to the end, from a server that has loaded the libraries; the exit code must be `code`."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as error:
+        found = _run_forked(folder, arguments, out, error)
+        for stream in (out, error):
+            stream.seek(0)
+        done = subprocess.CompletedProcess(arguments, found, out.read(), error.read())
+    assert found == code, f"{arguments}: {found}\n{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+def _run_forked(folder: Path, arguments: tuple[str, ...], out: IO[str], error: IO[str]) -> int:
+    """The exit code."""
+    server = _server()
+    request = {
+        "folder": str(folder.resolve()),
+        "arguments": arguments,
+        "environment": environment(folder),
+    }
+    with Path(os.devnull).open() as nothing:
+        streams = [nothing.fileno(), out.fileno(), error.fileno()]
+        socket.send_fds(server, [json.dumps(request).encode()], streams)
+    with server.makefile("r") as answers:
+        pid = int(answers.readline())
+        try:
+            return int(answers.readline())
+        except TimeoutError:
+            os.kill(pid, signal.SIGKILL)
+            pytest.fail(f"{arguments} ran for {LONGEST_SECONDS} s")
+
+
+@cache
+def _server() -> socket.socket:
+    """The channel to this process's server, which ends with it."""
+    ours, its = socket.socketpair()
+    ours.settimeout(LONGEST_SECONDS)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.api.cli.command_server", str(its.fileno())],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        pass_fds=[its.fileno()],
+    )
+    its.close()
+
+    def end() -> None:
+        ours.close()
         process.wait()
-    assert process.returncode == code, f"{arguments}: {process.returncode}\n{out}\n{error}"
-    assert "Traceback" not in error, error
-    return subprocess.CompletedProcess(arguments, process.returncode, out, error)
+
+    atexit.register(end)
+    return ours
 
 
 def environment(folder: Path) -> dict[str, str]:

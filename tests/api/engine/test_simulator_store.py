@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +37,7 @@ from autosync.simulator.learned.models.network_inputs import Scaling
 from autosync.simulator.learned.models.network_model import NetworkModel
 from autosync.simulator.learned.models.ridge import Ridge
 from tests.api.checkpoints import Files, checkpoint
+from tests.api.databases import opened
 from tests.api.sample import candidates, small_request
 
 SUMMARY = len(summary_columns(FEATURE_PARTS))
@@ -72,6 +74,21 @@ def lstm(tmp_path_factory: pytest.TempPathFactory) -> Files:
 @pytest.fixture
 def client(sqlite: Database) -> Iterator[TestClient]:
     with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def empty(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    """One database for all that is refused: it stays as it is."""
+    path = tmp_path_factory.mktemp("empty") / "test.db"
+    shutil.copy(sqlite_template, path)
+    with opened(f"sqlite:///{path}") as database:
+        yield database
+
+
+@pytest.fixture(scope="module")
+def refusing(empty: Database) -> Iterator[TestClient]:
+    with TestClient(create_app(empty), base_url="http://127.0.0.1") as client:
         yield client
 
 
@@ -181,14 +198,14 @@ REFUSED: dict[str, tuple[Callable[[Files], Files], str]] = {
 
 @pytest.mark.parametrize("damage", REFUSED)
 def test_what_is_no_checkpoint_is_refused_with_the_reason(
-    damage: str, client: TestClient, sqlite: Database, lstm: Files
+    damage: str, refusing: TestClient, empty: Database, lstm: Files
 ) -> None:
     change, why = REFUSED[damage]
-    status, problem = put(client, "it", change(lstm))
+    status, problem = put(refusing, "it", change(lstm))
     assert status == 422, problem
     assert why in str(problem["detail"]), problem
     assert problem["remedy"], problem
-    assert names(sqlite) == []
+    assert names(empty) == []
 
 
 @pytest.mark.parametrize("name", ["timeline", "nearest", "Über", "-x", "a" * 33, "a b"])
@@ -199,8 +216,8 @@ def test_names_that_could_not_be_typed_are_refused(
         store_simulator(sqlite, name, *linear)
 
 
-def test_a_tuning_that_names_no_simulator_is_refused(client: TestClient) -> None:
+def test_a_tuning_that_names_no_simulator_is_refused(refusing: TestClient) -> None:
     request = {"graph": "resnet50", "cluster": "example-4x1", "simulator": "nobody"}
-    answer = client.post("/v1/tunings", json=request)
+    answer = refusing.post("/v1/tunings", json=request)
     assert (answer.status_code, answer.json()["thing"]) == (404, "simulator")
     assert "learned" in answer.json()["remedy"]
