@@ -145,8 +145,8 @@ def test_no_strategy_that_lags_takes_more_than_the_most() -> None:
     domain = four()
     memory = memory_of(domain)
     for staleness in (1, 16):
-        for made in (AllReduce(0), ParameterServer(1, 0)):
-            late = replace(strategy_of(domain, lambda v, m=made: m), staleness=staleness)
+        for choose in (lambda v: AllReduce(0), lambda v: ParameterServer(1, 0)):
+            late = replace(strategy_of(domain, choose), staleness=staleness)
             peaks = memory.peak_bytes(*planned(domain, late))
             assert peaks.max() <= memory.most_bytes(1.0, staleness)
 

@@ -52,6 +52,9 @@ class KernelCompute:
         self._backward = [launched(one.backward) for one in kernels]
         self._batch_factor = factor
 
+    def set_swap_slowdown(self, factor: float) -> None:
+        """Kernels take what they take."""
+
     def start(self) -> None:
         """A device needs no telling."""
 

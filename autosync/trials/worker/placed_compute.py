@@ -47,6 +47,9 @@ class PlacedCompute:
     def set_batch_factor(self, factor: float) -> None:
         self.inner.set_batch_factor(factor)
 
+    def set_swap_slowdown(self, factor: float) -> None:
+        self.inner.set_swap_slowdown(factor)
+
     def start(self) -> None:
         self.inner.start()
 

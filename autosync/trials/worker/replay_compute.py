@@ -37,6 +37,11 @@ class ReplayCompute(Protocol):
         """From now on this rank computes `factor` times the batch of a replica at an even share."""
         ...
 
+    def set_swap_slowdown(self, factor: float) -> None:
+        """From now on waited-out compute takes `factor` times longer, for waiting for swapped
+        activations, which a replay does not have; kernels take what they take."""
+        ...
+
     def start(self) -> None:
         """A forward pass begins."""
         ...
@@ -50,13 +55,12 @@ class WaitedCompute:
     """A device's time line: stretches end at absolute deadlines, so waking late adds nothing up.
 
     slowness: real seconds of this rank per profiled second (time scale, slow device), at an even
-    share. swap_slowdown: how many times longer it takes for waiting for swapped activations, which
-    a replay does not have.
+    share.
     """
 
     def __init__(self, slowness: float = 1.0) -> None:
         self.slowness = slowness
-        self.swap_slowdown = 1.0
+        self._swap_slowdown = 1.0
         self._batch_factor = 1.0
         self._deadline = 0.0
         self._left = 0.0
@@ -73,7 +77,7 @@ class WaitedCompute:
         stalled = now - self._left
         if stalled > HIDDEN_SECONDS:
             self._deadline += stalled
-        factor = self.slowness * self.swap_slowdown * self._batch_factor
+        factor = self.slowness * self._swap_slowdown * self._batch_factor
         self._deadline += stretch.seconds * factor
         rest = self._deadline - now - TIMER_LATENESS_SECONDS
         if rest > 0:

@@ -63,9 +63,8 @@ class ReplayJob:
         self.model.show_rows(sparse_variables(bundle.plan))
 
     def wait_for_swaps(self, slowdown: float) -> None:
-        """From now on compute takes so many times longer; kernels take what they take."""
-        if isinstance(self.compute, WaitedCompute):
-            self.compute.swap_slowdown = slowdown
+        """See `ReplayCompute.set_swap_slowdown`."""
+        self.compute.set_swap_slowdown(slowdown)
 
     def loss(self, model: nn.Module) -> Tensor:
         result: Tensor = model(self.signal)

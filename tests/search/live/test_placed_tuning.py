@@ -104,12 +104,15 @@ def trials(rank: int, world: int) -> dict[str, dict[str, Any]]:
     torch.manual_seed(5)
     model = Small()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    plain = step_on(torch.randn(BATCH, HIDDEN, generator=torch.Generator().manual_seed(rank)))
-    plain(model, optimizer)  # so that there is a state and a gradient to lose
+    first, own = (
+        step_on(torch.randn(BATCH, HIDDEN, generator=torch.Generator().manual_seed(seed)))
+        for seed in (world, rank)
+    )
+    first(model, optimizer)  # so that there is a state to lose, the same on every rank
     failing = [False]
 
     def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        plain(model, optimizer)
+        own(model, optimizer)
         if failing[0] and rank == 1:
             raise RuntimeError("raised on purpose")
 

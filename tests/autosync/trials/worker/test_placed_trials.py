@@ -84,6 +84,8 @@ class NotedCompute:
 
     def set_batch_factor(self, factor: float) -> None: ...
 
+    def set_swap_slowdown(self, factor: float) -> None: ...
+
     def start(self) -> None:
         self.starts += 1
 

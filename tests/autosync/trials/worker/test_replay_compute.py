@@ -6,6 +6,7 @@ import pytest
 
 from autosync.trials.contract import Workload
 from autosync.trials.worker import replay_compute
+from autosync.trials.worker.placed_compute import PlacedCompute
 from autosync.trials.worker.replay_compute import TIMER_LATENESS_SECONDS, Stretch, WaitedCompute
 from autosync.trials.worker.training_job import ReplayJob, build_replay
 from tests.autosync.trials.strategies import ddp, small_domain
@@ -23,7 +24,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_predicted_waits_for_swapped_activations_lengthen_compute(slept: list[float]) -> None:
     compute = WaitedCompute(slowness=2.0)
     compute.set_batch_factor(0.5)
-    compute.swap_slowdown = 1.5
+    compute.set_swap_slowdown(1.5)
     compute.start()
     compute.run(Stretch(0.2))
     assert slept == [pytest.approx(2.0 * 0.5 * 1.5 * 0.2 - TIMER_LATENESS_SECONDS)]
@@ -33,8 +34,9 @@ def test_a_replay_takes_a_slowdown_on_and_off_with_its_trials(slept: list[float]
     domain = small_domain()
     job = build_replay(Workload(domain), 0)
     assert isinstance(job, ReplayJob)
-    assert isinstance(job.compute, WaitedCompute)
-    job.compute.slowness = 1.0
+    assert isinstance(job.compute, PlacedCompute)
+    assert isinstance(job.compute.inner, WaitedCompute)
+    job.compute.inner.slowness = 1.0
     for slowdown in (1.5, 1.0):
         job.begin("key", ddp(domain))
         job.wait_for_swaps(slowdown)
