@@ -72,6 +72,7 @@ def run_trial(job: LiveJob, trial: LiveTrial) -> LiveAnswer:
         job.end_groups()
         return failure
     finally:
+        gc.collect()  # a detached engine is in reference cycles, and holds its buffers
         job.before.restore()
         if job.device.type == "cuda":
             torch.cuda.empty_cache()
