@@ -90,8 +90,7 @@ def label_of(strategy: Strategy) -> StrategyLabel:
             return StrategyLabel("DDP", "", (messages,))
         hook = [f"{name} hook"] if (name := hook_name(strategy)) else []
         swapped = ["swapped"] if strategy.swap is not None else []
-        engine = [Chip("engine", each) for each in hook]
-        chips = (*engine, messages, *_swap(strategy))
+        chips = (*(Chip("engine", each) for each in hook), messages, *_swap(strategy))
         return StrategyLabel(", ".join(["DDP", *hook, *swapped]), strategy.id[:6], chips)
     methods = [name for name, _ in variables.most_common()]
     return StrategyLabel(
