@@ -1,5 +1,6 @@
 """What tests of several rooms need of the machine."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from multiprocessing.util import get_temp_dir
@@ -14,9 +15,10 @@ from tests.domains import grid_cluster
 
 @pytest.fixture(scope="session", autouse=True)
 def sockets_of_multiprocessing_removed() -> Iterator[None]:
-    """A worker of xdist ends without what would remove their folder at exit."""
+    """A worker of xdist ends without what removes their folder at exit elsewhere."""
     yield
-    shutil.rmtree(get_temp_dir(), ignore_errors=True)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shutil.rmtree(get_temp_dir(), ignore_errors=True)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -144,9 +144,11 @@ def test_what_late_updates_keep_adds_up() -> None:
 def test_no_strategy_that_lags_takes_more_than_the_most() -> None:
     domain = four()
     memory = memory_of(domain)
+    whole = strategy_of(domain, lambda v: AllReduce(0))
+    owned = strategy_of(domain, lambda v: ParameterServer(1, 0))
     for staleness in (1, 16):
-        for choose in (lambda v: AllReduce(0), lambda v: ParameterServer(1, 0)):
-            late = replace(strategy_of(domain, choose), staleness=staleness)
+        for exact in (whole, owned):
+            late = replace(exact, staleness=staleness)
             peaks = memory.peak_bytes(*planned(domain, late))
             assert peaks.max() <= memory.most_bytes(1.0, staleness)
 

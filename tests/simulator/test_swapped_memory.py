@@ -201,6 +201,6 @@ def test_what_ifs_know_that_compute_waits_for_transfers() -> None:
     times = timeline_times(plans, population, domain)
     assert times.seconds == pytest.approx(TimelineSimulator().predict(domain, population))
     changed = what_ifs(plans, population, domain, times.seconds)
-    for name in ("bandwidth", "startup_all_reduce", "compute"):
+    for name in ("bandwidth", "copies_all_reduce", "compute"):
         plain, swapping = changed[:, WHAT_IFS.index(name)]
         assert 0 < swapping < plain, name

@@ -127,7 +127,7 @@ class ServerClient:
 
         Raises:
             SynchronizationFailed: a rank died, or has left before its updates were here.
-        AutosyncError: it has left since it refused to go on, in its words.
+            AutosyncError: it has left since it refused to go on, in its words.
         """
         least_clock = self.iterations - self._staleness
         with self._changed:
