@@ -2,8 +2,10 @@
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from multiprocessing.util import get_temp_dir
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,17 @@ from autosync.environment import REPEATS_VARIABLE
 from autosync.errors import NotSupported
 from autosync.trials.testbed import namespaces
 from tests.domains import grid_cluster
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with tests that may take long begin first, then those with many tests: what begins last
+    ends last, and alone. (xdist would begin with those of many tests, see scripts/check.)"""
+    longest: Counter[Path] = Counter()
+    for item in items:
+        allowed = item.get_closest_marker("timeout")
+        longest[item.path] = max(longest[item.path], allowed.args[0] if allowed else 0)
+    count = Counter(item.path for item in items)
+    items.sort(key=lambda item: (-longest[item.path], -count[item.path]))
 
 
 @pytest.fixture(scope="session", autouse=True)

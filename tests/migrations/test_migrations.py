@@ -22,7 +22,7 @@ from autosync.api.engine.training_trials import measured_sources
 from autosync.api.views import reports
 from autosync.api.views.simulator_versions_view import simulator_versions
 from autosync.errors import NotFound
-from tests.api.databases import opened, postgresql_database
+from tests.api.databases import copied, opened, postgresql_database
 from tests.api.sample import finished, run_search, small_request
 
 
@@ -112,8 +112,8 @@ def test_tunings_from_before_rankings_were_summed_up_rank_as_they_did(empty_url:
 
 
 def test_data_of_every_revision_is_upgraded(empty_url: str) -> None:
-    """From the newest to the oldest: what a revision could not hold is lost on the way down, and
-    what it held is there after the way up. Then the service goes on with it."""
+    """From the newest to the oldest, a step at a time: what a revision could not hold is lost on
+    the way down, and what it held is there when a copy has gone up. Then the service goes on."""
     migrate(empty_url)
     script = ScriptDirectory.from_config(alembic_config())
     newest, *older = (step.revision for step in script.walk_revisions())
@@ -130,16 +130,18 @@ def test_data_of_every_revision_is_upgraded(empty_url: str) -> None:
             migrate(empty_url, revision)
             with database.engine.connect() as connection:
                 assert current_revision(connection) == revision
-            migrate(empty_url)
-            with database.engine.connect() as connection:
-                assert current_revision(connection) == newest
-            with database.reading() as session:
-                ranked = reports.ranked_strategies(session, tuning_id).items
-                found = [(row.strategy_id, row.step_seconds, row.trials) for row in ranked]
-                assert found == before, revision
-                tuning = reports.tuning(session, tuning_id)
-                assert (tuning.state, tuning.progress.trials) == ("finished", 8 + 12), revision
-                assert reports.tuning(session, waiting).state == "queued", revision
+            database.close()  # PostgreSQL copies what nobody is connected to
+            with copied(empty_url) as copy:
+                migrate(copy)
+                with opened(copy) as upgraded, upgraded.reading() as session:
+                    assert current_revision(session.connection()) == newest
+                    ranked = reports.ranked_strategies(session, tuning_id).items
+                    found = [(row.strategy_id, row.step_seconds, row.trials) for row in ranked]
+                    assert found == before, revision
+                    tuning = reports.tuning(session, tuning_id)
+                    assert (tuning.state, tuning.progress.trials) == ("finished", 8 + 12), revision
+                    assert reports.tuning(session, waiting).state == "queued", revision
+        migrate(empty_url)
         held = tuning_queue.claim(database, "here:1")
         assert held is not None
         assert held.tuning_id == waiting

@@ -28,7 +28,7 @@ SHOWN = re.compile(r"^(?: {4})?(autosync [a-z].*?)(?:\s+#.*)?$")
 
 SHORT = {
     "tune": "--budget 2 --repeats 1 --proposals 50 --launcher local --simulator timeline "
-    "--byte-scale 0.01 --time-scale 1",
+    "--byte-scale 0.01 --time-scale 1 --no-probe",
     "rank": "--proposals 500",
     "simulator train": "--model gaussian",
 }

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -149,11 +148,9 @@ def swapping(model: nn.Module, budget_bytes: int | None) -> ActivationSwapper | 
     return swap_activations(model, budget_bytes, SMALLEST_BYTES)
 
 
-@cache
 def least_bytes(name: str, parts: int = 1) -> int:
-    """The smallest budget in which the model trains. Two steps tell it: the first is recorded, and
-    its record is read when the second begins."""
-    found = trained(name, ROOMY, sizes=(BATCH,) * 2, parts=parts).swapper
+    """The smallest budget in which the model trains."""
+    found = trained(name, ROOMY, parts=parts).swapper
     assert found is not None
     assert found.recorded is not None
     return least_budget_bytes(found.recorded.moments)
