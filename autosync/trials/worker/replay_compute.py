@@ -68,6 +68,9 @@ class WaitedCompute:
     def set_batch_factor(self, factor: float) -> None:
         self._batch_factor = factor
 
+    def set_swap_slowdown(self, factor: float) -> None:
+        self._swap_slowdown = factor
+
     def start(self) -> None:
         self._deadline = self._left = time.monotonic()
 

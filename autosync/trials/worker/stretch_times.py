@@ -25,6 +25,9 @@ class NotedCompute:
     def set_batch_factor(self, factor: float) -> None:
         self._inner.set_batch_factor(factor)
 
+    def set_swap_slowdown(self, factor: float) -> None:
+        self._inner.set_swap_slowdown(factor)
+
     def start(self) -> None:
         self.begun, self.stretches = [], []
         self._inner.start()
