@@ -28,7 +28,8 @@ class BundleOptions:
     def load(self, framework: str) -> Bundle:
         """
         Raises:
-            NotSupported: the framework would save, load and unwrap whole parameters.
+            NotSupported: no rank holds all parameters under the plan, and the framework would save,
+                load and unwrap whole ones.
         """
         shipped = self.bundle if isinstance(self.bundle, Bundle) else load_bundle(self.bundle)
         if shipped.plan.sharding is not None:
@@ -39,6 +40,16 @@ class BundleOptions:
                 value=shipped.plan.engine,
                 remedy=f"Use {framework}'s own FSDP2, or autosync.distribute in a script of your "
                 "own; or tune with a space of sharded_parameters: false.",
+            )
+        if placement := shipped.plan.placement:
+            raise NotSupported(
+                f"the bundle places module {placement[0].module!r} on ranks of its own, and "
+                f"{framework} takes every rank's parameters for whole: it reads model.state_dict() "
+                "on some ranks alone, which then is a collective.",
+                thing="bundle.plan.placement",
+                value=[placed.module for placed in placement[:8]],
+                remedy="Use autosync.distribute in a script of your own; or tune with a space of "
+                "placement: false.",
             )
         return shipped
 

@@ -22,6 +22,7 @@ from tests.autosync.runtime.distributing import (
     bundle_of,
     fsdp2_bundle_of,
     largest_difference,
+    placed_bundle_of,
     refusal,
     warned,
 )
@@ -291,6 +292,7 @@ def refused(rank: int, world: int) -> dict[str, str]:
     found["uneven"] = refusal(lambda: accelerator.prepare(*pair_of()))
     for name, other_training in (
         ("fully sharded", fsdp2_bundle_of(make_model("mlp"), world)),
+        ("placed", placed_bundle_of(make_model("mlp"), world)),
         ("lagging", bundle_of(Case(staleness=1), make_model("mlp"), world)),
     ):
         use_bundle(accelerator, other_training)
@@ -321,6 +323,7 @@ def test_what_would_train_wrongly_is_refused_with_the_line_to_write(pair: Ranks)
         "two": "2 models to train came in one accelerator.prepare()",
         "uneven": "gives ranks the shares (0.75, 0.25)",
         "fully sharded": "Use Accelerate's own FSDP2",
+        "placed": "on ranks of its own, and Accelerate takes every rank's parameters for whole",
         "lagging": "Pass allow_staleness=True",
         "missing": "cannot read the bundle 'missing on rank 1'",
         "bucket": "bucket_cap_mb=3 contradicts the plan",

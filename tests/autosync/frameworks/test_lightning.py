@@ -26,6 +26,7 @@ from tests.autosync.runtime.distributing import (
     bundle_of,
     fsdp2_bundle_of,
     largest_difference,
+    placed_bundle_of,
 )
 from tests.autosync.runtime.ranks import Ranks, ranks
 
@@ -220,6 +221,8 @@ def refused(rank: int, world: int) -> dict[str, str]:
     model = model_of(Fit())
     sharding = AutoSyncStrategy(fsdp2_bundle_of(model, world))
     found["fully sharded"] = refusal_of(lambda: trained(Fit(), model, sharding))
+    placing = AutoSyncStrategy(placed_bundle_of(model, world))
+    found["placed"] = refusal_of(lambda: trained(Fit(), model, placing))
     return found
 
 
@@ -232,6 +235,7 @@ def test_what_lightning_cannot_do_under_a_plan_is_refused(pair: Ranks) -> None:
         assert "bucket_cap_mb" in found["option"]
         assert "Pass allow_staleness=True" in found["lagging"]
         assert "Use Lightning's own FSDP2" in found["fully sharded"]
+        assert "Lightning takes every rank's parameters for whole" in found["placed"]
 
 
 def lagged(rank: int, world: int, case: Case, folder: str) -> tuple[list[float], list[float]]:

@@ -4,6 +4,7 @@ import copy
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -14,6 +15,9 @@ from torch.optim import Optimizer
 import autosync
 from autosync.bundle import Bundle, make_bundle
 from autosync.errors import AutosyncError
+from autosync.placement import evenly
+from autosync.search.designs.known_designs import all_reduce_5mb
+from autosync.search.designs.placed_strategy import with_placement
 from autosync.search.designs.torch_engines import fsdp2
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import Case, domain, loss_of, strategy
@@ -41,6 +45,19 @@ def fsdp2_bundle_of(model: nn.Module, world: int) -> Bundle:
     """For torch's own `fully_shard`."""
     where = domain(model, world)
     return make_bundle(fsdp2(where), where)
+
+
+def placed_bundle_of(model: nn.Module, world: int) -> Bundle:
+    """The module of the last variable lives on rank 0 alone."""
+    where = domain(model, world)
+    graph = where.graph
+    names = [variable.name for variable in graph.variables]
+    operations = tuple(
+        replace(each, name=name) for each, name in zip(graph.operations, names, strict=True)
+    )
+    where = replace(where, graph=replace(graph, operations=operations))
+    placement = (evenly(names[-1].rpartition(".")[0], [0]),)
+    return make_bundle(with_placement(all_reduce_5mb(where), where, placement), where)
 
 
 def distributed(

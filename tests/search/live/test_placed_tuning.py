@@ -2,8 +2,10 @@
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,10 +14,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import autosync
 from autosync.bundle import make_bundle
+from autosync.cluster import Cluster
 from autosync.domain import Domain
 from autosync.placement import Placement, evenly, in_proportion
 from autosync.search.designs.known_designs import all_reduce_5mb
 from autosync.search.designs.placed_strategy import with_placement
+from autosync.search.live import live_tuning
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.settings import Settings
 from autosync.search.space import Space
@@ -33,8 +37,11 @@ from tests.search.live.live_script import fingerprint, summary
 
 pytestmark = pytest.mark.timeout(600)
 
-ROWS, WIDTH, BATCH = 65_536, 128, 4
-"""Of a table of 34 MB, all of which travels, and samples of half a kilobyte."""
+ROWS, WIDTH, BATCH = 16_384, 128, 4
+"""Of a table of 8 MB, all of which travels, and samples of half a kilobyte."""
+
+SLOW_GBPS = 0.05
+"""Of links, as the search is told: on any machine, beside any load, it then proposes placements."""
 
 HIDDEN = 16
 TRIAL_TIMEOUT = timedelta(seconds=60)
@@ -169,6 +176,12 @@ def test_a_trial_tells_which_messages_each_rank_sent(pair: Ranks) -> None:
     assert sent[0]
 
 
+def slow_cluster(job: LiveJob, step_seconds: float) -> Cluster:
+    cluster = measure_cluster(job, step_seconds)
+    nodes = tuple(replace(node, bandwidth_gbps=SLOW_GBPS) for node in cluster.nodes)
+    return replace(cluster, nodes=nodes)
+
+
 def tuned(rank: int, world: int) -> dict[str, Any]:
     """`autosync.tune` where placements are allowed, then training beside torch's DDP."""
     os.environ["AUTOSYNC_HOST"] = f"host{rank}"
@@ -182,14 +195,15 @@ def tuned(rank: int, world: int) -> dict[str, Any]:
     def note(event: TuningEvent) -> None:
         messages.append(event.message)
 
-    after, optimizer = autosync.tune(
-        step,
-        model,
-        optimizer,
-        space=Space(placement=True),
-        settings=Settings(budget=10, proposals=200, repeats=2, probe=False),
-        on_event=note,
-    )
+    with patch.object(live_tuning, "measure_cluster", slow_cluster):
+        after, optimizer = autosync.tune(
+            step,
+            model,
+            optimizer,
+            space=Space(placement=True),
+            settings=Settings(budget=10, proposals=200, repeats=2, probe=False),
+            on_event=note,
+        )
     for _ in range(3):
         step(after, optimizer)
         step(twin, theirs)

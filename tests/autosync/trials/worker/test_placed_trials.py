@@ -76,7 +76,7 @@ def test_ranks_record_messages_by_their_place_in_the_whole_plan() -> None:
 
 
 @dataclass
-class NotedCompute:
+class SummedCompute:
     """Computes nothing, and notes what it was asked for."""
 
     seconds: dict[tuple[int, bool], float] = field(default_factory=lambda: defaultdict(float))
@@ -113,9 +113,9 @@ class NotedExchange(RowExchange):
 
 def played(
     rank: int, placement: Placement, shares: tuple[float, ...], byte_scale: float
-) -> tuple[NotedCompute, NotedExchange]:
+) -> tuple[SummedCompute, NotedExchange]:
     """A forward and a backward pass, each one stretch."""
-    inner, exchange = NotedCompute(), NotedExchange(None, rank, shares)
+    inner, exchange = SummedCompute(), NotedExchange(None, rank, shares)
     compute = PlacedCompute(inner, heavy_layers(), byte_scale)
     operations = tuple(range(LAYERS))
     compute.place(placement, exchange)
