@@ -1,8 +1,12 @@
 """Prints what swapping activations is worth in an arena: the largest batch that trains within a
 budget, with and without, and what waiting for transfers costs, predicted and measured.
 
-python -m benchmarks.swapping [--model bert_3l] [--batch 8] [--budget-mb 400] [--gb-per-second 1 4]
-    [--minutes 5]
+python -m benchmarks.swapping [--model googlenet] [--optimizer sgd] [--batch 4] [--budget-mb 250]
+    [--gb-per-second 0.1 0.3 1] [--minutes 5]
+
+Most of what a convolutional network's step holds are activations, as in GeePS, which measures
+GoogLeNet too. Of a model whose values and optimizer state fill the budget, swapping moves little
+(try `--model bert_3l --optimizer adamw`).
 
 An arena counts every tensor of a training step of one process (the CPU's memory, a stated budget, a
 link of a stated rate). Costs are of steps that alternate with those of the same model unswapped in
@@ -35,9 +39,11 @@ from autosync.simulator.swap_cost import RankSwap, base_bytes, rank_swap
 from autosync.swap_schedule.idle_spans import F64, HostLink
 from autosync.swap_schedule.scheduling import least_budget_bytes
 from autosync.swap_schedule.transfer_clock import stall_seconds
-from benchmarks.peak_memory import Job, domain_of
+from benchmarks.measure import provenance
+from benchmarks.peak_memory import STATE_TENSORS, Job, domain_of
 
 T = TypeVar("T")
+OfBatch = Callable[[int], Domain]
 
 ROOMY = 1 << 40
 STEPS_TO_FIT = 3
@@ -50,28 +56,33 @@ SHARES = (0.0, 0.5, 0.25, 0.75)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="bert_3l")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--budget-mb", type=int, default=400)
-    parser.add_argument("--gb-per-second", type=float, nargs="+", default=[1.0, 4.0])
+    parser.add_argument("--model", default="googlenet")
+    parser.add_argument("--optimizer", default="sgd", choices=tuple(STATE_TENSORS))
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--budget-mb", type=int, default=250)
+    parser.add_argument("--gb-per-second", type=float, nargs="+", default=[0.1, 0.3, 1.0])
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=5.0, help="A third for the batches.")
     parser.add_argument("--most", type=int, default=512, help="No larger batch is tried.")
     options = parser.parse_args()
     torch.set_num_threads(1)
     now, seconds = time.monotonic(), 60 * options.minutes
+    of_batch = partial(domain_of, options.model, optimizer=options.optimizer)
+    print(f"{options.model}, {options.optimizer}, one thread of {provenance()['cpu']}")
     print_largest_batches(
-        options.model, options.budget_mb * 10**6, options.most, now + BATCHES_SHARE * seconds
+        of_batch, options.budget_mb * 10**6, options.most, now + BATCHES_SHARE * seconds
     )
-    print_costs(options.model, options.batch, options.gb_per_second, options.steps, now + seconds)
+    print_costs(of_batch(options.batch), options.gb_per_second, options.steps, now + seconds)
 
 
-def print_largest_batches(model: str, budget_bytes: int, most: int, until: float) -> None:
-    print(f"{model}, AdamW, {budget_bytes / 1e6:.0f} MB: largest batch    measured   predicted")
+def print_largest_batches(of_batch: OfBatch, budget_bytes: int, most: int, until: float) -> None:
+    print(
+        f"  {f'largest batch in {budget_bytes / 1e6:.0f} MB':40}{'measured':>10}{'predicted':>12}"
+    )
     for place, (words, swapped) in enumerate(
         (("without swapping", False), ("with swapping", True))
     ):
-        given = model, budget_bytes, swapped
+        given = of_batch, budget_bytes, swapped
         now = time.monotonic()
         of_this = Pieces(now + (until - now) / (2 - place))
         measured = largest(partial(trains, *given), most, of_this)
@@ -118,8 +129,8 @@ def largest(holds: Callable[[int], bool], most: int, pieces: Pieces) -> int:
     return low
 
 
-def trains(model: str, budget_bytes: int, swapped: bool, batch: int) -> bool:
-    job = Job(domain_of(model, batch, "adamw"))
+def trains(of_batch: OfBatch, budget_bytes: int, swapped: bool, batch: int) -> bool:
+    job = Job(of_batch(batch))
     try:
         with Arena(budget_bytes) as arena:
             arena.count([*job.model.parameters(), *job.model.buffers()])
@@ -132,8 +143,8 @@ def trains(model: str, budget_bytes: int, swapped: bool, batch: int) -> bool:
     return True
 
 
-def fits(model: str, budget_bytes: int, swapped: bool, batch: int) -> bool:
-    memory = memory_of(domain_of(model, batch, "adamw"))
+def fits(of_batch: OfBatch, budget_bytes: int, swapped: bool, batch: int) -> bool:
+    memory = memory_of(of_batch(batch))
     held = held_alone(memory)
     needed = base_bytes(held, memory.idle.at(1.0)) if swapped else held
     return bool(needed.max() <= budget_bytes)
@@ -149,8 +160,8 @@ def held_alone(memory: DomainMemory) -> F64:
     return alone
 
 
-def print_costs(model: str, batch: int, rates: list[float], steps: int, until: float) -> None:
-    domain = profiled(domain_of(model, batch, "adamw"))
+def print_costs(unprofiled: Domain, rates: list[float], steps: int, until: float) -> None:
+    domain = profiled(unprofiled)
     memory = memory_of(domain)
     held = held_alone(memory)
     plain = Trained(domain, None, float("inf"))
@@ -161,7 +172,7 @@ def print_costs(model: str, batch: int, rates: list[float], steps: int, until: f
     least, peak = probe.least_bytes(), plain.arena.take_peak_bytes()
     told = base_bytes(held, memory.idle.at(1.0)).max()
     print(
-        f"{model}, batch {batch}: a step takes {peak / 1e6:.0f} MB (predicted "
+        f"batch {domain.batch_size}: a step takes {peak / 1e6:.0f} MB (predicted "
         f"{held.max() / 1e6:.0f}), with all idle activations away {least / 1e6:.0f} MB (predicted "
         f"{told / 1e6:.0f}); compute {domain.profile.compute_seconds * 1e3:.0f} ms (profile)"
     )

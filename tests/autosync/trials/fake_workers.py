@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autosync.trials.contract import ErrorKind, Workload
-from autosync.trials.pool.process_pool import ProcessPool
+from autosync.trials.pool.process_pool import REPEATS, ProcessPool
 from autosync.trials.pool.worker_contract import Answers, WorkerAnswer, WorkerExit
 from autosync.trials.pool.worker_transport import WorkerTransport
 from autosync.trials.worker.commands import (
@@ -50,7 +50,7 @@ class FakeWorkers:
             places=(FakePlace(self, 0), FakePlace(self, 1)),
             **fields,
         )
-        return ProcessPool(transport)
+        return ProcessPool(transport, REPEATS)  # passes of fake workers take no time
 
 
 @dataclass

@@ -54,7 +54,7 @@ def train(
         peak = arena.take_peak_bytes()
     swapper = swapper_of(model)
     plain, _ = autosync.detach(network)  # gathers optimizer state, which is no part of a step
-    assert not any(isinstance(hook, ActivationSwapper) for hook in plain._forward_hooks.values())
+    assert not is_swapping(plain)
     values = [value.detach().clone() for value in plain.parameters()]
     if swapper is None or swapper.recorded is None or swapper.schedule is None:
         return values, peak, 0, False
@@ -62,6 +62,10 @@ def train(
     followed = isinstance(last, ScheduledPass) and not last.deviated
     moved = swapper.schedule.moved_bytes > 0
     return values, peak, least_budget_bytes(swapper.recorded.moments), followed and moved
+
+
+def is_swapping(model: nn.Module) -> bool:
+    return any(isinstance(hook, ActivationSwapper) for hook in model._forward_hooks.values())
 
 
 def swapper_of(model: nn.Module) -> ActivationSwapper | None:
@@ -104,8 +108,38 @@ def test_it_is_refused_where_nothing_can_be_swapped(pair: Ranks, tmp_path: Path)
         assert "the model is compiled" in words
 
 
-def test_trials_say_that_they_do_not_swap() -> None:
+def trial(
+    rank: int, world: int, case: str, budget_bytes: int | None
+) -> tuple[list[Tensor], list[bool]]:
+    """Values after a trial's steps, and whether activations were swapped in it and after it."""
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    model, optimizer = make("blocks")
+    bundle = bundle_of(case, model, world, budget_bytes)
+    groups = trial_attachment.ReusedGroups()
+    with Arena(ROOMY):
+        attached = trial_attachment.attach(model, optimizer, bundle, 1.0, groups)
+        swapped = [is_swapping(model)]
+        torch.manual_seed(rank)
+        for step in range(4):
+            train_step(attached.model, optimizer, batch_of(step, BATCH, rank))
+        attached.flush()
+        attached.detach()
+    swapped.append(is_swapping(model))
+    groups.close()
+    return [value.detach().clone() for value in model.parameters()], swapped
+
+
+@pytest.mark.parametrize("case", ["all-reduce", "ddp"])
+def test_a_trial_swaps_and_leaves_the_model_as_it_was(pair: Ranks, case: str) -> None:
+    plain, swapping = pair.run(trial, case, None), pair.run(trial, case, ROOMY)
+    for (values, never), (others, swapped) in zip(plain, swapping, strict=True):
+        assert all(map(torch.equal, values, others))
+        assert never == [False, False]
+        assert swapped == [True, False]
+
+
+def test_a_trial_refuses_to_swap_from_host_memory() -> None:
     model, optimizer = make("blocks")
     bundle = bundle_of("all-reduce", model, 2, ROOMY)
-    with pytest.raises(NotSupported, match="trials do not swap"):
+    with pytest.raises(NotSupported, match="the model is on cpu"):
         trial_attachment.attach(model, optimizer, bundle, 1.0, trial_attachment.ReusedGroups())
