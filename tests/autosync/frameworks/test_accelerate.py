@@ -356,6 +356,7 @@ def lagged(rank: int, world: int, case: Case, folder: str) -> tuple[float, list[
             stepping.step()
             stepping.zero_grad()
     accelerator.save_state(folder)
+    accelerator.wait_for_everyone()  # rank 0 alone writes the model's file
     accelerator.load_state(folder)
     for trained in (plain, beside):
         autosync.detach(trained)

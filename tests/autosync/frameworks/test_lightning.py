@@ -362,7 +362,7 @@ def by_ddp(rank: int, world: int, bundle: str) -> tuple[dict[str, Any], str]:
     save_bundle(bundle_of(Case(ranks_per_node=2), model, world), f"{bundle}{rank}")
     trained(Fit(), model, ddp(Fit()))
     arrived = pickle.loads(pickle.dumps(AutoSyncStrategy(bundle, start_method="spawn")))
-    return model.state_dict(), arrived.bundle
+    return model.state_dict(), arrived.given.bundle
 
 
 def test_lightning_starts_the_ranks(pair: Ranks, tmp_path: Path) -> None:
