@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from autosync.module_borders import module_of
 from autosync.trials.live.control_group import ControlGroup
 from autosync.trials.live.live_graph import RecordedJob, record_job
 from autosync.trials.live.live_job import LiveJob
@@ -54,9 +55,9 @@ def recorded(depths: list[int]) -> RecordedJob:
 def test_parts_have_the_frequency_of_the_batches_that_run_them() -> None:
     found = recorded([1, 3, 2, 1])
     graph = found.graph
-    frequency = {o.name.partition("#")[0]: o.frequency for o in graph.operations}
+    frequency = {module_of(o): o.frequency for o in graph.operations}
     assert frequency == {"blocks.0": 1.0, "blocks.1": 0.5, "blocks.2": 0.25, "head": 1.0}
-    assert [o.name.partition("#")[0] for o in graph.operations] == list(frequency)
+    assert [module_of(o) for o in graph.operations] == list(frequency)
     gradients = {v.name: v.frequency for v in graph.variables}
     assert gradients == {
         f"{module}.{kind}": share
@@ -65,18 +66,16 @@ def test_parts_have_the_frequency_of_the_batches_that_run_them() -> None:
     }
     order = [graph.variables[v].name.rpartition(".")[0] for v in graph.gradient_order]
     assert list(dict.fromkeys(order)) == ["head", "blocks.0", "blocks.1", "blocks.2"]
-    backward = [graph.operations[o].name.partition("#")[0] for o in graph.backward_order]
+    backward = [module_of(graph.operations[o]) for o in graph.backward_order]
     assert backward == ["head", "blocks.2", "blocks.1", "blocks.0"]
     for variable, operation in enumerate(graph.gradient_after):
-        assert graph.variables[variable].name.startswith(
-            graph.operations[operation].name.partition("#")[0]
-        )
+        assert graph.variables[variable].name.startswith(module_of(graph.operations[operation]))
     assert all(seconds > 0 for seconds in found.profile.forward_seconds)
 
 
 def test_a_model_that_is_always_the_same_has_no_frequencies() -> None:
     graph = recorded([2, 2, 2]).graph
-    names = [o.name.partition("#")[0] for o in graph.operations]
+    names = [module_of(o) for o in graph.operations]
     assert names == ["blocks.0", "blocks.1", "head"]
     assert {o.frequency for o in graph.operations} == {1.0}
     assert {v.frequency for v in graph.variables} == {1.0}
