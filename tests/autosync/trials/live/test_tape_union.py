@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autosync.module_borders import module_of
+from autosync.graph import Operation
 from autosync.trials.live.control_group import ControlGroup
 from autosync.trials.live.live_graph import RecordedJob, record_job
 from autosync.trials.live.live_job import LiveJob
@@ -50,6 +50,10 @@ def recorded(depths: list[int]) -> RecordedJob:
         batches=[(torch.ones(2, 4), depth) for depth in depths],
     )
     return record_job(job, None, "cpu")
+
+
+def module_of(operation: Operation) -> str:
+    return operation.name.rpartition(".")[0]
 
 
 def test_parts_have_the_frequency_of_the_batches_that_run_them() -> None:
