@@ -218,5 +218,5 @@ def test_a_tuning_tries_placements_where_they_are_allowed(pair: Ranks) -> None:
     first, second = pair.run(tuned)
     placed = [text for text in first["messages"] if text.startswith("a placement")]
     assert placed, first["messages"]
-    assert all(text.endswith(" ms") for text in placed), placed
+    assert all(" ms" in text for text in placed), placed  # none says why it failed
     assert max(first["far"], second["far"]) < 3e-6
