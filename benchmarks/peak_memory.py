@@ -47,6 +47,8 @@ DESIGNS = (
 HYBRID = ("hsdp", "hsdp_zero2")
 """On two nodes of two ranks each."""
 STEP = "measured step"
+COLLECTIVE = "c10d::"
+"""Begins the names of torch's collectives."""
 STATE_TENSORS = {"sgd": 0, "adamw": 2}
 
 
@@ -142,27 +144,31 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Or the end of one, where size_bytes is negative."""
+    """Or the end of one, where size_bytes is negative. in_collective: made by a collective itself,
+    as gloo's copy of what a reduce-scatter is given."""
 
     moment_ns: int
     address: int
     size_bytes: int
+    in_collective: bool = False
 
 
 def peak_in_step(profiled: Any) -> int:
     """The most that the allocator held within the measured step, whose model was built within the
     profile."""
-    waiting = list(profiled.profiler.kineto_results.experimental_event_tree())
+    waiting = [(e, False) for e in profiled.profiler.kineto_results.experimental_event_tree()]
     found: list[Allocation] = []
     span = (0, 0)
     while waiting:
-        event = waiting.pop()
-        waiting += event.children
+        event, in_collective = waiting.pop()
+        in_collective = in_collective or event.name.startswith(COLLECTIVE)
+        waiting += [(child, in_collective) for child in event.children]
         if event.name == STEP:
             span = (event.start_time_ns, event.end_time_ns)
         fields = event.extra_fields
         if hasattr(fields, "total_allocated") and str(fields.device) == "cpu":
-            found.append(Allocation(event.start_time_ns, fields.ptr, fields.alloc_size))
+            size_bytes = fields.alloc_size
+            found.append(Allocation(event.start_time_ns, fields.ptr, size_bytes, in_collective))
     found.sort(key=lambda each: each.moment_ns)
     return most_held(found, *span)
 
@@ -171,14 +177,21 @@ def most_held(allocations: Sequence[Allocation], begin_ns: int, end_ns: int) -> 
     """The most bytes held at a moment of a span.
 
     A profile does not see what gloo's own threads free, and its running total keeps that for good.
-    So blocks are followed by their addresses: one ends at the latest where another begins in it.
+    So blocks are followed by their addresses: one ends at the latest where another begins in it,
+    and what a collective made before the span ends with the collective, at its beginning at the
+    latest.
     """
     sizes: dict[int, int] = {}
     addresses: list[int] = []  # of `sizes`, sorted
+    of_collectives: set[int] = set()
     held = most = 0
     for each in allocations:
         ended = [each.address] if each.size_bytes < 0 else _overlapped(each, sizes, addresses)
+        if each.moment_ns >= begin_ns:
+            ended += of_collectives
+            of_collectives.clear()
         for address in ended:
+            of_collectives.discard(address)
             if address in sizes:
                 held -= sizes.pop(address)
                 addresses.remove(address)
@@ -186,6 +199,8 @@ def most_held(allocations: Sequence[Allocation], begin_ns: int, end_ns: int) -> 
             sizes[each.address] = each.size_bytes
             insort(addresses, each.address)
             held += each.size_bytes
+            if each.in_collective and each.moment_ns < begin_ns:
+                of_collectives.add(each.address)
         if begin_ns <= each.moment_ns <= end_ns:
             most = max(most, held)
     return most

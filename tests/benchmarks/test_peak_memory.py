@@ -22,3 +22,12 @@ def test_a_block_whose_end_was_not_seen_ends_where_another_begins_in_it() -> Non
     assert most_held(covered, 3, 3) == 100
     touching = [Allocation(1, 0, 10), Allocation(2, 10, 10)]
     assert most_held(touching, 2, 2) == 20
+
+
+def test_what_a_collective_made_before_is_not_held_in_the_step() -> None:
+    """gloo's thread may let go of it last, unseen."""
+    copied = [Allocation(1, 0, 100, True), Allocation(2, 200, 10), Allocation(5, 300, 20)]
+    assert most_held(copied, 5, 9) == 30
+    assert most_held(copied, 0, 9) == 130
+    again = [*copied[:2], Allocation(3, 0, -100), Allocation(4, 0, 50), copied[2]]
+    assert most_held(again, 5, 9) == 80
