@@ -47,6 +47,7 @@ def train(
     bundle = bundle_of(case, model, world, budget_bytes)
     with Arena(arena_bytes) as arena:
         network, optimizer = autosync.distribute(model, optimizer, bundle)
+        assert is_swapping(model) is (budget_bytes is not None)
         torch.manual_seed(rank)
         for step in range(6):
             arena.take_peak_bytes()
@@ -65,7 +66,8 @@ def train(
 
 
 def is_swapping(model: nn.Module) -> bool:
-    return any(isinstance(hook, ActivationSwapper) for hook in model._forward_hooks.values())
+    hooks = model._forward_hooks.values()
+    return any(hook.__module__ == ActivationSwapper.__module__ for hook in hooks)
 
 
 def swapper_of(model: nn.Module) -> ActivationSwapper | None:
