@@ -20,6 +20,7 @@ from autosync.runtime.device.model_device import UNVERIFIED
 from tests.autosync.runtime.place import settle
 
 PRELOADED = ["tests.autosync.runtime.preloaded"]
+ANSWER_SECONDS = 180
 
 
 def _serve(
@@ -42,11 +43,11 @@ def _serve(
         timeout=timedelta(seconds=timeout_seconds),
     )
     while (job := pipe.recv()) is not None:
-        function, arguments = job
+        number, function, arguments = job
         try:
-            pipe.send(("ok", function(rank, world, *arguments)))
+            pipe.send((number, "ok", function(rank, world, *arguments)))
         except Exception:  # the process boundary: the test shows the trace
-            pipe.send(("error", traceback.format_exc()))
+            pipe.send((number, "error", traceback.format_exc()))
     dist.destroy_process_group()
 
 
@@ -63,6 +64,7 @@ class Ranks:
         context.set_forkserver_preload(PRELOADED)
         self.pipes: list[Connection] = []
         self.processes = []
+        self._runs = 0
         for rank in range(world):
             here, there = context.Pipe()
             process = context.Process(
@@ -74,23 +76,31 @@ class Ranks:
             self.processes.append(process)
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        for pipe in self.pipes:
-            pipe.send((function, arguments))
-        answers = [self._answer(rank) for rank in range(self.world)]
+        answers = self.answers(function, *arguments)
         errors = [
             f"rank {rank}: {text}" for rank, (kind, text) in enumerate(answers) if kind != "ok"
         ]
         assert not errors, "\n".join(errors)
         return [value for _, value in answers]
 
+    def answers(self, function: Callable[..., Any], *arguments: Any) -> list[tuple[str, Any]]:
+        """Of each rank ("ok", what it returned) or ("error", what happened)."""
+        self._runs += 1
+        for pipe in self.pipes:
+            pipe.send((self._runs, function, arguments))
+        return [self._answer(rank) for rank in range(self.world)]
+
     def _answer(self, rank: int) -> tuple[str, Any]:
-        if not self.pipes[rank].poll(90):
-            return "error", "no answer in 90 s"
-        try:
-            answer: tuple[str, Any] = self.pipes[rank].recv()
-            return answer
-        except EOFError:
-            return "error", "died"
+        """Of this run: of one that was given up an answer may still come, and counts no more."""
+        number = 0
+        while number < self._runs:
+            if not self.pipes[rank].poll(ANSWER_SECONDS):
+                return "error", f"no answer in {ANSWER_SECONDS} s"
+            try:
+                number, kind, value = self.pipes[rank].recv()
+            except EOFError:
+                return "error", "died"
+        return kind, value
 
     def close(self) -> None:
         for pipe, process in zip(self.pipes, self.processes, strict=True):

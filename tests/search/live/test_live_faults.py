@@ -187,13 +187,11 @@ def test_a_rank_that_is_stuck_in_the_step_ends_the_tuning_on_all(world: Ranks) -
 
 
 def test_a_rank_that_dies_ends_the_tuning(world: Ranks) -> None:
-    for pipe in world.pipes:
-        pipe.send((losing, ("killed",)))
-    kind, (error, restored) = world._answer(0)
+    (kind, (error, restored)), lost = world.answers(losing, "killed")
     assert kind == "ok"
     assert "a rank of the job was lost" in error
     assert "Start all ranks again from the last checkpoint" in error
     assert restored
-    assert world._answer(1) == ("error", "died")
+    assert lost == ("error", "died")
     for process in world.processes:  # torch's own goodbye waits for the dead
         process.kill()

@@ -83,11 +83,8 @@ def die_in_backward(model: nn.Module) -> None:
 
 
 def mourn(pool: Ranks, case: Case, victim: int, moment: str) -> list[Obituary]:
-    for pipe in pool.pipes:
-        pipe.send((survive, (case, victim, moment)))
     found = []
-    for rank in range(pool.world):
-        kind, answer = pool._answer(rank)
+    for rank, (kind, answer) in enumerate(pool.answers(survive, case, victim, moment)):
         if rank == victim:
             assert (kind, answer) == ("error", "died")
         else:

@@ -352,9 +352,7 @@ def survive(rank: int, world: int, victim: int) -> tuple[str, bool]:
 @pytest.mark.parametrize("victim", [1, 2])
 def test_a_killed_rank_is_an_error_on_every_survivor(victim: int) -> None:
     with ranks(3, timeout_seconds=10.0) as pool:
-        for pipe in pool.pipes:
-            pipe.send((survive, (victim,)))
-        answers = [pool._answer(rank) for rank in range(pool.world)]
+        answers = pool.answers(survive, victim)
         for process in pool.processes:  # torch's own goodbye waits for the dead
             process.kill()
     assert answers.pop(victim) == ("error", "died")
