@@ -29,7 +29,9 @@ def test_a_request_is_known_by_its_id(client: TestClient, caplog: pytest.LogCapt
     ] == ("of.a-proxy_1")
     ours = client.get("/v1/nothing", headers={"X-Request-ID": "no id\x01"}).headers["x-request-id"]
     assert len(ours) == 32
-    lines = [json.loads(record.message) for record in caplog.records]
+    lines = [
+        json.loads(each.message) for each in caplog.records if each.name == "autosync.requests"
+    ]
     assert [(line["request"], line["status"]) for line in lines] == [
         ("of.a-proxy_1", 200),
         (ours, 404),
