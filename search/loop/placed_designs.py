@@ -31,7 +31,7 @@ from autosync.verification import verify
 
 PLACED_SHARE = 0.25
 """Of a round's trials, that place modules at the most: the timeline, which alone judges them, puts
-them a quarter too low (docs/placement.md)."""
+them 6 % too low (docs/placement.md)."""
 
 BASES = 2
 """Strategies that modules are placed in."""
