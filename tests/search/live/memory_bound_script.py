@@ -30,6 +30,9 @@ from tests.autosync.runtime.swapping.swapped_training import ROOMY, WIDTH, batch
 MINUTES = 6
 """More than a tuning of so few trials takes, also beside other load."""
 STEPS = 5
+SPREAD = 1.02
+"""A step takes a little more or less than the one before, as threads free what they sent: an answer
+whose trials filled the device to the last kilobytes may need some more."""
 SETTINGS = Settings(budget=12, proposals=64, repeats=2, probe=False)
 
 Made = tuple[nn.Module, torch.optim.Optimizer]
@@ -127,7 +130,8 @@ def tuned(
             on_event=note,
         )
         restored = all(map(torch.equal, before, model.parameters()))
-        trained(network, optimizer, batches)  # too much of it were an error
+        arena.budget_bytes = int(SPREAD * memory_bytes)
+        trained(network, optimizer, batches)  # more than that were an error
     dist.barrier()  # rank 0 has written the bundle before it went on
     bundle = load_bundle(out)
     plain = replace(bundle, strategy=replace(bundle.strategy, swap=None))
@@ -156,7 +160,7 @@ def wide_part(rank: int, out: Path) -> dict[str, Any]:
     """The model alone fits, DDP with its buckets does not."""
     batches = [wide_batch(rank, number) for number in range(STEPS)]
     alone, by_ddp = (step_bytes(wide(), batches, each) for each in (False, True))
-    assert alone < by_ddp
+    assert SPREAD * (alone + by_ddp) / 2 < by_ddp  # which does not fit with it either
     return tuned(wide, batches, (alone + by_ddp) // 2, out / "wide.json")
 
 
