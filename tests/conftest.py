@@ -34,10 +34,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def sockets_of_multiprocessing_removed() -> Iterator[None]:
-    """A worker of xdist ends without what removes their folder at exit elsewhere."""
+    """A worker of xdist may end without what removes their folder at exit; where that runs, it wants
+    the folder."""
     yield
     if "PYTEST_XDIST_WORKER" in os.environ:
         shutil.rmtree(get_temp_dir(), ignore_errors=True)
+        Path(get_temp_dir()).mkdir(mode=0o700, exist_ok=True)
 
 
 @pytest.fixture(scope="session", autouse=True)
