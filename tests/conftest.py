@@ -34,8 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def sockets_of_multiprocessing_removed() -> Iterator[None]:
-    """A worker of xdist may end without what removes their folder at exit; where that runs, it wants
-    the folder."""
+    """A worker of xdist may end without what removes their folder at exit, which else wants it."""
     yield
     if "PYTEST_XDIST_WORKER" in os.environ:
         shutil.rmtree(get_temp_dir(), ignore_errors=True)
