@@ -69,7 +69,10 @@ class WorkerProcesses:
         self._supervisor.start()
 
     def ask_to_stop(self) -> None:
-        """They give back what runs; no other one takes their place. May be called twice."""
+        """They give back what runs; no other one takes their place. May be called twice: a second
+        signal would end them before they have."""
+        if self._done.is_set():
+            return
         self._done.set()
         self._supervisor.join()
         for process in self._living():

@@ -16,6 +16,7 @@ from autosync.api.engine.leases import LEASE_SECONDS, ClaimedWork, EndReason, le
 from autosync.api.engine.registry import launcher_named
 from autosync.api.engine.simulator_store import simulator_of
 from autosync.api.engine.submission import load_request
+from autosync.api.engine.training_queue import TrainingClaim
 from autosync.api.engine.tuning_answer import outcome_row
 from autosync.api.engine.tuning_queue import Claim
 from autosync.api.engine.tuning_request import TuningRequest
@@ -44,7 +45,7 @@ def work(
     """Work off the queue until `stop`; with `once`, until nothing waits.
 
     When stopped in the middle of a tuning, breaks off what runs and gives the tuning back.
-    trains: also the next versions of the simulator, while no tuning waits.
+    trains: also the next versions of the simulator, one at a time, beside its tunings.
     """
     database = connect(url)
     name = f"{socket.gethostname()}:{os.getpid()}"
@@ -64,20 +65,46 @@ def _work(
     launcher_of: Callable[[str], Launcher],
     lease_seconds: float,
 ) -> None:
-    held = None
-    while not stop.is_set():
+    training: threading.Thread | None = None
+    try:
+        while not stop.is_set():
+            try:
+                held = tuning_queue.claim(database, name, lease_seconds)
+                if held is not None:
+                    run_claim(database, held, stop, launcher_of, lease_seconds)
+                    continue
+                if training is not None and not training.is_alive():
+                    training = None
+                if trains and training is None:
+                    training = _begin_training(database, name, stop, lease_seconds)
+                if once and training is None:
+                    return
+            except OperationalError as error:  # the database is away: a claim ends by its lease
+                log.warning("database: %s", error)
+            stop.wait(POLL_SECONDS)
+    finally:
+        if training is not None:
+            training.join()
+
+
+def _begin_training(
+    database: Database, worker: str, stop: threading.Event, lease_seconds: float
+) -> threading.Thread | None:
+    """A thread that runs the training that waits; None where there is none. It mostly waits for a
+    process that stands still while trials run."""
+    held = training_queue.claim_training(database, worker, lease_seconds)
+    if held is None:
+        return None
+
+    def run() -> None:
         try:
-            held = tuning_queue.claim(database, name, lease_seconds)
-            if held is not None:
-                run_claim(database, held, stop, launcher_of, lease_seconds)
-                continue
-            if trains and train_next(database, name, stop, lease_seconds):
-                continue
-        except OperationalError as error:  # the database is away: a claim ends by its lease
+            _run_training(database, held, stop, lease_seconds)
+        except OperationalError as error:  # its claim ends by its lease
             log.warning("database: %s", error)
-        if once and held is None:
-            return
-        stop.wait(POLL_SECONDS)
+
+    thread = threading.Thread(target=run, name="training")
+    thread.start()
+    return thread
 
 
 def train_next(
@@ -89,8 +116,19 @@ def train_next(
         OperationalError: the database is away.
     """
     held = training_queue.claim_training(database, worker, lease_seconds)
-    if held is None:
-        return False
+    if held is not None:
+        _run_training(database, held, stop, lease_seconds)
+    return held is not None
+
+
+def _run_training(
+    database: Database, held: TrainingClaim, stop: threading.Event, lease_seconds: float
+) -> None:
+    """To its end, or until the worker stops.
+
+    Raises:
+        OperationalError: the database is away.
+    """
     from autosync.api.engine.version_training import run_training  # loads what trains
 
     log.info("training %s: claimed (claim %d)", held.training_id, held.fence)
@@ -109,7 +147,6 @@ def train_next(
     except Exception as error:  # process boundary: one broken training must not end the worker
         log.exception("training %s failed", held.training_id)
         training_queue.fail_training(database, held, f"{type(error).__name__}: {error}")
-    return True
 
 
 def run_claim(

@@ -1,8 +1,8 @@
 """Trains the next version of the simulator on all that was measured, and judges it."""
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
@@ -17,6 +17,7 @@ from autosync.api.engine.simulator_versions import (
     next_number,
     version_in_use,
 )
+from autosync.api.engine.training_process import run_beside_trials
 from autosync.api.engine.training_queue import TrainingClaim
 from autosync.api.engine.training_trials import measured_sources
 from autosync.bundled_data import data_file, data_folder
@@ -39,7 +40,6 @@ from autosync.simulator.learned.checkpoint import (
     restore,
     weights_of,
 )
-from autosync.simulator.learned.learned_simulators import LearnedSimulator
 from autosync.simulator.learned.transfer import source_of
 from autosync.trials.pool.machine_lock import shared_machine_lock
 
@@ -48,20 +48,80 @@ log = logging.getLogger(__name__)
 Say = Callable[[str], None]
 
 
+@dataclass(frozen=True, slots=True)
+class VersionTask:
+    """All that training a version needs. card, weights: of the version in use, `parent`."""
+
+    card: CheckpointCard
+    weights: bytes
+    parent: int
+    sources: tuple[SplitTrials, ...]
+    dataset: str
+    seed: int
+
+    def __call__(self, say: Say) -> "TrainedVersion":
+        """Train, and judge it beside the version in use."""
+        in_use, parent = (restore(self.card, self.weights, "the version in use") for _ in range(2))
+        found = train_simulator(self.card.recipe, self.sources, self.seed, say, parent.model)
+        say("judging it beside the version in use")
+        card = card_of(
+            found.simulator.model,
+            tuple(source_of(each.learned) for each in self.sources),
+            found.accuracy,
+            found.unseen,
+            self.dataset,
+            (*self.card.parents, NAME_OF_VERSION.format(self.parent)),
+        )
+        both = found.simulator, in_use
+        figures = [
+            held_out_accuracy(simulator, self.sources, picks)
+            for picks in (False, True)
+            for simulator in both
+        ]
+        return TrainedVersion(card, weights_of(found.simulator), VersionFigures(*figures))
+
+
+@dataclass(frozen=True, slots=True)
+class VersionFigures:
+    """Shares of pairs of what no version learns from, as `held_out_accuracy`: by the version and by
+    its parent; `picks`: of those that a search picked."""
+
+    accuracy: float | None
+    parent_accuracy: float | None
+    pick_accuracy: float | None
+    parent_pick_accuracy: float | None
+
+    @property
+    def not_worse(self) -> bool:
+        """Whether a version ranks what no version has seen at least as well as the one before it:
+        all held-out strategies, and those that searches picked. Without any there is nothing to
+        tell by."""
+        if self.accuracy is None or self.parent_accuracy is None:
+            return False
+        picks, before = self.pick_accuracy, self.parent_pick_accuracy
+        no_picks = picks is None or before is None
+        return self.accuracy >= self.parent_accuracy and (
+            no_picks or (picks or 0.0) >= (before or 0.0)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedVersion:
+    card: CheckpointCard
+    weights: bytes
+    figures: VersionFigures
+
+
 def run_training(database: Database, held: TrainingClaim) -> None:
-    """Run one claimed training to its end. Between its steps, trials on this machine go first;
-    during one they wait, as for another measurement.
+    """Run one claimed training to its end: train, judge against the version in use, store, and
+    promote where it is not worse. It stands still while trials run on this machine.
 
     Raises:
         LeaseLost: another worker goes on with it. OperationalError: the database is away.
         Cancelled: the worker stops.
     """
-    step = ExitStack()
 
     def say(text: str) -> None:
-        step.close()
-        check_cancelled()
-        step.enter_context(shared_machine_lock().held())
         training_queue.report_training(database, held, text)
 
     try:
@@ -72,99 +132,60 @@ def run_training(database: Database, held: TrainingClaim) -> None:
                 value=held.training_id,
                 remedy="Its worker keeps dying: look at the worker's log and at free memory.",
             )
-        train_version(database, held, say)
+        say("reading what was measured")
+        task = _task(database, held)
+        check_cancelled()
+        _store(database, held, task, run_beside_trials(task, say, shared_machine_lock()))
     except AutosyncError as error:
         if isinstance(error, LeaseLost):
             raise
         training_queue.fail_training(database, held, str(error))
-    finally:
-        step.close()
 
 
-def train_version(database: Database, held: TrainingClaim, say: Say) -> None:
-    """Train, judge against the version in use, store, and promote where it is not worse."""
-    say("reading what was measured")
+def _task(database: Database, held: TrainingClaim) -> VersionTask:
     measured = load_dataset(data_folder("runtimes"))
     with database.reading() as session:
-        parent_number = version_in_use(session)
-        card, weights = _files(session, parent_number)
-        sources = [*split_dataset(measured), *measured_sources(session)]
-    in_use, parent = (restore(card, weights, "the version in use") for _ in range(2))
-    found = train_simulator(card.recipe, sources, held.seed, say, parent.model)
-    say("judging it beside the version in use")
-    learned = tuple(source_of(each.learned) for each in sources)
-    name_of_parent = NAME_OF_VERSION.format(parent_number)
-    new_card = card_of(
-        found.simulator.model,
-        learned,
-        found.accuracy,
-        found.unseen,
-        dataset_hash(measured),
-        (*card.parents, name_of_parent),
-    )
-    _store(database, held, new_card, found.simulator, in_use, parent_number, sources)
+        parent = version_in_use(session)
+        card, weights = _files(session, parent)
+        sources = (*split_dataset(measured), *measured_sources(session))
+    return VersionTask(card, weights, parent, sources, dataset_hash(measured), held.seed)
 
 
 def _store(
-    database: Database,
-    held: TrainingClaim,
-    card: CheckpointCard,
-    trained: LearnedSimulator,
-    in_use: LearnedSimulator,
-    parent: int,
-    sources: Sequence[SplitTrials],
+    database: Database, held: TrainingClaim, task: VersionTask, trained: TrainedVersion
 ) -> None:
     """The version, its promotion and the end of its training, in one transaction.
 
     Raises:
         LeaseLost: another worker has taken the training over.
     """
-    figures = [
-        held_out_accuracy(simulator, sources, picks)
-        for picks in (False, True)
-        for simulator in (trained, in_use)
-    ]
-    weights = weights_of(trained)
+    figures = trained.figures
     with database.writing() as session:
         ended = training_queue.end_training(session, held, "finished", message="")
         training_queue.check_written(held, ended)
         number = next_number(session)
         # what was promoted meanwhile was not judged beside this one
-        promoted = not_worse(*figures) and version_in_use(session) == parent
+        promoted = figures.not_worse and version_in_use(session) == task.parent
         name = NAME_OF_VERSION.format(number)
-        insert_checkpoint(session, name, card, weights)
+        insert_checkpoint(session, name, trained.card, trained.weights)
         session.flush()
         session.add(
             SimulatorVersionRow(
                 number=number,
                 simulator=name,
                 training_id=held.training_id,
-                parent=parent,
-                accuracy=figures[0],
-                parent_accuracy=figures[1],
-                pick_accuracy=figures[2],
-                parent_pick_accuracy=figures[3],
-                unseen_accuracy=card.accuracy,
+                parent=task.parent,
+                accuracy=figures.accuracy,
+                parent_accuracy=figures.parent_accuracy,
+                pick_accuracy=figures.pick_accuracy,
+                parent_pick_accuracy=figures.parent_pick_accuracy,
+                unseen_accuracy=trained.card.accuracy,
                 promoted=promoted,
             )
         )
         if promoted:
             session.add(SimulatorPromotionRow(number=number))
     log.info("version %d: %s", number, "in use" if promoted else "not better: kept aside")
-
-
-def not_worse(
-    accuracy: float | None,
-    before: float | None,
-    pick_accuracy: float | None,
-    picks_before: float | None,
-) -> bool:
-    """Whether a version ranks what no version has seen at least as well as the one before it: all
-    held-out strategies, and those that searches picked. Without any there is nothing to tell by."""
-    if accuracy is None or before is None:
-        return False
-    no_picks = pick_accuracy is None or picks_before is None
-    return accuracy >= before and (no_picks or (pick_accuracy or 0.0) >= (picks_before or 0.0))
 
 
 def _files(session: Session, number: int) -> tuple[CheckpointCard, bytes]:

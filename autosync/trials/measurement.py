@@ -55,6 +55,11 @@ def relative_spread(periods: Sequence[float]) -> float:
     return float((high - low) / middle) if middle > 0 else 0.0
 
 
+def may_drift(bundle: Bundle) -> bool:
+    """Whether its replicas may end unequal, by late updates or by what encodings lose."""
+    return bundle.plan.staleness > 0 or any(message.encoding for message in bundle.plan.messages)
+
+
 def refuse_drift(bundle: Bundle, digests: Sequence[float]) -> None:
     """Replicas that end a synchronous exact trial unequal were not synchronized. Those whose
     values have all become NaN are equal.
@@ -62,8 +67,7 @@ def refuse_drift(bundle: Bundle, digests: Sequence[float]) -> None:
     Raises:
         TrialFailed: with every rank's digest.
     """
-    lossy = any(message.encoding for message in bundle.plan.messages)
     unequal = np.unique(digests, equal_nan=True).size > 1
-    if bundle.plan.staleness == 0 and not lossy and unequal:
+    if unequal and not may_drift(bundle):
         text = f"the replicas ended unequal: digests {digests}."
         raise TrialFailed(TrialError("crashed", text))

@@ -18,6 +18,10 @@ from autosync.trials.trial_failure import TrialFailed
 UNSCHEDULED_PASSES = 2
 """Of a job that swaps: recorded before the optimizer has made its state, and with it."""
 
+FILLING = 4
+"""Iterations of a plan that lags, times its staleness, until as much is under way as may be: enough
+where messages take a third longer than compute. A replay is filled at once (`ReplayJob.begin`)."""
+
 PASS_TOLERANCE = 0.05
 """Passes whose medians differ by more are followed by one more."""
 
@@ -93,7 +97,7 @@ class TrialProcedure:
     def _run(self, request: TrialRequest) -> TrialResult:
         try:
             refuse_misfit(request, self.transport.world_size)
-            request = steadied(request)
+            request = steadied(request, self.transport.swaps)
             prepare_seconds = self.transport.prepare(request)
             passes = self._passes(request)
         except TrialFailed as failure:
@@ -172,10 +176,10 @@ def disagree(median_seconds: list[float]) -> bool:
     return max(median_seconds) > (1 + PASS_TOLERANCE) * min(median_seconds)
 
 
-def steadied(request: TrialRequest) -> TrialRequest:
+def steadied(request: TrialRequest, trains: bool) -> TrialRequest:
     """A plan that lags is ahead of its messages for its first iterations, and swapping records its
-    schedule in them: these warm up, too."""
-    first = request.bundle.plan.staleness
+    schedule in them: these warm up, too. trains: the ranks train a model, and do not replay one."""
+    first = request.bundle.plan.staleness * (FILLING if trains else 1)
     if request.bundle.strategy.swap is not None:
         first += UNSCHEDULED_PASSES
     return replace(request, warmup=request.warmup + first)

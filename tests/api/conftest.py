@@ -1,5 +1,6 @@
 from tests.api.fixtures import (
     database,
+    module_url,
     postgresql,
     postgresql_template,
     sqlite,
@@ -10,6 +11,7 @@ from tests.api.fixtures import (
 
 __all__ = [
     "database",
+    "module_url",
     "postgresql",
     "postgresql_template",
     "sqlite",

@@ -33,6 +33,14 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return migrated_file(tmp_path_factory.mktemp("template"))
 
 
+@pytest.fixture(scope="module")
+def module_url(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A migrated file for all tests of a module."""
+    path = tmp_path_factory.mktemp("module") / "test.db"
+    shutil.copy(sqlite_template, path)
+    return f"sqlite:///{path}"
+
+
 @pytest.fixture
 def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
     shutil.copy(sqlite_template, tmp_path / "test.db")

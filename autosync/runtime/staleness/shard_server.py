@@ -2,12 +2,14 @@
 distributed ML via a stale synchronous parallel parameter server", NIPS 2013).
 
 Updates are added as they arrive, whoever they are of, and each is answered with the values as they
-are then. An answer waits only while values would be too old: where the slowest rank's updates are
-more than `staleness` iterations behind the asking rank's.
+are when these are new enough for the rank's next step, not only for this one. So an answer travels
+while the rank computes: had it left with values as old as may be now, the next step would be one
+iteration further and wait for the answer to its own update.
 """
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from threading import Lock, Thread
 from typing import Any, Protocol
@@ -49,17 +51,27 @@ def refused_for(stamp: int) -> int:
     return -1 - stamp
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An update's rank waits for an answer. oldest: the least clock that its step may have read;
+    wanted: that its next one may, where every rank goes on."""
+
+    rank: int
+    oldest: int
+    wanted: int
+
+
 class OwnedValues:
     """A bucket on its owner. values: the first ones and all updates so far, in the type in which
-    sums are formed. clocks: how many updates of each rank they hold. waiting: the ranks that wait
-    for an answer, and what the least clock must be for it."""
+    sums are formed. clocks: how many updates of each rank they hold. waiting: updates without an
+    answer, in their order."""
 
     def __init__(self, bucket: ClockedBucket, values: Tensor, world: int):
         self.bucket = bucket
         self.lock = Lock()
         self.values = values.to(sum_type(values), copy=True)
         self.clocks = [0] * world
-        self.waiting: dict[int, int] = {}
+        self.waiting: list[Asked] = []
 
 
 class ShardServer:
@@ -100,7 +112,13 @@ class ShardServer:
             thread.join(timeout.total_seconds())
 
     def leave(self, rank: int) -> None:
-        """It has no more updates: whoever waits for some waits in vain, and is answered so."""
+        """It has no more updates, and takes no more steps: it gets the values as they are. Whoever
+        needs updates of it that do not come is told so."""
+        for one in self.owned.values():
+            with one.lock:
+                for asked in [asked for asked in one.waiting if asked.rank == rank]:
+                    one.waiting.remove(asked)
+                    self._reply(one, rank, min(one.clocks))
         with self._leaving:
             self._gone |= {rank}
         for one in self.owned.values():
@@ -113,17 +131,20 @@ class ShardServer:
         with one.lock:
             one.values.add_(update)
             one.clocks[rank] += 1
-            one.waiting[rank] = one.clocks[rank] - self._staleness
+            own = one.clocks[rank]
+            asked = Asked(rank, own - self._staleness, own - max(0, self._staleness - 1))
+            one.waiting.append(asked)
             self._answer(one)
 
     def _answer(self, one: OwnedValues) -> None:
         """Called with the lock of the bucket."""
         clock = min(one.clocks)
-        for rank, needed in list(one.waiting.items()):
-            missing = [gone for gone in sorted(self._gone) if one.clocks[gone] < needed]
-            if needed <= clock or missing:
-                del one.waiting[rank]
-                self._reply(one, rank, refusal(missing[0]) if missing else clock)
+        for asked in list(one.waiting):
+            missing = [gone for gone in sorted(self._gone) if one.clocks[gone] < asked.oldest]
+            ends = any(one.clocks[gone] < asked.wanted for gone in self._gone)
+            if missing or clock >= (asked.oldest if ends else asked.wanted):
+                one.waiting.remove(asked)
+                self._reply(one, asked.rank, refusal(missing[0]) if missing else clock)
 
     def _reply(self, one: OwnedValues, rank: int, stamp: int) -> None:
         key = rank, one.bucket.index

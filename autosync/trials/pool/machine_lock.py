@@ -75,6 +75,19 @@ class MachineLock:
         finally:
             os.close(measuring_file)
 
+    def is_held(self) -> bool:
+        """Whether anybody measures now. Where nobody does, asking takes the lock for an instant:
+        one who wants it then asks again.
+
+        Raises:
+            NotSupported: the lock file cannot be opened.
+        """
+        file = _opened(self.folder / MEASURING)
+        try:
+            return not _lock_taken(file)
+        finally:
+            os.close(file)
+
     def _report(self, on_wait: OnWait | None) -> None:
         holder = lock_holder(self.folder / MEASURING)
         who = f" (pid {holder})" if holder is not None else ""

@@ -25,13 +25,15 @@ class KernelCompute:
     def __init__(self, graph: ModelGraph, device: torch.device) -> None:
         self._graph = graph
         self._device = device
+        self._idle = True
         self._batch_factor = 0.0
         self._forward: list[list[Launch]] = []
         self._backward: list[list[Launch]] = []
         self.set_batch_factor(1.0)
 
     def set_batch_factor(self, factor: float) -> None:
-        if factor == self._batch_factor:
+        self._idle = factor == 0.0
+        if self._idle or factor == self._batch_factor:
             return
         self._forward, self._backward = [], []  # lets go of the buffers before new ones are made
         kernels = graph_kernels(self._graph, factor)
@@ -59,6 +61,8 @@ class KernelCompute:
         """A device needs no telling."""
 
     def run(self, stretch: Stretch) -> None:
+        if self._idle:
+            return
         of = self._backward if stretch.backward else self._forward
         for operation in stretch.operations:
             for launch in of[operation]:

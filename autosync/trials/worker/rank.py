@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from autosync.bundle import Bundle
 from autosync.errors import AutosyncError, InvalidInput
+from autosync.runtime.transport.rank_agreement import share_initial_values
 from autosync.trials.contract import Workload
 from autosync.trials.device_clock import DeviceMoment, clock_origin, moment_now, on_host_clock
 from autosync.trials.gpus import gpu_versions, take_gpu
@@ -26,6 +27,7 @@ from autosync.trials.machine import (
     reset_peak_memory,
     software_versions,
 )
+from autosync.trials.measurement import may_drift
 from autosync.trials.trial_attachment import ReusedGroups, TrialAttachment, attach, replica_digest
 from autosync.trials.worker.commands import (
     Answer,
@@ -70,6 +72,7 @@ class Rank:
         self._message_groups = MessageGroups()
         self._bundle: Bundle | None = None
         self._attached: TrialAttachment | None = None
+        self._drifted = False
 
     def obey(self, command: Command) -> Answer:
         """The answer to one command."""
@@ -144,6 +147,9 @@ class Rank:
         bundle = self._bundle = command.bundle or self._bundle
         if bundle is None:
             raise InvalidInput("a pass came without a plan.", thing="bundle")
+        if self._drifted:
+            self._make_equal(job)
+        self._drifted = may_drift(bundle)
         job.begin(command.key, bundle)
         if isinstance(job, ReplayJob):
             job.wait_for_swaps(command.swap_slowdown)
@@ -183,6 +189,14 @@ class Rank:
         if self._device.type == "cuda":
             gc.collect()  # a detached engine is in reference cycles, and holds its buffers
             torch.cuda.empty_cache()  # ranks may share the GPU
+
+    def _make_equal(self, job: TrainingJob) -> None:
+        """Rank 0's values on every rank, and no state of the optimizer: the plan before may have
+        left both unequal, and an exact one keeps them so. A collective."""
+        everyone = tuple(range(dist.get_world_size()))
+        groups = self._groups.get(dist.group.WORLD)
+        share_initial_values(groups.get("control", everyone, "gloo"), job.model)
+        job.optimizer.state.clear()
 
     def _reset_peak_memory(self) -> None:
         if self._device.type == "cuda":

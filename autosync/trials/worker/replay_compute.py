@@ -34,7 +34,8 @@ class ReplayCompute(Protocol):
     """Stands for one rank's device."""
 
     def set_batch_factor(self, factor: float) -> None:
-        """From now on this rank computes `factor` times the batch of a replica at an even share."""
+        """From now on this rank computes `factor` times the batch of a replica at an even share;
+        with 0 it takes no time."""
         ...
 
     def set_swap_slowdown(self, factor: float) -> None:

@@ -57,9 +57,18 @@ class ReplayJob:
     world_size: int
     rank: int
     scaled: bool = True
+    _filling: int = 0
+    _batch_factor: float = 1.0
 
     def begin(self, key: str, bundle: Bundle) -> None:
-        self.compute.set_batch_factor(bundle.plan.shares[self.rank] * self.world_size)
+        """The first iterations of a plan that lags compute nothing. So as many are under way as may
+        be, and what follows is the steady state, whether messages or compute are its limit: if they
+        began with nothing under way, messages could fall behind for many iterations."""
+        self._batch_factor = bundle.plan.shares[self.rank] * self.world_size
+        self._filling = bundle.plan.staleness
+        self.compute.set_batch_factor(self._batch_factor)
+        if self._filling:
+            self.compute.set_batch_factor(0.0)
         self.model.show_rows(sparse_variables(bundle.plan))
 
     def wait_for_swaps(self, slowdown: float) -> None:
@@ -67,6 +76,10 @@ class ReplayJob:
         self.compute.set_swap_slowdown(slowdown)
 
     def loss(self, model: nn.Module) -> Tensor:
+        if self._filling:
+            self._filling -= 1
+        else:
+            self.compute.set_batch_factor(self._batch_factor)
         result: Tensor = model(self.signal)
         return result
 

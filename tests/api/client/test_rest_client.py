@@ -2,7 +2,6 @@
 
 import pickle
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,21 +36,14 @@ PROBLEM = {"detail": "not now.", "thing": "queue", "value": "7", "remedy": "Wait
 
 
 @pytest.fixture(scope="module")
-def service_url(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("client") / "test.db"
-    shutil.copy(sqlite_template, path)
-    return f"sqlite:///{path}"
-
-
-@pytest.fixture(scope="module")
-def service(service_url: str) -> Iterator[Service]:
-    with served(service_url, TOKEN) as service:
+def service(module_url: str) -> Iterator[Service]:
+    with served(module_url, TOKEN) as service:
         yield service
 
 
 @pytest.fixture
-def database(service_url: str) -> Iterator[Database]:
-    with opened(service_url) as database:
+def database(module_url: str) -> Iterator[Database]:
+    with opened(module_url) as database:
         yield database
 
 

@@ -22,7 +22,6 @@ from autosync.api.engine.queue_worker import work
 from autosync.api.engine.submission import enqueue
 from autosync.api.engine.tuning_request import TuningRequest
 from autosync.search.loop.settings import Settings
-from autosync.trials.launchers.local_launcher import LocalLauncher
 from tests.domains import domain_of, grid_cluster
 
 SIZE_MIB = 16
@@ -86,9 +85,7 @@ def main(folder: Path) -> None:
     tuning_id = enqueue(database, REQUEST)
     complaints, stop = Complaints(), threading.Event()
     logging.getLogger("autosync.api.engine.queue_worker").addHandler(complaints)
-    launcher = LocalLauncher(repeats=0)  # else passes are repeated while others load the machine
-    options = {"lease_seconds": 8.0, "launcher_of": lambda _: launcher}
-    worker = threading.Thread(target=work, args=(url, stop), kwargs=options)
+    worker = threading.Thread(target=work, args=(url, stop), kwargs={"lease_seconds": 8.0})
     worker.start()
     try:
         until(lambda: len(trials(database)) >= 2, "two trials")

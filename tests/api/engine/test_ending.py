@@ -5,7 +5,6 @@ No phase here would end by itself before the test gives up, so an end is the ans
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -107,17 +106,10 @@ def running(url: str, records: Path) -> Iterator[Running]:
 
 
 @pytest.fixture(scope="module")
-def url(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    file = tmp_path_factory.mktemp("ending") / "test.db"
-    shutil.copy(sqlite_template, file)
-    return f"sqlite:///{file}"
-
-
-@pytest.fixture(scope="module")
 def worker(
-    url: str, tmp_path_factory: pytest.TempPathFactory, testbed_possible: None
+    module_url: str, tmp_path_factory: pytest.TempPathFactory, testbed_possible: None
 ) -> Iterator[Running]:
-    with running(url, tmp_path_factory.mktemp("run")) as started:
+    with running(module_url, tmp_path_factory.mktemp("run")) as started:
         yield started
 
 
@@ -183,7 +175,7 @@ def test_a_cancelled_tuning_ends_in_the_phase_it_is_in(worker: Running, phase: s
 
 
 def test_a_worker_that_is_to_stop_gives_back_what_runs_and_another_goes_on(
-    worker: Running, url: str
+    worker: Running, module_url: str
 ) -> None:
     tuning_id = enqueue(worker.database, QUICK)
     until(lambda: len(worker.trials(tuning_id)) > 2, "three trials")
@@ -193,7 +185,7 @@ def test_a_worker_that_is_to_stop_gives_back_what_runs_and_another_goes_on(
     before = worker.trials(tuning_id)
     until(lambda: not worker.started(), "the end of its ranks")
     assert worker.testbeds() == []
-    with running(url, worker.records) as other:
+    with running(module_url, worker.records) as other:
         until(lambda: len(other.trials(tuning_id)) > len(before), "another trial")
     after = other.trials(tuning_id)
     assert after[: len(before)] == before

@@ -22,7 +22,6 @@ from autosync.api.views.runtime_tables import runtimes_parquet
 from autosync.cluster import MessageCost
 from autosync.documents import to_data, to_json
 from autosync.search.loop.settings import Settings
-from autosync.trials.launchers.local_launcher import LocalLauncher
 from autosync.trials.request_names import ComputeDevice
 from tests.domains import chain_graph, domain_of, grid_cluster
 
@@ -48,14 +47,7 @@ def test_a_tuning_measures_its_kernels_and_keeps_its_records(
     tuning_id = enqueue(sqlite, request)
     with sqlite.reading() as session:
         assert load_request(session, tuning_id).workload == request.workload
-    launcher = LocalLauncher(repeats=0)  # else passes are repeated while others load the machine
-    work(
-        str(sqlite.engine.url),
-        threading.Event(),
-        once=True,
-        trains=False,
-        launcher_of=lambda _: launcher,
-    )
+    work(str(sqlite.engine.url), threading.Event(), once=True, trains=False)
     with sqlite.reading() as session:
         tuning = reports.tuning(session, tuning_id)
         assert tuning.error is None

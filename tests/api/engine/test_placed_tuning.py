@@ -14,7 +14,6 @@ from autosync.api.http.app import create_app
 from autosync.documents import to_json
 from autosync.search.loop.settings import Settings
 from autosync.search.space import Space
-from autosync.trials.launchers.local_launcher import LocalLauncher
 from tests.placed_models import heavy_layers
 
 SETTINGS = Settings(budget=8, proposals=100, repeats=1, warmup=1, iterations=2, probe=False)
@@ -27,14 +26,7 @@ def test_placements_are_measured_and_told_in_words(sqlite: Database) -> None:
     tuning_id = enqueue(sqlite, request)
     with sqlite.reading() as session:
         assert load_request(session, tuning_id).space.placement
-    launcher = LocalLauncher(repeats=0)  # else passes are repeated while others load the machine
-    work(
-        str(sqlite.engine.url),
-        threading.Event(),
-        once=True,
-        trains=False,
-        launcher_of=lambda _: launcher,
-    )
+    work(str(sqlite.engine.url), threading.Event(), once=True, trains=False)
     query = (
         select(ProposalRow.origin, ProposalRow.strategy_id, TrialRow.step_seconds)
         .join(

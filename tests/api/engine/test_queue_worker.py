@@ -14,9 +14,10 @@ from sqlalchemy import func, select
 
 from autosync.api.db import Database
 from autosync.api.db.tables import EventRow, ProposalRow, TrialRow, TuningRow
-from autosync.api.engine import tuning_queue
+from autosync.api.engine import training_queue, tuning_queue, version_training
 from autosync.api.engine.queue_worker import MOST_CLAIMS, run_claim, work
 from autosync.api.engine.submission import enqueue
+from autosync.api.engine.training_queue import TrainingClaim
 from autosync.api.engine.tuning_queue import Claim
 from autosync.api.engine.tuning_request import TuningRequest
 from autosync.api.views import reports
@@ -35,9 +36,7 @@ REQUEST = TuningRequest(domain_of(cluster=grid_cluster(2)), SETTINGS, launcher="
 WORKER = """
 import sys, threading
 from autosync.api.engine.queue_worker import work
-from autosync.trials.launchers.local_launcher import LocalLauncher
-launcher = LocalLauncher(repeats=0)  # else passes are repeated as often as others load the machine
-work(sys.argv[1], threading.Event(), launcher_of=lambda _: launcher, lease_seconds=8.0)
+work(sys.argv[1], threading.Event(), lease_seconds=8.0)
 """
 
 
@@ -68,6 +67,25 @@ def rows(database: Database) -> list[TrialRow]:
 def state(database: Database, tuning_id: str) -> str:
     with database.reading() as session:
         return session.get_one(TuningRow, tuning_id).state
+
+
+def test_tunings_do_not_wait_for_a_training(
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker that trains measures them; it ends when both have."""
+    measured: list[str] = []
+
+    def until_a_tuning_has_ended(database: Database, held: TrainingClaim) -> None:
+        if not measured:  # and not the training that this tuning asks for
+            measured.append(enqueue(database, REQUEST))
+            until(lambda: state(database, measured[0]) == "finished", "a tuning beside a training")
+        training_queue.fail_training(database, held, "it only waited")
+
+    monkeypatch.setattr(version_training, "run_training", until_a_tuning_has_ended)
+    with sqlite.writing() as session:
+        training_queue.enqueue_training(session)
+    work(str(sqlite.engine.url), threading.Event(), once=True)
+    assert state(sqlite, measured[0]) == "finished"
 
 
 def test_killed_in_the_middle_and_started_again_it_repeats_nothing(

@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -78,11 +77,9 @@ def client(sqlite: Database) -> Iterator[TestClient]:
 
 
 @pytest.fixture(scope="module")
-def empty(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+def empty(module_url: str) -> Iterator[Database]:
     """One database for all that is refused: it stays as it is."""
-    path = tmp_path_factory.mktemp("empty") / "test.db"
-    shutil.copy(sqlite_template, path)
-    with opened(f"sqlite:///{path}") as database:
+    with opened(module_url) as database:
         yield database
 
 

@@ -18,7 +18,7 @@ from autosync.api.engine.simulator_versions import version_in_use
 from autosync.api.engine.submission import enqueue
 from autosync.api.engine.training_queue import claim_training, enqueue_training
 from autosync.api.engine.training_trials import measured_sources
-from autosync.api.engine.version_training import not_worse, run_training
+from autosync.api.engine.version_training import VersionFigures, run_training
 from autosync.api.http.app import create_app
 from autosync.cluster import MessageCost
 from autosync.errors import InvalidInput, NotSupported
@@ -63,8 +63,8 @@ def test_a_tuning_teaches_the_next_version(
     found = client.get("/v1/simulators/versions").json()
     (version,) = found["items"]
     assert (version["number"], version["parent"], version["domains"]) == (1, 0, 3)
-    before = (version["parent_accuracy"], version["parent_pick_accuracy"])
-    better = not_worse(version["accuracy"], before[0], version["pick_accuracy"], before[1])
+    names = ("accuracy", "parent_accuracy", "pick_accuracy", "parent_pick_accuracy")
+    better = VersionFigures(*(version[name] for name in names)).not_worse
     assert version["promoted"] == better
     assert found["in_use"] == int(better)
     card = client.get("/v1/simulators/version-1").json()
@@ -178,4 +178,4 @@ def test_only_probed_costs_leave_a_domain_what_it_is(sqlite: Database) -> None:
 def test_a_version_must_not_be_worse_on_what_none_has_seen(
     figures: tuple[float | None, float | None, float | None, float | None], promoted: bool
 ) -> None:
-    assert not_worse(*figures) == promoted
+    assert VersionFigures(*figures).not_worse == promoted

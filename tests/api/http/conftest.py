@@ -1,7 +1,6 @@
 """A real browser on the real service, for the tests of the dashboard."""
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,22 +31,15 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def served_url(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("dashboard") / "test.db"
-    shutil.copy(sqlite_template, path)
-    return f"sqlite:///{path}"
-
-
-@pytest.fixture(scope="module")
-def service(served_url: str) -> Iterator[Service]:
-    with served(served_url) as service:
+def service(module_url: str) -> Iterator[Service]:
+    with served(module_url) as service:
         yield service
 
 
 @pytest.fixture
-def shown_database(served_url: str) -> Iterator[Database]:
+def shown_database(module_url: str) -> Iterator[Database]:
     """What the service shows."""
-    with opened(served_url) as database:
+    with opened(module_url) as database:
         yield database
 
 

@@ -34,7 +34,7 @@ ITERATIONS = 4
 
 
 def test_from_the_form_to_a_job_that_trains_with_the_answer(
-    page: Page, service: Service, served_url: str, tmp_path: Path
+    page: Page, service: Service, module_url: str, tmp_path: Path
 ) -> None:
     upload(page, tmp_path)
     fill_in(page)
@@ -42,7 +42,7 @@ def test_from_the_form_to_a_job_that_trains_with_the_answer(
     expect(page).to_have_url(re.compile("/tunings/[0-9a-f]{32}$"))
     expect(page.locator("#state")).to_have_text("queued")
     page.evaluate("window.neverLoadedAgain = true")
-    worker = start(tmp_path, "worker", "--db", served_url)
+    worker = start(tmp_path, "worker", "--db", module_url)
     try:
         expect(page.locator("#state")).to_have_text("running")
         expect(page.locator("figure#convergence circle:visible").first).to_be_visible(

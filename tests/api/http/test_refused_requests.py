@@ -1,9 +1,7 @@
 """Every kind of bad input: named, with the way out, nothing half-written; so one service does."""
 
 import json
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,10 +22,8 @@ MANY_DIGITS = 10**4200
 
 
 @pytest.fixture(scope="module")
-def database(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    path = tmp_path_factory.mktemp("refused") / "test.db"
-    shutil.copy(sqlite_template, path)
-    with opened(f"sqlite:///{path}") as database:
+def database(module_url: str) -> Iterator[Database]:
+    with opened(module_url) as database:
         yield database
 
 

@@ -89,6 +89,9 @@ class PoolContract:
             result = pool.run(TrialRequest(f"late/{shard.kind}", bundle, iterations=3))
             assert result.error is None
             assert len(result.iteration_seconds) == 3
+            # what clocks leave unequal is equal again: else this says that it was not synchronized
+            exact = pool.run(TrialRequest(f"after/{shard.kind}", ddp(pool.workload.domain)))
+            assert exact.error is None
 
     def test_a_key_runs_once(self, pool: ProcessPool) -> None:
         assert trial(pool, "plain") is trial(pool, "plain")

@@ -156,13 +156,14 @@ def test_what_the_workers_document_takes_is_overhead() -> None:
     assert result.overhead_seconds == pytest.approx((1.0 + 0.2 + 0.4) / 2)
 
 
-def test_a_plan_that_lags_warms_up_for_as_many_iterations_more() -> None:
-    transport = ScriptedTransport([measured(0.0), measured(0.0)])
+@pytest.mark.parametrize(("trains", "warmups"), [(False, [2, 5]), (True, [2, 14])])
+def test_a_plan_that_lags_warms_up_until_it_is_filled(trains: bool, warmups: list[int]) -> None:
+    transport = ScriptedTransport([measured(0.0), measured(0.0)], swaps=trains)
     procedure = TrialProcedure(transport, 0)
     for staleness in (0, 3):
         bundle = lagging(small_domain(), AllReduce(0), staleness)
         procedure.run(TrialRequest(f"s = {staleness}", bundle, warmup=2))
-    assert transport.warmups == [2, 5]
+    assert transport.warmups == warmups
 
 
 @pytest.mark.parametrize(

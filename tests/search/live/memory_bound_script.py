@@ -7,7 +7,6 @@ A device is an arena: more bytes of tensors than its budget are an error, as on 
 import json
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,15 +34,11 @@ SETTINGS = Settings(budget=12, proposals=64, repeats=2, probe=False)
 Made = tuple[nn.Module, torch.optim.Optimizer]
 
 
-def deep() -> Made:
-    """With the batch of `deep_batch` nearly all of its memory are activations."""
+def made() -> Made:
+    """With the batches of `main` nearly all of its memory are activations."""
     torch.manual_seed(3)
     model = blocks()
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
-
-
-def deep_batch(rank: int, number: int) -> Tensor:
-    return batch_of(number, 512, rank)
 
 
 def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor) -> None:
@@ -58,9 +53,9 @@ def trained(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[Te
         train_step(model, optimizer, batch)
 
 
-def step_bytes(made: Made, batches: list[Tensor]) -> int:
+def step_bytes(batches: list[Tensor]) -> int:
     """What a step of DDP takes."""
-    model, optimizer = made
+    model, optimizer = made()
     with Arena(ROOMY) as arena:
         arena.count(model.parameters())
         network = DistributedDataParallel(model)
@@ -70,9 +65,9 @@ def step_bytes(made: Made, batches: list[Tensor]) -> int:
         return on_any_rank(arena.take_peak_bytes())
 
 
-def least_bytes(made: Made, batches: list[Tensor]) -> int:
+def least_bytes(batches: list[Tensor]) -> int:
     """What a step of DDP takes with all that can wait elsewhere."""
-    model, optimizer = made
+    model, optimizer = made()
     with Arena(ROOMY) as arena:
         arena.count(model.parameters())
         network = DistributedDataParallel(model)
@@ -89,9 +84,7 @@ def on_any_rank(size_bytes: int) -> int:
     return max(told)
 
 
-def tuned(
-    make: Callable[[], Made], batches: list[Tensor], memory_bytes: int, out: Path
-) -> dict[str, Any]:
+def tuned(batches: list[Tensor], memory_bytes: int, out: Path) -> dict[str, Any]:
     """What `autosync.tune` answers on such a device, and training there with it."""
     messages: list[str] = []
 
@@ -101,7 +94,7 @@ def tuned(
     def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         train_step(model, optimizer, batches[0])
 
-    model, optimizer = make()
+    model, optimizer = made()
     before = [value.detach().clone() for value in model.parameters()]
     with Arena(memory_bytes) as arena:
         arena.count(model.parameters())
@@ -119,7 +112,7 @@ def tuned(
     dist.barrier()  # rank 0 has written the bundle before it went on
     bundle = load_bundle(out)
     plain = replace(bundle, strategy=replace(bundle.strategy, swap=None))
-    twin, twin_optimizer = make()
+    twin, twin_optimizer = made()
     trained(*autosync.distribute(twin, twin_optimizer, plain), batches)
     model.state_dict()  # waits for what is on its way
     twin.state_dict()
@@ -131,15 +124,6 @@ def tuned(
     }
 
 
-def deep_part(rank: int, out: Path) -> dict[str, Any]:
-    """Neither DDP nor the model alone fits; with swapping there is room."""
-    batches = [deep_batch(rank, number) for number in range(STEPS)]
-    peak, least = step_bytes(deep(), batches), least_bytes(deep(), batches)
-    memory = (peak + least) // 2
-    assert least < budget_within(memory) < memory < peak
-    return tuned(deep, batches, memory, out / "deep.json")
-
-
 def main() -> None:
     out = Path(sys.argv[1])
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -147,7 +131,11 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     os.environ["AUTOSYNC_HOST"] = f"host{rank}"
-    seen = {"deep": deep_part(rank, out)}
+    batches = [batch_of(number, 512, rank) for number in range(STEPS)]
+    peak, least = step_bytes(batches), least_bytes(batches)
+    memory = (peak + least) // 2  # neither DDP nor the model alone fits; swapped there is room
+    assert least < budget_within(memory) < memory < peak
+    seen = tuned(batches, memory, out / "best.json")
     (out / f"rank{rank}.json").write_text(json.dumps(seen))
     dist.destroy_process_group()
 

@@ -1,8 +1,6 @@
 """`autosync.tune` inside a real torchrun job of three ranks; see `live_script`."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from autosync.trials.live.live_pass import sent_by_node
 from autosync.trials.live.outside_load import CpuUse
 from autosync.trials.live.step_tape import Call, Tape
 from autosync.trials.live.tape_union import adopt_orphans, finish_order
+from tests.search.live.torchrun import seen_by_ranks
 
 pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).parents[3]
@@ -38,25 +37,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def seen(out: Path) -> Seen:
     """What each rank saw, in one run of all parts."""
-    job = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", str(RANKS), "--log-dir", str(out / "logs")),
-            *("tests/search/live/live_script.py", str(out), *PARTS),
-        ],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "GLOO_SOCKET_IFNAME": "lo",
-            "OMP_NUM_THREADS": "1",
-        },
-        capture_output=True,
-        text=True,
-        timeout=800,
-    )
-    assert job.returncode == 0, job.stderr[-6000:]
-    return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
+    return seen_by_ranks("live_script.py", RANKS, out, *PARTS)
 
 
 def test_tuning_restores_every_bit_and_trains_on_as_ddp_would(seen: Seen, out: Path) -> None:
