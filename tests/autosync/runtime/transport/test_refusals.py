@@ -1,7 +1,8 @@
 """What ranks tell each other through a store."""
 
 import pytest
-from torch.distributed.distributed_c10d import HashStore, PrefixStore
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.distributed_c10d import PrefixStore
 
 from autosync.errors import AutosyncError, DeviceMemoryExceeded, InvalidInput, NotSupported
 from autosync.runtime.transport.failures import SynchronizationFailed
