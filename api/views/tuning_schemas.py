@@ -61,6 +61,12 @@ class TuningResult(ResponseModel):
         return what_happened(self.ddp_error)
 
     @property
+    def keeps_baseline(self) -> bool:
+        """Whether another design than DDP is the baseline, and nothing was faster beyond doubt."""
+        equal = self.speedup_low == self.speedup == self.speedup_high == 1.0
+        return self.ddp_seconds is None and equal
+
+    @property
     def compared_with(self) -> str:
         """What speed-ups are over, in a word."""
         return self.baseline if self.ddp_seconds is None else "DDP"

@@ -29,6 +29,7 @@ PHASES = (
     ("update", "update"),
     ("wait", "waiting for messages"),
 )
+DEALT = (("deal", LANES["deal"]),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ def timeline_chart(
         drawings(draw, words, WIDTH, narrow=False),
         ("Iteration", "What", "Size", "Begins", "There at"),
         tuple(row for panel in panels for row in _table(panel)),
-        PHASES,
+        (*PHASES, *DEALT) if any(panel.iteration.deals for panel in panels) else PHASES,
         " ".join(
             (
                 "Thin: issued, behind others; thick: its channel works for it; dashed: the "

@@ -79,7 +79,7 @@ def _without_ddp(what: str, result: TuningResult) -> tuple[str, str]:
     taken = f"{_step(result.best_seconds)} an iteration{_of_limit(result)}"
     if not result.repeats:
         return f"{ended}; what {does} was not confirmed", f"{taken} in the search."
-    if result.speedup_low == result.speedup_high == 1.0:
+    if result.keeps_baseline:
         certainty = f"Nothing else that {does} was faster beyond doubt in {result.repeats}"
         return f"{ended}; {result.baseline} {does}", f"{certainty} interleaved repeats: {taken}."
     return (

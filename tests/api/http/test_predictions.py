@@ -108,7 +108,8 @@ def test_placements_that_a_request_has_no_time_for_are_left_out_and_it_says_so(
     cut = client.post("/v1/rank", json=body).json()
     assert cut["placements_cut"] is True
     assert not any(each["strategy"].get("placement") for each in cut["items"])
-    tight = slow_links(client, memory_gb=0.015)
+    whole_state = {"parameter_server": False, "reduce_scatter": False, "sharded_parameters": False}
+    tight = slow_links(client, memory_gb=0.015) | {"space": {"placement": True, **whole_state}}
     refused = client.post("/v1/rank", json=tight)
     assert (refused.status_code, refused.json()["thing"]) == (409, "space.placement")
     monkeypatch.undo()

@@ -79,6 +79,8 @@ def test_deals_are_drawn_in_a_lane_of_their_own_and_listed_as_messages() -> None
     plain = placed_iteration().model_copy(update={"deals": []})
     without = timeline_chart("timeline", "", "", [TimelinePanel("plain", plain)], None)
     assert "samples dealt" not in "".join(str(drawing) for _, drawing in without.drawings)
+    assert ("deal", "samples dealt") in chart.keys
+    assert ("deal", "samples dealt") not in without.keys
 
 
 def test_thousands_of_trials_stay_a_small_drawing() -> None:
