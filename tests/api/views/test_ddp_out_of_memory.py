@@ -98,6 +98,7 @@ def test_the_confirmation_is_drawn_over_what_it_was_compared_with(
     assert "DDP" not in drawn.words
     note = f"Compared with {tuning.result.baseline}: torch's DDP ran out of memory."
     assert drawn.footnote.startswith(note)
+    assert [words for _, words in charts["accuracy"].keys] == ["strategies"]  # no dot is DDP's
 
 
 def test_every_way_of_failing_has_words() -> None:
