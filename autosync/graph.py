@@ -12,6 +12,7 @@ from autosync.documents import (
     FIRST_ERROR,
     LARGEST_COUNT,
     STRICT,
+    UNLESS_NO_ITEMS,
     UNLESS_ONE,
     content_hash,
 )
@@ -129,6 +130,8 @@ class ModelGraph:
         (the last of its consumers in `backward_order`, so a tied embedding is ready last).
     examples: how many example inputs it was recorded with, where its control flow depends on them.
         It then has every operation that one of them ran, at the largest size that one had.
+    uncalled: modules around variables that no iteration has called, such as a list that holds
+        others; of a running job, where that is known.
     """
 
     name: str
@@ -139,6 +142,7 @@ class ModelGraph:
     gradient_order: tuple[int, ...]
     gradient_after: tuple[int, ...]
     examples: Annotated[Count, UNLESS_ONE] = 1
+    uncalled: Annotated[tuple[str, ...], UNLESS_NO_ITEMS] = ()
     version: Literal[1] = 1
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 

@@ -297,6 +297,11 @@ class Strategy:
         return content_hash(self.canonical())
 
     @property
+    def run_by_torch(self) -> bool:
+        """Whether torch's own DDP or engine runs it, and not a plan of messages."""
+        return self.schedule.order == "ddp" or self.engine is not None
+
+    @property
     def shards(self) -> int:
         return sum(len(choice.shards) for choice in self.choices)
 

@@ -122,15 +122,16 @@ def _print_limit(result: "TuningResult") -> None:
 
 def _print_verdict_without_ddp(result: "TuningResult") -> None:
     taken = f"[bold green]{milliseconds(result.best_seconds)} ms[/] an iteration"
-    out.print(f"\nDDP runs out of memory. The answer fits: {taken}.")
+    does = "runs" if result.ddp_fits else "fits"
+    out.print(f"\nDDP {result.what_ddp_did}. The answer {does}: {taken}.")
     if result.repeats:
         out.print(
             f"That is [bold]{result.speedup:.2f} times as fast[/] ({result.speedup_low:.2f} to "
             f"{result.speedup_high:.2f} in {result.repeats} interleaved repeats) as "
-            f"{escape(result.baseline)}, the fastest known design that fits."
+            f"{escape(result.baseline)}, the fastest known design that {does}."
         )
     else:
-        out.print("It was not confirmed: nothing that fits could be repeated beside it.")
+        out.print(f"It was not confirmed: nothing that {does} could be repeated beside it.")
     _print_limit(result)
 
 

@@ -22,12 +22,14 @@ def best_by_prediction(
     seed: int,
     on_event: Callable[[TuningEvent], None],
     space: Space = Space(),  # noqa: B008  # frozen
+    stop_placing: Callable[[], bool] = lambda: False,
 ) -> list[Candidate]:
     """Designed candidates, placements where the space has them, and unlike ones of the fastest
     sampled, fastest first; DDP is among them, as the last one where the devices' memory does not
     hold it.
 
-    on_event: told how far it is, by another thread; what it raises ends the ranking.
+    on_event: told how far it is, by another thread; what it raises ends the ranking. stop_placing:
+    asked where there are more placements to look at; ends that alone.
 
     Raises:
         InvalidInput: no strategy fits the devices' memory; says what would make one fit.
@@ -41,14 +43,16 @@ def best_by_prediction(
     def progress(done: int) -> None:
         on_event(TuningEvent("ranking", "ranking proposals", done, proposals))
 
-    check_fits(domain, space)
+    check_fits(domain, space, stop_placing)
     settings = Settings(proposals=proposals, seed=seed, acquisition="prediction")
     threads = ThreadPoolExecutor(1)
     try:  # what draws and plays proposals needs no interpreter; what designs is nothing else
         ranking = submit(threads, ranked_draws, domain, space, predictor, proposals, seed, progress)
         known = known_designs(domain, space, predictor)
         bases = [each.strategy for each in known if may_be_placed(each.strategy)]
-        known += placed_candidates(domain, space, predictor, bases, settings, with_policy=True)
+        known += placed_candidates(
+            domain, space, predictor, bases, settings, with_policy=True, stop=stop_placing
+        )
         ranked = result_of(ranking)
     finally:
         threads.shutdown(wait=False)

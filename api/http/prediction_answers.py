@@ -21,7 +21,7 @@ from autosync.api.http.schemas import (
     PredictedStrategy,
 )
 from autosync.domain import Domain
-from autosync.errors import NotSupported
+from autosync.errors import InvalidInput, NotSupported
 from autosync.search.space import Space
 from autosync.strategy_description import describe
 
@@ -30,7 +30,25 @@ if TYPE_CHECKING:
     from autosync.search.loop.tuning_store import Candidate
 
 LONGEST_SECONDS = 60.0
-"""Of the sampling of one request; the rest takes one or two more."""
+"""Of the sampling of one request, and of its search for placements beside it; the rest takes one or
+two more."""
+
+
+class TimeLimit:
+    """Of one request. placements_cut: it ended before all placements were looked at."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._until = clock() + LONGEST_SECONDS
+        self.placements_cut = False
+
+    def is_over(self) -> bool:
+        return self._clock() > self._until
+
+    def stop_placing(self) -> bool:
+        """Asked where there are more placements to look at."""
+        self.placements_cut = self.placements_cut or self.is_over()
+        return self.placements_cut
 
 
 def predicted_strategies(session: Session, body: RankBody) -> PredictedStrategies:
@@ -42,7 +60,8 @@ def predicted_strategies(session: Session, body: RankBody) -> PredictedStrategie
     from autosync.simulator.memory_check import most_peak_bytes
 
     domain = ranked_domain(session, body)
-    ranked, ddp = _ranked(session, body, domain, body.space, time.monotonic() + LONGEST_SECONDS)
+    limit = TimeLimit()
+    ranked, ddp = _ranked(session, body, domain, body.space, limit)
     shown = ranked[: body.top]
     peaks = most_peak_bytes(domain, [candidate.strategy for candidate in shown])
     items = [
@@ -64,6 +83,7 @@ def predicted_strategies(session: Session, body: RankBody) -> PredictedStrategie
         proposals=body.proposals,
         ddp_seconds=ddp.predicted_seconds,
         limit_seconds=iteration_limit(domain, body.space).seconds,
+        placements_cut=limit.placements_cut,
         items=items,
     )
 
@@ -73,8 +93,8 @@ def compared_clusters(session: Session, body: CompareBody) -> ComparedClusters:
     Raises:
         NotFound, InvalidInput: as `domain_named`. NotSupported: it takes too long.
     """
-    until = time.monotonic() + LONGEST_SECONDS
-    items = [_compared(session, body, rented, until) for rented in body.clusters]
+    limit = TimeLimit()
+    items = [_compared(session, body, rented, limit) for rented in body.clusters]
     if all(item.cost_per_million_samples is not None for item in items):
         items.sort(key=lambda item: item.cost_per_million_samples or 0.0)
     else:
@@ -83,10 +103,10 @@ def compared_clusters(session: Session, body: CompareBody) -> ComparedClusters:
 
 
 def _compared(
-    session: Session, body: CompareBody, rented: RentedCluster, until: float
+    session: Session, body: CompareBody, rented: RentedCluster, limit: TimeLimit
 ) -> ComparedCluster:
     domain = domain_named(session, body, rented.cluster)
-    ranked, ddp = _ranked(session, body, domain, Space(), until)
+    ranked, ddp = _ranked(session, body, domain, Space(), limit)
     best = ranked[0]
     rate = domain.batch_size * domain.world_size / best.predicted_seconds
     cost = rented.cost_per_hour
@@ -102,22 +122,39 @@ def _compared(
 
 
 def _ranked(
-    session: Session, body: PredictionBody, domain: Domain, space: Space, until: float
+    session: Session, body: PredictionBody, domain: Domain, space: Space, limit: TimeLimit
 ) -> "tuple[list[Candidate], Candidate]":
-    """The candidates, the fastest first, and DDP."""
+    """The candidates, the fastest first, and DDP.
+
+    Raises:
+        InvalidInput: no strategy fits the devices' memory. NotSupported: it takes too long.
+    """
     from autosync.api.engine.prediction_ranking import best_by_prediction
     from autosync.api.engine.simulator_store import resolved_name, simulator_of
     from autosync.search.loop.outcome import DDP
 
     predictor = simulator_of(session, resolved_name(session, body.simulator, domain), domain)
-    stop = _stops_at(until, body.proposals)
-    ranked = best_by_prediction(domain, predictor, body.proposals, body.seed, stop, space)
+    stop = _stops_at(limit, body.proposals)
+    try:
+        ranked = best_by_prediction(
+            domain, predictor, body.proposals, body.seed, stop, space, limit.stop_placing
+        )
+    except InvalidInput as error:
+        if not limit.placements_cut:
+            raise
+        raise NotSupported(
+            f"no strategy without placements fits the devices' memory, and {LONGEST_SECONDS:g} s "
+            "have found no placement that does.",
+            thing="space.placement",
+            value=True,
+            remedy="Start a tuning (POST /v1/tunings), which has the time, or take larger devices.",
+        ) from error
     return ranked, next(candidate for candidate in ranked if candidate.origin == DDP)
 
 
-def _stops_at(until: float, proposals: int) -> "Callable[[TuningEvent], None]":
+def _stops_at(limit: TimeLimit, proposals: int) -> "Callable[[TuningEvent], None]":
     def check(event: "TuningEvent") -> None:
-        if time.monotonic() > until:
+        if limit.is_over():
             raise NotSupported(
                 f"{event.done} of {event.total} proposals took longer than {LONGEST_SECONDS:g} s.",
                 thing="proposals",

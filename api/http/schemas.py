@@ -38,13 +38,15 @@ class PredictedStrategy(BaseModel):
 
 class PredictedStrategies(BaseModel):
     """The fastest first. Predictions rank; a tuning measures. limit_seconds: of an iteration, which
-    no strategy on this cluster beats."""
+    no strategy on this cluster beats. placements_cut: a request's time ended before all placements
+    that the space has were looked at; those found until then are listed."""
 
     domain_id: str
     simulator: str
     proposals: int
     ddp_seconds: float
     limit_seconds: float
+    placements_cut: bool
     items: list[PredictedStrategy]
 
 

@@ -33,8 +33,8 @@ from autosync.api.views.dashboard.trial_points import (
     pairs_by_round,
     trial_points,
 )
-from autosync.api.views.rankings import baseline_strategy
-from autosync.api.views.tuning_schemas import Tuning
+from autosync.api.views.rankings import baseline_strategy, ddp_strategy
+from autosync.api.views.tuning_schemas import Tuning, what_happened
 from autosync.search.loop.outcome import DDP
 from autosync.simulator.limit import Limit
 
@@ -64,8 +64,8 @@ def tuning_charts(session: Session, tuning: Tuning) -> tuple[list[Chart], Limit]
 def _confirmation(
     session: Session, tuning: Tuning, points: Sequence[TrialPoint], limit_seconds: float
 ) -> Chart | None:
-    """Finalists over the baseline, which is another design where DDP ran out of memory. None before
-    a repeat has both."""
+    """Finalists over the baseline, which is another design where DDP's trials failed. None before a
+    repeat has both."""
     base = baseline_strategy(session, tuning.id)
     confirmed = [] if base is None else confirmed_speedups(points, base.strategy_id)
     if base is None or not confirmed:
@@ -87,8 +87,14 @@ def _confirmation(
     limit = seconds / limit_seconds if seconds else None
     if base.origin == DDP:
         return interval_chart(intervals, limit, "DDP")
-    note = f"Compared with {base.origin}, which fits: torch's DDP ran out of memory."
+    note = f"Compared with {base.origin}: torch's DDP {_what_ddp_did(session, tuning)}."
     return interval_chart(intervals, limit, base.origin, note)
+
+
+def _what_ddp_did(session: Session, tuning: Tuning) -> str:
+    """Also before there is an answer."""
+    ddp = ddp_strategy(session, tuning.id)
+    return what_happened(ddp.error if ddp else None)
 
 
 def convergence_points(points: Sequence[TrialPoint]) -> list[ConvergencePoint]:
@@ -145,6 +151,14 @@ def timeline_charts(accounts: Sequence[StrategyAccount]) -> list[Chart]:
             )
         )
     missing = [name for name, timeline in of if not timeline.measured]
+    notes = []
+    if missing:
+        notes.append(
+            f"No trial of {' and '.join(missing)} recorded its timeline: the finalists' and DDP's "
+            "first repeats do."
+        )
+    if any(timeline.measured and timeline.measured.deals for _, timeline in of):
+        notes.append("Predicted, samples are dealt within the compute of placed modules.")
     charts.append(
         timeline_chart(
             "predicted-timeline",
@@ -153,10 +167,7 @@ def timeline_charts(accounts: Sequence[StrategyAccount]) -> list[Chart]:
             [TimelinePanel(f"{name}, predicted", timeline.predicted) for name, timeline in of],
             limit,
             end,
-            f"No trial of {' and '.join(missing)} recorded its timeline: the finalists' and DDP's "
-            "first repeats do."
-            if missing
-            else "",
+            " ".join(notes),
         )
     )
     return charts
@@ -164,6 +175,11 @@ def timeline_charts(accounts: Sequence[StrategyAccount]) -> list[Chart]:
 
 def _clocks(accounts: Sequence[StrategyAccount]) -> str:
     words = []
+    if any(a.timeline.measured and a.timeline.measured.deals for a in accounts):
+        words.append(
+            "Samples dealt: activations and their gradients at the borders of placed modules, and "
+            "counts of samples before them; compute waits meanwhile."
+        )
     if any(a.timeline.measured and not a.timeline.measured.messages for a in accounts):
         words.append(
             "torch's DDP does not say when its messages travel, nor when backward waits for them."

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Select, SQLColumnExpression, func, literal, select, tuple_
+from sqlalchemy import ScalarSelect, Select, SQLColumnExpression, func, literal, select, tuple_
 from sqlalchemy.orm import Session
 
 from autosync.api.db.lookup import stored
@@ -105,9 +105,24 @@ def first_confirmed(
     )
 
 
+def ddp_error_of(tuning_id: SQLColumnExpression[str]) -> ScalarSelect[str | None]:
+    """How DDP's first trial failed, `kind: message`; null where one was measured."""
+    return (
+        select(StrategySummaryRow.error)
+        .where(
+            StrategySummaryRow.tuning_id == tuning_id,
+            StrategySummaryRow.origin == DDP,
+            StrategySummaryRow.step_seconds.is_(None),
+        )
+        .order_by(StrategySummaryRow.position)
+        .limit(1)
+        .scalar_subquery()
+    )
+
+
 def measured_ddp_seconds(session: Session, tuning: Tuning) -> float | None:
     """DDP's iteration: of the answer, else as it is ranked so far; None before its first trial, and
-    where it ran out of memory."""
+    where its trials failed."""
     if tuning.result is not None:
         return tuning.result.ddp_seconds
     ddp = ddp_strategy(session, tuning.id)

@@ -22,6 +22,7 @@ from autosync.api.db.tables import (
     TuningRow,
 )
 from autosync.api.views.answer_columns import shared_columns, shared_names
+from autosync.api.views.rankings import ddp_error_of
 from autosync.api.views.rankings import ranked_strategies as ranked_strategies
 from autosync.api.views.response_model import ResponseModel
 from autosync.api.views.sort_orders import SortKey, sorted_page
@@ -118,6 +119,7 @@ _PROGRESS = _named(TuningRow, TuningProgress) | {
 _RESULT = _named(OutcomeRow, TuningResult) | {
     "words": StrategyRow.words,
     "strategy_id": StrategyRow.strategy_id,
+    "ddp_error": ddp_error_of(TuningRow.id),
 }
 """Columns of an answer by the names of its fields; those of a list's rows are read alone, without
 the objects of five tables for each."""

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from autosync.api.views.response_model import ResponseModel
-from autosync.simulator.timeline.iteration_trace import ComputeInterval
+from autosync.simulator.timeline.iteration_trace import ComputeInterval, DealInterval
 from autosync.simulator.timeline.trace_comparison import Difference
 
 
@@ -23,11 +23,13 @@ class TimelineMessage(ResponseModel):
 class TimelineIteration(ResponseModel):
     """From the forward start of the slowest rank over one iteration to the end of the next forward
     pass; seconds are the domain's and count from that start. messages: of this iteration; null
-    where none were recorded."""
+    where none were recorded. deals: at the borders of placed modules, as recorded; predicted, they
+    are part of compute."""
 
     step_seconds: float
     compute: list[ComputeInterval]
     messages: list[TimelineMessage] | None
+    deals: list[DealInterval]
 
 
 class Timeline(ResponseModel):

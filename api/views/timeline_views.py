@@ -172,4 +172,5 @@ def _iteration(trace: IterationTrace) -> TimelineIteration:
         step_seconds=trace.step_seconds,
         compute=list(trace.compute),
         messages=messages or None,
+        deals=list(trace.deals),
     )

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from autosync.api.views.response_model import Moment, Page, ResponseModel, State
-from autosync.trials.request_names import ComputeDevice, ComputeKind
+from autosync.trials.request_names import FAILURES, ComputeDevice, ComputeKind
 
 
 class TuningProgress(ResponseModel):
@@ -26,10 +26,13 @@ class TuningResult(ResponseModel):
     words: str
     strategy_id: str
     best_seconds: float
-    ddp_seconds: float | None = Field(description="Null where DDP ran out of memory.")
+    ddp_seconds: float | None = Field(description="Null where DDP's trials failed: see ddp_error.")
+    ddp_error: str | None = Field(
+        description="How DDP's first trial failed, `kind: message`; null where it was measured."
+    )
     baseline: str = Field(
-        description="The design that speed-ups are over: `ddp`; where that ran out of memory, the "
-        "fastest other one that did not."
+        description="The design that speed-ups are over: `ddp`; where that could not be measured, "
+        "the fastest other one that could."
     )
     speedup: float
     speedup_low: float
@@ -48,9 +51,35 @@ class TuningResult(ResponseModel):
         return 100 * self.limit_seconds / self.best_seconds
 
     @property
+    def ddp_fits(self) -> bool:
+        """False where DDP ran out of memory."""
+        return kind_of(self.ddp_error) != "out_of_memory"
+
+    @property
+    def what_ddp_did(self) -> str:
+        """What happened to DDP where another design is the baseline, from its trial."""
+        return what_happened(self.ddp_error)
+
+    @property
+    def keeps_baseline(self) -> bool:
+        """Whether another design than DDP is the baseline, and nothing was faster beyond doubt."""
+        equal = self.speedup_low == self.speedup == self.speedup_high == 1.0
+        return self.ddp_seconds is None and equal
+
+    @property
     def compared_with(self) -> str:
         """What speed-ups are over, in a word."""
         return self.baseline if self.ddp_seconds is None else "DDP"
+
+
+def kind_of(error: str | None) -> str:
+    """Of `kind: message`."""
+    return (error or "").partition(":")[0]
+
+
+def what_happened(error: str | None) -> str:
+    """To a strategy in its trials, in words. error: `kind: message` of the first that failed."""
+    return FAILURES.get(kind_of(error), "was not tried")
 
 
 class Tuning(ResponseModel):

@@ -148,7 +148,7 @@ def attach(
     share_values: begin with rank 0's parameters and buffers on every rank.
     groups: from `open_groups`, kept open by the caller for plan after plan; by default the
         attachment opens and ends its own.
-    trace: receives an event for every executed message.
+    trace: receives an event for every executed message, and for every deal of a placed module.
     agreed: whoever handed out the plan gave all ranks the same one; they need not compare.
     streams: how the device's work is ordered, and how messages get to the backend; by default as
         the model's device and the process group's backend need it.
@@ -224,7 +224,7 @@ def attach(
             with begun_together(meeting):  # after all have come so far: placing opens groups
                 with ranks_meet():
                     attachment.placed = place_modules(
-                        model, placed, optimizers[0], plan, group, opened, meeting.store
+                        model, placed, optimizers[0], plan, group, opened, meeting.store, trace
                     )
                 attachment.handles.append(attachment.placed)
         if attachment.placed is not None:  # no rank goes back from here

@@ -9,12 +9,13 @@ from numpy.typing import NDArray
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.trials.measured_timeline import (
     ComputeTimes,
+    DealTimes,
     MeasuredTimeline,
     MessageTimes,
     Phase,
     RankTimeline,
 )
-from autosync.trials.recorded_pass import RecordedMessage, RecordedPass
+from autosync.trials.recorded_pass import RecordedDeal, RecordedMessage, RecordedPass
 
 Span = tuple[Phase, float, float]
 DECIMALS = 7
@@ -55,6 +56,10 @@ class RankRecording:
             tuple(self.backwards),
             tuple(self.trace.waits),
             messages if engine == "autosync" else None,
+            tuple(
+                RecordedDeal(e.operation, e.start_seconds, e.end_seconds, e.sent_bytes)
+                for e in self.trace.deals
+            ),
         )
 
 
@@ -65,12 +70,14 @@ def measured_timeline(
     warmup: int,
     time_scale: float,
     plan_index: Sequence[int],
+    byte_scale: float = 1.0,
 ) -> MeasuredTimeline:
     """The timeline of the usual one among a pass's measured iterations.
 
     rank_starts: of the ranks, in rank order, the starts of all forward passes and one moment after
         the last iteration. recordings, hosts: of the ranks; each host has a clock of its own.
-    plan_index: the index in the requested plan of every message that was shipped.
+    plan_index: the index in the requested plan of every message that was shipped. byte_scale: the
+        part of the samples' bytes that was dealt.
     """
     starts = np.array(rank_starts)
     latest = starts.max(axis=0)
@@ -83,7 +90,9 @@ def measured_timeline(
         step_seconds=float(latest[which + 1] - latest[which]) / time_scale,
         clock="shared" if len(by_host) == 1 else "by host",
         ranks=tuple(
-            _rank_timeline(mine, recording, which, by_host[host], time_scale, plan_index)
+            _rank_timeline(
+                mine, recording, which, by_host[host], time_scale, plan_index, byte_scale
+            )
             for mine, recording, host in zip(rank_starts, recordings, hosts, strict=True)
         ),
     )
@@ -104,6 +113,7 @@ def _rank_timeline(
     origin: float,
     time_scale: float,
     plan_index: Sequence[int],
+    byte_scale: float,
 ) -> RankTimeline:
     def seconds(moments: Iterable[float]) -> tuple[float, ...]:
         return tuple(round((moment - origin) / time_scale, DECIMALS) for moment in moments)
@@ -113,6 +123,13 @@ def _rank_timeline(
         tuple(phase for phase, _, _ in spans),
         seconds(start for _, start, _ in spans),
         seconds(stop for _, _, stop in spans),
+    )
+    shown = [d for d in recording.deals if spans[0][1] <= d.started_seconds < spans[-1][2]]
+    deals = DealTimes(
+        tuple(one.operation for one in shown),
+        seconds(one.started_seconds for one in shown),
+        seconds(one.ended_seconds for one in shown),
+        tuple(_whole_bytes(one, byte_scale) for one in shown),
     )
     if recording.messages is None:
         return RankTimeline(compute, None)
@@ -126,7 +143,14 @@ def _rank_timeline(
         seconds(one.started_seconds for one in mine),
         seconds(one.ended_seconds for one in mine),
     )
-    return RankTimeline(compute, messages)
+    return RankTimeline(compute, messages, deals if shown else None)
+
+
+def _whole_bytes(deal: RecordedDeal, byte_scale: float) -> int:
+    """Counts of samples travel whole."""
+    return (
+        deal.sent_bytes if deal.operation == "all_gather" else round(deal.sent_bytes / byte_scale)
+    )
 
 
 def _phases(starts: Sequence[float], recording: RecordedPass, which: int) -> list[Span]:

@@ -1,12 +1,13 @@
 """The measured timeline of one iteration, as a document."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict
 
-from autosync.documents import STRICT
+from autosync.documents import STRICT, UNLESS_NONE
 from autosync.errors import InvalidInput
+from autosync.module_borders import DealOperation
 
 Phase = Literal["forward", "backward", "update", "wait"]
 
@@ -50,11 +51,33 @@ class MessageTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class DealTimes:
+    """What a rank dealt at the borders of placed modules: arrays of one length, in order of time.
+    Every deal is a collective of all ranks, for which the script stands still (`wait`).
+
+    operation: of samples or their gradients, or of how many samples there are.
+    sent_bytes: by this rank to others, without the byte scale.
+    """
+
+    operation: tuple[DealOperation, ...]
+    start_seconds: tuple[float, ...]
+    stop_seconds: tuple[float, ...]
+    sent_bytes: tuple[int, ...]
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def __post_init__(self) -> None:
+        times = (self.start_seconds, self.stop_seconds)
+        _check_lengths("deals", (self.operation, *times, self.sent_bytes))
+
+
+@dataclass(frozen=True, slots=True)
 class RankTimeline:
-    """messages: None under torch's own DDP, which does not say when its buckets travel."""
+    """messages: None under torch's own DDP, which does not say when its buckets travel. deals: None
+    where no module is placed."""
 
     compute: ComputeTimes
     messages: MessageTimes | None
+    deals: Annotated[DealTimes | None, UNLESS_NONE] = None
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
 
@@ -78,6 +101,10 @@ class MeasuredTimeline:
     ranks: tuple[RankTimeline, ...]
     version: Literal[1] = 1
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def __post_init__(self) -> None:
+        of_ranks = tuple(each.deals.operation if each.deals else () for each in self.ranks)
+        _check_lengths("deals by rank", of_ranks)
 
 
 def _check_lengths(thing: str, arrays: tuple[tuple[object, ...], ...]) -> None:

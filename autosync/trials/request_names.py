@@ -1,5 +1,5 @@
 """The words by which commands and requests ask for a launcher and for compute, and by which results
-say what was not measured; quick to import."""
+say what was not measured, or what went wrong; quick to import."""
 
 from typing import Literal
 
@@ -21,3 +21,12 @@ DENSE_OPTIMIZERS = frozenset({"adam", "adamw"})
 
 PREDICTED_WAITS = "waits for swapped activations as predicted"
 """What a trial's result says of where it ran that swaps and has no activations to swap."""
+
+FAILURES = {
+    "out_of_memory": "ran out of memory",
+    "timeout": "took too long",
+    "crashed": "failed",
+    "refused": "was refused",
+    "cancelled": "was cancelled",
+}
+"""What happened to a strategy in its trial, by `contract.ErrorKind`."""

@@ -39,6 +39,7 @@ def check_module(placed: PlacedModule, domain: Domain) -> None:
             placed.ranks[-1],
             f"lives on rank {placed.ranks[-1]}, of ranks 0 to {domain.world_size - 1}",
         )
+    _check_called(placed, domain.graph)
     borders = domain.borders.of(placed.module)
     _check_variables(placed, borders, domain.graph)
     _check_samples(placed, borders, domain.graph)
@@ -74,6 +75,19 @@ def _check_names(strategy: Strategy) -> None:
                     "Place either the block or its parts.",
                 )
         seen.append(placed)
+
+
+def _check_called(placed: PlacedModule, graph: ModelGraph) -> None:
+    if placed.module not in graph.uncalled:
+        return
+    around = (v.name.rpartition(".")[0] for v in graph.variables if placed.holds(v.name))
+    called = next((name for name in around if name not in {placed.module, *graph.uncalled}), None)
+    raise _refusal(
+        placed,
+        placed.module,
+        "is never called, so nothing can be dealt to it",
+        f"Place what it holds, such as {called!r}." if called else "Leave it with the replicas.",
+    )
 
 
 def _check_variables(placed: PlacedModule, borders: ModuleBorders, graph: ModelGraph) -> None:

@@ -43,8 +43,7 @@ def refined(
     torch itself runs, what places modules, and what swaps, is left as it is: every neighbour of the
     latter would take a schedule of its own. Raises Cancelled between neighbourhoods.
     """
-    by_torch = strategy.schedule.order == "ddp" or strategy.engine is not None
-    if by_torch or strategy.placement or strategy.swap is not None:
+    if strategy.run_by_torch or strategy.placement or strategy.swap is not None:
         return strategy
     simulator, rng = TimelineSimulator(), np.random.default_rng(seed)
     best = encode([strategy], domain)

@@ -77,8 +77,14 @@ class Outcome:
 
     @property
     def ddp_seconds(self) -> float | None:
-        """DDP's `baseline_seconds`; None where it ran out of memory."""
+        """DDP's `baseline_seconds`; None where another design is the baseline."""
         return self.baseline_seconds if is_ddp(self.baseline.strategy) else None
+
+    @property
+    def ddp_error_kind(self) -> ErrorKind | None:
+        """How DDP's trials failed; None where one did not."""
+        ddp = next((row for row in self.ranked if is_ddp(row.candidate.strategy)), None)
+        return ddp.error_kind if ddp else None
 
     @property
     def keeps_baseline(self) -> bool:

@@ -20,7 +20,7 @@ from autosync.search.loop.settings import Settings
 from autosync.search.loop.shortlists import coarse_of
 from autosync.search.loop.tuning_store import Candidate, Origin, Store
 from autosync.search.placement.greedy_placement import place_greedily
-from autosync.search.placement.placement_judge import PlacementJudge
+from autosync.search.placement.placement_judge import PlacementJudge, Stop, no_stop
 from autosync.search.space import Space
 from autosync.simulator.memory_check import fitting_rows
 from autosync.simulator.message_digests import digests_of_strategies
@@ -44,8 +44,8 @@ the proposals of a round at the most."""
 def may_be_placed(strategy: Strategy) -> bool:
     """Whether modules can be placed in it: torch itself does not run it, and it neither lags, swaps
     nor places any."""
-    plain = strategy.schedule.order != "ddp" and strategy.engine is None
-    return plain and not (strategy.staleness or strategy.swap or strategy.placement)
+    swaps = strategy.swap is not None
+    return not (strategy.run_by_torch or strategy.staleness or swaps or strategy.placement)
 
 
 def with_placed(
@@ -105,19 +105,19 @@ def placed_candidates(
     tried: Sequence[Strategy] = (),
     refused: Collection[str] = (),
     with_policy: bool = False,
+    stop: Stop = no_stop,
 ) -> list[Candidate]:
     """Those that fit the devices' memory, the fastest by prediction first, none with the messages
     of another or of one that was tried. bases: the most promising first; where there are none,
     since no strategy fits, designs that do not fit. placements: whose placements the bases also
-    get."""
+    get. stop: ends the proposers before they have had their evaluations."""
     if not can_be_placed(domain, space):
         return []
-    budget = max(1, min(EVALUATIONS, settings.proposals // 10))
     left_alone = {*refused, *(pin.variable for pin in space.pins)}
-    judge = PlacementJudge(domain, coarse_of(simulator))
+    judge = PlacementJudge(domain, coarse_of(simulator), stop)
     chosen = unlike_shares(bases or _designs(domain, space, judge))
     found: list[tuple[Origin, Strategy]] = [
-        ("placed", place_greedily(judge, base, budget, left_alone=left_alone).strategy)
+        ("placed", place_greedily(judge, base, _budget(settings), left_alone=left_alone).strategy)
         for base in chosen
     ]
     found += [
@@ -125,14 +125,16 @@ def placed_candidates(
         for base in chosen
         for other in placements[:BASES]
     ]
-    if with_policy and chosen and not left_alone and find_spec("torch_geometric") is not None:
-        found.append(("placed_by_policy", _learned(domain, space, simulator, chosen[0], settings)))
+    learns = with_policy and not left_alone and find_spec("torch_geometric") is not None
+    if learns and chosen and not stop():
+        learned = _learned(domain, space, simulator, chosen[0], settings, stop)
+        found.append(("placed_by_policy", learned))
     return _distinct(domain, space, simulator, found, tried)
 
 
 def refused_modules(store: Store) -> set[str]:
     """Modules of placements whose trials were refused, without those that another trial placed:
-    they are never called, say, or mix samples, which a graph may not tell."""
+    they mix samples, say, which a graph may not tell."""
     kinds = {t.key: t.error.kind if t.error else None for t in store.trials()}
     refused: set[str] = set()
     sound: set[str] = set()
@@ -143,15 +145,16 @@ def refused_modules(store: Store) -> set[str]:
     return refused - sound
 
 
-def check_fits(domain: Domain, space: Space) -> None:
+def check_fits(domain: Domain, space: Space, stop: Stop = no_stop) -> None:
     """
     Raises:
-        InvalidInput: as `check_any_fits`, where no placement fits either.
+        InvalidInput: as `check_any_fits`, where no placement fits either, of those that were looked
+            at before `stop`.
     """
     try:
         check_any_fits(domain, space)
     except InvalidInput:
-        if not placed_candidates(domain, space, TimelineSimulator(), (), Settings()):
+        if not placed_candidates(domain, space, TimelineSimulator(), (), Settings(), stop=stop):
             raise
 
 
@@ -176,17 +179,28 @@ def _designs(domain: Domain, space: Space, judge: PlacementJudge) -> list[Strate
     return [each.strategy for each in sorted(judged, key=lambda each: each.step_seconds)]
 
 
+def _budget(settings: Settings) -> int:
+    """Predictions of one proposer for one base."""
+    return max(1, min(EVALUATIONS, settings.proposals // 10))
+
+
 def _learned(
-    domain: Domain, space: Space, simulator: Simulator, base: Strategy, settings: Settings
+    domain: Domain,
+    space: Space,
+    simulator: Simulator,
+    base: Strategy,
+    settings: Settings,
+    stop: Stop,
 ) -> Strategy:
     """The policy's best, itself where nothing is better."""
     from autosync.search.placement.policy_training import PolicySettings, learned_placement
 
-    budget = max(1, min(EVALUATIONS, settings.proposals // 10))
     of_policy = PolicySettings(
         seed=settings.seed, uneven_shares=space.uneven_shares, servers=space.parameter_server
     )
-    found = learned_placement(domain, coarse_of(simulator), base, budget, settings=of_policy)
+    found = learned_placement(
+        domain, coarse_of(simulator), base, _budget(settings), settings=of_policy, stop=stop
+    )
     return found.strategy
 
 

@@ -22,6 +22,7 @@ from autosync.simulator.simulator_contract import Learner, Simulator
 from autosync.simulator.swapped_ranks import slowdown_of
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.trials.contract import Pool, TrialRequest, TrialResult
+from autosync.trials.request_names import FAILURES
 
 StopRule = Callable[[Phase], bool]
 """Whether a phase of a tuning shall end now; asked before each of its rounds and trials."""
@@ -184,9 +185,11 @@ def describe_outcome(outcome: Outcome) -> str:
     if outcome.ddp_seconds is not None:
         than, before = "DDP", ""
     else:
-        than, before = _name(outcome.baseline), "DDP ran out of memory; "
+        happened = FAILURES.get(outcome.ddp_error_kind or "", "was not tried")
+        than, before = _name(outcome.baseline), f"DDP {happened}; "
     if outcome.keeps_baseline:
-        return f"{before}{name}: nothing that fits beats its {baseline_ms} beyond noise"
+        which = "that fits" if outcome.ddp_error_kind == "out_of_memory" else "else"
+        return f"{before}{name}: nothing {which} beats its {baseline_ms} beyond noise"
     interval = f"{outcome.speedup_low:.2f} to {outcome.speedup_high:.2f}"
     return (
         f"{before}{name}: {outcome.best_seconds * 1e3:.1f} ms, {outcome.speedup:.2f} times "

@@ -27,8 +27,8 @@ def place_greedily(
     most_modules: int = 24,
     left_alone: Collection[str] = (),
 ) -> JudgedPlacement:
-    """The best found from `base` (without a placement) in at most `budget` evaluations; `base`
-    itself where nothing is better.
+    """The best found from `base` (without a placement) in at most `budget` evaluations, and before
+    the judge's `stop`; `base` itself where nothing is better.
 
     The heaviest by bytes of variables per FLOP come first, of those that hold a hundredth of the
     model's bytes. Each is tried on single devices, on subsets and in proportion to speed, beside
@@ -44,7 +44,7 @@ def place_greedily(
         for module in candidates:
             own = list(_neighbours(domain, base, best.strategy.placement, module.name))
             own = own[: max(0, stop - judge.evaluations)]
-            if not own:
+            if not own or judge.stop():
                 return best
             found = min(judge.judge(own), key=lambda each: each.rank)
             if _better(found, best):

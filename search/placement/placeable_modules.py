@@ -53,9 +53,10 @@ def _may_be_placed(name: str, domain: Domain) -> bool:
 
 
 def _comes_back(name: str, domain: Domain) -> bool:
-    """Whether samples leave the module and enter it again. So they do through a list of modules,
-    which is never called itself. A block that is called twice could be placed, but is not proposed:
-    a graph does not tell the two apart."""
+    """Whether samples leave the module and enter it again. So they may through a list of modules,
+    which is never called itself; a graph of a running job tells so (`ModelGraph.uncalled`), others
+    do not. A block that is called twice could be placed, but is not proposed: those graphs do not
+    tell the two apart."""
     borders = domain.borders.of(name)
     inside, sources = set(borders.operations), set(borders.operations)
     for index, operation in enumerate(domain.graph.operations):

@@ -1,6 +1,6 @@
 """What a strategy with placed modules is worth: predicted seconds, and whether it fits."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 
@@ -17,6 +17,14 @@ from autosync.strategy import Strategy
 
 OUT_OF_MEMORY = 10.0
 """By which the reward of what does not fit is multiplied (HeteroG, section 4.1.3)."""
+
+Stop = Callable[[], bool]
+"""Whether proposers end with what they have found; asked only where there is more to look at."""
+
+
+def no_stop() -> bool:
+    """Of proposers that their budget alone ends."""
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +54,11 @@ class JudgedPlacement:
 
 @dataclass(slots=True)
 class PlacementJudge:
-    """evaluations: strategies judged so far."""
+    """evaluations: strategies judged so far. stop: ends whoever proposes, before its budget."""
 
     domain: Domain
     simulator: Simulator
+    stop: Stop = no_stop
     evaluations: int = 0
     _memory: DomainMemory = field(init=False)
     _devices: NDArray[np.float64] = field(init=False)

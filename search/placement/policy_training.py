@@ -13,7 +13,7 @@ from autosync.errors import InvalidStrategy
 from autosync.search.placement.operation_groups import OperationGroups, group_operations
 from autosync.search.placement.placeable_modules import PlaceableModule, modules_to_place
 from autosync.search.placement.placement_actions import allowed_actions, strategy_of_actions
-from autosync.search.placement.placement_judge import JudgedPlacement, PlacementJudge
+from autosync.search.placement.placement_judge import JudgedPlacement, PlacementJudge, Stop, no_stop
 from autosync.search.placement.policy_network import PlacementPolicy, PolicyInput
 from autosync.simulator.simulator_contract import Simulator
 from autosync.strategy import Strategy
@@ -62,10 +62,14 @@ class PolicyTask:
 
 
 def policy_task(
-    domain: Domain, simulator: Simulator, base: Strategy, settings: PolicySettings
+    domain: Domain,
+    simulator: Simulator,
+    base: Strategy,
+    settings: PolicySettings,
+    stop: Stop = no_stop,
 ) -> PolicyTask:
     """base: a strategy without a placement, whose all-reduces all others keep."""
-    judge = PlacementJudge(domain, simulator)
+    judge = PlacementJudge(domain, simulator, stop)
     found = judge.judge([base])[0]
     groups = group_operations(domain, settings.groups)
     given = PolicyInput.of(groups, torch.from_numpy(allowed_actions(domain, settings.servers)))
@@ -75,13 +79,16 @@ def policy_task(
 def train_policy(
     policy: PlacementPolicy, tasks: Sequence[PolicyTask], budget: int, settings: PolicySettings
 ) -> None:
-    """In place, until the tasks have had `budget` more evaluations together, round by round."""
+    """In place, until the tasks have had `budget` more evaluations together, round by round, or one
+    of them is stopped."""
     generator = torch.Generator().manual_seed(settings.seed)
     optimizer = torch.optim.Adam(policy.parameters(), lr=settings.learning_rate)
     start = spent = sum(task.judge.evaluations for task in tasks)
     number = 0
     while spent < start + budget:
         task = tasks[number % len(tasks)]
+        if task.judge.stop():
+            return
         number += 1
         left = 1.0 - (spent - start) / budget
         chances = Categorical(logits=policy(task.given))
@@ -110,11 +117,12 @@ def learned_placement(
     budget: int = 400,
     policy: PlacementPolicy | None = None,
     settings: PolicySettings | None = None,
+    stop: Stop = no_stop,
 ) -> JudgedPlacement:
-    """The best that a policy found in so many evaluations, `base` among them. policy: pretrained,
-    fine-tuned here in place; by default a new one."""
+    """The best that a policy found in so many evaluations, `base` among them, and before `stop`.
+    policy: pretrained, fine-tuned here in place; by default a new one."""
     settings = settings or PolicySettings()
-    task = policy_task(domain, simulator, base, settings)
+    task = policy_task(domain, simulator, base, settings, stop)
     with torch.random.fork_rng(devices=[]):  # a training job's own states stay what they are
         torch.manual_seed(settings.seed)
         train_policy(policy or PlacementPolicy(), [task], budget, settings)

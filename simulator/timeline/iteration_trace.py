@@ -53,11 +53,24 @@ class ComputeInterval:
 
 
 @dataclass(frozen=True, slots=True)
+class DealInterval:
+    """A collective of all ranks at the border of a placed module: an all-to-all of samples or their
+    gradients, or an all-gather of how many there are. issued: by the last of the ranks; arrived: on
+    all. wire_bytes: of all ranks together."""
+
+    operation: str
+    wire_bytes: int
+    issued_seconds: float
+    arrived_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class IterationTrace:
     """Steady-state iterations. `simulate_trace` counts from the start of a backward pass on the
     slowest rank, `predicted_iteration` and `measured_iteration` from the start of a forward pass.
 
-    forward_seconds: when the slowest rank begins the first forward pass.
+    forward_seconds: when the slowest rank begins the first forward pass. deals: as measured, in
+        order; predicted, they are part of compute.
     """
 
     step_seconds: float
@@ -65,6 +78,7 @@ class IterationTrace:
     messages: tuple[MessageInterval, ...]
     compute: tuple[ComputeInterval, ...]
     forward_seconds: float
+    deals: tuple[DealInterval, ...] = ()
 
 
 def simulate_trace(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from autosync.plan import Plan
 from autosync.simulator.timeline.iteration_trace import (
     ComputeInterval,
+    DealInterval,
     IterationTrace,
     MessageInterval,
 )
@@ -29,6 +30,23 @@ def measured_iteration(timeline: MeasuredTimeline, plan: Plan) -> IterationTrace
             for interval in _compute(rank, each)
         ),
         forward_seconds=0.0,
+        deals=_deals(timeline),
+    )
+
+
+def _deals(timeline: MeasuredTimeline) -> tuple[DealInterval, ...]:
+    """All ranks deal the same, in one order."""
+    of_ranks = [each.deals for each in timeline.ranks if each.deals is not None]
+    if not of_ranks:
+        return ()
+    return tuple(
+        DealInterval(
+            operation,
+            sum(each.sent_bytes[place] for each in of_ranks),
+            max(each.start_seconds[place] for each in of_ranks),
+            max(each.stop_seconds[place] for each in of_ranks),
+        )
+        for place, operation in enumerate(of_ranks[0].operation)
     )
 
 

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from autosync.codes import Channel
 from autosync.simulator.timeline.iteration_trace import IterationTrace, MessageInterval
 
+DEALS = 1 + max(Channel)
+"""Their thread, behind those of the channels."""
+
 
 def chrome_trace(**traces: IterationTrace) -> str:
     """JSON: of every trace a process per rank, and the network, under the trace's name.
@@ -28,12 +31,17 @@ def _events(name: str, trace: IterationTrace, first: int) -> Iterator[dict[str, 
     yield _named("process_name", network, 0, f"{name}: network")
     for channel in Channel:
         yield _named("thread_name", network, int(channel), channel.name.lower())
+    if trace.deals:
+        yield _named("thread_name", network, DEALS, "deals of placed modules")
     for rank in ranks:
         yield _named("process_name", process[rank], 0, f"{name}: rank {rank}")
     for each in trace.compute:
         yield _event(each.phase, process[each.rank], 0, each.start_seconds, each.stop_seconds)
     for message in trace.messages:
         yield _message_event(message, network)
+    for deal in trace.deals:
+        event = _event(deal.operation, network, DEALS, deal.issued_seconds, deal.arrived_seconds)
+        yield {**event, "args": {"wire_bytes": deal.wire_bytes}}
 
 
 def _message_event(message: MessageInterval, network: int) -> dict[str, object]:

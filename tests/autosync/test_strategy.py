@@ -22,6 +22,7 @@ from autosync.strategy import (
     split,
     whole,
 )
+from autosync.torch_engine import FullyShard
 
 STRATEGY = Strategy(
     (
@@ -53,6 +54,12 @@ def test_identity_ignores_the_name_and_the_numbers_of_groups() -> None:
         for c in STRATEGY.choices
     )
     assert replace(STRATEGY, choices=renamed, name="other").id == STRATEGY.id
+
+
+def test_torch_runs_its_ddp_and_its_engines() -> None:
+    assert not STRATEGY.run_by_torch
+    assert replace(STRATEGY, schedule=Schedule("ddp")).run_by_torch
+    assert replace(STRATEGY, engine=FullyShard(("layers",), 2)).run_by_torch
 
 
 def test_identity_sees_every_choice() -> None:

@@ -18,12 +18,14 @@ def verify(
     cluster: ClusterName,
     batch: Batch = None,
     allow_lossy: Annotated[bool, typer.Option(help="Allow lossy encodings.")] = False,
+    allow_staleness: Annotated[bool, typer.Option(help="Allow updates that are late.")] = False,
 ) -> None:
     """Check that a strategy fits a model and a cluster, with its memory, and synchronizes every
     variable.
 
     What does not fit is refused with the numbers, and with what would make it fit.
     Says so where it can be predicted but not run (owners on dedicated server hosts).
+    Strategies that are not exact are refused unless they are allowed.
 
     Example: `autosync verify best.json resnet50 example-4x1`
     """
@@ -37,7 +39,7 @@ def verify(
 
     loaded = load_strategy(strategy)
     domain = load_domain(model, cluster, batch, ProfileChoice())
-    check(loaded, domain, allow_lossy=allow_lossy)
+    check(loaded, domain, allow_lossy=allow_lossy, allow_staleness=allow_staleness)
     check_memory(loaded, domain)
     out.print(f"[green]Sound:[/] {describe(loaded, domain)}")
     try:

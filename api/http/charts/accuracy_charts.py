@@ -58,6 +58,7 @@ def prediction_chart(
         return Drawing(width, HEIGHT, tuple(parts))
 
     words = f"Predicted and measured step time of {len(points)} strategies"
+    of_ddp = (("ddp", "DDP"),) if any(point.is_ddp for point in points) else ()
     return Chart(
         "accuracy",
         "Predicted and measured",
@@ -69,7 +70,7 @@ def prediction_chart(
             (p.name, milliseconds(p.predicted_seconds), milliseconds(p.step_seconds))
             for p in fastest[:LISTED]
         ),
-        (("search", "strategies"), ("ddp", "DDP")),
+        (("search", "strategies"), *of_ddp),
         f"The fastest {LISTED} of {len(points)}." if len(points) > LISTED else "",
     )
 

@@ -9,6 +9,7 @@ from autosync.api.http.charts.axes import Scale, across, plain, shortened
 from autosync.api.http.charts.chart import Chart, Drawing, bytes_in_words, drawings, milliseconds
 from autosync.api.http.charts.svg_elements import line, rectangle, text_at
 from autosync.api.views.timeline_schemas import TimelineIteration, TimelineMessage
+from autosync.simulator.timeline.iteration_trace import DealInterval
 
 LANES = {
     "gradient": "gradients",
@@ -18,6 +19,7 @@ LANES = {
     "pull": "pull",
     "local_reduce": "reduce in node",
     "local_broadcast": "broadcast in node",
+    "deal": "samples dealt",
 }
 WIDTH, LEFT, LANE, GAP = 1036, 124, 24, 40
 LISTED = 60
@@ -27,6 +29,7 @@ PHASES = (
     ("update", "update"),
     ("wait", "waiting for messages"),
 )
+DEALT = (("deal", LANES["deal"]),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ def timeline_chart(
         drawings(draw, words, WIDTH, narrow=False),
         ("Iteration", "What", "Size", "Begins", "There at"),
         tuple(row for panel in panels for row in _table(panel)),
-        PHASES,
+        (*PHASES, *DEALT) if any(panel.iteration.deals for panel in panels) else PHASES,
         " ".join(
             (
                 "Thin: issued, behind others; thick: its channel works for it; dashed: the "
@@ -95,7 +98,8 @@ def timeline_chart(
 def last_second(iteration: TimelineIteration) -> float:
     """When the last of it ends."""
     compute = (each.stop_seconds for each in iteration.compute)
-    return max((*compute, *(each.arrived_seconds for each in iteration.messages or ())))
+    messages = (each.arrived_seconds for each in iteration.messages or ())
+    return max((*compute, *messages, *(each.arrived_seconds for each in iteration.deals)))
 
 
 def first_second(iteration: TimelineIteration) -> float:
@@ -116,6 +120,7 @@ def slowest_rank(iteration: TimelineIteration) -> int:
 
 def _lanes(iteration: TimelineIteration) -> list[str]:
     used = {message.channel for message in iteration.messages or ()}
+    used |= {"deal"} if iteration.deals else set()
     return ["compute", *(name for name in LANES if name in used)]
 
 
@@ -135,7 +140,18 @@ def _bars(iteration: TimelineIteration, lanes: list[str], x: Scale, first: float
     for message in iteration.messages or ():
         top = first + LANE * lanes.index(message.channel)
         parts += _message(message, x, top)
+    for deal in iteration.deals:
+        parts.append(_deal(deal, x, first + LANE * lanes.index("deal")))
     return parts
+
+
+def _deal(deal: DealInterval, x: Scale, top: float) -> Markup:
+    issued, arrived = x.at(deal.issued_seconds * 1e3), x.at(deal.arrived_seconds * 1e3)
+    tip = (
+        f"{_operation(deal)} at a placed module, {bytes_in_words(deal.wire_bytes)} of all ranks: "
+        f"from {milliseconds(deal.issued_seconds)} to {milliseconds(deal.arrived_seconds)}"
+    )
+    return rectangle(issued, top + 4, arrived - issued, LANE - 8, "lane deal", tip)
 
 
 def _message(message: TimelineMessage, x: Scale, top: float) -> list[Markup]:
@@ -158,12 +174,12 @@ def _rule(x: float, top: float, bottom: float, class_: str) -> Markup:
     return line(x, top, x, bottom, class_)
 
 
-def _operation(message: TimelineMessage) -> str:
+def _operation(message: TimelineMessage | DealInterval) -> str:
     return message.operation.replace("_", "-")
 
 
 def _table(panel: TimelinePanel) -> list[tuple[str, ...]]:
-    """Compute of the slowest rank, then messages by their issue; the first of many."""
+    """Compute of the slowest rank, then messages and deals by their issue; the first of many."""
     rank = slowest_rank(panel.iteration)
     rows: list[tuple[str, ...]] = [
         (
@@ -176,16 +192,16 @@ def _table(panel: TimelinePanel) -> list[tuple[str, ...]]:
         for each in panel.iteration.compute
         if each.rank == rank
     ]
-    messages = sorted(panel.iteration.messages or (), key=lambda each: each.issued_seconds)
+    sent = (*(panel.iteration.messages or ()), *panel.iteration.deals)
     rows += [
         (
             panel.title,
-            _operation(each),
+            f"{_operation(each)}{' of samples' if isinstance(each, DealInterval) else ''}",
             bytes_in_words(each.wire_bytes),
             milliseconds(each.issued_seconds),
             milliseconds(each.arrived_seconds),
         )
-        for each in messages
+        for each in sorted(sent, key=lambda each: each.issued_seconds)
     ]
     left = len(rows) - LISTED
     return rows[:LISTED] + ([(panel.title, f"and {left} more", "", "", "")] if left > 0 else [])

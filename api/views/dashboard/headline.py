@@ -72,20 +72,22 @@ def _of_limit(result: TuningResult) -> str:
 
 
 def _without_ddp(what: str, result: TuningResult) -> tuple[str, str]:
-    """Where DDP ran out of memory, so that what fits is compared with the fastest known design."""
-    full = f"{what}: torch's DDP runs out of memory"
+    """Where DDP could not be measured: what fits, or runs, is compared with the fastest known
+    design that does."""
+    ended = f"{what}: torch's DDP {result.what_ddp_did}"
+    does = "runs" if result.ddp_fits else "fits"
     taken = f"{_step(result.best_seconds)} an iteration{_of_limit(result)}"
     if not result.repeats:
-        return f"{full}; what fits was not confirmed", f"{taken} in the search."
-    if result.speedup_low == result.speedup_high == 1.0:
-        certainty = f"Nothing else that fits was faster beyond doubt in {result.repeats}"
-        return f"{full}; {result.baseline} fits", f"{certainty} interleaved repeats: {taken}."
+        return f"{ended}; what {does} was not confirmed", f"{taken} in the search."
+    if result.keeps_baseline:
+        certainty = f"Nothing else that {does} was faster beyond doubt in {result.repeats}"
+        return f"{ended}; {result.baseline} {does}", f"{certainty} interleaved repeats: {taken}."
     return (
-        f"{full}; the answer fits and trains {result.speedup:.2f} times as fast as under "
+        f"{ended}; the answer {does} and trains {result.speedup:.2f} times as fast as under "
         f"{result.baseline}",
         f"{result.speedup_low:.2f} to {result.speedup_high:.2f} times as fast (percentiles 10 and "
         f"90 of {result.repeats} interleaved repeats): {taken}. {result.baseline} is the fastest "
-        "known design that fits.",
+        f"known design that {does}.",
     )
 
 

@@ -51,6 +51,7 @@ class BackwardPass:
         if within_backward():
             return
         self._monitor.check()
+        self._monitor.go_on()
         self._parts.waits.check_turns()
         with self._monitor.refusing():
             self._parts.storage.check_forward()

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from autosync.codes import Channel, Op
+from autosync.module_borders import DealOperation
 from autosync.runtime.layout.records import MessageRecord
 
 SHORTEST_WAIT_SECONDS = 2e-5
@@ -34,15 +35,31 @@ class MessageEvent:
     size_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class DealEvent:
+    """A collective of all ranks at the border of a placed module; seconds on `time.monotonic()`.
+
+    operation: `all_to_all` of samples or their gradients, or `all_gather` of how many there are.
+    sent_bytes: by this rank, to others.
+    """
+
+    operation: DealOperation
+    start_seconds: float
+    end_seconds: float
+    sent_bytes: int
+
+
 @dataclass(slots=True)
 class ExecutionTrace:
-    """events: in the order of completion. waits: (start, end) of each time that the training
-    script's thread stood still for messages; a GPU's stream that waits is not seen. plan_index: the
-    place in the whole plan of every message that the rank knows of; None where it knows all.
+    """events: in the order of completion. deals: of placed modules, in order; the script's thread
+    waits for each. waits: (start, end) of each time that this thread stood still for messages,
+    deals included; a GPU's stream that waits is not seen. plan_index: the place in the whole plan
+    of every message that the rank knows of; None where it knows all.
 
     Of a GPU, a trace costs some overlap: landing waits until times can be read."""
 
     events: list[MessageEvent] = field(default_factory=list)
+    deals: list[DealEvent] = field(default_factory=list)
     waits: list[tuple[float, float]] = field(default_factory=list)
     plan_index: Sequence[int] | None = None
 
@@ -69,3 +86,8 @@ class ExecutionTrace:
         now = time.monotonic()
         if now - begun > SHORTEST_WAIT_SECONDS:
             self.waits.append((begun, now))
+
+    def dealt(self, operation: DealOperation, begun: float, sent_bytes: int) -> None:
+        """A deal that began then is over."""
+        self.deals.append(DealEvent(operation, begun, time.monotonic(), sent_bytes))
+        self.waited(begun)

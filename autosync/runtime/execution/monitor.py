@@ -10,7 +10,7 @@ from typing import Any
 from autosync.errors import AutosyncError, NotSupported
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.transport.failures import lost_peer
-from autosync.runtime.transport.peer_refusals import Refusals
+from autosync.runtime.transport.peer_refusals import Refusals, told
 
 LOOK_SECONDS = 1.0
 """How often a wait looks whether a peer has refused to go on: gloo does not say so."""
@@ -79,6 +79,22 @@ class Monitor:
             if self.failure is None:  # else a peer was the first, and it is told already
                 self.stop(error)
             raise
+
+    @contextmanager
+    def telling(self, where: str) -> Iterator[None]:
+        """Around a call of the script's: whatever ends it, the others read where they wait for this
+        rank. Nothing ends here, for the script may take the plan off, or go on. where: the call."""
+        self.go_on()
+        try:
+            yield
+        except Exception as error:  # a closure of the script's own may raise anything
+            if self.failure is None:  # else it is told already, or a peer was the first
+                self._refusals.post(told(error, where))
+            raise
+
+    def go_on(self) -> None:
+        """The script goes on, whatever it was told before."""
+        self._refusals.withdraw()
 
     def stop(self, error: AutosyncError) -> None:
         """This rank goes no further: the others stop, too, and say why."""

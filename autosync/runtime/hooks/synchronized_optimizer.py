@@ -15,6 +15,7 @@ from autosync.errors import NotSupported
 from autosync.runtime.execution.engine import Engine
 from autosync.runtime.hooks.optimizer_coverage import CoverageGuard
 from autosync.runtime.hooks.plain_copies import reduce_optimizer
+from autosync.runtime.hooks.step_wrapper import scheduled_step
 from autosync.runtime.payloads.powersgd_state import KEY as POWERSGD_ERRORS
 
 ENGINE = "_autosync_engine"
@@ -30,13 +31,14 @@ class Synchronized(Optimizer):
         """torch's wrapper runs the hooks, as of any optimizer; updates within know nothing of
         them."""
         loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         engine: Engine = self.__dict__[ENGINE]
         guard: CoverageGuard = self.__dict__[GUARD]
-        guard.check(self)
-        engine.step(self)
+        with engine.monitor.telling("optimizer.step()"):
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            guard.check(self)
+            engine.step(self)
         if engine.turns is not None and engine.turns.all_taken():
             for optimizer, set_to_none in engine.turns.take_postponed():
                 _clear(optimizer, set_to_none)
@@ -128,18 +130,6 @@ def release(optimizer: Optimizer, optimizer_class: type[Optimizer]) -> None:
     late = optimizer.__dict__.pop("step", None)
     bound = optimizer.__dict__.pop(WRAPPED_STEP, None)
     if bound is None and late is not None:
-        bound = _rebound(optimizer, optimizer_class)
+        bound = scheduled_step(optimizer, optimizer_class)
     if bound is not None:
         optimizer.__dict__["step"] = bound
-
-
-def _rebound(optimizer: Optimizer, optimizer_class: type[Optimizer]) -> Callable[..., Any]:
-    """The wrapper that a scheduler made while the plan was attached would have made without."""
-
-    @wraps(optimizer_class.step)
-    def step(*args: Any, **kwargs: Any) -> Any:
-        optimizer.__dict__["_opt_called"] = True
-        return optimizer_class.step(optimizer, *args, **kwargs)
-
-    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-    return step

@@ -15,6 +15,7 @@ from autosync.errors import InvalidInput, NotSupported
 from autosync.placement import PlacedModule
 from autosync.plan import Plan
 from autosync.runtime.device.model_device import device_of
+from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.hooks.gradient_hooks import Removable
 from autosync.runtime.hooks.plain_copies import REDUCE
 from autosync.runtime.placement.placed_forward import PlacedForward
@@ -105,12 +106,14 @@ def place_modules(
     group: dist.ProcessGroup,
     groups: Groups,
     store: Store,
+    trace: ExecutionTrace | None = None,
 ) -> PlacedModules:
-    """found: of `check_placeable`. store: keys of one attached plan only. Collective: every rank
-    opens the same process groups. `release` has to follow. When it raises, modules are as they were
-    before."""
+    """found: of `check_placeable`. store: keys of one attached plan only. trace: notes deals.
+    Collective: every rank opens the same process groups. `release` has to follow. When it raises,
+    modules are as they were before."""
     everyone = tuple(range(group.size()))
-    exchange = RowExchange(groups.get("placement", everyone, "gloo"), group.rank(), plan.shares)
+    dealing = groups.get("placement", everyone, "gloo")
+    exchange = RowExchange(dealing, group.rank(), plan.shares, trace)
     meetings = groups.get("placement-calls", everyone, "gloo")
     calls = CollectiveCalls(meetings, PrefixStore("placement", store))
     if isinstance(model, PlacedStandIn):

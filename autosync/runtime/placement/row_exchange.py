@@ -6,6 +6,7 @@ are packed. So a gradient that travels from rank a to rank b, where it is multip
 multiplied by s_a / s_b on the way. With even shares that is 1, and nothing is rounded.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.transport.failures import lost_peer
 
 
@@ -52,11 +54,12 @@ def _common(first: tuple[int, int], second: tuple[int, int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RowExchange:
-    """Between the ranks of a gloo group of its own. shares: of the replicas."""
+    """Between the ranks of a gloo group of its own. shares: of the replicas. trace: notes deals."""
 
     group: Any
     rank: int
     shares: tuple[float, ...]
+    trace: ExecutionTrace | None = None
 
     def deal(self, rows: Tensor, route: RowRoute) -> Tensor:
         """This rank's rows of the other division; gradients go the way back. A collective."""
@@ -69,6 +72,7 @@ class RowExchange:
         made = torch.empty((sum(route.received), *tail), dtype=rows.dtype, device=rows.device)
         row_bytes = tail.numel() * rows.element_size()
         given = rows.detach().contiguous().view(-1).view(torch.uint8)
+        begun = time.monotonic()
         try:
             self.group.alltoall_base(
                 made.view(-1).view(torch.uint8),
@@ -78,16 +82,22 @@ class RowExchange:
             ).wait()
         except RuntimeError as error:
             raise _lost(error) from error
+        if self.trace is not None:
+            to_others = sum(route.sent) - route.sent[self.rank]
+            self.trace.dealt("all_to_all", begun, to_others * row_bytes)
         return made
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
         """What every rank gives, by rank. A collective."""
         mine = torch.tensor(numbers, dtype=torch.int64)
         found = [torch.empty_like(mine) for _ in self.shares]
+        begun = time.monotonic()
         try:
             self.group.allgather([found], [mine]).wait()
         except RuntimeError as error:
             raise _lost(error) from error
+        if self.trace is not None:
+            self.trace.dealt("all_gather", begun, mine.nbytes * (len(self.shares) - 1))
         return [row.tolist() for row in found]
 
     def broadcast(self, value: Tensor, source: int) -> Tensor:

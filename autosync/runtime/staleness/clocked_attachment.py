@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.optim import Optimizer
 
-from autosync.errors import AutosyncError, InvalidInput, NotSupported
+from autosync.errors import AutosyncError, InvalidInput
 from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.hooks.gradient_hooks import Removable
 from autosync.runtime.hooks.model_hooks import check_not_in_ddp
@@ -34,6 +34,7 @@ from autosync.runtime.staleness.server_client import Reading, ServerClient
 from autosync.runtime.staleness.shard_server import ShardServer
 from autosync.runtime.transport.collective_call import CollectiveCalls
 from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.runtime.transport.peer_refusals import told
 from autosync.runtime.transport.rank_agreement import ranks_meet
 
 log = logging.getLogger("autosync")
@@ -67,29 +68,35 @@ class ClockedAttachment:
 
     def before_forward(self, module: nn.Module, *_: Any) -> None:
         if module is self.model:  # and no copy of it
-            with self._peers_told():
+            with self.going_on("model()"):
                 check_not_in_ddp(self.model)
 
     def check_step(self, guard: CoverageGuard, optimizer: Optimizer, *_: Any) -> None:
-        with self._peers_told():
-            guard.check(optimizer)
-            check_unscaled(optimizer)
+        guard.check(optimizer)
+        check_unscaled(optimizer)
 
     @contextmanager
-    def _peers_told(self) -> Iterator[None]:
-        """What this rank refuses inside, the others read where they miss its updates; what another
-        has refused is what fails here."""
+    def going_on(self, call: str) -> Iterator[None]:
+        """Around what the script does on this rank alone, whatever it was told before."""
+        self.groups.meeting.refusals.withdraw()
+        with self._peers_told(call):
+            yield
+
+    @contextmanager
+    def _peers_told(self, call: str) -> Iterator[None]:
+        """What ends the script's call, the others read where they miss this rank's updates; what
+        another has refused is what fails here."""
         try:
             yield
-        except NotSupported as error:
-            if error is not self.client.failure:  # a peer's refusal, which is posted
-                self.groups.meeting.refusals.post(error)
-            raise
         except SynchronizationFailed as error:
             failure = self.client.fail(error)
             if failure is error:
                 raise
             raise failure from error
+        except Exception as error:  # a closure of the script's own may raise anything
+            if error is not self.client.failure:  # a peer's refusal, which is posted
+                self.groups.meeting.refusals.post(told(error, call))
+            raise
 
     def before_step(self, *_: Any) -> None:
         self.client.check()
@@ -129,7 +136,7 @@ class ClockedAttachment:
             SynchronizationFailed: a rank died, or did not come.
         """
         self.client.check()
-        with self._peers_told():
+        with self._peers_told(call):
             with ranks_meet():
                 self.calls.meet(call)
                 self._check_steps(call)

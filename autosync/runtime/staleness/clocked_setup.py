@@ -7,6 +7,7 @@ import torch
 from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.hooks.optimizer_coverage import CoverageGuard
 from autosync.runtime.hooks.plain_copies import PlainCopies
+from autosync.runtime.hooks.step_wrapper import wrap_steps
 from autosync.runtime.hooks.torch_compile import opaque
 from autosync.runtime.staleness.clocked_attachment import ClockedAttachment
 from autosync.runtime.staleness.clocked_buckets import clocked_buckets
@@ -69,6 +70,7 @@ def _install(made: ClockedAttachment) -> None:
         guard.watch_others(),
         PlainCopies(model, lambda: None),  # of this rank's values as they are
         mark_for_scalers(optimizer),
+        wrap_steps(optimizer, lambda: made.going_on("optimizer.step()")),
         optimizer.register_step_pre_hook(lambda *given: made.check_step(guard, *given)),
         optimizer.register_step_pre_hook(made.before_step),
         optimizer.register_step_post_hook(made.after_step),

@@ -25,6 +25,7 @@ from autosync.runtime.hooks.gradient_hooks import Removable
 from autosync.runtime.hooks.model_hooks import check_not_in_ddp
 from autosync.runtime.hooks.optimizer_coverage import CoverageGuard
 from autosync.runtime.hooks.plain_copies import PlainCopies
+from autosync.runtime.hooks.step_wrapper import wrap_steps
 from autosync.runtime.hooks.torch_compile import opaque
 from autosync.runtime.staleness.gradient_pipeline import KEY, GradientPipeline
 from autosync.runtime.staleness.lagging_groups import LaggingJob, met_ranks
@@ -129,16 +130,20 @@ class PipelinedAttachment:
         with self.monitor.refusing():
             if not self.end_is_expected and inside_another():
                 raise unknown_end()
+        with self.monitor.telling("backward()"):
+            self._check_stepped()
+        if not self.buffers_sent:  # the script called a submodule, or another method than forward
+            self._send_buffers()
+        self.pipeline.begin()
+        self.expect_end()
+
+    def _check_stepped(self) -> None:
         if not self.stepped:
             raise NotSupported(
                 "two backward passes were synchronized before one optimizer.step().",
                 thing="backward",
                 remedy="Run all but the last of them inside `with model.no_sync():`.",
             )
-        if not self.buffers_sent:  # the script called a submodule, or another method than forward
-            self._send_buffers()
-        self.pipeline.begin()
-        self.expect_end()
 
     def expect_end(self, *_: Any) -> None:
         """Be called back at the end of the backward pass that is running. The model's outputs ask
@@ -183,8 +188,9 @@ class PipelinedAttachment:
     def begin_forward(self, module: nn.Module, *_: Any) -> None:
         if module is not self.model:  # a copy of the model
             return
-        check_not_in_ddp(self.model)
         self.monitor.check()
+        with self.monitor.telling("model()"):
+            check_not_in_ddp(self.model)
         if not within_backward():
             self.end_is_expected = False
             self.finish_buffers()
@@ -245,6 +251,7 @@ def _install(made: PipelinedAttachment) -> None:
     model, optimizer = made.model, made.given
     guard = CoverageGuard(model, [optimizer], made.parameters)
     made.handles += [*guard.watch_steps(), guard.watch_others(), PlainCopies(model, made.flush)]
+    made.handles.append(wrap_steps(optimizer, lambda: made.monitor.telling("optimizer.step()")))
     for variable, parameter in enumerate(made.parameters):
         hook = made.gradient_hook(variable)
         made.handles.append(parameter.register_post_accumulate_grad_hook(hook))

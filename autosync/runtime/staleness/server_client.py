@@ -1,5 +1,6 @@
 """A rank's side of parameter servers with clocks: its updates leave, values come back."""
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -11,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from autosync.runtime.execution.monitor import LOOK_SECONDS
 from autosync.runtime.staleness.clocked_buckets import ClockedBucket
 from autosync.runtime.staleness.shard_server import LEFT, ShardServer, refused_for
 from autosync.runtime.staleness.stamped_messages import PeerMessages, StampedBuffer
@@ -194,13 +196,14 @@ class ServerClient:
         return clock
 
     def _wait(self, until: Callable[[], bool]) -> None:
-        """Called with the condition."""
-        done = self._changed.wait_for(
-            lambda: self.failure is not None or until(), self._timeout.total_seconds()
-        )
+        """Called with the condition. Raises as soon as a peer has refused to go on."""
+        deadline = time.monotonic() + self._timeout.total_seconds()
+        while not self._changed.wait_for(lambda: self.failure is not None or until(), LOOK_SECONDS):
+            if (refusal := self._refusals.find()) is not None:
+                raise self.fail(refusal)
+            if time.monotonic() > deadline:
+                raise self.fail(_lost(f"no values came in {self._timeout}"))
         self.check()
-        if not done:
-            raise self.fail(_lost(f"no values came in {self._timeout}"))
 
     def _recycle(self, exchange: Exchange) -> None:
         """Its updates have been answered, so they have arrived."""

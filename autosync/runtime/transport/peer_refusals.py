@@ -1,5 +1,5 @@
-"""What one rank refuses in the middle of training ends it on every rank: the others read why it
-stopped."""
+"""What one rank cannot go on from in the middle of training ends it on every rank: the others read
+why it stopped."""
 
 import json
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from threading import Thread
 
 from torch.distributed.distributed_c10d import Store
 
-from autosync.errors import AutosyncError, InvalidInput, NotSupported
+from autosync.errors import AutosyncError, DeviceMemoryExceeded, InvalidInput, NotSupported
 from autosync.runtime.transport.failures import SynchronizationFailed
 
 KEY = "refusal"
@@ -17,7 +17,10 @@ LOOK_SECONDS = 2.0
 """How long a store may take to answer; its own rank may be gone."""
 
 
-KINDS = {kind.__name__: kind for kind in (InvalidInput, NotSupported, SynchronizationFailed)}
+KINDS = {
+    kind.__name__: kind
+    for kind in (DeviceMemoryExceeded, InvalidInput, NotSupported, SynchronizationFailed)
+}
 """Of errors that ranks tell each other."""
 
 
@@ -27,26 +30,57 @@ class Refusals:
     def __init__(self, store: Store, rank: int):
         self._store = store
         self._rank = rank
+        self._posted: list[str] | None = None
 
     def post(self, error: AutosyncError) -> None:
-        """Before this rank ends its process groups."""
+        """Before this rank ends its process groups, or stays away from what the others wait for.
+        What a rank has posted before stays: that is the cause."""
         kind = type(error).__name__
-        parts = [kind, error.message, error.thing, str(error.value), error.remedy]
-        _within(LOOK_SECONDS, lambda: self._store.set(KEY, json.dumps([self._rank, *parts])))
+        self._posted = [kind, error.message, error.thing, str(error.value), error.remedy]
+        text = self._text()
+        _within(LOOK_SECONDS, lambda: self._store.compare_set(KEY, "", text))
+
+    def withdraw(self) -> None:
+        """This rank goes on after all: its script has caught what it had posted."""
+        if self._posted is None:
+            return
+        text, self._posted = self._text(), None
+        _within(LOOK_SECONDS, lambda: self._store.compare_set(KEY, text, ""))
 
     def find(self) -> AutosyncError | None:
-        """What another rank has posted."""
+        """What another rank has posted; None where this rank has posted the same: where every rank
+        refuses, their scripts may go on together, and take the plan off."""
         found: list[AutosyncError] = []
 
         def look() -> None:
-            if self._store.check([KEY]):
-                rank, kind, message, thing, value, remedy = json.loads(self._store.get(KEY))
-                kind_of_error = KINDS.get(kind, InvalidInput)
+            if not self._store.check([KEY]) or not (text := self._store.get(KEY)):
+                return
+            rank, *posted = json.loads(text)
+            if posted != self._posted:
+                kind, message, thing, value, remedy = posted
                 words = f"rank {rank} stopped: {message}"
+                kind_of_error = KINDS.get(kind, InvalidInput)
                 found.append(kind_of_error(words, thing=thing, value=value, remedy=remedy))
 
         _within(LOOK_SECONDS, look)
         return found[0] if found else None
+
+    def _text(self) -> str:
+        return json.dumps([self._rank, *(self._posted or ())])
+
+
+def told(error: Exception, where: str) -> AutosyncError:
+    """What has ended a call of the script's, as other ranks are told it. Of the script's own code
+    it may be any error; the others then miss what this rank was to send. where: the call."""
+    if isinstance(error, AutosyncError):
+        return error
+    kind = type(error).__name__
+    return SynchronizationFailed(
+        f"{where} ended with {kind}: {error}",
+        thing=where,
+        value=kind,
+        remedy="See that rank's log, and start all ranks again from the last checkpoint.",
+    )
 
 
 def _within(seconds: float, act: Callable[[], object]) -> None:

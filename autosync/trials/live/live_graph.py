@@ -6,6 +6,7 @@ use: a message waits for gradients and gates forwards.
 """
 
 import gc
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,8 +175,17 @@ def _graph(
         backward_order=tuple(union.backward_order),
         gradient_order=tuple(union.gradient_order),
         gradient_after=tuple(after[v] for v in range(len(named))),
+        uncalled=_uncalled(named, tapes),
     )
     return graph, union
+
+
+def _uncalled(named: Iterable[str], tapes: Sequence[Tape]) -> tuple[str, ...]:
+    """Modules around these variables that no iteration has called."""
+    paths = (name.split(".")[:-1] for name in named)
+    around = dict.fromkeys(".".join(path[: i + 1]) for path in paths for i in range(len(path)))
+    called = {name for tape in tapes for name in tape.called}
+    return tuple(name for name in around if name not in called)
 
 
 def _variable(

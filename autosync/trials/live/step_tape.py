@@ -28,10 +28,12 @@ class Call:
 
 @dataclass(slots=True)
 class Tape:
-    """One recorded iteration. ready: by variable, when its gradient was last complete."""
+    """One recorded iteration. called: modules around variables, by name. ready: by variable, when
+    its gradient was last complete."""
 
     begun: DeviceMoment
     calls: list[Call] = field(default_factory=list)
+    called: set[str] = field(default_factory=set)
     batch_size: int = 0
     forward_ended: DeviceMoment | None = None
     ready: dict[int, DeviceMoment] = field(default_factory=dict)
@@ -57,6 +59,8 @@ def _hooks(job: LiveJob, named: dict[str, nn.Parameter], tape: Tape) -> list[Rem
     index = {id(p): v for v, p in enumerate(named.values())}
     handles: list[Any] = []
     for name, module in job.model.named_modules():
+        if any(id(p) in index for p in module.parameters()):
+            handles.append(module.register_forward_pre_hook(_on_any_call(tape, name)))
         own = tuple(index[id(p)] for p in module.parameters(recurse=False) if id(p) in index)
         if own:
             running: list[Call] = []
@@ -78,6 +82,15 @@ def _hooks(job: LiveJob, named: dict[str, nn.Parameter], tape: Tape) -> list[Rem
 def _counts() -> bool:
     """Whether a forward trains: not an evaluation, not recomputed within a backward pass."""
     return torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
+
+
+def _on_any_call(tape: Tape, name: str) -> Callable[[nn.Module, Any], None]:
+    """Also where a checkpoint runs the module, within a backward pass or without gradients."""
+
+    def hook(module: nn.Module, args: Any) -> None:
+        tape.called.add(name)
+
+    return hook
 
 
 def _on_call(

@@ -71,6 +71,7 @@ def _timeline(
         request.warmup,
         workload.time_scale,
         plan_index,
+        workload.byte_scale,
     )
 
 

@@ -1,16 +1,22 @@
 """Commands that run nothing: rank, predict, verify, explain, import, models, clusters, schema."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import pytest
 
 from autosync.cluster_file import load_cluster, save_cluster
-from autosync.documents import to_json
+from autosync.documents import from_json, to_json
+from autosync.graph import ModelGraph
 from autosync.interop.onnx_messages import OnnxNode
+from autosync.search.designs.known_designs import all_reduce_5mb
+from autosync.search.designs.lagging_designs import clocked_servers, pipelined_all_reduce
+from autosync.strategy import Schedule
 from tests.api.cli.command import autosync, small_inputs
 from tests.autosync.interop import onnx_files
+from tests.domains import domain_of
 from tests.placed_models import heavy_layers
 
 
@@ -66,6 +72,26 @@ def test_a_ranked_strategy_follows_the_printed_schema(
     jsonschema.validate(ranked[0]["strategy"], schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"choices": []}, schema)
+
+
+def test_late_updates_verify_where_they_are_allowed(folder: Path) -> None:
+    domain = domain_of(load_graph(folder), load_cluster(folder / "pair.yaml"))
+    for build in (pipelined_all_reduce, clocked_servers):
+        late = replace(build(domain), staleness=2)
+        (folder / "late.json").write_text(to_json(late))
+        command = ("verify", "late.json", "chain.json", "pair.yaml")
+        refused = autosync(folder, *command, code=2)
+        assert "lets a replica lag 2 iterations" in refused.stderr
+        assert "Allow staleness" in refused.stderr
+        assert "Sound" in autosync(folder, *command, "--allow-staleness").stdout
+    mixed = replace(all_reduce_5mb(domain), staleness=2, schedule=Schedule(overlap_forward=True))
+    (folder / "late.json").write_text(to_json(mixed))
+    refused = autosync(folder, *command, "--allow-staleness", code=2)
+    assert "run into the next forward pass" in " ".join(refused.stderr.split())
+
+
+def load_graph(folder: Path) -> ModelGraph:
+    return from_json(ModelGraph, (folder / "chain.json").read_text())
 
 
 def test_a_strategy_for_another_graph_is_refused(

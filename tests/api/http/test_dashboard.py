@@ -131,7 +131,14 @@ def test_the_confirmation_shows_what_it_was_compared_with(
     expect(drawing.locator(".interval").first).to_be_visible()
     expect(drawing.locator(".rule-name").first).to_have_text(answer.baseline)
     expect(drawing).to_contain_text(f"times as fast as {answer.baseline}")
-    expect(figure).to_contain_text(f"Compared with {answer.baseline}, which fits")
+    expect(figure).to_contain_text(
+        f"Compared with {answer.baseline}: torch's DDP ran out of memory."
+    )
+    tiles = page.locator(".tile")
+    expect(tiles.filter(has_text="torch's DDP")).to_contain_text("ran out of memory")
+    gained = tiles.filter(has_text="Confirmed speed-up")
+    expect(gained).to_contain_text("none" if answer.keeps_baseline else "×")
+    expect(gained).to_contain_text(answer.baseline)
 
 
 def test_why_the_answer_is_faster_than_ddp(page: Page, shown_database: Database) -> None:

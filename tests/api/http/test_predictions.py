@@ -8,9 +8,11 @@ from fastapi.testclient import TestClient
 from autosync.api.db import Database
 from autosync.api.http import prediction_answers
 from autosync.api.http.app import create_app
+from autosync.api.http.prediction_answers import TimeLimit
 from autosync.documents import from_data, to_json
 from autosync.strategy import Strategy
 from tests.domains import chain_graph, grid_cluster
+from tests.placed_models import heavy_layers
 
 
 @pytest.fixture
@@ -77,6 +79,59 @@ def test_what_cannot_be_predicted_is_refused(
     monkeypatch.setattr(prediction_answers, "LONGEST_SECONDS", -1.0)
     answer = client.post("/v1/rank", json={**ids, "proposals": 64})
     assert (answer.status_code, answer.json()["thing"]) == (409, "proposals")
+
+
+def slow_links(client: TestClient, memory_gb: float | None = None) -> dict[str, object]:
+    """A request in which placements pay."""
+    where = heavy_layers(gbps=0.05, memory_gb=memory_gb)
+    graph = client.post("/v1/graphs", content=to_json(where.graph)).json()["id"]
+    cluster = client.post("/v1/clusters", content=to_json(where.cluster)).json()["id"]
+    optimizer = {"name": "adamw", "elementwise": True, "state_tensors": 2}
+    space = {"placement": True}
+    return {
+        "graph": graph,
+        "cluster": cluster,
+        "proposals": 64,
+        "space": space,
+        "optimizer": optimizer,
+    }
+
+
+def test_placements_that_a_request_has_no_time_for_are_left_out_and_it_says_so(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = slow_links(client)
+    whole = client.post("/v1/rank", json=body).json()
+    assert whole["placements_cut"] is False
+    assert whole["items"][0]["strategy"].get("placement")
+    monkeypatch.setattr(TimeLimit, "stop_placing", no_time)
+    cut = client.post("/v1/rank", json=body).json()
+    assert cut["placements_cut"] is True
+    assert not any(each["strategy"].get("placement") for each in cut["items"])
+    whole_state = {"parameter_server": False, "reduce_scatter": False, "sharded_parameters": False}
+    tight = slow_links(client, memory_gb=0.015) | {"space": {"placement": True, **whole_state}}
+    refused = client.post("/v1/rank", json=tight)
+    assert (refused.status_code, refused.json()["thing"]) == (409, "space.placement")
+    monkeypatch.undo()
+    found = client.post("/v1/rank", json=tight).json()
+    assert found["items"][0]["strategy"]["placement"]
+
+
+def no_time(limit: TimeLimit) -> bool:
+    limit.placements_cut = True
+    return True
+
+
+def test_time_ends_for_placements_and_draws_alike() -> None:
+    seconds = [0.0]
+    limit = TimeLimit(lambda: seconds[0])
+    assert not limit.is_over()
+    assert not limit.stop_placing()
+    seconds[0] = prediction_answers.LONGEST_SECONDS + 1
+    assert limit.is_over()
+    assert not limit.placements_cut
+    assert limit.stop_placing()
+    assert limit.placements_cut
 
 
 def test_one_prediction_at_a_time(client: TestClient, ids: dict[str, str]) -> None:

@@ -12,9 +12,9 @@ from autosync.plan import Plan
 from autosync.trials.byte_scale import scale_plan, surviving_messages
 from autosync.trials.contract import TrialRequest, TrialResult
 from autosync.trials.iteration_recording import measured_timeline
-from autosync.trials.measured_timeline import ComputeTimes, MeasuredTimeline
+from autosync.trials.measured_timeline import ComputeTimes, DealTimes, MeasuredTimeline
 from autosync.trials.pool.process_pool import ProcessPool
-from autosync.trials.recorded_pass import RecordedMessage, RecordedPass
+from autosync.trials.recorded_pass import RecordedDeal, RecordedMessage, RecordedPass
 from tests.autosync.trials.strategies import ddp, mixed, small_domain
 
 
@@ -156,6 +156,36 @@ def test_the_usual_iteration_is_kept_in_the_domains_time() -> None:
     assert rank.compute.stop_seconds == pytest.approx(
         [0.05, 0.075, 0.1, 0.3, 0.35, 0.4, 0.525, 0.55, 0.6, 0.65]
     )
+
+
+def test_deals_of_the_shown_passes_are_kept_without_the_byte_scale() -> None:
+    starts, recording = noted(0.0, ())
+    shown = (
+        RecordedDeal("all_gather", 6.1, 6.11, 16),
+        RecordedDeal("all_to_all", 6.11, 6.15, 400),
+        RecordedDeal("all_to_all", 7.2, 7.28, 300),  # in the forward pass after it
+    )
+    before, behind = (
+        RecordedDeal("all_to_all", 5.1, 5.2, 9),
+        RecordedDeal("all_to_all", 7.5, 8.0, 9),
+    )
+    recording = replace(recording, deals=(before, *shown, behind))
+    timeline = measured_timeline([starts], [recording], ["a"], 1, 2.0, (), 0.5)
+    (rank,) = timeline.ranks
+    assert rank.deals == DealTimes(
+        ("all_gather", "all_to_all", "all_to_all"),
+        (0.05, 0.055, 0.6),
+        (0.055, 0.075, 0.64),
+        (16, 800, 600),
+    )
+    assert from_json(MeasuredTimeline, to_json(timeline)) == timeline
+
+
+def test_ranks_that_deal_otherwise_than_others_are_refused() -> None:
+    starts, recording = noted(0.0, ())
+    dealing = replace(recording, deals=(RecordedDeal("all_to_all", 6.1, 6.2, 8),))
+    with pytest.raises(InvalidInput, match="deals by rank have lengths \\[1, 0\\]"):
+        measured_timeline([starts, starts], [dealing, recording], ["a", "a"], 1, 1.0, ())
 
 
 def test_clocks_of_several_hosts_are_aligned_at_the_forward_start() -> None:

@@ -81,6 +81,22 @@ def test_the_budget_holds() -> None:
     assert judge.evaluations <= 7
 
 
+def test_whoever_is_stopped_keeps_what_it_has_found() -> None:
+    domain = heavy_layers(gbps=0.05)
+    base = all_reduce_per_variable(domain)
+    whole = place_greedily(PlacementJudge(domain, TimelineSimulator()), base)
+    asked: list[int] = []
+
+    def stop() -> bool:
+        asked.append(1)
+        return len(asked) > 2
+
+    judge = PlacementJudge(domain, TimelineSimulator(), stop)
+    found = place_greedily(judge, base)
+    assert 0 < len(found.strategy.placement) < len(whole.strategy.placement)
+    assert place_greedily(judge, base).strategy == base
+
+
 def test_places_are_devices_kinds_of_devices_nodes_and_shares_by_speed() -> None:
     nodes = domain_of(cluster=grid_cluster(2, 2))
     assert subsets(nodes) == [(0, 1), (2, 3)]

@@ -73,6 +73,23 @@ def made(groups: OperationGroups, domain: Domain, actions: list[int]) -> Strateg
     return strategy_of_actions(domain, base, groups, modules_to_place(domain), actions)
 
 
+def test_a_policy_that_is_stopped_keeps_what_it_has_found() -> None:
+    domain = heavy_layers(gbps=0.05)
+    base, simulator = all_reduce_per_variable(domain), TimelineSimulator()
+    asked: list[int] = []
+
+    def stop() -> bool:
+        asked.append(1)
+        return len(asked) > 3
+
+    task = policy_task(domain, simulator, base, SETTINGS, stop)
+    train_policy(PlacementPolicy(), [task], 1000, SETTINGS)
+    assert len(task.curve) == 3
+    assert task.best.step_seconds <= task.base.step_seconds
+    at_once = learned_placement(domain, simulator, base, settings=SETTINGS, stop=lambda: True)
+    assert at_once.strategy == base
+
+
 def test_actions_become_placements_servers_and_shares() -> None:
     domain = heavy_layers((1.0, 2.0))
     groups = group_operations(domain, 4)

@@ -9,7 +9,11 @@ import pytest
 from autosync.plan import plan_of
 from autosync.population import encode
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.timeline.iteration_trace import IterationTrace, predicted_iteration
+from autosync.simulator.timeline.iteration_trace import (
+    DealInterval,
+    IterationTrace,
+    predicted_iteration,
+)
 from autosync.simulator.timeline.trace_comparison import (
     differences,
     measured_iteration,
@@ -19,6 +23,7 @@ from autosync.simulator.timeline.trace_export import chrome_trace
 from autosync.strategy import AllReduce, Schedule
 from autosync.trials.measured_timeline import (
     ComputeTimes,
+    DealTimes,
     MeasuredTimeline,
     MessageTimes,
     RankTimeline,
@@ -108,6 +113,44 @@ def test_ddp_has_compute_and_no_messages() -> None:
     assert measured.messages == ()
     assert len(measured.compute) == 8
     assert differences(predicted(), measured) == ()
+
+
+def dealing() -> MeasuredTimeline:
+    """As `timeline`, with samples that are dealt; rank 3 comes a millisecond late."""
+    of = timeline()
+    ranks = [
+        replace(
+            each,
+            deals=DealTimes(
+                ("all_gather", "all_to_all"),
+                (1e-3 * (rank == 3), 3e-3),
+                (2e-3, 5e-3 + 1e-3 * (rank == 1)),
+                (16, 100 * rank),
+            ),
+        )
+        for rank, each in enumerate(of.ranks)
+    ]
+    return replace(of, ranks=tuple(ranks))
+
+
+def test_deals_are_of_all_ranks() -> None:
+    measured = measured_iteration(dealing(), PLAN)
+    assert measured.deals == (
+        DealInterval("all_gather", 64, 1e-3, 2e-3),
+        DealInterval("all_to_all", 600, 3e-3, 6e-3),
+    )
+    assert measured.messages == measured_iteration(timeline(), PLAN).messages
+    assert measured_iteration(timeline(), PLAN).deals == ()
+
+
+def test_deals_have_a_thread_of_the_network_in_chromes_viewer() -> None:
+    events = json.loads(chrome_trace(measured=measured_iteration(dealing(), PLAN)))["traceEvents"]
+    (thread,) = [e for e in events if e.get("args", {}).get("name") == "deals of placed modules"]
+    shown = [e for e in events if (e["pid"], e["tid"]) == (thread["pid"], thread["tid"])]
+    assert [(e["name"], e["args"]["wire_bytes"]) for e in shown if e["ph"] == "X"] == [
+        ("all_gather", 64),
+        ("all_to_all", 600),
+    ]
 
 
 def test_both_lie_one_under_the_other_in_chromes_viewer() -> None:

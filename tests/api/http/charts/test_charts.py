@@ -16,6 +16,9 @@ from autosync.api.http.charts.convergence_chart import (
 )
 from autosync.api.http.charts.interval_chart import SpeedupInterval, interval_chart
 from autosync.api.http.charts.model_chart import STRETCHES, OperationCost, model_chart
+from autosync.api.http.charts.timeline_chart import TimelinePanel, timeline_chart
+from autosync.api.views.timeline_schemas import TimelineIteration
+from autosync.simulator.timeline.iteration_trace import ComputeInterval, DealInterval
 from tests.domains import grid_cluster
 
 
@@ -47,6 +50,37 @@ def test_names_are_escaped_everywhere() -> None:
         for drawing in parsed(chart):
             assert not list(drawing.iter("script"))
         assert any(name in cell for row in chart.rows for cell in row)
+
+
+def placed_iteration() -> TimelineIteration:
+    return TimelineIteration(
+        step_seconds=0.01,
+        compute=[
+            ComputeInterval(0, "forward", 0.0, 0.002),
+            ComputeInterval(0, "wait", 0.002, 0.003),
+            ComputeInterval(0, "backward", 0.003, 0.009),
+        ],
+        messages=None,
+        deals=[DealInterval("all_to_all", 4096, 0.002, 0.003)],
+    )
+
+
+def test_deals_are_drawn_in_a_lane_of_their_own_and_listed_as_messages() -> None:
+    panel = TimelinePanel("placed, measured", placed_iteration())
+    chart = timeline_chart("timeline", "Measured timeline", "", [panel], None)
+    for drawing in parsed(chart):
+        texts = [element.text for element in drawing.iter() if element.tag.endswith("text")]
+        assert "samples dealt" in texts
+        (bar,) = [e for e in drawing.iter() if e.get("class") == "lane deal"]
+        told = "".join(bar.itertext())
+        assert "all-to-all at a placed module, 4.1 kB of all ranks" in told
+    listed = [row[1:] for row in chart.rows if "of samples" in row[1]]
+    assert listed == [("all-to-all of samples", "4.1 kB", "2.00 ms", "3.00 ms")]
+    plain = placed_iteration().model_copy(update={"deals": []})
+    without = timeline_chart("timeline", "", "", [TimelinePanel("plain", plain)], None)
+    assert "samples dealt" not in "".join(str(drawing) for _, drawing in without.drawings)
+    assert ("deal", "samples dealt") in chart.keys
+    assert ("deal", "samples dealt") not in without.keys
 
 
 def test_thousands_of_trials_stay_a_small_drawing() -> None:

@@ -2,14 +2,22 @@
 
 from datetime import timedelta
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+from autosync.documents import from_json, to_json
+from autosync.errors import InvalidStrategy
+from autosync.graph import ModelGraph
 from autosync.module_borders import borders_of, module_of
+from autosync.placement import evenly
+from autosync.search.placement.placeable_modules import modules_to_place
 from autosync.trials.live.control_group import ControlGroup
 from autosync.trials.live.live_graph import record_job
 from autosync.trials.live.live_job import LiveJob
 from autosync.trials.live.snapshot import take_snapshot
+from autosync.verification.placement_verification import check_module
+from tests.domains import domain_of, grid_cluster
 
 BATCH = 2
 
@@ -35,13 +43,16 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-def test_a_module_that_holds_others_has_its_own_output() -> None:
-    model = Outer()
+def recorded(model: nn.Module) -> ModelGraph:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     control: ControlGroup = None  # type: ignore[assignment]  # recording asks nobody
     before = take_snapshot(model, [optimizer])
     job = LiveJob(step, model, optimizer, before, control, timedelta(seconds=1))
-    graph = record_job(job, None, "cpu").graph
+    return record_job(job, None, "cpu").graph
+
+
+def test_a_module_that_holds_others_has_its_own_output() -> None:
+    graph = recorded(Outer())
     operations = graph.operations
     row_bytes = BATCH * 4
     assert [(each.type, each.output_bytes) for each in operations] == [
@@ -53,3 +64,46 @@ def test_a_module_that_holds_others_has_its_own_output() -> None:
     assert [module_of(each) for each in operations] == ["", "inner", "inner", "narrow"]
     assert borders_of(graph, "inner").operations == (1, 2)
     assert borders_of(graph, "narrow").entering == ((2, 3),)
+
+
+class Containers(nn.Module):
+    """A list of blocks and a table of heads, of which nobody calls the containers themselves; and
+    an attention whose projection nobody calls, for it reads the values itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)) for _ in range(2)
+        )
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.heads = nn.ModuleDict({"wide": nn.Linear(8, 8), "narrow": nn.Linear(8, 3)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        x = x.unsqueeze(1)
+        x = self.attention(x, x, x)[0].squeeze(1)
+        out: Tensor = self.heads["narrow"](self.heads["wide"](x))
+        return out
+
+
+def test_modules_that_nobody_calls_are_known_and_not_proposed_for_placement() -> None:
+    graph = recorded(Containers())
+    assert graph.uncalled == ("blocks", "attention.out_proj", "heads")
+    domain = domain_of(graph, grid_cluster(2))
+    found = [each.name for each in modules_to_place(domain)]
+    assert set(graph.uncalled).isdisjoint(found)
+    assert {"first", "blocks.0", "blocks.0.0", "blocks.1", "heads.wide"} <= set(found)
+    with pytest.raises(InvalidStrategy, match="'blocks' is never called") as refused:
+        check_module(evenly("blocks", [0]), domain)
+    assert "such as 'blocks.0.0'" in refused.value.remedy
+
+
+def test_a_graph_in_which_all_are_called_keeps_its_text() -> None:
+    graph = recorded(Outer())
+    assert graph.uncalled == ()
+    assert "uncalled" not in to_json(graph)
+    other = recorded(Containers())
+    assert from_json(ModelGraph, to_json(other)) == other

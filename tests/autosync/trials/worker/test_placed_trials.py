@@ -12,6 +12,7 @@ import torch
 from autosync.bundle import Bundle, make_bundle
 from autosync.domain import Domain
 from autosync.placement import Placement, evenly, in_proportion
+from autosync.runtime.execution.execution_trace import SHORTEST_WAIT_SECONDS
 from autosync.runtime.placement.row_exchange import RowExchange, RowRoute
 from autosync.search.designs.known_designs import all_reduce_5mb
 from autosync.search.designs.placed_strategy import with_placement
@@ -73,6 +74,36 @@ def test_ranks_record_messages_by_their_place_in_the_whole_plan() -> None:
         {by_ranks[1, 2]},
         {by_ranks[0, 2], by_ranks[1, 2]},
     ]
+
+
+def test_deals_are_recorded_as_messages_and_not_as_compute(pool: ProcessPool) -> None:
+    """Half of the batch goes to rank 1 and comes back, as samples and as gradients; and once more
+    in the forward pass after it."""
+    where = heavy_layers()
+    bundle = placed(where, PLACEMENTS["one device"])
+    request = TrialRequest("dealt", bundle, warmup=1, iterations=3, record=True)
+    timeline = pool.run(request).timeline
+    assert timeline is not None
+    forward, backward = ("all_gather", "all_to_all", "all_to_all"), ("all_to_all",) * 2
+    there = (16, OUTPUT_BYTES, 0, OUTPUT_BYTES, 0, 16, OUTPUT_BYTES, 0)
+    back = (16, 0, OUTPUT_BYTES, 0, OUTPUT_BYTES, 16, 0, OUTPUT_BYTES)
+    for rank, sent in zip(timeline.ranks, (there, back), strict=True):
+        deals, compute = rank.deals, rank.compute
+        assert deals is not None
+        assert deals.operation == forward + backward + forward
+        assert deals.sent_bytes == sent
+        spans = zip(compute.phase, compute.start_seconds, compute.stop_seconds, strict=True)
+        computing = [(begun, ended) for phase, begun, ended in spans if phase != "wait"]
+        for start, stop in zip(deals.start_seconds, deals.stop_seconds, strict=True):
+            beside = sum(max(0.0, min(stop, e) - max(start, b)) for b, e in computing)
+            assert beside <= SHORTEST_WAIT_SECONDS
+
+
+def test_plans_without_placements_record_no_deals(pool: ProcessPool) -> None:
+    bundle = make_bundle(all_reduce_5mb(heavy_layers()), heavy_layers())
+    timeline = pool.run(TrialRequest("plain", bundle, 1, 3, record=True)).timeline
+    assert timeline is not None
+    assert [rank.deals for rank in timeline.ranks] == [None, None]
 
 
 @dataclass
