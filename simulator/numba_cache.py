@@ -163,20 +163,22 @@ def _reached(function: types.FunctionType) -> Iterator[types.FunctionType]:
 
 def _read_names(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """Names and values of the globals and of the enclosing functions' variables that it reads."""
-    for name in dict.fromkeys(_global_names(function.__code__)):
+    for name in _global_names(function.__code__):
         if name in function.__globals__:  # the others are Python's own
             yield name, function.__globals__[name]
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     yield from ((name, cell.cell_contents) for name, cell in cells)
 
 
-def _global_names(code: types.CodeType) -> Iterator[str]:
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "LOAD_GLOBAL":
-            yield instruction.argval
+@cache
+def _global_names(code: types.CodeType) -> tuple[str, ...]:
+    """Each once. Kept, since reading bytecode takes long and a kernel is looked through twice."""
+    instructions = dis.get_instructions(code)
+    names = [each.argval for each in instructions if each.opname == "LOAD_GLOBAL"]
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
-            yield from _global_names(inner)
+            names += _global_names(inner)
+    return tuple(dict.fromkeys(names))
 
 
 def _python_function(value: Any) -> types.FunctionType | None:
