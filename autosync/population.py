@@ -258,12 +258,15 @@ def _shard_rows(strategy: Strategy, options: dict[Option, int]) -> Iterator[tupl
     """Variable, length, method, server, group and option of each shard; new options are added to
     the table."""
     groups: dict[int, int] = {}
+    known: dict[Synchronizer, tuple[int, ...]] = {}  # most shards are like others of their group
     for variable, choice in enumerate(strategy.choices):
         for length, shard in zip(choice.partition.lengths, choice.shards, strict=True):
-            method, server, option = synchronizer_row(shard)
-            group = groups.setdefault(shard.group, len(groups))
-            code = options.setdefault(option, len(options))
-            yield variable, length, method, server, group, code
+            if shard not in known:
+                method, server, option = synchronizer_row(shard)
+                group = groups.setdefault(shard.group, len(groups))
+                code = options.setdefault(option, len(options))
+                known[shard] = (method, server, group, code)
+            yield variable, length, *known[shard]
 
 
 def synchronizer_row(shard: Synchronizer) -> tuple[int, int, Option]:

@@ -25,6 +25,7 @@ import numpy as np
 from numba import njit
 from numba.core.event import Event, Listener, install_listener
 from numba.extending import register_jitable
+from numba.np import linalg
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,6 +39,8 @@ GIVEN = ("numba", "numpy")
 
 KERNEL = "_autosync_kernel"
 """Under which a function that is compiled bears the kernel's name."""
+
+_loading = Lock()
 
 
 class Kernel(Generic[P, R]):
@@ -64,6 +67,7 @@ class Kernel(Generic[P, R]):
         return self._compiled(*arguments, **named)
 
     def _compile(self) -> Callable[P, R]:
+        _load_array_functions()
         function = _python_function(self.function)
         assert function is not None
         for reached in _reached(function):
@@ -84,6 +88,20 @@ class Kernel(Generic[P, R]):
             _warn_of_no_folder(function, error)
             compiled = njit(nogil=True, _nrt=self._allocates)(stamped)
         return compiled
+
+
+def _load_array_functions() -> None:
+    """What numba knows of arrays, without SciPy: numba loads all of its linear algebra only to see
+    that it is there, which takes longer than everything else that loads a kernel. A function that
+    computes with it still has numba load it then."""
+    with _loading:
+        ensured = linalg.ensure_blas
+        linalg.ensure_blas = lambda: None
+        try:
+            from numba.np import arraymath
+        finally:
+            linalg.ensure_blas = ensured
+        arraymath.ensure_blas = ensured
 
 
 def _warn_of_no_folder(function: types.FunctionType, error: RuntimeError) -> None:
