@@ -87,6 +87,11 @@ class Domain:
     version: Literal[1] = 1
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
+    def __hash__(self) -> int:
+        """Of few parts, as a graph's."""
+        profile = self.profile
+        return hash((self.graph, self.cluster.name, profile.device, profile.update_seconds))
+
     def __post_init__(self) -> None:
         operations = len(self.graph.operations)
         for field in ("forward_seconds", "backward_seconds"):

@@ -174,6 +174,10 @@ class ModelGraph:
             if operation_index not in operations:
                 self._refuse(f"gradient_after of {names[variable]}", operation_index, "is unknown")
 
+    def __hash__(self) -> int:
+        """Of few parts, since caches ask for it often; equality compares all."""
+        return hash((self.name, self.batch_size, len(self.operations), len(self.variables)))
+
     def _check_operation(self, index: int, operation: Operation, variables: int) -> None:
         where = f"operation {operation.name}"
         for other in operation.inputs:

@@ -108,6 +108,14 @@ class Population:
         taken |= {name: getattr(self, name)[rows] for name in BY_ROW}
         return replace(self, first=first, **taken)
 
+    def between(self, start: int, stop: int) -> "Population":
+        """The strategies from start to stop; their arrays are parts of these, not copies."""
+        rows = slice(int(self.first[start]), int(self.first[stop]))
+        taken = {name: getattr(self, name)[start:stop] for name in BY_STRATEGY}
+        taken |= {name: getattr(self, name)[rows] for name in BY_ROW}
+        first = self.first[start : stop + 1] - rows.start
+        return replace(self, first=first, **taken)
+
 
 BY_STRATEGY = (
     "layout",
@@ -250,12 +258,15 @@ def _shard_rows(strategy: Strategy, options: dict[Option, int]) -> Iterator[tupl
     """Variable, length, method, server, group and option of each shard; new options are added to
     the table."""
     groups: dict[int, int] = {}
+    known: dict[Synchronizer, tuple[int, ...]] = {}  # most shards are like others of their group
     for variable, choice in enumerate(strategy.choices):
         for length, shard in zip(choice.partition.lengths, choice.shards, strict=True):
-            method, server, option = synchronizer_row(shard)
-            group = groups.setdefault(shard.group, len(groups))
-            code = options.setdefault(option, len(options))
-            yield variable, length, method, server, group, code
+            if shard not in known:
+                method, server, option = synchronizer_row(shard)
+                group = groups.setdefault(shard.group, len(groups))
+                code = options.setdefault(option, len(options))
+                known[shard] = (method, server, group, code)
+            yield variable, length, *known[shard]
 
 
 def synchronizer_row(shard: Synchronizer) -> tuple[int, int, Option]:
@@ -281,12 +292,13 @@ def decode(population: Population, index: int, domain: Domain) -> Strategy:
     rows = slice(int(population.first[index]), int(population.first[index + 1]))
     lengths = population.length[rows].tolist()
     columns = (population.method, population.server, population.group, population.option)
-    shards = [
-        _synchronizer(METHODS[method], server, group, population.options[option])
-        for method, server, group, option in zip(
-            *(column[rows].tolist() for column in columns), strict=True
-        )
-    ]
+    made: dict[tuple[int, ...], Synchronizer] = {}  # most shards are like others of their group
+    shards = []
+    for row in zip(*(column[rows].tolist() for column in columns), strict=True):
+        if row not in made:
+            method, server, group, option = row
+            made[row] = _synchronizer(METHODS[method], server, group, population.options[option])
+        shards.append(made[row])
     axes, parts = population.axis[index].tolist(), population.parts[index].tolist()
     choices, begin = [], 0
     for spec, axis, count in zip(domain.graph.variables, axes, parts, strict=True):

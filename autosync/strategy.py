@@ -280,10 +280,7 @@ class Strategy:
         choices = tuple(
             replace(
                 choice,
-                shards=tuple(
-                    replace(shard, group=numbers.setdefault(shard.group, len(numbers)))
-                    for shard in choice.shards
-                ),
+                shards=tuple(_in_group(shard, numbers) for shard in choice.shards),
             )
             for choice in self.choices
         )
@@ -304,6 +301,12 @@ class Strategy:
     @property
     def shards(self) -> int:
         return sum(len(choice.shards) for choice in self.choices)
+
+
+def _in_group(shard: Synchronizer, numbers: dict[int, int]) -> Synchronizer:
+    """The shard in the group that its own is numbered as, a new one as the next."""
+    number = numbers.setdefault(shard.group, len(numbers))
+    return shard if number == shard.group else replace(shard, group=number)
 
 
 def even_replicas(world_size: int) -> tuple[Replica, ...]:

@@ -47,13 +47,16 @@ def _synchronization(strategy: Strategy, domain: Domain | None) -> str:
     sizes = _shard_bytes(strategy, domain)
     weight: Counter[str] = Counter()
     members: dict[str, list[VariableChoice]] = {}
+    shards: dict[str, list[Synchronizer]] = {}
     for choice, bytes_each in zip(strategy.choices, sizes, strict=True):
-        for shard, size in zip(choice.shards, bytes_each, strict=True):
-            weight[method(shard)] += size
-        for name in dict.fromkeys(method(shard) for shard in choice.shards):
+        names = [method(shard) for shard in choice.shards]
+        for name, shard, size in zip(names, choice.shards, bytes_each, strict=True):
+            weight[name] += size
+            shards.setdefault(name, []).append(shard)
+        for name in dict.fromkeys(names):
             members.setdefault(name, []).append(choice)
     phrases = [
-        _phrase(name, members[name], size, domain, len(weight) == 1)
+        _phrase(name, members[name], shards[name], size, domain, len(weight) == 1)
         for name, size in weight.most_common()
     ]
     phrases += _cuts(strategy.choices)
@@ -124,10 +127,14 @@ def method(shard: Synchronizer) -> str:
 
 
 def _phrase(
-    name: str, choices: list[VariableChoice], size: int, domain: Domain | None, only: bool
+    name: str,
+    choices: list[VariableChoice],
+    shards: list[Synchronizer],
+    size: int,
+    domain: Domain | None,
+    only: bool,
 ) -> str:
     """`all-reduce in 6 groups (98 MB)`; few variables are named."""
-    shards = [shard for choice in choices for shard in choice.shards if method(shard) == name]
     groups = len({shard.group for shard in shards})
     text = f"{name} in {groups} {'group' if groups == 1 else 'groups'}"
     servers = {shard.server for shard in shards if isinstance(shard, ParameterServer)}
@@ -203,13 +210,16 @@ def _shard_bytes(strategy: Strategy, domain: Domain | None) -> list[list[int]]:
     """Bytes that a replica sends for every shard; without a domain each counts 1."""
     if domain is None:
         return [[1] * len(choice.shards) for choice in strategy.choices]
-    return [
-        [
-            _sent_bytes(variable, shard) * length // sum(choice.partition.lengths)
-            for length, shard in zip(choice.partition.lengths, choice.shards, strict=True)
-        ]
-        for variable, choice in zip(domain.graph.variables, strategy.choices, strict=True)
-    ]
+    both = zip(domain.graph.variables, strategy.choices, strict=True)
+    return [_bytes_of_shards(variable, choice) for variable, choice in both]
+
+
+def _bytes_of_shards(variable: Variable, choice: VariableChoice) -> list[int]:
+    lengths, kinds = choice.partition.lengths, {type(shard): shard for shard in choice.shards}
+    whole = {kind: _sent_bytes(variable, shard) for kind, shard in kinds.items()}
+    total = sum(lengths)
+    both = zip(lengths, choice.shards, strict=True)
+    return [whole[type(shard)] * length // total for length, shard in both]
 
 
 def _sent_bytes(variable: Variable, shard: Synchronizer) -> int:

@@ -159,6 +159,7 @@ def _period(
     factor: float,
 ) -> float:
     start, flowing, done = np.empty((3, len(messages.operation)))
-    period = np.empty(1)
-    play(messages, costs, compute, in_flight, np.array([factor]), start, flowing, done, period)
+    period, only = np.empty(1), np.zeros(1, dtype=np.int64)
+    factors = np.array([factor])
+    play(messages, costs, compute, in_flight, only, factors, start, flowing, done, period)
     return float(period[0])

@@ -25,6 +25,7 @@ import numpy as np
 from numba import njit
 from numba.core.event import Event, Listener, install_listener
 from numba.extending import register_jitable
+from numba.np import linalg
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,6 +39,8 @@ GIVEN = ("numba", "numpy")
 
 KERNEL = "_autosync_kernel"
 """Under which a function that is compiled bears the kernel's name."""
+
+_loading = Lock()
 
 
 class Kernel(Generic[P, R]):
@@ -64,6 +67,7 @@ class Kernel(Generic[P, R]):
         return self._compiled(*arguments, **named)
 
     def _compile(self) -> Callable[P, R]:
+        _load_array_functions()
         function = _python_function(self.function)
         assert function is not None
         for reached in _reached(function):
@@ -84,6 +88,20 @@ class Kernel(Generic[P, R]):
             _warn_of_no_folder(function, error)
             compiled = njit(nogil=True, _nrt=self._allocates)(stamped)
         return compiled
+
+
+def _load_array_functions() -> None:
+    """What numba knows of arrays, without SciPy: numba loads all of its linear algebra only to see
+    that it is there, which takes longer than everything else that loads a kernel. A function that
+    computes with it still has numba load it then."""
+    with _loading:
+        ensured = linalg.ensure_blas
+        linalg.ensure_blas = lambda: None
+        try:
+            from numba.np import arraymath
+        finally:
+            linalg.ensure_blas = ensured
+        arraymath.ensure_blas = ensured
 
 
 def _warn_of_no_folder(function: types.FunctionType, error: RuntimeError) -> None:
@@ -163,20 +181,22 @@ def _reached(function: types.FunctionType) -> Iterator[types.FunctionType]:
 
 def _read_names(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """Names and values of the globals and of the enclosing functions' variables that it reads."""
-    for name in dict.fromkeys(_global_names(function.__code__)):
+    for name in _global_names(function.__code__):
         if name in function.__globals__:  # the others are Python's own
             yield name, function.__globals__[name]
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     yield from ((name, cell.cell_contents) for name, cell in cells)
 
 
-def _global_names(code: types.CodeType) -> Iterator[str]:
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "LOAD_GLOBAL":
-            yield instruction.argval
+@cache
+def _global_names(code: types.CodeType) -> tuple[str, ...]:
+    """Each once. Kept, since reading bytecode takes long and a kernel is looked through twice."""
+    instructions = dis.get_instructions(code)
+    names = [each.argval for each in instructions if each.opname == "LOAD_GLOBAL"]
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
-            yield from _global_names(inner)
+            names += _global_names(inner)
+    return tuple(dict.fromkeys(names))
 
 
 def _python_function(value: Any) -> types.FunctionType | None:

@@ -8,6 +8,7 @@ inputs, workspaces of kernels, the allocator's own waste, the context of a GPU.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,6 +168,7 @@ class DomainMemory:
         return float(sizes.sum() if self.on_gpu else 2 * sizes.max())
 
 
+@lru_cache(maxsize=8)
 def memory_of(domain: Domain) -> DomainMemory:
     """Raises InvalidInput where the graph's variables have too many dimensions."""
     table = domain.variables

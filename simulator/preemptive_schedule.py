@@ -8,6 +8,9 @@ from numpy.typing import NDArray
 
 F64 = NDArray[np.float64]
 
+ROUNDING = 1e-9
+"""Share by which a bound stays below what is summed in another order."""
+
 
 class Run(NamedTuple):
     """A stretch of time for which the machine serves one job."""
@@ -56,3 +59,11 @@ def longest_tail_first(ready: F64, needs: F64, tails: F64) -> float:
     """The least time to the last tail's end on one machine that may interrupt its jobs."""
     runs = preemptive_runs(ready, needs, tails)
     return max((run.end_seconds + float(tails[run.job]) for run in runs), default=0.0)
+
+
+def least_end(ready: F64, needs: F64, tails: F64) -> float:
+    """Of one job or more, not above `longest_tail_first` and far sooner found: a job ends with its
+    own tail at the soonest, and the last of all with the shortest behind what all need."""
+    alone = (ready + needs + tails).max()
+    together = ready.min() + needs.sum() + tails.min()
+    return float(max(alone, together)) * (1.0 - ROUNDING)

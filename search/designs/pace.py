@@ -18,7 +18,12 @@ from autosync.search.designs.wire_estimates import (
     tail_seconds,
     wire_seconds,
 )
-from autosync.simulator.preemptive_schedule import Run, longest_tail_first, preemptive_runs
+from autosync.simulator.preemptive_schedule import (
+    Run,
+    least_end,
+    longest_tail_first,
+    preemptive_runs,
+)
 from autosync.strategy import AllGather, AllReduce, Factors, Strategy, Synchronizer
 
 F64 = NDArray[np.float64]
@@ -115,9 +120,10 @@ def fused_operators(
     ends = np.cumsum([len(begins) for begins in partitions])
     needs = np.split(wire_seconds(domain, synchronizer, joined), ends[:-1])
     for begins, need in zip(partitions, needs, strict=True):
-        end = longest_tail_first(
-            np.maximum.reduceat(ready, begins), need, np.maximum.reduceat(tails, begins)
-        )
+        whole = np.maximum.reduceat(ready, begins), need, np.maximum.reduceat(tails, begins)
+        if least_end(*whole) >= soonest:
+            continue
+        end = longest_tail_first(*whole)
         if end < soonest:
             best, soonest = begins, end
     parts = np.split(np.arange(len(chain)), best[1:])

@@ -61,8 +61,11 @@ def message_shares(domain: Domain, population: Population) -> F64:
 
 def _message_kinds(plans: PlanTable) -> I64:
     """`(messages,)`: operation, root and teams as one number."""
-    columns = np.column_stack((plans.operation, plans.root, plans.ranks)).astype(np.int64)
-    kinds: I64 = np.unique(columns, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    columns = (plans.operation, plans.root, plans.ranks)
+    operation, root, ranks = (column.astype(np.int64) for column in columns)
+    roots, teams = int(root.max(initial=0)) + 2, int(ranks.max(initial=0)) + 1
+    key = (operation * roots + root + 1) * teams + ranks
+    kinds: I64 = np.unique(key, return_inverse=True)[1].astype(np.int64)
     return kinds
 
 
@@ -73,8 +76,12 @@ def _stretches(position: NDArray[np.int32], length: int) -> I64:
 
 
 def _histogram(owner: I64, kind: I64, view: I64, weight: F64) -> F64:
-    """`(strategies, cells)`: the weight of each strategy's messages in every cell that occurs."""
-    cells, cell = np.unique(np.column_stack((kind, view)), axis=0, return_inverse=True)
-    n, width = int(owner[-1]) + 1 if len(owner) else 0, len(cells)
-    sums = np.bincount(owner * width + cell.reshape(-1), weights=weight, minlength=n * width)
+    """`(strategies, cells)`: the weight of each strategy's messages in every cell that occurs: of a
+    kind and, within it, a view of -1 or more."""
+    views = int(view.max(initial=0)) + 2
+    cell = kind * views + view + 1
+    occurs = np.bincount(cell) > 0
+    place = np.cumsum(occurs) - 1
+    n, width = int(owner[-1]) + 1 if len(owner) else 0, int(occurs.sum())
+    sums = np.bincount(owner * width + place[cell], weights=weight, minlength=n * width)
     return sums.reshape(n, width).astype(np.float64)

@@ -55,6 +55,10 @@ def rank(
     """
     index, seconds = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float64)
 
+    def best() -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        order = np.lexsort((index, seconds))[:keep]
+        return index[order], seconds[order]
+
     def predict(start: int) -> NDArray[np.float64]:
         population = sample(domain, space, start, min(CHUNK, proposals - start), seed)
         return simulator.predict(domain, population)
@@ -64,11 +68,11 @@ def rank(
         sound = np.flatnonzero(np.isfinite(scores))
         index = np.concatenate((index, start + sound))
         seconds = np.concatenate((seconds, scores[sound]))
-        best = np.lexsort((index, seconds))[:keep]
-        index, seconds = index[best], seconds[best]
+        if len(index) > 2 * keep:
+            index, seconds = best()
         if on_progress:
             on_progress(min(start + CHUNK, proposals))
-    return RankedProposals(seed, index, seconds, simulator.name, proposals)
+    return RankedProposals(seed, *best(), simulator.name, proposals)
 
 
 def materialize(ranked: RankedProposals, domain: Domain, space: Space) -> Population:

@@ -94,14 +94,22 @@ class Judge:
         """The most promising `SHORTLIST_SIZE` that fit the devices' memory, no two of equal
         messages. A simulator that learns judges them anew; any other has done so."""
         rows = distinct_rows(self.domain, population, self.known)
-        rows = rows[fitting_rows(self.domain, population.take(rows))]
-        listed, seconds = population.take(rows), coarse_seconds[rows]
-        std = np.zeros(len(rows))
-        if isinstance(self.simulator, Learner):
-            seconds, std = self.simulator.predict_with_std(self.domain, listed)
+        listed = population.take(rows)
+        fitting = fitting_rows(self.domain, listed)
+        if len(fitting) < len(rows):
+            rows, listed = rows[fitting], listed.take(fitting)
+        seconds, std = self._judged(listed, coarse_seconds[rows])
         promise = promise_of(seconds, std, self.acquisition, self.best_seconds)
         best = np.argsort(promise, kind="stable")[:SHORTLIST_SIZE]
         return Shortlist(listed, index[rows], seconds, std, promise).take(best)
+
+    def _judged(self, population: Population, coarse_seconds: F64) -> tuple[F64, F64]:
+        """Seconds and their doubt, which is 0 where nobody asks for it, since it takes long."""
+        if not isinstance(self.simulator, Learner):
+            return coarse_seconds, np.zeros(len(population))
+        if self.acquisition == "prediction" and self.best_seconds is None:
+            return self.simulator.predict(self.domain, population), np.zeros(len(population))
+        return self.simulator.predict_with_std(self.domain, population)
 
 
 def coarse_of(simulator: Simulator) -> Simulator:

@@ -90,7 +90,7 @@ def merge_adjacent(
         renumber_groups(shards.group[first[i] : first[i + 1]], groups)
 
 
-@njit(nogil=True)
+@njit(nogil=True, _nrt=False)
 def _starts(row: int, parts: NDArray[np.int32], start: NDArray[np.int64]) -> None:
     """The first row of each variable of a strategy, and the row after the last."""
     for v in range(len(parts)):
@@ -99,7 +99,7 @@ def _starts(row: int, parts: NDArray[np.int32], start: NDArray[np.int64]) -> Non
     start[len(parts)] = row
 
 
-@njit(nogil=True)
+@njit(nogil=True, _nrt=False)
 def _first_class(
     rules: Record, variable: Record, shards: ShardColumns, row: int, families: int
 ) -> Any:
@@ -108,7 +108,7 @@ def _first_class(
     return ((method * rules.options + option) * rules.dtypes + variable.dtype) * families
 
 
-@njit(nogil=True)
+@njit(nogil=True, _nrt=False)
 def _tally(
     tables: Tables,
     axis: NDArray[np.int8],
@@ -141,7 +141,7 @@ def _tally(
     return used
 
 
-@njit(nogil=True)
+@njit(nogil=True, _nrt=False)
 def _share_groups(
     max_groups: int, name: np.uint64, merge: MergeTables, touched: NDArray[np.int64]
 ) -> None:
@@ -160,7 +160,7 @@ def _share_groups(
         merged.current = -1
 
 
-@njit(nogil=True)
+@njit(nogil=True, _nrt=False)
 def _assign(
     tables: Tables,
     axis: NDArray[np.int8],
@@ -193,7 +193,7 @@ def _assign(
     return groups
 
 
-@njit(nogil=True)
+@njit(nogil=True, _nrt=False)
 def _scatter(
     tables: Tables,
     name: np.uint64,
@@ -222,7 +222,7 @@ def _scatter(
     return groups
 
 
-@njit(nogil=True)
+@njit(nogil=True, _nrt=False)
 def _opens(merged: Record, size: float) -> Any:
     """Whether the next shard begins a group: the open one is nearest its target without it, or
     the shards left are needed to fill the groups left."""

@@ -84,7 +84,7 @@ class Style(NamedTuple):
     variable_encodings: bool
 
 
-@njit(nogil=True)
+@njit(nogil=True, _nrt=False)
 def draw_style(rules: Record, encodings: NDArray[np.int64], name: np.uint64) -> Style:
     architecture = draw(name, 0, 8)
     owner_chance = ALWAYS if architecture < 2 else (HALF if architecture < 4 else NEVER)
@@ -121,7 +121,7 @@ def draw_style(rules: Record, encodings: NDArray[np.int64], name: np.uint64) -> 
     )
 
 
-@njit(nogil=True)
+@njit(nogil=True, _nrt=False)
 def draw_staleness(rules: Record, staleness: NDArray[np.int64], name: np.uint64) -> int:
     if not (rules.lags_reduced or rules.lags_owned):
         return 0
@@ -129,7 +129,7 @@ def draw_staleness(rules: Record, staleness: NDArray[np.int64], name: np.uint64)
     return drawn
 
 
-@njit(nogil=True)
+@njit(nogil=True, _nrt=False)
 def lagging_style(rules: Record, style: Style, name: np.uint64) -> Style:
     """The same cuts, all-reduced or owned throughout and sent as they are: what may be late."""
     owned = rules.lags_owned and (not rules.lags_reduced or draw(name, 1, 2) == 0)
@@ -150,7 +150,7 @@ def lagging_style(rules: Record, style: Style, name: np.uint64) -> Style:
     )
 
 
-@njit(nogil=True)
+@njit(nogil=True, _nrt=False)
 def choose_variant(variable: Record, style: Style, coins: np.uint64) -> int:
     """How a variable's shards are synchronized; four bytes of `coins` are its coins."""
     owner = np.int64(coins & _BYTE) < style.owner_chance
@@ -171,7 +171,7 @@ def choose_variant(variable: Record, style: Style, coins: np.uint64) -> int:
     return FIRST_ORDER + style.order - 1 if style.order > 0 else RING
 
 
-@njit(nogil=True)
+@njit(nogil=True, _nrt=False)
 def choose_encoding(
     variable: Record, encoding: int, low_rank: NDArray[np.bool_], variant: int
 ) -> int:
@@ -183,7 +183,7 @@ def choose_encoding(
     return encoding if variable.matrix and (variant == RING or variant >= FIRST_ORDER) else 0
 
 
-@njit(nogil=True)
+@njit(nogil=True, _nrt=False)
 def choose_axis(variable: Record, name: np.uint64, number: int) -> int:
     """An axis longer than 1, uniformly (axis 0 only for embeddings); -1 where there is none."""
     if variable.by_rows:
@@ -202,7 +202,7 @@ def choose_axis(variable: Record, name: np.uint64, number: int) -> int:
     return -1
 
 
-@njit(nogil=True)
+@njit(nogil=True, _nrt=False)
 def choose_cut(
     variable: Record, style: Style, max_parts: int, name: np.uint64, number: int
 ) -> tuple[int, int, int]:
@@ -221,7 +221,7 @@ def choose_cut(
     return axis, 2 + draw(name, number + 3, most - 1), elements
 
 
-@cached_kernel
+@cached_kernel(allocates=False)
 def draw_choices(
     tables: Tables, seed: np.uint64, indices: NDArray[np.uint64], choices: ChoiceColumns
 ) -> None:
@@ -274,7 +274,7 @@ def draw_choices(
                 )
 
 
-@cached_kernel
+@cached_kernel(allocates=False)
 def fill_shards(tables: Tables, choices: ChoiceColumns, shards: ShardColumns) -> None:
     """Fill the shards' rows. Owners (server -1) and groups (-1) of unpinned shards stay open."""
     variables, pins, first = tables.variables, tables.pins, shards.first
@@ -303,7 +303,7 @@ def fill_shards(tables: Tables, choices: ChoiceColumns, shards: ShardColumns) ->
                 shards.length[stop - 1] = variables[v].elements - full * (count - 1)
 
 
-@njit(nogil=True)
+@njit(nogil=True, _nrt=False)
 def _fill_pinned(shards: ShardColumns, row: int, v: int, pinned: Record) -> None:
     shards.variable[row], shards.length[row] = v, pinned.length
     shards.method[row], shards.option[row] = pinned.method, pinned.option

@@ -88,7 +88,7 @@ def balance_load(
         _place_runs(name, largest, descending, runs, servers, shards.server)
 
 
-@njit(nogil=True)
+@njit(nogil=True, _nrt=False)
 def _place_anywhere(
     name: np.uint64, start: int, stop: int, shards: ShardColumns, servers: int
 ) -> None:
@@ -98,7 +98,7 @@ def _place_anywhere(
             shards.server[row] = draw(name, row - start, servers)
 
 
-@njit(nogil=True)
+@njit(nogil=True, _nrt=False)
 def _gather_runs(
     variables: NDArray[np.void],
     axis: NDArray[np.int8],
@@ -140,13 +140,13 @@ def _gather_runs(
     return used, total, largest
 
 
-@njit(nogil=True)
+@njit(nogil=True, _nrt=False)
 def unit_bytes(variable: Record, axis: int) -> Any:
     """What one replica sends for a shard of length 1 of a variable cut along `axis`."""
     return variable.sent_bytes / (variable.elements if axis < 0 else variable.dims[axis])
 
 
-@njit(nogil=True)
+@njit(nogil=True, _nrt=False)
 def _place_runs(
     name: np.uint64,
     largest: float,
@@ -162,8 +162,10 @@ def _place_runs(
     shard short: it would have to overdraw nobody, and deficits add up to zero in the end.
     """
     deficit = servers.deficit
-    placed = servers.load.sum()
-    surplus = -np.minimum(deficit, 0.0).sum()
+    placed, surplus = 0.0, 0.0
+    for j in range(len(deficit)):
+        placed += servers.load[j]
+        surplus -= min(deficit[j], 0.0)
     number = 0
     for run in descending:
         size = runs.bytes[run]

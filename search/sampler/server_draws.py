@@ -68,7 +68,7 @@ def alias_table(weight: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArr
     return chance, alias
 
 
-@njit(nogil=True)
+@njit(nogil=True, _nrt=False)
 def begin_placement(servers: Servers) -> None:
     """After the deficits are set anew."""
     count = len(servers.deficit)
@@ -80,7 +80,7 @@ def begin_placement(servers: Servers) -> None:
         _sift_down(servers, i)
 
 
-@njit(nogil=True)
+@njit(nogil=True, _nrt=False)
 def place_on(servers: Servers, chosen: int, size: float) -> None:
     """The server takes a shard of so many bytes."""
     servers.load[chosen] += size
@@ -89,7 +89,7 @@ def place_on(servers: Servers, chosen: int, size: float) -> None:
         _sift_down(servers, servers.place[chosen])
 
 
-@njit(nogil=True)
+@njit(nogil=True, _nrt=False)
 def draw_owner(
     servers: Servers, noise: np.uint64, size: float, margin: float, placed: float
 ) -> Any:
@@ -117,7 +117,7 @@ def draw_owner(
     return best if best >= 0 else neediest
 
 
-@njit(nogil=True)
+@njit(nogil=True, _nrt=False)
 def _draw_of_many(
     servers: Servers, noise: np.uint64, size: float, margin: float, placed: float
 ) -> Any:
@@ -140,7 +140,7 @@ def _draw_of_many(
     return best if best >= 0 else neediest
 
 
-@njit(nogil=True)
+@njit(nogil=True, _nrt=False)
 def _sift_down(servers: Servers, start: int) -> None:
     """The server at this place of the heap sinks below those that lack more; of equals the first
     one is higher."""
@@ -159,6 +159,6 @@ def _sift_down(servers: Servers, start: int) -> None:
     place[moved] = hole
 
 
-@njit(nogil=True)
+@njit(nogil=True, _nrt=False)
 def _lacks_more(deficit: NDArray[np.float64], one: int, other: int) -> bool:
     return bool(deficit[one] > deficit[other] or (deficit[one] == deficit[other] and one < other))

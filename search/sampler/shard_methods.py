@@ -16,7 +16,7 @@ from autosync.search.sampler.sampling_tables import FACTORS, Tables
 from autosync.simulator.numba_cache import cached_kernel
 
 
-@cached_kernel
+@cached_kernel(allocates=False)
 def draw_shard_methods(
     tables: Tables,
     seed: np.uint64,

@@ -167,7 +167,7 @@ def scores_of_unseen(
             if graphs[number] != graph:
                 continue
             trials = source.trials
-            scores = found[number] = model.scores(trials.domain, trials.features)[0]
+            scores = found[number] = model.scores(trials.domain, trials.features)
             accuracy = pairwise_accuracy(np.exp(scores), trials.step_seconds)
             name = f"{graph}, {trials.domain.cluster.name}"
             say(f"{name}: {accuracy:.1%} of pairs, learned from other models")

@@ -1,6 +1,6 @@
 """Learned simulators: `autosync.simulator.simulator_contract.Learner` around a model."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,26 +39,33 @@ class LearnedSimulator:
         self.calibration: Calibration = UNCALIBRATED
 
     def predict(self, domain: Domain, population: Population) -> F64:
-        """Seconds an iteration, `(strategies,)`."""
-        return self.predict_with_std(domain, population)[0]
+        """Seconds an iteration, `(strategies,)`. A strategy under `fully_shard`, or with placed
+        modules, has the timeline's, on the same scale: no model has learned how they differ."""
+        parts = [
+            (self.calibration.seconds(self.model.scores(domain, chunk)), chunk.base_seconds)
+            for chunk in self._chunks(domain, population)
+        ]
+        seconds, base = _joined(parts, 2)
+        foreign = _foreign(population)
+        seconds[foreign] = self.calibration.seconds(np.log(base[foreign]))
+        return seconds
 
     def predict_with_std(self, domain: Domain, population: Population) -> tuple[F64, F64]:
-        """Seconds, and the standard deviation of their logarithm, `(strategies,)` each: of the
-        model (what the trials leave open) and of its errors on trials left out, in squares. A
-        strategy under `fully_shard`, or with placed modules, has the timeline's, on the same scale
-        of seconds: no model has learned how they differ."""
-        if not len(population):
-            return np.zeros(0), np.zeros(0)
+        """The same, and the standard deviation of the logarithm of the seconds, `(strategies,)`
+        each: of the model (what the trials leave open) and of its errors on trials left out, in
+        squares."""
         parts = [
             (*self.predict_features(domain, chunk), chunk.base_seconds)
-            for chunk in self._batches(feature_chunks(domain, population, self.model.with_shards))
+            for chunk in self._chunks(domain, population)
         ]
-        seconds, std, base = (np.concatenate(column) for column in zip(*parts, strict=True))
-        foreign = np.flatnonzero((population.engine > 0) | (population.placement > 0))
-        if len(foreign):
-            seconds[foreign] = self.calibration.seconds(np.log(base[foreign]))
-            std[foreign] = UNTRIED_MARGIN / NORMAL_QUANTILE
+        seconds, std, base = _joined(parts, 3)
+        foreign = _foreign(population)
+        seconds[foreign] = self.calibration.seconds(np.log(base[foreign]))
+        std[foreign] = UNTRIED_MARGIN / NORMAL_QUANTILE
         return seconds, std
+
+    def _chunks(self, domain: Domain, population: Population) -> Iterator[StrategyFeatures]:
+        return self._batches(feature_chunks(domain, population, self.model.with_shards))
 
     def _batches(self, chunks: Iterable[StrategyFeatures]) -> Iterator[StrategyFeatures]:
         """SCORED strategies or a little more at a time, where their features are small: scores are
@@ -79,7 +86,7 @@ class LearnedSimulator:
 
     def predict_features(self, domain: Domain, features: StrategyFeatures) -> tuple[F64, F64]:
         """`predict_with_std` for features at hand."""
-        scores, std = self.model.scores(domain, features)
+        scores, std = self.model.scores_with_std(domain, features)
         noise = self.calibration.margin / NORMAL_QUANTILE
         return self.calibration.seconds(scores), np.hypot(std, noise)
 
@@ -97,6 +104,16 @@ class LearnedSimulator:
         """`refit` for features at hand."""
         fitted = self.model.fit(trials)
         self.calibration = calibrate(fitted.scores, trials.step_seconds, fitted.left_out)
+
+
+def _foreign(population: Population) -> NDArray[np.int64]:
+    """Strategies that no model judges."""
+    return np.flatnonzero((population.engine > 0) | (population.placement > 0))
+
+
+def _joined(parts: Sequence[tuple[F64, ...]], columns: int) -> list[F64]:
+    """The columns of the parts, of which there may be none."""
+    return [np.concatenate([np.zeros(0), *(part[k] for part in parts)]) for k in range(columns)]
 
 
 def gaussian_simulator() -> LearnedSimulator:

@@ -114,7 +114,7 @@ def _level(model: LearnedModel, sources: Sequence[LabelledTrials]) -> Calibratio
     return level_of(
         np.concatenate(
             [
-                np.log(source.step_seconds) - model.scores(source.domain, source.features)[0]
+                np.log(source.step_seconds) - model.scores(source.domain, source.features)
                 for source in sources
             ]
         )

@@ -273,17 +273,19 @@ def play(
     costs: CostArrays,
     compute: ComputeArrays,
     in_flight: InFlight,
+    chosen: I64,
     factors: F64,
     issued: F64,
     on_wire: F64,
     arrived: F64,
     periods: F64,
 ) -> None:
-    """Fill periods f64[n]: seconds an iteration of every strategy, infinite when it cannot finish.
+    """Fill periods f64[n]: seconds an iteration of each strategy of `chosen`, infinite when it
+    cannot finish; the others keep theirs.
 
     factors f64[n]: of the slowest rank. issued, on_wire, arrived f64[M]: what `communicate` fills.
     """
-    for index in range(len(plan.first) - 1):
+    for index in chosen:
         factor = factors[index]
         periods[index] = np.inf
         if communicate(plan, costs, compute, in_flight, index, factor, issued, on_wire, arrived):

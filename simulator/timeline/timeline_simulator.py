@@ -77,7 +77,8 @@ def simulate(
     factors = slowest_factors(domain, population.layouts)[population.layout]
     factors = factors * swap_slowdowns(domain, population, plans)
     messages, costs, compute, in_flight = arguments(plans, domain)
-    play(messages, costs, compute, in_flight, factors, issued, on_wire, arrived, periods)
+    every = np.arange(len(plans))
+    play(messages, costs, compute, in_flight, every, factors, issued, on_wire, arrived, periods)
     for index in np.flatnonzero(population.engine).tolist():
         shard_ranks = _shard_ranks(population, index)
         own = play_sharded(plans, index, costs, compute, float(factors[index]), shard_ranks)
@@ -102,7 +103,8 @@ def simulate(
     if clocked.any():
         alone = np.empty(len(plans))
         idle = _no_compute(compute)
-        play(messages, costs, idle, in_flight, factors, issued, on_wire, arrived, alone)
+        behind = np.flatnonzero(clocked)
+        play(messages, costs, idle, in_flight, behind, factors, issued, on_wire, arrived, alone)
         beyond_compute = np.where(clocked, alone, beyond_compute)
     exposed = beyond_compute / np.maximum(population.staleness, 1)
     lagging = np.maximum(_least_seconds(plans, domain, compute_seconds), exposed)
@@ -147,8 +149,8 @@ def play_one(plans: PlanTable, population: Population, domain: Domain, index: in
         own = play_sharded(plans, index, costs, compute, float(factors[0]), shard_ranks)
         times_of = own.issued, own.on_wire, own.arrived
         return Played(own.step_seconds, *times_of, tuple(own.spans), own.forward_start)
-    times, period = np.zeros((3, plans.messages)), np.empty(1)
-    play(one, costs, compute, in_flight, factors, times[0], times[1], times[2], period)
+    times, period, only = np.zeros((3, plans.messages)), np.empty(1), np.zeros(1, dtype=np.int64)
+    play(one, costs, compute, in_flight, only, factors, times[0], times[1], times[2], period)
     issued, on_wire, arrived = times[:, begin:stop]
     return Played(float(period[0]), issued, on_wire, arrived)
 

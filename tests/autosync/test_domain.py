@@ -49,3 +49,12 @@ def test_a_gradient_is_late_on_all_ranks_if_it_is_missing_on_one(world: int) -> 
     others = list(graph.gradient_order[:-2])
     assert [ready_at(seldom, v) for v in others] == [ready_at(always, v) for v in others]
     assert np.all(np.diff(seldom.timing.ready_seconds) >= 0)
+
+
+def test_equal_domains_are_one_key_and_others_of_the_same_names_are_not() -> None:
+    """A hash reads few parts of a domain; what a cache finds by it is compared whole."""
+    one, same = domain_of(), domain_of()
+    other = replace(one, graph=rare(one.graph, 2, 0.25))
+    assert hash(one) == hash(same) == hash(other)
+    assert {one: "one", other: "other"}[same] == "one"
+    assert one != other

@@ -5,7 +5,7 @@ import pytest
 
 from autosync.codes import Method, Order
 from autosync.errors import InvalidInput, InvalidStrategy
-from autosync.population import Option, concatenate, decode, encode
+from autosync.population import BY_ROW, BY_STRATEGY, Option, concatenate, decode, encode
 from autosync.strategy import (
     AllGather,
     AllReduce,
@@ -100,6 +100,14 @@ def test_take_picks_strategies_in_order() -> None:
         RICH,
     ]
     assert len(population.take([])) == 0
+
+
+def test_between_is_what_take_picks_of_neighbours() -> None:
+    population = encode([PLAIN, RICH, replace(PLAIN, staleness=3), RICH], DOMAIN)
+    for start, stop in ((0, 4), (1, 3), (2, 2)):
+        part, taken = population.between(start, stop), population.take(range(start, stop))
+        for name in ("first", *BY_STRATEGY, *BY_ROW):
+            np.testing.assert_array_equal(getattr(part, name), getattr(taken, name))
 
 
 def test_concatenate_merges_the_tables() -> None:

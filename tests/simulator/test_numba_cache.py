@@ -177,3 +177,22 @@ def test_what_cannot_be_compared_is_refused() -> None:
 
     with pytest.raises(TypeError, match="reads known, a dict"):
         Kernel(kernel)(1.0)
+
+
+LINEAR_ALGEBRA = """
+import sys
+import numpy as np
+from numba import njit
+from small.kernel import total
+
+total(np.arange(3.0))
+assert "scipy.linalg" not in sys.modules
+product = njit(lambda left, right: np.dot(left, right))
+print(product(np.eye(2), np.ones((2, 2))).sum(), "scipy.linalg" in sys.modules)
+"""
+
+
+def test_a_kernel_loads_without_scipy_and_linear_algebra_is_there_when_it_is_asked_for(
+    small: Path,
+) -> None:
+    assert run(small.parent, "-c", LINEAR_ALGEBRA) == "4.0 True"

@@ -3,7 +3,12 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from autosync.simulator.preemptive_schedule import Run, longest_tail_first, preemptive_runs
+from autosync.simulator.preemptive_schedule import (
+    Run,
+    least_end,
+    longest_tail_first,
+    preemptive_runs,
+)
 
 
 def best_by_force(ready: list[int], needs: list[int], tails: list[int]) -> int:
@@ -55,3 +60,13 @@ def test_an_urgent_job_interrupts_unless_the_run_would_be_too_short() -> None:
 def test_no_jobs_end_at_once() -> None:
     nothing = np.empty(0)
     assert longest_tail_first(nothing, nothing, nothing) == 0.0
+
+
+def test_no_schedule_ends_before_the_least_end() -> None:
+    rng = np.random.default_rng(5)
+    for jobs in (1, 2, 5, 40):
+        for _ in range(30):
+            ready, needs, tails = rng.random((3, jobs))
+            end = longest_tail_first(ready, needs, tails)
+            assert 0.3 * end < least_end(ready, needs, tails) <= end
+    assert least_end(*np.ones((3, 1))) == pytest.approx(3.0)

@@ -24,9 +24,11 @@ from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
-CHUNK = 64
-"""Strategies whose features are held together; bounds memory (BERT-large: 8 MB of features, and
-five times as much while they are made)."""
+CHUNK = 256
+"""Strategies whose features are held together; bounds memory."""
+SHARD_CHUNK = 64
+"""The same with those of shards, which are far larger (BERT-large: 8 MB of features, and five times
+as much while they are made)."""
 THREADS = 2
 """That make them; three chunks are held at once."""
 
@@ -107,11 +109,12 @@ def features_of(
 def feature_chunks(
     domain: Domain, population: Population, with_shards: bool
 ) -> Iterator[StrategyFeatures]:
-    """The features of a population, CHUNK strategies at a time, made on two threads: kernels need
-    no interpreter. Raises Cancelled between chunks."""
+    """The features of a population, some strategies at a time, made on two threads: kernels need no
+    interpreter. Raises Cancelled between chunks."""
+    size = SHARD_CHUNK if with_shards else CHUNK
 
     def chunk(start: int) -> StrategyFeatures:
-        part = population.take(np.arange(start, min(start + CHUNK, len(population))))
+        part = population.between(start, min(start + size, len(population)))
         return features_of_plans(compile_plans_fast(part, domain), part, domain, with_shards)
 
-    return in_order(THREADS, chunk, range(0, len(population), CHUNK))
+    return in_order(THREADS, chunk, range(0, len(population), size))

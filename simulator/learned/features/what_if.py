@@ -18,7 +18,7 @@ from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.compute_time import slowest_factors
-from autosync.simulator.cost.network import network_of
+from autosync.simulator.cost.network import Network, network_of
 from autosync.simulator.learned.features.feature_names import FAMILIES, WHAT_IFS
 from autosync.simulator.swapped_ranks import swap_slowdowns
 from autosync.simulator.timeline.event_loop import (
@@ -31,6 +31,7 @@ from autosync.simulator.timeline.event_loop import (
 from autosync.simulator.timeline.timeline_simulator import arguments
 
 F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,28 +61,45 @@ class TimelineInputs:
 
 def timeline_times(plans: PlanTable, population: Population, domain: Domain) -> TimelineTimes:
     """The timeline's iteration of each strategy, and its times of every message."""
-    return _simulate(_inputs(plans, population, domain))
+    inputs = _inputs(plans, population, domain)
+    return _simulate(inputs, np.arange(len(plans)), np.empty(len(plans)))
 
 
 def what_ifs(plans: PlanTable, population: Population, domain: Domain, seconds: F64) -> F64:
     """A `(strategies, len(WHAT_IFS))` array: log of each what-if's time over `seconds`, which
-    are the timeline's own."""
+    are the timeline's own. A strategy without any message that another cost is of takes as long as
+    it did, and is not played again."""
     inputs = _inputs(plans, population, domain)
-    operations = network_of(domain.cluster, plans.teams).operations
-    present = set(np.unique(plans.operation).tolist())
-    columns = []
-    for name in WHAT_IFS:
-        family = FAMILIES.get(name.partition("_")[2])
-        if family is not None and not present.intersection(family):
-            columns.append(np.zeros(len(plans)))
-            continue
-        costs = _changed(name, inputs.costs, np.isin(operations, family or ()), domain)
-        factors = inputs.factors
+    network = network_of(domain.cluster, plans.teams)
+    occurs = _kinds_of_strategies(plans, network)
+    found = np.zeros((len(plans), len(WHAT_IFS)))
+    for column, name in enumerate(WHAT_IFS):
+        family = FAMILIES.get(name.partition("_")[2], ())
+        costs = _changed(name, inputs.costs, np.isin(network.operations, family), domain)
+        factors, chosen = inputs.factors, occurs[:, _differ(costs, inputs.costs)].any(axis=1)
         if name == "compute":  # waits for transfers to host memory stay as they are
             factors = factors + 0.1 * (factors - inputs.waiting)
-        other = _simulate(replace(inputs, costs=costs, factors=factors))
-        columns.append(np.log(other.seconds / seconds))
-    return np.column_stack(columns)
+            chosen = factors != inputs.factors
+        other = replace(inputs, costs=costs, factors=factors)
+        times = _simulate(other, np.flatnonzero(chosen), seconds.copy())
+        found[:, column] = np.log(times.seconds / seconds)
+    return found
+
+
+def _kinds_of_strategies(plans: PlanTable, network: Network) -> NDArray[np.bool_]:
+    """`(strategies, kinds)`: whether a strategy has a message of a kind."""
+    occurs = np.zeros((len(plans), len(network.operations)), dtype=np.bool_)
+    owner = np.repeat(np.arange(len(plans)), np.diff(plans.first))
+    occurs[owner, network.kinds_of(plans)] = True
+    return occurs
+
+
+def _differ(one: CostArrays, other: CostArrays) -> NDArray[np.bool_]:
+    """`(kinds,)`: whose messages' own costs are not the same; links are alike in both."""
+    differs = np.zeros(len(one.startup), dtype=np.bool_)
+    for field in ("startup", "copy", "per_byte", "in_flight", "host"):
+        differs |= getattr(one, field) != getattr(other, field)
+    return differs
 
 
 def _changed(
@@ -107,15 +125,16 @@ def _inputs(plans: PlanTable, population: Population, domain: Domain) -> Timelin
     return TimelineInputs(*arguments(plans, domain), factors, factors - computing)
 
 
-def _simulate(inputs: TimelineInputs) -> TimelineTimes:
+def _simulate(inputs: TimelineInputs, chosen: I64, seconds: F64) -> TimelineTimes:
+    """Of the strategies `chosen`; the others keep their `seconds`, and have no times."""
     messages = inputs.messages
     start, flowing, done = np.empty((3, len(messages.operation)))
-    seconds = np.empty(len(messages.first) - 1)
     play(
         messages,
         inputs.costs,
         inputs.compute,
         inputs.in_flight,
+        chosen,
         inputs.factors,
         start,
         flowing,

@@ -118,19 +118,33 @@ class EnsembleModel:
         shares = shares if shares.any() else np.ones(len(shares))
         self.start = self.weights = shares / shares.sum()
 
-    def scores(self, domain: Domain, features: StrategyFeatures) -> tuple[F64, F64]:
+    def scores(self, domain: Domain, features: StrategyFeatures) -> F64:
+        base: F64 = np.log(features.base_seconds)
+        shares, corrections = [1.0 - self.weights.sum()], [np.zeros(len(base))]
+        for share, model in self._counted():
+            shares.append(share)
+            corrections.append(model.scores(domain, features) - base)
+        mean: F64 = np.array(shares) @ np.array(corrections)
+        return base + mean
+
+    def scores_with_std(self, domain: Domain, features: StrategyFeatures) -> tuple[F64, F64]:
         base = np.log(features.base_seconds)
         shares, corrections = [1.0 - self.weights.sum()], [np.zeros(len(base))]
         own_std = np.zeros(len(base))
-        for weight, models in zip(self.weights, self.members, strict=True):
-            for model in models if weight > 0 else ():
-                scores, own = model.scores(domain, features)
-                shares.append(weight / len(models))
-                corrections.append(scores - base)
-                own_std += shares[-1] * own
+        for share, model in self._counted():
+            scores, own = model.scores_with_std(domain, features)
+            shares.append(share)
+            corrections.append(scores - base)
+            own_std += share * own
         mean: F64 = np.array(shares) @ np.array(corrections)
         variance: F64 = np.array(shares) @ (np.array(corrections) - mean) ** 2
         return base + mean, np.sqrt(variance + own_std**2)
+
+    def _counted(self) -> Iterator[tuple[float, LearnedModel]]:
+        """The share of each model that has any, and the model."""
+        for weight, models in zip(self.weights.tolist(), self.members, strict=True):
+            for model in models if weight > 0 else ():
+                yield weight / len(models), model
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         found: dict[str, NDArray[Any]] = {"weights": self.weights}
@@ -196,7 +210,7 @@ class EnsembleModel:
 
         n, networks = len(trials.features), self.networks[kind]
         if self.start.any() or n < FEWEST_FOR_NETWORK:
-            known = [each.scores(trials.domain, trials.features)[0] for each in networks]
+            known = [each.scores(trials.domain, trials.features) for each in networks]
             mean: F64 = np.mean(known, axis=0)
             return mean
         folds, scores = fold_of(n, FOLDS, self.seed), np.empty(n)

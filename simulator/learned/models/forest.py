@@ -35,14 +35,22 @@ class Forest:
 
     def leaves(self, table: NDArray[np.floating[Any]]) -> I64:
         """The leaf of each strategy in each tree, `(n, F)` to `(n, K)`."""
-        values = table.astype(np.float32)
-        node = np.zeros((len(values), len(self.left)), dtype=np.int64)
-        row, tree = np.arange(len(values))[:, None], np.arange(len(self.left))
-        while (inner := self.left[tree, node] != LEAF).any():
-            goes_left = values[row, self.column[tree, node]] <= self.threshold[tree, node]
-            below = np.where(goes_left, self.left[tree, node], self.right[tree, node])
-            node = np.where(inner, below, node)
-        return node
+        trees, nodes = self.left.shape
+        first = nodes * np.arange(trees)  # of each tree, where all nodes stand in one row
+        below = np.stack((self.right, self.left), axis=-1).astype(np.int64)
+        below = np.where(below == LEAF, np.arange(nodes)[:, None], below) + first[:, None, None]
+        below, column = below.ravel(), self.column.ravel().astype(np.int64)
+        threshold, values = self.threshold.ravel(), table.astype(np.float32)
+        row = values.shape[1] * np.arange(len(values))[:, None]
+        values, node = values.ravel(), np.tile(first, (len(values), 1))
+        while True:  # `take` of one row is several times as fast as two indices
+            goes_left = values.take(row + column.take(node)) <= threshold.take(node)
+            after = below.take(2 * node + goes_left)
+            if (after == node).all():
+                break
+            node = after
+        result: I64 = node - first
+        return result
 
     def leaf_means(self, leaves: I64, target: F64, weights: F64) -> F64:
         """The weighted mean target of the trials in each leaf, `(K, N)`, 0 in an empty one.

@@ -67,7 +67,13 @@ class GaussianModel:
         self._learn(KnownTrials(kept))
         self.kernel = fit_pooled_kernel(kept, importance)
 
-    def scores(self, domain: Domain, features: StrategyFeatures) -> tuple[F64, F64]:
+    def scores(self, domain: Domain, features: StrategyFeatures) -> F64:
+        base: F64 = np.log(features.base_seconds)
+        if self.kernel is None:
+            return base
+        return base + self._process(features.descriptor).correction(features.summary)
+
+    def scores_with_std(self, domain: Domain, features: StrategyFeatures) -> tuple[F64, F64]:
         base = np.log(features.base_seconds)
         if self.kernel is None:
             return base, np.zeros(len(base))

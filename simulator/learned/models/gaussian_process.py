@@ -35,6 +35,8 @@ FEWEST_FOR_PROCESS = 16
 """Fewer do not tell 36 settings from chance."""
 BOUND = 4.0
 """Standard deviations to which a column's value is clipped."""
+BLOCK = 64
+"""Rows of a triangle that are solved at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,33 +114,42 @@ def positive_length_and_noise(array: NDArray[Any]) -> str:
 class GaussianProcess:
     """A process solved for T trials.
 
-    known f64[T, F]: standardised. coefficients f64[T]; precision f64[T, T]: inverse of kernel and
-    noise.
+    known f64[T, F]: standardised. factor f64[T, T]: lower, of Cholesky, of kernel and noise.
+    coefficients f64[T]: what the kernel to each trial counts in a correction.
     """
 
     kernel: FittedKernel
     known: F64
+    factor: F64
     coefficients: F64
-    precision: F64
 
     def correction(self, table: F64) -> F64:
         """Log seconds, `(n, F)` to `(n,)`."""
-        return self.correction_with_std(table)[0]
+        return self._bounded(self._likeness(self.kernel.standard(table)))
 
     def correction_with_std(self, table: F64) -> tuple[F64, F64]:
         """Log seconds, and the standard deviation that the trials leave open, `(n, F)` to `(n,)`
         each."""
         standard = self.kernel.standard(table)
-        kernel = self.kernel.between(standard, self.known)
-        correction = np.clip(kernel @ self.coefficients, -LARGEST, LARGEST)
+        likeness = self._likeness(standard)
         own = 1.0 + self.kernel.setting.linear * (standard**2).mean(axis=1)
-        left: F64 = own - np.einsum("ij,ij->i", kernel @ self.precision, kernel)
-        return correction, np.sqrt(self.kernel.variance * np.maximum(left, 0.0))
+        left: F64 = own - (solved_lower(self.factor, likeness) ** 2).sum(axis=0)
+        std = np.sqrt(self.kernel.variance * np.maximum(left, 0.0))
+        return self._bounded(likeness), std
 
     def left_out(self, residual: F64) -> F64:
         """Each trial's correction by the process of the others (exact), `(T,)`, bounded."""
-        misses = self.coefficients / np.diag(self.precision)
+        inverse = solved_lower(self.factor, np.eye(len(self.factor)))
+        misses = self.coefficients / (inverse**2).sum(axis=0)
         result: F64 = np.clip(residual - misses, -LARGEST, LARGEST)
+        return result
+
+    def _likeness(self, standard: F64) -> F64:
+        """The kernel of the trials and standardised strategies, `(T, n)`."""
+        return self.kernel.between(self.known, standard)
+
+    def _bounded(self, likeness: F64) -> F64:
+        result: F64 = np.clip(self.coefficients @ likeness, -LARGEST, LARGEST)
         return result
 
 
@@ -148,8 +159,26 @@ def solved(
     """table `(T, F)`; residual f64[T]: log of measured over base seconds, of median 0 in each
     domain; weights f64[T]: what each trial counts; the less, the more noise it is taken to have."""
     known = kernel.standard(table)
-    precision = _precision(known, weights, kernel.setting)
-    return GaussianProcess(kernel, known, precision @ residual, precision)
+    noisy = kernel.between(known, known) + np.diag(kernel.setting.noise / weights)
+    factor = np.asarray(np.linalg.cholesky(noisy), dtype=np.float64)
+    coefficients = solved_upper(factor, solved_lower(factor, residual))
+    return GaussianProcess(kernel, known, factor, coefficients)
+
+
+def solved_lower(factor: F64, right: F64) -> F64:
+    """X of `factor @ X = right`, a lower triangle `(T, T)` and `(T,)` or `(T, m)`: by blocks, so
+    that almost all of it are products of matrices, without SciPy, which loads for long."""
+    found = right.copy()
+    for start in range(0, len(factor), BLOCK):
+        stop = start + BLOCK
+        found[start:stop] = np.linalg.solve(factor[start:stop, start:stop], found[start:stop])
+        found[stop:] -= factor[stop:, start:stop] @ found[start:stop]
+    return found
+
+
+def solved_upper(factor: F64, right: F64) -> F64:
+    """X of `factor.T @ X = right`, of the same triangle: from the last row on."""
+    return solved_lower(factor[::-1, ::-1].T, right[::-1])[::-1]
 
 
 def fit_kernel(trials: SourceTrials) -> FittedKernel | None:
@@ -202,22 +231,12 @@ def fit_pooled_kernel(sources: SourceTrials, counts: F64) -> FittedKernel | None
         for number, setting in enumerate(POOLED):
             check_cancelled()
             kernel = FittedKernel(center, scale, setting, variance)
-            miss = residual - _predicted(kernel, others, weights, table[rows])
+            process = solved(kernel, others.summary, others.residual, weights)
+            miss = residual - process.correction(table[rows])
             errors[number] += counts[left] * loss(miss - np.median(miss)).mean()
         errors[-1] += counts[left] * loss(residual).mean()
     best = int(np.argmin(errors))
     return FittedKernel(center, scale, POOLED[best], variance) if best < len(POOLED) else None
-
-
-def _predicted(kernel: FittedKernel, trials: SourceTrials, weights: F64, table: F64) -> F64:
-    """The correction alone, `(n, F)` to `(n,)`: four times as fast as a process with its doubts."""
-    from scipy.linalg import cho_factor, cho_solve  # loads for long; rankings fit nothing
-
-    known = kernel.standard(trials.summary)
-    noisy = kernel.between(known, known) + np.diag(kernel.setting.noise / weights)
-    coefficients = cho_solve(cho_factor(noisy, overwrite_a=True), trials.residual)
-    result: F64 = kernel.between(kernel.standard(table), known) @ coefficients
-    return np.clip(result, -LARGEST, LARGEST)
 
 
 def _kernel(left: F64, right: F64, setting: KernelSettings) -> F64:
@@ -226,11 +245,6 @@ def _kernel(left: F64, right: F64, setting: KernelSettings) -> F64:
     distance = np.maximum(squares - 2.0 * inner, 0.0)
     result: F64 = np.exp(-0.5 * distance / setting.length**2) + setting.linear * inner
     return result
-
-
-def _precision(known: F64, importance: F64, setting: KernelSettings) -> F64:
-    noisy = _kernel(known, known, setting) + np.diag(setting.noise / importance)
-    return np.asarray(np.linalg.inv(noisy), dtype=np.float64)
 
 
 def _scaling(center: F64, std: F64) -> tuple[F64, F64]:

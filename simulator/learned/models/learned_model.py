@@ -65,8 +65,13 @@ class LearnedModel(Protocol):
         """Learn from several domains, `importance` `(domains,)` of each."""
         ...
 
-    def scores(self, domain: Domain, features: StrategyFeatures) -> tuple[F64, F64]:
-        """Scores and their standard deviation as far as the model knows it, `(n,)` each."""
+    def scores(self, domain: Domain, features: StrategyFeatures) -> F64:
+        """Of each strategy, `(n,)`."""
+        ...
+
+    def scores_with_std(self, domain: Domain, features: StrategyFeatures) -> tuple[F64, F64]:
+        """Scores and their standard deviation as far as the model knows it, `(n,)` each; the latter
+        takes far longer."""
         ...
 
     def arrays(self) -> dict[str, NDArray[Any]]:

@@ -64,11 +64,15 @@ class LinearModel:
         self.prior = fit_pooled(tables, targets, importance, shared_columns(self.parts))
         self.ridge = self.prior
 
-    def scores(self, domain: Domain, features: StrategyFeatures) -> tuple[F64, F64]:
+    def scores(self, domain: Domain, features: StrategyFeatures) -> F64:
         base, table = self._inputs(features)
+        return base if self.ridge is None else base + self.ridge.correction(table)
+
+    def scores_with_std(self, domain: Domain, features: StrategyFeatures) -> tuple[F64, F64]:
+        scores = self.scores(domain, features)
         if self.ridge is None:
-            return base, np.zeros(len(base))
-        return base + self.ridge.correction(table), self.ridge.std(table)
+            return scores, np.zeros(len(scores))
+        return scores, self.ridge.std(self._inputs(features)[1])
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         ridge = {} if self.ridge is None else nested("ridge.", self.ridge.arrays())

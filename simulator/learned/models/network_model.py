@@ -96,9 +96,7 @@ class NetworkModel:
         base = self._base(trials.features)
         if n < FEWEST_FOR_NETWORK:
             self._reset()
-            return FittedScores(
-                self.scores(trials.domain, trials.features)[0], np.zeros(n, np.bool_)
-            )
+            return FittedScores(self.scores(trials.domain, trials.features), np.zeros(n, np.bool_))
         folds = fold_of(n, FOLDS, self.training.seed)
         left_out, found = np.empty(n), []
         for fold in range(FOLDS):
@@ -108,7 +106,7 @@ class NetworkModel:
         epochs = round(float(np.median([each.epoch for each in found])))
         before, share = self._share(trials, left_out)
         self._reset()
-        scores = self.scores(trials.domain, trials.features)[0]
+        scores = self.scores(trials.domain, trials.features)
         if share > 0 and epochs > 0:
             scores = base + before + share * (left_out - before)
             network = self._start([trials.features])
@@ -127,7 +125,7 @@ class NetworkModel:
         held = select(everything, held_out)
         self.trained = train(network, [known], [held], self._training())
         self._anchor(network, known)
-        return self.scores(trials.domain, trials.features)[0]
+        return self.scores(trials.domain, trials.features)
 
     def pretrain(self, sources: Sequence[LabelledTrials], importance: F64) -> None:
         """With three sources or more, the one most like the target chooses the epoch; else a part
@@ -152,12 +150,16 @@ class NetworkModel:
         self.trained = train(network, learn, held_out, training)
         self.prior = {name: value.clone() for name, value in network.state_dict().items()}
 
-    def scores(self, domain: Domain, features: StrategyFeatures) -> tuple[F64, F64]:
+    def scores(self, domain: Domain, features: StrategyFeatures) -> F64:
         base = self._base(features)
         if self.network is None:
-            return base, np.zeros(len(base))
+            return base
         corrections = network_output(self.network, self._batch(domain, features)).numpy()
-        return base + CORRECTION * corrections.astype(np.float64), np.zeros(len(base))
+        return base + CORRECTION * corrections.astype(np.float64)
+
+    def scores_with_std(self, domain: Domain, features: StrategyFeatures) -> tuple[F64, F64]:
+        scores = self.scores(domain, features)
+        return scores, np.zeros(len(scores))
 
     def build(self) -> ScoringNetwork:
         """A new network of this model's shape, its weights drawn from the seed."""
@@ -238,7 +240,7 @@ class NetworkModel:
         base = self._base(trials.features)
         target = np.log(trials.step_seconds) - base
         target = target - np.median(target)
-        before = self.scores(trials.domain, trials.features)[0] - base
+        before = self.scores(trials.domain, trials.features) - base
         before = before - np.median(before - target)
         loss = RobustLoss(target, np.exp(base))
         shares = SHARES if self.prior is None else (1.0,)

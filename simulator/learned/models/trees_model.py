@@ -71,7 +71,10 @@ class TreesModel:
         weights = importance[kept.source] * kept.speed
         self.forest = grown_forest(kept.summary, kept.residual, weights, self.seed)
 
-    def scores(self, domain: Domain, features: StrategyFeatures) -> tuple[F64, F64]:
+    def scores(self, domain: Domain, features: StrategyFeatures) -> F64:
+        return self.scores_with_std(domain, features)[0]
+
+    def scores_with_std(self, domain: Domain, features: StrategyFeatures) -> tuple[F64, F64]:
         base = np.log(features.base_seconds)
         if self.forest is None:
             return base, np.zeros(len(base))

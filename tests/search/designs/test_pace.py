@@ -127,3 +127,19 @@ def test_list_scheduling_takes_the_highest_rank_of_those_ready() -> None:
 
 def test_a_message_of_a_list_schedule_is_whole() -> None:
     assert sent(list_schedule(BIG_LAST), BIG_LAST) == [[2], [1, 0]]
+
+
+def test_no_partition_is_left_out_that_could_be_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = bundled("resnet50")
+    domain = domain_of(graph, operation_seconds=1e-4)
+    chain = pace.all_reduce_operators(domain, {})
+    fused = pace.fused_operators(domain, RING, chain)
+    scheduled: list[int] = []
+
+    def never(ready: object, needs: object, tails: object) -> float:
+        scheduled.append(1)
+        return -np.inf
+
+    monkeypatch.setattr(pace, "least_end", never)
+    assert pace.fused_operators(domain, RING, chain) == fused
+    assert len(scheduled) == len(chain)

@@ -9,13 +9,14 @@ from autosync.population import Population, concatenate, encode
 from autosync.search.designs import known_designs
 from autosync.search.designs.building_blocks import assemble, collective
 from autosync.search.loop.memory_store import MemoryStore
-from autosync.search.loop.message_equality import distinct_rows, message_shares
+from autosync.search.loop.message_equality import STRETCHES, distinct_rows, message_shares
 from autosync.search.loop.proposing import propose
 from autosync.search.loop.selection import similarity
 from autosync.search.loop.settings import Settings
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.message_digests import digests_of, digests_of_strategies
+from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import AllReduce, Partition, Strategy, VariableChoice
 from tests.domains import chain_graph, domain_of
@@ -123,3 +124,30 @@ def test_a_tuning_proposes_no_messages_twice() -> None:
     strategies = [proposal.candidate.strategy for proposal in store.proposals()]
     assert len(strategies) > 20
     assert len(digests_of_strategies(domain, strategies)) == len(strategies)
+
+
+def test_shares_are_those_of_a_histogram_over_rows_of_kinds_and_views() -> None:
+    """Written down plainly: a cell for each distinct row, in the rows' order."""
+    population = drawn_and_designs()
+    plans = compile_plans_fast(population, DOMAIN)
+    owner = np.repeat(np.arange(len(plans)), np.diff(plans.first))
+    place = np.arange(plans.messages) - plans.first[owner]
+    counts = np.diff(plans.first)[owner]
+    views = [
+        np.zeros(plans.messages),
+        np.floor(np.log2(np.maximum(plans.wire_bytes, 1))),
+        np.where(plans.ready < 0, -1, STRETCHES * plans.ready // len(DOMAIN.graph.variables)),
+        np.where(plans.gate < 0, -1, STRETCHES * plans.gate // len(DOMAIN.graph.operations)),
+        STRETCHES * place // counts,
+    ]
+    sent = np.bincount(owner, weights=plans.wire_bytes)[owner]
+    weight = 0.5 * plans.wire_bytes / sent + 0.5 / counts
+    parts = []
+    for view in views:
+        rows = np.column_stack((plans.operation, plans.root, plans.ranks, view)).astype(np.int64)
+        cells, cell = np.unique(rows, axis=0, return_inverse=True)
+        table = np.zeros((len(plans), len(cells)))
+        np.add.at(table, (owner, cell.reshape(-1)), weight)
+        parts.append(table)
+    expected = np.concatenate(parts, axis=1) / len(views)
+    np.testing.assert_array_equal(message_shares(DOMAIN, population), expected)

@@ -6,7 +6,9 @@ from numpy.typing import NDArray
 
 from autosync.simulator.learned.features.domain_descriptor import DESCRIPTOR
 from autosync.simulator.learned.models.gaussian_process import (
+    FittedKernel,
     GaussianProcess,
+    KernelSettings,
     fit_kernel,
     fit_pooled_kernel,
     solved,
@@ -94,3 +96,24 @@ def test_domains_that_contradict_each_other_teach_nothing() -> None:
     table, target, base = world(50)
     trials = known((table, target, base), (table, -target, base))
     assert fit_pooled_kernel(trials, np.ones(2)) is None
+
+
+@pytest.mark.parametrize("count", [5, 64, 65, 150])
+def test_it_is_solved_as_by_the_inverse_of_kernel_and_noise(count: int) -> None:
+    """Also where the blocks of the triangle are not full."""
+    table, residual, base = world(count)
+    setting = KernelSettings(1.0, 0.1, 0.1)
+    kernel = FittedKernel(table.mean(axis=0), table.std(axis=0), setting, float(residual.var()))
+    weights = base.min() / base
+    process = solved(kernel, table, residual, weights)
+    known = kernel.standard(table)
+    precision = np.linalg.inv(kernel.between(known, known) + np.diag(setting.noise / weights))
+    unseen = world(40, seed=1)[0]
+    likeness = kernel.between(kernel.standard(unseen), known)
+    own = 1.0 + setting.linear * (kernel.standard(unseen) ** 2).mean(axis=1)
+    left = own - np.einsum("ij,ij->i", likeness @ precision, likeness)
+    correction, std = process.correction_with_std(unseen)
+    np.testing.assert_allclose(correction, likeness @ precision @ residual, atol=1e-9)
+    np.testing.assert_allclose(std, np.sqrt(kernel.variance * left), rtol=1e-8)
+    misses = precision @ residual / np.diag(precision)
+    np.testing.assert_allclose(process.left_out(residual), residual - misses, atol=1e-9)

@@ -208,10 +208,11 @@ def test_a_population_is_predicted_in_chunks_as_whole(
     simulator.refit_features(trials.take(KNOWN[:30]))
     population = some_strategies(trials.domain, 12, seed=9)
     whole = simulator.predict(trials.domain, population)
-    scores, _ = simulator.model.scores(trials.domain, features_of(trials.domain, population))
+    scores = simulator.model.scores(trials.domain, features_of(trials.domain, population))
     timeline = TimelineSimulator().predict(trials.domain, population)
     assert np.ptp(scores - np.log(timeline)) > 1e-3
     monkeypatch.setattr(strategy_features, "CHUNK", 5)
+    monkeypatch.setattr(strategy_features, "SHARD_CHUNK", 5)
     monkeypatch.setattr(network_training, "NETWORK_CHUNK", 2)
     np.testing.assert_allclose(simulator.predict(trials.domain, population), whole, rtol=rtol)
 
@@ -235,8 +236,20 @@ def test_doubt_grows_away_from_the_trials(
     model: LinearModel | GaussianModel, trials: LabelledTrials
 ) -> None:
     model.fit(trials.take(KNOWN))
-    near = model.scores(trials.domain, trials.take(KNOWN).features)[1]
+    near = model.scores_with_std(trials.domain, trials.take(KNOWN).features)[1]
     unseen = trials.take(UNSEEN).features
     shifted = unseen.summary + 3.0 * unseen.summary.std(axis=0)
-    far = model.scores(trials.domain, replace(unseen, summary=shifted))[1]
+    far = model.scores_with_std(trials.domain, replace(unseen, summary=shifted))[1]
     assert far.mean() > near.mean()
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_predictions_are_the_same_with_their_doubt_and_without(
+    name: str, trials: LabelledTrials, fitted: Callable[[str], LearnedSimulator]
+) -> None:
+    population = some_strategies(trials.domain, 20, seed=3)
+    alone = fitted(name).predict(trials.domain, population)
+    np.testing.assert_array_equal(
+        alone, fitted(name).predict_with_std(trials.domain, population)[0]
+    )
+    assert not len(fitted(name).predict(trials.domain, population.take([])))

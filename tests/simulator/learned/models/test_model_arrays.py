@@ -85,8 +85,8 @@ def test_arrays_load_into_a_model_that_scores_alike(
     check_arrays(arrays, loaded.array_forms(arrays))
     loaded.load(arrays)
     for found, expected in zip(
-        loaded.scores(trials.domain, trials.features),
-        fitted.scores(trials.domain, trials.features),
+        loaded.scores_with_std(trials.domain, trials.features),
+        fitted.scores_with_std(trials.domain, trials.features),
         strict=True,
     ):
         np.testing.assert_array_equal(found, expected)
