@@ -18,6 +18,9 @@ from autosync.strategy import Strategy
 OUT_OF_MEMORY = 10.0
 """By which the reward of what does not fit is multiplied (HeteroG, section 4.1.3)."""
 
+LEAST_GAIN = 0.005
+"""Of an iteration: less is within what the timeline is off by."""
+
 
 @dataclass(frozen=True, slots=True)
 class JudgedPlacement:
@@ -37,11 +40,20 @@ class JudgedPlacement:
         what comes nearer."""
         return self.excess, self.step_seconds
 
+    def improves(self, other: "JudgedPlacement") -> bool:
+        """Whether it fits better, or both fit and it is faster by what counts."""
+        if not (self.fits and other.fits):
+            return self.rank < other.rank
+        return self.step_seconds < other.step_seconds * (1 - LEAST_GAIN)
+
     def reward(self, unit_seconds: float) -> float:
-        """HeteroG's: the negative root of seconds an iteration, ten times that out of memory.
-        unit_seconds: in which they count, so that models of all sizes reward alike."""
-        reward = -sqrt(self.step_seconds / unit_seconds)
-        return reward if self.fits else OUT_OF_MEMORY * reward
+        """HeteroG's: the negative root of seconds an iteration. Out of memory it is ten times as
+        low, and lower the more is missing, so that of two placements that do not fit the nearer one
+        is liked better, however slow. unit_seconds: in which seconds count, so that models of all
+        sizes reward alike."""
+        if self.fits:
+            return -sqrt(self.step_seconds / unit_seconds)
+        return -OUT_OF_MEMORY * (1 + self.excess)
 
 
 @dataclass(slots=True)
