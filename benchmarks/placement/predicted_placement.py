@@ -2,13 +2,12 @@
 replicas by servers and by all-reduce, the search without placements, and with them.
 
 python -m benchmarks.placement.predicted_placement [--cluster NAME] [--models NAME ...]
-    [--evaluations N] [--seeds N] [--large]
+    [--proposers NAME ...] [--evaluations N] [--seeds N] [--large]
 
 Predictions only (`placement_domains`). Every proposer begins from the best hand-designed strategy
 that modules can be placed in and has the same number of evaluations; `both` has half of them for
 the plain proposer and half for the policy, as the search takes the better answer. `chance` is the
-policy's draws without its learning, `new` a policy that has learned nothing before. --large: models
-that no device holds whole.
+policy's draws without its learning. --large: models that no device holds whole.
 """
 
 import argparse
@@ -21,8 +20,6 @@ import torch
 from autosync.domain import Domain
 from autosync.search.placement.greedy_placement import place_greedily
 from autosync.search.placement.placement_judge import JudgedPlacement, PlacementJudge
-from autosync.search.placement.policy_checkpoint import bundled_policy
-from autosync.search.placement.policy_network import PlacementPolicy
 from autosync.search.placement.policy_training import PolicySettings, learned_placement
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Schedule, Strategy
@@ -35,6 +32,8 @@ from benchmarks.placement.placement_domains import (
     without_placement,
 )
 
+PROPOSERS = ("plain", "chance", "policy", "both")
+
 Proposer = Callable[[Strategy, int, int], JudgedPlacement]
 """Of a base, a budget of evaluations and a seed."""
 
@@ -45,32 +44,19 @@ def proposers(domain: Domain) -> dict[str, Proposer]:
     def greedy(base: Strategy, budget: int, seed: int) -> JudgedPlacement:
         return place_greedily(PlacementJudge(domain, simulator), base, budget)
 
-    def of_policy(
-        base: Strategy, budget: int, settings: PolicySettings, policy: PlacementPolicy | None
-    ) -> JudgedPlacement:
-        return learned_placement(domain, simulator, base, budget, policy, settings)
-
     def chance(base: Strategy, budget: int, seed: int) -> JudgedPlacement:
-        return of_policy(base, budget, PolicySettings(seed=seed, chance=1.0), PlacementPolicy())
+        settings = PolicySettings(seed=seed, chance=1.0)
+        return learned_placement(domain, simulator, base, budget, settings=settings)
 
-    def new(base: Strategy, budget: int, seed: int) -> JudgedPlacement:
-        torch.manual_seed(seed)
-        return of_policy(base, budget, PolicySettings(seed=seed), PlacementPolicy())
-
-    def pretrained(base: Strategy, budget: int, seed: int) -> JudgedPlacement:
-        return of_policy(base, budget, PolicySettings(seed=seed), bundled_policy())
+    def policy(base: Strategy, budget: int, seed: int) -> JudgedPlacement:
+        settings = PolicySettings(seed=seed)
+        return learned_placement(domain, simulator, base, budget, settings=settings)
 
     def both(base: Strategy, budget: int, seed: int) -> JudgedPlacement:
-        found = [proposer(base, budget // 2, seed) for proposer in (greedy, pretrained)]
+        found = [proposer(base, budget // 2, seed) for proposer in (greedy, policy)]
         return min(found, key=lambda each: each.rank)
 
-    return {
-        "plain proposer": greedy,
-        "chance": chance,
-        "new policy": new,
-        "policy": pretrained,
-        "both": both,
-    }
+    return {"plain": greedy, "chance": chance, "policy": policy, "both": both}
 
 
 def shown(found: Sequence[JudgedPlacement]) -> str:
@@ -84,7 +70,7 @@ def _text(found: JudgedPlacement) -> str:
     return f"{found.step_seconds * 1e3:.1f}" if found.fits else f"OOM by {found.excess:.0%}"
 
 
-def compare(model: str, cluster: str, budget: int, seeds: int) -> None:
+def compare(model: str, cluster: str, names: Sequence[str], budget: int, seeds: int) -> None:
     domain = domain_of(model, cluster)
     judge = PlacementJudge(domain, TimelineSimulator())
     named = baselines(domain)
@@ -95,8 +81,10 @@ def compare(model: str, cluster: str, budget: int, seeds: int) -> None:
     rows["search without"] = [best]
     spent: dict[str, float] = {}
     for name, proposer in proposers(domain).items():
+        if name not in names:
+            continue
         started = time.process_time()
-        runs = 1 if name == "plain proposer" else seeds
+        runs = 1 if name == "plain" else seeds
         rows[name] = [proposer(base.strategy, budget, seed) for seed in range(runs)]
         spent[name] = (time.process_time() - started) / runs
     print(f"{model} on {cluster}, ms an iteration (base {_text(base)}):", flush=True)
@@ -104,7 +92,7 @@ def compare(model: str, cluster: str, budget: int, seeds: int) -> None:
         took = f"; {spent[name]:.1f} CPU seconds" if name in spent else ""
         print(f"  {name:15} {shown(found)}{took}", flush=True)
     print(f"  | {model} | " + " | ".join(shown(found) for found in rows.values()) + " |")
-    for name in ("plain proposer", "policy"):
+    for name in spent:
         middle = sorted(rows[name], key=lambda each: each.rank)[len(rows[name]) // 2]
         print(f"  {name}: {describe(middle.strategy, domain)}", flush=True)
         print(f"    {where(middle)}", flush=True)
@@ -138,13 +126,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cluster", default="heterog-8-gpus")
     parser.add_argument("--models", nargs="+")
+    parser.add_argument("--proposers", nargs="+", default=list(PROPOSERS), choices=PROPOSERS)
     parser.add_argument("--evaluations", type=int, default=256)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--large", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
     for model in given.models or (LARGE if given.large else MODELS):
-        compare(model, given.cluster, given.evaluations, given.seeds)
+        compare(model, given.cluster, given.proposers, given.evaluations, given.seeds)
 
 
 if __name__ == "__main__":

@@ -24,11 +24,14 @@ LEAST_GAIN = 0.005
 
 @dataclass(frozen=True, slots=True)
 class JudgedPlacement:
-    """excess: what ranks need beyond their devices' memory, over all memory; 0 where it fits."""
+    """excess: what ranks need beyond their devices' memory, over all memory; 0 where it fits.
+    free_bytes: of each rank's device; negative where it needs more, infinite where it has no limit.
+    """
 
     strategy: Strategy
     step_seconds: float
     excess: float
+    free_bytes: tuple[float, ...]
 
     @property
     def fits(self) -> bool:
@@ -76,13 +79,16 @@ class PlacementJudge:
         population = encode(list(strategies), self.domain)
         self.evaluations += len(population)
         seconds = self.simulator.predict(self.domain, population)
-        excess, limited = np.zeros(len(population)), np.isfinite(self._devices)
+        limited = np.isfinite(self._devices)
+        free, excess = np.tile(self._devices, (len(population), 1)), np.zeros(len(population))
         if limited.any():
             plans = compile_plans_fast(population, self.domain)
-            peaks = self._memory.peak_bytes(plans, population)
-            beyond = np.maximum(peaks - self._devices, 0.0)[:, limited]
+            free -= self._memory.peak_bytes(plans, population)
+            beyond = np.maximum(-free, 0.0)[:, limited]
             excess = beyond.sum(axis=1) / self._devices[limited].sum()
         return [
-            JudgedPlacement(strategy, float(second), float(share))
-            for strategy, second, share in zip(strategies, seconds, excess, strict=True)
+            JudgedPlacement(strategy, float(second), float(share), tuple(left))
+            for strategy, second, share, left in zip(
+                strategies, seconds, excess, free.tolist(), strict=True
+            )
         ]

@@ -20,6 +20,9 @@ from autosync.search.placement.operation_groups import (
 )
 from autosync.search.placement.placement_actions import PLACE_FEATURES, SCHEMES, PlacementActions
 
+MEMORY_FEATURES = 2
+"""Of a group and of a set of devices: room that is left, which changes with what is placed."""
+
 with warnings.catch_warnings():
     # torch-geometric 2.8 calls torch.jit.script, which torch 2.13 deprecates
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -28,22 +31,28 @@ with warnings.catch_warnings():
 
 @dataclass(frozen=True, slots=True)
 class PolicyInput:
-    """Tensors of `OperationGroups` and `PlacementActions`."""
+    """Tensors of `OperationGroups` and `PlacementActions`. group_memory, set_memory: f32[groups or
+    sets, MEMORY_FEATURES]."""
 
     nodes: Tensor
     edges: Tensor
     group: Tensor
     groups: Tensor
     sets: Tensor
+    group_memory: Tensor
+    set_memory: Tensor
 
     @classmethod
     def of(cls, groups: OperationGroups, actions: PlacementActions) -> "PolicyInput":
+        """Of devices without limits."""
         return cls(
             torch.from_numpy(groups.nodes),
             torch.from_numpy(groups.edges),
             torch.from_numpy(groups.group),
             torch.from_numpy(groups.features),
             torch.from_numpy(actions.features),
+            torch.zeros(groups.count, MEMORY_FEATURES),
+            torch.zeros(len(actions.sets), MEMORY_FEATURES),
         )
 
 
@@ -71,11 +80,11 @@ class PlacementPolicy(nn.Module):
             for _ in range(self.sizes.layers)
         )
         self.pool = nn.Linear(width, width)
-        self.own = nn.Linear(GROUP_FEATURES, width)
+        self.own = nn.Linear(GROUP_FEATURES + MEMORY_FEATURES, width)
         block = nn.TransformerEncoderLayer(width, heads, 2 * width, 0.0, batch_first=True)
         self.among = nn.TransformerEncoder(block, self.sizes.among, enable_nested_tensor=False)
         self.query = nn.Linear(width, width)
-        self.place = nn.Linear(PLACE_FEATURES, width)
+        self.place = nn.Linear(PLACE_FEATURES + MEMORY_FEATURES, width)
         self.score = nn.Linear(width, 1)
         self.schemes = nn.Linear(width, SCHEMES)
         for last in (self.score, self.schemes):
@@ -91,6 +100,8 @@ class PlacementPolicy(nn.Module):
         sizes = torch.bincount(given.group, minlength=count).clamp(min=1)
         pooled = states.new_zeros(count, states.shape[1])
         pooled = pooled.index_add(0, given.group, self.pool(states)) / sizes.sqrt()[:, None]
-        embedded = self.among(torch.relu(pooled + self.own(given.groups))[None])[0]
-        met = torch.relu(self.query(embedded)[:, None] + self.place(given.sets)[None])
+        own = self.own(torch.cat([given.groups, given.group_memory], 1))
+        embedded = self.among(torch.relu(pooled + own)[None])[0]
+        sets = self.place(torch.cat([given.sets, given.set_memory], 1))
+        met = torch.relu(self.query(embedded)[:, None] + sets[None])
         return torch.cat([self.score(met)[..., 0], self.schemes(embedded)], dim=1)

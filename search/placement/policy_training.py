@@ -2,14 +2,16 @@
 with a budget of predictions.
 
 What differs from the paper, so that hundreds of predictions do and not tens of thousands: a round
-draws around the best that was found, where most groups stay as they are, and nothing twice; rewards
-are measured by their spread, so that the weight of the entropy means the same for every model.
+draws around the best that was found, where most groups stay as they are, and nothing twice; how
+many change follows how often that is better; rewards are measured by their spread, so that the
+weight of the entropy means the same for every model; and the policy sees what memory is left.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import log
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributions import Categorical
@@ -23,7 +25,6 @@ from autosync.search.placement.placement_actions import (
     strategy_of_actions,
 )
 from autosync.search.placement.placement_judge import JudgedPlacement, PlacementJudge
-from autosync.search.placement.policy_checkpoint import bundled_policy
 from autosync.search.placement.policy_network import PlacementPolicy, PolicyInput
 from autosync.simulator.simulator_contract import Simulator
 from autosync.strategy import Strategy
@@ -36,6 +37,13 @@ twice the devices' memory."""
 REDRAWN = 4
 """Times the samples of a round that are drawn for some that were not drawn before."""
 
+SUCCESSES, WIDER, NARROWER = 0.2, 1.5, 0.9
+"""Where more than a fifth of a round's samples are better than the best before it, the next changes
+more groups, else fewer (Rechenberg's rule for evolution strategies)."""
+
+MOST_ROOM = 2.0
+"""In a replica's bytes of variables: more memory, left or lacking, says no more to the policy."""
+
 MOST_ADVANTAGE = 3.0
 """Spreads from the baseline, beyond which a sample weighs no more: one that runs out of memory does
 not drown the others."""
@@ -44,10 +52,12 @@ not drown the others."""
 @dataclass(frozen=True, slots=True)
 class PolicySettings:
     """groups: the most; the paper's 2,000 are for graphs of TensorFlow operations. samples: of each
-    round. changes: groups that chance alone would change in a sample. chance: the share of draws
-    that it is left with whatever the policy has learned. entropy: its weight in the objective, at
-    the beginning; it falls to zero with the budget. decay: of the moving baseline, and of the
-    spread around it. uneven_shares: samples may be dealt by speed. servers: may hold variables."""
+    round. changes: groups that chance alone changes in a sample of the first round. chance: the
+    share of draws that it is left with whatever the policy has learned. entropy: its weight in the
+    objective, at the beginning; it falls to zero with the budget. decay: of the moving baseline,
+    and of the spread around it. uneven_shares: samples may be dealt by speed. servers: may hold
+    variables.
+    """
 
     groups: int = 64
     samples: int = 8
@@ -63,8 +73,9 @@ class PolicySettings:
 
 @dataclass(slots=True)
 class PolicyTask:
-    """A domain to place, and what has been found so far. chosen: the actions of the best. drawn:
-    all that were tried. curve: after each round, evaluations and the best."""
+    """A domain to place, and what has been found so far. chosen: the actions of the best. changes:
+    groups that chance alone changes in a sample. drawn: all that were tried. curve: after each
+    round, evaluations and the best."""
 
     judge: PlacementJudge
     base: JudgedPlacement
@@ -74,6 +85,7 @@ class PolicyTask:
     settings: PolicySettings
     best: JudgedPlacement
     chosen: tuple[int, ...]
+    changes: float
     drawn: set[tuple[int, ...]] = field(default_factory=set)
     baseline: float | None = None
     spread: float = 0.0
@@ -94,7 +106,18 @@ def policy_task(
     actions = placement_actions(domain, base, groups, settings.uneven_shares, settings.servers)
     chosen = (actions.follow,) * groups.count
     given = PolicyInput.of(groups, actions)
-    return PolicyTask(judge, found, groups, actions, given, settings, found, chosen, {chosen})
+    return PolicyTask(
+        judge,
+        found,
+        groups,
+        actions,
+        given,
+        settings,
+        best=found,
+        chosen=chosen,
+        changes=settings.changes,
+        drawn={chosen},
+    )
 
 
 def learned_placement(
@@ -106,12 +129,12 @@ def learned_placement(
     settings: PolicySettings | None = None,
 ) -> JudgedPlacement:
     """The best that a policy found in so many evaluations, `base` among them. policy: fine-tuned
-    here in place; by default a copy of the one that comes with AutoSync."""
+    here in place; by default a new one."""
     settings = settings or PolicySettings()
     task = policy_task(domain, simulator, base, settings)
     with torch.random.fork_rng(devices=[]):  # a training job's own states stay what they are
         torch.manual_seed(settings.seed)
-        train_policy(policy or bundled_policy(), [task], budget - 1, settings)
+        train_policy(policy or PlacementPolicy(), [task], budget - 1, settings)
     return task.best
 
 
@@ -139,16 +162,25 @@ def train_round(
     generator: torch.Generator,
     samples: int,
     entropy: float,
+    imitated: tuple[int, ...] | None = None,
 ) -> int:
-    """One step of the policy; how many choices were tried."""
+    """One step of the policy; how many choices were tried. imitated: choices that are known to be
+    good, which also get likelier."""
     chances = chances_of(policy, task)
     actions = _drawn(chances, task, generator, samples)
     if not actions:
         return 0
-    advantages = _advantages(task, torch.tensor(_rewards(task, actions)))
+    before = task.best
+    found = _judged(task, actions)
+    advantages = _advantages(task, torch.tensor([_reward(task, each) for each in found]))
+    better = sum(each is not None and each.improves(before) for each in found)
+    rate = WIDER if better > SUCCESSES * len(found) else NARROWER
+    task.changes = min(max(1.0, rate * task.changes), max(1.0, task.groups.count / 2))
     chosen = torch.stack([chances.log_prob(torch.tensor(each)).sum() for each in actions])
     objective = (chosen * advantages).mean() / task.groups.count**0.5
     objective = objective + entropy * chances.entropy().mean()
+    if imitated is not None:
+        objective = objective + chances.log_prob(torch.tensor(imitated)).mean()
     optimizer.zero_grad()
     (-objective).backward()
     torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
@@ -161,11 +193,11 @@ def chances_of(policy: PlacementPolicy, task: PolicyTask) -> Categorical:
     """Of each group's actions: mostly what the best so far has, and what the policy scores."""
     settings, allowed = task.settings, torch.from_numpy(task.actions.allowed)
     others = allowed.sum(1, dtype=torch.float32) - 1
-    stays = log(max(1.0, task.groups.count / settings.changes - 1)) + others.clamp(min=1).log()
+    stays = log(max(1.0, task.groups.count / task.changes - 1)) + others.clamp(min=1).log()
     place = torch.tensor(task.chosen)[:, None]
     around = torch.zeros(allowed.shape).scatter(1, place, stays[:, None])
     around = around.masked_fill(~allowed, -torch.inf)
-    learned = torch.softmax(around + policy(task.given), 1)
+    learned = torch.softmax(around + policy(_seen(task)), 1)
     return Categorical((1 - settings.chance) * learned + settings.chance * torch.softmax(around, 1))
 
 
@@ -193,21 +225,35 @@ def _advantages(task: PolicyTask, rewards: Tensor) -> Tensor:
     return (above / max(task.spread, 1e-6)).clamp(-MOST_ADVANTAGE, MOST_ADVANTAGE)
 
 
-def _rewards(task: PolicyTask, actions: Sequence[tuple[int, ...]]) -> list[float]:
-    """Also keeps the best."""
+def _seen(task: PolicyTask) -> PolicyInput:
+    """With the memory that the best leaves: on all ranks, on each group's own and on each set's."""
+    unit = task.domain.graph.size_bytes * MOST_ROOM
+    free = np.clip(np.array(task.best.free_bytes) / unit, -1.0, 1.0)
+    sets = np.array([free[list(ranks)].min() for ranks in task.actions.sets])
+    own = [float(sets[each]) if each < len(sets) else float(free.min()) for each in task.chosen]
+    groups = np.stack([np.full(len(own), free.min()), np.array(own)], 1)
+    lacking = np.stack([sets, sets < 0], 1)
+    return replace(
+        task.given,
+        group_memory=torch.from_numpy(groups.astype(np.float32)),
+        set_memory=torch.from_numpy(lacking.astype(np.float32)),
+    )
+
+
+def _judged(task: PolicyTask, actions: Sequence[tuple[int, ...]]) -> list[JudgedPlacement | None]:
+    """None where no strategy can be so. Also keeps the best."""
     made = [_strategy(task, each) for each in actions]
     possible = [strategy for strategy in made if strategy is not None]
     judged = iter(task.judge.judge(possible) if possible else [])
-    rewards = []
-    for each, strategy in zip(actions, made, strict=True):
-        if strategy is None:
-            rewards.append(INFEASIBLE)
-            continue
-        found = next(judged)
-        if found.improves(task.best):
-            task.best, task.chosen = found, each
-        rewards.append(found.reward(task.base.step_seconds))
-    return rewards
+    found = [None if strategy is None else next(judged) for strategy in made]
+    for each, one in zip(actions, found, strict=True):
+        if one is not None and one.improves(task.best):
+            task.best, task.chosen = one, each
+    return found
+
+
+def _reward(task: PolicyTask, found: JudgedPlacement | None) -> float:
+    return INFEASIBLE if found is None else found.reward(task.base.step_seconds)
 
 
 def _strategy(task: PolicyTask, actions: Sequence[int]) -> Strategy | None:

@@ -38,11 +38,10 @@ def test_draws_go_on_around_the_best() -> None:
     assert chances_of(PlacementPolicy(), task).probs.argmax(1).tolist() == list(task.chosen)
 
 
-@pytest.mark.parametrize("policy", [PlacementPolicy, lambda: None], ids=["new", "bundled"])
-def test_training_finds_what_slow_links_want(policy: "type[PlacementPolicy]") -> None:
+def test_training_finds_what_slow_links_want() -> None:
     domain = heavy_layers(gbps=0.05)
     base = all_reduce_per_variable(domain)
-    found = learned_placement(domain, TimelineSimulator(), base, 240, policy(), SETTINGS)
+    found = learned_placement(domain, TimelineSimulator(), base, 240, settings=SETTINGS)
     before = policy_task(domain, TimelineSimulator(), base, SETTINGS).base
     assert found.step_seconds < before.step_seconds / 2
     verify(found.strategy, domain)
@@ -51,7 +50,7 @@ def test_training_finds_what_slow_links_want(policy: "type[PlacementPolicy]") ->
 def test_what_does_not_fit_is_made_to_fit() -> None:
     domain = heavy_layers(gbps=1e6, memory_gb=0.015)
     base = all_reduce_per_variable(domain)
-    found = learned_placement(domain, TimelineSimulator(), base, 100, PlacementPolicy(), SETTINGS)
+    found = learned_placement(domain, TimelineSimulator(), base, 100, settings=SETTINGS)
     assert found.fits
     assert 0 < len(found.strategy.placement) < LAYERS
 
