@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from autosync.cluster import Cluster, Device, Node
+from autosync.cluster import Backend, Cluster, Device, Node
 from autosync.domain import Domain, Optimizer
 from autosync.graph import ModelGraph
 from autosync.models import bundled
@@ -67,14 +67,13 @@ def pretrain(
         begun = [_begun_anew(task, own) for task in placed]
         weight = settings.entropy * (1 - number / passes)
         for _ in range(rounds):
-            for task, known in zip(begun, best or [None] * len(begun), strict=True):
-                imitated = known.chosen if known else None
+            for index, task in enumerate(begun):
+                imitated = best[index].chosen if best else None
                 train_round(policy, task, optimizer, generator, settings.samples, weight, imitated)
         yield [gain(task) for task in begun]
-        known_best = best or begun
         best = [
             new if new.best.rank < old.best.rank else old
-            for new, old in zip(begun, known_best, strict=True)
+            for new, old in zip(begun, best or begun, strict=True)
         ]
 
 
@@ -104,7 +103,7 @@ def drawn_domain(graph: ModelGraph, rng: np.random.Generator) -> tuple[Domain, S
         devices = (Device(kind, int(rng.integers(1, 3))),)
         for _ in range(int(rng.integers(1, 4))):
             nodes.append(Node(f"10.0.0.{len(nodes) + 1}", devices, gbps, 48.0))
-    backend = "gloo" if rng.random() < 0.5 else "nccl"
+    backend: Backend = "gloo" if rng.random() < 0.5 else "nccl"
     cluster = Cluster("drawn", tuple(nodes), backend=backend)
     domain = Domain(graph, cluster, estimate_profile(graph, "v100"), Optimizer("adam", True, 2))
     layouts = replica_layouts(domain, Space(uneven_shares=True))

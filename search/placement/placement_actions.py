@@ -55,7 +55,7 @@ def placement_actions(
     be dealt by speed. servers: may hold variables."""
     sets = tuple(device_sets(domain))
     allowed = np.ones((groups.count, len(sets) + SCHEMES), dtype=np.bool_)
-    several = [number for number, ranks in enumerate(sets) if len(ranks) > 1]
+    several = np.flatnonzero([len(ranks) > 1 for ranks in sets])
     allowed[np.ix_(np.flatnonzero(groups.sparse), several)] = False
     speeds = rank_speeds(domain)
     schemes = allowed[:, len(sets) :]

@@ -91,15 +91,15 @@ def test_a_table_without_compute_is_heavy_where_links_are_slow() -> None:
 
 
 def test_what_a_policy_sees_is_relative_to_what_is_computed() -> None:
-    """Links and devices twice as fast: the same."""
+    """Links and devices twice as fast: the same, but for what startups weigh."""
     domain = heavy_layers(gbps=0.5)
     seconds = tuple(0.5 * each for each in domain.profile.forward_seconds)
     backward = tuple(0.5 * each for each in domain.profile.backward_seconds)
     profile = replace(domain.profile, forward_seconds=seconds, backward_seconds=backward)
     twice = replace(heavy_layers(gbps=1.0), profile=profile)
     slow, fast = group_operations(domain, LAYERS), group_operations(twice, LAYERS)
-    np.testing.assert_allclose(slow.features, fast.features, rtol=1e-5)
-    np.testing.assert_allclose(slow.nodes, fast.nodes, rtol=1e-5)
+    np.testing.assert_allclose(slow.features, fast.features, rtol=0.05)
+    np.testing.assert_allclose(slow.nodes, fast.nodes, rtol=0.05)
     slower = group_operations(heavy_layers(gbps=0.1), LAYERS)
     assert (slower.features[:, 1] > slow.features[:, 1]).all()  # of gradients on the wire
 
