@@ -1,180 +1,139 @@
-"""HeteroG's comparisons in the timeline: even and proportional replicas by servers and by
-all-reduce, the search without placements, and with them.
+"""HeteroG's comparisons in the timeline, in the form of its tables 4 and 7: even and proportional
+replicas by servers and by all-reduce, the search without placements, and with them.
 
 python -m benchmarks.placement.predicted_placement [--cluster NAME] [--models NAME ...]
-    [--budget N] [--adapt] [--large]
+    [--proposers NAME ...] [--evaluations N] [--seeds N] [--large]
 
-Predictions only. Compute is a roofline of a V100's, other devices by their published peaks; a
-model's batch is its usual one on every replica. --large: models that no device holds whole.
---adapt: how soon a policy that was trained on the other models finds what one trained from nothing
-ends with.
+Predictions only (`placement_domains`). Every proposer begins from the best hand-designed strategy
+that modules can be placed in and has the same number of evaluations; `both` has half of them for
+the plain proposer and half for the policy, as the search takes the better answer. `chance` is the
+policy's draws without its learning. --large: models that no device holds whole.
 """
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 
-from autosync.cluster_file import load_cluster
-from autosync.domain import Domain, Optimizer
-from autosync.models import bundled
-from autosync.profiling import estimate_profile
-from autosync.search.designs import known_designs
-from autosync.search.designs.design_table import hand_designed
-from autosync.search.designs.list_schedule import list_schedule
-from autosync.search.domain_facts import replica_layouts
+from autosync.domain import Domain
 from autosync.search.placement.greedy_placement import place_greedily
 from autosync.search.placement.placement_judge import JudgedPlacement, PlacementJudge
-from autosync.search.placement.policy_network import PlacementPolicy
-from autosync.search.placement.policy_training import (
-    PolicySettings,
-    PolicyTask,
-    learned_placement,
-    policy_task,
-    train_policy,
-)
-from autosync.search.space import Space
+from autosync.search.placement.policy_training import PolicySettings, learned_placement
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Schedule, Strategy
 from autosync.strategy_description import describe
+from benchmarks.placement.placement_domains import (
+    LARGE,
+    MODELS,
+    baselines,
+    domain_of,
+    without_placement,
+)
 
-MODELS = ("vgg19", "transformer", "bert_large", "ncf_dense")
-LARGE = ("bert_48l", "xlnet_48l")
-UNEVEN = Space(uneven_shares=True)
-WITHIN = 1.01
-"""Of the best seconds from nothing: found again when a policy comes so near."""
+PROPOSERS = ("plain", "chance", "policy", "both")
 
-
-def domain_of(model: str, cluster: str) -> Domain:
-    graph = bundled(model)
-    return Domain(
-        graph, load_cluster(cluster), estimate_profile(graph, "v100"), Optimizer("adam", True, 2)
-    )
-
-
-def baselines(domain: Domain) -> dict[str, Strategy]:
-    """HeteroG's four, section 6.1."""
-    layouts = replica_layouts(domain, UNEVEN)
-    found = {
-        "EV-PS": known_designs.ps_load_balanced(domain),
-        "EV-AR": known_designs.all_reduce_25mb(domain),
-    }
-    if len(layouts) > 1:
-        found |= {
-            name.replace("EV", "CP"): replace(strategy, replicas=layouts[1])
-            for name, strategy in dict(found).items()
-        }
-    return found
+Proposer = Callable[[Strategy, int, int], JudgedPlacement]
+"""Of a base, a budget of evaluations and a seed."""
 
 
-def without_placement(judge: PlacementJudge) -> JudgedPlacement:
-    """The best hand-designed strategy, even or proportional."""
-    strategies = [
-        strategy
-        for _, strategy in hand_designed(judge.domain, UNEVEN)
-        if strategy.schedule.order != "ddp"
-    ]
-    return min(judge.judge(strategies), key=lambda each: each.rank)
+def proposers(domain: Domain) -> dict[str, Proposer]:
+    simulator = TimelineSimulator()
+
+    def greedy(base: Strategy, budget: int, seed: int) -> JudgedPlacement:
+        return place_greedily(PlacementJudge(domain, simulator), base, budget)
+
+    def chance(base: Strategy, budget: int, seed: int) -> JudgedPlacement:
+        settings = PolicySettings(seed=seed, chance=1.0)
+        return learned_placement(domain, simulator, base, budget, settings=settings)
+
+    def policy(base: Strategy, budget: int, seed: int) -> JudgedPlacement:
+        settings = PolicySettings(seed=seed)
+        return learned_placement(domain, simulator, base, budget, settings=settings)
+
+    def both(base: Strategy, budget: int, seed: int) -> JudgedPlacement:
+        found = [proposer(base, budget // 2, seed) for proposer in (greedy, policy)]
+        return min(found, key=lambda each: each.rank)
+
+    return {"plain": greedy, "chance": chance, "policy": policy, "both": both}
 
 
-def shown(found: JudgedPlacement, beside: float) -> str:
-    if not found.fits:
-        return f"out of memory by {found.excess:.0%}"
-    return f"{found.step_seconds * 1e3:9.1f} ms / {beside / found.step_seconds:.2f}"
+def shown(found: Sequence[JudgedPlacement]) -> str:
+    """The middle one, with the best and the worst where they differ."""
+    ordered = sorted(found, key=lambda each: each.rank)
+    middle, best, worst = (_text(ordered[i]) for i in (len(ordered) // 2, 0, -1))
+    return middle if best == worst else f"{middle} ({best} to {worst})"
 
 
-def compare(model: str, cluster: str, budget: int) -> None:
+def _text(found: JudgedPlacement) -> str:
+    return f"{found.step_seconds * 1e3:.1f}" if found.fits else f"OOM by {found.excess:.0%}"
+
+
+def compare(model: str, cluster: str, names: Sequence[str], budget: int, seeds: int) -> None:
     domain = domain_of(model, cluster)
     judge = PlacementJudge(domain, TimelineSimulator())
     named = baselines(domain)
-    rows = dict(zip(named, judge.judge(list(named.values())), strict=True))
-    rows["search without"] = without_placement(judge)
-    bases = [list_schedule(domain), rows["search without"].strategy]
-    started = time.monotonic()
-    greedy = [place_greedily(judge, base, budget // 2) for base in bases]
-    rows["plain proposer"] = min(greedy, key=lambda each: each.rank)
-    plain_seconds = time.monotonic() - started
-    started = time.monotonic()
-    learned = [learned_placement(domain, TimelineSimulator(), base, budget // 2) for base in bases]
-    rows["policy"] = min(learned, key=lambda each: each.rank)
-    learned_seconds = time.monotonic() - started
-    beside = rows["EV-AR"].step_seconds
-    print(f"{model} on {cluster}: ms an iteration / times as fast as EV-AR", flush=True)
+    rows = {
+        name: [found] for name, found in zip(named, judge.judge(list(named.values())), strict=True)
+    }
+    best, base = without_placement(judge)
+    rows["search without"] = [best]
+    spent: dict[str, float] = {}
+    for name, proposer in proposers(domain).items():
+        if name not in names:
+            continue
+        started = time.process_time()
+        runs = 1 if name == "plain" else seeds
+        rows[name] = [proposer(base.strategy, budget, seed) for seed in range(runs)]
+        spent[name] = (time.process_time() - started) / runs
+    print(f"{model} on {cluster}, ms an iteration (base {_text(base)}):", flush=True)
     for name, found in rows.items():
-        print(f"  {name:16} {shown(found, beside)}", flush=True)
-    print(
-        f"  {budget} evaluations: plain {plain_seconds:.1f} s, policy {learned_seconds:.1f} s; the "
-        f"plain one: {describe(rows['plain proposer'].strategy, domain)}",
-        flush=True,
+        took = f"; {spent[name]:.1f} CPU seconds" if name in spent else ""
+        print(f"  {name:15} {shown(found)}{took}", flush=True)
+    print(f"  | {model} | " + " | ".join(shown(found) for found in rows.values()) + " |")
+    for name in spent:
+        middle = sorted(rows[name], key=lambda each: each.rank)[len(rows[name]) // 2]
+        print(f"  {name}: {describe(middle.strategy, domain)}", flush=True)
+        print(f"    {where(middle)}", flush=True)
+    winner = min((each for found in rows.values() for each in found), key=lambda each: each.rank)
+    order_matters(model, judge, winner)
+
+
+def where(found: JudgedPlacement) -> str:
+    return ", ".join(
+        f"{placed.module} on {placed.ranks[0] if len(placed.ranks) == 1 else placed.ranks}"
+        for placed in found.strategy.placement
     )
-    order_matters(judge, rows["plain proposer"])
 
 
-def order_matters(judge: PlacementJudge, found: JudgedPlacement) -> None:
-    """Table 7's form: the found order beside messages as gradients get ready."""
-    if found.strategy.schedule.order == "fifo":
-        return
+def order_matters(model: str, judge: PlacementJudge, found: JudgedPlacement) -> None:
+    """Table 7's form: the order of the best beside messages as gradients get ready."""
     schedule = Schedule("fifo", found.strategy.schedule.slice_bytes)
+    if found.strategy.schedule.order in ("fifo", "ddp") or found.strategy.engine is not None:
+        print(f"  order: {found.strategy.schedule.order} already", flush=True)
+        return
     fifo = judge.judge([replace(found.strategy, schedule=schedule)])[0]
     gain = fifo.step_seconds / found.step_seconds - 1
     print(
-        f"  its order {found.step_seconds * 1e3:.1f} ms, FIFO {fifo.step_seconds * 1e3:.1f} ms: "
-        f"{gain:.1%} faster",
+        f"  order: | {model} | {found.step_seconds * 1e3:.1f} | {fifo.step_seconds * 1e3:.1f} | "
+        f"{gain:.1%} |",
         flush=True,
     )
-
-
-def adapt(models: Sequence[str], cluster: str, budget: int) -> None:
-    """Table 6's form."""
-    settings = PolicySettings()
-    simulator = TimelineSimulator()
-
-    def task_of(model: str) -> PolicyTask:
-        domain = domain_of(model, cluster)
-        return policy_task(domain, simulator, list_schedule(domain), settings)
-
-    for unseen in models:
-        torch.manual_seed(settings.seed)
-        alone, fresh = task_of(unseen), PlacementPolicy()
-        started = time.monotonic()
-        train_policy(fresh, [alone], budget, settings)
-        scratch_seconds = time.monotonic() - started
-        pretrained = PlacementPolicy()
-        others = [task_of(model) for model in models if model != unseen]
-        train_policy(pretrained, others, budget * len(others), settings)
-        again = task_of(unseen)
-        started = time.monotonic()
-        train_policy(pretrained, [again], budget, settings)
-        tuned_seconds = time.monotonic() - started
-        goal = alone.best.step_seconds * WITHIN
-        print(
-            f"{unseen}: from nothing {reached(alone.curve, goal)} of {budget} evaluations to "
-            f"{goal * 1e3:.1f} ms ({scratch_seconds:.0f} s in all), pretrained on the others "
-            f"{reached(again.curve, goal)} ({tuned_seconds:.0f} s in all, best "
-            f"{again.best.step_seconds * 1e3:.1f} ms)",
-            flush=True,
-        )
-
-
-def reached(curve: Sequence[tuple[int, float]], goal: float) -> str:
-    return next((str(count) for count, best in curve if best <= goal), "more than all")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cluster", default="heterog-8-gpus")
-    parser.add_argument("--models", nargs="+", default=list(MODELS))
-    parser.add_argument("--budget", type=int, default=400)
-    parser.add_argument("--adapt", action="store_true")
+    parser.add_argument("--models", nargs="+")
+    parser.add_argument("--proposers", nargs="+", default=list(PROPOSERS), choices=PROPOSERS)
+    parser.add_argument("--evaluations", type=int, default=256)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--large", action="store_true")
     given = parser.parse_args()
-    if given.adapt:
-        adapt(given.models, given.cluster, given.budget)
-        return
-    for model in LARGE if given.large else given.models:
-        compare(model, given.cluster, given.budget)
+    torch.set_num_threads(1)
+    for model in given.models or (LARGE if given.large else MODELS):
+        compare(model, given.cluster, given.proposers, given.evaluations, given.seeds)
 
 
 if __name__ == "__main__":

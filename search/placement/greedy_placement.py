@@ -5,9 +5,9 @@ from collections.abc import Collection, Iterator
 
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy
-from autosync.placement import PlacedModule, Placement, evenly, in_proportion
+from autosync.placement import Placement
 from autosync.search.designs.placed_strategy import with_placement
-from autosync.search.domain_facts import rank_speeds
+from autosync.search.placement.device_sets import module_places
 from autosync.search.placement.placeable_modules import PlaceableModule, modules_to_place
 from autosync.search.placement.placement_judge import JudgedPlacement, PlacementJudge
 from autosync.strategy import Strategy
@@ -15,9 +15,6 @@ from autosync.verification import verify
 
 LEAST_BYTES_SHARE = 0.01
 """Of the model's bytes, that a module must hold to be worth a deal."""
-
-LEAST_GAIN = 0.005
-"""Of an iteration: less is within what the timeline is off by."""
 
 
 def place_greedily(
@@ -42,12 +39,14 @@ def place_greedily(
     best = judge.judge([base])[0]
     for again in range(2):
         for module in candidates:
-            own = list(_neighbours(domain, base, best.strategy.placement, module.name))
-            own = own[: max(0, stop - judge.evaluations)]
-            if not own or judge.stop():
+            left = stop - judge.evaluations
+            if left <= 0 or judge.stop():
                 return best
+            own = list(_neighbours(domain, base, best.strategy.placement, module.name))[:left]
+            if not own:  # every place of it is refused
+                continue
             found = min(judge.judge(own), key=lambda each: each.rank)
-            if _better(found, best):
+            if found.improves(best):
                 best = found
         if not best.strategy.placement and not again:
             break
@@ -63,12 +62,6 @@ def _candidates(domain: Domain, most: int, left_alone: Collection[str]) -> list[
         and not any(f"{name}.".startswith(f"{each.name}.") for name in left_alone)
     ]
     return sorted(heavy, key=lambda each: -each.bytes_per_flop)[:most]
-
-
-def _better(found: JudgedPlacement, best: JudgedPlacement) -> bool:
-    if not (found.fits and best.fits):
-        return found.rank < best.rank
-    return found.step_seconds < best.step_seconds * (1 - LEAST_GAIN)
 
 
 def _neighbours(
@@ -92,29 +85,3 @@ def _neighbours(
         except InvalidStrategy:  # every variable placed, say
             continue
         yield strategy
-
-
-def module_places(domain: Domain, module: str) -> Iterator[PlacedModule]:
-    """Each single device, the ranks of each kind of device and of each node evenly, and all ranks
-    in proportion to speed where speeds differ."""
-    world = range(domain.world_size)
-    for rank in world:
-        yield evenly(module, [rank])
-    for ranks in subsets(domain):
-        yield evenly(module, ranks)
-    speeds = rank_speeds(domain)
-    if max(speeds) > min(speeds):
-        yield in_proportion(module, world, speeds)
-
-
-def subsets(domain: Domain) -> list[tuple[int, ...]]:
-    """Ranks of equal speed, and those of a node; of at least two ranks, and not all."""
-    speeds = rank_speeds(domain)
-    nodes = domain.cluster.node_of_server()[: domain.world_size].tolist()
-    found: dict[tuple[int, ...], None] = {}
-    for keys in (speeds, nodes):
-        for key in dict.fromkeys(keys):
-            ranks = tuple(rank for rank, own in enumerate(keys) if own == key)
-            if 1 < len(ranks) < domain.world_size:
-                found[ranks] = None
-    return list(found)

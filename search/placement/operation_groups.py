@@ -1,38 +1,56 @@
-"""Operations grouped around the heaviest ones (HeteroG, section 4.1.1), and what a policy sees of
-them."""
+"""Operations grouped around the heaviest modules (after HeteroG, section 4.1.1), and what a policy
+sees of them.
+
+HeteroG's groups are around operations, since it may place any. Here modules are placed, so groups
+are around modules: those that take longest, with the seconds that their gradients hold the wire,
+which HeteroG's graph has as operations of their own. A table takes no compute and is the first to
+place.
+"""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
-from autosync.search.domain_facts import rank_speeds, server_weights
+from autosync.search.designs.wire_estimates import sent_bytes, slowest_factor, wire_seconds
 from autosync.search.placement.placeable_modules import PlaceableModule, modules_to_place
+from autosync.strategy import AllReduce
 
 F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
 NODE_FEATURES = 8
-RANK_FEATURES = 4
+GROUP_FEATURES = 8
+
+LEAST_WEIGHT = 0.002
+"""Of the graph's, that a module must have for a group of its own: a lighter one gains nothing that
+its deals do not cost."""
+
+ALIKE = 0.9
+"""Modules of so much of another's weight are split where it is: layers of one kind stay alike."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperationGroups:
-    """Of n operations in G groups on `world` ranks.
+    """Of n operations in G groups, each around a module that may be placed.
 
     nodes f32[n, NODE_FEATURES]. edges i64[2, E]: both directions, and each operation to itself.
-    group i64[n]. modules: the placeable leaves of each group, in the graph's order. seconds
-    f64[G]: compute of each. ranks f32[world, RANK_FEATURES].
+    group i64[n]. modules: the G modules, in the graph's order. features f32[G, GROUP_FEATURES].
+    sparse: of each, whether a gradient of it is sparse. blocks: all modules that may be placed,
+    outer ones before those inside.
     """
 
     nodes: F32
     edges: I64
     group: I64
-    modules: tuple[tuple[str, ...], ...]
-    seconds: NDArray[np.float64]
-    ranks: F32
+    modules: tuple[str, ...]
+    features: F32
+    sparse: tuple[bool, ...]
+    blocks: tuple[str, ...]
 
     @property
     def count(self) -> int:
@@ -40,26 +58,77 @@ class OperationGroups:
 
 
 def group_operations(domain: Domain, most: int) -> OperationGroups:
-    """At most so many groups: around the operations that take longest, each of the others in the
-    group of the one with the fewest hops between."""
-    profile = domain.profile
-    seconds = np.add(profile.forward_seconds, profile.backward_seconds)
-    heaviest = np.sort(np.argsort(-seconds, kind="stable")[:most])
+    """At most so many groups: around the heaviest modules, each operation outside of them in the
+    group that is the fewest hops away. What neither is heavy nor holds what is has no say."""
+    placeable = modules_to_place(domain)
+    sync_seconds = _sync_seconds(domain)
+    weights = {each.name: _weight(domain, each, sync_seconds) for each in placeable}
+    heaviest = heaviest_modules(placeable, weights, most)
     edges = _edges(domain)
-    group = _nearest(heaviest, edges, len(seconds))
-    leaves = [each for each in modules_to_place(domain) if each.is_leaf]
-    modules: list[list[str]] = [[] for _ in heaviest]
-    for leaf in leaves:
-        longest = max(leaf.operations, key=lambda index: seconds[index])
-        modules[int(group[longest])].append(leaf.name)
+    held = [domain.borders.of(each.name).variables for each in heaviest]
+    variables = domain.graph.variables
     return OperationGroups(
-        _node_features(domain, leaves),
+        _node_features(domain, heaviest, sync_seconds),
         edges,
-        group,
-        tuple(map(tuple, modules)),
-        np.bincount(group, seconds, len(heaviest)).astype(np.float64),
-        _rank_features(domain),
+        _nearest([each.operations for each in heaviest], edges, len(domain.graph.operations)),
+        tuple(each.name for each in heaviest),
+        _group_features(domain, heaviest, held, sync_seconds),
+        tuple(any(variables[index].sparse for index in indices) for indices in held),
+        tuple(each.name for each in placeable),
     )
+
+
+def heaviest_modules(
+    placeable: Sequence[PlaceableModule], weights: dict[str, float], most: int
+) -> list[PlaceableModule]:
+    """At most so many of these, none inside another, in the order of their operations.
+
+    The outermost are split into those inside of them, the heaviest first, as long as there is room
+    for all their like.
+    """
+    by_name = {each.name: each for each in placeable}
+    inside: dict[str, list[str]] = {name: [] for name in ("", *by_name)}
+    for name in by_name:
+        inside[_enclosing(name, by_name)].append(name)
+    least = LEAST_WEIGHT * sum(weights[name] for name in inside[""])
+
+    def heavy(names: Sequence[str]) -> list[str]:
+        return [name for name in names if weights[name] >= least]
+
+    chosen, unsplit = heavy(inside[""]), set[str]()
+    while parts := [name for name in chosen if heavy(inside[name]) and name not in unsplit]:
+        limit = ALIKE * max(weights[name] for name in parts)
+        alike = {name for name in parts if weights[name] >= limit}
+        made = [name for name in chosen if name not in alike]
+        made += heavy([part for name in chosen if name in alike for part in inside[name]])
+        if len(made) > most:
+            unsplit |= alike
+        else:
+            chosen = made
+    kept = sorted(chosen, key=lambda name: -weights[name])[:most]
+    return sorted((by_name[name] for name in kept), key=lambda each: each.operations[0])
+
+
+def _enclosing(name: str, known: dict[str, PlaceableModule]) -> str:
+    """The innermost of the known modules around it; empty where there is none."""
+    outer = name.rpartition(".")[0]
+    while outer and outer not in known:
+        outer = outer.rpartition(".")[0]
+    return outer
+
+
+def _sync_seconds(domain: Domain) -> F64:
+    """`(variables,)`: that a ring all-reduce of each holds the wire, without startups."""
+    sizes = sent_bytes(domain)
+    ring = AllReduce(0)
+    startup = wire_seconds(domain, ring, np.zeros(1))
+    seconds: F64 = wire_seconds(domain, ring, sizes) - startup
+    return seconds
+
+
+def _weight(domain: Domain, module: PlaceableModule, sync_seconds: F64) -> float:
+    held = list(domain.borders.of(module.name).variables)
+    return module.seconds * slowest_factor(domain) + float(sync_seconds[held].sum())
 
 
 def _edges(domain: Domain) -> I64:
@@ -69,15 +138,16 @@ def _edges(domain: Domain) -> I64:
     return np.array(sorted(set(both)), dtype=np.int64).T
 
 
-def _nearest(heaviest: I64, edges: I64, count: int) -> I64:
-    """Of each operation, the place in `heaviest` of the nearest; what no path leads to goes with
-    the one before it in the graph."""
+def _nearest(inside: Sequence[Sequence[int]], edges: I64, count: int) -> I64:
+    """Of each operation, which of the groups around these operations is nearest; what no path
+    leads to goes with the one before it in the graph."""
     neighbours: list[list[int]] = [[] for _ in range(count)]
     for first, second in edges.T.tolist():
         neighbours[first].append(second)
     found = np.full(count, -1, dtype=np.int64)
-    found[heaviest] = np.arange(len(heaviest))
-    waiting = deque(heaviest.tolist())
+    for number, operations in enumerate(inside):
+        found[list(operations)] = number
+    waiting = deque(np.flatnonzero(found >= 0).tolist())
     while waiting:
         operation = waiting.popleft()
         for other in neighbours[operation]:
@@ -89,32 +159,63 @@ def _nearest(heaviest: I64, edges: I64, count: int) -> I64:
     return found
 
 
-def _node_features(domain: Domain, leaves: list[PlaceableModule]) -> F32:
+def _node_features(domain: Domain, heaviest: Sequence[PlaceableModule], sync_seconds: F64) -> F32:
+    """Seconds are thousandths of those that the slowest replica computes."""
     graph, profile = domain.graph, domain.profile
     features = np.zeros((len(graph.operations), NODE_FEATURES), dtype=np.float32)
-    whole = max(profile.compute_seconds, 1e-12)
-    features[:, 0] = np.log1p(np.multiply(profile.forward_seconds, 1e3 / whole))
-    features[:, 1] = np.log1p(np.multiply(profile.backward_seconds, 1e3 / whole))
+    whole = _compute_seconds(domain)
+    per_byte = _seconds_per_byte(domain)
+    factor = slowest_factor(domain)
+    features[:, 0] = _logarithm(np.array(profile.forward_seconds) * factor / whole)
+    features[:, 1] = _logarithm(np.array(profile.backward_seconds) * factor / whole)
+    dealt = np.array([operation.output_bytes for operation in graph.operations]) * per_byte
+    features[:, 2] = _logarithm(dealt / whole)
     for index, operation in enumerate(graph.operations):
-        sizes = sum(graph.variables[i].size_bytes for i in operation.variables)
-        features[index, 2] = np.log1p(operation.output_bytes) / 20
-        features[index, 3] = np.log1p(sizes) / 20
+        held = list(operation.variables)
+        features[index, 3] = _logarithm(sync_seconds[held].sum() / whole)
         features[index, 4] = operation.has_batch_dimension
-        features[index, 5] = any(graph.variables[i].sparse for i in operation.variables)
-        features[index, 6] = sizes / graph.size_bytes
-    for leaf in leaves:
-        features[list(leaf.operations), 7] = 1.0
+        features[index, 5] = any(graph.variables[i].sparse for i in held)
+        features[index, 6] = sum(graph.variables[i].size_bytes for i in held) / graph.size_bytes
+    for each in heaviest:
+        features[list(each.operations), 7] = 1.0
     return features
 
 
-def _rank_features(domain: Domain) -> F32:
-    """Of each rank, relative to the mean: speed, bandwidth; memory over the model's bytes; ranks of
-    its node over all."""
-    speeds = np.array(rank_speeds(domain))
-    weights = server_weights(domain) * domain.world_size
-    node = domain.cluster.node_of_server()[: domain.world_size]
-    devices = domain.cluster.device_of_rank()
-    memory = np.array([device.memory_bytes for device in devices]) / domain.graph.size_bytes
-    together = np.bincount(node)[node] / domain.world_size
-    features = (np.log(speeds / speeds.mean()), np.log(weights), np.log1p(memory) / 4, together)
-    return np.stack(features, axis=1).astype(np.float32)
+def _group_features(
+    domain: Domain,
+    heaviest: Sequence[PlaceableModule],
+    held: Sequence[Sequence[int]],
+    sync_seconds: F64,
+) -> F32:
+    """Of the seconds that the slowest replica computes: the module's, those of its gradients on the
+    wire, and those of its samples; its bytes over the model's. Each as it is and as a logarithm."""
+    whole, per_byte = _compute_seconds(domain), _seconds_per_byte(domain)
+    shares = np.array(
+        [
+            (
+                each.seconds * slowest_factor(domain) / whole,
+                sync_seconds[list(own)].sum() / whole,
+                each.dealt_bytes * per_byte / whole,
+                each.variable_bytes / domain.graph.size_bytes,
+            )
+            for each, own in zip(heaviest, held, strict=True)
+        ]
+    ).reshape(-1, GROUP_FEATURES // 2)
+    return np.hstack((np.minimum(shares, 4.0), _logarithm(shares))).astype(np.float32)
+
+
+def _logarithm(shares: F64) -> F64:
+    """From 0 for nothing to about 1 for the whole."""
+    found: F64 = np.log1p(1e3 * shares) / 7
+    return found
+
+
+def _compute_seconds(domain: Domain) -> float:
+    return max(domain.profile.compute_seconds * slowest_factor(domain), 1e-12)
+
+
+def _seconds_per_byte(domain: Domain) -> float:
+    """That a ring all-reduce takes."""
+    size_bytes = np.array([0.0, 1e9])
+    none, whole = wire_seconds(domain, AllReduce(0), size_bytes).tolist()
+    return float(whole - none) / 1e9

@@ -1,9 +1,10 @@
-"""What a policy may do with a group of operations, as HeteroG has it: one of M devices, or all
-ranks, evenly or in proportion to speed, by all-reduce or by a parameter server; and the strategy
-that the choices for all groups make."""
+"""What a policy may do with the module of a group, after HeteroG (section 4.1.2): one of M devices,
+a set of devices alike or of a node, or all ranks, with the replicas' shares or the other ones, as
+the base synchronizes it or by a parameter server; and the strategy that all groups' choices make.
+"""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,102 +13,143 @@ from autosync.domain import Domain
 from autosync.placement import PlacedModule, evenly, in_proportion
 from autosync.search.designs.explicit_order import ordered
 from autosync.search.designs.placed_strategy import with_placement
-from autosync.search.domain_facts import rank_speeds, replica_layouts, server_weights
+from autosync.search.domain_facts import rank_speeds, server_weights
+from autosync.search.placement.device_sets import device_sets
 from autosync.search.placement.operation_groups import OperationGroups
-from autosync.search.placement.placeable_modules import PlaceableModule
-from autosync.search.space import Space
+from autosync.simulator.compute_time import compute_factors
 from autosync.strategy import ParameterServer, Strategy, even_replicas, whole
 
-EVEN_ALL_REDUCE, EVEN_SERVER, FAIR_ALL_REDUCE, FAIR_SERVER = 0, 1, 2, 3
-"""Behind the M devices."""
+FOLLOW, SERVER, OTHER_SHARES, OTHER_SHARES_SERVER = 0, 1, 2, 3
+"""Behind the sets of devices: with the replicas, by server, dealt evenly where the replicas' shares
+are by speed (by speed where they are even), and that by server. HeteroG's EV-AR, EV-PS, CP-AR and
+CP-PS, told from the base."""
 
 SCHEMES = 4
+PLACE_FEATURES = 6
 
 
-def allowed_actions(domain: Domain, servers: bool = True) -> NDArray[np.bool_]:
-    """`(world + SCHEMES,)`: servers update parts of variables, which takes an elementwise
-    optimizer; proportional shares take two speeds. servers: may hold variables."""
-    allowed = np.ones(domain.world_size + SCHEMES, dtype=np.bool_)
+@dataclass(frozen=True, slots=True)
+class PlacementActions:
+    """sets: of ranks, S of them. allowed bool[G, S + SCHEMES]. features f32[S, PLACE_FEATURES]: of
+    the sets."""
+
+    sets: tuple[tuple[int, ...], ...]
+    allowed: NDArray[np.bool_]
+    features: NDArray[np.float32]
+
+    @property
+    def follow(self) -> int:
+        """The action that leaves a group as the base has it."""
+        return len(self.sets) + FOLLOW
+
+
+def placement_actions(
+    domain: Domain,
+    base: Strategy,
+    groups: OperationGroups,
+    uneven_shares: bool = True,
+    servers: bool = True,
+) -> PlacementActions:
+    """Servers update parts of variables, which takes an elementwise optimizer; other shares take
+    two speeds; modules with sparse gradients live on one rank or on all. uneven_shares: samples may
+    be dealt by speed. servers: may hold variables."""
+    sets = tuple(device_sets(domain))
+    allowed = np.ones((groups.count, len(sets) + SCHEMES), dtype=np.bool_)
+    several = np.flatnonzero([len(ranks) > 1 for ranks in sets])
+    allowed[np.ix_(np.flatnonzero(groups.sparse), several)] = False
     speeds = rank_speeds(domain)
-    schemes = allowed[domain.world_size :]
-    schemes[[EVEN_SERVER, FAIR_SERVER]] &= servers and domain.optimizer.elementwise
-    schemes[[FAIR_ALL_REDUCE, FAIR_SERVER]] &= max(speeds) > min(speeds)
-    return allowed
+    schemes = allowed[:, len(sets) :]
+    schemes[:, [SERVER, OTHER_SHARES_SERVER]] &= servers and domain.optimizer.elementwise
+    other = max(speeds) > min(speeds) and (uneven_shares or not _are_even(base, domain))
+    schemes[:, [OTHER_SHARES, OTHER_SHARES_SERVER]] &= other
+    return PlacementActions(sets, allowed, _place_features(domain, base, sets))
 
 
 def strategy_of_actions(
     domain: Domain,
     base: Strategy,
     groups: OperationGroups,
-    blocks: Sequence[PlaceableModule],
+    sets: Sequence[tuple[int, ...]],
     actions: Sequence[int],
-    uneven_shares: bool = True,
 ) -> Strategy:
-    """actions: of each group. base: whose messages and order all-reduced variables keep. blocks:
-    all placeable modules.
+    """actions: of each group. base: whose replicas, messages and order all else keeps.
 
-    The replicas' shares are those of most of the compute, of even and proportional, or even without
-    `uneven_shares`; modules of groups that choose the other are dealt. Modules with one place make
-    up the largest block that they fill, so that samples are dealt at its borders only.
+    Modules with one place make up the largest block whose groups all have it, so that samples are
+    dealt at its borders only.
     """
-    world = domain.world_size
-    schemes = [action - world for action in actions]
-    fair_seconds = sum(
-        float(seconds) * (1 if scheme >= FAIR_ALL_REDUCE else -1)
-        for scheme, seconds in zip(schemes, groups.seconds, strict=True)
-        if scheme >= 0
-    )
-    layouts = replica_layouts(domain, Space(uneven_shares=uneven_shares))
-    is_fair = fair_seconds > 0 and len(layouts) > 1
     place_of: dict[str, PlacedModule | None] = {}
     owned: list[str] = []
-    for modules, action, scheme in zip(groups.modules, actions, schemes, strict=True):
-        for module in modules:
-            place_of[module] = _place(domain, module, action, scheme, is_fair)
-            if scheme in (EVEN_SERVER, FAIR_SERVER):
-                owned.append(module)
-    replicas = layouts[-1] if is_fair else even_replicas(world)
-    made = _with_servers(replace(base, replicas=replicas), domain, owned)
-    return with_placement(made, domain, _in_blocks(place_of, blocks))
+    for module, action in zip(groups.modules, actions, strict=True):
+        scheme = action - len(sets)
+        if scheme < 0:
+            place_of[module] = evenly(module, sets[action])
+            continue
+        is_dealt = scheme in (OTHER_SHARES, OTHER_SHARES_SERVER)
+        place_of[module] = _with_other_shares(domain, base, module) if is_dealt else None
+        if scheme in (SERVER, OTHER_SHARES_SERVER):
+            owned.append(module)
+    made = _with_servers(base, domain, owned)
+    return with_placement(made, domain, _in_blocks(place_of, groups.blocks))
 
 
-def _place(
-    domain: Domain, module: str, action: int, scheme: int, is_fair: bool
-) -> PlacedModule | None:
-    """None where the module follows the replicas."""
-    if scheme < 0:
-        return evenly(module, [action])
-    wants_fair = scheme >= FAIR_ALL_REDUCE
-    if wants_fair == is_fair:
-        return None
+def _are_even(base: Strategy, domain: Domain) -> bool:
+    return base.replicas == even_replicas(domain.world_size)
+
+
+def _with_other_shares(domain: Domain, base: Strategy, module: str) -> PlacedModule:
     ranks = range(domain.world_size)
-    return (
-        in_proportion(module, ranks, rank_speeds(domain)) if wants_fair else evenly(module, ranks)
-    )
+    if _are_even(base, domain):
+        return in_proportion(module, ranks, rank_speeds(domain))
+    return evenly(module, ranks)
+
+
+def _place_features(
+    domain: Domain, base: Strategy, sets: Sequence[tuple[int, ...]]
+) -> NDArray[np.float32]:
+    """Of each set: how many times as long as the slowest replica its ranks compute; their bandwidth
+    over the mean; their memory over the model's bytes; their share of all ranks; whether they have
+    nothing to synchronize; whether they are of one node."""
+    cluster, world = domain.cluster, domain.world_size
+    slowest = float(compute_factors(domain, base.replicas).max())
+    devices = cluster.device_of_rank()
+    factors = np.array([domain.profile.factor_on(device) for device in devices])
+    weights = server_weights(domain) * world
+    memory = np.array([device.memory_bytes for device in devices]) / domain.graph.size_bytes
+    node = cluster.node_of_server()
+    found = [
+        (
+            np.log(factors[list(ranks)].max() * world / len(ranks) / slowest),
+            np.log(weights[list(ranks)].mean()),
+            np.log1p(memory[list(ranks)].min()) / 4,
+            len(ranks) / world,
+            len(ranks) == 1,
+            len(set(node[list(ranks)].tolist())) == 1,
+        )
+        for ranks in sets
+    ]
+    return np.array(found, dtype=np.float32)
 
 
 def _in_blocks(
-    place_of: dict[str, PlacedModule | None], blocks: Sequence[PlaceableModule]
+    place_of: dict[str, PlacedModule | None], blocks: Sequence[str]
 ) -> tuple[PlacedModule, ...]:
-    """blocks: outer ones before those inside."""
+    """blocks: outer ones before those inside. One that holds a single group's module is not taken
+    in its stead: what else is in it has no say."""
     found: list[PlacedModule] = []
     for block in blocks:
-        if any(placed.holds(block.name) for placed in found):
+        if any(placed.holds(block) for placed in found):
             continue
-        inside = [
-            placed
-            for name, placed in place_of.items()
-            if name == block.name or name.startswith(f"{block.name}.")
-        ]
-        first = inside[0] if inside else None
-        if first is None:
+        inside = [each for name, each in place_of.items() if name.startswith(f"{block}.")]
+        if block in place_of:
+            inside = [place_of[block]]
+        elif len(inside) < 2:
             continue
-        alike = all(
+        first = inside[0]
+        if first is not None and all(
             each is not None and (each.ranks, each.shares) == (first.ranks, first.shares)
             for each in inside
-        )
-        if alike:
-            found.append(replace(first, module=block.name))
+        ):
+            found.append(replace(first, module=block))
     return tuple(found)
 
 

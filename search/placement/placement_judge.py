@@ -18,6 +18,9 @@ from autosync.strategy import Strategy
 OUT_OF_MEMORY = 10.0
 """By which the reward of what does not fit is multiplied (HeteroG, section 4.1.3)."""
 
+LEAST_GAIN = 0.005
+"""Of an iteration: less is within what the timeline is off by."""
+
 Stop = Callable[[], bool]
 """Whether proposers end with what they have found; asked only where there is more to look at."""
 
@@ -29,11 +32,14 @@ def no_stop() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class JudgedPlacement:
-    """excess: what ranks need beyond their devices' memory, over all memory; 0 where it fits."""
+    """excess: what ranks need beyond their devices' memory, over all memory; 0 where it fits.
+    free_bytes: of each rank's device; negative where it needs more, infinite where it has no limit.
+    """
 
     strategy: Strategy
     step_seconds: float
     excess: float
+    free_bytes: tuple[float, ...]
 
     @property
     def fits(self) -> bool:
@@ -45,11 +51,20 @@ class JudgedPlacement:
         what comes nearer."""
         return self.excess, self.step_seconds
 
+    def improves(self, other: "JudgedPlacement") -> bool:
+        """Whether it fits better, or both fit and it is faster by what counts."""
+        if not (self.fits and other.fits):
+            return self.rank < other.rank
+        return self.step_seconds < other.step_seconds * (1 - LEAST_GAIN)
+
     def reward(self, unit_seconds: float) -> float:
-        """HeteroG's: the negative root of seconds an iteration, ten times that out of memory.
-        unit_seconds: in which they count, so that models of all sizes reward alike."""
-        reward = -sqrt(self.step_seconds / unit_seconds)
-        return reward if self.fits else OUT_OF_MEMORY * reward
+        """HeteroG's: the negative root of seconds an iteration. Out of memory it is ten times as
+        low, and lower the more is missing, so that of two placements that do not fit the nearer one
+        is liked better, however slow. unit_seconds: in which seconds count, so that models of all
+        sizes reward alike."""
+        if self.fits:
+            return -sqrt(self.step_seconds / unit_seconds)
+        return -OUT_OF_MEMORY * (1 + self.excess)
 
 
 @dataclass(slots=True)
@@ -73,13 +88,16 @@ class PlacementJudge:
         population = encode(list(strategies), self.domain)
         self.evaluations += len(population)
         seconds = self.simulator.predict(self.domain, population)
-        excess, limited = np.zeros(len(population)), np.isfinite(self._devices)
+        limited = np.isfinite(self._devices)
+        free, excess = np.tile(self._devices, (len(population), 1)), np.zeros(len(population))
         if limited.any():
             plans = compile_plans_fast(population, self.domain)
-            peaks = self._memory.peak_bytes(plans, population)
-            beyond = np.maximum(peaks - self._devices, 0.0)[:, limited]
+            free -= self._memory.peak_bytes(plans, population)
+            beyond = np.maximum(-free, 0.0)[:, limited]
             excess = beyond.sum(axis=1) / self._devices[limited].sum()
         return [
-            JudgedPlacement(strategy, float(second), float(share))
-            for strategy, second, share in zip(strategies, seconds, excess, strict=True)
+            JudgedPlacement(strategy, float(second), float(share), tuple(left))
+            for strategy, second, share, left in zip(
+                strategies, seconds, excess, free.tolist(), strict=True
+            )
         ]

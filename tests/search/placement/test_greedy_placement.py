@@ -3,7 +3,8 @@
 from autosync.placement import evenly
 from autosync.search.designs.known_designs import all_reduce_per_variable
 from autosync.search.designs.list_schedule import list_schedule
-from autosync.search.placement.greedy_placement import module_places, place_greedily, subsets
+from autosync.search.placement.device_sets import device_sets, module_places
+from autosync.search.placement.greedy_placement import place_greedily
 from autosync.search.placement.placeable_modules import modules_to_place
 from autosync.search.placement.placement_judge import PlacementJudge
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
@@ -99,13 +100,13 @@ def test_whoever_is_stopped_keeps_what_it_has_found() -> None:
 
 def test_places_are_devices_kinds_of_devices_nodes_and_shares_by_speed() -> None:
     nodes = domain_of(cluster=grid_cluster(2, 2))
-    assert subsets(nodes) == [(0, 1), (2, 3)]
+    assert device_sets(nodes) == [(0,), (1,), (2,), (3,), (0, 1), (2, 3)]
     assert list(module_places(nodes, "m")) == [
         *(evenly("m", [rank]) for rank in range(4)),
         evenly("m", [0, 1]),
         evenly("m", [2, 3]),
     ]
     speeds = heavy_layers((1.0, 1.0, 4.0))
-    assert subsets(speeds) == [(0, 1)]
+    assert device_sets(speeds) == [(0,), (1,), (2,), (0, 1)]
     fair = list(module_places(speeds, "m"))[-1]
     assert [round(share, 6) for share in fair.shares] == [0.444444, 0.444444, 0.111111]

@@ -1,81 +1,38 @@
-"""The learned policy: groups, actions, and what training finds where the best is known."""
-
-from collections import deque
-from dataclasses import replace
+"""The learned policy: what it draws, and what training finds where the best is known."""
 
 import pytest
 import torch
 
-from autosync.codes import Op
-from autosync.domain import Domain
-from autosync.plan import compile_plans
-from autosync.population import encode
 from autosync.search.designs.known_designs import all_reduce_per_variable
 from autosync.search.designs.list_schedule import list_schedule
-from autosync.search.placement.operation_groups import OperationGroups, group_operations
-from autosync.search.placement.placeable_modules import modules_to_place
-from autosync.search.placement.placement_actions import (
-    EVEN_ALL_REDUCE,
-    EVEN_SERVER,
-    FAIR_ALL_REDUCE,
-    allowed_actions,
-    strategy_of_actions,
-)
 from autosync.search.placement.policy_network import PlacementPolicy
 from autosync.search.placement.policy_training import (
     PolicySettings,
+    chances_of,
     learned_placement,
     policy_task,
     train_policy,
 )
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
-from autosync.strategy import Strategy
 from autosync.verification import verify
-from tests.placed_models import Wide, heavy_layers, recorded
+from tests.placed_models import LAYERS, Mixing, Wide, heavy_layers, recorded
 
-DOMAIN = recorded(Wide(), 3)
 SETTINGS = PolicySettings(groups=6)
 
 
-def test_operations_join_the_nearest_of_the_heaviest() -> None:
-    profile = DOMAIN.profile
-    seconds = tuple(1.0 + (index % 5 == 0) for index in range(len(profile.forward_seconds)))
-    domain = replace(DOMAIN, profile=replace(profile, forward_seconds=seconds))
-    heavy = [index for index, second in enumerate(seconds) if second > 1]
-    groups = group_operations(domain, len(heavy))
-    assert [int(groups.group[index]) for index in heavy] == list(range(len(heavy)))
-    for operation in range(len(seconds)):
-        hops = _hops(domain, operation)
-        own = heavy[int(groups.group[operation])]
-        assert hops[own] == min(hops.get(index, 99) for index in heavy)
-    leaves = [each.name for each in modules_to_place(domain) if each.is_leaf]
-    assert sorted(name for modules in groups.modules for name in modules) == sorted(leaves)
-
-
-def _hops(domain: Domain, start: int) -> dict[int, int]:
-    neighbours: dict[int, set[int]] = {}
-    for index, operation in enumerate(domain.graph.operations):
-        for source in operation.inputs:
-            neighbours.setdefault(index, set()).add(source)
-            neighbours.setdefault(source, set()).add(index)
-    found, waiting = {start: 0}, deque([start])
-    while waiting:
-        operation_index = waiting.popleft()
-        for other in neighbours.get(operation_index, ()):
-            if other not in found:
-                found[other] = found[operation_index] + 1
-                waiting.append(other)
-    return found
-
-
-def made(groups: OperationGroups, domain: Domain, actions: list[int]) -> Strategy:
-    base = list_schedule(domain)
-    return strategy_of_actions(domain, base, groups, modules_to_place(domain), actions)
+def test_a_new_policy_changes_as_many_groups_as_it_is_told() -> None:
+    domain = recorded(Wide(), 3)
+    settings = PolicySettings(changes=2.0)
+    task = policy_task(domain, TimelineSimulator(), list_schedule(domain), settings)
+    chances = chances_of(PlacementPolicy(), task)
+    changed = (1 - chances.probs[:, task.actions.follow]).sum()
+    assert float(changed.detach()) == pytest.approx(2.0)
+    assert torch.equal(chances.probs > 0, torch.from_numpy(task.actions.allowed))
 
 
 def test_a_policy_that_is_stopped_keeps_what_it_has_found() -> None:
     domain = heavy_layers(gbps=0.05)
-    base, simulator = all_reduce_per_variable(domain), TimelineSimulator()
+    base, simulator = list_schedule(domain), TimelineSimulator()
     asked: list[int] = []
 
     def stop() -> bool:
@@ -90,38 +47,12 @@ def test_a_policy_that_is_stopped_keeps_what_it_has_found() -> None:
     assert at_once.strategy == base
 
 
-def test_actions_become_placements_servers_and_shares() -> None:
-    domain = heavy_layers((1.0, 2.0))
-    groups = group_operations(domain, 4)
-    world = domain.world_size
-    even = made(groups, domain, [world + EVEN_ALL_REDUCE] * 4)
-    assert even.id == list_schedule(domain).id
-    mixed = made(groups, domain, [0, world + EVEN_SERVER, world + FAIR_ALL_REDUCE, world])
-    verify(mixed, domain)
-    where = {placed.module: placed for placed in mixed.placement}
-    assert where["layer0"].ranks == (0,)
-    assert where["layer2"].shares == pytest.approx((2 / 3, 1 / 3))
-    assert set(where) == {"layer0", "layer2"}
-    assert mixed.choices[1].shards[0].kind == "parameter_server"
-    plans = compile_plans(encode([mixed], domain), domain)
-    assert {Op.PUSH, Op.ALL_REDUCE} <= {Op(code) for code in plans.operation.tolist()}
-    fair = made(groups, domain, [world + FAIR_ALL_REDUCE] * 4)
-    assert [replica.share for replica in fair.replicas] == pytest.approx((0.6875, 0.3125), abs=0.03)
-    assert not fair.placement
-
-
-def test_parts_of_one_place_are_placed_as_their_block() -> None:
-    groups = group_operations(DOMAIN, len(DOMAIN.graph.operations))
-    actions = [
-        1 if any(name.startswith("block") for name in modules) else 3 + EVEN_ALL_REDUCE
-        for modules in groups.modules
-    ]
-    assert [placed.module for placed in made(groups, DOMAIN, actions).placement] == ["block"]
-
-
-def test_shares_by_speed_take_two_speeds() -> None:
-    assert allowed_actions(heavy_layers()).tolist() == [True] * 4 + [False] * 2
-    assert allowed_actions(heavy_layers((1.0, 2.0))).all()
+def test_draws_go_on_around_the_best() -> None:
+    domain = heavy_layers((1.0, 3.0), gbps=0.05)
+    task = policy_task(domain, TimelineSimulator(), list_schedule(domain), SETTINGS)
+    train_policy(PlacementPolicy(), [task], 64, SETTINGS)
+    assert task.best.improves(task.base)
+    assert chances_of(PlacementPolicy(), task).probs.argmax(1).tolist() == list(task.chosen)
 
 
 def test_training_finds_what_slow_links_want() -> None:
@@ -133,16 +64,39 @@ def test_training_finds_what_slow_links_want() -> None:
     verify(found.strategy, domain)
 
 
+def test_what_does_not_fit_is_made_to_fit() -> None:
+    domain = heavy_layers(gbps=1e6, memory_gb=0.015)
+    base = all_reduce_per_variable(domain)
+    found = learned_placement(domain, TimelineSimulator(), base, 100, settings=SETTINGS)
+    assert found.fits
+    assert 0 < len(found.strategy.placement) < LAYERS
+
+
 def test_training_is_repeatable_and_keeps_to_its_budget() -> None:
     domain = heavy_layers((1.0, 3.0), gbps=0.05)
     curves = []
     for _ in range(2):
         torch.manual_seed(5)
         task = policy_task(domain, TimelineSimulator(), list_schedule(domain), SETTINGS)
-        train_policy(PlacementPolicy(), [task], 40, SETTINGS)
-        assert task.judge.evaluations <= 1 + 40 + SETTINGS.samples
-        curves.append(task.curve)
+        train_policy(PlacementPolicy(), [task], 41, SETTINGS)
+        assert task.judge.evaluations <= 1 + 41
+        curves.append([(count, best.step_seconds) for count, best in task.curve])
     assert curves[0] == curves[1]
+
+
+def test_nothing_is_tried_twice_and_what_is_left_ends_the_training() -> None:
+    domain = heavy_layers(gbps=0.05)
+    settings = PolicySettings(groups=1, servers=False)
+    task = policy_task(domain, TimelineSimulator(), list_schedule(domain), settings)
+    train_policy(PlacementPolicy(), [task], 1000, settings)
+    assert task.judge.evaluations == 3  # the base, and a module on either device
+    assert len(task.drawn) == 3
+
+
+def test_a_model_without_modules_to_place_keeps_its_base() -> None:
+    domain = recorded(Mixing().norm[1], 2)
+    base = list_schedule(domain)
+    assert learned_placement(domain, TimelineSimulator(), base).strategy == base
 
 
 def test_one_policy_serves_clusters_of_any_size() -> None:
@@ -153,6 +107,5 @@ def test_one_policy_serves_clusters_of_any_size() -> None:
     ]
     train_policy(policy, tasks, 32, SETTINGS)
     for task, world in zip(tasks, (2, 3), strict=True):
-        logits = policy(task.given)
-        assert logits.shape == (task.groups.count, world + 4)
+        assert policy(task.given).shape == (task.groups.count, world + 4)
         assert task.best.rank <= task.base.rank
