@@ -30,14 +30,15 @@ from autosync.errors import DeviceMemoryExceeded, InvalidStrategy
 from autosync.models import spec_of
 from autosync.population import encode
 from autosync.profiling import measure_profile
-from autosync.runtime.swapping.activation_swapper import ActivationSwapper, swap_activations
 from autosync.runtime.swapping.arena import Arena
+from autosync.runtime.swapping.host_swapper import HostSwapper, swap_to_host
 from autosync.search.designs.design_table import BUILDERS
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import DomainMemory, memory_of
 from autosync.simulator.swap_cost import RankSwap, base_bytes, rank_swap
 from autosync.swap_schedule.idle_spans import F64, HostLink
 from autosync.swap_schedule.scheduling import least_budget_bytes
+from autosync.swap_schedule.swap_choice import Swap
 from autosync.swap_schedule.transfer_clock import stall_seconds
 from benchmarks.measure import provenance
 from benchmarks.peak_memory import STATE_TENSORS, Job, domain_of
@@ -135,7 +136,7 @@ def trains(of_batch: OfBatch, budget_bytes: int, swapped: bool, batch: int) -> b
         with Arena(budget_bytes) as arena:
             arena.count([*job.model.parameters(), *job.model.buffers()])
             if swapped:
-                swap_activations(job.model, budget_bytes)
+                swap_to_host(job.model, Swap(budget_bytes))
             for _ in range(STEPS_TO_FIT):
                 job.step(job.model)
     except (DeviceMemoryExceeded, InvalidStrategy):
@@ -238,7 +239,7 @@ class Trained:
         self.job = Job(domain)
         with self.arena:
             self.arena.count([*self.job.model.parameters(), *self.job.model.buffers()])
-            self.swapper: ActivationSwapper = swap_activations(self.job.model, budget or ROOMY)
+            self.swapper: HostSwapper = swap_to_host(self.job.model, Swap(budget or ROOMY))
         if budget is None:
             self.swapper.remove()
 

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 import autosync
-from autosync.runtime.swapping.activation_swapper import swap_activations
 from autosync.runtime.swapping.device_memory import GpuMemory
+from autosync.runtime.swapping.host_swapper import swap_to_host
 from autosync.runtime.swapping.scheduled_pass import ScheduledPass
 from autosync.swap_schedule.scheduling import least_budget_bytes
+from autosync.swap_schedule.swap_choice import Swap
 from tests.autosync.runtime.place import HERE
 from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.autosync.runtime.swapping.swapped_training import ROOMY, batch_of, make, train_step
@@ -34,7 +35,7 @@ def trained(
     model, _ = make(name)
     model.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    swapper = swap_activations(model, budget_bytes) if budget_bytes else None
+    swapper = swap_to_host(model, Swap(budget_bytes)) if budget_bytes else None
     torch.manual_seed(11)
     for step in range(STEPS):
         torch.cuda.reset_peak_memory_stats(device)
