@@ -120,3 +120,24 @@ def test_what_runs_out_of_memory_against_its_prediction_is_tried_with_swapping()
 def test_what_ran_is_not_tried_with_swapping() -> None:
     _, store = tuned_in_arenas(lambda strategy: True)
     assert not any(each.candidate.strategy.swap for each in store.proposals())
+
+
+def test_what_has_no_room_with_swapped_activations_comes_back_with_swapped_state() -> None:
+    def runs(strategy: Strategy) -> bool:
+        return strategy.swap is not None and strategy.swap.optimizer_state
+
+    outcome, store = tuned_in_arenas(runs)
+    assert outcome.best.strategy.swap is not None
+    assert outcome.best.strategy.swap.optimizer_state
+    tried = [each.candidate for each in store.proposals() if each.phase == "search"]
+    assert "ddp_swapped_with_state" in {each.origin for each in tried}
+    assert len({each.strategy.id for each in tried}) == len(tried)
+
+
+def test_one_form_that_ran_is_enough() -> None:
+    def runs(strategy: Strategy) -> bool:
+        return strategy.swap is not None
+
+    _, store = tuned_in_arenas(runs)
+    origins = {each.candidate.origin for each in store.proposals()}
+    assert len({"ddp_swapped", "ddp_swapped_with_state"} & origins) == 1

@@ -15,6 +15,7 @@ from autosync.runtime.swapping.arena import Arena
 from autosync.runtime.swapping.host_swapper import HostSwapper, swap_to_host
 from autosync.runtime.swapping.scheduled_pass import ScheduledPass
 from autosync.runtime.swapping.swapped_states import StateTensor
+from autosync.swap_schedule.scheduling import least_budget_bytes
 from autosync.swap_schedule.swap_choice import Swap
 from tests.autosync.runtime.swapping.swapped_training import (
     BATCH,
@@ -136,11 +137,12 @@ def test_its_bytes_really_leave_and_its_values_stay_where_they_are_read() -> Non
 Between = Callable[[nn.Module, Optimizer, int], None]
 
 
-def with_script(between: Between, behind: Between, swap: bool, steps: int = 7) -> list[Tensor]:
+def with_script(
+    between: Between, behind: Between, budget: int | None, steps: int = 7
+) -> tuple[list[Tensor], int]:
     """Values and state afterwards, where a script does something between backward and step, and
-    behind it."""
+    behind it; and the least budget for that."""
     model, optimizer = make("deep")
-    budget = least_bytes("deep", sizes=DEEP, with_state=True) if swap else None
     with Arena(ROOMY):
         swapper = swapping(model, budget, optimizer)
         for step in range(steps):
@@ -151,7 +153,10 @@ def with_script(between: Between, behind: Between, swap: bool, steps: int = 7) -
             behind(model, optimizer, step)
         if swapper is not None:
             swapper.remove()
-    return [value.detach().clone() for value in model.parameters()] + state_of(optimizer)
+    values = [value.detach().clone() for value in model.parameters()]
+    recorded = swapper.recorded if swapper is not None else None
+    least = least_budget_bytes(recorded.moments) if recorded is not None else 0
+    return values + state_of(optimizer), least
 
 
 def nothing(model: nn.Module, optimizer: Optimizer, step: int) -> None:
@@ -191,10 +196,12 @@ def forgets(model: nn.Module, optimizer: Optimizer, step: int) -> None:
 
 @pytest.mark.parametrize("does", [nothing, evaluates, halves, replaces, loads, forgets])
 def test_a_script_may_do_what_it_likes_between_passes_and_updates(does: Between) -> None:
-    plain = with_script(does, nothing, swap=False)
-    assert same(with_script(does, nothing, swap=True), plain)
-    plain = with_script(nothing, does, swap=False)
-    assert same(with_script(nothing, does, swap=True), plain)
+    for between, behind in ((does, nothing), (nothing, does)):
+        plain, _ = with_script(between, behind, None)
+        roomy, least = with_script(between, behind, ROOMY)
+        assert same(roomy, plain)
+        tight, _ = with_script(between, behind, least * 21 // 20)
+        assert same(tight, plain)
 
 
 def trained_on(
@@ -290,7 +297,7 @@ def two_optimizers(budget_bytes: int | None, together: bool) -> tuple[list[Tenso
         for step in range(8):
             for optimizer in both:
                 optimizer.zero_grad()
-            model(batch_of(step)).square().mean().backward()
+            model(batch_of(step, DEEP_BATCH)).square().mean().backward()
             for optimizer in both if together else [both[step % 2]]:
                 optimizer.step()
     return [value.detach().clone() for value in model.parameters()], swapper
@@ -302,8 +309,8 @@ def test_several_optimizers_update_each_its_own(together: bool) -> None:
     told, roomy = two_optimizers(ROOMY, together)
     assert same(told, plain)
     assert roomy.recorded is not None
-    least = int(roomy.recorded.moments.base_bytes.max()) + 1
-    swapped, swapper = two_optimizers(least * 11 // 10, together)
+    least = least_budget_bytes(roomy.recorded.moments)
+    swapped, swapper = two_optimizers(least * 21 // 20, together)
     assert same(swapped, plain)
     if together:
         assert follows(swapper)
