@@ -65,7 +65,7 @@ class StateTensor(SwappedBytes):
         self._leaving = None
 
     def _is_shown_of(self, held: Tensor) -> bool:
-        return held.untyped_storage()._cdata == self.shown.untyped_storage()._cdata
+        return bool(held.untyped_storage()._cdata == self.shown.untyped_storage()._cdata)
 
     def _show(self, held: Tensor) -> None:
         tensor = self._form.within(held)

@@ -137,7 +137,7 @@ def test_where_activations_alone_do_not_make_it_fit_state_is_swapped_too() -> No
 
 def test_of_two_forms_that_fit_the_one_that_waits_less_is_proposed() -> None:
     """Outputs that are used again soon travel, or state that waits for long."""
-    domain = heavy(0.05, operation_seconds=1e-3)
+    domain = heavy(0.065, output_bytes=8_000_000)
     plain = BUILDERS["all_reduce_per_variable"].build(domain)
     ((first, second),) = swapped_forms([("it", plain)], domain, Space())
     waits = [slowdown_of(strategy, domain) for _, strategy in (first, second)]

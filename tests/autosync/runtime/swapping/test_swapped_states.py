@@ -278,7 +278,8 @@ class Halves(nn.Module):
         self.first, self.second = make("deep")[0], make("deep")[0]
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.first(x)) + self.second(x)
+        out: Tensor = torch.tanh(self.first(x)) + self.second(x)
+        return out
 
 
 def two_optimizers(budget_bytes: int | None, together: bool) -> tuple[list[Tensor], HostSwapper]:
