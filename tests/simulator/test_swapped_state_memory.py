@@ -80,7 +80,8 @@ def test_small_state_stays() -> None:
 
 def test_peaks_with_and_without_state() -> None:
     # Plain: four outputs beside values, buffers and state. With activations away three outputs are
-    # left (see `test_swapped_memory`) where a gradient is made. With state away as well the step is the fullest moment.
+    # left (see `test_swapped_memory`) where a gradient is made. With state away as well the step is
+    # the fullest moment.
     domain = heavy()
     assert peak(domain, None) == pytest.approx(4 * MODEL + 4 * OUTPUT + GRADIENT, abs=300)
     assert peak(domain, Swap(1)) == pytest.approx(4 * MODEL + 3 * OUTPUT + GRADIENT, abs=300)
