@@ -77,7 +77,7 @@ def propose(
         chosen = with_refined(domain, space, simulator, designs, settings.seed)
         chosen = with_placed(domain, space, simulator, chosen, tried, settings, room)
     else:
-        chosen = retried_with_swap(domain, space, simulator, store)[:left]
+        chosen = retried_with_swap(domain, space, simulator, store)[: min(left, ROUND_TRIALS)]
         chosen += tuned_fusion(domain, space, simulator, store)[: left - len(chosen)]
     room = min(left, max(ROUND_TRIALS, len(chosen))) - len(chosen)
     fastest = [row for row in rank_measured(stored, store.trials()) if row.step_seconds]

@@ -187,7 +187,7 @@ class HostSwapper:
         """It is no part of a pass, and has all the room there is."""
         if not self.states.optimizers:
             self._end_pass()
-        elif self._current is None or self._current.is_fresh:
+        elif self._current is not None and self._current.is_fresh:
             self._current = None
             self._put_state_away()
 

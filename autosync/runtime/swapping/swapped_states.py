@@ -140,7 +140,8 @@ class SwappedStates:
     def _swappable(self, optimizer: Optimizer) -> Iterator[tuple[State, str]]:
         """What is large, dense and shares its memory with nothing else that trains."""
         parameters = list(chain.from_iterable(g["params"] for g in optimizer.param_groups))
-        states = [state for p in parameters if (state := optimizer.state.get(p))]
+        held = [optimizer.state.get(p) for p in parameters]
+        states = [state for state in held if isinstance(state, dict)]
         storages = Counter(p.untyped_storage()._cdata for p in parameters if _is_plain(p))
         entries = [(s, key, s[key]) for s in states for key in s if _is_plain(s[key])]
         storages.update(value.untyped_storage()._cdata for _, _, value in entries)

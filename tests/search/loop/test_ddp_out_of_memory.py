@@ -8,6 +8,7 @@ import pytest
 from autosync.cluster import Device
 from autosync.domain import Domain
 from autosync.errors import AutosyncError
+from autosync.search.designs.swapped_designs import plain_name
 from autosync.search.loop.memory_store import MemoryStore
 from autosync.search.loop.outcome import Outcome, is_ddp, rank_measured, shipped_bundle
 from autosync.search.loop.tuning_loop import describe_outcome, tune
@@ -130,7 +131,8 @@ def test_what_has_no_room_with_swapped_activations_comes_back_with_swapped_state
     assert outcome.best.strategy.swap is not None
     assert outcome.best.strategy.swap.optimizer_state
     tried = [each.candidate for each in store.proposals() if each.phase == "search"]
-    assert "ddp_swapped_with_state" in {each.origin for each in tried}
+    assert {"ddp_swapped", "all_reduce_25mb_swapped"} & {each.origin for each in tried}
+    assert any(each.origin.endswith("_swapped_with_state") for each in tried)
     assert len({each.strategy.id for each in tried}) == len(tried)
 
 
@@ -139,5 +141,6 @@ def test_one_form_that_ran_is_enough() -> None:
         return strategy.swap is not None
 
     _, store = tuned_in_arenas(runs)
-    origins = {each.candidate.origin for each in store.proposals()}
-    assert len({"ddp_swapped", "ddp_swapped_with_state"} & origins) == 1
+    origins = [each.candidate.origin for each in store.proposals() if each.phase == "search"]
+    retried = [plain_name(origin) for origin in origins if "_swapped" in origin]
+    assert len(set(retried)) == len(retried) > 0
