@@ -84,14 +84,14 @@ def make_bundle(strategy: Strategy, domain: Domain, evidence: Evidence | None = 
     )
 
 
-def with_swap(shipped: Bundle, budget_bytes: int) -> Bundle:
-    """The same bundle, its activations swapped within a budget of a device's memory. What was
-    measured of it was measured without, and is left out.
+def with_swap(shipped: Bundle, budget_bytes: int, optimizer_state: bool = False) -> Bundle:
+    """The same bundle, its activations swapped within a budget of a device's memory, and where
+    asked optimizer state. What was measured of it was measured without, and is left out.
 
     Raises:
-        InvalidStrategy: torch's `fully_shard` runs it.
+        InvalidStrategy: it cannot swap so; see `verification.check_swap`.
     """
-    strategy = replace(shipped.strategy, swap=Swap(budget_bytes))
+    strategy = replace(shipped.strategy, swap=Swap(budget_bytes, optimizer_state))
     check_swap(strategy)
     return replace(shipped, strategy=strategy, evidence=Evidence())
 

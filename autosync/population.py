@@ -57,7 +57,8 @@ class Population:
     order u8[n]: `codes.Order`. slice_bytes i64[n].
     overlap bool[n]: synchronization may run into the next forward pass.
     idle_gather bool[n]: of such, all-gathers leave while the wire is idle. staleness u8[n].
-    swap_bytes i64[n]: the budget within which activations are swapped, 0 where they are not.
+    swap_bytes i64[n]: the budget within which is swapped, 0 where nothing is. swap_state bool[n]:
+        whether optimizer state is, beside activations.
     axis i8[n, V]: the cut dimension, -1 flat. parts i32[n, V]: shards of the variable.
     first i64[n + 1]: strategy i has the rows first[i]:first[i + 1], variable by variable in the
         graph's order, shard by shard.
@@ -80,6 +81,7 @@ class Population:
     idle_gather: NDArray[np.bool_]
     staleness: NDArray[np.uint8]
     swap_bytes: NDArray[np.int64]
+    swap_state: NDArray[np.bool_]
     axis: NDArray[np.int8]
     parts: NDArray[np.int32]
     first: NDArray[np.int64]
@@ -127,6 +129,7 @@ BY_STRATEGY = (
     "idle_gather",
     "staleness",
     "swap_bytes",
+    "swap_state",
     "axis",
     "parts",
 )
@@ -220,6 +223,9 @@ def encode(strategies: "list[Strategy] | tuple[Strategy, ...]", domain: Domain) 
         idle_gather=head[4].astype(np.bool_),
         staleness=head[5].astype(np.uint8),
         swap_bytes=np.array([s.swap.budget_bytes if s.swap else 0 for s in strategies], np.int64),
+        swap_state=np.array(
+            [s.swap is not None and s.swap.optimizer_state for s in strategies], np.bool_
+        ),
         axis=np.array(axes, dtype=np.int8).reshape(shape),
         parts=np.array(parts, dtype=np.int32).reshape(shape),
         first=np.array([0, *accumulate(s.shards for s in strategies)], dtype=np.int64),
@@ -320,7 +326,9 @@ def decode(population: Population, index: int, domain: Domain) -> Strategy:
         ),
         staleness=int(population.staleness[index]),
         engine=population.engines[population.engine[index]],
-        swap=Swap(budget) if (budget := int(population.swap_bytes[index])) else None,
+        swap=Swap(budget, bool(population.swap_state[index]))
+        if (budget := int(population.swap_bytes[index]))
+        else None,
         placement=population.placements[population.placement[index]],
     )
 

@@ -17,6 +17,7 @@ from autosync.strategy import (
     Synchronizer,
     VariableChoice,
 )
+from autosync.swap_schedule.swap_choice import Swap
 from autosync.units import MIB
 
 NAMED = 2
@@ -32,7 +33,12 @@ def describe(strategy: Strategy, domain: Domain | None = None) -> str:
     if strategy.swap is None:
         return words
     budget = f"{strategy.swap.budget_bytes / 1e9:.3g} GB"
-    return f"{words}; activations swapped to host memory within {budget}"
+    return f"{words}; {swapped_in_words(strategy.swap)} swapped to host memory within {budget}"
+
+
+def swapped_in_words(swap: Swap) -> str:
+    """What waits on the host."""
+    return "activations and optimizer state" if swap.optimizer_state else "activations"
 
 
 def _synchronization(strategy: Strategy, domain: Domain | None) -> str:

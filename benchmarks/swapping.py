@@ -2,11 +2,11 @@
 budget, with and without, and what waiting for transfers costs, predicted and measured.
 
 python -m benchmarks.swapping [--model googlenet] [--optimizer sgd] [--batch 4] [--budget-mb 250]
-    [--gb-per-second 0.1 0.3 1] [--minutes 5]
+    [--gb-per-second 0.1 0.3 1] [--minutes 5] [--state]
 
 Most of what a convolutional network's step holds are activations, as in GeePS, which measures
-GoogLeNet too. Of a model whose values and optimizer state fill the budget, swapping moves little
-(try `--model bert_3l --optimizer adamw`).
+GoogLeNet too. Of a model whose values and optimizer state fill the budget, swapping activations
+moves little (try `--model bert_3l --optimizer adamw`); `--state` swaps optimizer state as well.
 
 An arena counts every tensor of a training step of one process (the CPU's memory, a stated budget, a
 link of a stated rate). Costs are of steps that alternate with those of the same model unswapped in
@@ -30,14 +30,15 @@ from autosync.errors import DeviceMemoryExceeded, InvalidStrategy
 from autosync.models import spec_of
 from autosync.population import encode
 from autosync.profiling import measure_profile
-from autosync.runtime.swapping.activation_swapper import ActivationSwapper, swap_activations
 from autosync.runtime.swapping.arena import Arena
+from autosync.runtime.swapping.host_swapper import HostSwapper, swap_to_host
 from autosync.search.designs.design_table import BUILDERS
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import DomainMemory, memory_of
 from autosync.simulator.swap_cost import RankSwap, base_bytes, rank_swap
 from autosync.swap_schedule.idle_spans import F64, HostLink
 from autosync.swap_schedule.scheduling import least_budget_bytes
+from autosync.swap_schedule.swap_choice import Swap
 from autosync.swap_schedule.transfer_clock import stall_seconds
 from benchmarks.measure import provenance
 from benchmarks.peak_memory import STATE_TENSORS, Job, domain_of
@@ -61,6 +62,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--budget-mb", type=int, default=250)
     parser.add_argument("--gb-per-second", type=float, nargs="+", default=[0.1, 0.3, 1.0])
+    parser.add_argument("--state", action="store_true", help="Swap optimizer state, too.")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=5.0, help="A third for the batches.")
     parser.add_argument("--most", type=int, default=512, help="No larger batch is tried.")
@@ -69,20 +71,19 @@ def main() -> None:
     now, seconds = time.monotonic(), 60 * options.minutes
     of_batch = partial(domain_of, options.model, optimizer=options.optimizer)
     print(f"{options.model}, {options.optimizer}, one thread of {provenance()['cpu']}")
-    print_largest_batches(
-        of_batch, options.budget_mb * 10**6, options.most, now + BATCHES_SHARE * seconds
-    )
-    print_costs(of_batch(options.batch), options.gb_per_second, options.steps, now + seconds)
+    swap = Swap(options.budget_mb * 10**6, options.state)
+    print_largest_batches(of_batch, swap, options.most, now + BATCHES_SHARE * seconds)
+    domain = of_batch(options.batch)
+    print_costs(domain, options.state, options.gb_per_second, options.steps, now + seconds)
 
 
-def print_largest_batches(of_batch: OfBatch, budget_bytes: int, most: int, until: float) -> None:
-    print(
-        f"  {f'largest batch in {budget_bytes / 1e6:.0f} MB':40}{'measured':>10}{'predicted':>12}"
-    )
+def print_largest_batches(of_batch: OfBatch, swap: Swap, most: int, until: float) -> None:
+    title = f"largest batch in {swap.budget_bytes / 1e6:.0f} MB"
+    print(f"  {title:40}{'measured':>10}{'predicted':>12}")
     for place, (words, swapped) in enumerate(
         (("without swapping", False), ("with swapping", True))
     ):
-        given = of_batch, budget_bytes, swapped
+        given = of_batch, swap, swapped
         now = time.monotonic()
         of_this = Pieces(now + (until - now) / (2 - place))
         measured = largest(partial(trains, *given), most, of_this)
@@ -129,13 +130,13 @@ def largest(holds: Callable[[int], bool], most: int, pieces: Pieces) -> int:
     return low
 
 
-def trains(of_batch: OfBatch, budget_bytes: int, swapped: bool, batch: int) -> bool:
+def trains(of_batch: OfBatch, swap: Swap, swapped: bool, batch: int) -> bool:
     job = Job(of_batch(batch))
     try:
-        with Arena(budget_bytes) as arena:
+        with Arena(swap.budget_bytes) as arena:
             arena.count([*job.model.parameters(), *job.model.buffers()])
             if swapped:
-                swap_activations(job.model, budget_bytes)
+                swap_to_host(job.model, swap, [job.optimizer])
             for _ in range(STEPS_TO_FIT):
                 job.step(job.model)
     except (DeviceMemoryExceeded, InvalidStrategy):
@@ -143,11 +144,12 @@ def trains(of_batch: OfBatch, budget_bytes: int, swapped: bool, batch: int) -> b
     return True
 
 
-def fits(of_batch: OfBatch, budget_bytes: int, swapped: bool, batch: int) -> bool:
+def fits(of_batch: OfBatch, swap: Swap, swapped: bool, batch: int) -> bool:
     memory = memory_of(of_batch(batch))
     held = held_alone(memory)
-    needed = base_bytes(held, memory.idle.at(1.0)) if swapped else held
-    return bool(needed.max() <= budget_bytes)
+    spans = memory.idle_spans(1.0, swap.optimizer_state)
+    needed = base_bytes(held, spans) if swapped else held
+    return bool(needed.max() <= swap.budget_bytes)
 
 
 def held_alone(memory: DomainMemory) -> F64:
@@ -160,17 +162,19 @@ def held_alone(memory: DomainMemory) -> F64:
     return alone
 
 
-def print_costs(unprofiled: Domain, rates: list[float], steps: int, until: float) -> None:
+def print_costs(
+    unprofiled: Domain, with_state: bool, rates: list[float], steps: int, until: float
+) -> None:
     domain = profiled(unprofiled)
     memory = memory_of(domain)
     held = held_alone(memory)
     plain = Trained(domain, None, float("inf"))
-    probe = Trained(domain, ROOMY, float("inf"))
+    probe = Trained(domain, Swap(ROOMY, with_state), float("inf"))
     for job in (plain, probe):
         for _ in range(STEPS_TO_FIT):
             job.step()
     least, peak = probe.least_bytes(), plain.arena.take_peak_bytes()
-    told = base_bytes(held, memory.idle.at(1.0)).max()
+    told = base_bytes(held, memory.idle_spans(1.0, with_state)).max()
     print(
         f"batch {domain.batch_size}: a step takes {peak / 1e6:.0f} MB (predicted "
         f"{held.max() / 1e6:.0f}), with all idle activations away {least / 1e6:.0f} MB (predicted "
@@ -184,17 +188,17 @@ def print_costs(unprofiled: Domain, rates: list[float], steps: int, until: float
     for share, rate in asked:
         if not rows.fits():
             break
-        budget = int(least + share * (peak - least))
-        rows.run(partial(print_cost, domain, held, plain, budget, rate * 1e9, steps))
+        swap = Swap(int(least + share * (peak - least)), with_state)
+        rows.run(partial(print_cost, domain, held, plain, swap, rate * 1e9, steps))
         done += 1
     if rows.left_out:
         print(f"  out of time: {len(asked) - done} of {len(asked)} rows are left out (--minutes)")
 
 
 def print_cost(
-    domain: Domain, held: F64, plain: "Trained", budget: int, bytes_per_second: float, steps: int
+    domain: Domain, held: F64, plain: "Trained", swap: Swap, bytes_per_second: float, steps: int
 ) -> None:
-    swapped = Trained(domain, budget, bytes_per_second)
+    swapped = Trained(domain, swap, bytes_per_second)
     for _ in range(STEPS_TO_FIT):
         swapped.step()
     waits = []
@@ -205,21 +209,22 @@ def print_cost(
     assert recorded is not None
     assert schedule is not None
     from_record = stall_seconds(schedule, recorded.moments.seconds, recorded.link)
-    from_graph = predicted(domain, held, budget, bytes_per_second)
+    from_graph = predicted(domain, held, swap, bytes_per_second)
     told = "no fit" if from_graph is None else f"{from_graph.stall_seconds * 1e3:.0f}"
     low, high = np.percentile(waits, [10, 90])
     print(
-        f"{bytes_per_second / 1e9:6.1f}{budget / 1e6:11.0f}{schedule.kept.mean():6.0%}"
+        f"{bytes_per_second / 1e9:6.1f}{swap.budget_bytes / 1e6:11.0f}{schedule.kept.mean():6.0%}"
         f"{schedule.moved_bytes / 1e6:10.0f}{from_record * 1e3:27.0f}{told:>7}"
         f"{statistics.median(waits) * 1e3:10.0f} ({low * 1e3:.0f} to {high * 1e3:.0f})",
         flush=True,
     )
 
 
-def predicted(domain: Domain, held: F64, budget: int, bytes_per_second: float) -> RankSwap | None:
-    spans = memory_of(domain).idle.at(1.0)
+def predicted(domain: Domain, held: F64, swap: Swap, bytes_per_second: float) -> RankSwap | None:
+    spans = memory_of(domain).idle_spans(1.0, swap.optimizer_state)
+    link = HostLink(bytes_per_second)
     try:
-        return rank_swap(domain, held, spans, 1.0, budget, HostLink(bytes_per_second))
+        return rank_swap(domain, held, spans, 1.0, swap.budget_bytes, link)
     except InvalidStrategy:
         return None
 
@@ -231,15 +236,17 @@ def profiled(domain: Domain) -> Domain:
 
 
 class Trained:
-    """A job in an arena of its own; budget None: without swapping, in one that holds anything."""
+    """A job in an arena of its own; swap None: without swapping, in one that holds anything."""
 
-    def __init__(self, domain: Domain, budget: int | None, bytes_per_second: float) -> None:
-        self.arena = Arena(budget or ROOMY, bytes_per_second)
+    def __init__(self, domain: Domain, swap: Swap | None, bytes_per_second: float) -> None:
+        within = swap or Swap(ROOMY)
+        self.arena = Arena(within.budget_bytes, bytes_per_second)
         self.job = Job(domain)
         with self.arena:
             self.arena.count([*self.job.model.parameters(), *self.job.model.buffers()])
-            self.swapper: ActivationSwapper = swap_activations(self.job.model, budget or ROOMY)
-        if budget is None:
+            optimizers = [self.job.optimizer]
+            self.swapper: HostSwapper = swap_to_host(self.job.model, within, optimizers)
+        if swap is None:
             self.swapper.remove()
 
     def step(self) -> float:

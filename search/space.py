@@ -28,6 +28,8 @@ class Space(Allowed):
     shard_methods: where a strategy mixes methods, the shards of one variable may differ, too.
     sharded_parameters: torch's `fully_shard` may be proposed, under which the model's parameters
         are DTensors: the training script must do without their whole values.
+    swapping: what fits the devices' memory in no other way may be proposed with activations, and
+        optimizer state, swapped to host memory.
     idle_gathers: draw also when all-gathers leave that run into the next forward pass. Designs may
         always send them while the wire is idle; random draws only where asked, for the shipped
         simulator has not learned from such trials.
@@ -47,6 +49,7 @@ class Space(Allowed):
     adjacent_merge: Annotated[bool, UNLESS_TRUE] = True
     shard_methods: Annotated[bool, UNLESS_ZERO] = False
     sharded_parameters: Annotated[bool, UNLESS_TRUE] = True
+    swapping: Annotated[bool, UNLESS_TRUE] = True
     idle_gathers: Annotated[bool, UNLESS_ZERO] = False
     pins: tuple[VariableChoice, ...] = ()
 

@@ -1,11 +1,14 @@
 """Whether strategies fit the devices' memory, and what would make one fit."""
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autosync.documents import to_data
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy, NotSupported
 from autosync.plan import PlanTable
@@ -22,7 +25,9 @@ from autosync.strategy import (
     even_replicas,
     whole,
 )
+from autosync.strategy_description import swapped_in_words
 from autosync.swap_schedule.swap_choice import Swap
+from autosync.verification import check_swap
 
 
 def check_memory(strategy: Strategy, domain: Domain) -> None:
@@ -47,7 +52,7 @@ def check_memory(strategy: Strategy, domain: Domain) -> None:
         f"state take {_gb(peaks[rank] - _activations(memory, plans, population, rank))} of it.",
         thing="memory",
         value=float(peaks[rank]),
-        remedy=" ".join(_ways_out(memory, plans, population, devices)),
+        remedy=" ".join(_ways_out(memory, plans, population, devices, strategy)),
     )
 
 
@@ -115,16 +120,20 @@ def _activations(
 
 
 def _ways_out(
-    memory: DomainMemory, plans: PlanTable, population: Population, devices: NDArray[np.float64]
+    memory: DomainMemory,
+    plans: PlanTable,
+    population: Population,
+    devices: NDArray[np.float64],
+    strategy: Strategy,
 ) -> list[str]:
     domain = memory.domain
     found = []
     if batch := largest_batch(memory, plans, population, devices):
         found.append(f"It fits at a batch size of {batch} a replica (now {domain.batch_size}).")
-    found += _swapped(memory, plans, population)
+    found += _swapped(memory, plans, population, strategy)
     peaks = memory.peak_bytes(plans, population)
-    for words, strategy in _sharded(domain):
-        others = encode([strategy], domain)
+    for words, sharded in _sharded(domain):
+        others = encode([sharded], domain)
         with_shards = memory.peak_bytes(compile_plans_fast(others, domain), others)
         if with_shards.max() < peaks.max():
             fits = "fits" if (with_shards <= devices).all() else "does not fit either"
@@ -133,24 +142,28 @@ def _ways_out(
     return found
 
 
-def _swapped(memory: DomainMemory, plans: PlanTable, population: Population) -> Iterator[str]:
-    """What swapping activations within the devices' memory costs; nothing where that cannot be,
-    does not help or is chosen already."""
+def _swapped(
+    memory: DomainMemory, plans: PlanTable, population: Population, strategy: Strategy
+) -> Iterator[str]:
+    """What swapping within the devices' memory costs, with optimizer state where activations alone
+    do not help; nothing where that cannot be, does not help or is chosen already."""
     budget = swap_budget_bytes(memory.domain)
-    if budget is None or population.swap_bytes[0] or population.engine[0]:
+    if budget is None or strategy.swap is not None:
         return
-    if population.placement[0]:
-        return
-    with suppress(InvalidStrategy):
-        budgets = np.full(memory.domain.world_size, float(budget))
-        ranks = swaps_of_ranks(memory, plans, population, 0, budgets)
-        rank = int(np.argmax([each.compute_seconds + each.stall_seconds for each in ranks]))
-        swap = ranks[rank]
-        yield (
-            f'With activations swapped to host memory ("swap": {{"budget_bytes": {budget}}}) it '
-            f"fits; forward and backward then wait a predicted {swap.stall_seconds * 1e3:.3g} ms "
-            f"for transfers, beside {swap.compute_seconds * 1e3:.3g} ms of compute."
-        )
+    for swap in (Swap(budget), Swap(budget, optimizer_state=True)):
+        with suppress(InvalidStrategy):
+            check_swap(replace(strategy, swap=swap))
+            ranks = swaps_of_ranks(memory, plans, population, 0, swap)
+            rank = int(np.argmax([each.compute_seconds + each.stall_seconds for each in ranks]))
+            slowest = ranks[rank]
+            yield (
+                f"With {swapped_in_words(swap)} swapped to host memory "
+                f'("swap": {json.dumps(to_data(swap))}) '
+                "it fits; forward and backward then wait a predicted "
+                f"{slowest.stall_seconds * 1e3:.3g} ms for transfers, beside "
+                f"{slowest.compute_seconds * 1e3:.3g} ms of compute."
+            )
+            return
 
 
 def _sharded(domain: Domain) -> Iterator[tuple[str, Strategy]]:

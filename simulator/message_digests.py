@@ -84,8 +84,8 @@ def _message_table(plans: PlanTable) -> NDArray[np.void]:
 
 
 def _strategy_heads(population: Population) -> list[bytes]:
-    """What changes an iteration beside its messages: torch's engines, DDP's buckets, staleness, the
-    budget of swapping, the replicas' shares and placed modules."""
+    """What changes an iteration beside its messages: torch's engines, DDP's buckets, staleness,
+    swapping and its budget, the replicas' shares and placed modules."""
     layouts = [repr(layout).encode() for layout in population.layouts]
     ddp = population.order == Order.DDP
     buckets = np.where(ddp, population.slice_bytes, -1)
@@ -94,13 +94,15 @@ def _strategy_heads(population: Population) -> list[bytes]:
     return [
         layouts[layout]
         + repr((int(bucket), int(stale), int(swap))).encode()
+        + (b"state" if state else b"")
         + engines[engine]
         + placements[placement]
-        for layout, bucket, stale, swap, engine, placement in zip(
+        for layout, bucket, stale, swap, state, engine, placement in zip(
             population.layout,
             buckets,
             population.staleness,
             population.swap_bytes,
+            population.swap_state,
             population.engine,
             population.placement,
             strict=True,

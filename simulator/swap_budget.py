@@ -1,4 +1,4 @@
-"""How much of a device a training step may take that swaps activations."""
+"""How much of a device a training step may take that swaps."""
 
 import numpy as np
 

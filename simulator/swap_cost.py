@@ -1,12 +1,12 @@
 """Swapping on one rank: what then is on the device, and how long compute waits for transfers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from autosync.devices import DEVICE_TYPES
 from autosync.domain import Domain
-from autosync.simulator.idle_activations import IdleActivations
 from autosync.swap_schedule.idle_spans import F64, HostLink, IdleSpans, Moments
 from autosync.swap_schedule.scheduling import SwapSchedule, make_schedule
 from autosync.swap_schedule.transfer_clock import stall_seconds
@@ -51,18 +51,14 @@ def rank_swap(
     return RankSwap(schedule, stalled, float(seconds.sum()))
 
 
-def swapped_peaks(
-    held_bytes: F64, idle: IdleActivations, batch_scales: F64, budget_bytes: float
-) -> F64:
+def swapped_peaks(held_bytes: F64, spans: Sequence[IdleSpans], budget_bytes: float) -> F64:
     """`(world,)`: the most that each rank holds with swapping: what is left with all that is idle
     elsewhere, and all of the budget where that is more, if the rank needs as much.
 
-    held_bytes f64[world, 2n + 1]: without swapping. batch_scales f64[world]: of each rank's share.
+    held_bytes f64[world, 2n + 1]: without swapping. spans: of each rank.
     """
-    least = [
-        base_bytes(held, idle.at(scale)).max()
-        for held, scale in zip(held_bytes, batch_scales.tolist(), strict=True)
-    ]
+    pairs = zip(held_bytes, spans, strict=True)
+    least = [base_bytes(held, idle).max() for held, idle in pairs]
     most: F64 = np.maximum(least, np.minimum(held_bytes.max(axis=1), budget_bytes))
     return most
 

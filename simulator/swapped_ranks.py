@@ -11,6 +11,7 @@ from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import DomainMemory, memory_of
 from autosync.simulator.swap_cost import RankSwap, host_link, rank_swap
 from autosync.strategy import Replica, Strategy
+from autosync.swap_schedule.swap_choice import Swap
 
 
 def swaps_of_ranks(
@@ -18,16 +19,16 @@ def swaps_of_ranks(
     plans: PlanTable,
     population: Population,
     index: int,
-    budget_bytes: NDArray[np.float64],
+    swap: Swap,
 ) -> list[RankSwap]:
-    """Of every rank under strategy `index`. budget_bytes f64[world].
+    """Of every rank under strategy `index`, if it swapped so.
 
     Raises:
         InvalidStrategy: a budget is less than the least that works.
     """
     (held,) = memory.moment_bytes(plans, population, [index])
     layout = population.layouts[population.layout[index]]
-    return _rank_swaps(memory, held, layout, budget_bytes)
+    return _rank_swaps(memory, held, layout, swap)
 
 
 def slowdown_of(strategy: Strategy, domain: Domain) -> float:
@@ -63,9 +64,9 @@ def _slowdowns(
     memory = memory_of(domain)
     moments = memory.moment_bytes(plans, population, swapping)
     for index, held in zip(swapping, moments, strict=True):
-        budgets = np.full(domain.world_size, float(population.swap_bytes[index]))
+        swap = Swap(int(population.swap_bytes[index]), bool(population.swap_state[index]))
         layout = population.layouts[population.layout[index]]
-        ranks = _rank_swaps(memory, held, layout, budgets)
+        ranks = _rank_swaps(memory, held, layout, swap)
         slowest = max(ranks, key=lambda rank: rank.compute_seconds + rank.stall_seconds)
         most = max(rank.compute_seconds for rank in ranks)
         if most:
@@ -77,7 +78,7 @@ def _rank_swaps(
     memory: DomainMemory,
     held: NDArray[np.float64],
     layout: tuple[Replica, ...],
-    budget_bytes: NDArray[np.float64],
+    swap: Swap,
 ) -> list[RankSwap]:
     """held f64[world, 2n + 1]: of a strategy's `moment_bytes`."""
     domain = memory.domain
@@ -87,10 +88,10 @@ def _rank_swaps(
     found = []
     for rank, factor in enumerate(factors.tolist()):
         link = host_link(domain, rank)
-        budget = float(budget_bytes[rank])
-        alike = (held[rank].tobytes(), shares[rank], factor, budget, link)
+        alike = (held[rank].tobytes(), shares[rank], factor, link)
         if alike not in made:
-            spans = memory.idle.at(shares[rank])
+            spans = memory.idle_spans(shares[rank], swap.optimizer_state)
+            budget = float(swap.budget_bytes)
             made[alike] = rank_swap(domain, held[rank], spans, factor, budget, link)
         found.append(made[alike])
     return found

@@ -20,6 +20,7 @@ from autosync.simulator.cost.prediction_interval import (
 from autosync.simulator.cost.rank_servers import ONE_BY_ONE, served_one_by_one
 from autosync.simulator.cost.replicated_compute import with_replication_costs
 from autosync.simulator.limit import iteration_limit
+from autosync.simulator.memory_check import fitting_rows, most_peak_bytes
 from autosync.simulator.simulator_contract import Simulator
 from autosync.strategy import Strategy
 
@@ -42,7 +43,9 @@ class StrategyToPredict:
 class StrategyPrediction:
     """Of one strategy. samples_per_second: over all devices. low_seconds, high_seconds: between
     which nine of ten measurements are expected. percent_of_limit: 100 cannot be beaten.
-    engine_seconds: what its engine spends on each message. warnings: why the interval is wide."""
+    engine_seconds: what its engine spends on each message. predicted_peak_bytes: of the rank that
+    needs most. fits: whether every device has what its rank needs. warnings: why the interval is
+    wide."""
 
     strategy: str
     predicted_seconds: float
@@ -53,6 +56,8 @@ class StrategyPrediction:
     percent_of_limit: float
     engine_seconds: float
     constants: str | None
+    predicted_peak_bytes: int
+    fits: bool
     warnings: tuple[str, ...]
 
 
@@ -114,7 +119,10 @@ def answer_all(
     domain, fitted = calibration.domain, calibration.constants
     bound = iteration_limit(domain).seconds
     answers = []
-    for each in asked:
+    strategies = [each.strategy for each in asked]
+    peaks = most_peak_bytes(domain, strategies)
+    fitting = {*fitting_rows(domain, encode(strategies, domain)).tolist()}
+    for place, each in enumerate(asked):
         spent = _engine_seconds(each.engine if engine is None else engine, fitted)
         seconds = _seconds(domain, each.strategy, spent, predictor)
         ends = [seconds, *_at_connections(calibration, each.strategy, spent, predictor)]
@@ -130,6 +138,8 @@ def answer_all(
                 percent_of_limit=100.0 * bound / seconds,
                 engine_seconds=spent,
                 constants=fitted.name if fitted else None,
+                predicted_peak_bytes=int(peaks[place]),
+                fits=place in fitting,
                 warnings=(*calibration.warnings, *((ONE_BY_ONE,) if one_by_one else ())),
             )
         )

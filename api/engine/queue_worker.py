@@ -220,7 +220,7 @@ def run_tuning(request: TuningRequest, store: DatabaseStore, launcher: Launcher)
         )
     return tune(
         request.domain,
-        request.space,
+        request.searched,
         lambda: launcher.open(request.workload),
         store,
         simulator,

@@ -33,7 +33,7 @@ def check_request(request: TuningRequest) -> None:
     check_placement(request)
     from autosync.search.loop.placed_designs import check_fits  # loads numba
 
-    check_fits(request.domain, request.space)
+    check_fits(request.domain, request.searched)
     _ = request.workload  # checks itself
 
 

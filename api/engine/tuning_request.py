@@ -34,6 +34,12 @@ class TuningRequest:
     earlier: EarlierTrials | None = None
 
     @property
+    def searched(self) -> Space:
+        """The space, without what trials could not run: kernels take what they take, so that what
+        they would wait for swapped tensors is not measured."""
+        return replace(self.space, swapping=False) if self.compute == "kernels" else self.space
+
+    @property
     def workload(self) -> Workload:
         """Raises InvalidInput where compute, device, scales and cluster do not go together."""
         return Workload(

@@ -34,7 +34,8 @@ from autosync.runtime.sharded_models import check_norm_is_global, check_unsharde
 from autosync.runtime.staleness.lagging_attachment import attach_lagging
 from autosync.runtime.staleness.lagging_groups import LaggingJob
 from autosync.runtime.staleness.lagging_plans import check_may_lag
-from autosync.runtime.swapping.activation_swapper import check_swappable, swap_activations
+from autosync.runtime.swapping.host_swapper import swap_to_host
+from autosync.runtime.swapping.swap_device import check_swappable
 from autosync.runtime.torch_ddp import (
     add_hook,
     check_options,
@@ -53,6 +54,7 @@ from autosync.runtime.transport.process_groups import working_group
 from autosync.runtime.transport.rank_agreement import forms_of
 from autosync.runtime.updates.clipping import check_max_norm, clip_before_step, clipping_of_several
 from autosync.runtime.updates.optimizer_scope import check_one_backward, warn_if_together
+from autosync.verification import check_swap
 
 log = logging.getLogger("autosync")
 
@@ -109,6 +111,7 @@ def distribute(
         if shipped.plan.engine == "autosync":
             check_one_backward(optimizers)
         if shipped.strategy.swap is not None:
+            check_swap(shipped.strategy)
             check_swappable(network, model)
     warn_unheld(network, optimizers)
     warn_renormalized(network)
@@ -132,7 +135,7 @@ def distribute(
         log.warning(message)
     speaks = group.rank() == 0
     watch = partial(watch_iterations, optimizers[-1], shipped, bool(changed), speaks, on_drift)
-    beside = partial(_beside_the_plan, network, shipped, watch)
+    beside = partial(_beside_the_plan, network, optimizers, shipped, watch)
     if changed:
         options = options if shipped.plan.engine == "ddp" else for_any_plan(options)
         return _wrapped(model, optimizer, max_grad_norm, None, group, options, beside), optimizer
@@ -178,11 +181,14 @@ def distribute(
 
 
 def _beside_the_plan(
-    model: nn.Module, shipped: Bundle, watch: Callable[[], Removable]
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    shipped: Bundle,
+    watch: Callable[[], Removable],
 ) -> list[Removable]:
     """What a bundle puts on a model whichever engine synchronizes it."""
     swap = shipped.strategy.swap
-    swapper = [swap_activations(model, swap.budget_bytes)] if swap is not None else []
+    swapper = [swap_to_host(model, swap, optimizers)] if swap is not None else []
     return [watch(), *swapper]
 
 

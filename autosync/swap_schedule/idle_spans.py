@@ -68,6 +68,18 @@ class HostLink:
         return size_bytes / self.bytes_per_second
 
 
+def joined(first: IdleSpans, second: IdleSpans) -> IdleSpans:
+    """Of different tensors; those of the second are numbered behind those of the first."""
+    behind = 1 + int(first.tensor.max(initial=-1))
+    return IdleSpans(
+        size_bytes=np.concatenate((first.size_bytes, second.size_bytes)),
+        tensor=np.concatenate((first.tensor, behind + second.tensor)),
+        final=np.concatenate((first.final, second.final)),
+        begin=np.concatenate((first.begin, second.begin)),
+        end=np.concatenate((first.end, second.end)),
+    )
+
+
 def spans_of(rows: list[tuple[float, int, int, int, int]]) -> IdleSpans:
     """rows: size, tensor, final, begin and end of each; spans without a moment are left out."""
     real = sorted((row for row in rows if row[3] < row[4]), key=lambda row: (row[1], row[3]))

@@ -4,7 +4,8 @@ The paper reserves one pool of twice the peak of what is in use. Here the reserv
 what leaves while the first moment without it runs, and what comes while the last one does. As
 there, data that is used at the peak is kept first, for that lowers the reserve as well; then, in
 place of the paper's any order, whatever is used again soonest, which leaves the longest times to
-the transfers.
+the transfers. What is idle from the begin of the pass on (the optimizer's state) has no reserve: it
+would be kept first for it, and it has the longest times of all.
 """
 
 import numpy as np
@@ -28,7 +29,7 @@ def resident_spans(spans: IdleSpans, moments: Moments, budget_bytes: float) -> N
 
 class _Room:
     """kept bool[S]. held, reserve f64[M]: bytes of each moment with what is kept, and beside them
-    those of what leaves and comes."""
+    those of what leaves and comes. reserved f64[S]: what each span adds to two moments of it."""
 
     def __init__(self, spans: IdleSpans, moments: Moments, budget_bytes: float) -> None:
         self.spans = spans
@@ -36,14 +37,16 @@ class _Room:
         self.kept = np.zeros(len(spans), dtype=np.bool_)
         self.held: F64 = moments.base_bytes.copy()
         self.reserve: F64 = np.zeros_like(self.held)
-        np.add.at(self.reserve, spans.begin, spans.size_bytes)
-        np.add.at(self.reserve, spans.end - 1, spans.size_bytes)
+        self.reserved: F64 = np.where(spans.begin > 0, spans.size_bytes, 0.0)
+        np.add.at(self.reserve, spans.begin, self.reserved)
+        np.add.at(self.reserve, spans.end - 1, self.reserved)
 
     def at_peak(self, order: NDArray[np.int64]) -> int:
         """The first in `order` that the reserve at the peak is for; -1 where there is none."""
         needed = self.held + self.reserve
         full = needed == needed.max(initial=0.0)
-        at_peak = ~self.kept & (full[self.spans.begin] | full[self.spans.end - 1])
+        is_used = full[self.spans.begin] | full[self.spans.end - 1]
+        at_peak = ~self.kept & (self.reserved > 0) & is_used
         found = order[at_peak[order]]
         return int(found[0]) if len(found) else -1
 
@@ -64,6 +67,6 @@ class _Room:
         """Bytes held and reserved in its moments, if it is kept."""
         idle, size = slice(self.spans.begin[span], self.spans.end[span]), self.spans.size_bytes
         reserve = self.reserve[idle].copy()
-        reserve[0] -= size[span]
-        reserve[-1] -= size[span]
+        reserve[0] -= self.reserved[span]
+        reserve[-1] -= self.reserved[span]
         return self.held[idle] + size[span], reserve

@@ -1,11 +1,11 @@
 """Swapping as a choice of strategies."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict
 
-from autosync.documents import LARGEST_COUNT, STRICT
+from autosync.documents import LARGEST_COUNT, STRICT, UNLESS_ZERO
 from autosync.errors import InvalidStrategy
 
 RESERVE = 0.1
@@ -17,13 +17,15 @@ too small on a CPU (docs/simulator.md); on a GPU nobody has measured them."""
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """Activations that a rank's device has no room for wait in host memory for their backward.
+    """What a rank's device has no room for waits in host memory: activations for their backward.
 
     budget_bytes: what a training step may take of a device at most: values, gradients, optimizer
         state, buffers and activations.
+    optimizer_state: whether the state of optimizers waits there for their updates, too.
     """
 
     budget_bytes: int
+    optimizer_state: Annotated[bool, UNLESS_ZERO] = False
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     def __post_init__(self) -> None:

@@ -18,7 +18,8 @@ from autosync.runtime import attachment as runtime
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.staleness.lagging_attachment import attach_lagging
 from autosync.runtime.staleness.lagging_groups import LaggingJob
-from autosync.runtime.swapping.activation_swapper import check_swappable, swap_activations
+from autosync.runtime.swapping.host_swapper import swap_to_host
+from autosync.runtime.swapping.swap_device import check_swappable
 from autosync.runtime.torch_ddp import add_hook, wrap_in_ddp
 from autosync.runtime.transport.process_groups import Groups, open_groups, working_group
 from autosync.swap_schedule.swap_choice import Swap
@@ -95,8 +96,8 @@ def attach(
     groups: ReusedGroups,
     trace: ExecutionTrace | None = None,
 ) -> TrialAttachment:
-    """Synchronize `model` as the bundle's plan says, on the default process group, and swap its
-    activations where the strategy does; those of a model that stands in for another are none.
+    """Synchronize `model` as the bundle's plan says, on the default process group, and swap what
+    the strategy does; of a model that stands in for another nothing is.
 
     trace: receives the plan's messages; torch's own DDP and plans that lag tell it nothing.
 
@@ -108,20 +109,24 @@ def attach(
     if swap is not None:
         check_swappable(model, model)
     attached = _attach(model, optimizer, bundle, byte_scale, groups, trace)
-    return attached if swap is None else _with_swapping(attached, model, swap)
+    return attached if swap is None else _with_swapping(attached, model, optimizer, swap)
 
 
-def _with_swapping(attached: TrialAttachment, model: nn.Module, swap: Swap) -> TrialAttachment:
-    """The same; the model's activations are swapped until it is detached."""
+def _with_swapping(
+    attached: TrialAttachment, model: nn.Module, optimizer: torch.optim.Optimizer, swap: Swap
+) -> TrialAttachment:
+    """The same; what the strategy swaps is swapped until it is detached."""
     try:
-        swapper = swap_activations(model, swap.budget_bytes)
+        swapper = swap_to_host(model, swap, [optimizer])
     except AutosyncError:  # an arena does not hold the model
         attached.detach()
         raise
 
     def detach() -> None:
-        swapper.remove()
-        attached.detach()
+        try:
+            swapper.remove()
+        finally:
+            attached.detach()
 
     return replace(attached, detach=detach)
 

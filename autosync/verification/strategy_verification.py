@@ -11,6 +11,7 @@ from autosync.verification.placement_verification import check_placement
 from autosync.verification.refusals import SHARE_TOLERANCE, variable_refusal
 from autosync.verification.shard_checks import check_exact, check_partition, check_shard
 from autosync.verification.staleness_verification import check_staleness
+from autosync.verification.swap_verification import check_swap
 from autosync.verification.torch_verification import check_ddp, check_fully_shard
 
 
@@ -153,24 +154,3 @@ def _check_schedule(strategy: Strategy, domain: Domain) -> None:
         check_fully_shard(strategy, strategy.engine, domain)
     if strategy.placement:
         check_placement(strategy, domain)
-
-
-def check_swap(strategy: Strategy) -> None:
-    """Raises InvalidStrategy where activations are swapped that torch's engine takes care of, or
-    beside placed modules."""
-    if strategy.swap is not None and strategy.engine is not None:
-        raise InvalidStrategy(
-            "the strategy swaps activations, but torch's fully_shard runs it, which gives memory "
-            "back that activations refer to.",
-            thing="swap.budget_bytes",
-            value=strategy.swap.budget_bytes,
-            remedy="Leave swap out, or shard optimizer state only (zero1).",
-        )
-    if strategy.swap is not None and strategy.placement:
-        raise InvalidStrategy(
-            "the strategy swaps activations and places modules on ranks of their own: what is idle "
-            "on each rank is then not known.",
-            thing="swap.budget_bytes",
-            value=strategy.swap.budget_bytes,
-            remedy="Leave one of the two out.",
-        )

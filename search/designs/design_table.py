@@ -233,6 +233,8 @@ def lies_in(strategy: Strategy, space: Space) -> bool:
         return False
     if strategy.engine is not None and not space.sharded_parameters:
         return False
+    if strategy.swap is not None and not space.swapping:
+        return False
     if schedule.overlap_forward and not space.overlap_forward:
         return False
     if schedule.order in ("priority", "explicit") and not space.priority:

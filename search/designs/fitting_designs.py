@@ -23,7 +23,7 @@ def check_any_fits(domain: Domain, space: Space) -> None:
     if memory.most_bytes(1.0) <= devices.min():
         return
     named = [*hand_designed(domain, space), *torch_designs(domain, space)]
-    named += swapped_where_needed(domain, named)
+    named += swapped_where_needed(domain, named, space)
     population = encode([strategy for _, strategy in named], domain)
     if len(fitting_rows(domain, population)):
         return

@@ -1,4 +1,4 @@
-"""Designs that fit the devices' memory only with activations swapped to host memory."""
+"""Designs that fit the devices' memory only where something is swapped to host memory."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,41 +6,80 @@ from dataclasses import replace
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy
 from autosync.population import encode
+from autosync.search.space import Space
 from autosync.simulator.memory_check import fitting_rows
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import memory_of
 from autosync.simulator.swap_budget import swap_budget_bytes
+from autosync.simulator.swapped_ranks import swap_slowdowns
 from autosync.strategy import Strategy
 from autosync.swap_schedule.swap_choice import Swap
 from autosync.verification import check_swap
 
 Named = Sequence[tuple[str, Strategy]]
 
+SWAPPED, WITH_STATE = "_swapped", "_with_state"
+"""End the names of designs whose activations are swapped, and of those whose optimizer state is
+beside them."""
 
-def swapped_where_needed(domain: Domain, named: Named) -> list[tuple[str, Strategy]]:
-    """Of designs by their names, those that need swapping to fit, with it; none where everything
-    fits, or where nothing can be swapped (`swap_budget_bytes`)."""
-    if not named or swap_budget_bytes(domain) is None:
+
+def swapped_where_needed(domain: Domain, named: Named, space: Space) -> list[tuple[str, Strategy]]:
+    """Of designs by their names, those that need swapping to fit, each in the form that waits
+    least; none where everything fits, or where nothing can be swapped (`swapped_forms`)."""
+    if not named or not space.swapping or swap_budget_bytes(domain) is None:
         return []
     fitting = {*fitting_rows(domain, encode([each for _, each in named], domain)).tolist()}
-    return within_budget([each for row, each in enumerate(named) if row not in fitting], domain)
+    too_large = [each for row, each in enumerate(named) if row not in fitting]
+    return [forms[0] for forms in swapped_forms(too_large, domain, space) if forms]
 
 
-def within_budget(named: Named, domain: Domain) -> list[tuple[str, Strategy]]:
-    """Swapped within the budget of the domain's devices, those for which it holds a step."""
+def swapped_forms(named: Named, domain: Domain, space: Space) -> list[list[tuple[str, Strategy]]]:
+    """Of each design those that swap within the budget of the domain's devices and for which it
+    holds a step: activations alone, or optimizer state too. The shorter its waits, the earlier.
+
+    All empty where the space does not allow it, or `swap_budget_bytes` knows no budget.
+    """
     budget = swap_budget_bytes(domain)
-    if budget is None:
-        return []
-    swapped = [
-        (f"{name}_swapped", replace(strategy, swap=Swap(budget)))
-        for name, strategy in named
-        if _can_swap(replace(strategy, swap=Swap(budget)))
+    if budget is None or not space.swapping:
+        return [[] for _ in named]
+    made = [
+        (design, f"{name}{ending}", swapped)
+        for design, (name, strategy) in enumerate(named)
+        for ending, swap in _choices(budget, domain)
+        if _can_swap(swapped := replace(strategy, swap=swap))
     ]
-    if not swapped:
-        return []
-    population = encode([strategy for _, strategy in swapped], domain)
-    peaks = memory_of(domain).peak_bytes(compile_plans_fast(population, domain), population)
-    return [each for each, peak in zip(swapped, peaks, strict=True) if peak.max() <= budget]
+    slowdowns = _slowdowns(domain, [strategy for _, _, strategy in made])
+    order = sorted(slowdowns, key=slowdowns.__getitem__)
+    found: list[list[tuple[str, Strategy]]] = [[] for _ in named]
+    for place in order:
+        design, name, strategy = made[place]
+        found[design].append((name, strategy))
+    return found
+
+
+def plain_name(name: str) -> str:
+    """Of a design in one of its swapped forms."""
+    return name.removesuffix(WITH_STATE).removesuffix(SWAPPED)
+
+
+def _choices(budget_bytes: int, domain: Domain) -> list[tuple[str, Swap]]:
+    found = [(SWAPPED, Swap(budget_bytes))]
+    if domain.optimizer.state_tensors:
+        found.append((SWAPPED + WITH_STATE, Swap(budget_bytes, optimizer_state=True)))
+    return found
+
+
+def _slowdowns(domain: Domain, strategies: list[Strategy]) -> dict[int, float]:
+    """By the place of each strategy for whose step its budget is enough."""
+    if not strategies:
+        return {}
+    population = encode(strategies, domain)
+    plans = compile_plans_fast(population, domain)
+    peaks = memory_of(domain).peak_bytes(plans, population).max(axis=1)
+    holds = [place for place, peak in enumerate(peaks) if peak <= population.swap_bytes[place]]
+    of_those = population.take(holds)
+    slowdowns = swap_slowdowns(domain, of_those, compile_plans_fast(of_those, domain))
+    return dict(zip(holds, slowdowns.tolist(), strict=True))
 
 
 def _can_swap(strategy: Strategy) -> bool:

@@ -66,6 +66,7 @@ def make_offspring(pool: ParentPool, lineage: Lineage, start: int, seed: int) ->
         idle_gather=choices.idle_gather,
         staleness=given.staleness[lineage.base],
         swap_bytes=given.swap_bytes[lineage.base],
+        swap_state=given.swap_state[lineage.base],
         axis=choices.axis,
         parts=choices.parts,
         position=position,

@@ -15,6 +15,7 @@ from autosync.search.designs.design_table import fitted
 from autosync.search.designs.known_designs import all_reduce_fused, dear_fused
 from autosync.search.loop.tuning_store import Candidate, Store
 from autosync.search.space import Space
+from autosync.simulator.memory_check import fitting_rows
 from autosync.simulator.simulator_contract import Simulator
 from autosync.strategy import Strategy
 from autosync.units import MIB
@@ -118,15 +119,19 @@ def next_fusion(
 
 @lru_cache(maxsize=16)
 def fused_strategies(domain: Domain, space: Space, family: str) -> tuple[FusedStrategy, ...]:
-    """The family's different strategies that run on the domain and lie in the space, by the
-    smallest size of each; a designed size stands for its own."""
+    """The family's different strategies that run on the domain, fit its devices' memory and lie in
+    the space, by the smallest size of each; a designed size stands for its own."""
     sizes = np.geomspace(MIB, 100 * MIB, SIZES).astype(np.int64).tolist()
     found: dict[str, FusedStrategy] = {}
     for size_bytes in (*DESIGNED_BYTES, *sizes):
         strategy = _fused(domain, space, family, size_bytes)
         if strategy is not None:
             found.setdefault(strategy.id, FusedStrategy(size_bytes, strategy))
-    return tuple(sorted(found.values(), key=lambda each: each.size_bytes))
+    by_size = sorted(found.values(), key=lambda each: each.size_bytes)
+    if not by_size:
+        return ()
+    fitting = fitting_rows(domain, encode([each.strategy for each in by_size], domain))
+    return tuple(by_size[row] for row in fitting.tolist())
 
 
 def _fused(domain: Domain, space: Space, family: str, size_bytes: int) -> Strategy | None:

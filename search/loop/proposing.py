@@ -77,7 +77,7 @@ def propose(
         chosen = with_refined(domain, space, simulator, designs, settings.seed)
         chosen = with_placed(domain, space, simulator, chosen, tried, settings, room)
     else:
-        chosen = retried_with_swap(domain, simulator, store)[:left]
+        chosen = retried_with_swap(domain, space, simulator, store)[: min(left, ROUND_TRIALS)]
         chosen += tuned_fusion(domain, space, simulator, store)[: left - len(chosen)]
     room = min(left, max(ROUND_TRIALS, len(chosen))) - len(chosen)
     fastest = [row for row in rank_measured(stored, store.trials()) if row.step_seconds]
@@ -185,9 +185,9 @@ def gain_of(listed: Shortlist, judge: Judge) -> float:
 
 def known_designs(domain: Domain, space: Space, simulator: Simulator) -> list[Candidate]:
     """DDP, then the other hand-designed strategies that fit the devices' memory, some of them with
-    activations swapped, the most promising first, of equal messages the first one."""
+    something swapped, the most promising first, of equal messages the first one."""
     named = [*hand_designed(domain, space), *torch_designs(domain, space)]
-    named += swapped_where_needed(domain, named)
+    named += swapped_where_needed(domain, named, space)
     population = encode([strategy for _, strategy in named], domain)
     scores = simulator.predict(domain, population)
     candidates = [

@@ -8,24 +8,33 @@ from dataclasses import replace
 
 from autosync.domain import Domain
 from autosync.population import encode
-from autosync.search.designs.swapped_designs import within_budget
+from autosync.search.designs.swapped_designs import plain_name, swapped_forms
 from autosync.search.loop.tuning_store import FOUND_BY_SEARCH, Candidate, Store
+from autosync.search.space import Space
 from autosync.simulator.simulator_contract import Simulator
+from autosync.strategy import Strategy
+from autosync.trials.contract import TrialResult
 
 
-def retried_with_swap(domain: Domain, simulator: Simulator, store: Store) -> list[Candidate]:
+def retried_with_swap(
+    domain: Domain, space: Space, simulator: Simulator, store: Store
+) -> list[Candidate]:
     """The most promising first; none where nothing ran out of memory that can be swapped and was
-    not yet."""
-    full = {t.key for t in store.trials() if t.error and t.error.kind == "out_of_memory"}
+    not yet. A design whose swapped form had no room either comes back in its other form."""
+    trials = {trial.key: trial for trial in store.trials()}
     stored = store.proposals()
+    named: dict[str, tuple[str, Strategy]] = {}
+    for proposal in stored:
+        candidate, trial = proposal.candidate, trials.get(proposal.key)
+        if trial and _had_no_room(candidate, trial):
+            plain = replace(candidate.strategy, swap=None)
+            named.setdefault(plain.id, (plain_name(candidate.origin), plain))
     known = {proposal.candidate.strategy.id for proposal in stored}
-    failed = [each.candidate for each in stored if each.key in full]
-    named = [
-        (each.origin, each.strategy)
-        for each in failed
-        if each.strategy.swap is None and each.origin not in FOUND_BY_SEARCH
-    ]
-    found = [each for each in within_budget(named, domain) if each[1].id not in known]
+    failed = {p.candidate.strategy.id for p in stored if p.key in trials and trials[p.key].error}
+    found = []
+    for forms in swapped_forms(list(named.values()), domain, space):
+        if {strategy.id for _, strategy in forms} & known <= failed:
+            found += [each for each in forms if each[1].id not in known][:1]
     if not found:
         return []
     scores = simulator.predict(domain, encode([strategy for _, strategy in found], domain))
@@ -34,3 +43,11 @@ def retried_with_swap(domain: Domain, simulator: Simulator, store: Store) -> lis
         for (name, strategy), score in zip(found, scores, strict=True)
     ]
     return sorted(candidates, key=lambda each: each.predicted_seconds)
+
+
+def _had_no_room(candidate: Candidate, trial: TrialResult) -> bool:
+    """A known design that ran out of memory, or was refused as its budget holds no step."""
+    if trial.error is None or candidate.origin in FOUND_BY_SEARCH:
+        return False
+    kinds = ("out_of_memory",) if candidate.strategy.swap is None else ("out_of_memory", "refused")
+    return trial.error.kind in kinds

@@ -19,7 +19,7 @@ BEFORE = """{"all_reduce":true,"encodings":[{"name":"none","rank":0}],"factors":
 
 SWITCHES = (
     *("load_balance", "adjacent_merge", "shard_methods"),
-    *("idle_gathers", "sharded_parameters", "placement"),
+    *("idle_gathers", "sharded_parameters", "placement", "swapping"),
 )
 
 LATER = {*SWITCHES, "staleness"}

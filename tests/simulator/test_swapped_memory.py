@@ -111,8 +111,8 @@ def test_what_compute_waits_for_lengthens_the_iteration() -> None:
     strategies = [within(domain, None), within(domain, least), within(domain, 10**9)]
     population = encode(strategies, domain)
     plans = compile_plans_fast(population, domain)
-    budgets = np.full(4, float(least))
-    stalled = swaps_of_ranks(memory_of(domain), plans, population, 1, budgets)[0].stall_seconds
+    swap = Swap(least)
+    stalled = swaps_of_ranks(memory_of(domain), plans, population, 1, swap)[0].stall_seconds
     assert stalled > 0
     plain, swapped, roomy = AnalyticSimulator().predict(domain, population)
     assert swapped - plain == pytest.approx(stalled)

@@ -61,6 +61,10 @@ def export(
             show_default=False,
         ),
     ] = None,
+    swap_state: Annotated[
+        bool,
+        typer.Option("--swap-state", help="Beside --swap-gb: swap optimizer state, too."),
+    ] = False,
     trials: Annotated[
         Path | None,
         typer.Option(
@@ -83,6 +87,7 @@ def export(
         autosync export 3f2a90c1 -o best.json
         autosync export 3f2a90c1 -o best.json --trials measured.json
         autosync export 3f2a90c1 -o best.json --swap-gb 15.5
+        autosync export 3f2a90c1 -o best.json --swap-gb 15.5 --swap-state
         autosync export 3f2a90c1 --for ddp
         autosync export 3f2a90c1 --for deepspeed -o deepspeed.json
     """
@@ -96,6 +101,13 @@ def export(
             thing="--swap-gb",
             value=swap_gb,
             remedy="Leave --for out: `autosync.distribute` swaps as a bundle says.",
+        )
+    if swap_state and swap_gb is None:
+        raise InvalidInput(
+            "--swap-state was given without a budget to swap within.",
+            thing="--swap-state",
+            value=True,
+            remedy="Give --swap-gb as well.",
         )
     if trials is not None:
         _write_trials(trials, tuning, db, url)
@@ -112,14 +124,14 @@ def export(
             return
         bundle = source.bundle(tuning_id, strategy)
     if swap_gb is not None:
-        bundle = _with_swap(bundle, swap_gb)
+        bundle = _with_swap(bundle, swap_gb, swap_state)
     path = output or BUNDLE_FILE
     write_text(path, bundle)
     if not json:
         print_two_lines(path)
 
 
-def _with_swap(bundle: str, swap_gb: float) -> str:
+def _with_swap(bundle: str, swap_gb: float, swap_state: bool) -> str:
     from autosync.bundle import read_bundle, with_swap
     from autosync.documents import LARGEST_COUNT, to_json
 
@@ -130,7 +142,7 @@ def _with_swap(bundle: str, swap_gb: float) -> str:
             value=swap_gb,
             remedy="Give what a step may take of each device, in 10^9 bytes.",
         )
-    return to_json(with_swap(read_bundle(bundle), int(swap_gb * 1e9)))
+    return to_json(with_swap(read_bundle(bundle), int(swap_gb * 1e9), swap_state))
 
 
 def _write_trials(file: Path, tuning: str, db: str, url: str | None) -> None:

@@ -100,10 +100,11 @@ def predict(
             f"{milliseconds(each.low_seconds)} to {milliseconds(each.high_seconds)}",
             f"{each.samples_per_second:.1f}",
             f"{each.percent_of_limit:.0f} %",
+            f"{each.predicted_peak_bytes / 1e9:.2f}{'' if each.fits else ', does not fit'}",
         )
         for each in sorted(answers, key=lambda each: each.predicted_seconds)
     ]
-    columns = ("strategy", "predicted ms", "between", "samples/s", "of the limit")
+    columns = ("strategy", "predicted ms", "between", "samples/s", "of the limit", "GB a rank")
     print_table(columns, rows, right=columns[1:])
     out.print("[dim]Predictions: nothing was run.[/]")
 

@@ -19,6 +19,7 @@ from autosync.strategy_description import (
     hook_name,
     lag_in_words,
     method,
+    swapped_in_words,
 )
 from autosync.units import MIB
 
@@ -146,4 +147,5 @@ def _rest(strategy: Strategy) -> list[Chip]:
 def _swap(strategy: Strategy) -> list[Chip]:
     if strategy.swap is None:
         return []
-    return [Chip("swap", f"activations swapped, {strategy.swap.budget_bytes / 1e9:.3g} GB")]
+    budget = f"{strategy.swap.budget_bytes / 1e9:.3g} GB"
+    return [Chip("swap", f"{swapped_in_words(strategy.swap)} swapped, {budget}")]

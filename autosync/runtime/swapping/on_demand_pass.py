@@ -1,5 +1,6 @@
-"""A pass in which every activation leaves when it is saved and comes back when it is used: the
-least memory, and the slowest. The first pass of a job runs so and is recorded."""
+"""A pass in which every activation leaves when it is saved and comes back when it is used, and the
+optimizers' state when they update: the least memory, and the slowest. The first pass of a job runs
+so and is recorded."""
 
 import time
 import weakref
@@ -7,16 +8,19 @@ import weakref
 from torch import Tensor
 
 from autosync.runtime.swapping.pass_record import PassRecord
-from autosync.runtime.swapping.saved_activations import SavedActivation, SwapDevice
-from autosync.runtime.swapping.swapped_pass import SwappedPass
+from autosync.runtime.swapping.saved_activations import SavedActivation
+from autosync.runtime.swapping.swapped_pass import SwappedParts, SwappedPass
 
 
 class OnDemandPass(SwappedPass):
     """record: of what it does."""
 
-    def __init__(self, device: SwapDevice, unswapped: set[int], smallest_bytes: int) -> None:
-        super().__init__(device, unswapped, smallest_bytes)
-        self.record = PassRecord(device.memory)
+    def __init__(self, parts: SwappedParts) -> None:
+        super().__init__(parts)
+        begin = time.perf_counter()
+        copied = self.states.put_away()
+        self.record = PassRecord(self.device.memory, self.states.sizes())
+        self.record.moved(copied, time.perf_counter() - begin)
         self._last_used: weakref.ref[SavedActivation] | None = None
 
     def _save(self, activation: SavedActivation, is_new: bool) -> None:
@@ -45,7 +49,17 @@ class OnDemandPass(SwappedPass):
         self.record.resume()
         return held
 
-    def _give_up_used(self, following: SavedActivation) -> None:
+    def _bring_state(self, number: int) -> None:
+        self.record.pause()
+        self._give_up_used()
+        self.record.update(number)
+        begin = time.perf_counter()
+        copied = self.states.fetch(number)
+        self.record.moved(copied, time.perf_counter() - begin)
+        self.states.bring(number)
+        self.record.resume()
+
+    def _give_up_used(self, following: SavedActivation | None = None) -> None:
         """Only now: autograd holds what stays on a device until a little after the backward that
         uses it (gradients of what was broadcast are reduced before), and the record tells so."""
         used = None if self._last_used is None else self._last_used()

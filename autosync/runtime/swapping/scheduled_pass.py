@@ -7,36 +7,43 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from autosync.runtime.swapping.pass_record import Access, Kind, RecordedPass
-from autosync.runtime.swapping.saved_activations import SavedActivation, SwapDevice
-from autosync.runtime.swapping.swapped_pass import SwappedPass, release_all
+from autosync.runtime.swapping.pass_record import Access, RecordedPass, update_access
+from autosync.runtime.swapping.saved_activations import SavedActivation
+from autosync.runtime.swapping.swapped_bytes import SwappedBytes
+from autosync.runtime.swapping.swapped_pass import SwappedParts, SwappedPass, release_all
 from autosync.swap_schedule.idle_spans import I64
 from autosync.swap_schedule.scheduling import SwapSchedule
 
-Positions = defaultdict[int, list[int]]
+TensorsByMoment = defaultdict[int, list[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class PassSchedule:
-    """accesses: that it is for. leave, release, come: the positions of activations, by the moment
-    in which they begin to leave, give their bytes up, and begin to return. last_use: the moment of
-    each position's last access."""
+    """accesses, saved: of the recorded pass that it is for. leave, release, come: the tensors, by
+    the moment in which they begin to leave, give their bytes up, and begin to return. last_use: the
+    moment of each activation's last access. waiting: state that nobody updates in the pass."""
 
     accesses: tuple[Access, ...]
-    leave: Positions
-    release: Positions
-    come: Positions
+    saved: int
+    leave: TensorsByMoment
+    release: TensorsByMoment
+    come: TensorsByMoment
     last_use: dict[int, int]
+    waiting: list[int]
 
 
 def pass_schedule(recorded: RecordedPass, schedule: SwapSchedule) -> PassSchedule:
     spans, away = schedule.spans, np.flatnonzero(~schedule.kept)
+    accesses = enumerate(recorded.accesses, 1)
+    updated = {number for kind, number, _ in recorded.accesses if kind == "update"}
     return PassSchedule(
         recorded.accesses,
+        recorded.saved,
         _by_moment(spans.final, spans.tensor, np.flatnonzero(schedule.copied)),
         _by_moment(schedule.release, spans.tensor, away),
         _by_moment(schedule.fetch, spans.tensor, away),
-        {position: n + 1 for n, (_, position, _) in enumerate(recorded.accesses)},
+        {position: moment for moment, (kind, position, _) in accesses if kind != "update"},
+        [place for place, (number, _) in enumerate(recorded.states) if number not in updated],
     )
 
 
@@ -47,23 +54,21 @@ class ScheduledPass(SwappedPass):
     deviated: whether that has happened.
     """
 
-    def __init__(
-        self,
-        device: SwapDevice,
-        unswapped: set[int],
-        smallest_bytes: int,
-        schedule: PassSchedule,
-    ) -> None:
-        super().__init__(device, unswapped, smallest_bytes)
+    def __init__(self, parts: SwappedParts, schedule: PassSchedule) -> None:
+        super().__init__(parts)
         self.deviated = False
         self._schedule = schedule
         self._moment = 0
         self._activations: list[weakref.ref[SavedActivation]] = []
+        self.states.put_away(schedule.waiting)
+        self._begin_to_leave()
+        self._release_due()
+        self._begin_to_come()
 
     def _save(self, activation: SavedActivation, is_new: bool) -> None:
         if is_new:
             self._activations.append(weakref.ref(activation))
-        self._follow("save", activation)
+        self._follow(("save", activation.position, activation.size_bytes))
         if not self.deviated:
             self._begin_to_leave()
             self._release_due()
@@ -73,7 +78,7 @@ class ScheduledPass(SwappedPass):
             activation.release()
 
     def _use(self, activation: SavedActivation) -> Tensor:
-        self._follow("use", activation)
+        self._follow(("use", activation.position, activation.size_bytes))
         if not self.deviated:
             self._release_due(used=activation)
             self._begin_to_come()
@@ -84,42 +89,58 @@ class ScheduledPass(SwappedPass):
             activation.release()
         return held
 
+    def _bring_state(self, number: int) -> None:
+        self._follow(update_access(number, self.states.sizes()))
+        if not self.deviated:
+            self._release_due()
+            self._begin_to_come()
+        self.states.bring(number)
+
     def _is_given_up(self, position: int) -> bool:
         """Whether this is its last use, or the last before it leaves again: its bytes then go when
         the backward that uses them has run."""
         due = self._schedule.release[self._moment]
         return position in due or self._moment == self._schedule.last_use[position]
 
-    def _follow(self, kind: Kind, activation: SavedActivation) -> None:
+    def _follow(self, access: Access) -> None:
         """The next moment begins."""
         if self.deviated:
             return
         self._moment += 1
         accesses = self._schedule.accesses
-        access = (kind, activation.position, activation.size_bytes)
         if self._moment > len(accesses) or accesses[self._moment - 1] != access:
             self.deviated = True
             release_all(self._activations)
+            if not self.has_updated:
+                self.states.put_away()
 
     def _release_due(self, used: SavedActivation | None = None) -> None:
-        for position in self._schedule.release[self._moment]:
-            found = self._activations[position]()
+        for tensor in self._schedule.release[self._moment]:
+            found = self._found(tensor)
             if found is not None and found is not used:
                 found.release()
 
     def _begin_to_come(self) -> None:
-        for position in self._schedule.come[self._moment]:
-            if (found := self._activations[position]()) is not None and found.on_device is None:
+        for tensor in self._schedule.come[self._moment]:
+            if (found := self._found(tensor)) is not None and found.on_device is None:
                 found.come()
 
     def _begin_to_leave(self) -> None:
-        for position in self._schedule.leave[self._moment]:
-            if (found := self._activations[position]()) is not None:
+        for tensor in self._schedule.leave[self._moment]:
+            if (found := self._found(tensor)) is not None and found.on_device is not None:
                 found.leave()
 
+    def _found(self, tensor: int) -> SwappedBytes | None:
+        """None of an activation that nobody holds any more."""
+        saved = self._schedule.saved
+        if tensor < saved:
+            return self._activations[tensor]()
+        tensors = self.states.tensors  # fewer, where the script has just loaded another state
+        return tensors[tensor - saved] if tensor - saved < len(tensors) else None
 
-def _by_moment(moments: I64, positions: I64, chosen: I64) -> Positions:
-    found: Positions = defaultdict(list)
+
+def _by_moment(moments: I64, tensors: I64, chosen: I64) -> TensorsByMoment:
+    found: TensorsByMoment = defaultdict(list)
     for span in chosen.tolist():
-        found[int(moments[span])].append(int(positions[span]))
+        found[int(moments[span])].append(int(tensors[span]))
     return found

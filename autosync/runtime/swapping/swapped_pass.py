@@ -1,7 +1,12 @@
-"""A forward and a backward pass whose saved tensors may be elsewhere: what every such pass does."""
+"""A forward and a backward pass whose saved tensors may be elsewhere: what every such pass does.
+
+Where the optimizers' state is swapped, their updates belong to the pass, which then reaches from
+one update to the next.
+"""
 
 import weakref
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -9,30 +14,56 @@ from torch import Tensor
 from autosync.runtime.swapping.saved_activations import (
     SavedActivation,
     SavedTensor,
-    SwapDevice,
     UnswappedTensor,
 )
+from autosync.runtime.swapping.swapped_bytes import SwapDevice
+from autosync.runtime.swapping.swapped_states import SwappedStates, form_of
 
 Packed = SavedTensor | UnswappedTensor
 
 
+@dataclass(frozen=True, slots=True)
+class SwappedParts:
+    """What passes of a model have in common.
+
+    unswapped: storages that stay (those of parameters and buffers). smallest_bytes: smaller ones
+    stay as well. states: of the optimizers, which wait on the host between updates.
+    """
+
+    device: SwapDevice
+    unswapped: set[int]
+    smallest_bytes: int
+    states: SwappedStates
+
+
 class SwappedPass(ABC):
-    """unswapped: storages that stay (those of parameters and buffers). smallest_bytes: smaller
-    ones stay as well.
+    """has_used: whether its backward pass has begun. has_updated: whether an optimizer has stepped.
 
     Tensors that lie in one storage are one activation, which is saved and comes back whole.
     """
 
-    def __init__(self, device: SwapDevice, unswapped: set[int], smallest_bytes: int) -> None:
-        self.device = device
+    def __init__(self, parts: SwappedParts) -> None:
+        self.device = parts.device
+        self.states = parts.states
         self.has_used = False
-        self._unswapped = unswapped
-        self._smallest_bytes = smallest_bytes
+        self.has_updated = False
+        self._unswapped = parts.unswapped
+        self._smallest_bytes = parts.smallest_bytes
         self._saved = 0
         self._by_storage: weakref.WeakValueDictionary[int, SavedActivation] = (
             weakref.WeakValueDictionary()
         )
         self._held: weakref.WeakSet[SavedTensor] = weakref.WeakSet()
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether nothing has happened in it."""
+        return not self._saved and not self.has_updated
+
+    @property
+    def is_told(self) -> bool:
+        """Whether it tells what a pass does: its backward pass or an update has begun."""
+        return self.has_used or self.has_updated
 
     @property
     def is_held(self) -> bool:
@@ -46,21 +77,20 @@ class SwappedPass(ABC):
                 return UnswappedTensor(tensor.detach(), tensor._version)
             activation, is_new = self._activation_of(tensor)
             self._save(activation, is_new)
-            saved = SavedTensor(
-                activation,
-                self,
-                tensor.dtype,
-                int(tensor.storage_offset()),
-                tensor.shape,
-                tensor.stride(),
-            )
+            saved = SavedTensor(activation, self, form_of(tensor))
             self._held.add(saved)
             return saved
 
     def unpack(self, saved: SavedTensor) -> Tensor:
         with torch.no_grad():
             self.has_used = True
-            return saved.within(self._use(saved.activation))
+            return saved.form.within(self._use(saved.activation))
+
+    def update(self, number: int) -> None:
+        """An optimizer is about to step: its state is on the device from here on."""
+        with torch.no_grad():
+            self.has_updated = True
+            self._bring_state(number)
 
     @abstractmethod
     def _save(self, activation: SavedActivation, is_new: bool) -> None:
@@ -69,6 +99,10 @@ class SwappedPass(ABC):
     @abstractmethod
     def _use(self, activation: SavedActivation) -> Tensor:
         """Its bytes on the device, for the backward that runs now."""
+
+    @abstractmethod
+    def _bring_state(self, number: int) -> None:
+        """That of an optimizer."""
 
     def _is_swappable(self, tensor: Tensor) -> bool:
         if type(tensor) is not Tensor or tensor.layout != torch.strided:

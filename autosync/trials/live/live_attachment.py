@@ -12,7 +12,8 @@ from autosync.errors import AutosyncError, NotSupported
 from autosync.plan import Plan
 from autosync.runtime import attachment as runtime
 from autosync.runtime.execution.execution_trace import ExecutionTrace
-from autosync.runtime.swapping.activation_swapper import check_swappable, swap_activations
+from autosync.runtime.swapping.host_swapper import swap_to_host
+from autosync.runtime.swapping.swap_device import check_swappable
 from autosync.runtime.torch_ddp import add_hook, wrap_in_ddp
 from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.runtime.updates.clipping import clip_before_step
@@ -33,8 +34,8 @@ class LiveAttachment:
 def attach_live(
     job: LiveJob, bundle: Bundle, trace: ExecutionTrace | None = None
 ) -> LiveAttachment:
-    """Synchronize the job's model as the bundle says, on the groups of its trials, and swap its
-    activations where the strategy does.
+    """Synchronize the job's model as the bundle says, on the groups of its trials, and swap what
+    the strategy does.
 
     trace: as for `autosync.trials.trial_attachment.attach`.
 
@@ -48,14 +49,14 @@ def attach_live(
         check_swappable(job.model, job.model)
     attached = _attach(job, bundle, trace)
     if swap is not None:
-        _add_swapping(attached, job.model, swap)
+        _add_swapping(attached, job, swap)
     return attached
 
 
-def _add_swapping(attached: LiveAttachment, model: nn.Module, swap: Swap) -> None:
+def _add_swapping(attached: LiveAttachment, job: LiveJob, swap: Swap) -> None:
     """Until it is detached or abandoned."""
     try:
-        swapper = swap_activations(model, swap.budget_bytes)
+        swapper = swap_to_host(job.model, swap, job.optimizers)
     except AutosyncError:  # an arena does not hold the model
         attached.abandon()
         raise
@@ -63,7 +64,7 @@ def _add_swapping(attached: LiveAttachment, model: nn.Module, swap: Swap) -> Non
 
     def without_swapping(let_go: Callable[[], None]) -> Callable[[], None]:
         def both() -> None:
-            swapper.remove()
+            swapper.remove(keep_state=False)  # what it was before the trial is put back
             let_go()
 
         return both

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from autosync.domain import Optimizer, Profile
-from autosync.errors import NotSupported
+from autosync.errors import InvalidStrategy, NotSupported
 from autosync.graph import ModelGraph, Operation, Variable
-from autosync.runtime.swapping.activation_swapper import swap_activations
+from autosync.runtime.swapping.host_swapper import swap_to_host
 from autosync.runtime.updates.optimizer_scope import ELEMENTWISE
 from autosync.swap_schedule.swap_choice import Swap, budget_within
 from autosync.torch_dtypes import DTYPE_NAMES
@@ -46,7 +46,12 @@ WARM_UP, ITERATIONS = 1, 3
 """Iterations before the recorded ones, and the fewest of those; where the job has several batches,
 each of them is recorded once."""
 
+PLAIN = "plain iterations"
 SWAPPED = "iterations, which wait for swapped activations (a plain one has no room),"
+WITH_STATE = (
+    "iterations, which wait for swapped activations and optimizer state (for want of room),"
+)
+"""How iterations were recorded, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,7 @@ class RecordedJob:
 def record_job(job: LiveJob, batch_size: int | None, device_type: str) -> RecordedJob:
     """Run plain local iterations of the job's step; its state is restored. Where they run other
     modules, the graph has all of them, with the share of the iterations that ran each. Where the
-    device has no room for a plain iteration, its activations are swapped.
+    device has no room for a plain iteration, activations are swapped, else optimizer state as well.
 
     batch_size: of one rank; by default the leading dimension of the model's first tensor.
 
@@ -72,23 +77,12 @@ def record_job(job: LiveJob, batch_size: int | None, device_type: str) -> Record
     """
     named = {name: p for name, p in job.model.named_parameters() if p.requires_grad}
     _refuse_types(named)
-    swap = None
-    try:
-        tapes, optimizer = _recorded(job, named, WARM_UP)
-    except Exception as error:  # of any type: the step is the user's own
-        swap = _swap_after(error, job.device)
-        if swap is None:
-            raise
-    finally:
-        job.before.restore()
-    if swap is not None:
-        tapes, optimizer = _recorded_swapped(job, named, swap)
+    tapes, optimizer, how = _recorded_with_room(job, named)
     for tape in tapes:
         refuse_odd_step(tape, list(named), job.takes_unused)
         add_unused(tape, len(named))
     size = batch_size or tapes[-1].batch_size or 1
     graph, union = _graph(job.model, named, tapes, size)
-    how = "plain iterations" if swap is None else SWAPPED
     profile, step_seconds = _profile(graph, union, tapes, device_type, how)
     return RecordedJob(graph, profile, optimizer, step_seconds)
 
@@ -103,26 +97,44 @@ def _recorded(
     return tapes, _optimizer_document(job)
 
 
-def _swap_after(error: Exception, device: torch.device) -> Swap | None:
-    """With which iterations may run that do not without; None where the error is of something
-    else, or no limit of the device is known."""
-    memory_gb = device_memory_gb(device)
-    if memory_gb is None or error_kind(error) != "out_of_memory":
-        return None
-    return Swap(budget_within(memory_gb * 1e9))
+def _recorded_with_room(
+    job: LiveJob, named: dict[str, nn.Parameter]
+) -> tuple[list[Tape], Optimizer, str]:
+    """And how they ran: as they are, else with more and more swapped within the device's memory,
+    where a limit of it is known."""
+    ways: list[tuple[str, Swap | None]] = [(PLAIN, None)]
+    memory_gb = device_memory_gb(job.device)
+    if memory_gb is not None:
+        budget = budget_within(memory_gb * 1e9)
+        ways += [(SWAPPED, Swap(budget)), (WITH_STATE, Swap(budget, optimizer_state=True))]
+    *others, (last, most) = ways
+    for how, swap in others:
+        try:
+            return *_recorded_within(job, named, swap), how
+        except Exception as error:  # of any type: the step is the user's own
+            if not _lacks_room(error):
+                raise
+        gc.collect()  # what the iteration that failed has left
+        if job.device.type == "cuda":
+            torch.cuda.empty_cache()
+    return *_recorded_within(job, named, most), last
 
 
-def _recorded_swapped(
-    job: LiveJob, named: dict[str, nn.Parameter], swap: Swap
+def _lacks_room(error: Exception) -> bool:
+    """On the device, or in a budget that holds no step."""
+    no_budget = isinstance(error, InvalidStrategy) and error.thing == "swap.budget_bytes"
+    return no_budget or error_kind(error) == "out_of_memory"
+
+
+def _recorded_within(
+    job: LiveJob, named: dict[str, nn.Parameter], swap: Swap | None
 ) -> tuple[list[Tape], Optimizer]:
-    gc.collect()  # what the iteration that failed has left
-    if job.device.type == "cuda":
-        torch.cuda.empty_cache()
-    swapper = swap_activations(job.model, swap.budget_bytes)
+    swapper = None if swap is None else swap_to_host(job.model, swap, job.optimizers)
     try:
-        return _recorded(job, named, WARM_UP + UNSCHEDULED_PASSES)
+        return _recorded(job, named, WARM_UP + (UNSCHEDULED_PASSES if swapper else 0))
     finally:
-        swapper.remove()
+        if swapper is not None:
+            swapper.remove(keep_state=False)
         job.before.restore()
 
 

@@ -1,12 +1,16 @@
 """`autosync predict`: published methods, fitted constants, and what it says about them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from autosync.cluster import Device
+from autosync.cluster_file import save_cluster
 from tests.api.cli.command import autosync, small_inputs
+from tests.domains import grid_cluster
 
 SERVERS = ("rtx-2080-ti-2x4-10gbe-servers",)
 
@@ -91,3 +95,19 @@ def test_constants_of_another_cluster_can_be_taken(folder: Path) -> None:
     borrowed = ("--strategy", "ByteScheduler-A2A", "--constants", "rtx-2080-ti")
     (answer,) = json.loads(autosync(folder, "predict", *domain, *borrowed, "--json").stdout)
     assert answer["engine_seconds"] > 0
+
+
+def test_what_does_not_fit_is_said(folder: Path) -> None:
+    cluster = grid_cluster(2)
+    nodes = tuple(replace(node, devices=(Device("cpu", memory_gb=0.15),)) for node in cluster.nodes)
+    save_cluster(replace(cluster, nodes=nodes), folder / "tight.yaml")
+    options = ("tight.yaml", "--step-seconds", "0.13")
+    asked = ("--strategy", "ddp", "--strategy", "fsdp2", "--batch", "1")
+    ddp, sharded = predicted(folder, *options, *asked)
+    assert ddp["predicted_peak_bytes"] > 0.15e9
+    assert not ddp["fits"]
+    assert sharded["predicted_peak_bytes"] < ddp["predicted_peak_bytes"]
+    said = autosync(folder, "predict", "resnet50", *options, *asked).stdout
+    assert "GB a rank" in said.replace("\n", " ")
+    (roomy,) = predicted(folder, "pair.yaml", *options[1:], "--strategy", "ddp", "--batch", "1")
+    assert roomy["fits"]

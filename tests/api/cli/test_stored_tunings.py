@@ -119,6 +119,9 @@ def test_a_bundle_that_swaps(
     run(*chosen, "--swap-gb", "15.5")
     plain, swapping = load_bundle("plain.json"), load_bundle("best.json")
     assert swapping.strategy.swap == Swap(15_500_000_000)
+    run(*chosen, "--swap-gb", "15.5", "--swap-state")
+    assert load_bundle("best.json").strategy.swap == Swap(15_500_000_000, optimizer_state=True)
+    assert "without a budget" in refused(*chosen, "--swap-state")
     assert swapping.plan == plain.plan
     assert swapping.evidence == Evidence()
     assert "no settings of" in refused(*chosen, "--swap-gb", "1", "--for", "ddp")

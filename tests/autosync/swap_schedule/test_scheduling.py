@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autosync.errors import InvalidStrategy
-from autosync.swap_schedule.idle_spans import HostLink, IdleSpans, Moments, spans_of
+from autosync.swap_schedule.idle_spans import HostLink, IdleSpans, Moments, joined, spans_of
 from autosync.swap_schedule.resident_spans import resident_spans
 from autosync.swap_schedule.scheduling import SwapSchedule, least_budget_bytes, make_schedule
 from autosync.swap_schedule.transfer_clock import stall_seconds
@@ -49,6 +49,23 @@ def test_what_is_used_soonest_stays() -> None:
     assert schedule.release.tolist()[:2] == [2, 3]
     assert schedule.fetch.tolist()[:2] == [6, 5]
     assert stall_seconds(schedule, moments.seconds, SLOW) == 0
+
+
+def test_what_waits_for_an_update_travels_before_what_is_used_soon() -> None:
+    """Three tensors of state, idle until a ninth moment which needs them all: what the layers leave
+    of the budget holds two."""
+    spans, moments = layered()
+    states = spans_of([(10.0, i, 0, 0, 2 * LAYERS) for i in range(3)])
+    update = Moments(np.ones(2 * LAYERS + 1), np.append(moments.base_bytes, 60.0))
+    schedule = make_schedule(joined(spans, states), update, 60.0, SLOW)
+    assert schedule.spans.tensor.tolist() == [0, 1, 2, 3, 4, 5]
+    assert schedule.kept[:3].all()
+    assert schedule.kept[3:].sum() == 2
+    (away,) = np.flatnonzero(~schedule.kept)
+    assert schedule.release[away] == 1  # it leaves while the first layer runs
+    assert schedule.fetch[away] == 7  # and comes back while the last backward does
+    assert schedule.held_bytes.tolist() == [40, 40, 50, 60, 60, 50, 40, 40, 60]
+    assert stall_seconds(schedule, update.seconds, SLOW) == 0
 
 
 def test_without_room_for_transfers_compute_waits_for_each() -> None:

@@ -5,13 +5,19 @@ from dataclasses import replace
 import pytest
 
 from autosync.api.engine.prediction_ranking import best_by_prediction
+from autosync.api.engine.tuning_request import TuningRequest
 from autosync.cluster import Device
 from autosync.domain import Domain, Optimizer
+from autosync.errors import InvalidInput
 from autosync.population import encode
-from autosync.search.designs.design_table import BUILDERS, hand_designed
+from autosync.search.designs.design_table import BUILDERS, hand_designed, lies_in
 from autosync.search.designs.fitting_designs import check_any_fits
 from autosync.search.designs.plan_refinement import refined
-from autosync.search.designs.swapped_designs import swapped_where_needed
+from autosync.search.designs.swapped_designs import (
+    plain_name,
+    swapped_forms,
+    swapped_where_needed,
+)
 from autosync.search.designs.torch_engines import torch_designs
 from autosync.search.loop.outcome import is_ddp
 from autosync.search.loop.proposing import known_designs
@@ -19,13 +25,16 @@ from autosync.search.loop.shortlists import parents_among
 from autosync.search.space import Space
 from autosync.simulator.memory_check import check_memory, most_peak_bytes
 from autosync.simulator.swap_budget import swap_budget_bytes
+from autosync.simulator.swapped_ranks import slowdown_of
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy
 from autosync.verification import verify
 from tests.domains import domain_of, grid_cluster, layered_graph
 from tests.simulator.test_swapped_memory import four
+from tests.simulator.test_swapped_state_memory import heavy
 
 OUTPUT = 2_000_000
+TIMELINE = TimelineSimulator()
 LAYERS, VARIABLE = 12, (1000, 100)
 
 
@@ -58,7 +67,7 @@ def test_nothing_is_swapped_where_things_fit_or_nothing_can_be(
     memory_gb: float | None, device_type: str
 ) -> None:
     domain = four(memory_gb, device_type=device_type)
-    assert swapped_where_needed(domain, [*plain_designs(domain).items()]) == []
+    assert swapped_where_needed(domain, [*plain_designs(domain).items()], Space()) == []
 
 
 def test_where_activations_alone_are_too_much_every_answer_swaps() -> None:
@@ -108,6 +117,57 @@ def test_waits_for_transfers_count_in_the_ranking() -> None:
     """Of two strategies alike but for the swapping that one device's memory asks for."""
     slow = four(0.0035, operation_seconds=1e-5)
     plain = BUILDERS["ddp"].build(slow)
-    ((_, swapped),) = swapped_where_needed(slow, [("ddp", plain)])
+    ((_, swapped),) = swapped_where_needed(slow, [("ddp", plain)], Space())
     without, with_waits = TimelineSimulator().predict(slow, encode([plain, swapped], slow))
     assert with_waits > without
+
+
+def test_where_activations_alone_do_not_make_it_fit_state_is_swapped_too() -> None:
+    domain = heavy(0.041)
+    check_any_fits(domain, Space())
+    found = {each.origin: each.strategy for each in known_designs(domain, Space(), TIMELINE)}
+    assert "all_reduce_per_variable_swapped_with_state" in found
+    assert "all_reduce_per_variable_swapped" not in found
+    assert not {"zero1_swapped_with_state", "ps_one_server_swapped_with_state"} & found.keys()
+    for name, strategy in found.items():
+        if name != "ddp":
+            verify(strategy, domain)
+            check_memory(strategy, domain)
+
+
+def test_of_two_forms_that_fit_the_one_that_waits_less_is_proposed() -> None:
+    """Outputs that are used again soon travel, or state that waits for long."""
+    domain = heavy(0.065, output_bytes=8_000_000)
+    plain = BUILDERS["all_reduce_per_variable"].build(domain)
+    ((first, second),) = swapped_forms([("it", plain)], domain, Space())
+    waits = [slowdown_of(strategy, domain) for _, strategy in (first, second)]
+    assert waits == sorted(waits)
+    assert {first[0], second[0]} == {"it_swapped", "it_swapped_with_state"}
+    assert swapped_where_needed(domain, [("it", plain)], Space()) == [first]
+
+
+def test_a_space_may_leave_swapping_out() -> None:
+    tight, plain = four(0.0035), Space(swapping=False)
+    named = [*plain_designs(tight).items()]
+    assert swapped_where_needed(tight, named, plain) == []
+    assert swapped_forms(named, tight, plain) == [[] for _ in named]
+    (_, swapped), *_ = swapped_where_needed(tight, named, Space())
+    assert lies_in(swapped, Space())
+    assert not lies_in(swapped, plain)
+    with pytest.raises(InvalidInput, match="none of"):
+        check_any_fits(tight, plain)
+
+
+def test_kernels_of_a_replay_are_never_asked_to_swap() -> None:
+    """Their trials refuse it."""
+    tight = four(0.0035)
+    assert TuningRequest(tight).searched.swapping
+    assert not TuningRequest(tight, compute="kernels").searched.swapping
+    assert not TuningRequest(tight, space=Space(swapping=False)).searched.swapping
+
+
+def test_forms_without_state_have_no_second_name() -> None:
+    tight = four(0.0035)  # plain SGD
+    forms = swapped_forms([("ddp", BUILDERS["ddp"].build(tight))], tight, Space())
+    assert [[name for name, _ in each] for each in forms] == [["ddp_swapped"]]
+    assert plain_name("ddp_swapped") == plain_name("ddp_swapped_with_state") == "ddp"

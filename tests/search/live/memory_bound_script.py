@@ -18,12 +18,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import autosync
 from autosync.bundle import load_bundle
-from autosync.runtime.swapping.activation_swapper import swap_activations
 from autosync.runtime.swapping.arena import Arena
+from autosync.runtime.swapping.host_swapper import swap_to_host
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.settings import Settings
 from autosync.swap_schedule.scheduling import least_budget_bytes
-from autosync.swap_schedule.swap_choice import budget_within
+from autosync.swap_schedule.swap_choice import Swap, budget_within
 from tests.autosync.runtime.swapping.swapped_training import ROOMY, batch_of, blocks
 
 MINUTES = 6
@@ -71,7 +71,7 @@ def least_bytes(batches: list[Tensor]) -> int:
     with Arena(ROOMY) as arena:
         arena.count(model.parameters())
         network = DistributedDataParallel(model)
-        swapper = swap_activations(model, ROOMY)
+        swapper = swap_to_host(model, Swap(ROOMY))
         trained(network, optimizer, batches)
     assert swapper.recorded is not None
     return on_any_rank(least_budget_bytes(swapper.recorded.moments))

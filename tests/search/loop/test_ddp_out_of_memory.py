@@ -8,6 +8,7 @@ import pytest
 from autosync.cluster import Device
 from autosync.domain import Domain
 from autosync.errors import AutosyncError
+from autosync.search.designs.swapped_designs import plain_name
 from autosync.search.loop.memory_store import MemoryStore
 from autosync.search.loop.outcome import Outcome, is_ddp, rank_measured, shipped_bundle
 from autosync.search.loop.tuning_loop import describe_outcome, tune
@@ -120,3 +121,26 @@ def test_what_runs_out_of_memory_against_its_prediction_is_tried_with_swapping()
 def test_what_ran_is_not_tried_with_swapping() -> None:
     _, store = tuned_in_arenas(lambda strategy: True)
     assert not any(each.candidate.strategy.swap for each in store.proposals())
+
+
+def test_what_has_no_room_with_swapped_activations_comes_back_with_swapped_state() -> None:
+    def runs(strategy: Strategy) -> bool:
+        return strategy.swap is not None and strategy.swap.optimizer_state
+
+    outcome, store = tuned_in_arenas(runs)
+    assert outcome.best.strategy.swap is not None
+    assert outcome.best.strategy.swap.optimizer_state
+    tried = [each.candidate for each in store.proposals() if each.phase == "search"]
+    assert {"ddp_swapped", "all_reduce_25mb_swapped"} & {each.origin for each in tried}
+    assert any(each.origin.endswith("_swapped_with_state") for each in tried)
+    assert len({each.strategy.id for each in tried}) == len(tried)
+
+
+def test_one_form_that_ran_is_enough() -> None:
+    def runs(strategy: Strategy) -> bool:
+        return strategy.swap is not None
+
+    _, store = tuned_in_arenas(runs)
+    origins = [each.candidate.origin for each in store.proposals() if each.phase == "search"]
+    retried = [plain_name(origin) for origin in origins if "_swapped" in origin]
+    assert len(set(retried)) == len(retried) > 0

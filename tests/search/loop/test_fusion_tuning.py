@@ -1,8 +1,11 @@
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
+from autosync.cluster import Device
+from autosync.domain import Domain
 from autosync.search.designs.design_table import hand_designed
 from autosync.search.loop.fusion_tuning import (
     fused_strategies,
@@ -112,3 +115,18 @@ def test_a_tuning_spends_trials_on_a_buffer_that_could_win() -> None:
     assert len(tuned) >= 3
     assert len({each.round for each in tuned}) == len(tuned), "one a round"
     assert min(each.round for each in tuned) > 0
+
+
+def with_memory(memory_gb: float) -> Domain:
+    nodes = tuple(
+        replace(node, devices=(Device("cpu", memory_gb=memory_gb),))
+        for node in DOMAIN.cluster.nodes
+    )
+    return replace(DOMAIN, cluster=replace(DOMAIN.cluster, nodes=nodes))
+
+
+def test_what_devices_have_no_room_for_is_no_size_to_try() -> None:
+    for family in ("dear", "all_reduce"):
+        everywhere = fused_strategies(DOMAIN, SPACE, family)
+        assert fused_strategies(with_memory(10.0), SPACE, family) == everywhere
+        assert fused_strategies(with_memory(0.1), SPACE, family) == ()

@@ -51,6 +51,9 @@ def test_a_swapped_ddp_is_not_called_ddp_alone() -> None:
     assert label.name == "DDP, swapped"
     assert label.mark
     assert [chip.text for chip in label.chips if chip.differs] == ["activations swapped, 2 GB"]
+    label = label_of(replace(ddp, swap=Swap(2_000_000_000, optimizer_state=True)))
+    (chip,) = (chip.text for chip in label.chips if chip.differs)
+    assert chip == "activations and optimizer state swapped, 2 GB"
 
 
 def test_documents_are_read_once(sqlite: Database) -> None:

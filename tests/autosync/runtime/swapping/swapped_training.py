@@ -7,12 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from autosync.runtime.swapping.activation_swapper import ActivationSwapper, swap_activations
 from autosync.runtime.swapping.arena import Arena
+from autosync.runtime.swapping.host_swapper import HostSwapper, swap_to_host
 from autosync.swap_schedule.scheduling import least_budget_bytes
+from autosync.swap_schedule.swap_choice import Swap
 
 WIDTH = 32
 BATCH = 64
+DEEP_BATCH = 512
 SMALLEST_BYTES = 1 << 10
 ROOMY = 1 << 33
 """A budget that holds anything here."""
@@ -80,6 +82,19 @@ def blocks() -> nn.Module:
     return nn.Sequential(*(block() for _ in range(4)))
 
 
+def deep() -> nn.Module:
+    """Many weights for what a batch of `DEEP_BATCH` makes of them, and twice as much state."""
+    middle = [nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(10)]
+    return nn.Sequential(nn.Linear(WIDTH, 64), *middle, nn.Linear(64, WIDTH))
+
+
+def wide() -> nn.Module:
+    """Its weights are large enough for bundles to swap their state."""
+    return nn.Sequential(
+        *(nn.Linear(WIDTH, 512), nn.Tanh(), nn.Linear(512, 512), nn.Tanh()), nn.Linear(512, WIDTH)
+    )
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "blocks": blocks,
     "attention": lambda: nn.Sequential(*(Attention() for _ in range(3))),
@@ -90,7 +105,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 def make(name: str) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(3)
-    model = MODELS[name]()
+    model = (MODELS | {"deep": deep, "wide": wide})[name]()
     return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
@@ -115,7 +130,7 @@ class Trained:
 
     values: list[Tensor]
     peak_bytes: list[int]
-    swapper: ActivationSwapper | None
+    swapper: HostSwapper | None
 
 
 def trained(
@@ -125,13 +140,14 @@ def trained(
     sizes: tuple[int, ...] = (BATCH,) * 5,
     parts: int = 1,
     bytes_per_second: float = float("inf"),
+    with_state: bool = False,
 ) -> Trained:
     """After a step for each size of a batch; budget_bytes: of swapping, None without."""
     model, optimizer = make(name)
     peaks = []
     with Arena(arena_bytes, bytes_per_second) as arena:
         arena.count([*model.parameters(), *model.buffers()])
-        swapper = swapping(model, budget_bytes)
+        swapper = swapping(model, budget_bytes, optimizer if with_state else None)
         torch.manual_seed(11)
         for step, size in enumerate(sizes):
             arena.take_peak_bytes()
@@ -141,16 +157,22 @@ def trained(
     return Trained(values, peaks, swapper)
 
 
-def swapping(model: nn.Module, budget_bytes: int | None) -> ActivationSwapper | None:
-    """Of small tensors as well; without a budget nothing is swapped."""
+def swapping(
+    model: nn.Module, budget_bytes: int | None, optimizer: torch.optim.Optimizer | None = None
+) -> HostSwapper | None:
+    """Of small tensors as well; without a budget nothing is swapped. optimizer: whose state is."""
     if budget_bytes is None:
         return None
-    return swap_activations(model, budget_bytes, SMALLEST_BYTES)
+    swap = Swap(budget_bytes, optimizer is not None)
+    optimizers = [] if optimizer is None else [optimizer]
+    return swap_to_host(model, swap, optimizers, SMALLEST_BYTES)
 
 
-def least_bytes(name: str, parts: int = 1) -> int:
+def least_bytes(
+    name: str, parts: int = 1, sizes: tuple[int, ...] = (BATCH,) * 5, with_state: bool = False
+) -> int:
     """The smallest budget in which the model trains."""
-    found = trained(name, ROOMY, parts=parts).swapper
+    found = trained(name, ROOMY, sizes=sizes, parts=parts, with_state=with_state).swapper
     assert found is not None
     assert found.recorded is not None
     return least_budget_bytes(found.recorded.moments)

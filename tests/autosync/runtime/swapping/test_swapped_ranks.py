@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 import autosync
 from autosync.bundle import Bundle, make_bundle, save_bundle
-from autosync.errors import AutosyncError, NotSupported
+from autosync.errors import AutosyncError, InvalidStrategy, NotSupported
 from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.attachment import attachment_of
-from autosync.runtime.swapping.activation_swapper import ActivationSwapper
 from autosync.runtime.swapping.arena import Arena
+from autosync.runtime.swapping.host_swapper import HostSwapper
 from autosync.runtime.swapping.scheduled_pass import ScheduledPass
 from autosync.swap_schedule.scheduling import least_budget_bytes
 from autosync.swap_schedule.swap_choice import Swap
@@ -30,22 +30,29 @@ BATCH = 512
 CASES = PLANS | {"ddp": DDP}
 
 
-def bundle_of(case: str, model: nn.Module, world: int, budget_bytes: int | None) -> Bundle:
+def bundle_of(
+    case: str, model: nn.Module, world: int, budget_bytes: int | None, with_state: bool = False
+) -> Bundle:
     where = domain(model, world, CASES[case].ranks_per_node)
     plain = strategy(CASES[case], where.graph, world)
-    swap = None if budget_bytes is None else Swap(budget_bytes)
+    swap = None if budget_bytes is None else Swap(budget_bytes, with_state)
     return make_bundle(replace(plain, swap=swap), where)
 
 
 def train(
-    rank: int, world: int, case: str, budget_bytes: int | None, arena_bytes: int
+    rank: int,
+    world: int,
+    case: str,
+    budget_bytes: int | None,
+    arena_bytes: int,
+    with_state: bool = False,
 ) -> tuple[list[Tensor], int, int, bool]:
     """Values afterwards, the peak of the last step, the least budget, and whether a pass was
     scheduled with something moved. (Where gloo's threads free a buffer late, a pass begins with
     more than the recorded one, and is recorded anew.)"""
     os.environ["AUTOSYNC_HOST"] = f"host{rank}"
-    model, optimizer = make("blocks")
-    bundle = bundle_of(case, model, world, budget_bytes)
+    model, optimizer = make("wide" if with_state else "blocks")
+    bundle = bundle_of(case, model, world, budget_bytes, with_state)
     with Arena(arena_bytes) as arena:
         network, optimizer = autosync.distribute(model, optimizer, bundle)
         assert is_swapping(model) is (budget_bytes is not None)
@@ -64,23 +71,28 @@ def train(
     return values, peak, least_budget_bytes(swapper.recorded.moments), followed
 
 
-def follows(swapper: ActivationSwapper | None) -> bool:
-    """The last pass went by a schedule that moves something."""
-    if swapper is None or swapper.schedule is None or not swapper.schedule.moved_bytes:
+def follows(swapper: HostSwapper | None) -> bool:
+    """The last pass went by a schedule that moves something; where state is swapped, some of it."""
+    if swapper is None or swapper.schedule is None or swapper.recorded is None:
         return False
-    last = swapper._current
-    return isinstance(last, ScheduledPass) and not last.deviated
+    last, schedule = swapper._current, swapper.schedule
+    moved = schedule.spans.tensor[~schedule.kept]
+    if not isinstance(last, ScheduledPass):
+        return False
+    if swapper.states.tensors:  # the next pass has begun
+        return swapper.deviations == 0 and bool((moved >= swapper.recorded.saved).any())
+    return not last.deviated and len(moved) > 0
 
 
 def is_swapping(model: nn.Module) -> bool:
     hooks = model._forward_hooks.values()
-    return any(hook.__module__ == ActivationSwapper.__module__ for hook in hooks)
+    return any(hook.__module__ == HostSwapper.__module__ for hook in hooks)
 
 
-def swapper_of(model: nn.Module) -> ActivationSwapper | None:
+def swapper_of(model: nn.Module) -> HostSwapper | None:
     plan, ddp = attachment_of(model), ATTACHED.ddp_around(model)
     handles = [*(plan.handles if plan else ()), *(ATTACHED.wrapped[ddp].handles if ddp else ())]
-    return next((handle for handle in handles if isinstance(handle, ActivationSwapper)), None)
+    return next((handle for handle in handles if isinstance(handle, HostSwapper)), None)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -95,6 +107,46 @@ def test_a_synchronized_plan_trains_in_less_memory_to_the_bit(pair: Ranks, case:
         assert all(torch.equal(one, other) for one, other in zip(values, others, strict=True))
         assert peak <= budget
         assert followed
+
+
+@pytest.mark.parametrize("case", ["all-reduce", "ddp"])
+def test_a_plan_whose_ranks_update_everything_swaps_its_state(pair: Ranks, case: str) -> None:
+    plain = pair.run(train, case, None, ROOMY, True)
+    told = pair.run(train, case, ROOMY, ROOMY, True)
+    least = max(found[2] for found in told)
+    budget = (3 * least + max(found[1] for found in plain)) // 4
+    assert least < budget
+    swapped = pair.run(train, case, budget, budget, True)
+    for (values, _, _, _), (others, peak, _, followed) in zip(plain, swapped, strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(values, others, strict=True))
+        assert peak <= budget
+        assert followed
+
+
+def state_refusal(rank: int, world: int, case: str) -> str:
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    model, optimizer = make("wide")
+    try:
+        with Arena(ROOMY):
+            autosync.distribute(model, optimizer, bundle_of(case, model, world, ROOMY, True))
+    except InvalidStrategy as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("case", "why"),
+    [
+        ("reduce-scatter", "run into the next forward pass"),
+        ("sharded", "run into the next forward pass"),
+        ("server", "its parameter server, which alone has its state"),
+    ],
+)
+def test_plans_whose_updates_are_elsewhere_refuse_to_swap_state(
+    pair: Ranks, case: str, why: str
+) -> None:
+    for words in pair.run(state_refusal, case):
+        assert why in words
 
 
 def refusal(rank: int, world: int, compiled: bool, folder: str) -> str:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from autosync.errors import DeviceMemoryExceeded, InvalidInput, InvalidStrategy, NotSupported
-from autosync.runtime.swapping.activation_swapper import ActivationSwapper, swap_activations
 from autosync.runtime.swapping.arena import Arena
+from autosync.runtime.swapping.host_swapper import HostSwapper, swap_to_host
 from autosync.runtime.swapping.scheduled_pass import ScheduledPass
 from autosync.swap_schedule.scheduling import least_budget_bytes
+from autosync.swap_schedule.swap_choice import Swap
 from tests.autosync.runtime.swapping.swapped_training import (
     BATCH,
     MODELS,
@@ -78,7 +79,7 @@ def test_bytes_really_leave() -> None:
         storages.append(weakref.ref(output.untyped_storage()))
 
     with Arena(ROOMY) as arena:
-        swap_activations(model, ROOMY, SMALLEST_BYTES)
+        swap_to_host(model, Swap(ROOMY), smallest_bytes=SMALLEST_BYTES)
         begin = arena.allocated_bytes()
         model.get_submodule("0.0").register_forward_hook(note)  # whose output GELU keeps
         loss = model(batch_of(0)).square().mean()
@@ -123,7 +124,7 @@ def test_forward_passes_without_backward_change_nothing() -> None:
         model, optimizer = make("convolutions")
         with Arena(ROOMY):
             if swap:
-                swap_activations(model, ROOMY, SMALLEST_BYTES)
+                swap_to_host(model, Swap(ROOMY), smallest_bytes=SMALLEST_BYTES)
             for step in range(3):
                 model(batch_of(50 + step))  # nobody asks for its gradient
                 model.eval()
@@ -137,7 +138,7 @@ def test_forward_passes_without_backward_change_nothing() -> None:
 
 
 def test_two_forward_passes_of_one_backward_pass() -> None:
-    def run(budget_bytes: int | None) -> tuple[list[Tensor], ActivationSwapper | None]:
+    def run(budget_bytes: int | None) -> tuple[list[Tensor], HostSwapper | None]:
         model, optimizer = make("attention")
         with Arena(ROOMY):
             swapper = swapping(model, budget_bytes)
@@ -166,7 +167,7 @@ def test_backward_may_run_twice() -> None:
         model, _ = make("attention")
         with Arena(ROOMY):
             if swap:
-                swap_activations(model, ROOMY, SMALLEST_BYTES)
+                swap_to_host(model, Swap(ROOMY), smallest_bytes=SMALLEST_BYTES)
             for step in range(3):
                 loss = model(batch_of(step)).square().mean()
                 loss.backward(retain_graph=True)
@@ -181,7 +182,7 @@ def test_gradients_of_gradients() -> None:
         model, _ = make("attention")
         with Arena(ROOMY):
             if swap:
-                swap_activations(model, ROOMY, SMALLEST_BYTES)
+                swap_to_host(model, Swap(ROOMY), smallest_bytes=SMALLEST_BYTES)
             for step in range(3):
                 batch = batch_of(step).requires_grad_()
                 (slope,) = torch.autograd.grad(model(batch).sum(), batch, create_graph=True)
@@ -211,7 +212,7 @@ def test_what_backward_needs_is_not_changed_unnoticed(smallest_bytes: int) -> No
     with Arena(ROOMY):
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             model(batch_of(0)).sum().backward()
-        swapper = swap_activations(model, ROOMY, smallest_bytes)
+        swapper = swap_to_host(model, Swap(ROOMY), smallest_bytes=smallest_bytes)
         loss = model(batch_of(0)).sum()
         if smallest_bytes == ROOMY:
             with pytest.raises(InvalidInput, match="changed in place"):
@@ -233,7 +234,7 @@ def test_a_budget_that_holds_no_step_is_refused_after_the_first() -> None:
 def test_taken_off_it_leaves_the_model_as_it_was() -> None:
     model, optimizer = make("blocks")
     with Arena(ROOMY):
-        swapper = swap_activations(model, ROOMY, SMALLEST_BYTES)
+        swapper = swap_to_host(model, Swap(ROOMY), smallest_bytes=SMALLEST_BYTES)
         train_step(model, optimizer, batch_of(0))
         swapper.remove()
         train_step(model, optimizer, batch_of(1))
@@ -244,7 +245,7 @@ def test_taken_off_it_leaves_the_model_as_it_was() -> None:
 def test_a_forward_pass_that_fails_leaves_no_hook_behind() -> None:
     model, optimizer = make("blocks")
     with Arena(ROOMY):
-        swap_activations(model, ROOMY, SMALLEST_BYTES)
+        swap_to_host(model, Swap(ROOMY), smallest_bytes=SMALLEST_BYTES)
         with pytest.raises(RuntimeError, match="shape"):
             model(torch.zeros(3, 5))
         weight = torch.ones(BATCH, 32, requires_grad=True)
@@ -257,7 +258,7 @@ def test_a_forward_pass_that_fails_leaves_no_hook_behind() -> None:
 def test_host_memory_without_an_arena_is_refused() -> None:
     model, _ = make("blocks")
     with pytest.raises(NotSupported, match="on cpu") as refused:
-        swap_activations(model, ROOMY)
+        swap_to_host(model, Swap(ROOMY))
     assert "Arena" in refused.value.remedy
 
 

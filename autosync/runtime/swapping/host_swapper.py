@@ -1,0 +1,264 @@
+"""Swaps a model's activations and, where asked, the state of its optimizers: forward passes save
+here, backward passes and updates ask for what they need.
+
+The first pass runs on demand and is recorded; from then on passes follow the schedule that was made
+of the record. A pass that does otherwise (the last batch of an epoch, say) ends on demand. Where
+several in a row do, or more is on the device than before, the next one is recorded anew.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from autosync.errors import NotSupported
+from autosync.runtime.swapping.on_demand_pass import OnDemandPass
+from autosync.runtime.swapping.pass_record import RecordedPass
+from autosync.runtime.swapping.saved_activations import SavedTensor, UnswappedTensor
+from autosync.runtime.swapping.scheduled_pass import PassSchedule, ScheduledPass, pass_schedule
+from autosync.runtime.swapping.swap_device import swap_device_of
+from autosync.runtime.swapping.swapped_bytes import SwapDevice
+from autosync.runtime.swapping.swapped_pass import Packed, SwappedParts, SwappedPass
+from autosync.runtime.swapping.swapped_states import SwappedStates
+from autosync.swap_schedule.idle_spans import SMALLEST_BYTES
+from autosync.swap_schedule.scheduling import SwapSchedule, least_budget_bytes, make_schedule
+from autosync.swap_schedule.swap_choice import Swap
+
+log = logging.getLogger("autosync")
+
+MOST_DEVIATIONS = 2
+"""Passes in a row that do not do what the recorded one did, before one is recorded anew."""
+NEGLIGIBLE = 0.01
+"""Of what the fullest moment holds: so little more than where the recorded pass began is added to
+all moments; what is more changes them, as the optimizer's first step does."""
+
+
+def swap_to_host(
+    model: nn.Module,
+    swap: Swap,
+    optimizers: Sequence[Optimizer] = (),
+    smallest_bytes: int = SMALLEST_BYTES,
+) -> "HostSwapper":
+    """Train within a budget of device memory: what has no room waits in the host's.
+
+    optimizers: all of the model; used where their state is swapped. smallest_bytes: of a tensor
+    that is swapped; smaller ones stay. `remove()` takes it off.
+
+    A schedule that does not fit is refused by InvalidStrategy where the second pass begins.
+
+    Raises:
+        NotSupported: see `swap_device.check_swappable`.
+        DeviceMemoryExceeded: what is there already is more than the arena holds.
+    """
+    device = swap_device_of(model)
+    device.memory.count([*model.parameters(), *model.buffers()])
+    states = SwappedStates(optimizers if swap.optimizer_state else (), device, smallest_bytes)
+    swapper = HostSwapper(model, swap.budget_bytes, device, states, smallest_bytes)
+    swapper.install()
+    return swapper
+
+
+class HostSwapper:
+    """schedule: that passes follow; None while the first one is recorded. recorded: what it is made
+    of. deviations: passes in a row that did not follow it. states: of the optimizers whose state is
+    swapped; then a pass begins behind the last update of the one before, else with its forward."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        budget_bytes: int,
+        device: SwapDevice,
+        states: SwappedStates,
+        smallest_bytes: int,
+    ) -> None:
+        self.schedule: SwapSchedule | None = None
+        self.recorded: RecordedPass | None = None
+        self.deviations = 0
+        self.states = states
+        self._model = model
+        self._budget_bytes = budget_bytes
+        self._device = device
+        self._smallest_bytes = smallest_bytes
+        self._pass_schedule: PassSchedule | None = None
+        self._current: SwappedPass | None = None
+        self._stepped: set[int] = set()
+        self._entered: list[saved_tensors_hooks | None] = []
+        self._handles: list[RemovableHandle] = []
+
+    def install(self) -> None:
+        model = self._model
+        before, after = self._before_forward(), self._after_forward()
+        self._handles.append(model.register_forward_pre_hook(before))
+        self._handles.append(model.register_forward_hook(after, always_call=True))
+        for optimizer in self.states.optimizers:
+            self._handles += [
+                optimizer.register_step_pre_hook(self._before_step),
+                optimizer.register_step_post_hook(self._after_step),
+                optimizer.register_state_dict_pre_hook(self._before_state_dict),
+                optimizer.register_load_state_dict_post_hook(self._after_load),
+            ]
+        self._put_state_away()
+
+    def remove(self, keep_state: bool = True) -> None:
+        """Saved tensors and the optimizers' state stay on the device from now on.
+
+        keep_state: False leaves in host memory what is there, for whoever puts another state back.
+        """
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        if keep_state:
+            self.states.refresh()
+            for number in range(len(self.states.optimizers)):
+                self.states.bring(number)
+
+    def _before_forward(self) -> Callable[[nn.Module, Any], None]:
+        def hook(module: nn.Module, args: Any) -> None:
+            if module is not self._model:  # a copy of the model
+                return
+            hooks = None
+            if torch.is_grad_enabled():
+                if not self._entered:
+                    self._begin_pass()
+                hooks = saved_tensors_hooks(self._pack, _unpack)
+                hooks.__enter__()
+            elif not self._entered:
+                self._before_evaluation()
+            self._entered.append(hooks)
+
+        return hook
+
+    def _after_forward(self) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            if module is self._model and self._entered:
+                hooks = self._entered.pop()
+                if hooks is not None:
+                    hooks.__exit__()
+
+        return hook
+
+    def _pack(self, tensor: Tensor) -> Packed:
+        assert self._current is not None
+        return self._current.pack(tensor)
+
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any) -> None:
+        """args: the optimizer and what `step` was given."""
+        if any(callable(given) for given in (*args[1:], *kwargs.values())):
+            raise NotSupported(
+                f"{type(optimizer).__name__}.step() was given a closure, which runs forward and "
+                "backward passes within the update: its state is needed then, and cannot be "
+                "elsewhere.",
+                thing="swap.optimizer_state",
+                value=type(optimizer).__name__,
+                remedy="Call step() without one behind backward(), or leave optimizer_state out.",
+            )
+        self.states.refresh()
+        number = self.states.optimizers.index(optimizer)
+        if self._current is None:
+            self.states.bring(number)
+        else:
+            self._current.update(number)
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._stepped.add(id(optimizer))
+        if len(self._stepped) == len(self.states.optimizers):
+            self._stepped.clear()
+            self._begin_pass()
+
+    def _before_state_dict(self, optimizer: Optimizer) -> None:
+        """What it returns refers to the state: no memory of the device, which a schedule counts
+        on."""
+        self._put_state_away()
+
+    def _after_load(self, optimizer: Optimizer) -> None:
+        self._put_state_away()
+
+    def _put_state_away(self) -> None:
+        self.states.refresh()
+        self.states.put_away()
+
+    def _before_evaluation(self) -> None:
+        """It is no part of a pass, and has all the room there is."""
+        if not self.states.optimizers:
+            self._end_pass()
+        elif self._current is not None and self._current.is_fresh:
+            self._current = None
+            self._put_state_away()
+
+    def _begin_pass(self) -> None:
+        """Of several forward passes before one backward pass, the first begins it, where the last
+        update has not."""
+        last = self._current
+        if last is not None and not last.is_told and (last.is_held or last.is_fresh):
+            return
+        self._end_pass()
+        self.states.refresh()
+        if self._pass_schedule is not None:
+            self._make_room()
+        stay = (*self._model.parameters(), *self._model.buffers())
+        unswapped = {tensor.untyped_storage()._cdata for tensor in stay}
+        parts = SwappedParts(self._device, unswapped, self._smallest_bytes, self.states)
+        if self._pass_schedule is None:
+            self._current = OnDemandPass(parts)
+        else:
+            self._current = ScheduledPass(parts, self._pass_schedule)
+
+    def _end_pass(self) -> None:
+        last = self._current
+        if last is None or not last.is_told:
+            return
+        self._current = None
+        if isinstance(last, OnDemandPass):
+            self.deviations = 0
+            recorded = last.record.finished()
+            if last.has_updated or not self.states.optimizers:  # else the next one may update
+                self._adopt(recorded)
+        elif isinstance(last, ScheduledPass):
+            self.deviations = self.deviations + 1 if last.deviated else 0
+            if self.deviations >= MOST_DEVIATIONS:
+                self._pass_schedule = None
+
+    def _adopt(self, recorded: RecordedPass) -> None:
+        schedule = make_schedule(
+            recorded.spans, recorded.moments, self._budget_bytes, recorded.link
+        )
+        self.recorded, self.schedule = recorded, schedule
+        self._pass_schedule = pass_schedule(recorded, schedule)
+        log.info(
+            "swapping: %d of %d idle tensors stay, %.1f MB a pass travel, at most %.1f MB of "
+            "the device are held.",
+            int(schedule.kept.sum()),
+            len(schedule.kept),
+            schedule.moved_bytes / 1e6,
+            schedule.peak_bytes / 1e6,
+        )
+
+    def _make_room(self) -> None:
+        """What has come to the device since the recorded pass began stays there: gradients that add
+        up over passes, a list of losses, the optimizer's state where that is not swapped."""
+        assert self.recorded is not None
+        held = self._device.memory.allocated_bytes() - self.states.device_bytes()
+        grown = held - self.recorded.begin_bytes
+        moments = self.recorded.moments
+        if self.states.sizes() != self.recorded.states or grown > NEGLIGIBLE * least_budget_bytes(
+            moments
+        ):
+            self._pass_schedule = None
+        elif grown > 0:
+            fuller = replace(moments, base_bytes=moments.base_bytes + grown)
+            begin_bytes = self.recorded.begin_bytes + grown
+            self._adopt(replace(self.recorded, moments=fuller, begin_bytes=begin_bytes))
+
+
+def _unpack(packed: Packed) -> Tensor:
+    if isinstance(packed, UnswappedTensor):
+        return packed.unpacked()
+    assert isinstance(packed, SavedTensor)
+    swapped_pass: SwappedPass = packed.swapped_pass
+    return swapped_pass.unpack(packed)

@@ -1,0 +1,57 @@
+"""What may be swapped beside the rest of a strategy."""
+
+from autosync.errors import InvalidStrategy
+from autosync.strategy import ParameterServer, ReduceScatter, Strategy, Synchronizer
+
+
+def check_swap(strategy: Strategy) -> None:
+    """Raises InvalidStrategy where activations are swapped that torch's engine takes care of, or
+    beside placed modules; or optimizer state that is split among ranks, or needed at any time."""
+    swap = strategy.swap
+    if swap is None:
+        return
+    if strategy.engine is not None:
+        raise InvalidStrategy(
+            "the strategy swaps activations, but torch's fully_shard runs it, which gives memory "
+            "back that activations refer to.",
+            thing="swap.budget_bytes",
+            value=swap.budget_bytes,
+            remedy="Leave swap out, or shard optimizer state only (zero1).",
+        )
+    if strategy.placement:
+        raise InvalidStrategy(
+            "the strategy swaps activations and places modules on ranks of their own: what is idle "
+            "on each rank is then not known.",
+            thing="swap.budget_bytes",
+            value=swap.budget_bytes,
+            remedy="Leave one of the two out.",
+        )
+    if swap.optimizer_state and (why := _why_state_stays(strategy)):
+        raise InvalidStrategy(
+            f"the strategy swaps optimizer state, but {why}.",
+            thing="swap.optimizer_state",
+            value=True,
+            remedy="Leave optimizer_state out, or synchronize so that every rank updates every "
+            "variable within step(): by all-reduces or torch's DDP.",
+        )
+
+
+def _why_state_stays(strategy: Strategy) -> str:
+    """Empty where every rank updates all of it within `step()`."""
+    if strategy.staleness:
+        return "its updates are late: they run while forward and backward passes do"
+    if strategy.schedule.overlap_forward:
+        return "its updates run into the next forward pass, so that the state is never idle"
+    for choice in strategy.choices:
+        for shard in choice.shards:
+            if owner := _owner_of(shard):
+                return f"variable {choice.variable!r} is updated by {owner}"
+    return ""
+
+
+def _owner_of(shard: Synchronizer) -> str:
+    if isinstance(shard, ParameterServer):
+        return "its parameter server, which alone has its state"
+    if isinstance(shard, ReduceScatter) and shard.sharded_update:
+        return "all ranks in parts (sharded_update), each of which has its part of the state"
+    return ""
