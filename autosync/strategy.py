@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Discriminator
 
 from autosync.codes import MAX_POWERSGD_RANK
 from autosync.documents import (
+    LARGEST_COUNT,
     STRICT,
     UNLESS_NEXT_FORWARD,
     UNLESS_NO_ITEMS,
@@ -224,9 +225,9 @@ class Schedule:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     def __post_init__(self) -> None:
-        if self.slice_bytes < 0:
+        if not 0 <= self.slice_bytes <= LARGEST_COUNT:
             raise InvalidStrategy(
-                f"schedule.slice_bytes is {self.slice_bytes}; it must not be negative.",
+                f"schedule.slice_bytes is {self.slice_bytes}; it must be 0 to {LARGEST_COUNT}.",
                 thing="schedule.slice_bytes",
                 value=self.slice_bytes,
             )

@@ -125,6 +125,8 @@ def test_positions_belong_to_the_explicit_order() -> None:
             Schedule(order, positions=positions)  # type: ignore[arg-type]
     with pytest.raises(InvalidStrategy, match="negative"):
         Schedule(slice_bytes=-1)
+    with pytest.raises(InvalidStrategy, match="slice_bytes"):
+        Schedule(slice_bytes=10**100)  # more than a population's columns hold
 
 
 def test_unknown_fields_and_kinds_are_refused() -> None:
