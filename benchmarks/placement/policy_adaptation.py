@@ -6,7 +6,7 @@ python -m benchmarks.placement.policy_adaptation [--cluster NAME] [--models NAME
 
 First a policy is trained on drawn domains (`policy_pretraining`) of bundled graphs; it sees neither
 the graphs that it is adapted to, nor their families, nor the cluster. Both begin from the best
-hand-designed strategy; the goal is what the new policy ends with, within a hundredth. Minutes are
+hand-designed strategy; the goal is what the new policy ends with, within a hundredth. Seconds are
 of one core: the whole run's, by the share of the evaluations until the goal.
 """
 
@@ -92,10 +92,9 @@ def report(model: str, cluster: str, pretrained: PlacementPolicy, budget: int, s
 
 
 def _shown(found: Sequence[tuple[int | None, float]]) -> str:
-    """Evaluations and minutes of each seed."""
+    """Evaluations and CPU seconds of each seed."""
     return ", ".join(
-        "never" if count is None else f"{count} ({count * seconds / 60:.2f})"
-        for count, seconds in found
+        "never" if count is None else f"{count} ({count * seconds:.1f})" for count, seconds in found
     )
 
 
@@ -111,7 +110,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     pretrained = trained(given.domains, given.passes, given.rounds)
-    print("| model | new: evaluations (minutes) | pretrained | its best over the new one's |")
+    print("| model | new: evaluations (CPU seconds) | pretrained | its best over the new one's |")
     for model in given.models:
         report(model, given.cluster, pretrained, given.evaluations, given.seeds)
 
