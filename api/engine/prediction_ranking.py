@@ -50,9 +50,7 @@ def best_by_prediction(
         ranking = submit(threads, ranked_draws, domain, space, predictor, proposals, seed, progress)
         known = known_designs(domain, space, predictor)
         bases = [each.strategy for each in known if may_be_placed(each.strategy)]
-        known += placed_candidates(
-            domain, space, predictor, bases, settings, with_policy=True, stop=stop_placing
-        )
+        known += placed_candidates(domain, space, predictor, bases, settings, stop=stop_placing)
         ranked = result_of(ranking)
     finally:
         threads.shutdown(wait=False)

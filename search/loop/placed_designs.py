@@ -60,9 +60,7 @@ def with_placed(
     """At most `room` of the designs and of what is made of them: those in their order where nothing
     is placed, else DDP first, then by prediction. tried: not proposed again."""
     bases = [each.strategy for each in designs if may_be_placed(each.strategy)]
-    found = placed_candidates(
-        domain, space, simulator, bases, settings, tried=tried, with_policy=True
-    )
+    found = placed_candidates(domain, space, simulator, bases, settings, tried=tried)
     if not (found := found[: int(PLACED_SHARE * room)]):
         return list(designs[:room])
     joined = [*designs[: room - len(found)], *found]
@@ -104,13 +102,16 @@ def placed_candidates(
     placements: Sequence[Strategy] = (),
     tried: Sequence[Strategy] = (),
     refused: Collection[str] = (),
-    with_policy: bool = False,
     stop: Stop = no_stop,
 ) -> list[Candidate]:
     """Those that fit the devices' memory, the fastest by prediction first, none with the messages
-    of another or of one that was tried. bases: the most promising first; where there are none,
-    since no strategy fits, designs that do not fit. placements: whose placements the bases also
-    get. stop: ends the proposers before they have had their evaluations."""
+    of another or of one that was tried.
+
+    bases: the most promising first; where there are none, since no strategy fits, designs that do
+    not fit, and there the policy is asked, too: elsewhere it found nothing that the plain proposer
+    and the sampler do not (docs/placement.md). placements: whose placements the bases also get.
+    stop: ends the proposers before they have had their evaluations.
+    """
     if not can_be_placed(domain, space):
         return []
     left_alone = {*refused, *(pin.variable for pin in space.pins)}
@@ -125,7 +126,7 @@ def placed_candidates(
         for base in chosen
         for other in placements[:BASES]
     ]
-    learns = with_policy and not left_alone and find_spec("torch_geometric") is not None
+    learns = not bases and not left_alone and find_spec("torch_geometric") is not None
     if learns and chosen and not stop():
         learned = _learned(domain, space, simulator, chosen[0], settings, stop)
         found.append(("placed_by_policy", learned))

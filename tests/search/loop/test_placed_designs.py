@@ -11,6 +11,7 @@ from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.population import encode
 from autosync.search.designs.known_designs import all_reduce_5mb, ddp, dear
+from autosync.search.loop import placed_designs
 from autosync.search.loop.memory_store import MemoryStore
 from autosync.search.loop.placed_designs import (
     BASES,
@@ -94,8 +95,7 @@ def test_slow_links_are_answered_by_a_placement() -> None:
     placed = [each for of_round in rounds for each in of_round if each.placement]
     assert len(digests_of_strategies(SLOW, placed)) == len(placed)
     origins = {p.candidate.origin for p in store.proposals() if p.candidate.strategy.placement}
-    assert origins <= {"placed", "placed_by_policy"}
-    assert "placed" in origins
+    assert origins == {"placed"}
 
 
 def test_a_later_round_tries_measured_placements_in_others() -> None:
@@ -108,15 +108,26 @@ def test_a_later_round_tries_measured_placements_in_others() -> None:
     assert not placed_again(SLOW, ALLOWED, TimelineSimulator(), fastest, fastest, SETTINGS, 3)
 
 
-def test_the_policy_proposes_beside_the_plain_proposer() -> None:
-    found = placed_candidates(
-        SLOW, ALLOWED, TimelineSimulator(), [all_reduce_5mb(SLOW)], SETTINGS, with_policy=True
-    )
+@pytest.mark.parametrize("fits", [True, False])
+def test_the_policy_proposes_where_nothing_fits(
+    fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the plain proposer."""
+    asked: list[Strategy] = []
+
+    def learned(
+        domain: Domain, space: Space, simulator: object, base: Strategy, *_: object
+    ) -> Strategy:
+        asked.append(base)
+        return base
+
+    monkeypatch.setattr(placed_designs, "_learned", learned)
+    bases = [all_reduce_5mb(SLOW)] if fits else []
+    found = placed_candidates(SLOW, ALLOWED, TimelineSimulator(), bases, SETTINGS)
     seconds = [each.predicted_seconds for each in found]
     assert seconds == sorted(seconds)
     assert all(each.strategy.placement for each in found)
-    if find_spec("torch_geometric") is None:
-        assert {each.origin for each in found} == {"placed"}
+    assert bool(asked) == (not fits and find_spec("torch_geometric") is not None)
 
 
 def test_what_cannot_deal_proposes_nothing() -> None:
@@ -141,7 +152,6 @@ def test_pinned_variables_stay_where_they_are() -> None:
         TimelineSimulator(),
         [all_reduce_5mb(SLOW)],
         SETTINGS,
-        with_policy=True,
     )
     assert found
     for each in found:
