@@ -23,8 +23,10 @@ class StopRequest(threading.Event):
 
 
 def stop_on_signals() -> StopRequest:
-    """Set by the first SIGINT or SIGTERM; a second one ends the process at once."""
+    """Set by the first SIGINT or SIGTERM, also while the main thread is inside compiled code, which
+    Python's own handlers wait for; a second one ends the process at once."""
     stop = StopRequest()
+    _tell_at_once(stop)
 
     def ask(number: int, frame: FrameType | None) -> None:
         for each in (signal.SIGINT, signal.SIGTERM):
@@ -37,6 +39,23 @@ def stop_on_signals() -> StopRequest:
     return stop
 
 
+def _tell_at_once(stop: StopRequest) -> None:
+    """By a thread that reads the numbers of signals, which the interpreter writes as they come,
+    until the other end is closed."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+
+    def watch() -> None:
+        with os.fdopen(reading, "rb", buffering=0) as numbers:
+            while number := numbers.read(1):
+                if number[0] in (signal.SIGINT, signal.SIGTERM) and not stop.is_set():
+                    stop.exit_code = 128 + number[0]
+                    stop.set()
+
+    threading.Thread(target=watch, name="signals", daemon=True).start()
+
+
 @contextmanager
 def stopped_by_signals() -> Iterator[StopRequest]:
     """`stop_on_signals` while the block runs."""
@@ -44,6 +63,7 @@ def stopped_by_signals() -> Iterator[StopRequest]:
     try:
         yield stop_on_signals()
     finally:
+        os.close(signal.set_wakeup_fd(-1))
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -49,6 +50,29 @@ def test_who_does_not_look_ends_all_the_same() -> None:
     with deaf("stop_signals.leave_when_overdue(stop)") as process:
         process.send_signal(signal.SIGTERM)
         assert process.wait(LONGEST_SECONDS) == 128 + signal.SIGTERM
+
+
+COMPILED = """
+import hashlib
+from autosync.api.cli import stop_signals
+stop_signals.leave_when_overdue(stop_signals.stop_on_signals())
+print("ready", flush=True)
+hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+"""
+
+
+def test_who_is_inside_compiled_code_for_half_an_hour_ends_all_the_same() -> None:
+    """Python's handlers would only run behind it."""
+    command = [sys.executable, "-c", COMPILED]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.5)  # else it may not be there yet, and the test shows nothing
+        process.send_signal(signal.SIGTERM)
+        try:
+            assert process.wait(LONGEST_SECONDS) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
 
 
 BUSY = """
