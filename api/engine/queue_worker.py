@@ -29,7 +29,8 @@ from autosync.trials.contract import Launcher, reporting_waits
 
 POLL_SECONDS = 1.0
 MOST_CLAIMS = 50
-"""A tuning that was started this often and never ended takes its worker down with it."""
+"""A tuning that was started this often, beyond once for each of its trials, and never ended takes
+its worker down with it."""
 log = logging.getLogger(__name__)
 
 
@@ -189,7 +190,7 @@ def _run(
     try:
         check_cancelled()
         store.end_if_paused()
-        if held.fence > MOST_CLAIMS:
+        if held.fence > MOST_CLAIMS and held.fence > MOST_CLAIMS + len(store.trials()):
             raise _keeps_dying(held)
         with database.reading() as session:
             request = load_request(session, held.tuning_id)

@@ -28,6 +28,7 @@ from autosync.errors import NotSupported
 from autosync.search.loop.outcome import is_ddp
 from autosync.search.loop.settings import Settings
 from autosync.trials.contract import Pool, Workload
+from tests.api.sample import claimed, run_search
 from tests.domains import domain_of, grid_cluster
 
 pytestmark = pytest.mark.timeout(900)
@@ -180,12 +181,22 @@ def test_a_worker_that_stops_gives_its_tuning_back(sqlite: Database) -> None:
     assert state(sqlite, tuning_id) == "queued"
 
 
-def test_a_tuning_that_kills_its_workers_is_not_tried_for_ever(sqlite: Database) -> None:
-    tuning_id = enqueue(sqlite, REQUEST)
-    with sqlite.writing() as session:
-        session.get_one(TuningRow, tuning_id).fence = MOST_CLAIMS
-    held = tuning_queue.claim(sqlite, "a")
-    assert held == Claim(tuning_id, MOST_CLAIMS + 1)
-    run_claim(sqlite, held, threading.Event(), lambda _: Refusing())
-    with sqlite.reading() as session:
-        assert "keeps dying" in str(reports.tuning(session, tuning_id).error)
+@pytest.mark.parametrize("measured", [0, 4])
+def test_a_tuning_that_kills_its_workers_is_not_tried_for_ever(
+    sqlite: Database, measured: int
+) -> None:
+    """Each trial that it has measured is another chance: so it comes on."""
+    first, store = claimed(sqlite, REQUEST)
+    if measured:
+        run_search(store, REQUEST)
+    tuning_queue.release(sqlite, first)
+    for claims, dies in ((MOST_CLAIMS + measured, False), (MOST_CLAIMS + measured + 1, True)):
+        with sqlite.writing() as session:
+            session.get_one(TuningRow, first.tuning_id).fence = claims - 1
+        held = tuning_queue.claim(sqlite, "a")
+        assert held == Claim(first.tuning_id, claims)
+        run_claim(sqlite, held, threading.Event(), lambda _: Refusing())
+        with sqlite.reading() as session:
+            error = str(reports.tuning(session, first.tuning_id).error)
+        assert ("keeps dying" in error) is dies
+        tuning_queue.reopen(sqlite, first.tuning_id)
