@@ -20,8 +20,7 @@ from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.activation_memory import ActivationCurve, activation_curve
 from autosync.simulator.gradient_memory import living_bytes, moment_gradients, most_living
-from autosync.simulator.idle_activations import IdleActivations, idle_activations
-from autosync.simulator.idle_states import idle_states
+from autosync.simulator.idle_tensors import IdleActivations, idle_activations, idle_states
 from autosync.simulator.placed_memory import placed_holdings
 from autosync.simulator.plan_memory import PlanMemory
 from autosync.simulator.sharded_memory import held_bytes, units_of

@@ -9,14 +9,15 @@ from collections.abc import Callable
 from sqlalchemy.exc import OperationalError
 
 from autosync.api.db.database import Database, connect
-from autosync.api.engine import training_queue, tuning_queue
+from autosync.api.engine import tuning_queue
 from autosync.api.engine.database_store import DatabaseStore, LeaseLost
 from autosync.api.engine.domain_measurement import with_measured_costs, with_measured_kernels
 from autosync.api.engine.leases import LEASE_SECONDS, ClaimedWork, EndReason, leased
 from autosync.api.engine.registry import launcher_named
 from autosync.api.engine.simulator_store import simulator_of
 from autosync.api.engine.submission import load_request
-from autosync.api.engine.training_queue import TrainingClaim
+from autosync.api.engine.training import training_queue
+from autosync.api.engine.training.training_queue import TrainingClaim
 from autosync.api.engine.tuning_answer import outcome_row
 from autosync.api.engine.tuning_queue import Claim
 from autosync.api.engine.tuning_request import TuningRequest
@@ -130,7 +131,7 @@ def _run_training(
     Raises:
         OperationalError: the database is away.
     """
-    from autosync.api.engine.version_training import run_training  # loads what trains
+    from autosync.api.engine.training.version_training import run_training  # loads what trains
 
     log.info("training %s: claimed (claim %d)", held.training_id, held.fence)
     training = ClaimedWork(

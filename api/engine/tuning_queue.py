@@ -19,7 +19,7 @@ from autosync.api.db.lookup import stored
 from autosync.api.db.tables import ACTIVE, WAITING, ClientRow, OutcomeRow, TuningRow
 from autosync.api.engine.database_store import LeaseLost, clean
 from autosync.api.engine.leases import LEASE_SECONDS, EndReason
-from autosync.api.engine.training_queue import enqueue_training
+from autosync.api.engine.training.training_queue import enqueue_training
 from autosync.errors import NotSupported
 
 CLAIMING_KEY = 0x636C61696D

@@ -18,7 +18,7 @@ from autosync.api.db.tables import Base
 from autosync.api.engine import tuning_queue
 from autosync.api.engine.database_store import DatabaseStore
 from autosync.api.engine.submission import enqueue
-from autosync.api.engine.training_trials import measured_sources
+from autosync.api.engine.training.training_trials import measured_sources
 from autosync.api.views import reports
 from autosync.api.views.simulator_versions_view import simulator_versions
 from autosync.errors import NotFound

@@ -12,7 +12,7 @@ from autosync.graph import Operation
 from autosync.population import encode
 from autosync.simulator.analytic import AnalyticSimulator
 from autosync.simulator.explanation import explain
-from autosync.simulator.idle_activations import idle_activations
+from autosync.simulator.idle_tensors import idle_activations
 from autosync.simulator.learned.features.feature_names import WHAT_IFS
 from autosync.simulator.learned.features.strategy_features import features_of
 from autosync.simulator.learned.features.what_if import timeline_times, what_ifs

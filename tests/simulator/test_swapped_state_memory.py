@@ -10,7 +10,7 @@ from autosync.domain import Domain, Optimizer
 from autosync.errors import InvalidStrategy
 from autosync.population import encode
 from autosync.simulator.analytic import AnalyticSimulator
-from autosync.simulator.idle_states import idle_states
+from autosync.simulator.idle_tensors import idle_states
 from autosync.simulator.memory_check import check_memory, fitting_rows
 from autosync.simulator.message_digests import digests_of
 from autosync.simulator.numba_compiler import compile_plans_fast

@@ -124,7 +124,7 @@ def _train_version(db: str, seed: int) -> None:
 
     from autosync.api.cli.open_database import opened
     from autosync.api.engine.queue_worker import train_next
-    from autosync.api.engine.training_queue import enqueue_training
+    from autosync.api.engine.training.training_queue import enqueue_training
 
     with opened(db) as database:
         with database.writing() as session:

@@ -7,7 +7,7 @@ from fastapi.responses import RedirectResponse
 from sqlalchemy.orm import Session
 
 from autosync.api.engine.simulator_versions import promote
-from autosync.api.engine.training_queue import enqueue_training
+from autosync.api.engine.training.training_queue import enqueue_training
 from autosync.api.http.access.scopes import NEEDS_ADMIN
 from autosync.api.http.charts.chart import Chart
 from autosync.api.http.charts.version_chart import version_chart

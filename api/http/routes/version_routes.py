@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Response
 
 from autosync.api.engine.simulator_versions import promote
-from autosync.api.engine.training_queue import enqueue_training
+from autosync.api.engine.training.training_queue import enqueue_training
 from autosync.api.http.access.scopes import NEEDS_ADMIN
 from autosync.api.http.dependencies import Cursor, DatabaseDep, Id, Limit, Number, Reading
 from autosync.api.http.openapi import refusals

@@ -14,10 +14,11 @@ from sqlalchemy import func, select
 
 from autosync.api.db import Database
 from autosync.api.db.tables import EventRow, ProposalRow, TrialRow, TuningRow
-from autosync.api.engine import training_queue, tuning_queue, version_training
+from autosync.api.engine import tuning_queue
 from autosync.api.engine.queue_worker import MOST_CLAIMS, run_claim, work
 from autosync.api.engine.submission import enqueue
-from autosync.api.engine.training_queue import TrainingClaim
+from autosync.api.engine.training import training_queue, version_training
+from autosync.api.engine.training.training_queue import TrainingClaim
 from autosync.api.engine.tuning_queue import Claim
 from autosync.api.engine.tuning_request import TuningRequest
 from autosync.api.views import reports

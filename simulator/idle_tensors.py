@@ -1,4 +1,5 @@
-"""Which activations of a graph lie idle between their forward and their backward uses, and when.
+"""Which tensors of a training step lie idle, and when: activations between their forward and their
+backward uses, and the state of optimizers between updates.
 
 Moments are those of `activation_memory`: the forward of each operation, then the backward passes in
 their order.
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autosync.domain import Domain
 from autosync.graph import ModelGraph
 from autosync.profiling import reach_variables
 from autosync.simulator.saved_tensors import Storages, storages_of
@@ -86,3 +88,12 @@ def _table(rows: list[tuple[float, int, int, int, int]], graph: ModelGraph) -> I
     made_by = [graph.operations[tensor % count] for tensor in spans.tensor.tolist()]
     batched = np.array([operation.has_batch_dimension for operation in made_by], dtype=np.bool_)
     return IdleActivations(spans, batched)
+
+
+def idle_states(domain: Domain) -> IdleSpans:
+    """Of an optimizer that updates within `step()`, on a rank that updates every variable whole.
+    Moments are those of `idle_activations` and, last, that step, which needs all of it."""
+    step = 2 * len(domain.graph.operations)
+    sizes = np.repeat(domain.variables.size_bytes, domain.optimizer.state_tensors).tolist()
+    worth = (size for size in sizes if size >= SMALLEST_BYTES)
+    return spans_of([(float(size), place, 0, 0, step) for place, size in enumerate(worth)])

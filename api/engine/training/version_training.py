@@ -1,14 +1,12 @@
 """Trains the next version of the simulator on all that was measured, and judges it."""
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
 from autosync.api.db.database import Database
 from autosync.api.db.tables import SimulatorPromotionRow, SimulatorVersionRow
-from autosync.api.engine import training_queue
 from autosync.api.engine.database_store import LeaseLost
 from autosync.api.engine.registry import BUNDLED_VERSION
 from autosync.api.engine.simulator_store import checkpoint_files, insert_checkpoint
@@ -17,9 +15,10 @@ from autosync.api.engine.simulator_versions import (
     next_number,
     version_in_use,
 )
-from autosync.api.engine.training_process import run_beside_trials
-from autosync.api.engine.training_queue import TrainingClaim
-from autosync.api.engine.training_trials import measured_sources
+from autosync.api.engine.training import training_queue
+from autosync.api.engine.training.training_process import Say, run_beside_trials
+from autosync.api.engine.training.training_queue import TrainingClaim
+from autosync.api.engine.training.training_trials import measured_sources
 from autosync.bundled_data import data_file, data_folder
 from autosync.cancellation import check_cancelled
 from autosync.documents import from_json
@@ -44,8 +43,6 @@ from autosync.simulator.learned.transfer import source_of
 from autosync.trials.pool.machine_lock import shared_machine_lock
 
 log = logging.getLogger(__name__)
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
