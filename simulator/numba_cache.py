@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial, update_wrapper
+from importlib import import_module
 from pathlib import Path
 from threading import Lock
 from typing import Any, Generic, ParamSpec, TypeVar, overload
@@ -39,6 +40,10 @@ GIVEN = ("numba", "numpy")
 
 KERNEL = "_autosync_kernel"
 """Under which a function that is compiled bears the kernel's name."""
+
+LINEAR_ALGEBRA = "ensure_blas"
+"""By which numba sees that SciPy's is there."""
+ARRAY_FUNCTIONS = "numba.np.arraymath"
 
 _loading = Lock()
 
@@ -93,15 +98,19 @@ class Kernel(Generic[P, R]):
 def _load_array_functions() -> None:
     """What numba knows of arrays, without SciPy: numba loads all of its linear algebra only to see
     that it is there, which takes longer than everything else that loads a kernel. A function that
-    computes with it still has numba load it then."""
+    computes with it still has numba load it then. A numba that looks for it elsewhere just loads
+    it."""
     with _loading:
-        ensured = linalg.ensure_blas
-        linalg.ensure_blas = lambda: None
+        ensured = getattr(linalg, LINEAR_ALGEBRA, None)
+        if ensured is None or ARRAY_FUNCTIONS in sys.modules:
+            return
+        setattr(linalg, LINEAR_ALGEBRA, lambda: None)
         try:
-            from numba.np import arraymath
+            arrays = import_module(ARRAY_FUNCTIONS)
         finally:
-            linalg.ensure_blas = ensured
-        arraymath.ensure_blas = ensured
+            setattr(linalg, LINEAR_ALGEBRA, ensured)
+        if hasattr(arrays, LINEAR_ALGEBRA):
+            setattr(arrays, LINEAR_ALGEBRA, ensured)
 
 
 def _warn_of_no_folder(function: types.FunctionType, error: RuntimeError) -> None:
