@@ -4,11 +4,13 @@
 Run with the project's environment:
     .venv/bin/python scripts/evaluate_simulators.py datasets/runtimes -o docs/evaluation --jobs 2
 
-Interrupted, it goes on with `--tables` and the names of the tables that are missing.
+Interrupted, the same command goes on with the domains of a table that are missing; tables that are
+done are done again, so name the missing ones with `--tables`.
 """
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -35,7 +37,7 @@ def main() -> int:
         tuple(given.tables), tuple(given.seeds), given.published_size, given.jobs
     )
     try:
-        evaluate(load_dataset(given.dataset), given.out, asked, say=print)
+        evaluate(load_dataset(given.dataset), given.out, asked, say=partial(print, flush=True))
     except AutosyncError as error:
         print(error, file=sys.stderr)
         return 1

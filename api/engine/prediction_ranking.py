@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from threadpoolctl import threadpool_limits
+
 from autosync.cancellation import result_of, submit
 from autosync.domain import Domain
 from autosync.population import encode
@@ -44,24 +46,32 @@ def best_by_prediction(
         on_event(TuningEvent("ranking", "ranking proposals", done, proposals))
 
     check_fits(domain, space, stop_placing)
-    settings = Settings(proposals=proposals, seed=seed, acquisition="prediction")
-    threads = ThreadPoolExecutor(1)
-    try:  # what draws and plays proposals needs no interpreter; what designs is nothing else
-        ranking = submit(threads, ranked_draws, domain, space, predictor, proposals, seed, progress)
-        known = known_designs(domain, space, predictor)
-        bases = [each.strategy for each in known if may_be_placed(each.strategy)]
-        known += placed_candidates(domain, space, predictor, bases, settings, stop=stop_placing)
-        ranked = result_of(ranking)
-    finally:
-        threads.shutdown(wait=False)
-    judge = judge_of(
-        domain, predictor, settings.acquisition, None, [candidate.strategy for candidate in known]
-    )
-    listed = shortlist_of_draws(judge, space, ranked, seed)
-    drawn = picked(judge, listed, settings, 0, SAMPLED, "sampled")
-    ddp = next(candidate.strategy for candidate in known if candidate.origin == DDP)
-    ddp_fits = len(fitting_rows(domain, encode([ddp], domain))) > 0
-    return sorted(
-        known + drawn,
-        key=lambda each: (each.origin == DDP and not ddp_fits, each.predicted_seconds),
-    )
+    # Two threads compute here: those that BLAS would start for each wait for a core in a loop.
+    with threadpool_limits(1, user_api="blas"):
+        settings = Settings(proposals=proposals, seed=seed, acquisition="prediction")
+        threads = ThreadPoolExecutor(1)
+        try:  # what draws and plays proposals needs no interpreter; what designs is nothing else
+            ranking = submit(
+                threads, ranked_draws, domain, space, predictor, proposals, seed, progress
+            )
+            known = known_designs(domain, space, predictor)
+            bases = [each.strategy for each in known if may_be_placed(each.strategy)]
+            known += placed_candidates(domain, space, predictor, bases, settings, stop=stop_placing)
+            ranked = result_of(ranking)
+        finally:
+            threads.shutdown(wait=False)
+        judge = judge_of(
+            domain,
+            predictor,
+            settings.acquisition,
+            None,
+            [candidate.strategy for candidate in known],
+        )
+        listed = shortlist_of_draws(judge, space, ranked, seed)
+        drawn = picked(judge, listed, settings, 0, SAMPLED, "sampled")
+        ddp = next(candidate.strategy for candidate in known if candidate.origin == DDP)
+        ddp_fits = len(fitting_rows(domain, encode([ddp], domain))) > 0
+        return sorted(
+            known + drawn,
+            key=lambda each: (each.origin == DDP and not ddp_fits, each.predicted_seconds),
+        )

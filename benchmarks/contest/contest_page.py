@@ -1,6 +1,6 @@
 """Writes docs/contest.md and its pictures from the contest's records.
 
-    python -m benchmarks.contest.contest_page [-o out/contest] [--page docs/contest.md]
+    python -m benchmarks.contest.contest_page [-o FOLDER] [--page docs/contest.md]
 
 Sections whose records FOLDER does not hold stay as they are on the page; what was never run says
 so.
@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.contest.contest_ring import FOLDER
+from benchmarks.contest import RECORDS
 from benchmarks.contest.iteration_accounts import accounts_table
 from benchmarks.contest.leftover import read_accounts
 from benchmarks.contest.live_tables import (
@@ -39,7 +39,8 @@ HEAD = """# The contest
 
 AutoSync's search beside its own ablations, replayed on measured strategies, and beside tuned
 baselines, live on emulated clusters. `python -m benchmarks.contest.contest_page` writes this page
-from the records of the commands that each section names; all of them go on where they stopped."""
+from the [records](../benchmarks/contest/records) of the commands that each section names; all of
+them go on where they stopped."""
 
 REPLAYED = "Replayed: ablations"
 LIVE = "Live: tuned baselines"
@@ -176,7 +177,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("-o", "--out", type=Path, default=FOLDER, metavar="FOLDER")
+    parser.add_argument("-o", "--out", type=Path, default=RECORDS, metavar="FOLDER")
     parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE")
     given = parser.parse_args()
     write_page(given.out, given.page)

@@ -17,7 +17,6 @@ from benchmarks.contest.unseen_simulator import unseen_simulator
 
 COUNTS = (12, 20, 60)
 """Trials after which competitors are compared."""
-FOLDER = Path("out/contest")
 BASELINES = "baselines=benchmarks.workers:build_baselines"
 PLAN = "plan"
 """The mode of what the bundle says: the runtime, or torch's DDP."""

@@ -2,7 +2,7 @@
 domain and its limit goes.
 
     python -m benchmarks.contest.leftover [--domains resnet50-4x1 ...] [--repeats 5]
-        [-o out/contest] [--strategy BUNDLE.json]
+        [-o FOLDER] [--strategy BUNDLE.json]
 
 Takes the best strategy of the live contest's finals that tells its messages (torch's DDP does not)
 and records it a few times on the same testbed; the iteration of median length counts. Leave the
@@ -26,7 +26,8 @@ from autosync.simulator.limit import iteration_limit
 from autosync.strategy import Strategy
 from autosync.trials.contract import TrialRequest, Workload
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
-from benchmarks.contest.contest_ring import FOLDER, PLAN
+from benchmarks.contest import RECORDS
+from benchmarks.contest.contest_ring import PLAN
 from benchmarks.contest.iteration_accounts import (
     IterationAccounts,
     accounts_table,
@@ -124,7 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("-o", "--out", type=Path, default=FOLDER, metavar="FOLDER")
+    parser.add_argument("-o", "--out", type=Path, default=RECORDS, metavar="FOLDER")
     parser.add_argument("--domains", nargs="+", default=[d.name for d in DOMAINS], metavar="NAME")
     parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--strategy", type=Path, metavar="BUNDLE")

@@ -1,15 +1,16 @@
 """AutoSync beside tuned baselines on emulated clusters, 60 trials each, in one run.
 
     python -m benchmarks.contest.live_contest [--domains resnet50-4x1 ...] [--minutes 240]
-        [--trials 60] [--repeats 10] [--competitors ddp dear_bo ...] [-o out/contest]
+        [--trials 60] [--repeats 10] [--competitors ddp dear_bo ...] [-o FOLDER]
 
 Leave the machine alone meanwhile. Of each domain (`live_domains`) the links are probed once, as
 `autosync tune` does; then every competitor tries its settings on the same workers, and AutoSync
 tunes three times, with 12, 20 and 60 trials, since a tuning divides its budget. The two best of
 each after 12, 20 and 60 trials run again in interleaved repeats; the figures are these alone.
 
-Every trial is a line in a file of FOLDER, and is not run again: after --minutes, Ctrl-C or a crash
-the same command goes on. The page is written by benchmarks.contest.contest_page.
+Every trial is a line in a file of FOLDER (by default benchmarks/contest/records), and is not run
+again: after --minutes, Ctrl-C or a crash the same command goes on. The page is written by
+benchmarks.contest.contest_page.
 """
 
 import argparse
@@ -31,10 +32,10 @@ from autosync.search.space import Space
 from autosync.simulator.limit import iteration_limit
 from autosync.trials.contract import Workload
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
+from benchmarks.contest import RECORDS
 from benchmarks.contest.contest_ring import (
     BASELINES,
     COUNTS,
-    FOLDER,
     PLAN,
     BorrowedPool,
     Contestant,
@@ -222,7 +223,7 @@ def main() -> None:
     )
     everyone = {each.name: each for each in (*COMPETITORS, *DRAWS)}
     usual = ["autosync", *(each.name for each in COMPETITORS)]
-    parser.add_argument("-o", "--out", type=Path, default=FOLDER, metavar="FOLDER")
+    parser.add_argument("-o", "--out", type=Path, default=RECORDS, metavar="FOLDER")
     parser.add_argument("--domains", nargs="+", default=[d.name for d in DOMAINS], metavar="NAME")
     parser.add_argument(
         "--competitors", nargs="+", choices=["autosync", *everyone], default=usual, metavar="NAME"

@@ -1,6 +1,6 @@
 """Plays searches against each other on the bundled measurements; nothing is measured.
 
-    python -m benchmarks.contest.replayed_contest [-o out/contest] [--jobs 1] [--minutes 20]
+    python -m benchmarks.contest.replayed_contest [-o FOLDER] [--jobs 1] [--minutes 20]
         [--domains "vgg16, example-4x1-40gbe" ...] [--ablations timeline ...] [--seeds 3]
 
 A search tries 60 of a domain's measured strategies in rounds of 8, as a tuning does, and refits
@@ -12,8 +12,8 @@ divides its budget.
 Transferred simulators have learned from the domains of other models alone, the first seed's weights
 for all. Networks (LSTM, GAT, the ensemble of all) take minutes each and come last.
 
--o: a file for each domain, a line for each search that is done, which is not done again. The page
-is written by benchmarks.contest.contest_page.
+FOLDER (by default benchmarks/contest/records): a file for each domain, a line for each search that
+is done, which is not done again. The page is written by benchmarks.contest.contest_page.
 """
 
 import argparse
@@ -30,6 +30,7 @@ import numpy as np
 from autosync.documents import from_json, to_json
 from autosync.search.loop.confirm import FINALISTS
 from autosync.search.loop.proposing import ROUND_TRIALS
+from benchmarks.contest import RECORDS
 from benchmarks.contest.contest_pools import (
     COLLECTIVE,
     SEED_SHARE,
@@ -40,7 +41,6 @@ from benchmarks.contest.contest_pools import (
 from benchmarks.contest.replayed_searchers import ABLATIONS, Ablation, Searcher, taught
 
 BUDGETS = (12, 20, 60)
-FOLDER = Path("out/contest")
 
 
 class Match(NamedTuple):
@@ -176,7 +176,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names = [each.name for each in ABLATIONS]
-    parser.add_argument("-o", "--out", type=Path, default=FOLDER, metavar="FOLDER")
+    parser.add_argument("-o", "--out", type=Path, default=RECORDS, metavar="FOLDER")
     parser.add_argument("--jobs", type=int, default=1, help="processes, a domain each")
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no search after so many")
     parser.add_argument("--domains", nargs="+", metavar="NAME", help="else all")

@@ -1,16 +1,16 @@
 """Evaluates the simulators on a dataset and writes tables and pictures."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+import autosync.simulator
+from autosync.documents import content_hash
 from autosync.simulator.evaluation.compared_models import MakeModel, maker, standard_models
+from autosync.simulator.evaluation.evaluation_jobs import Say, TableJobs, source_digest
 from autosync.simulator.evaluation.evaluation_tables import (
     SEEDS,
     EvaluatedDomain,
@@ -42,10 +42,6 @@ from autosync.simulator.learned.learned_simulators import LearnedSimulator
 from autosync.simulator.learned.models.recipe import Recipe
 from autosync.simulator.learned.transfer import transferred
 
-F64 = NDArray[np.float64]
-Say = Callable[[str], None]
-R = TypeVar("R")
-
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan:
@@ -68,21 +64,25 @@ def evaluate(
     """Write FOLDER/evaluation.md and its pictures; `say` is told what is being done.
 
     The page is written after every table. Tables that were not asked for stay as they are there,
-    unless the page is of other measurements.
+    unless the page is of other measurements. What an interrupted run has found of a table is kept,
+    a file a domain in FOLDER/unfinished, and not done again by the same code.
     """
     folder.mkdir(parents=True, exist_ok=True)
     page = folder / "evaluation.md"
     head = "\n".join(["# Evaluation of the simulators", "", describe(measured)])
     sections = _sections(page, head)
     subjects = subjects_of(measured)
-    for table in EvaluationPlan().tables:
-        if table in evaluation.tables:
-            say(f"{table}: {TITLES[table]}")
-            sections[TITLES[table]] = _WRITERS[table](subjects, folder, evaluation)
+    code = source_digest(Path(autosync.__path__[0]), Path(autosync.simulator.__path__[0]))
+    stamp = content_hash([head, code, str(evaluation.seeds), str(evaluation.published_size)])
+    for table in (each for each in EvaluationPlan().tables if each in evaluation.tables):
+        say(f"{table}: {TITLES[table]}")
+        jobs = TableJobs(table, folder, stamp, evaluation.jobs, say)
+        sections[TITLES[table]] = _WRITERS[table](TableOf(subjects, folder, evaluation, jobs))
         parts = [
             f"## {title}\n\n{sections[title]}" for title in TITLES.values() if title in sections
         ]
         page.write_text("\n\n".join([head, *parts]) + "\n")
+        jobs.forget()
 
 
 TITLES = {
@@ -117,7 +117,24 @@ def describe(measured: Sequence[MeasuredDomain]) -> str:
     return "\n".join(lines)
 
 
-def searches(subject: EvaluatedDomain, subjects: Sequence[EvaluatedDomain]) -> dict[str, F64]:
+@dataclass(frozen=True, slots=True)
+class TableOf:
+    """What a table is made of, and who does its work."""
+
+    subjects: Sequence[EvaluatedDomain]
+    folder: Path
+    evaluation: EvaluationPlan
+    jobs: TableJobs
+
+    def rows(
+        self, work: Callable[..., list[EvaluationRow]], jobs: dict[str, tuple[Any, ...]]
+    ) -> list[EvaluationRow]:
+        return [row for rows in self.jobs.results(list[EvaluationRow], work, jobs) for row in rows]
+
+
+def searches(
+    subject: EvaluatedDomain, subjects: Sequence[EvaluatedDomain]
+) -> dict[str, list[float]]:
     """Random, a Gaussian process from the timeline, and one transferred from all others."""
     make = maker(Recipe("gaussian"))
     others = [s.trials for s in subjects if s.measured.domain.id != subject.measured.domain.id]
@@ -129,69 +146,71 @@ def searches(subject: EvaluatedDomain, subjects: Sequence[EvaluatedDomain]) -> d
         curves["transferred"] = guided_search(
             subject, lambda: transferred(make(0), others, subject.measured.domain)
         )
-    return curves
+    return {name: curve.tolist() for name, curve in curves.items()}
 
 
-def _picks(subjects: Sequence[EvaluatedDomain], folder: Path, evaluation: EvaluationPlan) -> str:
-    picked = [subject for subject in subjects if len(subject.measured.picks)]
+def _picks(table: TableOf) -> str:
+    picked = [subject for subject in table.subjects if len(subject.measured.picks)]
     if not picked:
         return "No search has picked anything in these domains."
     models = {name: maker(Recipe(name)) for name in PICK_MODELS}
-    tasks = [(s, subjects, models, evaluation.seeds[0]) for s in picked]
-    rows: list[PickRow] = [r for found in _each(rank_picks, tasks, evaluation.jobs) for r in found]
+    jobs = {s.name: (s, table.subjects, models, table.evaluation.seeds[0]) for s in picked}
+    found = table.jobs.results(list[PickRow], rank_picks, jobs)
+    rows = [row for each in found for row in each]
     parts = [pick_summary(rows), *(pick_table(rows, measure) for measure in PICK_MEASURES)]
     chosen = [row for subject in picked for row in chosen_rows(subject)]
     return "\n\n".join([*parts, "As they were chosen:", chosen_table(chosen)])
 
 
-def _comparison(
-    subjects: Sequence[EvaluatedDomain], folder: Path, evaluation: EvaluationPlan
-) -> str:
-    models = standard_models(evaluation.published_size)
-    rows = _rows(
-        compare_simulators, [([s], models, evaluation.seeds) for s in subjects], evaluation
-    )
+def _comparison(table: TableOf) -> str:
+    models = standard_models(table.evaluation.published_size)
+    jobs = {s.name: ([s], models, table.evaluation.seeds) for s in table.subjects}
+    rows = table.rows(compare_simulators, jobs)
     tables = [summary_table(rows), *(table_of(rows, measure) for measure in MEASURES)]
     return "\n\n".join(tables)
 
 
-def _features(subjects: Sequence[EvaluatedDomain], folder: Path, evaluation: EvaluationPlan) -> str:
-    rows = _rows(compare_features, [([s], evaluation.seeds[:1]) for s in subjects], evaluation)
+def _features(table: TableOf) -> str:
+    jobs = {s.name: ([s], table.evaluation.seeds[:1]) for s in table.subjects}
+    rows = table.rows(compare_features, jobs)
     return "\n\n".join(table_of(rows, name, "setting") for name in ("accuracy", "beyond_noise"))
 
 
-def _transfer(subjects: Sequence[EvaluatedDomain], folder: Path, evaluation: EvaluationPlan) -> str:
-    if len(subjects) < 2:
+def _transfer(table: TableOf) -> str:
+    if len(table.subjects) < 2:
         return "There is one domain only."
     models = {name: maker(Recipe(name)) for name in TRANSFERRED}
-    tasks = [(s, subjects, models, evaluation.seeds[:1]) for s in subjects]
-    rows = _rows(transfers_to, tasks, evaluation)
+    seeds = table.evaluation.seeds[:1]
+    rows = table.rows(
+        transfers_to, {s.name: (s, table.subjects, models, seeds) for s in table.subjects}
+    )
     measures = ("accuracy", "beyond_noise", "fast_quarter", "regret")
     return "\n\n".join(transfer_table(rows, measure) for measure in measures)
 
 
-def _curves(subjects: Sequence[EvaluatedDomain], folder: Path, evaluation: EvaluationPlan) -> str:
-    tasks: list[tuple[EvaluatedDomain, dict[str, MakeModel], tuple[int, ...], tuple[int, ...]]] = []
-    for subject in subjects:
-        closed: dict[str, MakeModel] = {name: maker(Recipe(name)) for name in CLOSED_FORMS}
-        tasks.append((subject, closed, COUNTS, evaluation.seeds))
-        tasks.append(
-            (subject, {"ensemble": maker(Recipe("ensemble"))}, COUNTS, evaluation.seeds[:1])
-        )
-    rows = _rows(learning_curve, tasks, evaluation)
-    draw_curves(rows, folder / "learning_curves.svg")
+def _curves(table: TableOf) -> str:
+    jobs: dict[str, tuple[Any, ...]] = {}
+    closed: dict[str, MakeModel] = {name: maker(Recipe(name)) for name in CLOSED_FORMS}
+    networks: dict[str, MakeModel] = {"ensemble": maker(Recipe("ensemble"))}
+    for subject in table.subjects:
+        jobs[subject.name] = (subject, closed, COUNTS, table.evaluation.seeds)
+        jobs[f"{subject.name}, ensemble"] = (subject, networks, COUNTS, table.evaluation.seeds[:1])
+    rows = table.rows(learning_curve, jobs)
+    draw_curves(rows, table.folder / "learning_curves.svg")
     named = [
         EvaluationRow(r.domain, f"{r.simulator}, {r.trials}", "", r.trials, r.scores) for r in rows
     ]
     return f"![](learning_curves.svg)\n\n{table_of(named, 'beyond_noise')}"
 
 
-def _search(subjects: Sequence[EvaluatedDomain], folder: Path, evaluation: EvaluationPlan) -> str:
-    curves = _each(searches, [(subject, subjects) for subject in subjects], evaluation.jobs)
+def _search(table: TableOf) -> str:
+    jobs = {subject.name: (subject, table.subjects) for subject in table.subjects}
+    curves = table.jobs.results(dict[str, list[float]], searches, jobs)
     lines = []
-    for number, (subject, curve) in enumerate(zip(subjects, curves, strict=True)):
+    for number, (subject, curve) in enumerate(zip(table.subjects, curves, strict=True)):
         picture = f"search_{number}.svg"
-        draw_searches(curve, subject.name, folder / picture)
+        drawn = {name: np.array(values) for name, values in curve.items()}
+        draw_searches(drawn, subject.name, table.folder / picture)
         lines.append(f"![{subject.name}]({picture})")
     return "\n".join(lines)
 
@@ -206,7 +225,7 @@ CLOSED_FORMS: tuple[Literal["linear", "gaussian"], ...] = ("linear", "gaussian")
 TRANSFERRED: tuple[Literal["linear", "gaussian", "lstm"], ...] = (*CLOSED_FORMS, "lstm")
 COUNTS = (0, 5, 10, 20, 40, 80, 150)
 
-_WRITERS: dict[str, Callable[[Sequence[EvaluatedDomain], Path, EvaluationPlan], str]] = {
+_WRITERS: dict[str, Callable[[TableOf], str]] = {
     "picks": _picks,
     "comparison": _comparison,
     "features": _features,
@@ -214,19 +233,3 @@ _WRITERS: dict[str, Callable[[Sequence[EvaluatedDomain], Path, EvaluationPlan], 
     "curves": _curves,
     "search": _search,
 }
-
-
-def _rows(
-    table: Callable[..., list[EvaluationRow]],
-    tasks: Sequence[tuple[Any, ...]],
-    evaluation: EvaluationPlan,
-) -> list[EvaluationRow]:
-    return [row for rows in _each(table, tasks, evaluation.jobs) for row in rows]
-
-
-def _each(work: Callable[..., R], tasks: Sequence[tuple[Any, ...]], jobs: int) -> list[R]:
-    """`work` done on every task, in the tasks' order."""
-    if jobs < 2:
-        return [work(*task) for task in tasks]
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(work, *zip(*tasks, strict=True)))
