@@ -1,5 +1,6 @@
 """Ctrl-C, SIGTERM and the end of a parent as a request to stop in good order."""
 
+import gc
 import os
 import signal
 import sys
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 PARENT_POLL_SECONDS = 0.5
-LEAVE_SECONDS = 1.75
+LEAVE_SECONDS = 1.5
 """From the request to stop until the process ends, whatever it computes: compiled code looks at no
 token. What was claimed is given back before that (`engine.leases`), and the kernel ends the ranks
 and the testbeds of a process with it."""
@@ -95,6 +96,7 @@ def unwind_on_sigterm() -> None:
 def left_at_once() -> Iterator[None]:
     """Where threads are left at the end of the block, this process ends with the code that it would
     end with, and waits for none of them: one may compile, or answer a request, for another minute.
+    Nor does its last collection look for garbage in what is loaded: of torch that takes a second.
     """
     code: object = 0
     try:
@@ -103,6 +105,8 @@ def left_at_once() -> Iterator[None]:
         code = left.code
         if not _threads_left():
             raise
+    finally:
+        gc.freeze()
     if _threads_left():
         sys.stdout.flush()
         sys.stderr.flush()

@@ -98,3 +98,16 @@ def test_a_thread_that_still_answers_is_not_waited_for(end: str, code: int | Non
                 assert process.wait(LONGEST_SECONDS) == code
         finally:
             process.kill()
+
+
+def test_the_last_collection_has_nothing_to_look_through() -> None:
+    """It would go through all that torch has loaded, for a second or more."""
+    told = """
+import atexit, gc
+from autosync.api.cli.stop_signals import left_at_once
+atexit.register(lambda: print(gc.get_count()[0] + len(gc.get_objects()) < gc.get_freeze_count()))
+with left_at_once():
+    pass
+"""
+    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"
