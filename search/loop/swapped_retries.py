@@ -20,7 +20,7 @@ def retried_with_swap(
     domain: Domain, space: Space, simulator: Simulator, store: Store
 ) -> list[Candidate]:
     """The most promising first; none where nothing ran out of memory that can be swapped and was
-    not yet. A design whose swapped form had no room either comes back in its other form."""
+    not yet. A design whose swapped form had no room either comes back in another form."""
     trials = {trial.key: trial for trial in store.trials()}
     stored = store.proposals()
     named: dict[str, tuple[str, Strategy]] = {}
