@@ -6,6 +6,7 @@ of the record. A pass that does otherwise (the last batch of an epoch, say) ends
 several in a row do, or more is on the device than before, the next one is recorded anew.
 """
 
+import gc
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -131,6 +132,8 @@ class HostSwapper:
             handle.remove()
         self._handles.clear()
         self._value_hooks.remove()
+        if not self.values.are_here():
+            gc.collect()  # what a step that failed has left takes their room
         self.values.pin()
         if keep_state:
             self.states.refresh()

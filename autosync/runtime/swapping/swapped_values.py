@@ -221,6 +221,9 @@ class SwappedValues:
             self._device.transfers.finish(coming)
         return sum(value.size_bytes for value in away)
 
+    def are_here(self) -> bool:
+        return all(value.on_device is not None for value in self.tensors)
+
     def pin(self) -> int:
         """All on the device for the rest of the pass; returns the bytes that were copied."""
         for value in self.tensors:

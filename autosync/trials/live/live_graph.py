@@ -140,6 +140,10 @@ def _recorded_within(
     swapper = None if swap is None else swap_to_host(job.model, swap, job.optimizers)
     try:
         return _recorded(job, named, WARM_UP + (UNSCHEDULED_PASSES if swapper else 0))
+    except Exception as error:
+        if _lacks_room(error):
+            error.__traceback__ = None  # its frames hold the room that swapped values need
+        raise
     finally:
         if swapper is not None:
             swapper.remove(keep_state=False)

@@ -138,13 +138,17 @@ Between = Callable[[nn.Module, Optimizer, int], None]
 
 
 def with_script(
-    between: Between, behind: Between, budget: int | None, steps: int = 7
+    between: Between,
+    behind: Between,
+    budget: int | None,
+    steps: int = 7,
+    with_values: bool = False,
 ) -> tuple[list[Tensor], int]:
     """Values and state afterwards, where a script does something between backward and step, and
     behind it; and the least budget for that."""
     model, optimizer = make("deep")
     with Arena(ROOMY):
-        swapper = swapping(model, budget, optimizer)
+        swapper = swapping(model, budget, optimizer, with_values=with_values)
         for step in range(steps):
             optimizer.zero_grad()
             model(batch_of(step, DEEP_BATCH)).square().mean().backward()
@@ -205,7 +209,7 @@ def test_a_script_may_do_what_it_likes_between_passes_and_updates(does: Between)
 
 
 def trained_on(
-    steps: range, saved: bytes | None, budget: int | None
+    steps: range, saved: bytes | None, budget: int | None, with_values: bool = False
 ) -> tuple[bytes, list[Tensor], HostSwapper | None]:
     """From a checkpoint, if there is one, to the next."""
     model, optimizer = make("deep")
@@ -217,7 +221,7 @@ def trained_on(
             model.load_state_dict(checkpoint["model"])
             optimizer.load_state_dict(checkpoint["optimizer"])
             del checkpoint
-        swapper = swapping(model, budget, optimizer)
+        swapper = swapping(model, budget, optimizer, with_values=with_values)
         for step in steps:
             train_step(model, optimizer, batch_of(step, DEEP_BATCH))
         file = io.BytesIO()
