@@ -55,6 +55,7 @@ class SwappedValue(SwappedBytes):
         """A forward pass begins, and everything is here. What the host has is old: whoever wrote
         values since, through `.data` perhaps, was not counted."""
         assert self.on_device is not None
+        self._wait_for_copies()
         self._leaving = None
         self.users = 0
         self.is_pinned = False
