@@ -109,6 +109,8 @@ class ScheduledPass(SwappedPass):
 
     def _use_value(self, value: SwappedValue) -> None:
         self._follow(value_access(value))
+        if value in self._overdue:
+            self._overdue.remove(value)
         if not self.deviated:
             self._release_due()
             self._begin_to_come()
