@@ -9,6 +9,7 @@ several in a row do, or more is on the device than before, the next one is recor
 import gc
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -104,9 +105,9 @@ class HostSwapper:
         self._pass_schedule: PassSchedule | None = None
         self._current: SwappedPass | None = None
         self._stepped: set[int] = set()
-        self._entered: list[saved_tensors_hooks | None] = []
+        self._entered: list[ExitStack | None] = []
         self._handles: list[RemovableHandle] = []
-        self._value_hooks = ValueHooks(self.values, lambda: self._current, self._entered)
+        self._value_hooks = ValueHooks(model, self.values, lambda: self._current, self._entered)
 
     def install(self) -> None:
         model = self._model
@@ -146,10 +147,12 @@ class HostSwapper:
                 return
             hooks = None
             if torch.is_grad_enabled():
+                hooks = ExitStack()
                 if not self._entered:
                     self._begin_pass().begin_forward()
-                hooks = saved_tensors_hooks(self._pack, _unpack)
-                hooks.__enter__()
+                    if self._pass_schedule is None and self.values.tensors:
+                        hooks.enter_context(self._value_hooks.noticing_reads())
+                hooks.enter_context(saved_tensors_hooks(self._pack, _unpack))
             elif not self._entered:
                 self._before_evaluation()
             self._entered.append(hooks)
@@ -163,7 +166,7 @@ class HostSwapper:
                     self._current.end_reads_apart()
                 hooks = self._entered.pop()
                 if hooks is not None:
-                    hooks.__exit__()
+                    hooks.close()
 
         return hook
 
@@ -220,7 +223,7 @@ class HostSwapper:
 
     def _find_values(self) -> None:
         self.values.refresh()
-        self._value_hooks.install(self._model)
+        self._value_hooks.install()
 
     def _begin_pass(self) -> SwappedPass:
         """Of several forward passes before one backward pass, the first begins it, where the last
@@ -255,7 +258,8 @@ class HostSwapper:
         if isinstance(last, OnDemandPass):
             self.deviations = 0
             recorded = last.record.finished()
-            if last.has_updated or not self._optimizers:  # else the next one may update
+            is_whole = last.has_updated or not self._optimizers  # else the next one may update
+            if is_whole and not self.values.take_learned():
                 self._adopt(recorded)
         elif isinstance(last, ScheduledPass):
             self.deviations = self.deviations + 1 if last.deviated else 0

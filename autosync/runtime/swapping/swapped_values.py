@@ -82,7 +82,7 @@ class SwappedValue(SwappedBytes):
 
     def come(self) -> Transfer:
         assert self._buffer is not None
-        torch._C._clear_storage_data_ptr_access_error_msg(self._storage._cdata)
+        self.device.memory.allow(self._storage)
         try:
             self._storage.resize_(self.size_bytes)
             target = flat_bytes(self._storage)  # which an arena counts
@@ -121,8 +121,8 @@ class SwappedValue(SwappedBytes):
     def _empty(self) -> None:
         self._storage.resize_(0)
         self.device.memory.count([flat_bytes(self._storage)])
-        torch._C._set_storage_data_ptr_access_error_msg(
-            self._storage._cdata,
+        self.device.memory.forbid(
+            self._storage,
             f"the values of parameter {self._name!r} are in host memory: this training step swaps "
             "them (swap.values). They are on the device while their module's forward or backward "
             "pass uses them, and from the update until the next forward pass begins. Read or write "
@@ -163,6 +163,9 @@ class SwappedValues:
         self._device = device
         self._smallest_bytes = smallest_bytes
         self._of_module: dict[int, list[SwappedValue]] = {}
+        self._of_parameter: dict[int, SwappedValue] = {}
+        self._read_apart: list[tuple[nn.Module, nn.Parameter]] = []
+        self._has_learned = False
         self._of_storage: dict[int, SwappedValue] = {}
 
     def refresh(self) -> None:
@@ -179,10 +182,13 @@ class SwappedValues:
             found.append(value)
         self.tensors = found
         self._of_storage = {each.parameter.untyped_storage()._cdata: each for each in found}
-        of_parameter = {id(value.parameter): value for value in found}
-        self.readers = reading_modules(self._model, of_parameter.keys())
+        self._of_parameter = {id(value.parameter): value for value in found}
+        self.readers = reading_modules(self._model, self._of_parameter.keys())
+        for module, parameter in self._read_apart:
+            if id(parameter) in self._of_parameter:
+                self.readers.setdefault(module, []).append(id(parameter))
         self._of_module = {
-            id(module): [of_parameter[parameter] for parameter in read]
+            id(module): [self._of_parameter[parameter] for parameter in read]
             for module, read in self.readers.items()
         }
 
@@ -194,6 +200,20 @@ class SwappedValues:
     def sizes(self) -> tuple[int, ...]:
         """Bytes of each."""
         return tuple(value.size_bytes for value in self.tensors)
+
+    def of(self, parameter: nn.Parameter) -> SwappedValue | None:
+        return self._of_parameter.get(id(parameter))
+
+    def add_reader(self, module: nn.Module, value: SwappedValue) -> None:
+        """It was seen to read a value that it does not own."""
+        self._has_learned = True
+        self._read_apart.append((module, value.parameter))
+        self._of_module.setdefault(id(module), []).append(value)
+
+    def take_learned(self) -> bool:
+        """Whether a reader was added since the last call: passes are then not as before."""
+        learned, self._has_learned = self._has_learned, False
+        return learned
 
     def read_by(self, module: nn.Module) -> list[SwappedValue]:
         """Those that the forward pass of a module reads itself."""
