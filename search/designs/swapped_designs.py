@@ -71,12 +71,11 @@ def plain_name(name: str) -> str:
 
 def _choices(budget_bytes: int, domain: Domain) -> list[tuple[str, Swap]]:
     """Where there is something of it to move."""
-    memory = memory_of(domain)
+    has_state, has_values = domain.optimizer.state_tensors, len(memory_of(domain).values)
     return [
         (ENDINGS[swap.optimizer_state, swap.values], swap)
         for swap in forms_within(budget_bytes)
-        if (len(memory.states) or not swap.optimizer_state)
-        and (len(memory.values) or not swap.values)
+        if (has_state or not swap.optimizer_state) and (has_values or not swap.values)
     ]
 
 

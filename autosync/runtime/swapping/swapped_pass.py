@@ -184,7 +184,8 @@ class SwappedPass(ABC):
         for value in self._on_demand:
             if not value.users:
                 value.leave()
-        gone, here = [], []
+        gone: list[SwappedValue] = []
+        here: list[SwappedValue] = []
         for value in self._on_demand:
             value.release()
             (here if value.on_device is not None else gone).append(value)

@@ -86,10 +86,7 @@ def follows(swapper: HostSwapper | None) -> bool:
     if not isinstance(last, ScheduledPass):
         return False
     if swapper.states.tensors or swapper.values.tensors:  # the next pass has begun
-        beside = swapper.recorded.saved
-        if swapper.values.tensors:
-            beside += len(swapper.recorded.states)
-        return swapper.deviations == 0 and bool((moved >= beside).any())
+        return swapper.deviations == 0 and bool((moved >= swapper.recorded.saved).any())
     return not last.deviated and len(moved) > 0
 
 

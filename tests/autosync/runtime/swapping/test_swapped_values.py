@@ -94,7 +94,7 @@ def test_between_least_and_enough_some_stay_and_the_accounting_holds() -> None:
 def test_every_use_of_a_value_is_seen(name: str, with_state: bool) -> None:
     made = MODELS_OF_VALUES.get(name, MODELS.get(name))
     assert made is not None
-    how = {"sizes": SMALL, "with_state": with_state, "with_values": True}
+    how: dict[str, Any] = {"sizes": SMALL, "with_state": with_state, "with_values": True}
     plain, least = trained(made, sizes=SMALL), least_bytes(made, **how)
     budget = least * 21 // 20
     found = trained(made, budget, arena_bytes=budget, **how)
@@ -107,7 +107,7 @@ def test_every_use_of_a_value_is_seen(name: str, with_state: bool) -> None:
 
 @pytest.mark.parametrize("parts", [2, 3])
 def test_micro_batches_update_after_several_passes(parts: int) -> None:
-    how = {"sizes": SMALL, "parts": parts, "with_values": True, "by_sgd": True}
+    how: dict[str, Any] = {"sizes": SMALL, "parts": parts, "with_values": True, "by_sgd": True}
     plain = trained("broad", sizes=SMALL, parts=parts, by_sgd=True)
     least = least_bytes("broad", **how)
     found = trained("broad", least, arena_bytes=least, **how)
@@ -153,7 +153,7 @@ def test_whoever_reads_a_value_that_is_away_is_told_so() -> None:
         swapping(model, ROOMY, optimizer, with_values=True)
         loss = model(batch_of(0)).square().mean()
         for read in (parameter, view, parameter.data):
-            with pytest.raises(RuntimeError, match="0.weight' are in host memory"):
+            with pytest.raises(RuntimeError, match="are in host memory"):
                 read.sum()
         with pytest.raises(RuntimeError, match="storage of size 0"):
             parameter.t()  # torch itself makes no such view
