@@ -5,14 +5,25 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_iter
 from torch.utils.hooks import RemovableHandle
 
-from autosync.runtime.execution.pending_gradients import METADATA
+from autosync.runtime.execution.owed_parameters import READS_NO_VALUE
 from autosync.runtime.swapping.swapped_pass import SwappedPass
 from autosync.runtime.swapping.swapped_values import SwappedValues
+
+NO_READS = READS_NO_VALUE | {
+    Tensor._version.__get__,  # type: ignore[attr-defined]  # torch says int
+    Tensor.untyped_storage,
+    Tensor.is_contiguous,
+    Tensor.is_conj,
+    Tensor.is_neg,
+    Tensor.stride,
+    Tensor.storage_offset,
+}
+"""What passes of their own ask of a parameter, and forward passes of its form alone."""
 
 
 class ValueHooks:
@@ -118,7 +129,7 @@ class NoticedReads(TorchFunctionMode):
         self._read = read
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in METADATA:
+        if func not in NO_READS:
             for each in tree_iter((args, kwargs)):
                 if isinstance(each, nn.Parameter):
                     self._read(each)

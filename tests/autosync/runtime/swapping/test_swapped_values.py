@@ -39,7 +39,10 @@ from tests.autosync.runtime.swapping.test_swapped_states import (
 )
 from tests.autosync.runtime.swapping.value_models import (
     MODELS_OF_VALUES,
+    Attends,
     ReadsAnothersWeight,
+    Recurs,
+    TiedModules,
     WritesItsWeight,
     with_shared_memory,
 )
@@ -384,6 +387,23 @@ def test_a_value_that_its_module_writes_uncounted_stays() -> None:
         train_step(model, optimizer, batch_of(0))
         written = [value for value in swapper.values.tensors if value.is_rewritten]
         assert len(written) == 3
+
+
+@pytest.mark.parametrize(
+    ("made", "known"), [(ReadsAnothersWeight, 1), (Attends, 1), (TiedModules, 0), (Recurs, 0)]
+)
+def test_a_module_that_reads_anothers_value_is_noticed_once(
+    made: Callable[[], nn.Module], known: int
+) -> None:
+    model, optimizer = make(made, by_sgd=True)
+    with Arena(ROOMY):
+        swapper = swapping(model, ROOMY, optimizer, with_values=True)
+        assert swapper is not None
+        owned = sum(map(len, swapper.values.readers.values()))
+        for step in range(4):
+            train_step(model, optimizer, batch_of(step))
+        assert sum(map(len, swapper.values.readers.values())) == owned + known
+        assert isinstance(swapper._current, ScheduledPass)
 
 
 def test_values_that_share_their_memory_stay() -> None:

@@ -49,6 +49,20 @@ class Attends(nn.Module):
         return out
 
 
+class Recurs(nn.Module):
+    """torch's LSTM reads a list of its own parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.LSTM(WIDTH, WIDTH, num_layers=2, batch_first=True)
+        self.last = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden, _ = self.layers(x.view(-1, 8, WIDTH))
+        out: Tensor = self.last(hidden).reshape(x.shape)
+        return out
+
+
 class ListsParameters(nn.Module):
     """The list has no forward pass of its own."""
 
@@ -178,6 +192,7 @@ MODELS_OF_VALUES = {
     "reads another's weight": ReadsAnothersWeight,
     "tied modules": TiedModules,
     "torch's attention": Attends,
+    "recurrent": Recurs,
     "list of parameters": ListsParameters,
     "returns its weight": ReturnsItsWeight,
     "runs twice": RunsTwice,
