@@ -286,7 +286,9 @@ class Halves(nn.Module):
         return out
 
 
-def two_optimizers(budget_bytes: int | None, together: bool) -> tuple[list[Tensor], HostSwapper]:
+def two_optimizers(
+    budget_bytes: int | None, together: bool, with_values: bool
+) -> tuple[list[Tensor], HostSwapper]:
     """together: both step behind each backward pass, else in turn."""
     torch.manual_seed(5)
     model = Halves()
@@ -295,7 +297,7 @@ def two_optimizers(budget_bytes: int | None, together: bool) -> tuple[list[Tenso
         torch.optim.SGD(model.second.parameters(), lr=1e-2, momentum=0.9),
     ]
     with Arena(ROOMY):
-        swap = Swap(budget_bytes or ROOMY, optimizer_state=True)
+        swap = Swap(budget_bytes or ROOMY, optimizer_state=True, values=with_values)
         swapper = swap_to_host(model, swap, both, SMALLEST_BYTES)
         if budget_bytes is None:
             swapper.remove()
@@ -308,14 +310,15 @@ def two_optimizers(budget_bytes: int | None, together: bool) -> tuple[list[Tenso
     return [value.detach().clone() for value in model.parameters()], swapper
 
 
+@pytest.mark.parametrize("with_values", [False, True])
 @pytest.mark.parametrize("together", [True, False])
-def test_several_optimizers_update_each_its_own(together: bool) -> None:
-    plain, _ = two_optimizers(None, together)
-    told, roomy = two_optimizers(ROOMY, together)
+def test_several_optimizers_update_each_its_own(together: bool, with_values: bool) -> None:
+    plain, _ = two_optimizers(None, together, with_values)
+    told, roomy = two_optimizers(ROOMY, together, with_values)
     assert same(told, plain)
     assert roomy.recorded is not None
     least = least_budget_bytes(roomy.recorded.moments)
-    swapped, swapper = two_optimizers(least * 21 // 20, together)
+    swapped, swapper = two_optimizers(least * 21 // 20, together, with_values)
     assert same(swapped, plain)
     if together:
         assert follows(swapper)
