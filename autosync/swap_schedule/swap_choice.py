@@ -22,8 +22,7 @@ class Swap:
     budget_bytes: what a training step may take of a device at most: values, gradients, optimizer
         state, buffers and activations.
     optimizer_state: whether the state of optimizers waits there for their updates, too.
-    values: whether those of parameters do between their uses in a forward and backward pass and
-        the update.
+    values: whether those of parameters do between their uses in a forward and backward pass.
     """
 
     budget_bytes: int

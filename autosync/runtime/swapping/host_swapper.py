@@ -62,7 +62,7 @@ def swap_to_host(
     """
     if swap.values and not optimizers:
         raise InvalidInput(
-            "values are swapped until an optimizer updates them, and no optimizer was given.",
+            "values are swapped between updates, and no optimizer was given that makes them.",
             thing="swap.values",
             value=True,
             remedy="Give all optimizers of the model, or leave values out.",

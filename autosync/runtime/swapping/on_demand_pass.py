@@ -76,14 +76,18 @@ class OnDemandPass(SwappedPass):
         for value in away:
             self.record.returned(value)
 
+    def _bring_values(self) -> None:
+        self.record.pause()
+        self._give_up_used()
+        self.record.end_backward()
+        self._come_home()
+        self.record.resume()
+
     def _bring_for_update(self, number: int) -> None:
         self.record.pause()
         self._give_up_used()
         self.record.update(number)
-        away = self._values_away()
-        self._timed(self.values.come_home)
-        for value in away:
-            self.record.returned(value)
+        self._come_home()
         self._timed(lambda: self.states.fetch(number))
         self.states.bring(number)
         self.record.resume()
@@ -93,6 +97,12 @@ class OnDemandPass(SwappedPass):
         begin = time.perf_counter()
         copied = copy()
         self.record.moved(copied, time.perf_counter() - begin)
+
+    def _come_home(self) -> None:
+        away = self._values_away()
+        self._timed(self.values.come_home)
+        for value in away:
+            self.record.returned(value)
 
     def _values_away(self) -> list[SwappedValue]:
         return [value for value in self.values.tensors if value.on_device is None]

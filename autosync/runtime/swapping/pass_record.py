@@ -19,13 +19,14 @@ from autosync.runtime.swapping.saved_activations import SavedActivation
 from autosync.runtime.swapping.swapped_values import SwappedValue
 from autosync.swap_schedule.idle_spans import HostLink, IdleSpans, Moments, spans_of
 
-Kind = Literal["save", "use", "forward", "value", "update"]
+Kind = Literal["save", "use", "forward", "value", "end", "update"]
 Access = tuple[Kind, int, int]
 """A tensor saved or used again: of the activation at this position, of so many bytes. The begin of
-a forward pass. A value about to be read: its position and bytes. Or an update by the optimizer of
-this number, of so many bytes of state."""
+a forward pass. A value about to be read: its position and bytes. The end of a backward pass in
+which values were away. Or an update by the optimizer of this number, of so many bytes of state."""
 
 FORWARD: Access = ("forward", 0, 0)
+END: Access = ("end", 0, 0)
 
 States = tuple[tuple[int, int], ...]
 """As `SwappedStates.sizes`: of each tensor the number of its optimizer, and its bytes."""
@@ -97,6 +98,10 @@ class PassRecord:
     def begin_forward(self) -> None:
         """The model's forward begins."""
         self._accesses.append(FORWARD)
+
+    def end_backward(self) -> None:
+        """A backward pass has ended, in which values were away."""
+        self._accesses.append(END)
 
     def read(self, value: SwappedValue) -> None:
         """A forward or backward pass is about to read it."""

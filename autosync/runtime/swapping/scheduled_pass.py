@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from autosync.runtime.swapping.pass_record import (
+    END,
     FORWARD,
     Access,
     RecordedPass,
@@ -121,6 +122,14 @@ class ScheduledPass(SwappedPass):
     def _keep_values(self) -> None:
         self._deviate()
         self.values.pin()
+
+    def _bring_values(self) -> None:
+        self._follow(END)
+        if not self.deviated:
+            self._release_due()
+            self._begin_to_come()
+        for value in self.values.tensors:
+            value.bring()
 
     def _bring_for_update(self, number: int) -> None:
         self._follow(update_access(number, self.states.sizes()))

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd import Variable as Autograd
 
+from autosync.runtime.execution.nested_backward import within_backward
 from autosync.runtime.swapping.saved_activations import (
     SavedActivation,
     SavedTensor,
@@ -59,14 +61,15 @@ class SwappedPass(ABC):
             weakref.WeakValueDictionary()
         )
         self._held: weakref.WeakSet[SavedTensor | SavedValue] = weakref.WeakSet()
-        self._moves_values = False  # from the first forward pass to the update
+        self._moves_values = False  # from the first forward pass to the end of backward
+        self._end_is_expected = False
         self._read_apart: list[SwappedValue] = []
         self._on_demand: list[SwappedValue] = []
 
     @property
     def is_fresh(self) -> bool:
         """Whether nothing has happened in it."""
-        return not (self._saved or self.has_updated or self._moves_values)
+        return not (self._saved or self.is_told or self._moves_values)
 
     @property
     def is_told(self) -> bool:
@@ -82,6 +85,7 @@ class SwappedPass(ABC):
         """The model's own forward begins, and values may leave from here on."""
         if self.has_updated or not self.values.tensors:
             return
+        self._end_is_expected = False
         if not self._moves_values:
             self._moves_values = True
             self.values.begin()
@@ -128,6 +132,7 @@ class SwappedPass(ABC):
     def unpack(self, saved: SavedTensor | SavedValue) -> Tensor:
         with torch.no_grad():
             self.has_used = True
+            self._expect_end()
             if isinstance(saved, SavedTensor):
                 return saved.form.within(self._use(saved.activation))
             saved.check()
@@ -135,12 +140,25 @@ class SwappedPass(ABC):
             return saved.form.within(saved.value.bring())
 
     def update(self, number: int) -> None:
-        """An optimizer is about to step: its state, and all values, are on the device from here
-        on."""
+        """An optimizer is about to step: its state and all values are on the device then."""
         with torch.no_grad():
             self.has_updated = True
             self._moves_values = False
             self._bring_for_update(number)
+
+    def end_backward(self) -> None:
+        """All values are on the device until the next forward pass begins."""
+        if self._moves_values:
+            self._moves_values = False
+            with torch.no_grad():
+                self._bring_values()
+
+    def _expect_end(self) -> None:
+        """Be called back at the end of the backward pass that is running. (Of the inner one of a
+        reentrant checkpoint, if that comes first: values are then back sooner.)"""
+        if self._moves_values and not self._end_is_expected and within_backward():
+            self._end_is_expected = True
+            Autograd._execution_engine.queue_callback(self.end_backward)
 
     @abstractmethod
     def _begin_forward(self) -> None:
@@ -161,6 +179,10 @@ class SwappedPass(ABC):
     @abstractmethod
     def _keep_values(self) -> None:
         """All of them on the device, for whoever reads them now."""
+
+    @abstractmethod
+    def _bring_values(self) -> None:
+        """All of them, where the backward pass ends."""
 
     @abstractmethod
     def _bring_for_update(self, number: int) -> None:

@@ -125,8 +125,8 @@ class SwappedValue(SwappedBytes):
             self._storage,
             f"the values of parameter {self._name!r} are in host memory: this training step swaps "
             "them (swap.values). They are on the device while their module's forward or backward "
-            "pass uses them, and from the update until the next forward pass begins. Read or write "
-            "them then, or leave swap.values out.",
+            "pass uses them, and from the end of backward() until the next forward pass begins. "
+            "Read or write them then, or leave swap.values out.",
         )
 
 

@@ -212,10 +212,11 @@ def runs_a_part(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -
         (saves, nothing),
         (nothing, saves),
         (loads, loads),
-        (nothing, halves),
-        (nothing, exchanges),
+        (halves, halves),
+        (exchanges, exchanges),
         (clips, nothing),
         (nothing, copies),
+        (copies, nothing),
         (runs_a_part, nothing),
     ],
 )
@@ -223,7 +224,7 @@ def test_a_script_may_do_what_it_likes(between: Between, behind: Between) -> Non
     plain, _ = with_script(between, behind, None)
     roomy, least = with_script(between, behind, ROOMY, with_values=True)
     assert same(roomy, plain)
-    tight, _ = with_script(between, behind, least * 21 // 20, with_values=True)
+    tight, _ = with_script(between, behind, least * 6 // 5, with_values=True)
     assert same(tight, plain)
 
 
@@ -290,8 +291,9 @@ def backward_fails(model: nn.Module, optimizer: torch.optim.Optimizer, step: int
 
 
 def step_is_left_out(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """As by a GradScaler."""
+    """As by a GradScaler; whoever reads values then finds them."""
     model(batch_of(step)).square().mean().backward()
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
     if step % 3 != 1:
         optimizer.step()
 
