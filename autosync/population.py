@@ -1,6 +1,6 @@
 """Many strategies as ragged arrays (CSR): what sampler, compiler and simulators work on."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -57,8 +57,8 @@ class Population:
     order u8[n]: `codes.Order`. slice_bytes i64[n].
     overlap bool[n]: synchronization may run into the next forward pass.
     idle_gather bool[n]: of such, all-gathers leave while the wire is idle. staleness u8[n].
-    swap_bytes i64[n]: the budget within which is swapped, 0 where nothing is. swap_state bool[n]:
-        whether optimizer state is, beside activations.
+    swap_bytes i64[n]: the budget within which is swapped, 0 where nothing is. swap_state,
+        swap_values bool[n]: whether optimizer state and values are, beside activations.
     axis i8[n, V]: the cut dimension, -1 flat. parts i32[n, V]: shards of the variable.
     first i64[n + 1]: strategy i has the rows first[i]:first[i + 1], variable by variable in the
         graph's order, shard by shard.
@@ -82,6 +82,7 @@ class Population:
     staleness: NDArray[np.uint8]
     swap_bytes: NDArray[np.int64]
     swap_state: NDArray[np.bool_]
+    swap_values: NDArray[np.bool_]
     axis: NDArray[np.int8]
     parts: NDArray[np.int32]
     first: NDArray[np.int64]
@@ -110,6 +111,13 @@ class Population:
         taken |= {name: getattr(self, name)[rows] for name in BY_ROW}
         return replace(self, first=first, **taken)
 
+    def swap_of(self, index: int) -> Swap | None:
+        """What one strategy swaps."""
+        budget = int(self.swap_bytes[index])
+        if not budget:
+            return None
+        return Swap(budget, bool(self.swap_state[index]), bool(self.swap_values[index]))
+
     def between(self, start: int, stop: int) -> "Population":
         """The strategies from start to stop; their arrays are parts of these, not copies."""
         rows = slice(int(self.first[start]), int(self.first[stop]))
@@ -130,6 +138,7 @@ BY_STRATEGY = (
     "staleness",
     "swap_bytes",
     "swap_state",
+    "swap_values",
     "axis",
     "parts",
 )
@@ -223,9 +232,8 @@ def encode(strategies: "list[Strategy] | tuple[Strategy, ...]", domain: Domain) 
         idle_gather=head[4].astype(np.bool_),
         staleness=head[5].astype(np.uint8),
         swap_bytes=np.array([s.swap.budget_bytes if s.swap else 0 for s in strategies], np.int64),
-        swap_state=np.array(
-            [s.swap is not None and s.swap.optimizer_state for s in strategies], np.bool_
-        ),
+        swap_state=_flags(s.swap is not None and s.swap.optimizer_state for s in strategies),
+        swap_values=_flags(s.swap is not None and s.swap.values for s in strategies),
         axis=np.array(axes, dtype=np.int8).reshape(shape),
         parts=np.array(parts, dtype=np.int32).reshape(shape),
         first=np.array([0, *accumulate(s.shards for s in strategies)], dtype=np.int64),
@@ -237,6 +245,10 @@ def encode(strategies: "list[Strategy] | tuple[Strategy, ...]", domain: Domain) 
         option=row[5].astype(np.uint16),
         position=np.array(positions, dtype=np.int32),
     )
+
+
+def _flags(given: Iterable[bool]) -> NDArray[np.bool_]:
+    return np.fromiter(given, np.bool_)
 
 
 def _columns(rows: list[tuple[int, ...]], width: int) -> NDArray[np.int64]:
@@ -326,9 +338,7 @@ def decode(population: Population, index: int, domain: Domain) -> Strategy:
         ),
         staleness=int(population.staleness[index]),
         engine=population.engines[population.engine[index]],
-        swap=Swap(budget, bool(population.swap_state[index]))
-        if (budget := int(population.swap_bytes[index]))
-        else None,
+        swap=population.swap_of(index),
         placement=population.placements[population.placement[index]],
     )
 

@@ -38,7 +38,11 @@ def describe(strategy: Strategy, domain: Domain | None = None) -> str:
 
 def swapped_in_words(swap: Swap) -> str:
     """What waits on the host."""
-    return "activations and optimizer state" if swap.optimizer_state else "activations"
+    waiting = ["activations"]
+    waiting += ["optimizer state"] if swap.optimizer_state else []
+    waiting += ["values"] if swap.values else []
+    *others, last = waiting
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _synchronization(strategy: Strategy, domain: Domain | None) -> str:

@@ -2,11 +2,12 @@
 budget, with and without, and what waiting for transfers costs, predicted and measured.
 
 python -m benchmarks.swapping [--model googlenet] [--optimizer sgd] [--batch 4] [--budget-mb 250]
-    [--gb-per-second 0.1 0.3 1] [--minutes 5] [--state]
+    [--gb-per-second 0.1 0.3 1] [--minutes 5] [--state] [--values]
 
 Most of what a convolutional network's step holds are activations, as in GeePS, which measures
 GoogLeNet too. Of a model whose values and optimizer state fill the budget, swapping activations
-moves little (try `--model bert_3l --optimizer adamw`); `--state` swaps optimizer state as well.
+moves little (try `--model bert_3l --optimizer adamw`); `--state` swaps optimizer state as well, and
+`--values` values of parameters.
 
 An arena counts every tensor of a training step of one process (the CPU's memory, a stated budget, a
 link of a stated rate). Costs are of steps that alternate with those of the same model unswapped in
@@ -19,6 +20,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -63,6 +65,7 @@ def main() -> None:
     parser.add_argument("--budget-mb", type=int, default=250)
     parser.add_argument("--gb-per-second", type=float, nargs="+", default=[0.1, 0.3, 1.0])
     parser.add_argument("--state", action="store_true", help="Swap optimizer state, too.")
+    parser.add_argument("--values", action="store_true", help="Swap values of parameters, too.")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=5.0, help="A third for the batches.")
     parser.add_argument("--most", type=int, default=512, help="No larger batch is tried.")
@@ -71,10 +74,10 @@ def main() -> None:
     now, seconds = time.monotonic(), 60 * options.minutes
     of_batch = partial(domain_of, options.model, optimizer=options.optimizer)
     print(f"{options.model}, {options.optimizer}, one thread of {provenance()['cpu']}")
-    swap = Swap(options.budget_mb * 10**6, options.state)
+    swap = Swap(options.budget_mb * 10**6, options.state, options.values)
     print_largest_batches(of_batch, swap, options.most, now + BATCHES_SHARE * seconds)
     domain = of_batch(options.batch)
-    print_costs(domain, options.state, options.gb_per_second, options.steps, now + seconds)
+    print_costs(domain, swap, options.gb_per_second, options.steps, now + seconds)
 
 
 def print_largest_batches(of_batch: OfBatch, swap: Swap, most: int, until: float) -> None:
@@ -147,7 +150,7 @@ def trains(of_batch: OfBatch, swap: Swap, swapped: bool, batch: int) -> bool:
 def fits(of_batch: OfBatch, swap: Swap, swapped: bool, batch: int) -> bool:
     memory = memory_of(of_batch(batch))
     held = held_alone(memory)
-    spans = memory.idle_spans(1.0, swap.optimizer_state)
+    spans = memory.idle_spans(1.0, swap)
     needed = base_bytes(held, spans) if swapped else held
     return bool(needed.max() <= swap.budget_bytes)
 
@@ -163,21 +166,22 @@ def held_alone(memory: DomainMemory) -> F64:
 
 
 def print_costs(
-    unprofiled: Domain, with_state: bool, rates: list[float], steps: int, until: float
+    unprofiled: Domain, of_kind: Swap, rates: list[float], steps: int, until: float
 ) -> None:
+    """of_kind: what is swapped; within several budgets here."""
     domain = profiled(unprofiled)
     memory = memory_of(domain)
     held = held_alone(memory)
     plain = Trained(domain, None, float("inf"))
-    probe = Trained(domain, Swap(ROOMY, with_state), float("inf"))
+    probe = Trained(domain, replace(of_kind, budget_bytes=ROOMY), float("inf"))
     for job in (plain, probe):
         for _ in range(STEPS_TO_FIT):
             job.step()
     least, peak = probe.least_bytes(), plain.arena.take_peak_bytes()
-    told = base_bytes(held, memory.idle_spans(1.0, with_state)).max()
+    told = base_bytes(held, memory.idle_spans(1.0, of_kind)).max()
     print(
         f"batch {domain.batch_size}: a step takes {peak / 1e6:.0f} MB (predicted "
-        f"{held.max() / 1e6:.0f}), with all idle activations away {least / 1e6:.0f} MB (predicted "
+        f"{held.max() / 1e6:.0f}), with all that is idle away {least / 1e6:.0f} MB (predicted "
         f"{told / 1e6:.0f}); compute {domain.profile.compute_seconds * 1e3:.0f} ms (profile)"
     )
     print(
@@ -188,7 +192,7 @@ def print_costs(
     for share, rate in asked:
         if not rows.fits():
             break
-        swap = Swap(int(least + share * (peak - least)), with_state)
+        swap = replace(of_kind, budget_bytes=int(least + share * (peak - least)))
         rows.run(partial(print_cost, domain, held, plain, swap, rate * 1e9, steps))
         done += 1
     if rows.left_out:
@@ -221,7 +225,7 @@ def print_cost(
 
 
 def predicted(domain: Domain, held: F64, swap: Swap, bytes_per_second: float) -> RankSwap | None:
-    spans = memory_of(domain).idle_spans(1.0, swap.optimizer_state)
+    spans = memory_of(domain).idle_spans(1.0, swap)
     link = HostLink(bytes_per_second)
     try:
         return rank_swap(domain, held, spans, 1.0, swap.budget_bytes, link)

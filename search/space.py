@@ -28,8 +28,8 @@ class Space(Allowed):
     shard_methods: where a strategy mixes methods, the shards of one variable may differ, too.
     sharded_parameters: torch's `fully_shard` may be proposed, under which the model's parameters
         are DTensors: the training script must do without their whole values.
-    swapping: what fits the devices' memory in no other way may be proposed with activations, and
-        optimizer state, swapped to host memory.
+    swapping: what fits the devices' memory in no other way may be proposed with activations,
+        optimizer state and values swapped to host memory.
     idle_gathers: draw also when all-gathers leave that run into the next forward pass. Designs may
         always send them while the wire is idle; random draws only where asked, for the shipped
         simulator has not learned from such trials.

@@ -1,5 +1,5 @@
 """Which tensors of a training step lie idle, and when: activations between their forward and their
-backward uses, and the state of optimizers between updates.
+backward uses, the state of optimizers between updates, and values of variables between all these.
 
 Moments are those of `activation_memory`: the forward of each operation, then the backward passes in
 their order.
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from autosync.domain import Domain
 from autosync.graph import ModelGraph
 from autosync.profiling import reach_variables
-from autosync.simulator.saved_tensors import Storages, storages_of
+from autosync.simulator.saved_tensors import Storages, keeps_values, storages_of
 from autosync.swap_schedule.idle_spans import SMALLEST_BYTES, IdleSpans, spans_of
 
 
@@ -42,8 +42,7 @@ class IdleActivations:
 def idle_activations(graph: ModelGraph, on_gpu: bool) -> IdleActivations:
     """on_gpu: as `storages_of` has it."""
     count = len(graph.operations)
-    backward_at = np.empty(count, dtype=np.int64)
-    backward_at[list(graph.backward_order)] = count + np.arange(count)
+    backward_at = _backward_moments(graph)
     trained = reach_variables(graph)
     storages = storages_of(graph, trained, on_gpu)
     rows: list[tuple[float, int, int, int, int]] = []
@@ -97,3 +96,31 @@ def idle_states(domain: Domain) -> IdleSpans:
     sizes = np.repeat(domain.variables.size_bytes, domain.optimizer.state_tensors).tolist()
     worth = (size for size in sizes if size >= SMALLEST_BYTES)
     return spans_of([(float(size), place, 0, 0, step) for place, size in enumerate(worth)])
+
+
+def idle_values(domain: Domain) -> IdleSpans:
+    """Of variables that each rank holds and updates whole. A value is read by the forward of what
+    consumes it, by the backward of what keeps it for that, and by the step; it may leave where the
+    forward pass begins. Moments are those of `idle_states`."""
+    graph, count = domain.graph, len(domain.graph.operations)
+    backward_at = _backward_moments(graph)
+    trained = reach_variables(graph)
+    rows: list[tuple[float, int, int, int, int]] = []
+    for variable, consumers in enumerate(graph.consumers()):
+        size = float(graph.variables[variable].size_bytes)
+        if size < SMALLEST_BYTES:
+            continue
+        kept = [int(backward_at[i]) for i in consumers if keeps_values(graph, i, trained)]
+        begin = 0
+        for use in (*consumers, *sorted(kept), 2 * count):
+            rows.append((size, variable, 0, begin, use))
+            begin = use + 1
+    return spans_of(rows)
+
+
+def _backward_moments(graph: ModelGraph) -> NDArray[np.int64]:
+    """Of each operation's backward."""
+    count = len(graph.operations)
+    found = np.empty(count, dtype=np.int64)
+    found[list(graph.backward_order)] = count + np.arange(count)
+    return found

@@ -26,7 +26,7 @@ from autosync.strategy import (
     whole,
 )
 from autosync.strategy_description import swapped_in_words
-from autosync.swap_schedule.swap_choice import Swap
+from autosync.swap_schedule.swap_choice import Swap, forms_within
 from autosync.verification import check_swap
 
 
@@ -63,7 +63,7 @@ def _check_budget(swap: Swap, peaks: NDArray[np.float64]) -> None:
     least = int(np.ceil(peaks[rank]))
     raise InvalidStrategy(
         f"a budget of {swap.budget_bytes:,} bytes does not hold a training step: rank {rank} needs "
-        f"{least:,} bytes with every activation that lies idle in host memory.",
+        f"{least:,} bytes with all that it swaps and that lies idle in host memory.",
         thing="swap.budget_bytes",
         value=swap.budget_bytes,
         remedy=f"Give {least:,} bytes or more, or a smaller batch.",
@@ -145,12 +145,13 @@ def _ways_out(
 def _swapped(
     memory: DomainMemory, plans: PlanTable, population: Population, strategy: Strategy
 ) -> Iterator[str]:
-    """What swapping within the devices' memory costs, with optimizer state where activations alone
-    do not help; nothing where that cannot be, does not help or is chosen already."""
+    """What swapping within the devices' memory costs, with optimizer state or values where
+    activations alone do not help; nothing where that cannot be, does not help or is chosen already.
+    """
     budget = swap_budget_bytes(memory.domain)
     if budget is None or strategy.swap is not None:
         return
-    for swap in (Swap(budget), Swap(budget, optimizer_state=True)):
+    for swap in forms_within(budget):
         with suppress(InvalidStrategy):
             check_swap(replace(strategy, swap=swap))
             ranks = swaps_of_ranks(memory, plans, population, 0, swap)

@@ -95,14 +95,16 @@ def _strategy_heads(population: Population) -> list[bytes]:
         layouts[layout]
         + repr((int(bucket), int(stale), int(swap))).encode()
         + (b"state" if state else b"")
+        + (b"values" if values else b"")
         + engines[engine]
         + placements[placement]
-        for layout, bucket, stale, swap, state, engine, placement in zip(
+        for layout, bucket, stale, swap, state, values, engine, placement in zip(
             population.layout,
             buckets,
             population.staleness,
             population.swap_bytes,
             population.swap_state,
+            population.swap_values,
             population.engine,
             population.placement,
             strict=True,

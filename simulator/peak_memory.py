@@ -20,12 +20,18 @@ from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.activation_memory import ActivationCurve, activation_curve
 from autosync.simulator.gradient_memory import living_bytes, moment_gradients, most_living
-from autosync.simulator.idle_tensors import IdleActivations, idle_activations, idle_states
+from autosync.simulator.idle_tensors import (
+    IdleActivations,
+    idle_activations,
+    idle_states,
+    idle_values,
+)
 from autosync.simulator.placed_memory import placed_holdings
 from autosync.simulator.plan_memory import PlanMemory
 from autosync.simulator.sharded_memory import held_bytes, units_of
 from autosync.simulator.swap_cost import swapped_peaks
 from autosync.swap_schedule.idle_spans import IdleSpans, joined
+from autosync.swap_schedule.swap_choice import Swap
 from autosync.torch_engine import FullyShard
 
 INDEX_BYTES = 8
@@ -37,8 +43,8 @@ F64 = NDArray[np.float64]
 class DomainMemory:
     """What the peak of any strategy of a domain is made of; `memory_of` makes it.
 
-    on_gpu: of the replicas' devices. idle, states: what swapping may move. gradient_bytes: f64[V],
-    of one replica's gradient.
+    on_gpu: of the replicas' devices. idle, states, values: what swapping may move. gradient_bytes:
+    f64[V], of one replica's gradient.
     """
 
     domain: Domain
@@ -46,6 +52,7 @@ class DomainMemory:
     curve: ActivationCurve
     idle: IdleActivations
     states: IdleSpans
+    values: IdleSpans
     gradient_bytes: F64
 
     def peak_bytes(self, plans: PlanTable, population: Population, batch_scale: float = 1.0) -> F64:
@@ -69,9 +76,10 @@ class DomainMemory:
         for row in np.flatnonzero(population.swap_bytes).tolist():
             of_batch = shares[row] * batch_scale
             held = self._moments(fixed[row], kept[row], of_batch, float(after[row, 0]))
-            with_state = bool(population.swap_state[row])
-            spans = [self.idle_spans(scale, with_state) for scale in of_batch.tolist()]
-            peaks[row] = swapped_peaks(held, spans, float(population.swap_bytes[row]))
+            swap = population.swap_of(row)
+            assert swap is not None
+            spans = [self.idle_spans(scale, swap) for scale in of_batch.tolist()]
+            peaks[row] = swapped_peaks(held, spans, float(swap.budget_bytes))
         for code in np.unique(population.engine[population.engine > 0]):
             rows = np.flatnonzero(population.engine == code)
             engine = population.engines[code]
@@ -83,11 +91,12 @@ class DomainMemory:
             peaks[row] = of_ranks + held_bytes[row]
         return peaks
 
-    def idle_spans(self, batch_scale: float, with_state: bool) -> IdleSpans:
-        """What may wait elsewhere, at so many times the graph's batch. with_state: optimizer state
-        as well."""
-        activations = self.idle.at(batch_scale)
-        return joined(activations, self.states) if with_state else activations
+    def idle_spans(self, batch_scale: float, swap: Swap) -> IdleSpans:
+        """What may wait elsewhere, at so many times the graph's batch."""
+        found = self.idle.at(batch_scale)
+        if swap.optimizer_state:
+            found = joined(found, self.states)
+        return joined(found, self.values) if swap.values else found
 
     def moment_bytes(
         self, plans: PlanTable, population: Population, rows: Iterable[int]
@@ -186,9 +195,15 @@ def memory_of(domain: Domain) -> DomainMemory:
     rows = table.size_bytes // table.dims[:, 0] + INDEX_BYTES
     gradients = np.where(table.sparse, rows * table.touched_rows, table.size_bytes)
     curve = activation_curve(domain.graph, on_gpu)
-    idle = idle_activations(domain.graph, on_gpu)
-    states = idle_states(domain)
-    return DomainMemory(domain, on_gpu, curve, idle, states, gradients.astype(np.float64))
+    return DomainMemory(
+        domain,
+        on_gpu,
+        curve,
+        idle_activations(domain.graph, on_gpu),
+        idle_states(domain),
+        idle_values(domain),
+        gradients.astype(np.float64),
+    )
 
 
 def device_memory_bytes(domain: Domain) -> F64:

@@ -90,3 +90,15 @@ def _kept(operation: Operation, index: int, trained: list[bool]) -> tuple[int, .
         case "inputs and output":
             return (*inputs, index)
     return ()
+
+
+def keeps_values(graph: ModelGraph, index: int, trained: list[bool]) -> bool:
+    """Whether an operation keeps the values of its variables for its backward. trained: as
+    `storages_of` has it."""
+    operation = graph.operations[index]
+    match KEEPS.get(operation.type, "inputs and output"):
+        case "factors":
+            return any(trained[i] for i in operation.inputs)
+        case "output" | "nothing":
+            return False
+    return True

@@ -64,7 +64,8 @@ def _slowdowns(
     memory = memory_of(domain)
     moments = memory.moment_bytes(plans, population, swapping)
     for index, held in zip(swapping, moments, strict=True):
-        swap = Swap(int(population.swap_bytes[index]), bool(population.swap_state[index]))
+        swap = population.swap_of(index)
+        assert swap is not None
         layout = population.layouts[population.layout[index]]
         ranks = _rank_swaps(memory, held, layout, swap)
         slowest = max(ranks, key=lambda rank: rank.compute_seconds + rank.stall_seconds)
@@ -90,7 +91,7 @@ def _rank_swaps(
         link = host_link(domain, rank)
         alike = (held[rank].tobytes(), shares[rank], factor, link)
         if alike not in made:
-            spans = memory.idle_spans(shares[rank], swap.optimizer_state)
+            spans = memory.idle_spans(shares[rank], swap)
             budget = float(swap.budget_bytes)
             made[alike] = rank_swap(domain, held[rank], spans, factor, budget, link)
         found.append(made[alike])

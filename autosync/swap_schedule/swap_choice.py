@@ -22,10 +22,12 @@ class Swap:
     budget_bytes: what a training step may take of a device at most: values, gradients, optimizer
         state, buffers and activations.
     optimizer_state: whether the state of optimizers waits there for their updates, too.
+    values: whether those of parameters do between their uses in a forward and backward pass.
     """
 
     budget_bytes: int
     optimizer_state: Annotated[bool, UNLESS_ZERO] = False
+    values: Annotated[bool, UNLESS_ZERO] = False
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     def __post_init__(self) -> None:
@@ -41,3 +43,9 @@ class Swap:
 def budget_within(memory_bytes: float) -> int:
     """What a swapped step may take of a device of so much memory."""
     return int(memory_bytes * (1 - RESERVE))
+
+
+def forms_within(budget_bytes: int) -> tuple[Swap, ...]:
+    """All that may be swapped within a budget, activations alone first."""
+    both = (False, True)
+    return tuple(Swap(budget_bytes, state, values) for values in both for state in both)

@@ -6,7 +6,8 @@ from autosync.strategy import ParameterServer, ReduceScatter, Strategy, Synchron
 
 def check_swap(strategy: Strategy) -> None:
     """Raises InvalidStrategy where activations are swapped that torch's engine takes care of, or
-    beside placed modules; or optimizer state that is split among ranks, or needed at any time."""
+    beside placed modules; or optimizer state or values, where ranks update them in parts, or at
+    any time."""
     swap = strategy.swap
     if swap is None:
         return
@@ -26,22 +27,26 @@ def check_swap(strategy: Strategy) -> None:
             value=swap.budget_bytes,
             remedy="Leave one of the two out.",
         )
-    if swap.optimizer_state and (why := _why_state_stays(strategy)):
-        raise InvalidStrategy(
-            f"the strategy swaps optimizer state, but {why}.",
-            thing="swap.optimizer_state",
-            value=True,
-            remedy="Leave optimizer_state out, or synchronize so that every rank updates every "
-            "variable within step(): by all-reduces or torch's DDP.",
-        )
+    for field, words, swapped in (
+        ("optimizer_state", "optimizer state", swap.optimizer_state),
+        ("values", "values", swap.values),
+    ):
+        if swapped and (why := _why_they_stay(strategy)):
+            raise InvalidStrategy(
+                f"the strategy swaps {words}, but {why}.",
+                thing=f"swap.{field}",
+                value=True,
+                remedy=f"Leave {field} out, or synchronize so that every rank updates every "
+                "variable within step(): by all-reduces or torch's DDP.",
+            )
 
 
-def _why_state_stays(strategy: Strategy) -> str:
-    """Empty where every rank updates all of it within `step()`."""
+def _why_they_stay(strategy: Strategy) -> str:
+    """Empty where every rank updates all state and values within `step()`."""
     if strategy.staleness:
         return "its updates are late: they run while forward and backward passes do"
     if strategy.schedule.overlap_forward:
-        return "its updates run into the next forward pass, so that the state is never idle"
+        return "its updates run into the next forward pass, so that both are needed at any time"
     for choice in strategy.choices:
         for shard in choice.shards:
             if owner := _owner_of(shard):

@@ -13,14 +13,18 @@ from autosync.simulator.peak_memory import memory_of
 from autosync.simulator.swap_budget import swap_budget_bytes
 from autosync.simulator.swapped_ranks import swap_slowdowns
 from autosync.strategy import Strategy
-from autosync.swap_schedule.swap_choice import Swap
+from autosync.swap_schedule.swap_choice import Swap, forms_within
 from autosync.verification import check_swap
 
 Named = Sequence[tuple[str, Strategy]]
 
-SWAPPED, WITH_STATE = "_swapped", "_with_state"
-"""End the names of designs whose activations are swapped, and of those whose optimizer state is
-beside them."""
+ENDINGS = {
+    (False, False): "_swapped",
+    (True, False): "_swapped_with_state",
+    (False, True): "_swapped_with_values",
+    (True, True): "_swapped_with_state_and_values",
+}
+"""Of names of designs, by whether optimizer state and values are swapped beside activations."""
 
 
 def swapped_where_needed(domain: Domain, named: Named, space: Space) -> list[tuple[str, Strategy]]:
@@ -35,7 +39,8 @@ def swapped_where_needed(domain: Domain, named: Named, space: Space) -> list[tup
 
 def swapped_forms(named: Named, domain: Domain, space: Space) -> list[list[tuple[str, Strategy]]]:
     """Of each design those that swap within the budget of the domain's devices and for which it
-    holds a step: activations alone, or optimizer state too. The shorter its waits, the earlier.
+    holds a step: activations alone, or optimizer state too, or values, or both. The shorter its
+    waits, the earlier.
 
     All empty where the space does not allow it, or `swap_budget_bytes` knows no budget.
     """
@@ -59,14 +64,19 @@ def swapped_forms(named: Named, domain: Domain, space: Space) -> list[list[tuple
 
 def plain_name(name: str) -> str:
     """Of a design in one of its swapped forms."""
-    return name.removesuffix(WITH_STATE).removesuffix(SWAPPED)
+    for ending in ENDINGS.values():
+        name = name.removesuffix(ending)
+    return name
 
 
 def _choices(budget_bytes: int, domain: Domain) -> list[tuple[str, Swap]]:
-    found = [(SWAPPED, Swap(budget_bytes))]
-    if domain.optimizer.state_tensors:
-        found.append((SWAPPED + WITH_STATE, Swap(budget_bytes, optimizer_state=True)))
-    return found
+    """Where there is something of it to move."""
+    has_state, has_values = domain.optimizer.state_tensors, len(memory_of(domain).values)
+    return [
+        (ENDINGS[swap.optimizer_state, swap.values], swap)
+        for swap in forms_within(budget_bytes)
+        if (has_state or not swap.optimizer_state) and (has_values or not swap.values)
+    ]
 
 
 def _slowdowns(domain: Domain, strategies: list[Strategy]) -> dict[int, float]:

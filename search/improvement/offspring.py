@@ -67,6 +67,7 @@ def make_offspring(pool: ParentPool, lineage: Lineage, start: int, seed: int) ->
         staleness=given.staleness[lineage.base],
         swap_bytes=given.swap_bytes[lineage.base],
         swap_state=given.swap_state[lineage.base],
+        swap_values=given.swap_values[lineage.base],
         axis=choices.axis,
         parts=choices.parts,
         position=position,

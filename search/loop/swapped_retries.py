@@ -11,6 +11,7 @@ from autosync.population import encode
 from autosync.search.designs.swapped_designs import plain_name, swapped_forms
 from autosync.search.loop.tuning_store import FOUND_BY_SEARCH, Candidate, Store
 from autosync.search.space import Space
+from autosync.simulator.memory_check import most_peak_bytes
 from autosync.simulator.simulator_contract import Simulator
 from autosync.strategy import Strategy
 from autosync.trials.contract import TrialResult
@@ -20,7 +21,8 @@ def retried_with_swap(
     domain: Domain, space: Space, simulator: Simulator, store: Store
 ) -> list[Candidate]:
     """The most promising first; none where nothing ran out of memory that can be swapped and was
-    not yet. A design whose swapped form had no room either comes back in its other form."""
+    not yet. A design whose swapped form had no room either comes back in the form that holds least.
+    """
     trials = {trial.key: trial for trial in store.trials()}
     stored = store.proposals()
     named: dict[str, tuple[str, Strategy]] = {}
@@ -33,8 +35,10 @@ def retried_with_swap(
     failed = {p.candidate.strategy.id for p in stored if p.key in trials and trials[p.key].error}
     found = []
     for forms in swapped_forms(list(named.values()), domain, space):
-        if {strategy.id for _, strategy in forms} & known <= failed:
-            found += [each for each in forms if each[1].id not in known][:1]
+        left = [each for each in forms if each[1].id not in known]
+        tried = {strategy.id for _, strategy in forms} & known
+        if left and tried <= failed:
+            found.append(_that_holds_least(left, domain) if tried else left[0])
     if not found:
         return []
     scores = simulator.predict(domain, encode([strategy for _, strategy in found], domain))
@@ -43,6 +47,14 @@ def retried_with_swap(
         for (name, strategy), score in zip(found, scores, strict=True)
     ]
     return sorted(candidates, key=lambda each: each.predicted_seconds)
+
+
+def _that_holds_least(forms: list[tuple[str, Strategy]], domain: Domain) -> tuple[str, Strategy]:
+    """Where a form that waits less had no room; of equal ones the one that waits least."""
+    swaps = [(strategy, strategy.swap) for _, strategy in forms]
+    tight = [replace(each, swap=replace(swap, budget_bytes=1)) for each, swap in swaps if swap]
+    peaks = most_peak_bytes(domain, tight)
+    return forms[peaks.index(min(peaks))]
 
 
 def _had_no_room(candidate: Candidate, trial: TrialResult) -> bool:

@@ -59,6 +59,7 @@ def sample_at(domain: Domain, space: Space, indices: NDArray[np.uint64], seed: i
         staleness=choices.staleness,
         swap_bytes=np.zeros(n, dtype=np.int64),
         swap_state=np.zeros(n, dtype=np.bool_),
+        swap_values=np.zeros(n, dtype=np.bool_),
         axis=choices.axis,
         parts=choices.parts,
         position=np.zeros(len(shards.variable), dtype=np.int32),

@@ -21,9 +21,13 @@ from autosync.runtime.updates.row_update import RowUpdate
 Home = tuple[dict[str, Any], str]
 """A module's dictionary of parameters, and the key of one."""
 
+Place = tuple[int, int]
+"""A storage and an offset in it."""
+
 
 class ParameterStorage:
-    """Compares pointers: a pass over all variables where backward begins, and one at `step()`."""
+    """Compares storages: a pass over all variables where backward begins, and one at `step()`. Not
+    their pointers, for a swapped value may have none then."""
 
     def __init__(self, model: nn.Module, variables: list[VariableRecord]):
         self._model = model
@@ -31,7 +35,7 @@ class ParameterStorage:
         self._parameters = [variable.parameter for variable in variables]
         homes = _homes(model)
         self._homes = [homes.get(id(p), ({"": p}, "")) for p in self._parameters]
-        self._places: list[int] = []
+        self._places: list[Place] = []
         self._strides: list[tuple[int, ...]] = []
         self._views = [v.view for v in variables if v.view is not None]
         self._view_places = [view.data_ptr() for view in self._views]
@@ -75,11 +79,11 @@ class ParameterStorage:
         """
         if not all(map(is_, map(dict.get, self._held, self._keys), self._parameters)):
             self._find_homes()
-        if list(map(Tensor.data_ptr, self._parameters)) != self._places:
+        if list(map(_place, self._parameters)) != self._places:
             self._follow()
 
     def _note_places(self) -> None:
-        self._places = list(map(Tensor.data_ptr, self._parameters))
+        self._places = list(map(_place, self._parameters))
         self._strides = list(map(Tensor.stride, self._parameters))
 
     def _note_homes(self) -> None:
@@ -130,6 +134,10 @@ class ParameterStorage:
             with torch.no_grad():
                 view.data = bucket.buffer[segment.start : segment.stop].view(segment.shape)
                 view.copy_(found)  # a gradient that adds up is the view itself
+
+
+def _place(parameter: Tensor) -> Place:
+    return parameter.untyped_storage()._cdata, int(parameter.storage_offset())
 
 
 def _homes(model: nn.Module) -> dict[int, Home]:

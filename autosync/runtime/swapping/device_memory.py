@@ -25,6 +25,12 @@ class DeviceMemory(Protocol):
     def host_memory(self) -> AbstractContextManager[object]:
         """What is allocated within is not the device's."""
 
+    def forbid(self, storage: torch.UntypedStorage, why: str) -> None:
+        """Whoever reads or writes it, which has no bytes, gets a RuntimeError that says why."""
+
+    def allow(self, storage: torch.UntypedStorage) -> None:
+        """It is about to have bytes again."""
+
     def synchronize(self) -> None:
         """The calling thread waits for the device."""
 
@@ -48,6 +54,12 @@ class GpuMemory:
 
     def host_memory(self) -> AbstractContextManager[object]:
         return nullcontext()
+
+    def forbid(self, storage: torch.UntypedStorage, why: str) -> None:
+        torch._C._set_storage_data_ptr_access_error_msg(storage._cdata, why)
+
+    def allow(self, storage: torch.UntypedStorage) -> None:
+        torch._C._clear_storage_data_ptr_access_error_msg(storage._cdata)
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)

@@ -1,13 +1,15 @@
-"""Swaps a model's activations and, where asked, the state of its optimizers: forward passes save
-here, backward passes and updates ask for what they need.
+"""Swaps a model's activations and, where asked, the state of its optimizers and its values: forward
+passes save here, modules, backward passes and updates ask for what they need.
 
 The first pass runs on demand and is recorded; from then on passes follow the schedule that was made
 of the record. A pass that does otherwise (the last batch of an epoch, say) ends on demand. Where
 several in a row do, or more is on the device than before, the next one is recorded anew.
 """
 
+import gc
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -17,15 +19,16 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from autosync.errors import NotSupported
+from autosync.errors import InvalidInput, NotSupported
 from autosync.runtime.swapping.on_demand_pass import OnDemandPass
 from autosync.runtime.swapping.pass_record import RecordedPass
-from autosync.runtime.swapping.saved_activations import SavedTensor, UnswappedTensor
+from autosync.runtime.swapping.saved_activations import UnswappedTensor
 from autosync.runtime.swapping.scheduled_pass import PassSchedule, ScheduledPass, pass_schedule
 from autosync.runtime.swapping.swap_device import swap_device_of
-from autosync.runtime.swapping.swapped_bytes import SwapDevice
 from autosync.runtime.swapping.swapped_pass import Packed, SwappedParts, SwappedPass
 from autosync.runtime.swapping.swapped_states import SwappedStates
+from autosync.runtime.swapping.swapped_values import SwappedValues
+from autosync.runtime.swapping.value_hooks import ValueHooks
 from autosync.swap_schedule.idle_spans import SMALLEST_BYTES
 from autosync.swap_schedule.scheduling import SwapSchedule, least_budget_bytes, make_schedule
 from autosync.swap_schedule.swap_choice import Swap
@@ -47,56 +50,71 @@ def swap_to_host(
 ) -> "HostSwapper":
     """Train within a budget of device memory: what has no room waits in the host's.
 
-    optimizers: all of the model; used where their state is swapped. smallest_bytes: of a tensor
-    that is swapped; smaller ones stay. `remove()` takes it off.
+    optimizers: all of the model; used where their state or values are swapped. smallest_bytes: of a
+    tensor that is swapped; smaller ones stay. `remove()` takes it off.
 
     A schedule that does not fit is refused by InvalidStrategy where the second pass begins.
 
     Raises:
+        InvalidInput: values are to be swapped, and no optimizer is given that updates them.
         NotSupported: see `swap_device.check_swappable`.
         DeviceMemoryExceeded: what is there already is more than the arena holds.
     """
+    if swap.values and not optimizers:
+        raise InvalidInput(
+            "values are swapped between updates, and no optimizer was given that makes them.",
+            thing="swap.values",
+            value=True,
+            remedy="Give all optimizers of the model, or leave values out.",
+        )
     device = swap_device_of(model)
     device.memory.count([*model.parameters(), *model.buffers()])
     states = SwappedStates(optimizers if swap.optimizer_state else (), device, smallest_bytes)
-    swapper = HostSwapper(model, swap.budget_bytes, device, states, smallest_bytes)
+    values = SwappedValues(model, device, smallest_bytes, swap.values)
+    watched = optimizers if swap.optimizer_state or swap.values else ()
+    parts = SwappedParts(device, set(), smallest_bytes, states, values)
+    swapper = HostSwapper(model, swap.budget_bytes, watched, parts)
     swapper.install()
     return swapper
 
 
 class HostSwapper:
     """schedule: that passes follow; None while the first one is recorded. recorded: what it is made
-    of. deviations: passes in a row that did not follow it. states: of the optimizers whose state is
-    swapped; then a pass begins behind the last update of the one before, else with its forward."""
+    of. deviations: passes in a row that did not follow it. states, values: what is swapped of them;
+    where either is, a pass begins behind the last update of the one before, else with its forward.
+
+    optimizers: whose updates are watched for that; none where activations alone are swapped.
+    """
 
     def __init__(
         self,
         model: nn.Module,
         budget_bytes: int,
-        device: SwapDevice,
-        states: SwappedStates,
-        smallest_bytes: int,
+        optimizers: Sequence[Optimizer],
+        parts: SwappedParts,
     ) -> None:
         self.schedule: SwapSchedule | None = None
         self.recorded: RecordedPass | None = None
         self.deviations = 0
-        self.states = states
+        self.states = parts.states
+        self.values = parts.values
         self._model = model
         self._budget_bytes = budget_bytes
-        self._device = device
-        self._smallest_bytes = smallest_bytes
+        self._optimizers = tuple(optimizers)
+        self._parts = parts
         self._pass_schedule: PassSchedule | None = None
         self._current: SwappedPass | None = None
         self._stepped: set[int] = set()
-        self._entered: list[saved_tensors_hooks | None] = []
+        self._entered: list[ExitStack | None] = []
         self._handles: list[RemovableHandle] = []
+        self._value_hooks = ValueHooks(model, self.values, lambda: self._current, self._entered)
 
     def install(self) -> None:
         model = self._model
         before, after = self._before_forward(), self._after_forward()
         self._handles.append(model.register_forward_pre_hook(before))
         self._handles.append(model.register_forward_hook(after, always_call=True))
-        for optimizer in self.states.optimizers:
+        for optimizer in self._optimizers:
             self._handles += [
                 optimizer.register_step_pre_hook(self._before_step),
                 optimizer.register_step_post_hook(self._after_step),
@@ -104,15 +122,20 @@ class HostSwapper:
                 optimizer.register_load_state_dict_post_hook(self._after_load),
             ]
         self._put_state_away()
+        self._find_values()
 
     def remove(self, keep_state: bool = True) -> None:
-        """Saved tensors and the optimizers' state stay on the device from now on.
+        """Saved tensors, values and the optimizers' state stay on the device from now on.
 
         keep_state: False leaves in host memory what is there, for whoever puts another state back.
         """
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._value_hooks.remove()
+        if not self.values.are_here():
+            gc.collect()  # what a step that failed has left takes their room
+        self.values.pin()
         if keep_state:
             self.states.refresh()
             for number in range(len(self.states.optimizers)):
@@ -124,10 +147,12 @@ class HostSwapper:
                 return
             hooks = None
             if torch.is_grad_enabled():
+                hooks = ExitStack()
                 if not self._entered:
-                    self._begin_pass()
-                hooks = saved_tensors_hooks(self._pack, _unpack)
-                hooks.__enter__()
+                    self._begin_pass().begin_forward()
+                    if self._pass_schedule is None and self.values.tensors:
+                        hooks.enter_context(self._value_hooks.noticing_reads())
+                hooks.enter_context(saved_tensors_hooks(self._pack, _unpack))
             elif not self._entered:
                 self._before_evaluation()
             self._entered.append(hooks)
@@ -137,9 +162,11 @@ class HostSwapper:
     def _after_forward(self) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             if module is self._model and self._entered:
+                if self._current is not None:
+                    self._current.end_reads_apart()
                 hooks = self._entered.pop()
                 if hooks is not None:
-                    hooks.__exit__()
+                    hooks.close()
 
         return hook
 
@@ -149,17 +176,18 @@ class HostSwapper:
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any) -> None:
         """args: the optimizer and what `step` was given."""
+        swapped = "values" if self.values.are_swapped else "optimizer_state"
         if any(callable(given) for given in (*args[1:], *kwargs.values())):
             raise NotSupported(
                 f"{type(optimizer).__name__}.step() was given a closure, which runs forward and "
-                "backward passes within the update: its state is needed then, and cannot be "
-                "elsewhere.",
-                thing="swap.optimizer_state",
+                "backward passes within the update: its state and values are needed then, and "
+                "cannot be elsewhere.",
+                thing=f"swap.{swapped}",
                 value=type(optimizer).__name__,
-                remedy="Call step() without one behind backward(), or leave optimizer_state out.",
+                remedy=f"Call step() without one behind backward(), or leave {swapped} out.",
             )
         self.states.refresh()
-        number = self.states.optimizers.index(optimizer)
+        number = self._optimizers.index(optimizer)
         if self._current is None:
             self.states.bring(number)
         else:
@@ -167,7 +195,7 @@ class HostSwapper:
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._stepped.add(id(optimizer))
-        if len(self._stepped) == len(self.states.optimizers):
+        if len(self._stepped) == len(self._optimizers):
             self._stepped.clear()
             self._begin_pass()
 
@@ -185,29 +213,42 @@ class HostSwapper:
 
     def _before_evaluation(self) -> None:
         """It is no part of a pass, and has all the room there is."""
-        if not self.states.optimizers:
+        if not self._optimizers:
             self._end_pass()
         elif self._current is not None and self._current.is_fresh:
             self._current = None
             self._put_state_away()
+        elif self._current is not None:
+            self._current.stay()
 
-    def _begin_pass(self) -> None:
+    def _find_values(self) -> None:
+        self.values.refresh()
+        self._value_hooks.install()
+
+    def _begin_pass(self) -> SwappedPass:
         """Of several forward passes before one backward pass, the first begins it, where the last
         update has not."""
         last = self._current
-        if last is not None and not last.is_told and (last.is_held or last.is_fresh):
-            return
+        if last is not None and not last.is_told and (last.is_held or self._can_begin(last)):
+            return last
         self._end_pass()
         self.states.refresh()
+        self.values.come_home()
+        self._find_values()
         if self._pass_schedule is not None:
             self._make_room()
         stay = (*self._model.parameters(), *self._model.buffers())
         unswapped = {tensor.untyped_storage()._cdata for tensor in stay}
-        parts = SwappedParts(self._device, unswapped, self._smallest_bytes, self.states)
+        parts = replace(self._parts, unswapped=unswapped)
         if self._pass_schedule is None:
             self._current = OnDemandPass(parts)
         else:
             self._current = ScheduledPass(parts, self._pass_schedule)
+        return self._current
+
+    def _can_begin(self, prepared: SwappedPass) -> bool:
+        """Whether nothing has happened in it, and it knows the values as they are."""
+        return prepared.is_fresh and self.values.are_current()
 
     def _end_pass(self) -> None:
         last = self._current
@@ -217,7 +258,8 @@ class HostSwapper:
         if isinstance(last, OnDemandPass):
             self.deviations = 0
             recorded = last.record.finished()
-            if last.has_updated or not self.states.optimizers:  # else the next one may update
+            is_whole = last.has_updated or not self._optimizers  # else the next one may update
+            if is_whole and not self.values.take_learned():
                 self._adopt(recorded)
         elif isinstance(last, ScheduledPass):
             self.deviations = self.deviations + 1 if last.deviated else 0
@@ -243,12 +285,14 @@ class HostSwapper:
         """What has come to the device since the recorded pass began stays there: gradients that add
         up over passes, a list of losses, the optimizer's state where that is not swapped."""
         assert self.recorded is not None
-        held = self._device.memory.allocated_bytes() - self.states.device_bytes()
+        held = self._parts.device.memory.allocated_bytes() - self.states.device_bytes()
         grown = held - self.recorded.begin_bytes
         moments = self.recorded.moments
-        if self.states.sizes() != self.recorded.states or grown > NEGLIGIBLE * least_budget_bytes(
-            moments
-        ):
+        is_other = (self.states.sizes(), self.values.sizes()) != (
+            self.recorded.states,
+            self.recorded.values,
+        )
+        if is_other or grown > NEGLIGIBLE * least_budget_bytes(moments):
             self._pass_schedule = None
         elif grown > 0:
             fuller = replace(moments, base_bytes=moments.base_bytes + grown)
@@ -259,6 +303,5 @@ class HostSwapper:
 def _unpack(packed: Packed) -> Tensor:
     if isinstance(packed, UnswappedTensor):
         return packed.unpacked()
-    assert isinstance(packed, SavedTensor)
     swapped_pass: SwappedPass = packed.swapped_pass
     return swapped_pass.unpack(packed)

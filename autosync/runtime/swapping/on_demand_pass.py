@@ -1,15 +1,17 @@
-"""A pass in which every activation leaves when it is saved and comes back when it is used, and the
-optimizers' state when they update: the least memory, and the slowest. The first pass of a job runs
-so and is recorded."""
+"""A pass in which every activation leaves when it is saved and comes back when it is used, values
+as well, and the optimizers' state when they update: the least memory, and the slowest. The first
+pass of a job runs so and is recorded."""
 
 import time
 import weakref
+from collections.abc import Callable
 
 from torch import Tensor
 
 from autosync.runtime.swapping.pass_record import PassRecord
 from autosync.runtime.swapping.saved_activations import SavedActivation
 from autosync.runtime.swapping.swapped_pass import SwappedParts, SwappedPass
+from autosync.runtime.swapping.swapped_values import SwappedValue
 
 
 class OnDemandPass(SwappedPass):
@@ -19,9 +21,18 @@ class OnDemandPass(SwappedPass):
         super().__init__(parts)
         begin = time.perf_counter()
         copied = self.states.put_away()
-        self.record = PassRecord(self.device.memory, self.states.sizes())
+        self.record = PassRecord(self.device.memory, self.states.sizes(), self.values.sizes())
         self.record.moved(copied, time.perf_counter() - begin)
         self._last_used: weakref.ref[SavedActivation] | None = None
+
+    def _begin_forward(self) -> None:
+        self.record.pause()
+        self._give_up_used()
+        self._timed(self.values.copy_out)
+        for value in self._put_values_away():
+            self.record.left(value)
+        self.record.begin_forward()
+        self.record.resume()
 
     def _save(self, activation: SavedActivation, is_new: bool) -> None:
         self.record.pause()
@@ -49,15 +60,52 @@ class OnDemandPass(SwappedPass):
         self.record.resume()
         return held
 
-    def _bring_state(self, number: int) -> None:
+    def _use_value(self, value: SwappedValue) -> None:
+        self.record.pause()
+        self._give_up_used()
+        self.record.read(value)
+        if value.on_device is None:
+            self._timed(lambda: self.values.come_home([value]))
+            self.record.returned(value)
+            self._on_demand.append(value)
+        self.record.resume()
+
+    def _keep_values(self) -> None:
+        away = self._values_away()
+        self._timed(self.values.pin)
+        for value in away:
+            self.record.returned(value)
+
+    def _bring_values(self) -> None:
+        self.record.pause()
+        self._give_up_used()
+        self.record.end_backward()
+        self._come_home()
+        self.record.resume()
+
+    def _bring_for_update(self, number: int) -> None:
         self.record.pause()
         self._give_up_used()
         self.record.update(number)
-        begin = time.perf_counter()
-        copied = self.states.fetch(number)
-        self.record.moved(copied, time.perf_counter() - begin)
+        self._come_home()
+        self._timed(lambda: self.states.fetch(number))
         self.states.bring(number)
         self.record.resume()
+
+    def _timed(self, copy: Callable[[], int]) -> None:
+        """copy: returns the bytes that it has copied."""
+        begin = time.perf_counter()
+        copied = copy()
+        self.record.moved(copied, time.perf_counter() - begin)
+
+    def _come_home(self) -> None:
+        away = self._values_away()
+        self._timed(self.values.come_home)
+        for value in away:
+            self.record.returned(value)
+
+    def _values_away(self) -> list[SwappedValue]:
+        return [value for value in self.values.tensors if value.on_device is None]
 
     def _give_up_used(self, following: SavedActivation | None = None) -> None:
         """Only now: autograd holds what stays on a device until a little after the backward that
@@ -65,3 +113,8 @@ class OnDemandPass(SwappedPass):
         used = None if self._last_used is None else self._last_used()
         if used is not None and used is not following:
             used.release()
+        for value in self._on_demand:
+            if not value.users:
+                value.compare()
+        for value in self._give_up_values():
+            self.record.left(value)

@@ -1,4 +1,4 @@
-"""What a pass did: whom it saved and used again when, and how full the device was meanwhile.
+"""What a pass did: what it saved and used again when, and how full the device was meanwhile.
 
 GeePS gathers the sequence of operations in the first iteration; so does this. Everything waits in
 host memory meanwhile, so that what the device holds is what no schedule can move.
@@ -7,7 +7,7 @@ host memory meanwhile, so that what the device holds is what no schedule can mov
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -16,12 +16,17 @@ import numpy as np
 
 from autosync.runtime.swapping.device_memory import DeviceMemory
 from autosync.runtime.swapping.saved_activations import SavedActivation
+from autosync.runtime.swapping.swapped_values import SwappedValue
 from autosync.swap_schedule.idle_spans import HostLink, IdleSpans, Moments, spans_of
 
-Kind = Literal["save", "use", "update"]
+Kind = Literal["save", "use", "forward", "value", "end", "update"]
 Access = tuple[Kind, int, int]
-"""A tensor saved or used again: of the activation at this position, of so many bytes. Or an update
-by the optimizer of this number, of so many bytes of state."""
+"""A tensor saved or used again: of the activation at this position, of so many bytes. The begin of
+a forward pass. A value about to be read: its position and bytes. The end of a backward pass in
+which values were away. Or an update by the optimizer of this number, of so many bytes of state."""
+
+FORWARD: Access = ("forward", 0, 0)
+END: Access = ("end", 0, 0)
 
 States = tuple[tuple[int, int], ...]
 """As `SwappedStates.sizes`: of each tensor the number of its optimizer, and its bytes."""
@@ -30,12 +35,14 @@ States = tuple[tuple[int, int], ...]
 @dataclass(frozen=True, slots=True)
 class RecordedPass:
     """accesses: the n-th begins moment n + 1; moment 0 is what runs before them. saved: how many
-    activations; in the spans the tensors of the optimizers' state follow them. begin_bytes: on the
-    device where the pass began, without that state."""
+    activations; in the spans the tensors of the optimizers' state follow them, and then values, of
+    which these are the bytes. begin_bytes: on the device where the pass began, without that state.
+    """
 
     accesses: tuple[Access, ...]
     saved: int
     states: States
+    values: tuple[int, ...]
     spans: IdleSpans
     moments: Moments
     link: HostLink
@@ -50,16 +57,21 @@ class PassRecord:
         self,
         memory: DeviceMemory,
         states: States = (),
+        values: tuple[int, ...] = (),
         clock: Callable[[], float] = time.perf_counter,
     ):
         self._memory = memory
         self._states = states
+        self._values = values
         self._clock = clock
         self._accesses: list[Access] = []
         self._seconds: list[float] = []
         self._peaks: list[float] = []
         self._freed: defaultdict[int, list[int]] = defaultdict(list)
         self._held: set[int] = set()
+        self._forward = 0
+        self._away: dict[int, int] = {}
+        self._value_spans: list[tuple[int, int, int]] = []
         self._watches: list[weakref.ref[object]] = []
         self._moved_bytes = 0
         self._moving_seconds = 0.0
@@ -82,6 +94,30 @@ class PassRecord:
         if kind == "use" and not self._freed[activation.position]:
             self._held.add(activation.position)  # somebody else holds it: it cannot leave
         self._accesses.append((kind, activation.position, activation.size_bytes))
+
+    def begin_forward(self) -> None:
+        """The model's forward begins."""
+        self._accesses.append(FORWARD)
+
+    def end_backward(self) -> None:
+        """A backward pass has ended, in which values were away."""
+        self._accesses.append(END)
+
+    def read(self, value: SwappedValue) -> None:
+        """A forward or backward pass is about to read it."""
+        self._accesses.append(value_access(value))
+
+    def left(self, value: SwappedValue) -> None:
+        """Its bytes are given up, before the next moment begins."""
+        moment = len(self._accesses) + 1
+        self._forward = self._forward or moment
+        self._away[value.position] = moment
+
+    def returned(self, value: SwappedValue) -> None:
+        """They are here again, from this moment on."""
+        self._value_spans.append(
+            (value.position, self._away.pop(value.position), len(self._accesses))
+        )
 
     def update(self, number: int) -> None:
         """An optimizer is about to step."""
@@ -108,14 +144,17 @@ class PassRecord:
         self.pause()
         self._watches.clear()
         rate = self._moved_bytes / self._moving_seconds if self._moving_seconds else float("inf")
-        saved = 1 + max(
-            (place for kind, place, _ in self._accesses if kind != "update"), default=-1
-        )
-        rows = [*self._activation_rows(), *self._state_rows(saved)]
+        saved = 1 + max((place for _, place, _ in activation_accesses(self._accesses)), default=-1)
+        rows = [
+            *self._activation_rows(),
+            *self._state_rows(saved),
+            *self._value_rows(saved + len(self._states)),
+        ]
         return RecordedPass(
             tuple(self._accesses),
             saved,
             self._states,
+            self._values,
             spans_of(rows),
             Moments(np.array(self._seconds), np.array(self._peaks)),
             HostLink(rate),
@@ -125,10 +164,9 @@ class PassRecord:
     def _activation_rows(self) -> list[tuple[float, int, int, int, int]]:
         moments: defaultdict[int, list[int]] = defaultdict(list)
         sizes: dict[int, int] = {}
-        for number, (kind, position, size) in enumerate(self._accesses):
-            if kind != "update":
-                moments[position].append(number + 1)
-                sizes[position] = size
+        for moment, position, size in activation_accesses(self._accesses):
+            moments[position].append(moment)
+            sizes[position] = size
         rows = []
         for position, used in moments.items():
             if position in self._held:
@@ -153,6 +191,27 @@ class PassRecord:
             for place, (number, size) in enumerate(self._states)
             if number in updates
         ]
+
+    def _value_rows(self, first: int) -> list[tuple[float, int, int, int, int]]:
+        """Idle wherever they were away. What they hold is final where the forward pass begins, and
+        where no update has brought them back, the next pass does."""
+        end = len(self._accesses) + 1
+        left = [(position, begin, end) for position, begin in self._away.items()]
+        return [
+            (float(self._values[position]), first + position, self._forward, begin, until)
+            for position, begin, until in [*self._value_spans, *left]
+        ]
+
+
+def activation_accesses(accesses: Sequence[Access]) -> Iterator[tuple[int, int, int]]:
+    """Moment, position and bytes of those that save or use an activation."""
+    for moment, (kind, position, size) in enumerate(accesses, 1):
+        if kind in ("save", "use"):
+            yield moment, position, size
+
+
+def value_access(value: SwappedValue) -> Access:
+    return "value", value.position, value.size_bytes
 
 
 def update_access(number: int, states: States) -> Access:

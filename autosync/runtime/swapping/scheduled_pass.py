@@ -7,10 +7,19 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from autosync.runtime.swapping.pass_record import Access, RecordedPass, update_access
+from autosync.runtime.swapping.pass_record import (
+    END,
+    FORWARD,
+    Access,
+    RecordedPass,
+    activation_accesses,
+    update_access,
+    value_access,
+)
 from autosync.runtime.swapping.saved_activations import SavedActivation
 from autosync.runtime.swapping.swapped_bytes import SwappedBytes
 from autosync.runtime.swapping.swapped_pass import SwappedParts, SwappedPass, release_all
+from autosync.runtime.swapping.swapped_values import SwappedValue
 from autosync.swap_schedule.idle_spans import I64
 from autosync.swap_schedule.scheduling import SwapSchedule
 
@@ -19,12 +28,14 @@ TensorsByMoment = defaultdict[int, list[int]]
 
 @dataclass(frozen=True, slots=True)
 class PassSchedule:
-    """accesses, saved: of the recorded pass that it is for. leave, release, come: the tensors, by
-    the moment in which they begin to leave, give their bytes up, and begin to return. last_use: the
-    moment of each activation's last access. waiting: state that nobody updates in the pass."""
+    """accesses, saved: of the recorded pass that it is for. states: how many tensors of state.
+    leave, release, come: the tensors, by the moment in which they begin to leave, give their bytes
+    up, and begin to return. last_use: the moment of each activation's last access. waiting: state
+    that nobody updates in the pass."""
 
     accesses: tuple[Access, ...]
     saved: int
+    states: int
     leave: TensorsByMoment
     release: TensorsByMoment
     come: TensorsByMoment
@@ -34,15 +45,15 @@ class PassSchedule:
 
 def pass_schedule(recorded: RecordedPass, schedule: SwapSchedule) -> PassSchedule:
     spans, away = schedule.spans, np.flatnonzero(~schedule.kept)
-    accesses = enumerate(recorded.accesses, 1)
     updated = {number for kind, number, _ in recorded.accesses if kind == "update"}
     return PassSchedule(
         recorded.accesses,
         recorded.saved,
+        len(recorded.states),
         _by_moment(spans.final, spans.tensor, np.flatnonzero(schedule.copied)),
         _by_moment(schedule.release, spans.tensor, away),
         _by_moment(schedule.fetch, spans.tensor, away),
-        {position: moment for moment, (kind, position, _) in accesses if kind != "update"},
+        {place: moment for moment, place, _ in activation_accesses(recorded.accesses)},
         [place for place, (number, _) in enumerate(recorded.states) if number not in updated],
     )
 
@@ -60,10 +71,18 @@ class ScheduledPass(SwappedPass):
         self._schedule = schedule
         self._moment = 0
         self._activations: list[weakref.ref[SavedActivation]] = []
+        self._overdue: list[SwappedValue] = []
         self.states.put_away(schedule.waiting)
         self._begin_to_leave()
         self._release_due()
         self._begin_to_come()
+
+    def _begin_forward(self) -> None:
+        self._follow(FORWARD)
+        if not self.deviated:
+            self._begin_to_leave()
+            self._release_due()
+            self._begin_to_come()
 
     def _save(self, activation: SavedActivation, is_new: bool) -> None:
         if is_new:
@@ -89,12 +108,37 @@ class ScheduledPass(SwappedPass):
             activation.release()
         return held
 
-    def _bring_state(self, number: int) -> None:
+    def _use_value(self, value: SwappedValue) -> None:
+        self._follow(value_access(value))
+        if value in self._overdue:
+            self._overdue.remove(value)
+        if not self.deviated:
+            self._release_due()
+            self._begin_to_come()
+        elif value not in self._on_demand:
+            self._on_demand.append(value)
+        value.bring()
+
+    def _keep_values(self) -> None:
+        self._deviate()
+        self.values.pin()
+
+    def _bring_values(self) -> None:
+        self._follow(END)
+        if not self.deviated:
+            self._release_due()
+            self._begin_to_come()
+        for value in self.values.tensors:
+            value.bring()
+
+    def _bring_for_update(self, number: int) -> None:
         self._follow(update_access(number, self.states.sizes()))
         if not self.deviated:
             self._release_due()
             self._begin_to_come()
         self.states.bring(number)
+        for value in self.values.tensors:
+            value.bring()
 
     def _is_given_up(self, position: int) -> bool:
         """Whether this is its last use, or the last before it leaves again: its bytes then go when
@@ -105,25 +149,41 @@ class ScheduledPass(SwappedPass):
     def _follow(self, access: Access) -> None:
         """The next moment begins."""
         if self.deviated:
+            self._give_up_values()
             return
         self._moment += 1
         accesses = self._schedule.accesses
         if self._moment > len(accesses) or accesses[self._moment - 1] != access:
-            self.deviated = True
-            release_all(self._activations)
-            if not self.has_updated:
-                self.states.put_away()
+            self._deviate()
+
+    def _deviate(self) -> None:
+        """All that is away comes on demand from here on."""
+        if self.deviated:
+            return
+        self.deviated = True
+        release_all(self._activations)
+        if not self.has_updated:
+            self.states.put_away()
+        if self._moves_values:
+            self._put_values_away()
 
     def _release_due(self, used: SavedActivation | None = None) -> None:
-        for tensor in self._schedule.release[self._moment]:
-            found = self._found(tensor)
-            if found is not None and found is not used:
-                found.release()
+        overdue, self._overdue = self._overdue, []
+        due = [self._found(tensor) for tensor in self._schedule.release[self._moment]]
+        for found in (*overdue, *due):
+            if found is None or found is used:
+                continue
+            found.release()
+            if isinstance(found, SwappedValue) and found.on_device is not None:
+                self._overdue.append(found)  # somebody reads it, who did not in the recorded pass
 
     def _begin_to_come(self) -> None:
         for tensor in self._schedule.come[self._moment]:
-            if (found := self._found(tensor)) is not None and found.on_device is None:
+            found = self._found(tensor)
+            if found is not None and found.on_device is None:
                 found.come()
+            elif isinstance(found, SwappedValue) and found in self._overdue:
+                self._overdue.remove(found)
 
     def _begin_to_leave(self) -> None:
         for tensor in self._schedule.leave[self._moment]:
@@ -132,9 +192,11 @@ class ScheduledPass(SwappedPass):
 
     def _found(self, tensor: int) -> SwappedBytes | None:
         """None of an activation that nobody holds any more."""
-        saved = self._schedule.saved
+        saved, states = self._schedule.saved, self._schedule.states
         if tensor < saved:
             return self._activations[tensor]()
+        if tensor >= saved + states:
+            return self.values.tensors[tensor - saved - states]
         tensors = self.states.tensors  # fewer, where the script has just loaded another state
         return tensors[tensor - saved] if tensor - saved < len(tensors) else None
 

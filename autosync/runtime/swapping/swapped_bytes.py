@@ -64,7 +64,7 @@ class SwappedBytes:
             with device.memory.host_memory():
                 if self._buffer is None:
                     self._buffer, last = device.buffers.take(self.size_bytes)
-                source = flat_bytes(self.on_device)
+                source = flat_bytes(self.on_device.untyped_storage())
                 self._leaving = device.transfers.leave(source, self._buffer, last)
         return self._leaving
 
@@ -91,6 +91,20 @@ class SwappedBytes:
                 self.device.transfers.wait(transfer)
 
 
-def flat_bytes(tensor: Tensor) -> Tensor:
-    """The whole storage that a tensor lies in."""
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+def flat_bytes(storage: torch.UntypedStorage) -> Tensor:
+    """All of it."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def is_plain(value: object) -> bool:
+    """Whether it is a dense tensor, or such a parameter, and of no class of its own."""
+    return (
+        isinstance(value, Tensor)
+        and type(value) in (Tensor, torch.nn.Parameter)
+        and value.layout == torch.strided
+    )
+
+
+def form_of(tensor: Tensor) -> TensorForm:
+    offset = int(tensor.storage_offset())
+    return TensorForm(tensor.dtype, offset, tensor.shape, tensor.stride())

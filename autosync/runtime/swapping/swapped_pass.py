@@ -1,25 +1,29 @@
 """A forward and a backward pass whose saved tensors may be elsewhere: what every such pass does.
 
-Where the optimizers' state is swapped, their updates belong to the pass, which then reaches from
-one update to the next.
+Where the optimizers' state or values are swapped, updates belong to the pass, which then reaches
+from one update to the next.
 """
 
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd import Variable as Autograd
 
+from autosync.runtime.execution.nested_backward import within_backward
 from autosync.runtime.swapping.saved_activations import (
     SavedActivation,
     SavedTensor,
     UnswappedTensor,
 )
-from autosync.runtime.swapping.swapped_bytes import SwapDevice
-from autosync.runtime.swapping.swapped_states import SwappedStates, form_of
+from autosync.runtime.swapping.swapped_bytes import SwapDevice, form_of, is_plain
+from autosync.runtime.swapping.swapped_states import SwappedStates
+from autosync.runtime.swapping.swapped_values import SavedValue, SwappedValue, SwappedValues
 
-Packed = SavedTensor | UnswappedTensor
+Packed = SavedTensor | SavedValue | UnswappedTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +31,15 @@ class SwappedParts:
     """What passes of a model have in common.
 
     unswapped: storages that stay (those of parameters and buffers). smallest_bytes: smaller ones
-    stay as well. states: of the optimizers, which wait on the host between updates.
+    stay as well. states: of the optimizers, which wait on the host between updates. values: of the
+    parameters, which wait there between their uses in a pass.
     """
 
     device: SwapDevice
     unswapped: set[int]
     smallest_bytes: int
     states: SwappedStates
+    values: SwappedValues
 
 
 class SwappedPass(ABC):
@@ -45,6 +51,7 @@ class SwappedPass(ABC):
     def __init__(self, parts: SwappedParts) -> None:
         self.device = parts.device
         self.states = parts.states
+        self.values = parts.values
         self.has_used = False
         self.has_updated = False
         self._unswapped = parts.unswapped
@@ -53,12 +60,16 @@ class SwappedPass(ABC):
         self._by_storage: weakref.WeakValueDictionary[int, SavedActivation] = (
             weakref.WeakValueDictionary()
         )
-        self._held: weakref.WeakSet[SavedTensor] = weakref.WeakSet()
+        self._held: weakref.WeakSet[SavedTensor | SavedValue] = weakref.WeakSet()
+        self._moves_values = False  # from the first forward pass to the end of backward
+        self._end_is_expected = False
+        self._read_apart: list[SwappedValue] = []
+        self._on_demand: list[SwappedValue] = []
 
     @property
     def is_fresh(self) -> bool:
         """Whether nothing has happened in it."""
-        return not self._saved and not self.has_updated
+        return not (self._saved or self.is_told or self._moves_values)
 
     @property
     def is_told(self) -> bool:
@@ -70,27 +81,88 @@ class SwappedPass(ABC):
         """Whether a backward pass may still come for what was saved."""
         return len(self._held) > 0
 
+    def begin_forward(self) -> None:
+        """The model's own forward begins, and values may leave from here on."""
+        if self.has_updated or not self.values.tensors:
+            return
+        self._end_is_expected = False
+        if not self._moves_values:
+            self._moves_values = True
+            self.values.begin()
+        with torch.no_grad():
+            self._begin_forward()
+
+    def read(self, values: Iterable[SwappedValue]) -> None:
+        """They are about to be read: they are on the device from here on."""
+        if self._moves_values:
+            with torch.no_grad():
+                for value in values:
+                    self._use_value(value)
+
+    def end_reads_apart(self) -> None:
+        """A module begins or ends, so no operation is going on that reads a value of another."""
+        for value in self._read_apart:
+            value.users = max(0, value.users - 1)
+        self._read_apart.clear()
+
+    def stay(self) -> None:
+        """All values are on the device from here to the end of the pass."""
+        if self._moves_values:
+            with torch.no_grad():
+                self._keep_values()
+
     def pack(self, tensor: Tensor) -> Packed:
         """For `saved_tensors_hooks`: what autograd holds instead."""
         with torch.no_grad():
-            if not self._is_swappable(tensor):
+            if not self._is_ordinary(tensor):
                 return UnswappedTensor(tensor.detach(), tensor._version)
-            activation, is_new = self._activation_of(tensor)
-            self._save(activation, is_new)
-            saved = SavedTensor(activation, self, form_of(tensor))
+            saved: SavedTensor | SavedValue
+            if (value := self.values.around(tensor)) is not None:
+                self._read_outside_its_module(value)
+                saved = SavedValue(value, self, form_of(tensor), value.parameter._version)
+            elif self._is_swappable(tensor):
+                activation, is_new = self._activation_of(tensor)
+                self._save(activation, is_new)
+                saved = SavedTensor(activation, self, form_of(tensor))
+            else:
+                return UnswappedTensor(tensor.detach(), tensor._version)
             self._held.add(saved)
             return saved
 
-    def unpack(self, saved: SavedTensor) -> Tensor:
+    def unpack(self, saved: SavedTensor | SavedValue) -> Tensor:
         with torch.no_grad():
             self.has_used = True
-            return saved.form.within(self._use(saved.activation))
+            self._expect_end()
+            if isinstance(saved, SavedTensor):
+                return saved.form.within(self._use(saved.activation))
+            saved.check()
+            self.read([saved.value])
+            return saved.form.within(saved.value.bring())
 
     def update(self, number: int) -> None:
-        """An optimizer is about to step: its state is on the device from here on."""
+        """An optimizer is about to step: its state and all values are on the device then."""
         with torch.no_grad():
             self.has_updated = True
-            self._bring_state(number)
+            self._moves_values = False
+            self._bring_for_update(number)
+
+    def end_backward(self) -> None:
+        """All values are on the device until the next forward pass begins."""
+        if self._moves_values:
+            self._moves_values = False
+            with torch.no_grad():
+                self._bring_values()
+
+    def _expect_end(self) -> None:
+        """Be called back at the end of the backward pass that is running. (Of the inner one of a
+        reentrant checkpoint, if that comes first: values are then back sooner.)"""
+        if self._moves_values and not self._end_is_expected and within_backward():
+            self._end_is_expected = True
+            Autograd._execution_engine.queue_callback(self.end_backward)
+
+    @abstractmethod
+    def _begin_forward(self) -> None:
+        """Values may leave."""
 
     @abstractmethod
     def _save(self, activation: SavedActivation, is_new: bool) -> None:
@@ -101,17 +173,57 @@ class SwappedPass(ABC):
         """Its bytes on the device, for the backward that runs now."""
 
     @abstractmethod
-    def _bring_state(self, number: int) -> None:
-        """That of an optimizer."""
+    def _use_value(self, value: SwappedValue) -> None:
+        """On the device, for the forward or backward that runs now."""
 
-    def _is_swappable(self, tensor: Tensor) -> bool:
-        if type(tensor) is not Tensor or tensor.layout != torch.strided:
-            return False
-        if tensor.is_conj() or tensor.is_neg():  # which the bytes alone do not tell
+    @abstractmethod
+    def _keep_values(self) -> None:
+        """All of them on the device, for whoever reads them now."""
+
+    @abstractmethod
+    def _bring_values(self) -> None:
+        """All of them, where the backward pass ends."""
+
+    @abstractmethod
+    def _bring_for_update(self, number: int) -> None:
+        """The state of an optimizer, and all values."""
+
+    def _read_outside_its_module(self, value: SwappedValue) -> None:
+        """Nobody tells when the operation ends that reads it: not before a module begins or ends.
+        (Inside of its module it is here already.)"""
+        if value.users == 0 and self._moves_values:
+            value.users += 1
+            self._read_apart.append(value)
+            self._use_value(value)
+
+    def _put_values_away(self) -> list[SwappedValue]:
+        """From here on they come on demand; returns those that are gone."""
+        self._on_demand = [each for each in self.values.tensors if each.on_device is not None]
+        return self._give_up_values()
+
+    def _give_up_values(self) -> list[SwappedValue]:
+        """What came on demand and is used no more; returns those that are gone."""
+        for value in self._on_demand:
+            if not value.users:
+                value.leave()
+        gone: list[SwappedValue] = []
+        here: list[SwappedValue] = []
+        for value in self._on_demand:
+            value.release()
+            (here if value.on_device is not None else gone).append(value)
+        self._on_demand = here
+        return gone
+
+    def _is_ordinary(self, tensor: Tensor) -> bool:
+        """Whether its bytes tell what it is."""
+        if not is_plain(tensor) or tensor.is_conj() or tensor.is_neg():
             return False
         if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             return False
-        if tensor.device != self.device.memory.device:
+        return tensor.device == self.device.memory.device
+
+    def _is_swappable(self, tensor: Tensor) -> bool:
+        if type(tensor) is not Tensor:
             return False
         storage = tensor.untyped_storage()
         return storage.nbytes() >= self._smallest_bytes and storage._cdata not in self._unswapped

@@ -9,12 +9,11 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from autosync.runtime.swapping.host_transfers import Transfer
-from autosync.runtime.swapping.swapped_bytes import SwapDevice, SwappedBytes, TensorForm
+from autosync.runtime.swapping.swapped_bytes import SwapDevice, SwappedBytes, form_of, is_plain
 
 State = dict[str, Any]
 """What an optimizer keeps of one parameter."""
@@ -142,8 +141,8 @@ class SwappedStates:
         parameters = list(chain.from_iterable(g["params"] for g in optimizer.param_groups))
         held = [optimizer.state.get(p) for p in parameters]
         states = [state for state in held if isinstance(state, dict)]
-        storages = Counter(p.untyped_storage()._cdata for p in parameters if _is_plain(p))
-        entries = [(s, key, s[key]) for s in states for key in s if _is_plain(s[key])]
+        storages = Counter(p.untyped_storage()._cdata for p in parameters if is_plain(p))
+        entries = [(s, key, s[key]) for s in states for key in s if is_plain(s[key])]
         storages.update(value.untyped_storage()._cdata for _, _, value in entries)
         known = {id(tensor.shown) for tensor in self.tensors}
         for state, key, value in entries:
@@ -152,16 +151,3 @@ class SwappedStates:
             large = storage.nbytes() >= self._smallest_bytes
             if here and large and storages[storage._cdata] == 1:
                 yield state, key
-
-
-def _is_plain(value: object) -> bool:
-    return (
-        isinstance(value, Tensor)
-        and type(value) in (Tensor, torch.nn.Parameter)
-        and value.layout == torch.strided
-    )
-
-
-def form_of(tensor: Tensor) -> TensorForm:
-    offset = int(tensor.storage_offset())
-    return TensorForm(tensor.dtype, offset, tensor.shape, tensor.stride())

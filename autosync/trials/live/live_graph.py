@@ -51,6 +51,9 @@ SWAPPED = "iterations, which wait for swapped activations (a plain one has no ro
 WITH_STATE = (
     "iterations, which wait for swapped activations and optimizer state (for want of room),"
 )
+WITH_VALUES = (
+    "iterations, which wait for swapped activations, optimizer state and values (for want of room),"
+)
 """How iterations were recorded, in words."""
 
 
@@ -67,7 +70,8 @@ class RecordedJob:
 def record_job(job: LiveJob, batch_size: int | None, device_type: str) -> RecordedJob:
     """Run plain local iterations of the job's step; its state is restored. Where they run other
     modules, the graph has all of them, with the share of the iterations that ran each. Where the
-    device has no room for a plain iteration, activations are swapped, else optimizer state as well.
+    device has no room for a plain iteration, activations are swapped, else optimizer state as well,
+    else values too.
 
     batch_size: of one rank; by default the leading dimension of the model's first tensor.
 
@@ -106,7 +110,11 @@ def _recorded_with_room(
     memory_gb = device_memory_gb(job.device)
     if memory_gb is not None:
         budget = budget_within(memory_gb * 1e9)
-        ways += [(SWAPPED, Swap(budget)), (WITH_STATE, Swap(budget, optimizer_state=True))]
+        ways += [
+            (SWAPPED, Swap(budget)),
+            (WITH_STATE, Swap(budget, optimizer_state=True)),
+            (WITH_VALUES, Swap(budget, optimizer_state=True, values=True)),
+        ]
     *others, (last, most) = ways
     for how, swap in others:
         try:
@@ -132,6 +140,10 @@ def _recorded_within(
     swapper = None if swap is None else swap_to_host(job.model, swap, job.optimizers)
     try:
         return _recorded(job, named, WARM_UP + (UNSCHEDULED_PASSES if swapper else 0))
+    except Exception as error:
+        if _lacks_room(error):
+            error.__traceback__ = None  # its frames hold the room that swapped values need
+        raise
     finally:
         if swapper is not None:
             swapper.remove(keep_state=False)

@@ -14,6 +14,7 @@ from autosync.search.designs.design_table import BUILDERS, hand_designed, lies_i
 from autosync.search.designs.fitting_designs import check_any_fits
 from autosync.search.designs.plan_refinement import refined
 from autosync.search.designs.swapped_designs import (
+    ENDINGS,
     plain_name,
     swapped_forms,
     swapped_where_needed,
@@ -135,15 +136,28 @@ def test_where_activations_alone_do_not_make_it_fit_state_is_swapped_too() -> No
             check_memory(strategy, domain)
 
 
-def test_of_two_forms_that_fit_the_one_that_waits_less_is_proposed() -> None:
-    """Outputs that are used again soon travel, or state that waits for long."""
+def test_where_nothing_else_makes_it_fit_values_are_swapped_too() -> None:
+    domain = replace(heavy(0.03), optimizer=Optimizer("sgd", True, 0))
+    check_any_fits(domain, Space())
+    found = {each.origin: each.strategy for each in known_designs(domain, Space(), TIMELINE)}
+    assert "all_reduce_per_variable_swapped_with_values" in found
+    assert "all_reduce_per_variable_swapped" not in found
+    assert not {"zero1_swapped_with_values", "ps_one_server_swapped_with_values"} & found.keys()
+    for name, strategy in found.items():
+        if name != "ddp":
+            verify(strategy, domain)
+            check_memory(strategy, domain)
+
+
+def test_of_the_forms_that_fit_the_one_that_waits_least_is_proposed() -> None:
+    """Outputs that are used again soon travel, or state or values that wait for longer."""
     domain = heavy(0.065, output_bytes=8_000_000)
     plain = BUILDERS["all_reduce_per_variable"].build(domain)
-    ((first, second),) = swapped_forms([("it", plain)], domain, Space())
-    waits = [slowdown_of(strategy, domain) for _, strategy in (first, second)]
+    (forms,) = swapped_forms([("it", plain)], domain, Space())
+    waits = [slowdown_of(strategy, domain) for _, strategy in forms]
     assert waits == sorted(waits)
-    assert {first[0], second[0]} == {"it_swapped", "it_swapped_with_state"}
-    assert swapped_where_needed(domain, [("it", plain)], Space()) == [first]
+    assert {name for name, _ in forms} == {f"it{ending}" for ending in ENDINGS.values()}
+    assert swapped_where_needed(domain, [("it", plain)], Space()) == forms[:1]
 
 
 def test_a_space_may_leave_swapping_out() -> None:
@@ -166,8 +180,8 @@ def test_kernels_of_a_replay_are_never_asked_to_swap() -> None:
     assert not TuningRequest(tight, space=Space(swapping=False)).searched.swapping
 
 
-def test_forms_without_state_have_no_second_name() -> None:
+def test_forms_without_state_and_large_values_have_no_second_name() -> None:
     tight = four(0.0035)  # plain SGD
     forms = swapped_forms([("ddp", BUILDERS["ddp"].build(tight))], tight, Space())
     assert [[name for name, _ in each] for each in forms] == [["ddp_swapped"]]
-    assert plain_name("ddp_swapped") == plain_name("ddp_swapped_with_state") == "ddp"
+    assert {plain_name(f"ddp{ending}") for ending in ENDINGS.values()} == {"ddp"}

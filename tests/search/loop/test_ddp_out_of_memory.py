@@ -81,23 +81,25 @@ def test_where_nothing_fits_there_is_no_answer() -> None:
     assert not any(key.startswith("confirm/") for key in pool.ran)
 
 
-def in_arenas(memory_gb: float) -> Domain:
+def in_arenas(memory_gb: float, plain: Domain = DOMAIN) -> Domain:
     """The domain of the other tests on devices whose activations can be swapped."""
     device = Device("arena", memory_gb=memory_gb)
     nodes = tuple(
         replace(node, devices=tuple(replace(device, count=each.count) for each in node.devices))
-        for node in DOMAIN.cluster.nodes
+        for node in plain.cluster.nodes
     )
-    return replace(DOMAIN, cluster=replace(DOMAIN.cluster, nodes=nodes))
+    return replace(plain, cluster=replace(plain.cluster, nodes=nodes))
 
 
-def tuned_in_arenas(runs: Callable[[Strategy], bool]) -> tuple[Outcome, MemoryStore]:
+def tuned_in_arenas(
+    runs: Callable[[Strategy], bool], plain: Domain = DOMAIN
+) -> tuple[Outcome, MemoryStore]:
     """Of arenas that would hold everything, by prediction."""
 
     def seconds(strategy: Strategy) -> float | None:
         return 1.0 if runs(strategy) else None
 
-    store, domain = MemoryStore(), in_arenas(1.0)
+    store, domain = MemoryStore(), in_arenas(1.0, plain)
     settings = replace(SETTINGS, budget=24)
     pool = TablePool(seconds, error=FULL)
     simulator = AnalyticSimulator()
@@ -134,6 +136,29 @@ def test_what_has_no_room_with_swapped_activations_comes_back_with_swapped_state
     assert {"ddp_swapped", "all_reduce_25mb_swapped"} & {each.origin for each in tried}
     assert any(each.origin.endswith("_swapped_with_state") for each in tried)
     assert len({each.strategy.id for each in tried}) == len(tried)
+
+
+def with_large_variables() -> Domain:
+    """And with activations that are most of a step."""
+    graph = DOMAIN.graph
+    variables = tuple(replace(each, shape=(1000, 100)) for each in graph.variables)
+    operations = tuple(replace(each, output_bytes=4_000_000) for each in graph.operations)
+    made = replace(graph, variables=variables, operations=operations)
+    return replace(DOMAIN, graph=made)
+
+
+def test_what_has_no_room_in_one_form_comes_back_in_the_one_that_holds_least() -> None:
+    def runs(strategy: Strategy) -> bool:
+        return strategy.swap is not None and strategy.swap.values
+
+    outcome, store = tuned_in_arenas(runs, with_large_variables())
+    assert outcome.best.strategy.swap is not None
+    assert outcome.best.strategy.swap.values
+    tried = [each.candidate.origin for each in store.proposals() if each.phase == "search"]
+    swapped = [origin for origin in tried if "_swapped" in origin]
+    again = [origin for origin in swapped if f"{plain_name(origin)}_swapped" != origin]
+    assert again
+    assert all("values" in origin for origin in again)
 
 
 def test_one_form_that_ran_is_enough() -> None:

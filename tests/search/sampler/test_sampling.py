@@ -413,7 +413,7 @@ def test_uneven_shares_follow_the_devices_in_whole_samples() -> None:
     assert set(drawn.layout) == {0, 1}
 
 
-LATER = ("idle_gather", "engine", "swap_bytes", "swap_state", "placement")
+LATER = ("idle_gather", "engine", "swap_bytes", "swap_state", "swap_values", "placement")
 """Columns that came later count where they say something."""
 
 

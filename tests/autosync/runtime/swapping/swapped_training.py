@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -95,18 +96,30 @@ def wide() -> nn.Module:
     )
 
 
+def broad() -> nn.Module:
+    """Many weights, and little that a batch of `BATCH` makes of them."""
+    layers = [nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(6)]
+    return nn.Sequential(nn.Linear(WIDTH, 256), *layers, nn.Linear(256, WIDTH))
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "blocks": blocks,
     "attention": lambda: nn.Sequential(*(Attention() for _ in range(3))),
     "checkpointed": Checkpointed,
     "convolutions": Convolutions,
 }
+OTHERS: dict[str, Callable[[], nn.Module]] = {"deep": deep, "wide": wide, "broad": broad}
+
+Named = str | Callable[[], nn.Module]
+"""A model by its name, or what makes it."""
 
 
-def make(name: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+def make(name: Named, by_sgd: bool = False) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """by_sgd: without state; else by AdamW."""
     torch.manual_seed(3)
-    model = (MODELS | {"deep": deep, "wide": wide})[name]()
-    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model = (MODELS | OTHERS)[name]() if isinstance(name, str) else name()
+    kind = torch.optim.SGD if by_sgd else torch.optim.AdamW
+    return model, kind(model.parameters(), lr=1e-2)
 
 
 def batch_of(step: int, size: int = BATCH, rank: int = 0) -> Tensor:
@@ -134,20 +147,22 @@ class Trained:
 
 
 def trained(
-    name: str,
+    name: Named,
     budget_bytes: int | None = None,
     arena_bytes: int = ROOMY,
     sizes: tuple[int, ...] = (BATCH,) * 5,
     parts: int = 1,
     bytes_per_second: float = float("inf"),
     with_state: bool = False,
+    with_values: bool = False,
+    by_sgd: bool = False,
 ) -> Trained:
     """After a step for each size of a batch; budget_bytes: of swapping, None without."""
-    model, optimizer = make(name)
+    model, optimizer = make(name, by_sgd)
     peaks = []
     with Arena(arena_bytes, bytes_per_second) as arena:
         arena.count([*model.parameters(), *model.buffers()])
-        swapper = swapping(model, budget_bytes, optimizer if with_state else None)
+        swapper = swapping(model, budget_bytes, optimizer, with_state, with_values)
         torch.manual_seed(11)
         for step, size in enumerate(sizes):
             arena.take_peak_bytes()
@@ -158,21 +173,24 @@ def trained(
 
 
 def swapping(
-    model: nn.Module, budget_bytes: int | None, optimizer: torch.optim.Optimizer | None = None
+    model: nn.Module,
+    budget_bytes: int | None,
+    optimizer: torch.optim.Optimizer | None = None,
+    with_state: bool = True,
+    with_values: bool = False,
 ) -> HostSwapper | None:
-    """Of small tensors as well; without a budget nothing is swapped. optimizer: whose state is."""
+    """Of small tensors as well; without a budget nothing is swapped. with_state, with_values: of
+    the optimizer, if there is one, and of what it updates."""
     if budget_bytes is None:
         return None
-    swap = Swap(budget_bytes, optimizer is not None)
     optimizers = [] if optimizer is None else [optimizer]
+    swap = Swap(budget_bytes, with_state and optimizer is not None, with_values)
     return swap_to_host(model, swap, optimizers, SMALLEST_BYTES)
 
 
-def least_bytes(
-    name: str, parts: int = 1, sizes: tuple[int, ...] = (BATCH,) * 5, with_state: bool = False
-) -> int:
-    """The smallest budget in which the model trains."""
-    found = trained(name, ROOMY, sizes=sizes, parts=parts, with_state=with_state).swapper
+def least_bytes(name: Named, **how: Any) -> int:
+    """The smallest budget in which the model trains. how: as `trained` has it."""
+    found = trained(name, ROOMY, **how).swapper
     assert found is not None
     assert found.recorded is not None
     return least_budget_bytes(found.recorded.moments)

@@ -31,11 +31,16 @@ CASES = PLANS | {"ddp": DDP}
 
 
 def bundle_of(
-    case: str, model: nn.Module, world: int, budget_bytes: int | None, with_state: bool = False
+    case: str,
+    model: nn.Module,
+    world: int,
+    budget_bytes: int | None,
+    with_state: bool = False,
+    with_values: bool = False,
 ) -> Bundle:
     where = domain(model, world, CASES[case].ranks_per_node)
     plain = strategy(CASES[case], where.graph, world)
-    swap = None if budget_bytes is None else Swap(budget_bytes, with_state)
+    swap = None if budget_bytes is None else Swap(budget_bytes, with_state, with_values)
     return make_bundle(replace(plain, swap=swap), where)
 
 
@@ -46,13 +51,14 @@ def train(
     budget_bytes: int | None,
     arena_bytes: int,
     with_state: bool = False,
+    with_values: bool = False,
 ) -> tuple[list[Tensor], int, int, bool]:
     """Values afterwards, the peak of the last step, the least budget, and whether a pass was
     scheduled with something moved. (Where gloo's threads free a buffer late, a pass begins with
     more than the recorded one, and is recorded anew.)"""
     os.environ["AUTOSYNC_HOST"] = f"host{rank}"
-    model, optimizer = make("wide" if with_state else "blocks")
-    bundle = bundle_of(case, model, world, budget_bytes, with_state)
+    model, optimizer = make("wide" if with_state or with_values else "blocks")
+    bundle = bundle_of(case, model, world, budget_bytes, with_state, with_values)
     with Arena(arena_bytes) as arena:
         network, optimizer = autosync.distribute(model, optimizer, bundle)
         assert is_swapping(model) is (budget_bytes is not None)
@@ -72,14 +78,14 @@ def train(
 
 
 def follows(swapper: HostSwapper | None) -> bool:
-    """The last pass went by a schedule that moves something; where state is swapped, some of it."""
+    """The last pass went by a schedule that moves something; of state or values, where swapped."""
     if swapper is None or swapper.schedule is None or swapper.recorded is None:
         return False
     last, schedule = swapper._current, swapper.schedule
     moved = schedule.spans.tensor[~schedule.kept]
     if not isinstance(last, ScheduledPass):
         return False
-    if swapper.states.tensors:  # the next pass has begun
+    if swapper.states.tensors or swapper.values.tensors:  # the next pass has begun
         return swapper.deviations == 0 and bool((moved >= swapper.recorded.saved).any())
     return not last.deviated and len(moved) > 0
 
@@ -123,17 +129,37 @@ def test_a_plan_whose_ranks_update_everything_swaps_its_state(pair: Ranks, case:
         assert followed
 
 
-def state_refusal(rank: int, world: int, case: str) -> str:
+@pytest.mark.parametrize("with_state", [False, True])
+@pytest.mark.parametrize("case", ["all-reduce", "ddp"])
+def test_a_plan_whose_ranks_update_everything_swaps_its_values(
+    pair: Ranks, case: str, with_state: bool
+) -> None:
+    plain = pair.run(train, case, None, ROOMY, True)
+    told = pair.run(train, case, ROOMY, ROOMY, with_state, True)
+    least = max(found[2] for found in told)
+    budget = (7 * least + max(found[1] for found in plain)) // 8
+    assert least < budget
+    swapped = pair.run(train, case, budget, budget, with_state, True)
+    for (values, _, _, _), (others, peak, _, followed) in zip(plain, swapped, strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(values, others, strict=True))
+        assert peak <= budget
+        assert followed
+
+
+def state_refusal(rank: int, world: int, case: str, with_values: bool) -> str:
     os.environ["AUTOSYNC_HOST"] = f"host{rank}"
     model, optimizer = make("wide")
     try:
         with Arena(ROOMY):
-            autosync.distribute(model, optimizer, bundle_of(case, model, world, ROOMY, True))
+            swapping = not with_values, with_values
+            bundle = bundle_of(case, model, world, ROOMY, *swapping)
+            autosync.distribute(model, optimizer, bundle)
     except InvalidStrategy as error:
         return str(error)
     return ""
 
 
+@pytest.mark.parametrize("with_values", [False, True])
 @pytest.mark.parametrize(
     ("case", "why"),
     [
@@ -142,11 +168,12 @@ def state_refusal(rank: int, world: int, case: str) -> str:
         ("server", "its parameter server, which alone has its state"),
     ],
 )
-def test_plans_whose_updates_are_elsewhere_refuse_to_swap_state(
-    pair: Ranks, case: str, why: str
+def test_plans_whose_updates_are_elsewhere_refuse_to_swap_state_and_values(
+    pair: Ranks, case: str, why: str, with_values: bool
 ) -> None:
-    for words in pair.run(state_refusal, case):
+    for words in pair.run(state_refusal, case, with_values):
         assert why in words
+        assert f"swaps {'values' if with_values else 'optimizer state'}" in words
 
 
 def refusal(rank: int, world: int, compiled: bool, folder: str) -> str:

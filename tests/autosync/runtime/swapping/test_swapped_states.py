@@ -138,13 +138,17 @@ Between = Callable[[nn.Module, Optimizer, int], None]
 
 
 def with_script(
-    between: Between, behind: Between, budget: int | None, steps: int = 7
+    between: Between,
+    behind: Between,
+    budget: int | None,
+    steps: int = 7,
+    with_values: bool = False,
 ) -> tuple[list[Tensor], int]:
     """Values and state afterwards, where a script does something between backward and step, and
     behind it; and the least budget for that."""
     model, optimizer = make("deep")
     with Arena(ROOMY):
-        swapper = swapping(model, budget, optimizer)
+        swapper = swapping(model, budget, optimizer, with_values=with_values)
         for step in range(steps):
             optimizer.zero_grad()
             model(batch_of(step, DEEP_BATCH)).square().mean().backward()
@@ -205,7 +209,7 @@ def test_a_script_may_do_what_it_likes_between_passes_and_updates(does: Between)
 
 
 def trained_on(
-    steps: range, saved: bytes | None, budget: int | None
+    steps: range, saved: bytes | None, budget: int | None, with_values: bool = False
 ) -> tuple[bytes, list[Tensor], HostSwapper | None]:
     """From a checkpoint, if there is one, to the next."""
     model, optimizer = make("deep")
@@ -217,7 +221,7 @@ def trained_on(
             model.load_state_dict(checkpoint["model"])
             optimizer.load_state_dict(checkpoint["optimizer"])
             del checkpoint
-        swapper = swapping(model, budget, optimizer)
+        swapper = swapping(model, budget, optimizer, with_values=with_values)
         for step in steps:
             train_step(model, optimizer, batch_of(step, DEEP_BATCH))
         file = io.BytesIO()
@@ -282,7 +286,9 @@ class Halves(nn.Module):
         return out
 
 
-def two_optimizers(budget_bytes: int | None, together: bool) -> tuple[list[Tensor], HostSwapper]:
+def two_optimizers(
+    budget_bytes: int | None, together: bool, with_values: bool
+) -> tuple[list[Tensor], HostSwapper]:
     """together: both step behind each backward pass, else in turn."""
     torch.manual_seed(5)
     model = Halves()
@@ -291,7 +297,7 @@ def two_optimizers(budget_bytes: int | None, together: bool) -> tuple[list[Tenso
         torch.optim.SGD(model.second.parameters(), lr=1e-2, momentum=0.9),
     ]
     with Arena(ROOMY):
-        swap = Swap(budget_bytes or ROOMY, optimizer_state=True)
+        swap = Swap(budget_bytes or ROOMY, optimizer_state=True, values=with_values)
         swapper = swap_to_host(model, swap, both, SMALLEST_BYTES)
         if budget_bytes is None:
             swapper.remove()
@@ -304,14 +310,15 @@ def two_optimizers(budget_bytes: int | None, together: bool) -> tuple[list[Tenso
     return [value.detach().clone() for value in model.parameters()], swapper
 
 
+@pytest.mark.parametrize("with_values", [False, True])
 @pytest.mark.parametrize("together", [True, False])
-def test_several_optimizers_update_each_its_own(together: bool) -> None:
-    plain, _ = two_optimizers(None, together)
-    told, roomy = two_optimizers(ROOMY, together)
+def test_several_optimizers_update_each_its_own(together: bool, with_values: bool) -> None:
+    plain, _ = two_optimizers(None, together, with_values)
+    told, roomy = two_optimizers(ROOMY, together, with_values)
     assert same(told, plain)
     assert roomy.recorded is not None
     least = least_budget_bytes(roomy.recorded.moments)
-    swapped, swapper = two_optimizers(least * 21 // 20, together)
+    swapped, swapper = two_optimizers(least * 21 // 20, together, with_values)
     assert same(swapped, plain)
     if together:
         assert follows(swapper)

@@ -129,23 +129,27 @@ def wide_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-def least_bytes(with_state: bool) -> int:
+def least_bytes(with_state: bool, with_values: bool) -> int:
     model, optimizer = wide()
     with Arena(ROOMY):
-        swapper = swap_to_host(model, Swap(ROOMY, with_state), [optimizer])
+        swapper = swap_to_host(model, Swap(ROOMY, with_state, with_values), [optimizer])
         for _ in range(4):
             wide_step(model, optimizer)
     assert swapper.recorded is not None
     return least_budget_bytes(swapper.recorded.moments)
 
 
-@pytest.mark.parametrize("with_state", [False, True])
-def test_where_a_plain_iteration_has_no_room_as_much_is_swapped_as_needed(with_state: bool) -> None:
-    least = least_bytes(with_state)
+@pytest.mark.parametrize(
+    ("with_state", "with_values"), [(False, False), (True, False), (True, True)]
+)
+def test_where_a_plain_iteration_has_no_room_as_much_is_swapped_as_needed(
+    with_state: bool, with_values: bool
+) -> None:
+    least = least_bytes(with_state, with_values)
     memory = int(least * 1.02 / (1 - RESERVE))
     assert budget_within(memory) >= least
     if with_state:
-        assert budget_within(memory) < least_bytes(False)
+        assert budget_within(memory) < least_bytes(with_values, False)
     model, optimizer = wide()
     values = [value.detach().clone() for value in model.parameters()]
     control: ControlGroup = None  # type: ignore[assignment]  # recording asks nobody
@@ -155,6 +159,7 @@ def test_where_a_plain_iteration_has_no_room_as_much_is_swapped_as_needed(with_s
         job = LiveJob(wide_step, model, optimizer, before, control, timedelta(seconds=1))
         recorded = record_job(job, None, "arena")
     assert ("optimizer state" in recorded.profile.note) is with_state
+    assert ("and values" in recorded.profile.note) is with_values
     assert "swapped activations" in recorded.profile.note
     assert recorded.optimizer.state_tensors == 2
     assert all(map(torch.equal, values, model.parameters()))
