@@ -1,7 +1,8 @@
 """The best strategies by prediction alone: nothing runs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 from threadpoolctl import threadpool_limits
 
@@ -15,6 +16,16 @@ from autosync.simulator.simulator_contract import Simulator
 
 SAMPLED = 64
 """Sampled strategies that are kept at most, chosen to be unlike each other."""
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """A ranking computes in two threads: those that BLAS would start for each wait for a core in a
+    loop, a fifth of all that a ranking computes."""
+    import scipy.linalg  # noqa: F401  # what is not loaded yet cannot be limited
+
+    with threadpool_limits(1, user_api="blas"):
+        yield
 
 
 def best_by_prediction(
@@ -46,8 +57,7 @@ def best_by_prediction(
         on_event(TuningEvent("ranking", "ranking proposals", done, proposals))
 
     check_fits(domain, space, stop_placing)
-    # Two threads compute here: those that BLAS would start for each wait for a core in a loop.
-    with threadpool_limits(1, user_api="blas"):
+    with one_blas_thread():
         settings = Settings(proposals=proposals, seed=seed, acquisition="prediction")
         threads = ThreadPoolExecutor(1)
         try:  # what draws and plays proposals needs no interpreter; what designs is nothing else

@@ -77,6 +77,7 @@ def rank(
     from autosync.api.cli.arguments.simulator_arguments import load_simulator
     from autosync.api.cli.domain_summary import describe_domain, warn_of_memory
     from autosync.api.cli.progress import compilation_lines
+    from autosync.api.engine.prediction_ranking import one_blas_thread
     from autosync.search.space import Space
     from autosync.simulator.cost.rank_servers import ONE_BY_ONE, served_one_by_one
 
@@ -84,7 +85,7 @@ def rank(
     choice = ProfileChoice(profile, device, efficiency, step_seconds)
     domain = load_domain(model, cluster, batch, choice)
     describe_domain(domain)
-    with compilation_lines():
+    with compilation_lines(), one_blas_thread():
         predictor = load_simulator(simulator, db, domain)
         space = Space(placement=placement)
         ranked = best_by_prediction(domain, predictor, proposals, seed, space, quiet=json)
