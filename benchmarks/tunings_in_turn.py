@@ -129,6 +129,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("-o", "--out", type=Path, help="folder for the picture")
     given = parser.parse_args()
+    if given.out:
+        given.out.mkdir(parents=True, exist_ok=True)  # or told before all the work
     pools = bundled_pools()
     count = min(len(pools), MOST_TUNINGS)
     orders = [
