@@ -123,26 +123,23 @@ def test_waits_for_transfers_count_in_the_ranking() -> None:
     assert with_waits > without
 
 
-def test_where_activations_alone_do_not_make_it_fit_state_is_swapped_too() -> None:
-    domain = heavy(0.041)
+@pytest.mark.parametrize(
+    ("memory_gb", "optimizer", "form"),
+    [
+        (0.041, None, "swapped_with_state"),
+        (0.03, Optimizer("sgd", True, 0), "swapped_with_values"),
+    ],
+)
+def test_where_activations_alone_do_not_make_it_fit_more_is_swapped(
+    memory_gb: float, optimizer: Optimizer | None, form: str
+) -> None:
+    domain = heavy(memory_gb)
+    domain = domain if optimizer is None else replace(domain, optimizer=optimizer)
     check_any_fits(domain, Space())
     found = {each.origin: each.strategy for each in known_designs(domain, Space(), TIMELINE)}
-    assert "all_reduce_per_variable_swapped_with_state" in found
+    assert f"all_reduce_per_variable_{form}" in found
     assert "all_reduce_per_variable_swapped" not in found
-    assert not {"zero1_swapped_with_state", "ps_one_server_swapped_with_state"} & found.keys()
-    for name, strategy in found.items():
-        if name != "ddp":
-            verify(strategy, domain)
-            check_memory(strategy, domain)
-
-
-def test_where_nothing_else_makes_it_fit_values_are_swapped_too() -> None:
-    domain = replace(heavy(0.03), optimizer=Optimizer("sgd", True, 0))
-    check_any_fits(domain, Space())
-    found = {each.origin: each.strategy for each in known_designs(domain, Space(), TIMELINE)}
-    assert "all_reduce_per_variable_swapped_with_values" in found
-    assert "all_reduce_per_variable_swapped" not in found
-    assert not {"zero1_swapped_with_values", "ps_one_server_swapped_with_values"} & found.keys()
+    assert not {f"zero1_{form}", f"ps_one_server_{form}"} & found.keys()
     for name, strategy in found.items():
         if name != "ddp":
             verify(strategy, domain)
