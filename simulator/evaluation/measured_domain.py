@@ -20,6 +20,8 @@ NOISE_OVER_DIFFERENCE = 1.4826
 
 SAMPLED, PICKED = "sampled", "pick/"
 """An origin, and what those of picks begin with."""
+AT_RANDOM = f"{PICKED}random"
+"""The origin of picks that no search chose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,13 @@ class MeasuredDomain:
         """Indices of the strategies that searches chose, in the order of their rounds."""
         chosen = [i for i, origin in enumerate(self.origins) if origin.startswith(PICKED)]
         return np.array(sorted(chosen, key=lambda i: self.rounds[i]), dtype=np.int64)
+
+    @property
+    def chosen(self) -> NDArray[np.bool_]:
+        """Which strategies a search chose by its predictions, bool[n]: picks at random are none."""
+        result: NDArray[np.bool_] = np.zeros(len(self), dtype=np.bool_)
+        result[[i for i in self.picks if self.origins[i] != AT_RANDOM]] = True
+        return result
 
     @property
     def designs(self) -> NDArray[np.int64]:

@@ -15,7 +15,7 @@ from scipy.stats import kendalltau
 
 from autosync.simulator.evaluation.compared_models import MakeModel
 from autosync.simulator.evaluation.evaluation_tables import PERFECT, EvaluatedDomain, predicted_by
-from autosync.simulator.evaluation.measured_domain import PICKED
+from autosync.simulator.evaluation.measured_domain import AT_RANDOM, PICKED
 from autosync.simulator.evaluation.perfect_predictor import (
     assumed_truth,
     drawn_labels,
@@ -31,7 +31,6 @@ DESIGNS, FIRST_PICKS = 12, 8
 """Trials of a default tuning before its second and its third choice."""
 TOP = 8
 """Trials of a round."""
-AT_RANDOM = f"{PICKED}random"
 BY_TIMELINE = f"{PICKED}timeline"
 
 

@@ -105,7 +105,7 @@ def held_out_accuracy(
 
 def split_dataset(measured: Sequence[MeasuredDomain]) -> list[SplitTrials]:
     """Of each domain of a dataset."""
-    return [split_trials(m.domain, m.population, m.label_seconds) for m in measured]
+    return [split_trials(m.domain, m.population, m.label_seconds, m.chosen) for m in measured]
 
 
 def dataset_hash(measured: Sequence[MeasuredDomain]) -> str:

@@ -37,6 +37,7 @@ class LearnedSimulator:
         self.model = model
         self.name = f"timeline+{model.recipe.name}"
         self.calibration: Calibration = UNCALIBRATED
+        self._begun_with: Calibration | None = None
 
     def predict(self, domain: Domain, population: Population) -> F64:
         """Seconds an iteration, `(strategies,)`. A strategy under `fully_shard`, or with placed
@@ -102,8 +103,12 @@ class LearnedSimulator:
 
     def refit_features(self, trials: LabelledTrials) -> None:
         """`refit` for features at hand."""
+        if self._begun_with is None:  # what other domains taught, if any
+            self._begun_with = self.calibration
         fitted = self.model.fit(trials)
-        self.calibration = calibrate(fitted.scores, trials.step_seconds, fitted.left_out)
+        self.calibration = calibrate(
+            fitted.scores, trials.step_seconds, fitted.left_out, self._begun_with
+        )
 
 
 def _foreign(population: Population) -> NDArray[np.int64]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from autosync.simulator.learned.calibration import UNTRIED_MARGIN, calibrate
+from autosync.simulator.learned.calibration import UNTRIED_MARGIN, Calibration, calibrate
 
 
 def test_calibration_follows_a_bent_curve_and_keeps_the_order() -> None:
@@ -35,3 +35,17 @@ def test_a_few_trials_fit_the_level_only() -> None:
     found = calibrate(np.zeros(3), np.full(3, 2.0), np.ones(3, dtype=bool))
     assert found.seconds(np.array([0.0, 1.0])) == pytest.approx([2.0, 2.0 * np.e])
     assert found.margin == UNTRIED_MARGIN
+
+
+def test_first_trials_move_the_level_that_other_domains_taught() -> None:
+    """One trial that is far off is not believed alone, and does not widen the interval."""
+    taught = Calibration(np.zeros(1), np.array([0.1]), 0.15)
+    scores, off = np.zeros(7), np.exp(0.4)
+    levels = []
+    for count in (1, 2, 4, 7):
+        left_out = np.ones(count, dtype=bool)
+        found = calibrate(scores[:count], np.full(count, off), left_out, taught)
+        levels.append(float(np.log(found.seconds(scores[:1])[0])))
+        assert found.margin == taught.margin
+    assert (np.diff([0.1, *levels, 0.4]) > 0).all()
+    assert levels[0] < 0.25 < levels[-1]

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotFound
 from autosync.simulator.evaluation.metrics import pairwise_accuracy
+from autosync.simulator.learned.calibration import UNTRIED_MARGIN
 from autosync.simulator.learned.checkpoint import load_checkpoint, read_card, save_checkpoint
 from autosync.simulator.learned.features.domain_descriptor import (
     DESCRIPTOR,
@@ -205,6 +206,19 @@ def test_few_trials_of_the_target_improve_on_zero_and_on_none_elsewhere(
     alone.refit_features(known)
     assert accuracy(moved) >= before - 0.005
     assert accuracy(moved) > accuracy(alone)
+
+
+def test_a_level_is_believed_once_however_often_a_simulator_learns(
+    sources: list[LabelledTrials], trials: LabelledTrials
+) -> None:
+    """Refitting begins with what other domains taught, not with the last refit."""
+    simulator = transferred(GaussianModel(), sources, trials.domain)
+    first = trials.take(np.arange(3))
+    simulator.refit_features(first)
+    once = simulator.calibration
+    simulator.refit_features(first)
+    assert simulator.calibration.log_seconds == pytest.approx(once.log_seconds)
+    assert simulator.calibration.margin == once.margin < UNTRIED_MARGIN
 
 
 def test_an_ensemble_of_other_domains_weighs_its_members_as_foreseen_until_trials_tell(
