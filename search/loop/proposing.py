@@ -58,7 +58,8 @@ def propose(
 ) -> list[Proposal]:
     """The next round: hand-designed strategies first (DDP before all), then those that ran out of
     memory once more with swapping, one fusion buffer tuned by the trials, and those of each source.
-    None where the search has nothing left to gain (`settings.least_gain`).
+    None where the search has nothing left to gain (`settings.least_gain`): then only what is due
+    once more, if anything.
 
     earlier: of another tuning. Its canaries are the first round, and its other strategies stand
     among the hand-designed ones of the second."""
@@ -66,6 +67,7 @@ def propose(
     number = 1 + max((proposal.round for proposal in stored), default=-1)
     tried = [each.candidate.strategy for each in stored]
     chosen: list[Candidate] = []
+    due: list[Candidate] = []  # whatever else promises nothing
     if earlier is not None and number == 0:
         return proposals_of(canaries(domain, simulator, earlier, left), number)
     designing = number == (0 if earlier is None else 1)
@@ -77,8 +79,8 @@ def propose(
         chosen = with_refined(domain, space, simulator, designs, settings.seed)
         chosen = with_placed(domain, space, simulator, chosen, tried, settings, room)
     else:
-        chosen = retried_with_swap(domain, space, simulator, store)[: min(left, ROUND_TRIALS)]
-        chosen += tuned_fusion(domain, space, simulator, store)[: left - len(chosen)]
+        due = retried_with_swap(domain, space, simulator, store)[: min(left, ROUND_TRIALS)]
+        chosen = due + tuned_fusion(domain, space, simulator, store)[: left - len(due)]
     room = min(left, max(ROUND_TRIALS, len(chosen))) - len(chosen)
     fastest = [row for row in rank_measured(stored, store.trials()) if row.step_seconds]
     measured = encode([row.candidate.strategy for row in fastest], domain)
@@ -110,7 +112,7 @@ def propose(
         gains.append(gain_of(listed, judge))
         chosen += picked(judge, listed, settings, number, count, origin)
     if number > 0 and max(gains, default=0.0) < settings.least_gain:
-        return []
+        chosen = due
     return proposals_of(chosen, number)
 
 

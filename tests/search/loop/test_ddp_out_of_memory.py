@@ -18,7 +18,14 @@ from autosync.simulator.analytic import AnalyticSimulator
 from autosync.strategy import Strategy
 from autosync.trials.contract import TrialError
 from tests.search.killed import Killed
-from tests.search.loop.test_tuning_loop import DOMAIN, SETTINGS, TablePool, by_simulator, run
+from tests.search.loop.test_tuning_loop import (
+    DOMAIN,
+    SETTINGS,
+    Sure,
+    TablePool,
+    by_simulator,
+    run,
+)
 
 FULL = TrialError("out_of_memory", "rank 0: can't allocate memory")
 
@@ -169,3 +176,16 @@ def test_one_form_that_ran_is_enough() -> None:
     origins = [each.candidate.origin for each in store.proposals() if each.phase == "search"]
     retried = [plain_name(origin) for origin in origins if "_swapped" in origin]
     assert len(set(retried)) == len(retried) > 0
+
+
+def test_a_search_without_gain_still_tries_what_had_no_room_with_swapping() -> None:
+    def without_room(strategy: Strategy) -> float | None:
+        return None if is_ddp(strategy) else 0.9
+
+    store, domain = MemoryStore(), in_arenas(1.0)
+    settings = replace(SETTINGS, budget=24, least_gain=0.01)
+    pool = TablePool(without_room, error=FULL)
+    tune(domain, Space(), lambda: pool, store, Sure(), settings, lambda event: None)
+    last = max((p for p in store.proposals() if p.phase == "search"), key=lambda p: p.round)
+    assert last.round == 1
+    assert last.candidate.strategy.swap is not None

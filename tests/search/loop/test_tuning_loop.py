@@ -351,3 +351,16 @@ def test_close_finalists_get_the_repeats_that_others_leave() -> None:
     outcome, ran = race(alternating, 10)
     assert sorted(ran.values()) == [4, 12, 12, 12]
     assert outcome.repeats == 12
+
+
+@pytest.mark.parametrize(("odd", "keeps"), [(1, False), (2, True)])
+def test_one_odd_repeat_of_ten_does_not_keep_ddp(odd: int, keeps: bool) -> None:
+    """In the others the winner is a little faster, so a percentile between two repeats would."""
+
+    def seconds(strategy: Strategy, repeat: int) -> float:
+        if strategy.schedule.order == "ddp":
+            return 1.0
+        return 1.3 if repeat < odd else 0.985
+
+    outcome, _ = race(seconds, 10)
+    assert outcome.keep_ddp is keeps
