@@ -144,7 +144,14 @@ compute, compute beyond that, updates and waits. On the busiest link it is bytes
 startups and what links and processors share while messages are under way, and the rest, in which
 nothing is under way: because a second half is held whose first half has arrived, because a
 gradient waits for others of its message, because a message is sent late, or because there is
-nothing to send. Recording costs some time itself."""
+nothing to send. Recording costs some time itself.
+
+- NCF: what is beyond the limit is compute, which every strategy takes, torch's DDP too. There is
+  nothing to close, and its share of the gap closed is noise.
+- ResNet-50 on uneven links: the answer's bytes hold the slow hosts' links longer than any choice
+  has to. The least are servers on the fast hosts; tuned, these measured slower than DDP, and the
+  search mixes a few of them in. Why servers take so long is open.
+- VGG-16: four ranks copy and rebuild factors on two cores; the link is idle half the time."""
 
 SECTIONS: dict[str, Callable[[Path, Path], str | None]] = {
     REPLAYED: replayed_section,
