@@ -81,6 +81,7 @@ class SwappedValue(SwappedBytes):
         self._empty()
 
     def come(self) -> Transfer:
+        """Whoever reads it before `bring` has waited is told so, as while it is away."""
         assert self._buffer is not None
         self.device.memory.allow(self._storage)
         try:
@@ -92,6 +93,7 @@ class SwappedValue(SwappedBytes):
         with self.device.memory.host_memory():
             self._coming = self.device.transfers.come(self._buffer, target, self._leaving)
         self.on_device = target
+        self._forbid()
         return self._coming
 
     def bring(self) -> Tensor:
@@ -100,6 +102,7 @@ class SwappedValue(SwappedBytes):
             self.come()
         if self._coming is not None:
             self.device.transfers.wait(self._coming)
+        self.device.memory.allow(self._storage)
         assert self.on_device is not None
         return self.on_device
 
@@ -119,8 +122,12 @@ class SwappedValue(SwappedBytes):
         return torch._C._storage_Use_Count(self._storage._cdata)
 
     def _empty(self) -> None:
+        self.device.memory.allow(self._storage)  # to this method, where it is still on its way
         self._storage.resize_(0)
         self.device.memory.count([flat_bytes(self._storage)])
+        self._forbid()
+
+    def _forbid(self) -> None:
         self.device.memory.forbid(
             self._storage,
             f"the values of parameter {self._name!r} are in host memory: this training step swaps "
@@ -235,11 +242,14 @@ class SwappedValues:
         return sum(value.size_bytes for value in leaving)
 
     def come_home(self, chosen: Sequence[SwappedValue] | None = None) -> int:
-        """To the device, by default all; returns the bytes that were copied."""
+        """To the device, by default all, those on their way too; returns the bytes that were copied
+        for it."""
         chosen = self.tensors if chosen is None else chosen
         away = [value for value in chosen if value.on_device is None]
         for coming in [value.come() for value in away]:
             self._device.transfers.finish(coming)
+        for value in chosen:
+            value.bring()
         return sum(value.size_bytes for value in away)
 
     def are_here(self) -> bool:
