@@ -25,6 +25,7 @@ from autosync.runtime.swapping.pass_record import RecordedPass
 from autosync.runtime.swapping.saved_activations import UnswappedTensor
 from autosync.runtime.swapping.scheduled_pass import PassSchedule, ScheduledPass, pass_schedule
 from autosync.runtime.swapping.swap_device import swap_device_of
+from autosync.runtime.swapping.swapped_bytes import ordinary_tensors
 from autosync.runtime.swapping.swapped_pass import Packed, SwappedParts, SwappedPass
 from autosync.runtime.swapping.swapped_states import SwappedStates
 from autosync.runtime.swapping.swapped_values import SwappedValues
@@ -135,11 +136,12 @@ class HostSwapper:
         self._value_hooks.remove()
         if not self.values.are_here():
             gc.collect()  # what a step that failed has left takes their room
-        self.values.pin()
-        if keep_state:
-            self.states.refresh()
-            for number in range(len(self.states.optimizers)):
-                self.states.bring(number)
+        with ordinary_tensors():
+            self.values.pin()
+            if keep_state:
+                self.states.refresh()
+                for number in range(len(self.states.optimizers)):
+                    self.states.bring(number)
 
     def _before_forward(self) -> Callable[[nn.Module, Any], None]:
         def hook(module: nn.Module, args: Any) -> None:
@@ -208,8 +210,9 @@ class HostSwapper:
         self._put_state_away()
 
     def _put_state_away(self) -> None:
-        self.states.refresh()
-        self.states.put_away()
+        with ordinary_tensors():
+            self.states.refresh()
+            self.states.put_away()
 
     def _before_evaluation(self) -> None:
         """It is no part of a pass, and has all the room there is."""

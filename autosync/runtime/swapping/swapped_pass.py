@@ -19,7 +19,7 @@ from autosync.runtime.swapping.saved_activations import (
     SavedTensor,
     UnswappedTensor,
 )
-from autosync.runtime.swapping.swapped_bytes import SwapDevice, form_of, is_plain
+from autosync.runtime.swapping.swapped_bytes import SwapDevice, form_of, is_plain, ordinary_tensors
 from autosync.runtime.swapping.swapped_states import SwappedStates
 from autosync.runtime.swapping.swapped_values import SavedValue, SwappedValue, SwappedValues
 
@@ -95,7 +95,7 @@ class SwappedPass(ABC):
     def read(self, values: Iterable[SwappedValue]) -> None:
         """They are about to be read: they are on the device from here on."""
         if self._moves_values:
-            with torch.no_grad():
+            with ordinary_tensors():
                 for value in values:
                     self._use_value(value)
 
@@ -108,7 +108,7 @@ class SwappedPass(ABC):
     def stay(self) -> None:
         """All values are on the device from here to the end of the pass."""
         if self._moves_values:
-            with torch.no_grad():
+            with ordinary_tensors():
                 self._keep_values()
 
     def pack(self, tensor: Tensor) -> Packed:

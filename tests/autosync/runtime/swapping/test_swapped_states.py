@@ -172,6 +172,18 @@ def evaluates(model: nn.Module, optimizer: Optimizer, step: int) -> None:
         model(batch_of(90 + step, 2 * DEEP_BATCH))
 
 
+def infers(model: nn.Module, optimizer: Optimizer, step: int) -> None:
+    """While state that the schedule keeps is on the device."""
+    if step > 3:
+        with torch.inference_mode():
+            model(batch_of(90 + step, 2 * DEEP_BATCH))
+
+
+def saves_within_inference(model: nn.Module, optimizer: Optimizer, step: int) -> None:
+    with torch.inference_mode():
+        optimizer.state_dict()
+
+
 def halves(model: nn.Module, optimizer: Optimizer, step: int) -> None:
     """In place, where the tensors are."""
     if step % 2:
@@ -198,7 +210,19 @@ def forgets(model: nn.Module, optimizer: Optimizer, step: int) -> None:
         optimizer.state.clear()
 
 
-@pytest.mark.parametrize("does", [nothing, evaluates, halves, replaces, loads, forgets])
+SCRIPTS: list[Between] = [
+    nothing,
+    evaluates,
+    infers,
+    saves_within_inference,
+    halves,
+    replaces,
+    loads,
+    forgets,
+]
+
+
+@pytest.mark.parametrize("does", SCRIPTS)
 def test_a_script_may_do_what_it_likes_between_passes_and_updates(does: Between) -> None:
     for between, behind in ((does, nothing), (nothing, does)):
         plain, _ = with_script(between, behind, None)

@@ -32,6 +32,7 @@ from tests.autosync.runtime.swapping.swapped_training import (
 from tests.autosync.runtime.swapping.test_swapped_states import (
     Between,
     evaluates,
+    infers,
     loads,
     nothing,
     trained_on,
@@ -209,6 +210,8 @@ def runs_a_part(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -
         (nothing, nothing),
         (evaluates, nothing),
         (nothing, evaluates),
+        (infers, nothing),
+        (nothing, infers),
         (saves, nothing),
         (nothing, saves),
         (loads, loads),
@@ -298,6 +301,17 @@ def step_is_left_out(model: nn.Module, optimizer: torch.optim.Optimizer, step: i
         optimizer.step()
 
 
+def infers_midway(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """A part of the model, and all of it, while values are away."""
+    loss = model(batch_of(step)).square().mean()
+    with torch.inference_mode():
+        next(model.children())(batch_of(step + 20))
+        if step % 2:
+            model(batch_of(step + 30))
+    loss.backward()
+    optimizer.step()
+
+
 STEPS = [
     two_forwards,
     two_backwards,
@@ -306,6 +320,7 @@ STEPS = [
     forward_fails,
     backward_fails,
     step_is_left_out,
+    infers_midway,
 ]
 
 
