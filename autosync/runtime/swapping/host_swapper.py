@@ -137,7 +137,7 @@ class HostSwapper:
         if not self.values.are_here():
             gc.collect()  # what a step that failed has left takes their room
         with ordinary_tensors():
-            self.values.pin()
+            self.values.keep()
             if keep_state:
                 self.states.refresh()
                 for number in range(len(self.states.optimizers)):
@@ -258,6 +258,8 @@ class HostSwapper:
         if last is None or not last.is_told:
             return
         self._current = None
+        if last.moves_values:  # its backward pass has failed
+            self.values.unpin()
         if isinstance(last, OnDemandPass):
             self.deviations = 0
             recorded = last.record.finished()

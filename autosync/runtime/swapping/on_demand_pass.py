@@ -72,7 +72,7 @@ class OnDemandPass(SwappedPass):
 
     def _keep_values(self) -> None:
         away = self._values_away()
-        self._timed(self.values.pin)
+        self._timed(self.values.keep)
         for value in away:
             self.record.returned(value)
 

@@ -121,7 +121,7 @@ class ScheduledPass(SwappedPass):
 
     def _keep_values(self) -> None:
         self._deviate()
-        self.values.pin()
+        self.values.keep()
 
     def _bring_values(self) -> None:
         self._follow(END)
@@ -164,7 +164,7 @@ class ScheduledPass(SwappedPass):
         release_all(self._activations)
         if not self.has_updated:
             self.states.put_away()
-        if self._moves_values:
+        if self.moves_values:
             self._put_values_away()
 
     def _release_due(self, used: SavedActivation | None = None) -> None:

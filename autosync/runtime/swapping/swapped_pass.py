@@ -44,6 +44,7 @@ class SwappedParts:
 
 class SwappedPass(ABC):
     """has_used: whether its backward pass has begun. has_updated: whether an optimizer has stepped.
+    moves_values: from the begin of a forward pass to the end of the backward pass.
 
     Tensors that lie in one storage are one activation, which is saved and comes back whole.
     """
@@ -61,7 +62,7 @@ class SwappedPass(ABC):
             weakref.WeakValueDictionary()
         )
         self._held: weakref.WeakSet[SavedTensor | SavedValue] = weakref.WeakSet()
-        self._moves_values = False  # from the first forward pass to the end of backward
+        self.moves_values = False
         self._end_is_expected = False
         self._read_apart: list[SwappedValue] = []
         self._on_demand: list[SwappedValue] = []
@@ -69,7 +70,7 @@ class SwappedPass(ABC):
     @property
     def is_fresh(self) -> bool:
         """Whether nothing has happened in it."""
-        return not (self._saved or self.is_told or self._moves_values)
+        return not (self._saved or self.is_told or self.moves_values)
 
     @property
     def is_told(self) -> bool:
@@ -86,15 +87,15 @@ class SwappedPass(ABC):
         if self.has_updated or not self.values.tensors:
             return
         self._end_is_expected = False
-        if not self._moves_values:
-            self._moves_values = True
+        if not self.moves_values:
+            self.moves_values = True
             self.values.begin()
         with torch.no_grad():
             self._begin_forward()
 
     def read(self, values: Iterable[SwappedValue]) -> None:
         """They are about to be read: they are on the device from here on."""
-        if self._moves_values:
+        if self.moves_values:
             with ordinary_tensors():
                 for value in values:
                     self._use_value(value)
@@ -107,7 +108,7 @@ class SwappedPass(ABC):
 
     def stay(self) -> None:
         """All values are on the device from here to the end of the pass."""
-        if self._moves_values:
+        if self.moves_values:
             with ordinary_tensors():
                 self._keep_values()
 
@@ -143,20 +144,22 @@ class SwappedPass(ABC):
         """An optimizer is about to step: its state and all values are on the device then."""
         with torch.no_grad():
             self.has_updated = True
-            self._moves_values = False
+            self.moves_values = False
             self._bring_for_update(number)
+        self.values.unpin()
 
     def end_backward(self) -> None:
         """All values are on the device until the next forward pass begins."""
-        if self._moves_values:
-            self._moves_values = False
+        if self.moves_values:
+            self.moves_values = False
             with torch.no_grad():
                 self._bring_values()
+            self.values.unpin()
 
     def _expect_end(self) -> None:
         """Be called back at the end of the backward pass that is running. (Of the inner one of a
         reentrant checkpoint, if that comes first: values are then back sooner.)"""
-        if self._moves_values and not self._end_is_expected and within_backward():
+        if self.moves_values and not self._end_is_expected and within_backward():
             self._end_is_expected = True
             Autograd._execution_engine.queue_callback(self.end_backward)
 
@@ -191,7 +194,7 @@ class SwappedPass(ABC):
     def _read_outside_its_module(self, value: SwappedValue) -> None:
         """Nobody tells when the operation ends that reads it: not before a module begins or ends.
         (Inside of its module it is here already.)"""
-        if value.users == 0 and self._moves_values:
+        if value.users == 0 and self.moves_values:
             value.users += 1
             self._read_apart.append(value)
             self._use_value(value)

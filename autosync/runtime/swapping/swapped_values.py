@@ -30,7 +30,8 @@ class SwappedValue(SwappedBytes):
     """A parameter that covers a storage of its own.
 
     position: among those of the model. users: forward passes of modules that read it now.
-    is_pinned: nobody tells when its next use ends, so it stays for the rest of the pass.
+    is_kept: it stays for the rest of the pass. is_pinned: nobody tells when its next use ends, so it
+    stays until a backward pass or an update has ended, which may be of the next pass.
     is_rewritten: somebody writes it within a pass in a way that torch does not count (through
     `.data`), so that the host's copy is not to be trusted: it stays for good.
     """
@@ -40,6 +41,7 @@ class SwappedValue(SwappedBytes):
         self.parameter = parameter
         self.position = position
         self.users = 0
+        self.is_kept = False
         self.is_pinned = False
         self.is_rewritten = False
         self._name = name
@@ -58,7 +60,7 @@ class SwappedValue(SwappedBytes):
         self._wait_for_copies()
         self._leaving = None
         self.users = 0
-        self.is_pinned = False
+        self.is_kept = False
         self._references = self._count_references()
 
     def leave(self) -> Transfer:
@@ -116,7 +118,7 @@ class SwappedValue(SwappedBytes):
             self.is_rewritten |= not (counted or torch.equal(self.on_device.cpu(), self._buffer))
 
     def _has_to_stay(self) -> bool:
-        return self.users > 0 or self.is_pinned or self.is_rewritten
+        return self.users > 0 or self.is_kept or self.is_pinned or self.is_rewritten
 
     def _count_references(self) -> int:
         return torch._C._storage_Use_Count(self._storage._cdata)
@@ -255,11 +257,16 @@ class SwappedValues:
     def are_here(self) -> bool:
         return all(value.on_device is not None for value in self.tensors)
 
-    def pin(self) -> int:
+    def keep(self) -> int:
         """All on the device for the rest of the pass; returns the bytes that were copied."""
         for value in self.tensors:
-            value.is_pinned = True
+            value.is_kept = True
         return self.come_home()
+
+    def unpin(self) -> None:
+        """A backward pass or an update has ended, and all uses before it."""
+        for value in self.tensors:
+            value.is_pinned = False
 
     def _swappable(self) -> list[tuple[str, nn.Parameter]]:
         """What is large, dense and covers a storage that nothing else of the model lies in."""

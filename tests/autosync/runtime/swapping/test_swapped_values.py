@@ -312,6 +312,16 @@ def infers_midway(model: nn.Module, optimizer: torch.optim.Optimizer, step: int)
     optimizer.step()
 
 
+def part_before_the_whole(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Of two micro-batches: one backward pass for what both have saved."""
+    for number in (2 * step, 2 * step + 1):
+        batch = batch_of(number).requires_grad_()  # so that the part needs its weights again
+        first = next(model.children())(batch)
+        second = model(batch_of(number + 20))
+        (first.square().mean() + second.square().mean()).backward()
+    optimizer.step()
+
+
 STEPS = [
     two_forwards,
     two_backwards,
@@ -321,6 +331,7 @@ STEPS = [
     backward_fails,
     step_is_left_out,
     infers_midway,
+    part_before_the_whole,
 ]
 
 
