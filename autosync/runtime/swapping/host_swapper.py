@@ -22,7 +22,6 @@ from torch.utils.hooks import RemovableHandle
 from autosync.errors import InvalidInput, NotSupported
 from autosync.runtime.swapping.on_demand_pass import OnDemandPass
 from autosync.runtime.swapping.pass_record import RecordedPass
-from autosync.runtime.swapping.saved_activations import UnswappedTensor
 from autosync.runtime.swapping.scheduled_pass import PassSchedule, ScheduledPass, pass_schedule
 from autosync.runtime.swapping.swap_device import swap_device_of
 from autosync.runtime.swapping.swapped_bytes import ordinary_tensors
@@ -306,7 +305,5 @@ class HostSwapper:
 
 
 def _unpack(packed: Packed) -> Tensor:
-    if isinstance(packed, UnswappedTensor):
-        return packed.unpacked()
     swapped_pass: SwappedPass = packed.swapped_pass
     return swapped_pass.unpack(packed)

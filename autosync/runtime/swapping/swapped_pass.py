@@ -61,7 +61,7 @@ class SwappedPass(ABC):
         self._by_storage: weakref.WeakValueDictionary[int, SavedActivation] = (
             weakref.WeakValueDictionary()
         )
-        self._held: weakref.WeakSet[SavedTensor | SavedValue] = weakref.WeakSet()
+        self._held: weakref.WeakSet[Packed] = weakref.WeakSet()
         self.moves_values = False
         self._end_is_expected = False
         self._read_apart: list[SwappedValue] = []
@@ -115,25 +115,16 @@ class SwappedPass(ABC):
     def pack(self, tensor: Tensor) -> Packed:
         """For `saved_tensors_hooks`: what autograd holds instead."""
         with torch.no_grad():
-            if not self._is_ordinary(tensor):
-                return UnswappedTensor(tensor.detach(), tensor._version)
-            saved: SavedTensor | SavedValue
-            if (value := self.values.around(tensor)) is not None:
-                self._read_outside_its_module(value)
-                saved = SavedValue(value, self, form_of(tensor), value.parameter._version)
-            elif self._is_swappable(tensor):
-                activation, is_new = self._activation_of(tensor)
-                self._save(activation, is_new)
-                saved = SavedTensor(activation, self, form_of(tensor))
-            else:
-                return UnswappedTensor(tensor.detach(), tensor._version)
+            saved = self._packed(tensor)
             self._held.add(saved)
             return saved
 
-    def unpack(self, saved: SavedTensor | SavedValue) -> Tensor:
+    def unpack(self, saved: Packed) -> Tensor:
         with torch.no_grad():
             self.has_used = True
             self._expect_end()
+            if isinstance(saved, UnswappedTensor):
+                return saved.unpacked()
             if isinstance(saved, SavedTensor):
                 return saved.form.within(self._use(saved.activation))
             saved.check()
@@ -190,6 +181,17 @@ class SwappedPass(ABC):
     @abstractmethod
     def _bring_for_update(self, number: int) -> None:
         """The state of an optimizer, and all values."""
+
+    def _packed(self, tensor: Tensor) -> Packed:
+        if self._is_ordinary(tensor):
+            if (value := self.values.around(tensor)) is not None:
+                self._read_outside_its_module(value)
+                return SavedValue(value, self, form_of(tensor), value.parameter._version)
+            if self._is_swappable(tensor):
+                activation, is_new = self._activation_of(tensor)
+                self._save(activation, is_new)
+                return SavedTensor(activation, self, form_of(tensor))
+        return UnswappedTensor(tensor.detach(), self, tensor._version)
 
     def _read_outside_its_module(self, value: SwappedValue) -> None:
         """Nobody tells when the operation ends that reads it: not before a module begins or ends.

@@ -41,6 +41,7 @@ from tests.autosync.runtime.swapping.test_swapped_states import (
 from tests.autosync.runtime.swapping.value_models import (
     MODELS_OF_VALUES,
     Attends,
+    Factors,
     ReadsAnothersWeight,
     Recurs,
     TiedModules,
@@ -347,6 +348,17 @@ def test_passes_of_other_kinds_train_to_the_bit(name: Any, step: Step) -> None:
     assert same(tight, plain)
     assert swapper is not None
     assert swapper.schedule is not None
+
+
+@pytest.mark.parametrize("step", [two_forwards, step_is_left_out])
+def test_a_backward_pass_that_needs_nothing_swapped_has_an_end_too(step: Step) -> None:
+    """Behind it values are on the device, for whoever reads them."""
+    plain, _ = by_step(Factors, step, None)
+    swapped, swapper = by_step(Factors, step, ROOMY)
+    assert same(swapped, plain)
+    assert swapper is not None
+    assert len(swapper.values.tensors) == len(plain)
+    assert isinstance(swapper._current, ScheduledPass)
 
 
 def test_saved_and_resumed_midway_it_goes_on_to_the_bit() -> None:
