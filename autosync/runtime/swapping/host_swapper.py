@@ -197,7 +197,6 @@ class HostSwapper:
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._stepped.add(id(optimizer))
         if len(self._stepped) == len(self._optimizers):
-            self._stepped.clear()
             self._begin_pass()
 
     def _before_state_dict(self, optimizer: Optimizer) -> None:
@@ -234,6 +233,7 @@ class HostSwapper:
         if last is not None and not last.is_told and (last.is_held or self._can_begin(last)):
             return last
         self._end_pass()
+        self._stepped.clear()
         self.states.refresh()
         self.values.come_home()
         self._find_values()

@@ -348,6 +348,27 @@ def test_several_optimizers_update_each_its_own(together: bool, with_values: boo
         assert follows(swapper)
 
 
+def test_an_optimizer_that_steps_every_second_time_does_not_move_where_passes_begin() -> None:
+    torch.manual_seed(5)
+    model = Halves()
+    seldom, often = (
+        torch.optim.AdamW(half.parameters(), lr=1e-2) for half in (model.first, model.second)
+    )
+    followed: list[bool] = []
+    with Arena(ROOMY):
+        swapper = swap_to_host(model, Swap(ROOMY, True), [seldom, often], SMALLEST_BYTES)
+        for step in range(10):
+            model.zero_grad()
+            model(batch_of(step, DEEP_BATCH)).square().mean().backward()
+            if step % 2:
+                seldom.step()
+            often.step()
+            if not step % 2:  # both have not stepped: the next forward pass ends this one
+                last = swapper._current
+                followed.append(isinstance(last, ScheduledPass) and not last.deviated)
+    assert all(followed[2:])
+
+
 def test_a_step_with_a_closure_is_refused() -> None:
     model, optimizer = make("deep")
 
