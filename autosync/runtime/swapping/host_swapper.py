@@ -7,7 +7,6 @@ several in a row do, or more is on the device than before, the next one is recor
 """
 
 import gc
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -22,7 +21,8 @@ from torch.utils.hooks import RemovableHandle
 from autosync.errors import InvalidInput, NotSupported
 from autosync.runtime.swapping.on_demand_pass import OnDemandPass
 from autosync.runtime.swapping.pass_record import RecordedPass
-from autosync.runtime.swapping.scheduled_pass import PassSchedule, ScheduledPass, pass_schedule
+from autosync.runtime.swapping.pass_scheduler import PassScheduler
+from autosync.runtime.swapping.scheduled_pass import ScheduledPass
 from autosync.runtime.swapping.swap_device import swap_device_of
 from autosync.runtime.swapping.swapped_bytes import ordinary_tensors
 from autosync.runtime.swapping.swapped_pass import Packed, SwappedParts, SwappedPass
@@ -30,16 +30,8 @@ from autosync.runtime.swapping.swapped_states import SwappedStates
 from autosync.runtime.swapping.swapped_values import SwappedValues
 from autosync.runtime.swapping.value_hooks import ValueHooks
 from autosync.swap_schedule.idle_spans import SMALLEST_BYTES
-from autosync.swap_schedule.scheduling import SwapSchedule, least_budget_bytes, make_schedule
+from autosync.swap_schedule.scheduling import SwapSchedule
 from autosync.swap_schedule.swap_choice import Swap
-
-log = logging.getLogger("autosync")
-
-MOST_DEVIATIONS = 2
-"""Passes in a row that do not do what the recorded one did, before one is recorded anew."""
-NEGLIGIBLE = 0.01
-"""Of what the fullest moment holds: so little more than where the recorded pass began is added to
-all moments; what is more changes them, as the optimizer's first step does."""
 
 
 def swap_to_host(
@@ -79,9 +71,8 @@ def swap_to_host(
 
 
 class HostSwapper:
-    """schedule: that passes follow; None while the first one is recorded. recorded: what it is made
-    of. deviations: passes in a row that did not follow it. states, values: what is swapped of them;
-    where either is, a pass begins behind the last update of the one before, else with its forward.
+    """states, values: what is swapped of them; where either is, a pass begins behind the last update
+    of the one before, else with its forward.
 
     optimizers: whose updates are watched for that; none where activations alone are swapped.
     """
@@ -93,21 +84,32 @@ class HostSwapper:
         optimizers: Sequence[Optimizer],
         parts: SwappedParts,
     ) -> None:
-        self.schedule: SwapSchedule | None = None
-        self.recorded: RecordedPass | None = None
-        self.deviations = 0
         self.states = parts.states
         self.values = parts.values
         self._model = model
-        self._budget_bytes = budget_bytes
         self._optimizers = tuple(optimizers)
         self._parts = parts
-        self._pass_schedule: PassSchedule | None = None
+        self._scheduler = PassScheduler(budget_bytes)
         self._current: SwappedPass | None = None
         self._stepped: set[int] = set()
         self._entered: list[ExitStack | None] = []
         self._handles: list[RemovableHandle] = []
         self._value_hooks = ValueHooks(model, self.values, lambda: self._current, self._entered)
+
+    @property
+    def schedule(self) -> SwapSchedule | None:
+        """That passes follow; None until the first one has been recorded."""
+        return self._scheduler.schedule
+
+    @property
+    def recorded(self) -> RecordedPass | None:
+        """The pass that it is made of."""
+        return self._scheduler.recorded
+
+    @property
+    def deviations(self) -> int:
+        """Passes in a row that did not follow it."""
+        return self._scheduler.deviations
 
     def install(self) -> None:
         model = self._model
@@ -151,7 +153,7 @@ class HostSwapper:
                 hooks = ExitStack()
                 if not self._entered:
                     self._begin_pass().begin_forward()
-                    if self._pass_schedule is None and self.values.tensors:
+                    if self._scheduler.of_pass is None and self.values.tensors:
                         hooks.enter_context(self._value_hooks.noticing_reads())
                 hooks.enter_context(saved_tensors_hooks(self._pack, _unpack))
             elif not self._entered:
@@ -237,15 +239,15 @@ class HostSwapper:
         self.states.refresh()
         self.values.come_home()
         self._find_values()
-        if self._pass_schedule is not None:
-            self._make_room()
+        held = self._parts.device.memory.allocated_bytes() - self.states.device_bytes()
+        self._scheduler.make_room(held, self.states.sizes(), self.values.sizes())
         stay = (*self._model.parameters(), *self._model.buffers())
         unswapped = {tensor.untyped_storage()._cdata for tensor in stay}
         parts = replace(self._parts, unswapped=unswapped)
-        if self._pass_schedule is None:
+        if (schedule := self._scheduler.of_pass) is None:
             self._current = OnDemandPass(parts)
         else:
-            self._current = ScheduledPass(parts, self._pass_schedule)
+            self._current = ScheduledPass(parts, schedule)
         return self._current
 
     def _can_begin(self, prepared: SwappedPass) -> bool:
@@ -259,49 +261,12 @@ class HostSwapper:
         self._current = None
         if last.moves_values:  # its backward pass has failed
             self.values.unpin()
+        self._scheduler.note_pass(isinstance(last, ScheduledPass) and last.deviated)
         if isinstance(last, OnDemandPass):
-            self.deviations = 0
             recorded = last.record.finished()
             is_whole = last.has_updated or not self._optimizers  # else the next one may update
             if is_whole and not self.values.take_learned():
-                self._adopt(recorded)
-        elif isinstance(last, ScheduledPass):
-            self.deviations = self.deviations + 1 if last.deviated else 0
-            if self.deviations >= MOST_DEVIATIONS:
-                self._pass_schedule = None
-
-    def _adopt(self, recorded: RecordedPass) -> None:
-        schedule = make_schedule(
-            recorded.spans, recorded.moments, self._budget_bytes, recorded.link
-        )
-        self.recorded, self.schedule = recorded, schedule
-        self._pass_schedule = pass_schedule(recorded, schedule)
-        log.info(
-            "swapping: %d of %d idle tensors stay, %.1f MB a pass travel, at most %.1f MB of "
-            "the device are held.",
-            int(schedule.kept.sum()),
-            len(schedule.kept),
-            schedule.moved_bytes / 1e6,
-            schedule.peak_bytes / 1e6,
-        )
-
-    def _make_room(self) -> None:
-        """What has come to the device since the recorded pass began stays there: gradients that add
-        up over passes, a list of losses, the optimizer's state where that is not swapped."""
-        assert self.recorded is not None
-        held = self._parts.device.memory.allocated_bytes() - self.states.device_bytes()
-        grown = held - self.recorded.begin_bytes
-        moments = self.recorded.moments
-        is_other = (self.states.sizes(), self.values.sizes()) != (
-            self.recorded.states,
-            self.recorded.values,
-        )
-        if is_other or grown > NEGLIGIBLE * least_budget_bytes(moments):
-            self._pass_schedule = None
-        elif grown > 0:
-            fuller = replace(moments, base_bytes=moments.base_bytes + grown)
-            begin_bytes = self.recorded.begin_bytes + grown
-            self._adopt(replace(self.recorded, moments=fuller, begin_bytes=begin_bytes))
+                self._scheduler.adopt(recorded)
 
 
 def _unpack(packed: Packed) -> Tensor:
