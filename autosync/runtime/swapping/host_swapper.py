@@ -120,8 +120,9 @@ class HostSwapper:
             self._handles += [
                 optimizer.register_step_pre_hook(self._before_step),
                 optimizer.register_step_post_hook(self._after_step),
-                optimizer.register_state_dict_pre_hook(self._before_state_dict),
-                optimizer.register_load_state_dict_post_hook(self._after_load),
+                optimizer.register_state_dict_pre_hook(self._put_state_away),
+                optimizer.register_load_state_dict_pre_hook(self._put_state_away),
+                optimizer.register_load_state_dict_post_hook(self._put_state_away),
             ]
         self._put_state_away()
         self._find_values()
@@ -201,15 +202,9 @@ class HostSwapper:
         if len(self._stepped) == len(self._optimizers):
             self._begin_pass()
 
-    def _before_state_dict(self, optimizer: Optimizer) -> None:
-        """What it returns refers to the state: no memory of the device, which a schedule counts
-        on."""
-        self._put_state_away()
-
-    def _after_load(self, optimizer: Optimizer) -> None:
-        self._put_state_away()
-
-    def _put_state_away(self) -> None:
+    def _put_state_away(self, *given: object) -> None:
+        """What `state_dict` returns refers to it: no memory of the device, which a schedule counts
+        on. What `load_state_dict` brings takes the room of what was there."""
         with ordinary_tensors():
             self.states.refresh()
             self.states.put_away()

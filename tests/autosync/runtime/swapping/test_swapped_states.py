@@ -1,6 +1,7 @@
 """Optimizer state that waits in host memory between updates: the same training to the bit, in
 memory that holds neither plain training nor one whose activations alone are swapped."""
 
+import copy
 import io
 from collections.abc import Callable
 from typing import Any
@@ -279,6 +280,24 @@ def test_a_checkpoint_that_the_script_holds_takes_none_of_the_device() -> None:
             held = [*held[-1:], optimizer.state_dict()]
 
 
+def test_a_state_that_is_loaded_takes_the_room_of_the_one_before() -> None:
+    model, optimizer = make("deep")
+    with Arena(ROOMY) as arena:
+        swapper = swapping(model, ROOMY, optimizer)
+        assert swapper is not None
+        for step in range(5):
+            train_step(model, optimizer, batch_of(step, DEEP_BATCH))
+        with arena.host_memory():
+            saved = copy.deepcopy(optimizer.state_dict())
+        train_step(model, optimizer, batch_of(5, DEEP_BATCH))
+        here = swapper.states.device_bytes()
+        assert here > 0  # all that the schedule keeps
+        before = arena.allocated_bytes()
+        arena.take_peak_bytes()
+        optimizer.load_state_dict(saved)
+        assert arena.take_peak_bytes() < before + here // 2
+
+
 def test_taken_off_it_leaves_the_optimizer_as_it_was() -> None:
     plain = trained("deep", sizes=DEEP)
     model, optimizer = make("deep")
@@ -295,6 +314,7 @@ def test_taken_off_it_leaves_the_optimizer_as_it_was() -> None:
         optimizer._optimizer_step_pre_hooks,
         optimizer._optimizer_step_post_hooks,
         optimizer._optimizer_state_dict_pre_hooks,
+        optimizer._optimizer_load_state_dict_pre_hooks,
         optimizer._optimizer_load_state_dict_post_hooks,
     )
     assert not any(hooks)
