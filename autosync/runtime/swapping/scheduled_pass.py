@@ -128,8 +128,7 @@ class ScheduledPass(SwappedPass):
         if not self.deviated:
             self._release_due()
             self._begin_to_come()
-        for value in self.values.tensors:
-            value.bring()
+        self._bring_all()
 
     def _bring_for_update(self, number: int) -> None:
         self._follow(update_access(number, self.states.sizes()))
@@ -137,8 +136,14 @@ class ScheduledPass(SwappedPass):
             self._release_due()
             self._begin_to_come()
         self.states.bring(number)
+        self._bring_all()
+
+    def _bring_all(self) -> None:
+        """And none leaves before the next forward pass."""
         for value in self.values.tensors:
             value.bring()
+        self._overdue.clear()
+        self._on_demand.clear()
 
     def _is_given_up(self, position: int) -> bool:
         """Whether this is its last use, or the last before it leaves again: its bytes then go when

@@ -1,4 +1,5 @@
-"""Values whose transfer from the host has begun and not ended: nobody reads or overwrites them."""
+"""Values whose transfer from the host has begun and not ended: nobody reads or overwrites them. And
+values that should have left and could not: they are back where they were."""
 
 import threading
 from collections.abc import Iterator
@@ -6,12 +7,15 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from autosync.runtime.swapping.arena import Arena
 from autosync.runtime.swapping.host_swapper import HostSwapper
 from autosync.runtime.swapping.host_transfers import ThreadTransfers
 from autosync.runtime.swapping.swapped_values import SwappedValue
+from autosync.swap_schedule.scheduling import least_budget_bytes
 from tests.autosync.runtime.swapping.swapped_training import (
+    BATCH,
     ROOMY,
     batch_of,
     make,
@@ -100,3 +104,43 @@ def test_taken_off_within_a_pass_it_waits_for_what_is_on_its_way() -> None:
             assert value._coming is not None
             swapper._parts.device.transfers.finish(value._coming)
         assert all(bool((parameter == 7.0).all()) for parameter in model.parameters())
+
+
+def two_backward_passes(budget: int, held_in: int | None) -> tuple[HostSwapper, bool]:
+    """Each step; within the one that is named somebody holds views of values from the forward pass
+    to the end of the first backward pass. And whether values were on the device behind each step's
+    second one. The last step is not as recorded."""
+    model, optimizer = make("broad", by_sgd=True)
+    held: list[Tensor] = []
+    are_here = True
+
+    def hold(module: nn.Module, *given: object) -> None:
+        if step == held_in and isinstance(module, nn.Linear):
+            held.append(module.weight.detach())
+
+    with Arena(ROOMY):
+        swapper = swapping(model, budget, optimizer, with_values=True)
+        assert swapper is not None
+        for module in model.modules():
+            module.register_forward_hook(hold)
+        for step in range(4):
+            optimizer.zero_grad()
+            loss = model(batch_of(step, BATCH if step < 3 else BATCH // 2)).square().mean()
+            loss.backward(retain_graph=True)
+            held.clear()
+            loss.backward()
+            are_here = are_here and swapper.values.are_here()
+            optimizer.step()
+    return swapper, are_here
+
+
+@pytest.mark.parametrize("held_in", range(4))
+def test_what_could_not_leave_does_not_do_so_behind_the_backward_pass(held_in: int) -> None:
+    """In a pass on demand, in scheduled ones, and in one that is not as recorded."""
+    told, _ = two_backward_passes(ROOMY, None)
+    assert told.recorded is not None
+    least = least_budget_bytes(told.recorded.moments)
+    swapper, are_here = two_backward_passes(least if held_in else ROOMY, held_in)
+    assert are_here
+    assert swapper.schedule is not None
+    assert held_in == 0 or swapper.schedule.moved_bytes > 0
