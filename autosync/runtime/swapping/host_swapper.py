@@ -48,17 +48,11 @@ def swap_to_host(
     A schedule that does not fit is refused by InvalidStrategy where the second pass begins.
 
     Raises:
-        InvalidInput: values are to be swapped, and no optimizer is given that updates them.
+        InvalidInput: optimizer state or values are to be swapped, and no optimizer is given.
         NotSupported: see `swap_device.check_swappable`.
         DeviceMemoryExceeded: what is there already is more than the arena holds.
     """
-    if swap.values and not optimizers:
-        raise InvalidInput(
-            "values are swapped between updates, and no optimizer was given that makes them.",
-            thing="swap.values",
-            value=True,
-            remedy="Give all optimizers of the model, or leave values out.",
-        )
+    _check_optimizers(swap, optimizers)
     device = swap_device_of(model)
     device.memory.count([*model.parameters(), *model.buffers()])
     states = SwappedStates(optimizers if swap.optimizer_state else (), device, smallest_bytes)
@@ -68,6 +62,17 @@ def swap_to_host(
     swapper = HostSwapper(model, swap.budget_bytes, watched, parts)
     swapper.install()
     return swapper
+
+
+def _check_optimizers(swap: Swap, optimizers: Sequence[Optimizer]) -> None:
+    for name, is_swapped in (("optimizer_state", swap.optimizer_state), ("values", swap.values)):
+        if is_swapped and not optimizers:
+            raise InvalidInput(
+                f"{name} is swapped between updates, and no optimizer was given that makes them.",
+                thing=f"swap.{name}",
+                value=True,
+                remedy=f"Give all optimizers of the model, or leave {name} out.",
+            )
 
 
 class HostSwapper:

@@ -11,16 +11,14 @@ from torch import Tensor, nn
 
 from autosync.errors import DeviceMemoryExceeded, InvalidInput, InvalidStrategy, NotSupported
 from autosync.runtime.swapping.arena import Arena
-from autosync.runtime.swapping.host_swapper import HostSwapper, swap_to_host
+from autosync.runtime.swapping.host_swapper import HostSwapper
 from autosync.runtime.swapping.scheduled_pass import ScheduledPass
 from autosync.swap_schedule.scheduling import least_budget_bytes
-from autosync.swap_schedule.swap_choice import Swap
 from tests.autosync.runtime.swapping.swapped_training import (
     BATCH,
     DEEP_BATCH,
     MODELS,
     ROOMY,
-    SMALLEST_BYTES,
     batch_of,
     least_bytes,
     make,
@@ -480,13 +478,6 @@ def test_a_step_with_a_closure_is_refused() -> None:
         swapping(model, ROOMY, optimizer, with_values=True, with_state=False)
         with pytest.raises(NotSupported, match="given a closure") as refused:
             optimizer.step(closure)  # type: ignore[arg-type]  # torch's annotation: a float
-    assert refused.value.thing == "swap.values"
-
-
-def test_without_an_optimizer_values_are_not_swapped() -> None:
-    model, _ = make("broad")
-    with Arena(ROOMY), pytest.raises(InvalidInput, match="no optimizer was given") as refused:
-        swap_to_host(model, Swap(ROOMY, values=True), smallest_bytes=SMALLEST_BYTES)
     assert refused.value.thing == "swap.values"
 
 
