@@ -4,7 +4,6 @@ import weakref
 from collections import defaultdict
 from dataclasses import dataclass
 
-import numpy as np
 from torch import Tensor
 
 from autosync.runtime.swapping.pass_record import (
@@ -20,7 +19,7 @@ from autosync.runtime.swapping.saved_activations import SavedActivation
 from autosync.runtime.swapping.swapped_bytes import SwappedBytes
 from autosync.runtime.swapping.swapped_pass import SwappedParts, SwappedPass, release_all
 from autosync.runtime.swapping.swapped_values import SwappedValue
-from autosync.swap_schedule.idle_spans import I64
+from autosync.swap_schedule.idle_spans import by_moment
 from autosync.swap_schedule.scheduling import SwapSchedule
 
 TensorsByMoment = defaultdict[int, list[int]]
@@ -44,15 +43,15 @@ class PassSchedule:
 
 
 def pass_schedule(recorded: RecordedPass, schedule: SwapSchedule) -> PassSchedule:
-    spans, away = schedule.spans, np.flatnonzero(~schedule.kept)
+    spans, away = schedule.spans, ~schedule.kept
     updated = {number for kind, number, _ in recorded.accesses if kind == "update"}
     return PassSchedule(
         recorded.accesses,
         recorded.saved,
         len(recorded.states),
-        _by_moment(spans.final, spans.tensor, np.flatnonzero(schedule.copied)),
-        _by_moment(schedule.release, spans.tensor, away),
-        _by_moment(schedule.fetch, spans.tensor, away),
+        by_moment(schedule.copied, spans.final, spans.tensor),
+        by_moment(away, schedule.release, spans.tensor),
+        by_moment(away, schedule.fetch, spans.tensor),
         {place: moment for moment, place, _ in activation_accesses(recorded.accesses)},
         [place for place, (number, _) in enumerate(recorded.states) if number not in updated],
     )
@@ -204,10 +203,3 @@ class ScheduledPass(SwappedPass):
             return self.values.tensors[tensor - saved - states]
         tensors = self.states.tensors  # fewer, where the script has just loaded another state
         return tensors[tensor - saved] if tensor - saved < len(tensors) else None
-
-
-def _by_moment(moments: I64, tensors: I64, chosen: I64) -> TensorsByMoment:
-    found: TensorsByMoment = defaultdict(list)
-    for span in chosen.tolist():
-        found[int(moments[span])].append(int(tensors[span]))
-    return found
