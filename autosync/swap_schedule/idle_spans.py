@@ -69,9 +69,7 @@ class HostLink:
         return size_bytes / self.bytes_per_second
 
 
-def by_moment(
-    chosen: NDArray[np.bool_], moments: I64, values: I64
-) -> defaultdict[int, list[int]]:
+def by_moment(chosen: NDArray[np.bool_], moments: I64, values: I64) -> defaultdict[int, list[int]]:
     """Of chosen spans, bool[S], the values, i64[S], by their moments, i64[S]."""
     found: defaultdict[int, list[int]] = defaultdict(list)
     for moment, value in zip(moments[chosen].tolist(), values[chosen].tolist(), strict=True):

@@ -76,8 +76,8 @@ def _check_optimizers(swap: Swap, optimizers: Sequence[Optimizer]) -> None:
 
 
 class HostSwapper:
-    """states, values: what is swapped of them; where either is, a pass begins behind the last update
-    of the one before, else with its forward.
+    """states, values: what is swapped of them; where either is, a pass begins behind the last
+    update of the one before, else with its forward.
 
     optimizers: whose updates are watched for that; none where activations alone are swapped.
     """

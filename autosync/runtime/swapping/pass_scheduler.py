@@ -17,9 +17,8 @@ NEGLIGIBLE = 0.01
 """Of what the fullest moment holds: so little more than where the recorded pass began is added to
 all moments; what is more changes them, as the optimizer's first step does."""
 HEADROOM = 0.001
-"""Of what the fullest moment holds: a schedule counts on so much more, as far as the budget has room
-for it. A list of losses, which grows by 4 bytes in each pass, then does not take a new schedule in
-each."""
+"""Of what the fullest moment holds: a schedule counts on so much more, as far as the budget has
+room for it. A list of losses, which grows by 4 bytes a pass, then takes no new schedule in each."""
 
 
 class PassScheduler:

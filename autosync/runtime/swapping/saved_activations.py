@@ -76,8 +76,8 @@ class SavedTensor:
 
 @dataclass(frozen=True, eq=False)
 class UnswappedTensor:
-    """What autograd holds of a tensor that stays. swapped_pass: in which it was saved. version: when
-    it was."""
+    """What autograd holds of a tensor that stays. swapped_pass: in which it was saved. version: at
+    that time."""
 
     tensor: Tensor
     swapped_pass: Any

@@ -30,8 +30,8 @@ class SwappedValue(SwappedBytes):
     """A parameter that covers a storage of its own.
 
     position: among those of the model. users: forward passes of modules that read it now.
-    is_kept: it stays for the rest of the pass. is_pinned: nobody tells when its next use ends, so it
-    stays until a backward pass or an update has ended, which may be of the next pass.
+    is_kept: it stays for the rest of the pass. is_pinned: nobody tells when its next use ends, so
+    it stays until a backward pass or an update has ended, which may be of the next pass.
     is_rewritten: somebody writes it within a pass in a way that torch does not count (through
     `.data`), so that the host's copy is not to be trusted: it stays for good.
     """

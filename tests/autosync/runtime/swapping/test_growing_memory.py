@@ -1,4 +1,4 @@
-"""Scripts that hold a little more of the device from step to step: passes keep to their schedule."""
+"""Scripts that hold a little more of the device in each step: passes keep to their schedule."""
 
 from typing import Any
 
