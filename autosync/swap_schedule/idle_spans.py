@@ -4,6 +4,7 @@ A moment is what runs between two points at which something may be moved: an ope
 forward or backward pass in a graph, the work between two saved tensors in a running job.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,6 +67,14 @@ class HostLink:
 
     def seconds(self, size_bytes: float) -> float:
         return size_bytes / self.bytes_per_second
+
+
+def by_moment(chosen: NDArray[np.bool_], moments: I64, values: I64) -> defaultdict[int, list[int]]:
+    """Of chosen spans, bool[S], the values, i64[S], by their moments, i64[S]."""
+    found: defaultdict[int, list[int]] = defaultdict(list)
+    for moment, value in zip(moments[chosen].tolist(), values[chosen].tolist(), strict=True):
+        found[moment].append(value)
+    return found
 
 
 def joined(first: IdleSpans, second: IdleSpans) -> IdleSpans:

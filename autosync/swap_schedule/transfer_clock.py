@@ -1,11 +1,8 @@
 """What a schedule costs: compute and both directions of the link, played moment by moment."""
 
-from collections import defaultdict
-
 import numpy as np
-from numpy.typing import NDArray
 
-from autosync.swap_schedule.idle_spans import F64, I64, HostLink
+from autosync.swap_schedule.idle_spans import F64, HostLink, by_moment
 from autosync.swap_schedule.scheduling import SwapSchedule
 
 
@@ -16,11 +13,12 @@ def stall_seconds(schedule: SwapSchedule, seconds: F64, link: HostLink) -> float
     the order of its moments; a tensor returns when it has left.
     """
     spans = schedule.spans
+    numbers = np.arange(len(spans))
     copies, releases, fetches, uses = (
-        _by_moment(spans.final, schedule.copied),
-        _by_moment(schedule.release, schedule.copied),
-        _by_moment(schedule.fetch, ~schedule.kept),
-        _by_moment(spans.end, ~schedule.kept),
+        by_moment(schedule.copied, spans.final, numbers),
+        by_moment(schedule.copied, schedule.release, numbers),
+        by_moment(~schedule.kept, schedule.fetch, numbers),
+        by_moment(~schedule.kept, spans.end, numbers),
     )
     gone, here = [0.0] * len(spans), [0.0] * len(spans)
     of_tensor: dict[int, float] = {}
@@ -41,10 +39,3 @@ def stall_seconds(schedule: SwapSchedule, seconds: F64, link: HostLink) -> float
             now = max(now, here[span])
         now += computing
     return stalled
-
-
-def _by_moment(moments: I64, chosen: NDArray[np.bool_]) -> defaultdict[int, list[int]]:
-    found: defaultdict[int, list[int]] = defaultdict(list)
-    for span in np.flatnonzero(chosen).tolist():
-        found[int(moments[span])].append(span)
-    return found

@@ -21,18 +21,22 @@ def retried_with_swap(
     domain: Domain, space: Space, simulator: Simulator, store: Store
 ) -> list[Candidate]:
     """The most promising first; none where nothing ran out of memory that can be swapped and was
-    not yet. A design whose swapped form had no room either comes back in the form that holds least.
+    not yet. A design whose swapped form had no room either comes back in the form that holds least;
+    one whose swapped form failed otherwise does not.
     """
     trials = {trial.key: trial for trial in store.trials()}
     stored = store.proposals()
+    without_room = [
+        proposal.candidate
+        for proposal in stored
+        if (trial := trials.get(proposal.key)) and _had_no_room(proposal.candidate, trial)
+    ]
     named: dict[str, tuple[str, Strategy]] = {}
-    for proposal in stored:
-        candidate, trial = proposal.candidate, trials.get(proposal.key)
-        if trial and _had_no_room(candidate, trial):
-            plain = replace(candidate.strategy, swap=None)
-            named.setdefault(plain.id, (plain_name(candidate.origin), plain))
+    for candidate in without_room:
+        plain = replace(candidate.strategy, swap=None)
+        named.setdefault(plain.id, (plain_name(candidate.origin), plain))
     known = {proposal.candidate.strategy.id for proposal in stored}
-    failed = {p.candidate.strategy.id for p in stored if p.key in trials and trials[p.key].error}
+    failed = {candidate.strategy.id for candidate in without_room}
     found = []
     for forms in swapped_forms(list(named.values()), domain, space):
         left = [each for each in forms if each[1].id not in known]

@@ -153,6 +153,7 @@ class Arena(TorchDispatchMode):
                 known = self._counted.get(key)
                 if known is not None and known.storage is reference:
                     del self._counted[key]
+                    self._forbidden.pop(key, None)  # the next storage may lie where it did
                     self._bytes -= known.size_bytes
 
         return forget

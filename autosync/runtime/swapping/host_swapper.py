@@ -7,7 +7,6 @@ several in a row do, or more is on the device than before, the next one is recor
 """
 
 import gc
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -22,24 +21,17 @@ from torch.utils.hooks import RemovableHandle
 from autosync.errors import InvalidInput, NotSupported
 from autosync.runtime.swapping.on_demand_pass import OnDemandPass
 from autosync.runtime.swapping.pass_record import RecordedPass
-from autosync.runtime.swapping.saved_activations import UnswappedTensor
-from autosync.runtime.swapping.scheduled_pass import PassSchedule, ScheduledPass, pass_schedule
+from autosync.runtime.swapping.pass_scheduler import PassScheduler
+from autosync.runtime.swapping.scheduled_pass import ScheduledPass
 from autosync.runtime.swapping.swap_device import swap_device_of
+from autosync.runtime.swapping.swapped_bytes import ordinary_tensors
 from autosync.runtime.swapping.swapped_pass import Packed, SwappedParts, SwappedPass
 from autosync.runtime.swapping.swapped_states import SwappedStates
 from autosync.runtime.swapping.swapped_values import SwappedValues
 from autosync.runtime.swapping.value_hooks import ValueHooks
 from autosync.swap_schedule.idle_spans import SMALLEST_BYTES
-from autosync.swap_schedule.scheduling import SwapSchedule, least_budget_bytes, make_schedule
+from autosync.swap_schedule.scheduling import SwapSchedule
 from autosync.swap_schedule.swap_choice import Swap
-
-log = logging.getLogger("autosync")
-
-MOST_DEVIATIONS = 2
-"""Passes in a row that do not do what the recorded one did, before one is recorded anew."""
-NEGLIGIBLE = 0.01
-"""Of what the fullest moment holds: so little more than where the recorded pass began is added to
-all moments; what is more changes them, as the optimizer's first step does."""
 
 
 def swap_to_host(
@@ -56,17 +48,11 @@ def swap_to_host(
     A schedule that does not fit is refused by InvalidStrategy where the second pass begins.
 
     Raises:
-        InvalidInput: values are to be swapped, and no optimizer is given that updates them.
+        InvalidInput: optimizer state or values are to be swapped, and no optimizer is given.
         NotSupported: see `swap_device.check_swappable`.
         DeviceMemoryExceeded: what is there already is more than the arena holds.
     """
-    if swap.values and not optimizers:
-        raise InvalidInput(
-            "values are swapped between updates, and no optimizer was given that makes them.",
-            thing="swap.values",
-            value=True,
-            remedy="Give all optimizers of the model, or leave values out.",
-        )
+    _check_optimizers(swap, optimizers)
     device = swap_device_of(model)
     device.memory.count([*model.parameters(), *model.buffers()])
     states = SwappedStates(optimizers if swap.optimizer_state else (), device, smallest_bytes)
@@ -78,10 +64,20 @@ def swap_to_host(
     return swapper
 
 
+def _check_optimizers(swap: Swap, optimizers: Sequence[Optimizer]) -> None:
+    for name, is_swapped in (("optimizer_state", swap.optimizer_state), ("values", swap.values)):
+        if is_swapped and not optimizers:
+            raise InvalidInput(
+                f"{name} is swapped between updates, and no optimizer was given that makes them.",
+                thing=f"swap.{name}",
+                value=True,
+                remedy=f"Give all optimizers of the model, or leave {name} out.",
+            )
+
+
 class HostSwapper:
-    """schedule: that passes follow; None while the first one is recorded. recorded: what it is made
-    of. deviations: passes in a row that did not follow it. states, values: what is swapped of them;
-    where either is, a pass begins behind the last update of the one before, else with its forward.
+    """states, values: what is swapped of them; where either is, a pass begins behind the last
+    update of the one before, else with its forward.
 
     optimizers: whose updates are watched for that; none where activations alone are swapped.
     """
@@ -93,21 +89,32 @@ class HostSwapper:
         optimizers: Sequence[Optimizer],
         parts: SwappedParts,
     ) -> None:
-        self.schedule: SwapSchedule | None = None
-        self.recorded: RecordedPass | None = None
-        self.deviations = 0
         self.states = parts.states
         self.values = parts.values
         self._model = model
-        self._budget_bytes = budget_bytes
         self._optimizers = tuple(optimizers)
         self._parts = parts
-        self._pass_schedule: PassSchedule | None = None
+        self._scheduler = PassScheduler(budget_bytes)
         self._current: SwappedPass | None = None
         self._stepped: set[int] = set()
         self._entered: list[ExitStack | None] = []
         self._handles: list[RemovableHandle] = []
         self._value_hooks = ValueHooks(model, self.values, lambda: self._current, self._entered)
+
+    @property
+    def schedule(self) -> SwapSchedule | None:
+        """That passes follow; None until the first one has been recorded."""
+        return self._scheduler.schedule
+
+    @property
+    def recorded(self) -> RecordedPass | None:
+        """The pass that it is made of."""
+        return self._scheduler.recorded
+
+    @property
+    def deviations(self) -> int:
+        """Passes in a row that did not follow it."""
+        return self._scheduler.deviations
 
     def install(self) -> None:
         model = self._model
@@ -118,8 +125,9 @@ class HostSwapper:
             self._handles += [
                 optimizer.register_step_pre_hook(self._before_step),
                 optimizer.register_step_post_hook(self._after_step),
-                optimizer.register_state_dict_pre_hook(self._before_state_dict),
-                optimizer.register_load_state_dict_post_hook(self._after_load),
+                optimizer.register_state_dict_pre_hook(self._put_state_away),
+                optimizer.register_load_state_dict_pre_hook(self._put_state_away),
+                optimizer.register_load_state_dict_post_hook(self._put_state_away),
             ]
         self._put_state_away()
         self._find_values()
@@ -135,11 +143,12 @@ class HostSwapper:
         self._value_hooks.remove()
         if not self.values.are_here():
             gc.collect()  # what a step that failed has left takes their room
-        self.values.pin()
-        if keep_state:
-            self.states.refresh()
-            for number in range(len(self.states.optimizers)):
-                self.states.bring(number)
+        with ordinary_tensors():
+            self.values.keep()
+            if keep_state:
+                self.states.refresh()
+                for number in range(len(self.states.optimizers)):
+                    self.states.bring(number)
 
     def _before_forward(self) -> Callable[[nn.Module, Any], None]:
         def hook(module: nn.Module, args: Any) -> None:
@@ -150,7 +159,7 @@ class HostSwapper:
                 hooks = ExitStack()
                 if not self._entered:
                     self._begin_pass().begin_forward()
-                    if self._pass_schedule is None and self.values.tensors:
+                    if self._scheduler.of_pass is None and self.values.tensors:
                         hooks.enter_context(self._value_hooks.noticing_reads())
                 hooks.enter_context(saved_tensors_hooks(self._pack, _unpack))
             elif not self._entered:
@@ -196,20 +205,14 @@ class HostSwapper:
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._stepped.add(id(optimizer))
         if len(self._stepped) == len(self._optimizers):
-            self._stepped.clear()
             self._begin_pass()
 
-    def _before_state_dict(self, optimizer: Optimizer) -> None:
-        """What it returns refers to the state: no memory of the device, which a schedule counts
-        on."""
-        self._put_state_away()
-
-    def _after_load(self, optimizer: Optimizer) -> None:
-        self._put_state_away()
-
-    def _put_state_away(self) -> None:
-        self.states.refresh()
-        self.states.put_away()
+    def _put_state_away(self, *given: object) -> None:
+        """What `state_dict` returns refers to it: no memory of the device, which a schedule counts
+        on. What `load_state_dict` brings takes the room of what was there."""
+        with ordinary_tensors():
+            self.states.refresh()
+            self.states.put_away()
 
     def _before_evaluation(self) -> None:
         """It is no part of a pass, and has all the room there is."""
@@ -232,18 +235,19 @@ class HostSwapper:
         if last is not None and not last.is_told and (last.is_held or self._can_begin(last)):
             return last
         self._end_pass()
+        self._stepped.clear()
         self.states.refresh()
         self.values.come_home()
         self._find_values()
-        if self._pass_schedule is not None:
-            self._make_room()
+        held = self._parts.device.memory.allocated_bytes() - self.states.device_bytes()
+        self._scheduler.make_room(held, self.states.sizes(), self.values.sizes())
         stay = (*self._model.parameters(), *self._model.buffers())
         unswapped = {tensor.untyped_storage()._cdata for tensor in stay}
         parts = replace(self._parts, unswapped=unswapped)
-        if self._pass_schedule is None:
+        if (schedule := self._scheduler.of_pass) is None:
             self._current = OnDemandPass(parts)
         else:
-            self._current = ScheduledPass(parts, self._pass_schedule)
+            self._current = ScheduledPass(parts, schedule)
         return self._current
 
     def _can_begin(self, prepared: SwappedPass) -> bool:
@@ -255,53 +259,16 @@ class HostSwapper:
         if last is None or not last.is_told:
             return
         self._current = None
+        if last.moves_values:  # its backward pass has failed
+            self.values.unpin()
+        self._scheduler.note_pass(isinstance(last, ScheduledPass) and last.deviated)
         if isinstance(last, OnDemandPass):
-            self.deviations = 0
             recorded = last.record.finished()
             is_whole = last.has_updated or not self._optimizers  # else the next one may update
             if is_whole and not self.values.take_learned():
-                self._adopt(recorded)
-        elif isinstance(last, ScheduledPass):
-            self.deviations = self.deviations + 1 if last.deviated else 0
-            if self.deviations >= MOST_DEVIATIONS:
-                self._pass_schedule = None
-
-    def _adopt(self, recorded: RecordedPass) -> None:
-        schedule = make_schedule(
-            recorded.spans, recorded.moments, self._budget_bytes, recorded.link
-        )
-        self.recorded, self.schedule = recorded, schedule
-        self._pass_schedule = pass_schedule(recorded, schedule)
-        log.info(
-            "swapping: %d of %d idle tensors stay, %.1f MB a pass travel, at most %.1f MB of "
-            "the device are held.",
-            int(schedule.kept.sum()),
-            len(schedule.kept),
-            schedule.moved_bytes / 1e6,
-            schedule.peak_bytes / 1e6,
-        )
-
-    def _make_room(self) -> None:
-        """What has come to the device since the recorded pass began stays there: gradients that add
-        up over passes, a list of losses, the optimizer's state where that is not swapped."""
-        assert self.recorded is not None
-        held = self._parts.device.memory.allocated_bytes() - self.states.device_bytes()
-        grown = held - self.recorded.begin_bytes
-        moments = self.recorded.moments
-        is_other = (self.states.sizes(), self.values.sizes()) != (
-            self.recorded.states,
-            self.recorded.values,
-        )
-        if is_other or grown > NEGLIGIBLE * least_budget_bytes(moments):
-            self._pass_schedule = None
-        elif grown > 0:
-            fuller = replace(moments, base_bytes=moments.base_bytes + grown)
-            begin_bytes = self.recorded.begin_bytes + grown
-            self._adopt(replace(self.recorded, moments=fuller, begin_bytes=begin_bytes))
+                self._scheduler.adopt(recorded)
 
 
 def _unpack(packed: Packed) -> Tensor:
-    if isinstance(packed, UnswappedTensor):
-        return packed.unpacked()
     swapped_pass: SwappedPass = packed.swapped_pass
     return swapped_pass.unpack(packed)

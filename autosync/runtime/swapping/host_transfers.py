@@ -45,7 +45,7 @@ class ThreadTransfers:
         self._coming = ThreadPoolExecutor(1, "autosync-swap-in")
 
     def host_buffer(self, size_bytes: int) -> Tensor:
-        return torch.empty(size_bytes, dtype=torch.uint8)
+        return torch.empty(size_bytes, dtype=torch.uint8, device="cpu")
 
     def leave(self, source: Tensor, buffer: Tensor, after: Transfer | None) -> Transfer:
         return self._leaving.submit(self._copy, [source, buffer], after)
@@ -85,7 +85,7 @@ class GpuTransfers:
         self._coming = torch.cuda.Stream(device)
 
     def host_buffer(self, size_bytes: int) -> Tensor:
-        return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(size_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def leave(self, source: Tensor, buffer: Tensor, after: Transfer | None) -> Transfer:
         return self._copy(self._leaving, source, buffer, after)

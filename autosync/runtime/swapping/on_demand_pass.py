@@ -72,7 +72,7 @@ class OnDemandPass(SwappedPass):
 
     def _keep_values(self) -> None:
         away = self._values_away()
-        self._timed(self.values.pin)
+        self._timed(self.values.keep)
         for value in away:
             self.record.returned(value)
 
@@ -99,8 +99,10 @@ class OnDemandPass(SwappedPass):
         self.record.moved(copied, time.perf_counter() - begin)
 
     def _come_home(self) -> None:
+        """And none leaves before the next forward pass."""
         away = self._values_away()
         self._timed(self.values.come_home)
+        self._on_demand.clear()
         for value in away:
             self.record.returned(value)
 

@@ -76,9 +76,11 @@ class SavedTensor:
 
 @dataclass(frozen=True, eq=False)
 class UnswappedTensor:
-    """What autograd holds of a tensor that stays. version: when it was saved."""
+    """What autograd holds of a tensor that stays. swapped_pass: in which it was saved. version: at
+    that time."""
 
     tensor: Tensor
+    swapped_pass: Any
     version: int
 
     def unpacked(self) -> Tensor:

@@ -4,7 +4,6 @@ import weakref
 from collections import defaultdict
 from dataclasses import dataclass
 
-import numpy as np
 from torch import Tensor
 
 from autosync.runtime.swapping.pass_record import (
@@ -20,7 +19,7 @@ from autosync.runtime.swapping.saved_activations import SavedActivation
 from autosync.runtime.swapping.swapped_bytes import SwappedBytes
 from autosync.runtime.swapping.swapped_pass import SwappedParts, SwappedPass, release_all
 from autosync.runtime.swapping.swapped_values import SwappedValue
-from autosync.swap_schedule.idle_spans import I64
+from autosync.swap_schedule.idle_spans import by_moment
 from autosync.swap_schedule.scheduling import SwapSchedule
 
 TensorsByMoment = defaultdict[int, list[int]]
@@ -44,15 +43,15 @@ class PassSchedule:
 
 
 def pass_schedule(recorded: RecordedPass, schedule: SwapSchedule) -> PassSchedule:
-    spans, away = schedule.spans, np.flatnonzero(~schedule.kept)
+    spans, away = schedule.spans, ~schedule.kept
     updated = {number for kind, number, _ in recorded.accesses if kind == "update"}
     return PassSchedule(
         recorded.accesses,
         recorded.saved,
         len(recorded.states),
-        _by_moment(spans.final, spans.tensor, np.flatnonzero(schedule.copied)),
-        _by_moment(schedule.release, spans.tensor, away),
-        _by_moment(schedule.fetch, spans.tensor, away),
+        by_moment(schedule.copied, spans.final, spans.tensor),
+        by_moment(away, schedule.release, spans.tensor),
+        by_moment(away, schedule.fetch, spans.tensor),
         {place: moment for moment, place, _ in activation_accesses(recorded.accesses)},
         [place for place, (number, _) in enumerate(recorded.states) if number not in updated],
     )
@@ -121,15 +120,14 @@ class ScheduledPass(SwappedPass):
 
     def _keep_values(self) -> None:
         self._deviate()
-        self.values.pin()
+        self.values.keep()
 
     def _bring_values(self) -> None:
         self._follow(END)
         if not self.deviated:
             self._release_due()
             self._begin_to_come()
-        for value in self.values.tensors:
-            value.bring()
+        self._bring_all()
 
     def _bring_for_update(self, number: int) -> None:
         self._follow(update_access(number, self.states.sizes()))
@@ -137,8 +135,14 @@ class ScheduledPass(SwappedPass):
             self._release_due()
             self._begin_to_come()
         self.states.bring(number)
+        self._bring_all()
+
+    def _bring_all(self) -> None:
+        """And none leaves before the next forward pass."""
         for value in self.values.tensors:
             value.bring()
+        self._overdue.clear()
+        self._on_demand.clear()
 
     def _is_given_up(self, position: int) -> bool:
         """Whether this is its last use, or the last before it leaves again: its bytes then go when
@@ -164,7 +168,7 @@ class ScheduledPass(SwappedPass):
         release_all(self._activations)
         if not self.has_updated:
             self.states.put_away()
-        if self._moves_values:
+        if self.moves_values:
             self._put_values_away()
 
     def _release_due(self, used: SavedActivation | None = None) -> None:
@@ -199,10 +203,3 @@ class ScheduledPass(SwappedPass):
             return self.values.tensors[tensor - saved - states]
         tensors = self.states.tensors  # fewer, where the script has just loaded another state
         return tensors[tensor - saved] if tensor - saved < len(tensors) else None
-
-
-def _by_moment(moments: I64, tensors: I64, chosen: I64) -> TensorsByMoment:
-    found: TensorsByMoment = defaultdict(list)
-    for span in chosen.tolist():
-        found[int(moments[span])].append(int(tensors[span]))
-    return found

@@ -1,5 +1,7 @@
 """Bytes of a device that may wait in host memory: where they are, and the copies between."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -89,6 +91,15 @@ class SwappedBytes:
         for transfer in (self._leaving, self._coming):
             if transfer is not None:
                 self.device.transfers.wait(transfer)
+
+
+@contextmanager
+def ordinary_tensors() -> Iterator[None]:
+    """What is made within can be written and compared by anybody, wherever the script is: an
+    inference tensor, as `torch.inference_mode` makes them, counts no changes, and no other thread
+    may write it."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def flat_bytes(storage: torch.UntypedStorage) -> Tensor:

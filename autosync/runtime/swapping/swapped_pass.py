@@ -19,7 +19,7 @@ from autosync.runtime.swapping.saved_activations import (
     SavedTensor,
     UnswappedTensor,
 )
-from autosync.runtime.swapping.swapped_bytes import SwapDevice, form_of, is_plain
+from autosync.runtime.swapping.swapped_bytes import SwapDevice, form_of, is_plain, ordinary_tensors
 from autosync.runtime.swapping.swapped_states import SwappedStates
 from autosync.runtime.swapping.swapped_values import SavedValue, SwappedValue, SwappedValues
 
@@ -44,6 +44,7 @@ class SwappedParts:
 
 class SwappedPass(ABC):
     """has_used: whether its backward pass has begun. has_updated: whether an optimizer has stepped.
+    moves_values: from the begin of a forward pass to the end of the backward pass.
 
     Tensors that lie in one storage are one activation, which is saved and comes back whole.
     """
@@ -60,8 +61,8 @@ class SwappedPass(ABC):
         self._by_storage: weakref.WeakValueDictionary[int, SavedActivation] = (
             weakref.WeakValueDictionary()
         )
-        self._held: weakref.WeakSet[SavedTensor | SavedValue] = weakref.WeakSet()
-        self._moves_values = False  # from the first forward pass to the end of backward
+        self._held: weakref.WeakSet[Packed] = weakref.WeakSet()
+        self.moves_values = False
         self._end_is_expected = False
         self._read_apart: list[SwappedValue] = []
         self._on_demand: list[SwappedValue] = []
@@ -69,7 +70,7 @@ class SwappedPass(ABC):
     @property
     def is_fresh(self) -> bool:
         """Whether nothing has happened in it."""
-        return not (self._saved or self.is_told or self._moves_values)
+        return not (self._saved or self.is_told or self.moves_values)
 
     @property
     def is_told(self) -> bool:
@@ -86,16 +87,16 @@ class SwappedPass(ABC):
         if self.has_updated or not self.values.tensors:
             return
         self._end_is_expected = False
-        if not self._moves_values:
-            self._moves_values = True
+        if not self.moves_values:
+            self.moves_values = True
             self.values.begin()
         with torch.no_grad():
             self._begin_forward()
 
     def read(self, values: Iterable[SwappedValue]) -> None:
         """They are about to be read: they are on the device from here on."""
-        if self._moves_values:
-            with torch.no_grad():
+        if self.moves_values:
+            with ordinary_tensors():
                 for value in values:
                     self._use_value(value)
 
@@ -107,32 +108,23 @@ class SwappedPass(ABC):
 
     def stay(self) -> None:
         """All values are on the device from here to the end of the pass."""
-        if self._moves_values:
-            with torch.no_grad():
+        if self.moves_values:
+            with ordinary_tensors():
                 self._keep_values()
 
     def pack(self, tensor: Tensor) -> Packed:
         """For `saved_tensors_hooks`: what autograd holds instead."""
         with torch.no_grad():
-            if not self._is_ordinary(tensor):
-                return UnswappedTensor(tensor.detach(), tensor._version)
-            saved: SavedTensor | SavedValue
-            if (value := self.values.around(tensor)) is not None:
-                self._read_outside_its_module(value)
-                saved = SavedValue(value, self, form_of(tensor), value.parameter._version)
-            elif self._is_swappable(tensor):
-                activation, is_new = self._activation_of(tensor)
-                self._save(activation, is_new)
-                saved = SavedTensor(activation, self, form_of(tensor))
-            else:
-                return UnswappedTensor(tensor.detach(), tensor._version)
+            saved = self._packed(tensor)
             self._held.add(saved)
             return saved
 
-    def unpack(self, saved: SavedTensor | SavedValue) -> Tensor:
+    def unpack(self, saved: Packed) -> Tensor:
         with torch.no_grad():
             self.has_used = True
             self._expect_end()
+            if isinstance(saved, UnswappedTensor):
+                return saved.unpacked()
             if isinstance(saved, SavedTensor):
                 return saved.form.within(self._use(saved.activation))
             saved.check()
@@ -143,20 +135,22 @@ class SwappedPass(ABC):
         """An optimizer is about to step: its state and all values are on the device then."""
         with torch.no_grad():
             self.has_updated = True
-            self._moves_values = False
+            self.moves_values = False
             self._bring_for_update(number)
+        self.values.unpin()
 
     def end_backward(self) -> None:
         """All values are on the device until the next forward pass begins."""
-        if self._moves_values:
-            self._moves_values = False
+        if self.moves_values:
+            self.moves_values = False
             with torch.no_grad():
                 self._bring_values()
+            self.values.unpin()
 
     def _expect_end(self) -> None:
         """Be called back at the end of the backward pass that is running. (Of the inner one of a
         reentrant checkpoint, if that comes first: values are then back sooner.)"""
-        if self._moves_values and not self._end_is_expected and within_backward():
+        if self.moves_values and not self._end_is_expected and within_backward():
             self._end_is_expected = True
             Autograd._execution_engine.queue_callback(self.end_backward)
 
@@ -188,10 +182,21 @@ class SwappedPass(ABC):
     def _bring_for_update(self, number: int) -> None:
         """The state of an optimizer, and all values."""
 
+    def _packed(self, tensor: Tensor) -> Packed:
+        if self._is_ordinary(tensor):
+            if (value := self.values.around(tensor)) is not None:
+                self._read_outside_its_module(value)
+                return SavedValue(value, self, form_of(tensor), value.parameter._version)
+            if self._is_swappable(tensor):
+                activation, is_new = self._activation_of(tensor)
+                self._save(activation, is_new)
+                return SavedTensor(activation, self, form_of(tensor))
+        return UnswappedTensor(tensor.detach(), self, tensor._version)
+
     def _read_outside_its_module(self, value: SwappedValue) -> None:
         """Nobody tells when the operation ends that reads it: not before a module begins or ends.
         (Inside of its module it is here already.)"""
-        if value.users == 0 and self._moves_values:
+        if value.users == 0 and self.moves_values:
             value.users += 1
             self._read_apart.append(value)
             self._use_value(value)

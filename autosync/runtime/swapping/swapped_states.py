@@ -68,9 +68,10 @@ class StateTensor(SwappedBytes):
 
     def _show(self, held: Tensor) -> None:
         tensor = self._form.within(held)
+        version = tensor._version  # an inference tensor has none, and must not be shown
         if self._state.get(self._key) is self.shown:  # else the script has put another there
             self._state[self._key] = tensor
-        self.shown, self._version = tensor, tensor._version
+        self.shown, self._version = tensor, version
 
 
 class SwappedStates:

@@ -8,7 +8,7 @@ forward pass. Whoever reads an empty storage is told so by an error.
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,13 +24,15 @@ from autosync.runtime.swapping.swapped_bytes import (
     flat_bytes,
     is_plain,
 )
+from autosync.runtime.swapping.value_readers import reading_modules
 
 
 class SwappedValue(SwappedBytes):
     """A parameter that covers a storage of its own.
 
     position: among those of the model. users: forward passes of modules that read it now.
-    is_pinned: nobody tells when its next use ends, so it stays for the rest of the pass.
+    is_kept: it stays for the rest of the pass. is_pinned: nobody tells when its next use ends, so
+    it stays until a backward pass or an update has ended, which may be of the next pass.
     is_rewritten: somebody writes it within a pass in a way that torch does not count (through
     `.data`), so that the host's copy is not to be trusted: it stays for good.
     """
@@ -40,6 +42,7 @@ class SwappedValue(SwappedBytes):
         self.parameter = parameter
         self.position = position
         self.users = 0
+        self.is_kept = False
         self.is_pinned = False
         self.is_rewritten = False
         self._name = name
@@ -58,7 +61,7 @@ class SwappedValue(SwappedBytes):
         self._wait_for_copies()
         self._leaving = None
         self.users = 0
-        self.is_pinned = False
+        self.is_kept = False
         self._references = self._count_references()
 
     def leave(self) -> Transfer:
@@ -81,6 +84,7 @@ class SwappedValue(SwappedBytes):
         self._empty()
 
     def come(self) -> Transfer:
+        """Whoever reads it before `bring` has waited is told so, as while it is away."""
         assert self._buffer is not None
         self.device.memory.allow(self._storage)
         try:
@@ -92,6 +96,7 @@ class SwappedValue(SwappedBytes):
         with self.device.memory.host_memory():
             self._coming = self.device.transfers.come(self._buffer, target, self._leaving)
         self.on_device = target
+        self._forbid()
         return self._coming
 
     def bring(self) -> Tensor:
@@ -100,6 +105,7 @@ class SwappedValue(SwappedBytes):
             self.come()
         if self._coming is not None:
             self.device.transfers.wait(self._coming)
+        self.device.memory.allow(self._storage)
         assert self.on_device is not None
         return self.on_device
 
@@ -113,14 +119,18 @@ class SwappedValue(SwappedBytes):
             self.is_rewritten |= not (counted or torch.equal(self.on_device.cpu(), self._buffer))
 
     def _has_to_stay(self) -> bool:
-        return self.users > 0 or self.is_pinned or self.is_rewritten
+        return self.users > 0 or self.is_kept or self.is_pinned or self.is_rewritten
 
     def _count_references(self) -> int:
         return torch._C._storage_Use_Count(self._storage._cdata)
 
     def _empty(self) -> None:
+        self.device.memory.allow(self._storage)  # to this method, where it is still on its way
         self._storage.resize_(0)
         self.device.memory.count([flat_bytes(self._storage)])
+        self._forbid()
+
+    def _forbid(self) -> None:
         self.device.memory.forbid(
             self._storage,
             f"the values of parameter {self._name!r} are in host memory: this training step swaps "
@@ -235,21 +245,29 @@ class SwappedValues:
         return sum(value.size_bytes for value in leaving)
 
     def come_home(self, chosen: Sequence[SwappedValue] | None = None) -> int:
-        """To the device, by default all; returns the bytes that were copied."""
+        """To the device, by default all, those on their way too; returns the bytes that were copied
+        for it."""
         chosen = self.tensors if chosen is None else chosen
         away = [value for value in chosen if value.on_device is None]
         for coming in [value.come() for value in away]:
             self._device.transfers.finish(coming)
+        for value in chosen:
+            value.bring()
         return sum(value.size_bytes for value in away)
 
     def are_here(self) -> bool:
         return all(value.on_device is not None for value in self.tensors)
 
-    def pin(self) -> int:
+    def keep(self) -> int:
         """All on the device for the rest of the pass; returns the bytes that were copied."""
         for value in self.tensors:
-            value.is_pinned = True
+            value.is_kept = True
         return self.come_home()
+
+    def unpin(self) -> None:
+        """A backward pass or an update has ended, and all uses before it."""
+        for value in self.tensors:
+            value.is_pinned = False
 
     def _swappable(self) -> list[tuple[str, nn.Parameter]]:
         """What is large, dense and covers a storage that nothing else of the model lies in."""
@@ -272,27 +290,3 @@ class SwappedValues:
             and storage.nbytes() == parameter.numel() * parameter.element_size()
             and storage.resizable()
         )
-
-
-def reading_modules(model: nn.Module, parameters: Collection[int]) -> dict[nn.Module, list[int]]:
-    """Which of some parameters, by their identity, the forward pass of each module reads: those
-    that it owns, or that a list of parameters owns for it, which has no forward pass."""
-    found: dict[nn.Module, list[int]] = {}
-    seen: set[tuple[int, int]] = set()
-
-    def visit(module: nn.Module, reader: nn.Module) -> None:
-        if (id(module), id(reader)) in seen:
-            return
-        seen.add((id(module), id(reader)))
-        own = [id(each) for each in module._parameters.values() if id(each) in parameters]
-        if own:
-            found[reader] = [*found.get(reader, []), *own]
-        for child in module.children():
-            visit(child, child if _has_forward(child) else reader)
-
-    visit(model, model)
-    return found
-
-
-def _has_forward(module: nn.Module) -> bool:
-    return type(module).forward is not nn.Module.forward

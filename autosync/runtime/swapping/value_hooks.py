@@ -85,14 +85,14 @@ class ValueHooks:
             values = self._values.read_by(module)
             for value in values:
                 value.users += 1
+            if not self._entered and torch.is_grad_enabled():
+                # A checkpoint's second forward, or the script's call of a part of the model, before
+                # that of the whole perhaps: what it saves is not seen here.
+                for value in values:
+                    value.is_pinned = True
             if (current := self._current()) is None:
                 return
             current.end_reads_apart()
-            if not self._entered and torch.is_grad_enabled():
-                # A checkpoint's second forward, or the script's call of a part of the model: what
-                # it saves is not seen here.
-                for value in values:
-                    value.is_pinned = True
             if not self._entered or self._entered[0] is not None:
                 current.read(values)
 

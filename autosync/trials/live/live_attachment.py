@@ -64,8 +64,10 @@ def _add_swapping(attached: LiveAttachment, job: LiveJob, swap: Swap) -> None:
 
     def without_swapping(let_go: Callable[[], None]) -> Callable[[], None]:
         def both() -> None:
-            swapper.remove(keep_state=False)  # what it was before the trial is put back
-            let_go()
+            try:
+                swapper.remove(keep_state=False)  # what it was before the trial is put back
+            finally:
+                let_go()
 
         return both
 

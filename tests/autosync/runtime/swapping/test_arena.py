@@ -77,3 +77,16 @@ def test_a_storage_that_grows_counts_with_its_new_size() -> None:
         assert arena.allocated_bytes() == 8 * KIB
         del tensor
         assert arena.allocated_bytes() == 0
+
+
+def test_what_is_forbidden_is_forgotten_when_it_is_freed() -> None:
+    """Other storages then lie at the same address."""
+    with Arena(1 << 20) as arena:
+        for _ in range(100):
+            tensor = torch.zeros(KIB)
+            tensor.sum()
+            arena.forbid(tensor.untyped_storage(), "it is away")
+            with pytest.raises(RuntimeError, match="it is away"):
+                tensor.sum()
+            del tensor
+            gc.collect()

@@ -262,6 +262,15 @@ def test_host_memory_without_an_arena_is_refused() -> None:
     assert "Arena" in refused.value.remedy
 
 
+@pytest.mark.parametrize("swapped", ["optimizer_state", "values"])
+def test_without_an_optimizer_neither_state_nor_values_are_swapped(swapped: str) -> None:
+    model, _ = make("blocks")
+    swap = Swap(ROOMY, optimizer_state=swapped == "optimizer_state", values=swapped == "values")
+    with Arena(ROOMY), pytest.raises(InvalidInput, match="no optimizer was given") as refused:
+        swap_to_host(model, swap, smallest_bytes=SMALLEST_BYTES)
+    assert refused.value.thing == f"swap.{swapped}"
+
+
 def test_the_record_tells_moments_and_rates() -> None:
     found = trained("blocks", ROOMY, bytes_per_second=1e8).swapper
     assert found is not None

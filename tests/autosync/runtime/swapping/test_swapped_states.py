@@ -1,6 +1,7 @@
 """Optimizer state that waits in host memory between updates: the same training to the bit, in
 memory that holds neither plain training nor one whose activations alone are swapped."""
 
+import copy
 import io
 from collections.abc import Callable
 from typing import Any
@@ -172,6 +173,18 @@ def evaluates(model: nn.Module, optimizer: Optimizer, step: int) -> None:
         model(batch_of(90 + step, 2 * DEEP_BATCH))
 
 
+def infers(model: nn.Module, optimizer: Optimizer, step: int) -> None:
+    """While state that the schedule keeps is on the device."""
+    if step > 3:
+        with torch.inference_mode():
+            model(batch_of(90 + step, 2 * DEEP_BATCH))
+
+
+def saves_within_inference(model: nn.Module, optimizer: Optimizer, step: int) -> None:
+    with torch.inference_mode():
+        optimizer.state_dict()
+
+
 def halves(model: nn.Module, optimizer: Optimizer, step: int) -> None:
     """In place, where the tensors are."""
     if step % 2:
@@ -198,7 +211,19 @@ def forgets(model: nn.Module, optimizer: Optimizer, step: int) -> None:
         optimizer.state.clear()
 
 
-@pytest.mark.parametrize("does", [nothing, evaluates, halves, replaces, loads, forgets])
+SCRIPTS: list[Between] = [
+    nothing,
+    evaluates,
+    infers,
+    saves_within_inference,
+    halves,
+    replaces,
+    loads,
+    forgets,
+]
+
+
+@pytest.mark.parametrize("does", SCRIPTS)
 def test_a_script_may_do_what_it_likes_between_passes_and_updates(does: Between) -> None:
     for between, behind in ((does, nothing), (nothing, does)):
         plain, _ = with_script(between, behind, None)
@@ -255,6 +280,24 @@ def test_a_checkpoint_that_the_script_holds_takes_none_of_the_device() -> None:
             held = [*held[-1:], optimizer.state_dict()]
 
 
+def test_a_state_that_is_loaded_takes_the_room_of_the_one_before() -> None:
+    model, optimizer = make("deep")
+    with Arena(ROOMY) as arena:
+        swapper = swapping(model, ROOMY, optimizer)
+        assert swapper is not None
+        for step in range(5):
+            train_step(model, optimizer, batch_of(step, DEEP_BATCH))
+        with arena.host_memory():
+            saved = copy.deepcopy(optimizer.state_dict())
+        train_step(model, optimizer, batch_of(5, DEEP_BATCH))
+        here = swapper.states.device_bytes()
+        assert here > 0  # all that the schedule keeps
+        before = arena.allocated_bytes()
+        arena.take_peak_bytes()
+        optimizer.load_state_dict(saved)
+        assert arena.take_peak_bytes() < before + here // 2
+
+
 def test_taken_off_it_leaves_the_optimizer_as_it_was() -> None:
     plain = trained("deep", sizes=DEEP)
     model, optimizer = make("deep")
@@ -271,6 +314,7 @@ def test_taken_off_it_leaves_the_optimizer_as_it_was() -> None:
         optimizer._optimizer_step_pre_hooks,
         optimizer._optimizer_step_post_hooks,
         optimizer._optimizer_state_dict_pre_hooks,
+        optimizer._optimizer_load_state_dict_pre_hooks,
         optimizer._optimizer_load_state_dict_post_hooks,
     )
     assert not any(hooks)
@@ -322,6 +366,27 @@ def test_several_optimizers_update_each_its_own(together: bool, with_values: boo
     assert same(swapped, plain)
     if together:
         assert follows(swapper)
+
+
+def test_an_optimizer_that_steps_every_second_time_does_not_move_where_passes_begin() -> None:
+    torch.manual_seed(5)
+    model = Halves()
+    seldom, often = (
+        torch.optim.AdamW(half.parameters(), lr=1e-2) for half in (model.first, model.second)
+    )
+    followed: list[bool] = []
+    with Arena(ROOMY):
+        swapper = swap_to_host(model, Swap(ROOMY, True), [seldom, often], SMALLEST_BYTES)
+        for step in range(10):
+            model.zero_grad()
+            model(batch_of(step, DEEP_BATCH)).square().mean().backward()
+            if step % 2:
+                seldom.step()
+            often.step()
+            if not step % 2:  # both have not stepped: the next forward pass ends this one
+                last = swapper._current
+                followed.append(isinstance(last, ScheduledPass) and not last.deviated)
+    assert all(followed[2:])
 
 
 def test_a_step_with_a_closure_is_refused() -> None:

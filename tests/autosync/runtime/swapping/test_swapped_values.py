@@ -11,16 +11,13 @@ from torch import Tensor, nn
 
 from autosync.errors import DeviceMemoryExceeded, InvalidInput, InvalidStrategy, NotSupported
 from autosync.runtime.swapping.arena import Arena
-from autosync.runtime.swapping.host_swapper import HostSwapper, swap_to_host
+from autosync.runtime.swapping.host_swapper import HostSwapper
 from autosync.runtime.swapping.scheduled_pass import ScheduledPass
-from autosync.swap_schedule.scheduling import least_budget_bytes
-from autosync.swap_schedule.swap_choice import Swap
 from tests.autosync.runtime.swapping.swapped_training import (
     BATCH,
     DEEP_BATCH,
     MODELS,
     ROOMY,
-    SMALLEST_BYTES,
     batch_of,
     least_bytes,
     make,
@@ -32,6 +29,7 @@ from tests.autosync.runtime.swapping.swapped_training import (
 from tests.autosync.runtime.swapping.test_swapped_states import (
     Between,
     evaluates,
+    infers,
     loads,
     nothing,
     trained_on,
@@ -209,6 +207,8 @@ def runs_a_part(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -
         (nothing, nothing),
         (evaluates, nothing),
         (nothing, evaluates),
+        (infers, nothing),
+        (nothing, infers),
         (saves, nothing),
         (nothing, saves),
         (loads, loads),
@@ -226,101 +226,6 @@ def test_a_script_may_do_what_it_likes(between: Between, behind: Between) -> Non
     assert same(roomy, plain)
     tight, _ = with_script(between, behind, least * 6 // 5, with_values=True)
     assert same(tight, plain)
-
-
-Step = Callable[[nn.Module, torch.optim.Optimizer, int], None]
-
-
-def by_step(name: Any, step: Step, budget: int | None) -> tuple[list[Tensor], HostSwapper | None]:
-    model, optimizer = make(name, by_sgd=True)
-    with Arena(ROOMY):
-        swapper = swapping(model, budget, optimizer, with_values=True)
-        torch.manual_seed(11)
-        for number in range(6):
-            optimizer.zero_grad()
-            step(model, optimizer, number)
-    return [p.detach().clone() for p in model.parameters()], swapper
-
-
-def two_forwards(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    both = model(batch_of(step)) * model(batch_of(step + 10))
-    both.square().mean().backward()
-    optimizer.step()
-
-
-def two_backwards(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    loss = model(batch_of(step)).square().mean()
-    loss.backward(retain_graph=True)
-    loss.backward()
-    optimizer.step()
-
-
-def gradients_of_gradients(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    batch = batch_of(step).requires_grad_()
-    (slope,) = torch.autograd.grad(model(batch).sum(), batch, create_graph=True)
-    slope.square().mean().backward()
-    optimizer.step()
-
-
-def forward_alone(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Nobody asks for the gradient of one."""
-    model(batch_of(step + 50))
-    two_forwards(model, optimizer, step)
-
-
-def forward_fails(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    if step % 2:
-        with pytest.raises(RuntimeError, match="shape"):
-            model(torch.zeros(3, 5))
-    two_forwards(model, optimizer, step)
-
-
-def backward_fails(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    if step % 2:
-        batch = batch_of(step).requires_grad_()
-        loss = model(batch).square().mean()
-
-        def fail(gradient: Tensor) -> None:
-            raise ArithmeticError("no gradient today")
-
-        batch.register_hook(fail)
-        with pytest.raises(ArithmeticError, match="no gradient today"):
-            loss.backward()
-        optimizer.zero_grad()
-    two_forwards(model, optimizer, step)
-
-
-def step_is_left_out(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """As by a GradScaler; whoever reads values then finds them."""
-    model(batch_of(step)).square().mean().backward()
-    assert all(parameter.isfinite().all() for parameter in model.parameters())
-    if step % 3 != 1:
-        optimizer.step()
-
-
-STEPS = [
-    two_forwards,
-    two_backwards,
-    gradients_of_gradients,
-    forward_alone,
-    forward_fails,
-    backward_fails,
-    step_is_left_out,
-]
-
-
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("name", ["attention", "broad", ReadsAnothersWeight])
-def test_passes_of_other_kinds_train_to_the_bit(name: Any, step: Step) -> None:
-    plain, _ = by_step(name, step, None)
-    told, roomy = by_step(name, step, ROOMY)
-    assert same(told, plain)
-    assert roomy is not None
-    assert roomy.recorded is not None
-    tight, swapper = by_step(name, step, least_budget_bytes(roomy.recorded.moments) * 6 // 5)
-    assert same(tight, plain)
-    assert swapper is not None
-    assert swapper.schedule is not None
 
 
 def test_saved_and_resumed_midway_it_goes_on_to_the_bit() -> None:
@@ -442,13 +347,6 @@ def test_a_step_with_a_closure_is_refused() -> None:
         swapping(model, ROOMY, optimizer, with_values=True, with_state=False)
         with pytest.raises(NotSupported, match="given a closure") as refused:
             optimizer.step(closure)  # type: ignore[arg-type]  # torch's annotation: a float
-    assert refused.value.thing == "swap.values"
-
-
-def test_without_an_optimizer_values_are_not_swapped() -> None:
-    model, _ = make("broad")
-    with Arena(ROOMY), pytest.raises(InvalidInput, match="no optimizer was given") as refused:
-        swap_to_host(model, Swap(ROOMY, values=True), smallest_bytes=SMALLEST_BYTES)
     assert refused.value.thing == "swap.values"
 
 

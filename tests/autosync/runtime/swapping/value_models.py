@@ -179,6 +179,20 @@ class HasAFrozenPart(nn.Module):
         return out
 
 
+class Factors(nn.Module):
+    """Two tables whose rows are multiplied: backward needs rows and their numbers, which are small,
+    and no value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_rows, self.of_columns = (nn.Embedding(1000, 4) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = x[:8, :2].abs().mul(100).long() % 1000
+        out: Tensor = self.of_rows(places[:, 0]) * self.of_columns(places[:, 1])
+        return out
+
+
 def with_shared_memory() -> nn.Module:
     """Two parameters are views of one flat tensor; the third has its own."""
     layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3)]
@@ -202,4 +216,5 @@ MODELS_OF_VALUES = {
     "writes its weight": WritesItsWeight,
     "frozen part": HasAFrozenPart,
     "shared memory": with_shared_memory,
+    "factors": Factors,
 }
