@@ -1,0 +1,76 @@
+"""How well the timeline ranks the bundled domains' picks where compute is assumed to slow down
+beside messages by one share for all clusters.
+
+    python -m benchmarks.assumed_slowdown [datasets/runtimes]
+
+Nothing is measured; it takes half a minute. For each share: Kendall's tau over the picks, all and
+without those at random, the mean over domains; the median excess of measured over predicted
+seconds, its mean and the mean of its size. Last what choosing the share is worth: each domain
+judged with the share that is best on all others.
+"""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import kendalltau
+
+from autosync.simulator.evaluation.measured_dataset import load_dataset
+from autosync.simulator.evaluation.measured_domain import AT_RANDOM, MeasuredDomain
+from autosync.simulator.evaluation.merged_measurements import merged_by_messages
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+
+SHARES = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
+
+
+def scores(measured: MeasuredDomain, share: float) -> tuple[float, float, float]:
+    """Tau over the picks, tau over those that a search chose, median excess."""
+    cluster = replace(measured.domain.cluster, overlap_slowdown=share)
+    domain = replace(measured.domain, cluster=cluster)
+    predicted = TimelineSimulator().predict(domain, measured.population)
+    seconds, picks = measured.label_seconds, measured.picks
+    chosen = np.array([i for i in picks if measured.origins[i] != AT_RANDOM])
+
+    def tau(rows: NDArray[np.int64]) -> float:
+        return float(np.nan_to_num(kendalltau(predicted[rows], seconds[rows]).statistic))
+
+    return tau(picks), tau(chosen), float(np.median(seconds[picks] / predicted[picks] - 1.0))
+
+
+def chosen_elsewhere(tau: NDArray[np.float64]) -> tuple[float, list[float]]:
+    """tau `(domains, shares)`: the mean of each domain's at the share that is best on the others,
+    and these shares."""
+    found, shares = [], []
+    for row in range(len(tau)):
+        best = int(np.argmax(np.delete(tau, row, axis=0).mean(axis=0)))
+        found.append(tau[row, best])
+        shares.append(SHARES[best])
+    return float(np.mean(found)), shares
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("datasets/runtimes"))
+    given = parser.parse_args()
+    domains = [each for each in map(merged_by_messages, load_dataset(given.folder)) if len(each)]
+    table = np.array(
+        [[scores(each, share) for share in SHARES] for each in domains if len(each.picks)]
+    )
+    print("| share | tau | without picks at random | excess | its size |")
+    print("|---|---|---|---|---|")
+    for column, share in enumerate(SHARES):
+        tau, chosen, excess = table[:, column].T
+        print(
+            f"| {share:g} | {tau.mean():.2f} | {chosen.mean():.2f} | {excess.mean():.1%} | "
+            f"{np.abs(excess).mean():.1%} |"
+        )
+    mean, shares = chosen_elsewhere(table[:, :, 0])
+    print(f"chosen on the other domains: tau {mean:.2f}, shares {sorted(set(shares))}")
+
+
+if __name__ == "__main__":
+    main()
