@@ -1,8 +1,9 @@
 """How true predictions are where a search looks: over the strategies that searches picked.
 
 Of every domain with picks, by each simulator as a tuning would have it: before its first trial;
-after 12 trials, the hand-designed strategies that a tuning begins with; and after 20, eight picks
-of the timeline beside them. All are judged on the same picks, those eight left out.
+after that one, torch's DDP; after 12, the hand-designed strategies that a tuning begins with; and
+after 20, eight picks of the timeline beside them. All are judged on the same picks, those eight
+left out.
 """
 
 from collections.abc import Sequence
@@ -111,7 +112,7 @@ def judged_picks(subject: EvaluatedDomain) -> tuple[I64, dict[int, I64]]:
     tried = [i for i in measured.picks if measured.origins[i] == BY_TIMELINE][:FIRST_PICKS]
     begun, later = np.array(first, dtype=np.int64), np.array([*first, *tried], dtype=np.int64)
     judged = np.array([i for i in measured.picks if i not in set(tried)], dtype=np.int64)
-    return judged, {0: begun[:0], len(begun): begun, len(later): later}
+    return judged, {0: begun[:0], 1: begun[:1], len(begun): begun, len(later): later}
 
 
 def rank_picks(

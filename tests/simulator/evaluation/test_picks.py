@@ -78,7 +78,8 @@ def test_picks_judged_by_hand() -> None:
 def test_what_is_learned_from_does_not_judge(subjects: list[EvaluatedDomain]) -> None:
     judged, known = judged_picks(subjects[0])
     measured = subjects[0].measured
-    assert list(known) == [0, 2, 10]
+    assert list(known) == [0, 1, 2, 10]
+    assert [measured.origins[i] for i in known[1]] == ["ddp"]
     assert [measured.origins[i] for i in known[2]] == ["ddp", "ps_one_server"]
     tried = known[10][2:]
     assert {measured.origins[i] for i in tried} == {"pick/timeline"}
@@ -97,13 +98,15 @@ def test_no_judged_pick_is_learned_from(subjects: list[EvaluatedDomain]) -> None
 
     rows = rank_picks(subjects[0], subjects, {"spy": lambda seed: Spy()})
     judged = set(subjects[0].trials.step_seconds[judged_picks(subjects[0])[0]])
-    assert [len(labels) for labels in seen] == [2, 10, 2, 10]
+    assert [len(labels) for labels in seen] == [1, 2, 10, 1, 2, 10]
     assert all(judged.isdisjoint(labels) for labels in seen)
     assert [(row.simulator, row.trials) for row in rows] == [
         ("timeline", 0),
+        ("spy", 1),
         ("spy", 2),
         ("spy", 10),
         ("spy, transferred", 0),
+        ("spy, transferred", 1),
         ("spy, transferred", 2),
         ("spy, transferred", 10),
         ("perfect predictor", 0),

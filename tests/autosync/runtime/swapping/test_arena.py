@@ -82,7 +82,7 @@ def test_a_storage_that_grows_counts_with_its_new_size() -> None:
 def test_what_is_forbidden_is_forgotten_when_it_is_freed() -> None:
     """Other storages then lie at the same address."""
     with Arena(1 << 20) as arena:
-        for _ in range(100):
+        for _ in range(10):
             tensor = torch.zeros(KIB)
             tensor.sum()
             arena.forbid(tensor.untyped_storage(), "it is away")

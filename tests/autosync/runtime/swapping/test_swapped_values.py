@@ -224,7 +224,9 @@ def test_a_script_may_do_what_it_likes(between: Between, behind: Between) -> Non
     plain, _ = with_script(between, behind, None)
     roomy, least = with_script(between, behind, ROOMY, with_values=True)
     assert same(roomy, plain)
-    tight, _ = with_script(between, behind, least * 6 // 5, with_values=True)
+    # of a storage that was exchanged the old one may be there until it is collected
+    room = (3, 2) if exchanges in (between, behind) else (6, 5)
+    tight, _ = with_script(between, behind, least * room[0] // room[1], with_values=True)
     assert same(tight, plain)
 
 
