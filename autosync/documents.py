@@ -23,6 +23,9 @@ UNLESS_SYNCHRONOUS = Field(exclude_if=lambda value: value == (0,))
 UNLESS_TRUE = Field(exclude_if=lambda value: value is True)
 """The same of a switch that is on by default."""
 
+UNLESS_FALSE = Field(exclude_if=lambda value: value is False)
+"""The same of one that is off by default."""
+
 UNLESS_NONE = Field(exclude_if=lambda value: value is None)
 """The same of what may be absent."""
 

@@ -36,8 +36,8 @@ from autosync.torch_engine import FullyShard
 class Option:
     """The rarer choices of a shard; a population's rows index a table of these.
 
-    algorithm, device_order: of an all-reduce. hierarchical: of a parameter server.
-    sharded_update: of a reduce-scatter.
+    algorithm, device_order: of an all-reduce. hierarchical, returns_gradients: of a parameter
+    server. sharded_update: of a reduce-scatter.
     """
 
     algorithm: Algorithm = "ring"
@@ -45,6 +45,7 @@ class Option:
     hierarchical: bool = False
     sharded_update: bool = False
     encoding: Encoding = EXACT
+    returns_gradients: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +292,11 @@ def synchronizer_row(shard: Synchronizer) -> tuple[int, int, Option]:
     """Method code, owner (-1 without one) and option of a shard."""
     match shard:
         case ParameterServer():
-            option = Option(hierarchical=shard.hierarchical, encoding=shard.encoding)
+            option = Option(
+                hierarchical=shard.hierarchical,
+                encoding=shard.encoding,
+                returns_gradients=shard.returns_gradients,
+            )
             return Method.PARAMETER_SERVER, shard.server, option
         case AllReduce():
             option = Option(shard.algorithm, shard.device_order, encoding=shard.encoding)
@@ -346,7 +351,9 @@ def decode(population: Population, index: int, domain: Domain) -> Strategy:
 def _synchronizer(method: Method, server: int, group: int, option: Option) -> Synchronizer:
     match method:
         case Method.PARAMETER_SERVER:
-            return ParameterServer(server, group, option.hierarchical, option.encoding)
+            return ParameterServer(
+                server, group, option.hierarchical, option.encoding, option.returns_gradients
+            )
         case Method.ALL_REDUCE:
             return AllReduce(group, option.algorithm, option.device_order, option.encoding)
         case Method.REDUCE_SCATTER:

@@ -10,6 +10,7 @@ from autosync.codes import MAX_POWERSGD_RANK
 from autosync.documents import (
     LARGEST_COUNT,
     STRICT,
+    UNLESS_FALSE,
     UNLESS_NEXT_FORWARD,
     UNLESS_NO_ITEMS,
     UNLESS_NONE,
@@ -62,12 +63,17 @@ class ParameterServer:
     server: the owner (a rank; dedicated server hosts count after the ranks).
     group: shards of one owner with equal group travel in one message.
     hierarchical: replicas of a node reduce among themselves first.
+    returns_gradients: the owner updates nothing and sends the average gradient back, which every
+        replica applies (BytePS: Jiang et al. 2020). That need not wait for `step()`: it travels in
+        backward, too, unless the schedule lets it run into the next forward pass and says when it
+        leaves (`Schedule.gather`).
     """
 
     server: int
     group: int
     hierarchical: bool = False
     encoding: Encoding = EXACT
+    returns_gradients: Annotated[bool, UNLESS_FALSE] = False
     kind: Literal["parameter_server"] = "parameter_server"
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -212,9 +218,10 @@ class Schedule:
     overlap_forward: whether synchronization may run into the next forward pass.
     positions: for `explicit`, the place of every shard in the sending order, shard by shard in
         the order of the strategy; shards of one group travel with their first.
-    gather: when the all-gathers of reduce-scatters leave that may run into the next forward pass:
-        `next_forward`, in the order in which it uses them (DeAR), or `when_idle`, as soon as
-        nothing else is on the wire, in backward, too.
+    gather: when the all-gathers of reduce-scatters, and gradients that owners return, leave that
+        may run into the next forward pass: `next_forward`, in the order in which it uses them
+        (DeAR), or `when_idle`, in backward, too: as soon as nothing else is on the wire, or as an
+        owner has them, since its links carry them in the other direction.
     """
 
     order: OrderName = "fifo"

@@ -121,6 +121,7 @@ def method(shard: Synchronizer) -> str:
     match shard:
         case ParameterServer():
             name = "hierarchical parameter server" if shard.hierarchical else "parameter server"
+            name += " that returns gradients" if shard.returns_gradients else ""
         case AllReduce():
             name = "all-reduce" if shard.algorithm == "ring" else f"{shard.algorithm} all-reduce"
             if shard.device_order:

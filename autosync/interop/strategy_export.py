@@ -135,6 +135,8 @@ class _Writing:
                 _refuse(name, "is all-reduced along an explicit ring")
             case ParameterServer() | AllGather() if self.members[shard.group] > 1:
                 _refuse(name, f"shares a message of {shard.kind} with others")
+            case ParameterServer() if shard.returns_gradients:
+                _refuse(name, "has an owner that returns gradients")
             case ReduceScatter() | Factors():
                 _refuse(name, f"is synchronized by {shard.kind}")
         if not isinstance(shard, ParameterServer) and self.staleness:

@@ -49,7 +49,8 @@ class DomainArrays(NamedTuple):
 class PopulationArrays(NamedTuple):
     """The population's columns, and its options as columns (O entries).
 
-    algorithm u8, ring i32 (which explicit ring, -1 none), hierarchical, sharded bool, encoding u8.
+    algorithm u8, ring i32 (which explicit ring, -1 none), hierarchical, sharded, returns_gradients
+    bool, encoding u8.
     """
 
     order: NDArray[np.uint8]
@@ -70,6 +71,7 @@ class PopulationArrays(NamedTuple):
     ring: NDArray[np.int32]
     hierarchical: NDArray[np.bool_]
     sharded: NDArray[np.bool_]
+    returns_gradients: NDArray[np.bool_]
     encoding: NDArray[np.uint8]
 
 
@@ -182,6 +184,7 @@ def population_arrays(population: Population) -> PopulationArrays:
         ).astype(np.int32),
         hierarchical=np.array([option.hierarchical for option in options], dtype=np.bool_),
         sharded=np.array([option.sharded_update for option in options], dtype=np.bool_),
+        returns_gradients=np.array([o.returns_gradients for o in options], dtype=np.bool_),
         encoding=np.array([encoding_code(option) for option in options], dtype=np.uint8),
     )
 

@@ -199,8 +199,8 @@ def first_half_load(domain: DomainArrays, method: int) -> float:
 def list_schedule(coming: I64, at: F64, gate: I64, load: F64, heap: I64, order: I64) -> None:
     """List schedule on one wire: of the buckets whose gradients are ready, the nearest use first.
 
-    coming i64[C]: buckets in the order in which they become ready, at seconds f64[C]; load
-    f64[C]: seconds on the wire; order i64[C]: the result. Estimated from the profile, so that
+    coming i64[C]: buckets in the order in which they become ready, at seconds f64[B]; gate i64[B]:
+    of their next use; load f64[B]: seconds on the wire; order i64[C]: the result. Estimated from the profile, so that
     every rank computes the same total order.
 
     Startups are left out, for they hide behind the message before. A wire estimated too slow
@@ -208,7 +208,7 @@ def list_schedule(coming: I64, at: F64, gate: I64, load: F64, heap: I64, order: 
     (measured: a third of ResNet-50's iteration); one too fast only sends a little more in order
     of readiness.
     """
-    count = len(coming)
+    count, scale = len(coming), len(gate)
     now = 0.0
     size = 0
     next_one = 0
@@ -217,9 +217,9 @@ def list_schedule(coming: I64, at: F64, gate: I64, load: F64, heap: I64, order: 
             now = max(now, at[coming[next_one]])
         while next_one < count and at[coming[next_one]] <= now:
             bucket = coming[next_one]
-            size = push_heap(heap, size, gate[bucket] * count + bucket)
+            size = push_heap(heap, size, gate[bucket] * scale + bucket)
             next_one += 1
-        bucket = pop_heap(heap, size) % count
+        bucket = pop_heap(heap, size) % scale
         size -= 1
         order[position] = bucket
         now += load[bucket]

@@ -40,6 +40,7 @@ def emit(
         ring_base + ring if ring >= 0 else T_ALL,
         population.hierarchical[option],
         population.sharded[option],
+        population.returns_gradients[option],
         server,
         work.second[bucket] > 0,
         population.idle_gather[index],

@@ -71,6 +71,7 @@ def chain(
     ring_teams: int,
     hierarchical: bool,
     sharded: bool,
+    returns_gradients: bool,
     server: int,
     low_rank: bool,
     idle_gather: bool,
@@ -99,14 +100,15 @@ def chain(
             put(stages, 0, SPARSE_PUSH, CH_PUSH, server, T_ALL, U_OWNER, 0)
             put(stages, 1, SPARSE_PULL, CH_PULL, server, T_ALL, U_NONE, 1)
             return 2
+        first, last = (U_NONE, U_REPLICATED) if returns_gradients else (U_OWNER, U_NONE)
         if not (hierarchical and domain.grouped):
-            put(stages, 0, PUSH, CH_PUSH, server, T_ALL, U_OWNER, 0)
-            put(stages, 1, PULL, CH_PULL, server, T_ALL, U_NONE, 1)
+            put(stages, 0, PUSH, CH_PUSH, server, T_ALL, first, 0)
+            put(stages, 1, PULL, CH_PULL, server, T_ALL, last, 1)
             return 2
         put(stages, 0, REDUCE, CH_REDUCE, server, T_NODES, U_NONE, 0)
-        put(stages, 1, PUSH, CH_PUSH, server, T_SERVER + server, U_OWNER, 0)
+        put(stages, 1, PUSH, CH_PUSH, server, T_SERVER + server, first, 0)
         put(stages, 2, PULL, CH_PULL, server, T_SERVER + server, U_NONE, 1)
-        put(stages, 3, BROADCAST, CH_BROADCAST, server, T_NODES, U_NONE, 0)
+        put(stages, 3, BROADCAST, CH_BROADCAST, server, T_NODES, last, 0)
         return 4
     if algorithm == 1:
         put(stages, 0, REDUCE, CH_GRADIENT, -1, T_ALL, U_NONE, 0)

@@ -70,9 +70,45 @@ def second_half_order(
 
 def waits_for_step(population: PopulationArrays, row: int) -> bool:
     """Whether a second half carries new values: an owner or a shard is updated before it."""
-    method = population.method[row]
-    sharded: bool = population.sharded[population.option[row]]
-    return method == M_PS or (method == M_RS and sharded)
+    method, option = population.method[row], population.option[row]
+    if method == M_PS:
+        return not population.returns_gradients[option]
+    sharded: bool = population.sharded[option]
+    return method == M_RS and sharded
+
+
+def returns_gradients(population: PopulationArrays, row: int) -> bool:
+    """Whether a second half carries what an owner has summed."""
+    found: bool = population.returns_gradients[population.option[row]]
+    return population.method[row] == M_PS and found
+
+
+def leaves_when_idle(population: PopulationArrays, row: int) -> bool:
+    """Whether a second half waits for nothing but the wire."""
+    return not (waits_for_step(population, row) or returns_gradients(population, row))
+
+
+def returned_order(
+    population: PopulationArrays, work: Scratch, buckets: int, explicit: bool
+) -> int:
+    """The second halves that owners return at once, at the end of work.halves; how many they are.
+
+    They take links in the other direction than what the owners wait for: of those that are there
+    the nearest use first, or as they were sent.
+    """
+    returned = 0
+    for position in range(buckets):
+        bucket = work.order[position]
+        if returns_gradients(population, work.row[bucket]):
+            work.sorted[returned] = bucket
+            returned += 1
+    order = work.halves[2 * buckets - returned : 2 * buckets]
+    coming = work.sorted[:returned]
+    if not explicit:
+        list_schedule(coming, work.at, work.gate, work.load, work.heap, order)
+    for place in range(returned):
+        order[place] = 2 * (coming[place] if explicit else order[place]) + 1
+    return returned
 
 
 def idle_order(
@@ -80,16 +116,18 @@ def idle_order(
 ) -> None:
     """All halves in one order, into work.halves: first halves in theirs and, while none of them is
     ready, second halves whose first half has arrived, the nearest use first (in an explicit order:
-    as they were sent). Those that carry new values wait for the end of backward.
+    as they were sent). Those that carry new values wait for the end of backward. The gradients that
+    owners return are last, for they queue by themselves: see `returned_order`.
     """
     stepped = domain.ready_seconds[-1]
     explicit = population.order[index] == O_EXPLICIT
+    returned = returned_order(population, work, buckets, explicit)
     now = 0.0
     sent = 0
     looked_at = 0  # of the first halves sent, for those that wait for `step()`
     size = 0
     place = 0
-    while place < 2 * buckets:
+    while place < 2 * buckets - returned:
         while now >= stepped and looked_at < sent:
             bucket = work.order[looked_at]
             if waits_for_step(population, work.row[bucket]):
@@ -104,7 +142,7 @@ def idle_order(
             now += work.load[bucket]
             work.halves[place] = 2 * bucket
             place += 1
-            if not waits_for_step(population, work.row[bucket]):
+            if leaves_when_idle(population, work.row[bucket]):
                 nearness = sent if explicit else work.gate[bucket]
                 size = push_heap(work.heap, size, nearness * buckets + bucket)
             sent += 1

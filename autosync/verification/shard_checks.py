@@ -110,7 +110,16 @@ def _check_server(variable: Variable, shard: ParameterServer, domain: Domain) ->
             shard.server,
             f"is owned by server {shard.server}, of servers 0 to {cluster.servers - 1}",
         )
-    _check_elementwise(variable, "an update by its owner", domain)
+    if not shard.returns_gradients:
+        _check_elementwise(variable, "an update by its owner", domain)
+    elif variable.sparse:
+        raise variable_refusal(
+            variable,
+            "returns_gradients",
+            True,
+            "has a sparse gradient, whose rows an owner updates and returns as values",
+            "Leave returns_gradients out for it, or use all_gather.",
+        )
     if shard.hierarchical:
         _check_hierarchy(variable, domain)
 
@@ -162,7 +171,8 @@ def _check_elementwise(variable: Variable, what: str, domain: Domain) -> None:
             "optimizer",
             domain.optimizer.name,
             f"takes {what}, but optimizer {domain.optimizer.name!r} is not elementwise",
-            "Use all_reduce, or reduce_scatter without sharded_update.",
+            "Use all_reduce, reduce_scatter without sharded_update, or a parameter_server with "
+            "returns_gradients.",
         )
 
 

@@ -64,5 +64,6 @@ def is_plain(shard: Synchronizer) -> bool:
         case AllReduce():
             return (shard.algorithm, shard.device_order, shard.encoding) == ("ring", (), EXACT)
         case ParameterServer():
-            return not shard.hierarchical and shard.encoding == EXACT
+            plain = not (shard.hierarchical or shard.returns_gradients)
+            return plain and shard.encoding == EXACT
     return False

@@ -55,7 +55,7 @@ def _why_they_stay(strategy: Strategy) -> str:
 
 
 def _owner_of(shard: Synchronizer) -> str:
-    if isinstance(shard, ParameterServer):
+    if isinstance(shard, ParameterServer) and not shard.returns_gradients:
         return "its parameter server, which alone has its state"
     if isinstance(shard, ReduceScatter) and shard.sharded_update:
         return "all ranks in parts (sharded_update), each of which has its part of the state"

@@ -23,6 +23,7 @@ from autosync.search.designs.building_blocks import (
     everything,
     into_pieces,
     owned,
+    returning_gradients,
     uncut,
 )
 from autosync.search.designs.design_table import fitted
@@ -148,11 +149,19 @@ def dear_of_size(domain: Domain, size_mib: float) -> Strategy:
 
 
 def servers_of_size(domain: Domain, size_mib: float) -> Strategy:
-    """Pieces of one size on owners balanced by bandwidth, nearest next use first, as BytePS and
-    ByteScheduler send them."""
+    """Pieces of one size on owners balanced by bandwidth, nearest next use first, as ByteScheduler
+    sends them."""
     cut = into_pieces(int(size_mib * MIB))
     choices = owned(domain, everything(domain), cut, by_bandwidth=True)
     return assemble(domain, choices, schedule=Schedule("priority", overlap_forward=True))
+
+
+def byteps_of_size(domain: Domain, size_mib: float) -> Strategy:
+    """The same, but owners send sums back as soon as they have them, as BytePS' do."""
+    cut = into_pieces(int(size_mib * MIB))
+    choices = owned(domain, everything(domain), cut, by_bandwidth=True)
+    schedule = Schedule("priority", overlap_forward=True, gather="when_idle")
+    return assemble(domain, returning_gradients(domain, choices), schedule=schedule)
 
 
 SIZES = 32
@@ -225,6 +234,12 @@ COMPETITORS = (
         "partitioned, load-balanced servers, Bayesian optimization of the partition",
         servers_of_size,
         partial(gaussian_size, servers_of_size, 0.5, 64.0, 4.0),
+    ),
+    Competitor(
+        "byteps_bo",
+        "the same with gradients returned as by BytePS",
+        byteps_of_size,
+        partial(gaussian_size, byteps_of_size, 0.5, 64.0, 4.0),
     ),
     Competitor(
         "zero", "torch's DDP with ZeroRedundancyOptimizer", plain_ddp, once, "zero", trials=1

@@ -136,6 +136,24 @@ def owned(
     }
 
 
+def returning_gradients(domain: Domain, choices: Choices) -> Choices:
+    """Owned variables whose owners return average gradients. Touched rows return as values."""
+    return {
+        index: choice
+        if domain.graph.variables[index].sparse
+        else replace(
+            choice,
+            shards=tuple(
+                replace(shard, returns_gradients=True)
+                if isinstance(shard, ParameterServer)
+                else shard
+                for shard in choice.shards
+            ),
+        )
+        for index, choice in choices.items()
+    }
+
+
 def factored(domain: Domain, variables: list[int]) -> Choices:
     """Sufficient factors for these variables."""
     named = {index: domain.graph.variables[index] for index in variables}

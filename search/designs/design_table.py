@@ -12,7 +12,10 @@ from autosync.search.designs.horovod import horovod_strategy
 from autosync.search.designs.lagging_designs import lagging_designs
 from autosync.search.designs.list_schedule import hierarchical_list_schedule, list_schedule
 from autosync.search.designs.mg_wfbp import mg_wfbp_strategy
-from autosync.search.designs.server_placement import ps_least_busy_link
+from autosync.search.designs.server_placement import (
+    byteps_least_busy_link,
+    ps_least_busy_link,
+)
 from autosync.search.domain_facts import replica_layouts
 from autosync.search.space import Space
 from autosync.strategy import EXACT, Encoding, Strategy
@@ -120,7 +123,13 @@ BUILDERS: dict[str, Builder] = {
     ),
     "ps_pieces_4mb_priority": Builder(
         known_designs.ps_pieces_4mb_priority,
-        "4 MiB pieces on balanced owners, nearest use first (BytePS).",
+        "4 MiB pieces on balanced owners, nearest use first (ByteScheduler).",
+    ),
+    "byteps": Builder(
+        known_designs.byteps, "The same, but owners return average gradients, at once (BytePS)."
+    ),
+    "byteps_least_busy_link": Builder(
+        byteps_least_busy_link, "Owners as in ps_least_busy_link, gradients returned as by BytePS."
     ),
     "hierarchical_ps": Builder(
         known_designs.hierarchical_ps,

@@ -19,6 +19,7 @@ from autosync.search.designs.building_blocks import (
     factored,
     into_pieces,
     owned,
+    returning_gradients,
     uncut,
 )
 from autosync.search.domain_facts import factor_costs
@@ -37,6 +38,7 @@ from autosync.strategy import (
 from autosync.units import MIB
 
 OVERLAPPED = Schedule("priority", overlap_forward=True)
+AT_ONCE = replace(OVERLAPPED, gather="when_idle")
 HALVES_BYTES = 25 * MIB
 """Of messages in two halves: DeAR's default buffer."""
 SLICED = Schedule("priority", slice_bytes=4 * MIB, overlap_forward=True)
@@ -168,6 +170,11 @@ def hierarchical_ps(domain: Domain) -> Strategy:
         domain, everything(domain), into_pieces(4 * MIB), by_bandwidth=True, hierarchical=True
     )
     return assemble(domain, choices, schedule=OVERLAPPED, limit_bytes=5 * MIB)
+
+
+def byteps(domain: Domain) -> Strategy:
+    choices = owned(domain, everything(domain), into_pieces(4 * MIB), by_bandwidth=True)
+    return assemble(domain, returning_gradients(domain, choices), schedule=AT_ONCE)
 
 
 def hierarchical_all_reduce(domain: Domain) -> Strategy:

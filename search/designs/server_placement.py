@@ -10,8 +10,9 @@ from autosync.search.designs.building_blocks import (
     assemble,
     everything,
     into_pieces,
+    returning_gradients,
 )
-from autosync.search.designs.known_designs import OVERLAPPED
+from autosync.search.designs.known_designs import AT_ONCE, OVERLAPPED
 from autosync.search.designs.wire_estimates import sent_bytes
 from autosync.simulator.cost.network import network_of
 from autosync.strategy import ParameterServer, Strategy, VariableChoice
@@ -21,6 +22,12 @@ from autosync.units import MIB
 def ps_least_busy_link(domain: Domain) -> Strategy:
     """4 MiB pieces, merged by owner."""
     return assemble(domain, least_busy_link(domain), schedule=OVERLAPPED, limit_bytes=5 * MIB)
+
+
+def byteps_least_busy_link(domain: Domain) -> Strategy:
+    """The same, but owners return average gradients, which need not wait for `step()`."""
+    choices = returning_gradients(domain, least_busy_link(domain))
+    return assemble(domain, choices, schedule=AT_ONCE, limit_bytes=5 * MIB)
 
 
 def least_busy_link(domain: Domain) -> Choices:

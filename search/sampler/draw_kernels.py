@@ -29,6 +29,8 @@ from autosync.search.sampler.sampling_tables import (
     RING,
     SCATTER,
     SCATTER_SHARDED,
+    SUMMER,
+    SUMMER_HIERARCHICAL,
     TREE,
     Record,
     Tables,
@@ -62,6 +64,8 @@ PIECE_BYTES = np.array([MIB, 2 * MIB, 4 * MIB, 8 * MIB], dtype=np.int64)
 
 _STYLE_WORDS = 16
 _WORDS_PER_VARIABLE = 4
+_RETURNS_WORD = 1 << 20
+"""Of a style, too, but behind the words of all variables: what was drawn before stays as it was."""
 _BYTE = np.uint64(255)
 _8, _16, _24, _32 = np.uint64(8), np.uint64(16), np.uint64(24), np.uint64(32)
 
@@ -82,6 +86,8 @@ class Style(NamedTuple):
     order: int
     shard_methods: bool
     variable_encodings: bool
+    owners_update: bool
+    returns_gradients: bool
 
 
 @njit(nogil=True, _nrt=False)
@@ -118,7 +124,19 @@ def draw_style(rules: Record, encodings: NDArray[np.int64], name: np.uint64) -> 
         and HALF in (owner_chance, scatter_chance, hierarchy_chance)
         and draw(name, 14, 2) == 0,
         len(encodings) > 1 and draw(name, 15, 2) == 0,
+        rules.elementwise,
+        not rules.elementwise or draw(name, _RETURNS_WORD, 2) == 0,
     )
+
+
+@njit(nogil=True, _nrt=False)
+def returns_alone(style: Style) -> bool:
+    """Whether owners return gradients and nothing is gathered: what leaves when the schedule says
+    is then theirs alone."""
+    chosen: bool = (
+        style.returns_gradients and style.owner_chance > NEVER and style.scatter_chance == NEVER
+    )
+    return chosen
 
 
 @njit(nogil=True, _nrt=False)
@@ -147,6 +165,8 @@ def lagging_style(rules: Record, style: Style, name: np.uint64) -> Style:
         0,
         False,
         False,
+        True,
+        False,
     )
 
 
@@ -155,7 +175,9 @@ def choose_variant(variable: Record, style: Style, coins: np.uint64) -> int:
     """How a variable's shards are synchronized; four bytes of `coins` are its coins."""
     owner = np.int64(coins & _BYTE) < style.owner_chance
     hierarchical = np.int64((coins >> _8) & _BYTE) < style.hierarchy_chance
-    if owner:
+    if owner and style.returns_gradients and not variable.sparse:
+        return SUMMER_HIERARCHICAL if hierarchical else SUMMER
+    if owner and style.owners_update:
         return OWNER_HIERARCHICAL if hierarchical else OWNER
     if variable.sparse:
         return GATHER
@@ -240,7 +262,7 @@ def draw_choices(
         choices.slice_bytes[i] = slices[draw(name, 10, len(slices))]
         choices.overlap[i] = rules.overlap and draw(name, 11, 3) > 0
         choices.idle_gather[i] = (
-            rules.idle_gathers
+            (rules.idle_gathers or returns_alone(style))
             and choices.overlap[i]
             and draw(stream(seed, indices[i], IDLE_GATHERS), 0, 2) == 0
         )

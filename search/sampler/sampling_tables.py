@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from autosync.codes import Method
 from autosync.domain import MAX_DIMS, Domain
-from autosync.errors import InvalidInput, InvalidStrategy
+from autosync.errors import InvalidStrategy
 from autosync.population import Option, synchronizer_row
 from autosync.search.domain_facts import (
     factor_costs,
@@ -32,12 +32,24 @@ VARIANTS = (
     (Method.REDUCE_SCATTER, Option(sharded_update=True)),
     (Method.ALL_GATHER, Option()),
     (Method.FACTORS, Option()),
+    (Method.PARAMETER_SERVER, Option(returns_gradients=True)),
+    (Method.PARAMETER_SERVER, Option(hierarchical=True, returns_gradients=True)),
 )
 """How a shard may be synchronized, numbered as the constants below."""
 
-OWNER, OWNER_HIERARCHICAL, RING, TREE, HIERARCHICAL, SCATTER, SCATTER_SHARDED, GATHER, FACTORS = (
-    range(len(VARIANTS))
-)
+(
+    OWNER,
+    OWNER_HIERARCHICAL,
+    RING,
+    TREE,
+    HIERARCHICAL,
+    SCATTER,
+    SCATTER_SHARDED,
+    GATHER,
+    FACTORS,
+    SUMMER,
+    SUMMER_HIERARCHICAL,
+) = range(len(VARIANTS))
 
 FIRST_ORDER = len(VARIANTS)
 """Ring all-reduces along explicit orders of the ranks (`ring_orders`) follow."""
@@ -155,7 +167,7 @@ def sampler_inputs(domain: Domain, space: Space) -> SamplerInputs:
     """Everything the sampler needs to know of a domain and a space.
 
     Raises:
-        InvalidInput: the space leaves nothing to draw. InvalidStrategy: a pin names no variable.
+        InvalidStrategy: a pin names no variable.
     """
     encodings = (EXACT, *(e for e in dict.fromkeys(space.encodings) if e != EXACT))
     options: dict[Option, int] = {}
@@ -222,7 +234,7 @@ def _rules(
     rules["dtypes"] = len({(v.dtype, v.sparse) for v in domain.graph.variables})
     rules["pin_groups"] = len(np.unique(pins["group"]))
     rules["elementwise"] = domain.optimizer.elementwise
-    rules["owners"] = space.parameter_server and domain.optimizer.elementwise
+    rules["owners"] = space.parameter_server
     rules["reduces"], rules["scatters"] = space.all_reduce, space.reduce_scatter
     several = any(node.ranks > 1 for node in domain.cluster.nodes)
     rules["hierarchy"] = space.hierarchical and several
@@ -230,14 +242,6 @@ def _rules(
     rules["lags_reduced"], rules["lags_owned"] = forms_that_lag(domain, space)
     for switch in ("load_balance", "adjacent_merge", "shard_methods", "idle_gathers"):
         rules[switch] = getattr(space, switch)
-    if not (rules["owners"][0] or space.all_reduce or space.reduce_scatter):
-        raise InvalidInput(
-            "the space allows neither collectives nor a parameter server that the optimizer "
-            f"{domain.optimizer.name!r} permits.",
-            thing="space",
-            value=domain.optimizer.name,
-            remedy="Allow all_reduce or reduce_scatter.",
-        )
     return rules
 
 

@@ -171,6 +171,10 @@ def synchronizer(method: str, shard: int, groups: int, world: int) -> Synchroniz
             return ParameterServer(group % world, group)
         case "hierarchical_ps":
             return ParameterServer(group % world, group, hierarchical=True)
+        case "byteps":
+            return ParameterServer(group % world, group, returns_gradients=True)
+        case "hierarchical_byteps":
+            return ParameterServer(group % world, group, True, returns_gradients=True)
         case "rs":
             return ReduceScatter(group)
         case "zero":

@@ -31,8 +31,8 @@ def pool(request: pytest.FixtureRequest) -> Iterator[Ranks]:
 
 OVERLAP = Schedule("priority", slice_bytes=100, overlap_forward=True)
 IDLE = replace(OVERLAP, gather="when_idle")
-METHODS = ("all_reduce", "ring", "tree", "ps", "rs", "zero", "mixed")
-HALVED = ("rs", "zero", "mixed")
+METHODS = ("all_reduce", "ring", "tree", "ps", "byteps", "rs", "zero", "mixed")
+HALVED = ("byteps", "rs", "zero", "mixed")
 PARTITIONS = ("whole", "even", "uneven", "pieces")
 
 

@@ -32,6 +32,8 @@ DEFERRED = (
     Case(method="tree", schedule=OVERLAP, groups=3),
     Case(method="rs", partition="uneven", schedule=OVERLAP, groups=3),
     Case(method="rs", schedule=replace(OVERLAP, gather="when_idle"), groups=3),
+    Case(method="byteps", partition="even", schedule=OVERLAP, groups=3),
+    Case(method="byteps", schedule=replace(OVERLAP, gather="when_idle"), groups=3),
 )
 PARTED = (
     Case(method="zero", schedule=OVERLAP),

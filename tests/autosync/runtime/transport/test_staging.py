@@ -18,8 +18,8 @@ from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.autosync.runtime.training import OVERLAP, run_cases, train_plain
 from tests.autosync.runtime.updates.test_state import resumed, saved_at_once
 
-METHODS = ("all_reduce", "tree", "ps", "rs", "zero", "mixed")
-HALVED = ("rs", "zero", "mixed")
+METHODS = ("all_reduce", "tree", "ps", "byteps", "rs", "zero", "mixed")
+HALVED = ("byteps", "rs", "zero", "mixed")
 IDLE = replace(OVERLAP, gather="when_idle")
 
 

@@ -25,6 +25,7 @@ METHODS = (
     "hierarchical",
     "ps",
     "hierarchical_ps",
+    "hierarchical_byteps",
     "rs",
     "zero",
     "mixed",
