@@ -200,8 +200,8 @@ def list_schedule(coming: I64, at: F64, gate: I64, load: F64, heap: I64, order: 
     """List schedule on one wire: of the buckets whose gradients are ready, the nearest use first.
 
     coming i64[C]: buckets in the order in which they become ready, at seconds f64[B]; gate i64[B]:
-    of their next use; load f64[B]: seconds on the wire; order i64[C]: the result. Estimated from the profile, so that
-    every rank computes the same total order.
+    of their next use; load f64[B]: seconds on the wire; order i64[C]: the result. Estimated from
+    the profile, so that every rank computes the same total order.
 
     Startups are left out, for they hide behind the message before. A wire estimated too slow
     puts gradients ahead that are not ready when it is their turn, and the wire stands still

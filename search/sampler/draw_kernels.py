@@ -133,9 +133,8 @@ def draw_style(rules: Record, encodings: NDArray[np.int64], name: np.uint64) -> 
 def returns_alone(style: Style) -> bool:
     """Whether owners return gradients and nothing is gathered: what leaves when the schedule says
     is then theirs alone."""
-    chosen: bool = (
-        style.returns_gradients and style.owner_chance > NEVER and style.scatter_chance == NEVER
-    )
+    gathers = style.scatter_chance > NEVER and style.owner_chance < ALWAYS
+    chosen: bool = style.returns_gradients and style.owner_chance > NEVER and not gathers
     return chosen
 
 

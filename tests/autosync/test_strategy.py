@@ -48,6 +48,16 @@ def test_json_and_back() -> None:
     assert from_json(Strategy, to_json(STRATEGY)) == STRATEGY
 
 
+def test_what_owners_return_is_said_only_where_it_is_no_values() -> None:
+    """So documents from before mean what they meant, and keep their identity."""
+    assert "returns_gradients" not in to_json(STRATEGY)
+    shards = (replace(STRATEGY.choices[0].shards[0], returns_gradients=True),)
+    choice = VariableChoice("a", whole((7, 4)), shards)
+    returns = replace(STRATEGY, choices=(choice, *STRATEGY.choices[1:]), schedule=Schedule())
+    assert from_json(Strategy, to_json(returns)) == returns
+    assert "returns_gradients" in to_json(returns)
+
+
 def test_identity_ignores_the_name_and_the_numbers_of_groups() -> None:
     renamed = tuple(
         replace(c, shards=tuple(replace(s, group=s.group * 3 + 1) for s in c.shards))

@@ -3,7 +3,16 @@ from dataclasses import replace
 from autosync.placement import evenly, in_proportion
 from autosync.search.designs import known_designs
 from autosync.search.designs.placed_strategy import with_placement
-from autosync.strategy import AllReduce, Encoding, Factors, Replica, Schedule, VariableChoice, whole
+from autosync.strategy import (
+    AllReduce,
+    Encoding,
+    Factors,
+    ParameterServer,
+    Replica,
+    Schedule,
+    VariableChoice,
+    whole,
+)
 from autosync.strategy_description import describe
 from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.placed_models import heavy_layers
@@ -68,6 +77,7 @@ def test_options_show() -> None:
         (AllReduce(0, "tree"), "tree all-reduce"),
         (AllReduce(0, "ring", (3, 0, 1, 2)), "all-reduce along 3-0-1-2"),
         (AllReduce(0, encoding=Encoding("bf16")), "all-reduce in bf16"),
+        (ParameterServer(1, 0, returns_gradients=True), "server that returns gradients"),
     ):
         choice = replace(strategy.choices[0], shards=(shard,))
         assert words in describe(replace(strategy, choices=(choice, strategy.choices[1])), domain)

@@ -124,6 +124,50 @@ def test_a_parameter_server_pulls_only_after_the_owner_updated() -> None:
     assert [m.root for m in plan.messages] == [1, 2, 1, 2]
 
 
+RETURNS = ParameterServer(2, 0, returns_gradients=True)
+
+
+def test_gradients_that_an_owner_returns_wait_for_no_step() -> None:
+    domain = domain_of()
+    other = replace(RETURNS, server=1, group=1)
+    plan = compiled(strategy_of(domain, RETURNS, other), domain)
+    operations = [m.operation for m in plan.messages]
+    assert operations == [Op.PUSH, Op.PULL, Op.PUSH, Op.PULL]  # each behind its own push
+    assert [m.update for m in plan.messages] == [Update.NONE, Update.REPLICATED] * 2
+    assert not any(m.carries_values for m in plan.messages)
+    grouped = domain_of(cluster=grid_cluster(2, 2))
+    shard = replace(RETURNS, hierarchical=True)
+    inside = compiled(strategy_of(grouped, shard), grouped).messages
+    assert [m.operation for m in inside] == [Op.REDUCE, Op.PUSH, Op.PULL, Op.BROADCAST]
+    assert [m.update for m in inside] == [Update.NONE] * 3 + [Update.REPLICATED]
+
+
+def test_the_schedule_says_when_an_owner_returns_gradients() -> None:
+    domain = domain_of()
+    shards = [replace(RETURNS, server=i % 4, group=i) for i in range(6)]
+    gates = {}
+    for gather in ("next_forward", "when_idle"):
+        schedule = Schedule("fifo", overlap_forward=True, gather=gather)
+        plan = compiled(strategy_of(domain, *shards, schedule=schedule), domain)
+        assert [m.operation for m in plan.messages] == [Op.PUSH] * 6 + [Op.PULL] * 6
+        gates[gather] = [m.gate for m in plan.messages[6:]]
+        assert sorted(gates[gather]) == list(range(6))
+    assert gates["when_idle"] != gates["next_forward"]
+
+
+def test_returned_gradients_and_idle_gathers_lose_no_message_of_each_other() -> None:
+    """Some buckets return, some are gathered, some wait for the step, and some have one message."""
+    domain = domain_of()
+    mixed = (RETURNS, ReduceScatter(1), ParameterServer(1, 2), AllReduce(3), ReduceScatter(4, True))
+    for order in ("fifo", "priority", "explicit"):
+        places = tuple(reversed(range(6))) if order == "explicit" else ()
+        schedule = Schedule(order, 0, True, places, "when_idle")
+        shards = (*mixed, replace(RETURNS, server=3, group=5))
+        plan = compiled(strategy_of(domain, *shards, schedule=schedule), domain)
+        counts = [sum(m.bucket == b for m in plan.messages) for b in range(len(plan.buckets))]
+        assert sorted(counts) == [1, 2, 2, 2, 2, 2]
+
+
 def test_hierarchy_reduces_inside_nodes_and_crosses_between_leaders() -> None:
     domain = domain_of(cluster=grid_cluster(2, 2))
     plan = compiled(strategy_of(domain, AllReduce(0, "hierarchical")), domain)

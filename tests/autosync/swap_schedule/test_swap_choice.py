@@ -98,7 +98,8 @@ def test_what_is_not_idle_between_steps_is_not_swapped(other: Strategy, why: str
 
 def test_both_go_with_plans_that_update_everything_within_the_step() -> None:
     for swapped in (WITH_STATE, WITH_VALUES):
-        for strategy in (PLAIN, strategy_of(DOMAIN, lambda v: ReduceScatter(0))):
+        returned = strategy_of(DOMAIN, lambda v: ParameterServer(0, 0, returns_gradients=True))
+        for strategy in (PLAIN, strategy_of(DOMAIN, lambda v: ReduceScatter(0)), returned):
             verify(replace(strategy, swap=swapped.swap), DOMAIN)
         verify(replace(swapped, schedule=Schedule("ddp")), DOMAIN)
 

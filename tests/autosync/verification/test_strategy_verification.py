@@ -77,6 +77,7 @@ def refused(strategy: Strategy, words: str, domain: Domain = DOMAIN) -> InvalidS
         (split((64, 32), 0, 7), ReduceScatter(0, sharded_update=True)),
         (pieces((64, 32), 1000), ParameterServer(3, 0)),
         (whole((64, 32)), ParameterServer(0, 0, hierarchical=True)),
+        (split((64, 32), 0, 3), ParameterServer(0, 0, returns_gradients=True)),
         (whole((64, 32)), Factors(0)),
     ],
 )
@@ -133,6 +134,7 @@ def test_unsound_choices_are_refused_by_name(
         (whole((64, 32)), AllReduce(0), "which all_reduce cannot carry"),
         (whole((64, 32)), ReduceScatter(0), "which reduce_scatter cannot carry"),
         (split((64, 32), 0, 2), AllGather(0), "gathered, but not whole"),
+        (whole((64, 32)), ParameterServer(0, 0, returns_gradients=True), "returns as values"),
     ],
 )
 def test_unsound_sparse_choices_are_refused(
@@ -168,6 +170,7 @@ def test_owner_and_sharded_updates_need_an_elementwise_optimizer(shard: Synchron
     domain = domain_of(DOMAIN.graph, DOMAIN.cluster, optimizer=Optimizer("lbfgs", False))
     refused(with_choice(0, whole((64, 32)), shard), "'lbfgs' is not elementwise", domain)
     verify(with_choice(0, whole((64, 32)), ReduceScatter(0)), domain)
+    verify(with_choice(0, whole((64, 32)), ParameterServer(0, 0, returns_gradients=True)), domain)
 
 
 def test_dedicated_server_hosts_can_be_predicted_but_not_run() -> None:

@@ -56,6 +56,7 @@ def test_what_does_not_apply_is_skipped() -> None:
     names = {name for name, _ in hand_designed(whole_updates, Space())}
     assert "zero1" not in names
     assert not any(name.startswith("ps_") for name in names)
+    assert "byteps" in names
     assert "dear" in names
 
 

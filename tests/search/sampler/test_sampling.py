@@ -31,6 +31,7 @@ from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.search.drawn_domains import domains, lossy, seeds, spaces, unconstrained
 
 SMALL = Space(whole_below_bytes=1000)
+OWNERS_ONLY = Space(all_reduce=False, reduce_scatter=False)
 
 
 def assert_same(left: Population, right: Population) -> None:
@@ -298,9 +299,6 @@ def test_the_first_pick_follows_bandwidth() -> None:
     assert 0.70 < np.mean(drawn.server == 0) < 0.80
 
 
-OWNERS_ONLY = Space(all_reduce=False, reduce_scatter=False)
-
-
 def test_noise_never_breaks_the_balance_of_many_servers() -> None:
     domain = domain_of(chain_graph(((64, 64),) * 40), grid_cluster(8))
     drawn = sample(domain, OWNERS_ONLY, 0, 500, 0)
@@ -335,17 +333,25 @@ def test_placement_varies_among_equal_servers() -> None:
     assert len({tuple(row) for row in drawn.server.reshape(50, 8).tolist()}) > 40
 
 
-def test_an_optimizer_that_is_not_elementwise_gets_no_owners_or_sharded_updates() -> None:
+@pytest.mark.parametrize("space", [SMALL, OWNERS_ONLY])
+def test_under_an_optimizer_that_is_not_elementwise_owners_return_gradients(space: Space) -> None:
     domain = domain_of(optimizer=Optimizer("lbfgs", elementwise=False))
-    drawn = sample(domain, SMALL, 0, 300, 0)
-    assert Method.PARAMETER_SERVER not in drawn.method
-    assert not any(drawn.options[code].sharded_update for code in set(drawn.option.tolist()))
+    drawn = sample(domain, space, 0, 300, 0)
+    options = [drawn.options[code] for code in drawn.option]
+    owned = drawn.method == Method.PARAMETER_SERVER
+    assert owned.any()
+    assert all(each.returns_gradients for each, here in zip(options, owned, strict=True) if here)
+    assert not any(each.sharded_update for each in options)
 
 
-def test_owners_alone_are_refused_where_the_optimizer_takes_none() -> None:
-    domain = domain_of(optimizer=Optimizer("lbfgs", elementwise=False))
-    with pytest.raises(InvalidInput, match="neither collectives nor a parameter server"):
-        sample(domain, OWNERS_ONLY, 0, 1, 0)
+def test_owners_return_values_or_gradients_and_say_when() -> None:
+    drawn = sample(domain_of(), OWNERS_ONLY, 0, 600, 0)
+    returns = np.array([option.returns_gradients for option in drawn.options])[drawn.option]
+    each = returns[drawn.first[:-1]]
+    assert 0.4 < each.mean() < 0.6
+    assert (np.logical_or.reduceat(returns, drawn.first[:-1]) == each).all()
+    assert 0.3 < drawn.idle_gather[each & drawn.overlap].mean() < 0.7
+    assert not drawn.idle_gather[~each].any()
 
 
 @pytest.mark.parametrize(
@@ -444,8 +450,11 @@ def test_when_halves_are_gathered_is_drawn_beside_all_else() -> None:
     drawn = sample(domain, replace(SMALL, idle_gathers=True), 0, 400, 0)
     assert 0.3 < drawn.idle_gather[drawn.overlap].mean() < 0.7
     assert not drawn.idle_gather[~drawn.overlap].any()
-    drawn.idle_gather[:] = False
-    assert_same(drawn, sample(domain, SMALL, 0, 400, 0))
+    usual = sample(domain, SMALL, 0, 400, 0)
+    assert 0 < usual.idle_gather.mean() < 0.2  # of owners that return gradients alone
+    assert (drawn.idle_gather | ~usual.idle_gather).all()
+    drawn.idle_gather[:] = usual.idle_gather
+    assert_same(drawn, usual)
     never = replace(SMALL, idle_gathers=True, overlap_forward=False)
     assert not sample(domain, never, 0, 100, 0).idle_gather.any()
 
