@@ -51,7 +51,7 @@ def test_json_and_back() -> None:
 def test_what_owners_return_is_said_only_where_it_is_no_values() -> None:
     """So documents from before mean what they meant, and keep their identity."""
     assert "returns_gradients" not in to_json(STRATEGY)
-    shards = (replace(STRATEGY.choices[0].shards[0], returns_gradients=True),)
+    shards = (ParameterServer(1, 8, returns_gradients=True),)
     choice = VariableChoice("a", whole((7, 4)), shards)
     returns = replace(STRATEGY, choices=(choice, *STRATEGY.choices[1:]), schedule=Schedule())
     assert from_json(Strategy, to_json(returns)) == returns

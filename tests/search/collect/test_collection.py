@@ -232,7 +232,7 @@ def test_a_strategy_that_fails_is_stored_with_its_reason(tmp_path: Path) -> None
 
 
 def test_what_failed_or_ran_beside_other_load_is_measured_once_more(tmp_path: Path) -> None:
-    of_name = {each.name: each.strategy.id for each in strategies_of(DOMAIN, COUNT, 3)}
+    of_name = {each.origin: each.strategy.id for each in strategies_of(DOMAIN, COUNT, 3)}
     failed, loaded = of_name["byteps"], of_name["byteps_least_busy_link"]  # neither is a control
     ran: Counter[str] = Counter()
 
