@@ -61,7 +61,7 @@ def _judged(
     """With single messages' costs and with fitted ones: median and 90th percentile of the error,
     tau; then the fit's seconds."""
     rng = np.random.default_rng(seed)
-    truth = measured.domain.cluster
+    truth = replace(measured.domain.cluster, overlap_slowdown=0.0)  # as in the probe's iterations
     alone = _as_single_messages_show(truth, rng)
     probed = probing_domain(alone, time_scale)
     population = encode([each for _, each in probing_strategies(probed, brief)], probed)

@@ -23,7 +23,7 @@ class AnalyticSimulator:
     for itself), and phi and delta are paid once a message, so that merging counts. It sees no
     schedule: neither readiness nor order nor overlap. What it predicts is that of a strategy that
     lags far enough for all messages to travel beside compute. What compute waits for swapped
-    activations lengthens T_comp.
+    tensors lengthens T_comp.
     """
 
     name = "analytic"

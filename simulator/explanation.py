@@ -32,7 +32,7 @@ class Explanation:
     """step_seconds = compute + update + transfer + startup + slowed, the last four as far as they
     show.
 
-    compute_seconds: with what it waits for swapped activations.
+    compute_seconds: with what it waits for swapped tensors.
     transfer_seconds: what the iteration would lose were links infinitely fast, startups free.
     startup_seconds: what it would lose were only startups free.
     slowed_seconds: what it gains where compute takes longer while messages are on the wire; the

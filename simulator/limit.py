@@ -49,7 +49,7 @@ def iteration_limit(domain: Domain, allowed: Allowed | None = None) -> Limit:
     variables need not travel: compute alone does.
 
     Startups and updates are left out and messages may be cut anywhere, so plans stay above it. The
-    cluster's `overlap_slowdown` is left out, too: it is an average over the messages that were
+    cluster's `compute_slowdown` is left out, too: it is an average over the messages that were
     measured, and those of another allowed strategy may slow compute less.
     """
     allowed = allowed or Allowed()

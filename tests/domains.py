@@ -35,7 +35,8 @@ def chain_graph(
 def grid_cluster(
     nodes: int = 4, ranks_per_node: int = 1, gbps: tuple[float, ...] | float = 0.956
 ) -> Cluster:
-    """`nodes` CPU nodes of `ranks_per_node` devices; one bandwidth, or one per node."""
+    """`nodes` CPU nodes of `ranks_per_node` devices; one bandwidth, or one per node. Messages do
+    not slow compute."""
     rates = gbps if isinstance(gbps, tuple) else (gbps,) * nodes
     return Cluster(
         "grid",
@@ -43,6 +44,7 @@ def grid_cluster(
             Node(f"10.77.0.{i + 1}", (Device("cpu", ranks_per_node),), rate, 20.0)
             for i, rate in enumerate(rates)
         ),
+        overlap_slowdown=0.0,
     )
 
 

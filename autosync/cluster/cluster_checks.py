@@ -117,13 +117,13 @@ def _refusal(name: str, node: Node, field: str, value: object, why: str) -> Inva
     )
 
 
-def check_numbers(name: str, stated: Mapping[str, float]) -> None:
+def check_numbers(name: str, stated: Mapping[str, float | None]) -> None:
     """Raises InvalidInput where one of `OPTIONAL_NUMBERS` is negative or not finite.
 
-    stated: by the field's name.
+    stated: by the field's name; None where nothing is.
     """
     for field, remedy in OPTIONAL_NUMBERS.items():
-        if not 0 <= (value := stated[field]) < np.inf:
+        if (value := stated[field]) is not None and not 0 <= value < np.inf:
             raise InvalidInput(
                 f"cluster {name!r}: {field} must be 0 or more and finite, got {value!r}.",
                 thing=field,

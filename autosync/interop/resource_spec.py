@@ -120,7 +120,7 @@ def left_out_of_spec(cluster: Cluster) -> tuple[str, ...]:
     ]
     if cluster.costs:
         sentences.append(f"{len(cluster.costs)} fitted message costs, backend {cluster.backend}")
-    if cluster.overlap_slowdown:
+    if cluster.overlap_slowdown is not None:
         sentences.append(f"compute takes {cluster.overlap_slowdown:.1%} longer beside messages")
     if cluster.transfer_slowdown:
         sentences.append(f"transfers take {cluster.transfer_slowdown:.0%} longer during backward")

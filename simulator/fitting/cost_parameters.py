@@ -113,7 +113,7 @@ def cost_parameters(cluster: Cluster, kinds: Sequence[MessageKind], doubt: Doubt
         ):
             low.append(limits[0] * unit)
             high.append(limits[1] * unit)
-    before += [cluster.overlap_slowdown, cluster.link_seconds_per_send]
+    before += [cluster.compute_slowdown, cluster.link_seconds_per_send]
     deviation += [doubt.overlap_slowdown, doubt.link_seconds_per_send]
     low += [OVERLAP_SLOWDOWN[0], LINK_SECONDS_PER_SEND[0]]
     high += [OVERLAP_SLOWDOWN[1], LINK_SECONDS_PER_SEND[1]]

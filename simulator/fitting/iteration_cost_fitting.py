@@ -71,6 +71,9 @@ def fit_costs(
         InvalidInput: no strategy, or not one positive measurement for each.
     """
     _refuse_unmeasured(population, step_seconds)
+    known = domain.cluster.overlap_slowdown
+    if known is None:  # what is typical of a job is not of the probe's small model
+        domain = replace(domain, cluster=replace(domain.cluster, overlap_slowdown=0.0))
     plans = compile_plans_fast(population, domain)
     kinds = kinds_of_messages(plans)
     expected = with_typical_hosts(domain.cluster, kinds)
@@ -95,7 +98,7 @@ def fit_costs(
         replace(cost, residual=residual) if cost.kind in kinds else cost for cost in cluster.costs
     )
     return CostFit(
-        replace(cluster, costs=costs),
+        replace(cluster, costs=costs, overlap_slowdown=known),
         residual,
         _mean_error(predict(domain.cluster), step_seconds),
         step_seconds,

@@ -229,7 +229,7 @@ def _waits(plans: PlanTable, played: Played, domain: Domain, index: int) -> Wait
         float(played.arrived[step].max(initial=0.0)),
         float(updates[step].sum()),
         gates,
-        _pace(played, domain.cluster.overlap_slowdown),
+        _pace(played, domain.cluster.compute_slowdown),
     )
 
 

@@ -171,7 +171,7 @@ def _least_seconds(
     is not beside compute adds itself, which is more.
     """
     busiest = busiest_link_seconds(plans, network_of(domain.cluster, plans.teams))
-    slowdown = domain.cluster.overlap_slowdown
+    slowdown = domain.cluster.compute_slowdown
     return np.maximum(busiest, compute_seconds + busiest * slowdown / (1.0 + slowdown))
 
 
@@ -231,7 +231,7 @@ def _kernel_compute(domain: Domain) -> ComputeArrays:
         ready=timing.ready_seconds,
         update=domain.profile.update_seconds / domain.graph.parameters,
         world=domain.world_size,
-        slowdown=domain.cluster.overlap_slowdown,
+        slowdown=domain.cluster.compute_slowdown,
     )
 
 

@@ -60,13 +60,23 @@ class TestCluster:
         assert cluster.cost("broadcast") == assumed.cost("broadcast")
         assert cluster.id != assumed.id
 
-    def test_compute_beside_messages_is_said_only_where_it_is_slower(self) -> None:
-        plain = grid_cluster()
-        slowed = replace(plain, overlap_slowdown=0.05)
+    @pytest.mark.parametrize("slowdown", [0.0, 0.05])
+    def test_compute_beside_messages_is_said_only_where_it_is_known(self, slowdown: float) -> None:
+        plain = replace(grid_cluster(), overlap_slowdown=None)
+        known = replace(plain, overlap_slowdown=slowdown)
         assert "overlap_slowdown" not in to_data(plain)
-        assert to_data(slowed) == {**to_data(plain), "overlap_slowdown": 0.05}
-        assert from_data(Cluster, to_data(slowed)) == slowed
-        assert slowed.id != plain.id
+        assert from_data(Cluster, to_data(plain)) == plain
+        assert to_data(known) == {**to_data(plain), "overlap_slowdown": slowdown}
+        assert from_data(Cluster, to_data(known)) == known
+        assert known.id != plain.id
+
+    def test_where_it_is_not_known_by_how_much_compute_slows_gloo_slows_it_by_a_tenth(self) -> None:
+        gloo = replace(grid_cluster(), overlap_slowdown=None)
+        nccl = replace(gloo, backend="nccl")
+        assert (gloo.compute_slowdown, nccl.compute_slowdown) == (0.1, 0.0)
+        for known in (0.0, 0.05):
+            assert replace(gloo, overlap_slowdown=known).compute_slowdown == known
+            assert replace(nccl, overlap_slowdown=known).compute_slowdown == known
 
     @pytest.mark.parametrize("slowdown", [-0.1, float("inf"), float("nan")])
     def test_messages_neither_hasten_nor_stop_compute(self, slowdown: float) -> None:
@@ -200,7 +210,8 @@ class TestFile:
         assert cluster.overlap_slowdown == 0.07
         save_cluster(cluster, tmp_path / "saved.yaml")
         assert load_cluster(tmp_path / "saved.yaml") == cluster
-        assert parse_cluster(GOOD, "mine.yaml").overlap_slowdown == 0.0
+        assert parse_cluster(GOOD + "overlap_slowdown: 0", "mine.yaml").overlap_slowdown == 0.0
+        assert parse_cluster(GOOD, "mine.yaml").overlap_slowdown is None
 
     def test_json_is_yaml(self) -> None:
         text = (

@@ -48,7 +48,7 @@ class TimelineTimes:
 @dataclass(frozen=True, slots=True)
 class TimelineInputs:
     """What the timeline plays. factors f64[n]: by which compute of a strategy's slowest replica is
-    longer than the profile's, waits for swapped activations included. waiting f64[n]: of these
+    longer than the profile's, waits for swapped tensors included. waiting f64[n]: of these
     factors what is no compute."""
 
     messages: MessageArrays

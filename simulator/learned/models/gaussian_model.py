@@ -58,7 +58,7 @@ class GaussianModel:
         if self.kernel is None:
             return FittedScores(base, left_out)
         self._learn(KnownTrials(self.known.sources, own))
-        residual = self.known.counted(descriptor)[1]
+        residual = self.known.related(descriptor).residual
         corrections = self._process(descriptor).left_out(residual)[-len(own) :]
         return FittedScores(base + corrections, left_out)
 
@@ -103,6 +103,6 @@ class GaussianModel:
         """Solved for a domain; the last one's is kept."""
         assert self.kernel is not None
         if self._solved is None or self._solved[0] != descriptor.tobytes():
-            process = solved(self.kernel, *self.known.counted(descriptor))
+            process = solved(self.kernel, self.known.related(descriptor))
             self._solved = descriptor.tobytes(), process
         return self._solved[1]

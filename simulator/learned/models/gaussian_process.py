@@ -5,6 +5,10 @@ hundreds, and far from all trials the simulator beneath is left as it is. The ke
 exp(-distance^2 / 2 length^2) + linear * inner product, both per column of the standardised
 summary, times the variance of the residuals. Its settings are those with the least leave-one-out
 error, which is exact.
+
+What the trials of another domain were off by is partly that domain's own, and many of them do not
+average that away: corrections of two domains at the same strategy correlate by less than 1 (the
+intrinsic model of coregionalization; Alvarez, Rosasco and Lawrence 2012, section 4.2).
 """
 
 from dataclasses import astuple, dataclass
@@ -23,7 +27,11 @@ from autosync.simulator.learned.models.model_arrays import (
     positive,
 )
 from autosync.simulator.learned.models.robust_loss import RobustLoss, is_significant
-from autosync.simulator.learned.models.source_trials import LARGEST, SourceTrials
+from autosync.simulator.learned.models.source_trials import (
+    LARGEST,
+    RelatedTrials,
+    SourceTrials,
+)
 
 F64 = NDArray[np.float64]
 
@@ -114,12 +122,14 @@ def positive_length_and_noise(array: NDArray[Any]) -> str:
 class GaussianProcess:
     """A process solved for T trials.
 
-    known f64[T, F]: standardised. factor f64[T, T]: lower, of Cholesky, of kernel and noise.
-    coefficients f64[T]: what the kernel to each trial counts in a correction.
+    known f64[T, F]: standardised. to_own f64[T]: how the trial's domain correlates with the one at
+    hand. factor f64[T, T]: lower, of Cholesky, of kernel and noise. coefficients f64[T]: what the
+    kernel to each trial counts in a correction.
     """
 
     kernel: FittedKernel
     known: F64
+    to_own: F64
     factor: F64
     coefficients: F64
 
@@ -145,24 +155,22 @@ class GaussianProcess:
         return result
 
     def _likeness(self, standard: F64) -> F64:
-        """The kernel of the trials and standardised strategies, `(T, n)`."""
-        return self.kernel.between(self.known, standard)
+        """The kernel of the trials and standardised strategies of the domain at hand, `(T, n)`."""
+        return self.kernel.between(self.known, standard) * self.to_own[:, None]
 
     def _bounded(self, likeness: F64) -> F64:
         result: F64 = np.clip(self.coefficients @ likeness, -LARGEST, LARGEST)
         return result
 
 
-def solved(
-    kernel: FittedKernel, table: NDArray[np.floating[Any]], residual: F64, weights: F64
-) -> GaussianProcess:
-    """table `(T, F)`; residual f64[T]: log of measured over base seconds, of median 0 in each
-    domain; weights f64[T]: what each trial counts; the less, the more noise it is taken to have."""
-    known = kernel.standard(table)
-    noisy = kernel.between(known, known) + np.diag(kernel.setting.noise / weights)
+def solved(kernel: FittedKernel, trials: RelatedTrials) -> GaussianProcess:
+    """For the domain at hand. The slower a strategy, the more noise its trial is taken to have."""
+    known = kernel.standard(trials.summary)
+    noisy = kernel.between(known, known) * trials.between
+    noisy += np.diag(kernel.setting.noise / trials.speed)
     factor = np.asarray(np.linalg.cholesky(noisy), dtype=np.float64)
-    coefficients = solved_upper(factor, solved_lower(factor, residual))
-    return GaussianProcess(kernel, known, factor, coefficients)
+    coefficients = solved_upper(factor, solved_lower(factor, trials.residual))
+    return GaussianProcess(kernel, known, trials.to_own, factor, coefficients)
 
 
 def solved_lower(factor: F64, right: F64) -> F64:
@@ -192,7 +200,7 @@ def fit_kernel(trials: SourceTrials) -> FittedKernel | None:
     variance = float(residual.var()) if len(residual) else 0.0
     if len(residual) < FEWEST_FOR_PROCESS or variance < 1e-12:
         return None
-    loss = RobustLoss(residual, 1.0 / trials.speed)
+    loss, own = RobustLoss(residual, 1.0 / trials.speed), trials.as_own()
     table = np.asarray(trials.summary, dtype=np.float64)
     center, scale = _scaling(table.mean(axis=0), table.std(axis=0))
     best: FittedKernel | None = None
@@ -200,7 +208,7 @@ def fit_kernel(trials: SourceTrials) -> FittedKernel | None:
     for setting in SETTINGS:
         check_cancelled()
         kernel = FittedKernel(center, scale, setting, variance)
-        process = solved(kernel, table, residual, trials.speed)
+        process = solved(kernel, own)
         guess = process.left_out(residual)
         if (error := float(loss(residual - guess).mean())) < least:
             least, best, corrections = error, kernel, guess
@@ -225,13 +233,13 @@ def fit_pooled_kernel(sources: SourceTrials, counts: F64) -> FittedKernel | None
     for left in present:
         rows = sources.source == left
         others = sources.without(left) if len(present) > 1 else sources
-        weights = others.weights(sources.descriptors[left])
+        related = others.related(sources.descriptors[left])
         residual = sources.residual[rows]
         loss = RobustLoss(residual, 1.0 / sources.speed[rows])
         for number, setting in enumerate(POOLED):
             check_cancelled()
             kernel = FittedKernel(center, scale, setting, variance)
-            process = solved(kernel, others.summary, others.residual, weights)
+            process = solved(kernel, related)
             miss = residual - process.correction(table[rows])
             errors[number] += counts[left] * loss(miss - np.median(miss)).mean()
         errors[-1] += counts[left] * loss(residual).mean()

@@ -25,8 +25,13 @@ MOST_OF_A_SOURCE = 96
 """Trials of a domain that are kept: twice as many make a process of several domains take eight
 times as long."""
 OWN_WEIGHT = 3.0
-"""What a trial of the domain at hand counts for, beside one of the most similar other domain. From
-1 to 10 the held-out pairs of eight domains hardly differ (docs/learned.md)."""
+"""What a trial of the domain at hand counts for in trees, beside one of the most similar other
+domain. From 1 to 10 the held-out pairs of eight domains hardly differ (docs/learned.md)."""
+SHARED = 0.7
+"""How alike the corrections of two like domains are (a correlation). From 0.5 to 0.95 the picks of
+twelve domains are ranked alike well."""
+OWN = -1
+"""The number of the domain at hand among those of the trials that speak for it."""
 
 LARGEST = 1.0
 """Log seconds to which residuals and corrections are clipped."""
@@ -56,6 +61,23 @@ class SourceTrials:
         present, number = np.unique(self.source, return_inverse=True)
         result: F64 = importance(descriptor, self.descriptors[present])[number] * self.speed
         return result
+
+    def related(self, descriptor: F64) -> "RelatedTrials":
+        """As they speak for a domain: those of the most similar other domain by SHARED, and those
+        of one with the same descriptor, which were stored before, as its own."""
+        present, number = np.unique(self.source, return_inverse=True)
+        likeness = importance(descriptor, self.descriptors[present])
+        same = (self.descriptors[present] == descriptor).all(axis=1)
+        domain = np.where(same, OWN, present)[number]
+        share = np.where(same, np.sqrt(SHARED), np.sqrt(SHARED * likeness))[number]
+        return RelatedTrials(self.summary, self.residual, self.speed, domain, share)
+
+    def as_own(self) -> "RelatedTrials":
+        """As trials of the domain at hand."""
+        count = len(self)
+        own = np.full(count, OWN, dtype=np.int64)
+        share = np.full(count, np.sqrt(SHARED))
+        return RelatedTrials(self.summary, self.residual, self.speed, own, share)
 
     def without(self, source: int) -> "SourceTrials":
         """All trials but those of one domain, whose descriptor stays."""
@@ -113,6 +135,33 @@ class SourceTrials:
 
 
 @dataclass(frozen=True, slots=True)
+class RelatedTrials:
+    """T trials that speak for a domain, each as far as its own domain is like that one.
+
+    summary f32[T, F], residual f64[T], speed f64[T]: as in `SourceTrials`. domain i64[T]: of which
+    domain, OWN for the one at hand. share f64[T]: of the variance of a domain's corrections, what
+    it has in common with others (a square root): those of two domains correlate by its product.
+    """
+
+    summary: NDArray[np.float32]
+    residual: F64
+    speed: F64
+    domain: I64
+    share: F64
+
+    @property
+    def between(self) -> F64:
+        """The correlation of the trials' domains, `(T, T)`."""
+        same = self.domain[:, None] == self.domain[None, :]
+        return np.where(same, 1.0, self.share[:, None] * self.share[None, :])
+
+    @property
+    def to_own(self) -> F64:
+        """The correlation of each trial's domain with the one at hand, `(T,)`."""
+        return np.where(self.domain == OWN, 1.0, self.share * np.sqrt(SHARED))
+
+
+@dataclass(frozen=True, slots=True)
 class KnownTrials:
     """What a model has learned from. sources: of other domains, which count by their likeness to
     the domain at hand; own: of that domain. Either may be missing."""
@@ -132,6 +181,21 @@ class KnownTrials:
             np.concatenate([trials.summary for trials, _ in parts]),
             np.concatenate([trials.residual for trials, _ in parts]),
             np.concatenate([weights for _, weights in parts]),
+        )
+
+    def related(self, descriptor: F64) -> RelatedTrials:
+        """As they speak for a domain, its own trials last."""
+        parts = []
+        if self.sources is not None:
+            parts.append(self.sources.related(descriptor))
+        if self.own is not None:
+            parts.append(self.own.as_own())
+        return RelatedTrials(
+            np.concatenate([part.summary for part in parts]),
+            np.concatenate([part.residual for part in parts]),
+            np.concatenate([part.speed for part in parts]),
+            np.concatenate([part.domain for part in parts]),
+            np.concatenate([part.share for part in parts]),
         )
 
     @property

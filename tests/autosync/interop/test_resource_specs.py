@@ -1,5 +1,7 @@
 """AutoDist's resource specifications."""
 
+from dataclasses import replace
+
 import pytest
 
 from autosync.cluster import Cluster, Device, Link, Node
@@ -116,6 +118,10 @@ def test_what_the_format_cannot_express_is_in_comments() -> None:
     assert write_resource_spec(cluster).startswith("# a: 1 x cpu, 2 times slower\n")
     linked = Cluster("linked", cluster.nodes, links=(Link(("a", "b"), 0.5),))
     assert "a to b: 0.5 Gbit/s of payload" in "".join(left_out_of_spec(linked))
+    for slowdown, words in ((0.0, "0.0% longer"), (0.05, "5.0% longer")):
+        known = replace(cluster, overlap_slowdown=slowdown)
+        assert f"compute takes {words} beside messages" in left_out_of_spec(known)
+    assert "beside messages" not in "".join(left_out_of_spec(cluster))
 
 
 def test_devices_of_two_kinds_are_refused() -> None:

@@ -1,10 +1,10 @@
 """A small dataset with invented seconds: what designers and the sampler make, in two domains."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 
-from autosync.cluster import Cluster
 from autosync.documents import to_json
 from autosync.domain import Domain
 from autosync.population import decode
@@ -30,7 +30,7 @@ SAMPLED = 5
 def two_domains() -> list[Domain]:
     graph = chain_graph()
     two, four = grid_cluster(2, 2), grid_cluster(4)
-    clusters = [two, Cluster("row", four.nodes)]
+    clusters = [two, replace(four, name="row")]
     return [domain_of(graph, cluster) for cluster in clusters]
 
 

@@ -83,7 +83,9 @@ def test_costs_stay_possible_whatever_the_trials_say() -> None:
     for factor in (0.05, 20.0):
         seconds = TimelineSimulator().predict(domain, population) * factor
         cluster = recalibrated(domain, population, seconds).cluster
-        assert 0.0 <= cluster.overlap_slowdown <= 1.0
+        slowdown = cluster.overlap_slowdown
+        assert slowdown is not None
+        assert 0.0 <= slowdown <= 1.0
         assert 0.0 <= cluster.link_seconds_per_send <= LINK_SECONDS_PER_SEND[1]
         for cost in cluster.costs:
             assert min(cost.startup_seconds, cost.startup_seconds_per_worker) >= 0.0

@@ -55,6 +55,20 @@ def test_a_message_goes_on_from_backward_into_forward() -> None:
     assert period(plain, strategy_of(plain, AllReduce, OVERLAP)) == pytest.approx([0.185])
 
 
+@pytest.mark.parametrize(("backend", "assumed"), [("gloo", 0.1), ("nccl", 0.0)])
+def test_where_nobody_has_told_the_slowdown_that_of_the_backend_is_played(
+    backend: Backend, assumed: float
+) -> None:
+    stated = slowed(domain_with(10.0, 1, 1, 1, 1, backend=backend), assumed)
+    domain = replace(stated, cluster=replace(stated.cluster, overlap_slowdown=None))
+    # The first message is on the wire for 15 ms of backward; then three megabytes, then forward.
+    one = strategy_of(domain, lambda v: AllReduce(int(v == 3)))
+    beside = 0.015 / (1.0 + assumed)
+    assert period(domain, one) == pytest.approx([0.120 + 0.015 - beside + 0.045])
+    assert period(domain, one).tolist() == period(stated, one).tolist()
+    assert explain(domain, one) == explain(stated, one)
+
+
 def test_two_messages_at_once_count_once() -> None:
     domain = domain_with(10.0, 1, 1, 1, 3, backend="gloo")
     # 3 MB from 20 ms on; the next gradient comes at 50, and both arrive at 80, when backward has

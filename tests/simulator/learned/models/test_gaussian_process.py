@@ -1,5 +1,7 @@
 """The Gaussian process on numbers made up by formula."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -13,7 +15,7 @@ from autosync.simulator.learned.models.gaussian_process import (
     fit_pooled_kernel,
     solved,
 )
-from autosync.simulator.learned.models.source_trials import SourceTrials
+from autosync.simulator.learned.models.source_trials import KnownTrials, SourceTrials
 
 F64 = NDArray[np.float64]
 
@@ -41,7 +43,7 @@ def known(*worlds: tuple[F64, F64, F64]) -> SourceTrials:
 def fitted(trials: SourceTrials) -> GaussianProcess:
     kernel = fit_kernel(trials)
     assert kernel is not None
-    return solved(kernel, trials.summary, trials.residual, trials.speed)
+    return solved(kernel, trials.as_own())
 
 
 def test_a_left_out_correction_is_that_of_a_fit_without_the_trial() -> None:
@@ -86,8 +88,7 @@ def test_domains_share_what_they_have_in_common_and_keep_their_levels() -> None:
     trials = known(*((x, y + level, b) for (x, y, b), level in zip(worlds, levels, strict=True)))
     kernel = fit_pooled_kernel(trials, np.ones(3))
     assert kernel is not None
-    weights = trials.weights(np.zeros(len(DESCRIPTOR)))
-    pooled = solved(kernel, trials.summary, trials.residual, weights)
+    pooled = solved(kernel, trials.related(np.zeros(len(DESCRIPTOR))))
     unseen, true, _ = world(100, seed=9, noise=0.0)
     assert np.corrcoef(pooled.correction(unseen), true)[0, 1] > 0.9
 
@@ -98,18 +99,52 @@ def test_domains_that_contradict_each_other_teach_nothing() -> None:
     assert fit_pooled_kernel(trials, np.ones(2)) is None
 
 
+def test_many_trials_of_another_domain_do_not_outvote_a_few_of_the_domain_itself() -> None:
+    """One correction everywhere, another one here: what the two domains do not share is no noise
+    that averages away."""
+    kernel = FittedKernel(np.zeros(4), np.ones(4), KernelSettings(2.0, 0.0, 0.1), 1.0)
+    table = world(200)[0]
+    elsewhere = known((table, np.zeros(200), np.ones(200)))
+    elsewhere = replace(elsewhere, residual=np.full(200, 0.2))
+    here = replace(known((table[:6], np.zeros(6), np.ones(6))), residual=np.full(6, -0.2))
+    descriptor = np.ones(len(DESCRIPTOR))
+    alone = solved(kernel, KnownTrials(elsewhere).related(descriptor))
+    unseen = world(50, seed=1)[0]
+    correction, doubt = alone.correction_with_std(unseen)
+    assert 0.05 < np.median(correction) < 0.2
+    assert doubt.min() > 0.3  # however many trials there are
+    both = solved(kernel, KnownTrials(elsewhere, here).related(descriptor))
+    near, sure = both.correction_with_std(table[:6])
+    assert near.max() < -0.1
+    assert sure.max() < doubt.min()
+
+
+def test_domains_unlike_the_one_at_hand_count_less() -> None:
+    kernel = FittedKernel(np.zeros(4), np.ones(4), KernelSettings(2.0, 0.0, 0.1), 1.0)
+    table = world(40)[0]
+    trials = known((table, np.zeros(40), np.ones(40)), (table, np.zeros(40), np.ones(40)))
+    far = np.zeros((2, len(DESCRIPTOR)))
+    far[1] = 3.0
+    residual = np.repeat([0.2, -0.2], 40)
+    trials = replace(trials, descriptors=far, residual=residual)
+    for place, sign in ((0.1, 1.0), (2.9, -1.0)):
+        process = solved(kernel, trials.related(np.full(len(DESCRIPTOR), place)))
+        assert sign * np.median(process.correction(table)) > 0.03
+
+
 @pytest.mark.parametrize("count", [5, 64, 65, 150])
 def test_it_is_solved_as_by_the_inverse_of_kernel_and_noise(count: int) -> None:
     """Also where the blocks of the triangle are not full."""
     table, residual, base = world(count)
+    table = table.astype(np.float32).astype(np.float64)  # as trials are kept
     setting = KernelSettings(1.0, 0.1, 0.1)
     kernel = FittedKernel(table.mean(axis=0), table.std(axis=0), setting, float(residual.var()))
     weights = base.min() / base
-    process = solved(kernel, table, residual, weights)
-    known = kernel.standard(table)
-    precision = np.linalg.inv(kernel.between(known, known) + np.diag(setting.noise / weights))
+    process = solved(kernel, replace(known((table, residual, base)), residual=residual).as_own())
+    standard = kernel.standard(table)
+    precision = np.linalg.inv(kernel.between(standard, standard) + np.diag(setting.noise / weights))
     unseen = world(40, seed=1)[0]
-    likeness = kernel.between(kernel.standard(unseen), known)
+    likeness = kernel.between(kernel.standard(unseen), standard)
     own = 1.0 + setting.linear * (kernel.standard(unseen) ** 2).mean(axis=1)
     left = own - np.einsum("ij,ij->i", likeness @ precision, likeness)
     correction, std = process.correction_with_std(unseen)
