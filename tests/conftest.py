@@ -1,5 +1,6 @@
 """What tests of several rooms need of the machine."""
 
+import gc
 import os
 
 # Before NumPy and torch are loaded, here and in all that tests start: several processes share the
@@ -30,6 +31,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         longest[item.path] = max(longest[item.path], allowed.args[0] if allowed else 0)
     count = Counter(item.path for item in items)
     items.sort(key=lambda item: (-longest[item.path], -count[item.path]))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Collections of garbage in tests need not look at all modules and tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

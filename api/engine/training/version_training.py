@@ -130,6 +130,7 @@ def run_training(database: Database, held: TrainingClaim) -> None:
                 remedy="Its worker keeps dying: look at the worker's log and at free memory.",
             )
         say("reading what was measured")
+        check_cancelled()
         task = _task(database, held)
         check_cancelled()
         _store(database, held, task, run_beside_trials(task, say, shared_machine_lock()))

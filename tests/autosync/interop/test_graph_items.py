@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autosync.errors import InvalidInput
-from autosync.graph import ModelGraph
 from autosync.interop.graph_item import read_graph_item
 from autosync.interop.graph_item_export import write_graph_item
 from autosync.models import bundled
@@ -179,10 +178,9 @@ def test_what_is_missing_or_wrong_is_named(change: Any, why: str) -> None:
         read_graph_item(written.bytes(), "tied", 16, touched_rows=5)
 
 
-@pytest.mark.parametrize(
-    "graph", [chain_graph(sparse=(2,)), bundled("resnet50", 8)], ids=["chain", "resnet50"]
-)
-def test_our_graphs_come_back(graph: ModelGraph) -> None:
+@pytest.mark.parametrize("name", ["chain", "resnet50"])
+def test_our_graphs_come_back(name: str) -> None:
+    graph = chain_graph(sparse=(2,)) if name == "chain" else bundled(name, 8)
     again = read_graph_item(write_graph_item(graph), graph.name, graph.batch_size, 2).graph
     assert again.variables == tuple(replace(v, factor_rows=0) for v in graph.variables)
     assert again.gradient_order == graph.gradient_order

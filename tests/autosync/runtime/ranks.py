@@ -1,5 +1,6 @@
 """Warm ranks on loopback that run test functions: one spawn for many cases."""
 
+import gc
 import os
 import re
 import socket
@@ -26,6 +27,7 @@ ANSWER_SECONDS = 180
 def _serve(
     rank: int, world: int, port: int, pipe: Connection, timeout_seconds: float, way: str
 ) -> None:
+    gc.freeze()  # the runtime collects garbage often; what the imports made is none
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     # gloo spins while the lock holder is preempted: 6 to 20 ms a message under the default policy
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

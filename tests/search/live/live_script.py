@@ -563,6 +563,7 @@ def alternating_step(rank: int) -> Callable[[nn.Module, list[torch.optim.Optimiz
 
 
 def main() -> None:
+    gc.freeze()  # a tuning collects garbage often; what the imports made is none
     out = Path(sys.argv[1])
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     torch.set_num_threads(1)

@@ -4,6 +4,7 @@ rank writes what it saw as JSON.
 A device is an arena: more bytes of tensors than its budget are an error, as on a GPU.
 """
 
+import gc
 import json
 import os
 import sys
@@ -125,6 +126,7 @@ def tuned(batches: list[Tensor], memory_bytes: int, out: Path) -> dict[str, Any]
 
 
 def main() -> None:
+    gc.freeze()  # a tuning collects garbage often; what the imports made is none
     out = Path(sys.argv[1])
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     torch.set_num_threads(1)
