@@ -45,6 +45,10 @@ class InvalidStrategy(AutosyncError):
     """A strategy that cannot run on its domain, or does not synchronize it."""
 
 
+class BudgetTooSmall(InvalidStrategy):
+    """A swap budget that holds no training step: with a larger one the strategy would run."""
+
+
 class NotSupported(AutosyncError):
     """A valid choice that this machine, backend or version cannot execute."""
 

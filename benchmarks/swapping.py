@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from autosync.domain import Domain
-from autosync.errors import DeviceMemoryExceeded, InvalidStrategy
+from autosync.errors import BudgetTooSmall, DeviceMemoryExceeded
 from autosync.models import spec_of
 from autosync.population import encode
 from autosync.profiling import measure_profile
@@ -142,7 +142,7 @@ def trains(of_batch: OfBatch, swap: Swap, swapped: bool, batch: int) -> bool:
                 swap_to_host(job.model, swap, [job.optimizer])
             for _ in range(STEPS_TO_FIT):
                 job.step(job.model)
-    except (DeviceMemoryExceeded, InvalidStrategy):
+    except (DeviceMemoryExceeded, BudgetTooSmall):
         return False
     return True
 
@@ -229,7 +229,7 @@ def predicted(domain: Domain, held: F64, swap: Swap, bytes_per_second: float) ->
     link = HostLink(bytes_per_second)
     try:
         return rank_swap(domain, held, spans, 1.0, swap.budget_bytes, link)
-    except InvalidStrategy:
+    except BudgetTooSmall:
         return None
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from autosync.documents import to_data
 from autosync.domain import Domain
-from autosync.errors import InvalidStrategy, NotSupported
+from autosync.errors import BudgetTooSmall, InvalidStrategy, NotSupported
 from autosync.plan import PlanTable
 from autosync.population import Population, encode
 from autosync.simulator.numba_compiler import compile_plans_fast
@@ -61,7 +61,7 @@ def _check_budget(swap: Swap, peaks: NDArray[np.float64]) -> None:
     if peaks[rank] <= swap.budget_bytes:
         return
     least = int(np.ceil(peaks[rank]))
-    raise InvalidStrategy(
+    raise BudgetTooSmall(
         f"a budget of {swap.budget_bytes:,} bytes does not hold a training step: rank {rank} needs "
         f"{least:,} bytes with all that it swaps and that lies idle in host memory.",
         thing="swap.budget_bytes",

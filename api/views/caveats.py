@@ -30,7 +30,7 @@ ESTIMATED = Caveat(
 
 WAITS_PREDICTED = Caveat(
     "swapping predicted",
-    "A replay has no activations: what compute waits for swapped ones was waited out as predicted, "
+    "A replay swaps nothing: what compute waits for swapped tensors was waited out as predicted, "
     "not measured. Tune in the running job (autosync.tune) to measure it.",
 )
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.errors import InvalidStrategy
+from autosync.errors import BudgetTooSmall
 from autosync.swap_schedule.idle_spans import F64, I64, HostLink, IdleSpans, Moments
 from autosync.swap_schedule.resident_spans import resident_spans
 
@@ -46,12 +46,12 @@ def make_schedule(
     the link and the room left for it allow.
 
     Raises:
-        InvalidStrategy: some moment needs more than the budget with all that is idle elsewhere;
+        BudgetTooSmall: some moment needs more than the budget with all that is idle elsewhere;
             names the least budget that works.
     """
     least = least_budget_bytes(moments)
     if least > budget_bytes:
-        raise InvalidStrategy(
+        raise BudgetTooSmall(
             f"a budget of {budget_bytes:,.0f} bytes does not hold a training step: with all that "
             f"can wait in host memory out of the way it takes {least:,} bytes.",
             thing="swap.budget_bytes",

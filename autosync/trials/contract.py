@@ -14,7 +14,15 @@ from autosync.errors import InvalidInput
 from autosync.trials.measured_timeline import MeasuredTimeline
 from autosync.trials.request_names import ComputeDevice, ComputeKind
 
-ErrorKind = Literal["out_of_memory", "timeout", "crashed", "refused", "cancelled"]
+ErrorKind = Literal["out_of_memory", "over_budget", "timeout", "crashed", "refused", "cancelled"]
+"""docs/trials.md says when it is which."""
+
+LACKS_ROOM: frozenset[ErrorKind] = frozenset({"out_of_memory", "over_budget"})
+"""Kinds of what a form that holds less memory may mend: no room on the device, or none for a step
+in the budget of what is swapped."""
+
+LEAVES_RANKS: frozenset[ErrorKind] = frozenset({"refused", "over_budget"})
+"""Kinds after which a rank is as it was, and can take another plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +109,7 @@ class TrialRequest:
     record: also note when each message and each phase of compute ran. That costs a few us a
         message, and a kilobyte per 10 messages and rank in the result, so it is asked for.
     swap_slowdown: how many times longer forward and backward take for waiting for swapped
-        activations, as predicted; a replay has none to swap, and waits so much longer instead.
+        tensors, as predicted; a replay swaps nothing, and waits so much longer instead.
     """
 
     key: str

@@ -19,11 +19,12 @@ OPTIMIZERS = ("sgd", "momentum", "sgd_momentum", "adagrad", "adam", "adamw")
 DENSE_OPTIMIZERS = frozenset({"adam", "adamw"})
 """Of these, the ones that take no sparse gradients."""
 
-PREDICTED_WAITS = "waits for swapped activations as predicted"
-"""What a trial's result says of where it ran that swaps and has no activations to swap."""
+PREDICTED_WAITS = "waits for swapped tensors as predicted"
+"""What a trial's result says of where it ran that swapped nothing, though its strategy does."""
 
 FAILURES = {
     "out_of_memory": "ran out of memory",
+    "over_budget": "did not fit its swap budget",
     "timeout": "took too long",
     "crashed": "failed",
     "refused": "was refused",

@@ -14,7 +14,7 @@ from autosync.search.space import Space
 from autosync.simulator.memory_check import most_peak_bytes
 from autosync.simulator.simulator_contract import Simulator
 from autosync.strategy import Strategy
-from autosync.trials.contract import TrialResult
+from autosync.trials.contract import LACKS_ROOM, TrialResult
 
 
 def retried_with_swap(
@@ -62,8 +62,7 @@ def _that_holds_least(forms: list[tuple[str, Strategy]], domain: Domain) -> tupl
 
 
 def _had_no_room(candidate: Candidate, trial: TrialResult) -> bool:
-    """A known design that ran out of memory, or was refused as its budget holds no step."""
+    """A known design, and its trial, on a device or in a budget that was too small."""
     if trial.error is None or candidate.origin in FOUND_BY_SEARCH:
         return False
-    kinds = ("out_of_memory",) if candidate.strategy.swap is None else ("out_of_memory", "refused")
-    return trial.error.kind in kinds
+    return trial.error.kind in LACKS_ROOM

@@ -7,7 +7,7 @@ import pytest
 
 from autosync.cluster import Device
 from autosync.domain import Domain, Optimizer
-from autosync.errors import InvalidStrategy
+from autosync.errors import BudgetTooSmall, InvalidStrategy
 from autosync.graph import Operation
 from autosync.population import encode
 from autosync.simulator.analytic import AnalyticSimulator
@@ -132,7 +132,7 @@ def test_a_budget_too_small_is_refused_with_the_least_that_works() -> None:
     check_memory(within(domain, least), domain)
     with pytest.raises(InvalidStrategy, match=f"needs {least:,} bytes"):
         check_memory(within(domain, least - 1), domain)
-    with pytest.raises(InvalidStrategy, match="does not hold a training step"):
+    with pytest.raises(BudgetTooSmall, match="does not hold a training step"):
         TimelineSimulator().predict(domain, encode([within(domain, least - 1)], domain))
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from autosync.cluster import Device
 from autosync.domain import Domain, Optimizer
-from autosync.errors import InvalidStrategy
+from autosync.errors import BudgetTooSmall, InvalidStrategy
 from autosync.population import encode
 from autosync.simulator.analytic import AnalyticSimulator
 from autosync.simulator.idle_tensors import idle_states
@@ -129,7 +129,7 @@ def test_a_budget_that_only_state_away_fits_is_told_so() -> None:
     assert "activations and optimizer state swapped" in refused.value.remedy
     assert '{"budget_bytes": 36900000, "optimizer_state": true}' in refused.value.remedy
     check_memory(within(domain, Swap(36_900_000, True)), domain)
-    with pytest.raises(InvalidStrategy, match="does not hold a training step"):
+    with pytest.raises(BudgetTooSmall, match="does not hold a training step"):
         check_memory(within(domain, Swap(36_900_000)), domain)
     both = [within(domain, Swap(36_900_000, state)) for state in (False, True)]
     assert fitting_rows(domain, encode(both, domain)).tolist() == [1]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from autosync.domain import Domain, Optimizer
-from autosync.errors import InvalidStrategy
+from autosync.errors import BudgetTooSmall, InvalidStrategy
 from autosync.population import encode
 from autosync.simulator.analytic import AnalyticSimulator
 from autosync.simulator.idle_tensors import idle_values
@@ -119,5 +119,5 @@ def test_a_budget_that_only_values_away_fit_is_told_so() -> None:
     assert "activations and values swapped" in refused.value.remedy
     assert '{"budget_bytes": 27000000, "values": true}' in refused.value.remedy
     check_memory(within(domain, Swap(27_000_000, values=True)), domain)
-    with pytest.raises(InvalidStrategy, match="does not hold a training step"):
+    with pytest.raises(BudgetTooSmall, match="does not hold a training step"):
         check_memory(within(domain, Swap(27_000_000)), domain)

@@ -36,7 +36,7 @@ class Circumstances:
 
 def family_of(domain: Domain) -> str:
     """Equal for domains of which only the probed costs differ, and what else trials correct."""
-    cluster = replace(domain.cluster, costs=(), overlap_slowdown=0.0, link_seconds_per_send=0.0)
+    cluster = replace(domain.cluster, costs=(), overlap_slowdown=None, link_seconds_per_send=0.0)
     return replace(domain, cluster=cluster).id
 
 

@@ -45,7 +45,7 @@ def swap_to_host(
     optimizers: all of the model; used where their state or values are swapped. smallest_bytes: of a
     tensor that is swapped; smaller ones stay. `remove()` takes it off.
 
-    A schedule that does not fit is refused by InvalidStrategy where the second pass begins.
+    A schedule that does not fit is refused by BudgetTooSmall where the second pass begins.
 
     Raises:
         InvalidInput: optimizer state or values are to be swapped, and no optimizer is given.

@@ -35,7 +35,7 @@ class PassScheduler:
         self._headroom_bytes = 0
 
     def adopt(self, recorded: RecordedPass) -> None:
-        """Raises InvalidStrategy where the budget does not hold it."""
+        """Raises BudgetTooSmall where the budget does not hold it."""
         least = least_budget_bytes(recorded.moments)
         headroom = max(0, min(int(HEADROOM * least), self._budget_bytes - least))
         schedule = make_schedule(

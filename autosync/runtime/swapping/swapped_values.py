@@ -127,8 +127,10 @@ class SwappedValue(SwappedBytes):
     def _empty(self) -> None:
         self.device.memory.allow(self._storage)  # to this method, where it is still on its way
         self._storage.resize_(0)
-        self.device.memory.count([flat_bytes(self._storage)])
+        with self.device.memory.host_memory():  # not counted yet, it may still be one too many
+            nothing = flat_bytes(self._storage)
         self._forbid()
+        self.device.memory.count([nothing])
 
     def _forbid(self) -> None:
         self.device.memory.forbid(

@@ -8,7 +8,13 @@ from threading import Thread
 
 from torch.distributed.distributed_c10d import Store
 
-from autosync.errors import AutosyncError, DeviceMemoryExceeded, InvalidInput, NotSupported
+from autosync.errors import (
+    AutosyncError,
+    BudgetTooSmall,
+    DeviceMemoryExceeded,
+    InvalidInput,
+    NotSupported,
+)
 from autosync.runtime.transport.failures import SynchronizationFailed
 
 KEY = "refusal"
@@ -19,7 +25,13 @@ LOOK_SECONDS = 2.0
 
 KINDS = {
     kind.__name__: kind
-    for kind in (DeviceMemoryExceeded, InvalidInput, NotSupported, SynchronizationFailed)
+    for kind in (
+        BudgetTooSmall,
+        DeviceMemoryExceeded,
+        InvalidInput,
+        NotSupported,
+        SynchronizationFailed,
+    )
 }
 """Of errors that ranks tell each other."""
 

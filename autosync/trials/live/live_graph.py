@@ -6,6 +6,7 @@ use: a message waits for gradients and gates forwards.
 """
 
 import gc
+import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from autosync.domain import Optimizer, Profile
-from autosync.errors import InvalidStrategy, NotSupported
+from autosync.errors import NotSupported
 from autosync.graph import ModelGraph, Operation, Variable
 from autosync.runtime.swapping.host_swapper import swap_to_host
 from autosync.runtime.updates.optimizer_scope import ELEMENTWISE
 from autosync.swap_schedule.swap_choice import Swap, budget_within
 from autosync.torch_dtypes import DTYPE_NAMES
+from autosync.trials.contract import LACKS_ROOM
 from autosync.trials.device_clock import seconds_since
 from autosync.trials.live.live_cluster import device_memory_gb
 from autosync.trials.live.live_job import LiveJob
@@ -120,18 +122,12 @@ def _recorded_with_room(
         try:
             return *_recorded_within(job, named, swap), how
         except Exception as error:  # of any type: the step is the user's own
-            if not _lacks_room(error):
+            if error_kind(error) not in LACKS_ROOM:
                 raise
         gc.collect()  # what the iteration that failed has left
         if job.device.type == "cuda":
             torch.cuda.empty_cache()
     return *_recorded_within(job, named, most), last
-
-
-def _lacks_room(error: Exception) -> bool:
-    """On the device, or in a budget that holds no step."""
-    no_budget = isinstance(error, InvalidStrategy) and error.thing == "swap.budget_bytes"
-    return no_budget or error_kind(error) == "out_of_memory"
 
 
 def _recorded_within(
@@ -141,13 +137,22 @@ def _recorded_within(
     try:
         return _recorded(job, named, WARM_UP + (UNSCHEDULED_PASSES if swapper else 0))
     except Exception as error:
-        if _lacks_room(error):
-            error.__traceback__ = None  # its frames hold the room that swapped values need
+        _clear_frames(error)  # they hold the room that swapped values need to come back
         raise
     finally:
-        if swapper is not None:
-            swapper.remove(keep_state=False)
-        job.before.restore()
+        try:
+            if swapper is not None:
+                swapper.remove(keep_state=False)
+        finally:
+            job.before.restore()
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Of an error and of those that it was raised beside; what they say, and where, stays."""
+    raised: BaseException | None = error
+    while raised is not None:
+        traceback.clear_frames(raised.__traceback__)
+        raised = raised.__context__
 
 
 def _refuse_types(named: dict[str, nn.Parameter]) -> None:

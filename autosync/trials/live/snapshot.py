@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -38,24 +39,32 @@ class Snapshot:
     random_states: tuple[Any, Any, Tensor, list[Tensor]]
 
     def restore(self) -> None:
-        """Parameters and buffers keep their identity and storage."""
+        """Parameters and buffers keep their identity and storage. Where a part cannot be put back
+        (for want of room, say), the others are, and the error is raised behind them."""
+        with ExitStack() as parts:  # the last one first
+            parts.callback(_restore_random, self.random_states)
+            parts.callback(self._restore_others)
+            parts.callback(self._restore_modes)
+            for optimizer in reversed(self.optimizers):
+                parts.callback(optimizer.restore)
+            parts.callback(self._restore_buffers)
+            for saved in reversed(self.parameters):
+                parts.callback(_restore_parameter, *saved)
+
+    def _restore_buffers(self) -> None:
         with torch.no_grad():
-            for parameter, value, gradient in self.parameters:
-                parameter.copy_(value)
-                parameter.grad = (
-                    None if gradient is None else gradient.to(parameter.device, copy=True)
-                )
             for buffer, value in self.buffers:
                 buffer.copy_(value)
+
+    def _restore_modes(self) -> None:
         for module, training in self.modes:
             module.training = training
-        for optimizer in self.optimizers:
-            optimizer.restore()
+
+    def _restore_others(self) -> None:
         for other, state in self.others:
             other.load_state_dict(copied(state))
             if isinstance(other, GradScaler):
                 other._per_optimizer_states.clear()  # what a step that failed half way had begun
-        _restore_random(self.random_states)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +99,12 @@ def take_snapshot(
         others=[(other, copied(other.state_dict())) for other in others],
         random_states=_random(),
     )
+
+
+def _restore_parameter(parameter: nn.Parameter, value: Tensor, gradient: Tensor | None) -> None:
+    with torch.no_grad():
+        parameter.copy_(value)
+        parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
 
 
 def _optimizer_copy(optimizer: Optimizer) -> OptimizerCopy:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from autosync.cancellation import check_cancelled
-from autosync.trials.contract import ErrorKind, TrialError, Workload
+from autosync.trials.contract import LEAVES_RANKS, ErrorKind, TrialError, Workload
 from autosync.trials.gpus import local_ranks, refuse_shared_gpus
 from autosync.trials.machine import speaks_of_memory
 from autosync.trials.pool.worker_contract import Answers, Place, Worker, WorkerAnswer
@@ -183,15 +183,15 @@ class WorkerGroup:
         if dead:
             return TrialFailed(self._death(dead[0]))
         failures = [(received.rank, _as_failure(received.answer)) for received in bad]
-        order = ("out_of_memory", "refused", "crashed")
+        order = ("out_of_memory", "over_budget", "refused", "crashed")
         rank, first = min(failures, key=lambda pair: order.index(pair[1].kind))
         worker = self._workers[rank]
         text = f"rank {rank}: {first.message}"
         if silent:  # its peer's host may have gone
             text += f" (No answer from {', '.join(self._who(other) for other in silent)}.)"
         error = TrialError(first.kind, text, worker.stderr_tail())
-        refused = [rank for rank, failure in failures if failure.kind == "refused"]
-        return TrialFailed(error, ranks_usable=len(refused) == len(self._workers))
+        unharmed = [rank for rank, failure in failures if failure.kind in LEAVES_RANKS]
+        return TrialFailed(error, ranks_usable=len(unharmed) == len(self._workers))
 
     def _death(self, rank: int) -> TrialError:
         worker, who = self._workers[rank], self._who(rank)

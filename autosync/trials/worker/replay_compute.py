@@ -40,7 +40,7 @@ class ReplayCompute(Protocol):
 
     def set_swap_slowdown(self, factor: float) -> None:
         """From now on waited-out compute takes `factor` times longer, for waiting for swapped
-        activations, which a replay does not have; kernels take what they take."""
+        tensors, as a replay swaps nothing itself; kernels take what they take."""
         ...
 
     def start(self) -> None:

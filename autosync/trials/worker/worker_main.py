@@ -13,7 +13,7 @@ import threading
 import traceback
 from typing import TextIO
 
-from autosync.errors import AutosyncError, DeviceMemoryExceeded
+from autosync.errors import AutosyncError, BudgetTooSmall, DeviceMemoryExceeded
 from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.trials.contract import ErrorKind
 from autosync.trials.machine import speaks_of_memory
@@ -52,8 +52,10 @@ def be_a_good_neighbour() -> None:
 
 
 def error_kind(error: BaseException) -> ErrorKind:
-    """`refused` is what leaves the ranks as they were. A synchronization that failed has ended
-    their process groups, so it is a crash like any other."""
+    """Refusals leave the ranks as they were. A synchronization that failed has ended their process
+    groups, so it is a crash like any other."""
+    if isinstance(error, BudgetTooSmall):
+        return "over_budget"
     full = isinstance(error, MemoryError | DeviceMemoryExceeded)
     if full or speaks_of_memory(str(error)):
         return "out_of_memory"

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from autosync.api.db import Database
 from autosync.api.views import reports
 from autosync.api.views.caveats import (
@@ -55,6 +57,13 @@ def test_waits_that_were_only_predicted_are_called_so(database: Database) -> Non
     held, store = claimed(database, replace(REQUEST, launcher="testbed"))
     run_search(store, REQUEST, launcher=f"testbed, {PREDICTED_WAITS}")
     assert caveats(database, held.tuning_id) == (ESTIMATED, WAITS_PREDICTED)
+
+
+@pytest.mark.parametrize("words", [PREDICTED_WAITS, WAITS_PREDICTED.reason])
+def test_predicted_waits_are_not_those_for_activations_alone(words: str) -> None:
+    """Optimizer state and values are waited for, too."""
+    assert "swapped tensors" in words
+    assert "activations" not in words
 
 
 def test_local_links_are_known_before_the_first_trial(sqlite: Database) -> None:

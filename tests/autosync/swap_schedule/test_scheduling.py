@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autosync.errors import InvalidStrategy
+from autosync.errors import BudgetTooSmall
 from autosync.swap_schedule.idle_spans import HostLink, IdleSpans, Moments, joined, spans_of
 from autosync.swap_schedule.resident_spans import resident_spans
 from autosync.swap_schedule.scheduling import SwapSchedule, least_budget_bytes, make_schedule
@@ -81,7 +81,7 @@ def test_without_room_for_transfers_compute_waits_for_each() -> None:
 def test_a_budget_that_holds_no_step_is_refused_with_the_least_that_works() -> None:
     spans, moments = layered()
     assert least_budget_bytes(moments) == 10
-    with pytest.raises(InvalidStrategy, match="takes 10 bytes") as refused:
+    with pytest.raises(BudgetTooSmall, match="takes 10 bytes") as refused:
         make_schedule(spans, moments, 9.0, SLOW)
     assert "Give 10 bytes" in refused.value.remedy
 

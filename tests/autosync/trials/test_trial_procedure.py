@@ -246,6 +246,8 @@ def test_half_a_worker_group_is_killed(error: Exception) -> None:
     ("errors", "kind", "stay"),
     [
         ({0: "refused", 1: "refused"}, "refused", True),
+        ({0: "over_budget", 1: "over_budget"}, "over_budget", True),
+        ({0: "refused", 1: "over_budget"}, "over_budget", True),
         ({0: "crashed", 1: "refused"}, "refused", False),  # a crash may be what the refusal did
         ({0: "crashed", 1: "crashed"}, "crashed", False),
         ({0: "refused", 1: "out_of_memory"}, "out_of_memory", False),

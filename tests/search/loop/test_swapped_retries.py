@@ -39,4 +39,4 @@ def test_another_form_is_tried_only_where_one_had_no_room(kind: ErrorKind | None
     assert first.strategy.swap is not None
     tried(store, first.origin, first.strategy, kind)
     others = retried(store)
-    assert bool(others) is (kind in ("out_of_memory", "refused"))
+    assert bool(others) is (kind in ("out_of_memory", "over_budget"))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autosync.errors import DeviceMemoryExceeded, InvalidInput, InvalidStrategy, NotSupported
+from autosync.errors import BudgetTooSmall, DeviceMemoryExceeded, InvalidInput, NotSupported
 from autosync.runtime.swapping.arena import Arena
 from autosync.runtime.swapping.host_swapper import HostSwapper, swap_to_host
 from autosync.runtime.swapping.scheduled_pass import ScheduledPass
@@ -227,7 +227,7 @@ def test_what_backward_needs_is_not_changed_unnoticed(smallest_bytes: int) -> No
 
 def test_a_budget_that_holds_no_step_is_refused_after_the_first() -> None:
     least = least_bytes("blocks")
-    with pytest.raises(InvalidStrategy, match="does not hold a training step"):
+    with pytest.raises(BudgetTooSmall, match="does not hold a training step"):
         trained("blocks", least // 2)
 
 

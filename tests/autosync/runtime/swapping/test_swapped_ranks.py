@@ -1,9 +1,11 @@
 """Swapping under plans on two ranks: the same weights to the bit, within the budget."""
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -101,6 +103,12 @@ def swapper_of(model: nn.Module) -> HostSwapper | None:
     return next((handle for handle in handles if isinstance(handle, HostSwapper)), None)
 
 
+@pytest.fixture(scope="module")
+def plain_wide(pair: Ranks) -> Callable[[str], list[Any]]:
+    """What `train` gives of a case with nothing swapped, trained once."""
+    return cache(lambda case: pair.run(train, case, None, ROOMY, True))
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_synchronized_plan_trains_in_less_memory_to_the_bit(pair: Ranks, case: str) -> None:
     plain = pair.run(train, case, None, ROOMY)
@@ -116,8 +124,10 @@ def test_a_synchronized_plan_trains_in_less_memory_to_the_bit(pair: Ranks, case:
 
 
 @pytest.mark.parametrize("case", ["all-reduce", "ddp"])
-def test_a_plan_whose_ranks_update_everything_swaps_its_state(pair: Ranks, case: str) -> None:
-    plain = pair.run(train, case, None, ROOMY, True)
+def test_a_plan_whose_ranks_update_everything_swaps_its_state(
+    pair: Ranks, plain_wide: Callable[[str], list[Any]], case: str
+) -> None:
+    plain = plain_wide(case)
     told = pair.run(train, case, ROOMY, ROOMY, True)
     least = max(found[2] for found in told)
     budget = (3 * least + max(found[1] for found in plain)) // 4
@@ -132,9 +142,9 @@ def test_a_plan_whose_ranks_update_everything_swaps_its_state(pair: Ranks, case:
 @pytest.mark.parametrize("with_state", [False, True])
 @pytest.mark.parametrize("case", ["all-reduce", "ddp"])
 def test_a_plan_whose_ranks_update_everything_swaps_its_values(
-    pair: Ranks, case: str, with_state: bool
+    pair: Ranks, plain_wide: Callable[[str], list[Any]], case: str, with_state: bool
 ) -> None:
-    plain = pair.run(train, case, None, ROOMY, True)
+    plain = plain_wide(case)
     told = pair.run(train, case, ROOMY, ROOMY, with_state, True)
     least = max(found[2] for found in told)
     budget = (7 * least + max(found[1] for found in plain)) // 8

@@ -13,6 +13,15 @@ from autosync.errors import DeviceMemoryExceeded, InvalidInput, InvalidStrategy,
 from autosync.runtime.swapping.arena import Arena
 from autosync.runtime.swapping.host_swapper import HostSwapper
 from autosync.runtime.swapping.scheduled_pass import ScheduledPass
+from tests.autosync.runtime.swapping.swapped_scripts import (
+    Between,
+    evaluates,
+    infers,
+    loads,
+    nothing,
+    trained_on,
+    with_script,
+)
 from tests.autosync.runtime.swapping.swapped_training import (
     BATCH,
     DEEP_BATCH,
@@ -25,15 +34,6 @@ from tests.autosync.runtime.swapping.swapped_training import (
     swapping,
     train_step,
     trained,
-)
-from tests.autosync.runtime.swapping.test_swapped_states import (
-    Between,
-    evaluates,
-    infers,
-    loads,
-    nothing,
-    trained_on,
-    with_script,
 )
 from tests.autosync.runtime.swapping.value_models import (
     MODELS_OF_VALUES,

@@ -4,7 +4,13 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.distributed_c10d import PrefixStore
 
-from autosync.errors import AutosyncError, DeviceMemoryExceeded, InvalidInput, NotSupported
+from autosync.errors import (
+    AutosyncError,
+    BudgetTooSmall,
+    DeviceMemoryExceeded,
+    InvalidInput,
+    NotSupported,
+)
 from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.runtime.transport.peer_refusals import Refusals, told
 
@@ -22,7 +28,14 @@ def words(found: AutosyncError | None) -> str | None:
 
 
 @pytest.mark.parametrize(
-    "error", [FROZEN, OTHER, DeviceMemoryExceeded("full."), SynchronizationFailed("lost.")]
+    "error",
+    [
+        FROZEN,
+        OTHER,
+        BudgetTooSmall("too small."),
+        DeviceMemoryExceeded("full."),
+        SynchronizationFailed("lost."),
+    ],
 )
 def test_what_one_rank_posts_the_others_find(error: AutosyncError) -> None:
     first, second, _ = three()

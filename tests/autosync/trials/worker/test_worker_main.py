@@ -2,7 +2,7 @@
 
 import pytest
 
-from autosync.errors import DeviceMemoryExceeded, InvalidInput
+from autosync.errors import BudgetTooSmall, DeviceMemoryExceeded, InvalidInput, NotSupported
 from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.trials.machine import speaks_of_memory
 from autosync.trials.worker.worker_main import error_kind
@@ -25,6 +25,12 @@ def test_a_lack_of_memory_has_many_words(text: str) -> None:
 
 def test_an_arena_that_overflows_is_out_of_memory() -> None:
     assert error_kind(DeviceMemoryExceeded("9 bytes of 8.", thing="arena")) == "out_of_memory"
+
+
+def test_a_budget_that_holds_no_step_is_told_from_other_refusals() -> None:
+    assert error_kind(BudgetTooSmall("9 bytes, and the device's memory is full.")) == "over_budget"
+    compiled = NotSupported("the model is compiled.", thing="swap.budget_bytes")
+    assert error_kind(compiled) == "refused"
 
 
 def test_other_ends_are_crashes() -> None:
