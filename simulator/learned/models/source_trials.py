@@ -28,8 +28,8 @@ OWN_WEIGHT = 3.0
 """What a trial of the domain at hand counts for in trees, beside one of the most similar other
 domain. From 1 to 10 the held-out pairs of eight domains hardly differ (docs/learned.md)."""
 SHARED = 0.7
-"""How alike the corrections of two like domains are (a correlation). From 0.5 to 0.95 the picks of
-twelve domains are ranked alike well."""
+"""How alike the corrections of two like domains are (a correlation). Assumed, not fitted: twelve
+domains are too few to tell one value between 0 and 1 from another."""
 OWN = -1
 """The number of the domain at hand among those of the trials that speak for it."""
 
