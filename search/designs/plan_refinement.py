@@ -35,7 +35,8 @@ I64 = NDArray[np.int64]
 def refined(
     strategy: Strategy, domain: Domain, space: Space, seed: int, evaluations: int = EVALUATIONS
 ) -> Strategy:
-    """The best by the timeline that a local search reaches; the strategy itself where that is none.
+    """The best by the timeline that a local search reaches, of the same name; the strategy itself
+    where that is none.
 
     Moves: two neighbouring messages become one, a message becomes two, a shard goes to the message
     beside its own, the slices' size, the order, overlap with the next forward pass, and in an
@@ -66,7 +67,7 @@ def refined(
             improved, stalled = True, 0
     if not improved:
         return strategy
-    return replace(decode(best, 0, domain), name=strategy.name).canonical()
+    return replace(decode(best, 0, domain).canonical(), name=strategy.name)
 
 
 def _chains(domain: Domain, space: Space, population: Population) -> list[I64]:
