@@ -155,9 +155,10 @@ nothing to send. Recording costs some time itself.
 - ResNet-50 on uneven links: owners that return gradients (`byteps_least_busy_link`) took the answer
   from 125.4 to 118.8 ms. Sixty trials found nothing faster than this design, which is among the
   first five.
-- VGG-16: four ranks copy and rebuild factors on two cores; the link is idle half the time. The same
-  strategy took 62.6 ms, 93 % of the limit, in turn with eleven other cuts of it (six passes), and 64
-  in its tunings' trials; in the repeats, in turn with all finalists, 65.9. Why is not known."""
+- VGG-16: four ranks copy and rebuild factors on two cores; the link is idle half the time. The
+  same strategy took 62.6 ms, 93 % of the limit, in turn with eleven other cuts of it (six
+  passes), and 64 in its tunings' trials; in the repeats, in turn with all finalists, 65.9. Why is
+  not known."""
 
 SECTIONS: dict[str, Callable[[Path, Path], str | None]] = {
     REPLAYED: replayed_section,
