@@ -20,6 +20,9 @@ else:  # libyaml's parser, six times as fast; PyYAML's wheels bring it
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 16
+TOO_DEEP = f"it is nested more than {MAX_DEPTH} levels deep"
+PARSERS_OWN = "maximum nesting depth"
+"""Of what the parser says that refuses to read on; it may look further ahead than its events."""
 MAX_DIGITS = 64
 """Characters of a number: YAML 1.1 reads 1:30:00 as a count in base 60, which takes time in the
 square of its length."""
@@ -103,7 +106,8 @@ def strict_yaml(yaml_text: str, source: str, max_bytes: int = MAX_BYTES) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f", line {mark.line + 1}" if mark else ""
-        raise _refused(f"{source}{where}", f"is no valid YAML: {error.problem}") from None
+        problem = TOO_DEEP if PARSERS_OWN in str(error.problem) else error.problem
+        raise _refused(f"{source}{where}", f"is no valid YAML: {problem}") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise _refused(source, f"is no valid YAML: {error}") from None
     except (LookupError, AttributeError):  # of PyYAML, where a tag is on what it cannot be
@@ -128,7 +132,7 @@ def _check_events(yaml_text: str) -> None:
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         if depth > MAX_DEPTH:
-            raise _marked(f"it is nested more than {MAX_DEPTH} levels deep", event)
+            raise _marked(TOO_DEEP, event)
 
 
 class _StrictLoader(_SafeLoader):

@@ -184,6 +184,8 @@ def test_a_strategy_and_a_trial_that_failed_have_pages(
 
 def test_two_strategies_are_compared(page: Page, shown_database: Database) -> None:
     page.goto(f"/tunings/{finished(shown_database, REQUEST)}")
+    for words in ("Charts are being drawn.", "The comparison with DDP is being made."):
+        expect(page.get_by_text(words)).to_have_count(0)  # what comes in late moves what is clicked
     page.get_by_label("Compare strategy 1").check()
     page.get_by_label("with strategy 2").check()
     page.get_by_role("button", name="Compare the two").click()
