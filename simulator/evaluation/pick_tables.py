@@ -2,9 +2,9 @@
 
 Of every domain with picks, by each simulator as a tuning would have it: before its first trial;
 after that one, torch's DDP; after the trials of a tuning of 12, which has half of them for
-hand-designed strategies; and after 12 and 20 trials of a default tuning, the hand-designed ones that
-it begins with and then eight picks. Picks that teach are the timeline's. All are judged on the same
-picks, those eight left out.
+hand-designed strategies; and after 12 and 20 trials of a default tuning, the hand-designed ones
+that it begins with and then eight picks. Picks that teach are the timeline's. All are judged on the
+same picks, those eight left out.
 """
 
 from collections.abc import Sequence
