@@ -13,6 +13,7 @@ from pathlib import Path
 from benchmarks.contest import RECORDS
 from benchmarks.contest.iteration_accounts import accounts_table
 from benchmarks.contest.leftover import read_accounts
+from benchmarks.contest.live_records import stored_facts
 from benchmarks.contest.live_tables import (
     aims_table,
     competitors_table,
@@ -31,6 +32,7 @@ from benchmarks.contest.replayed_tables import (
     statistics_table,
     unfinished,
 )
+from benchmarks.contest.time_scales import read_rows, scales_table
 
 PAGE = Path("docs/contest.md")
 PICTURES = "pictures"
@@ -45,6 +47,7 @@ them go on where they stopped."""
 REPLAYED = "Replayed: ablations"
 LIVE = "Live: tuned baselines"
 LEFTOVER = "What the runtime leaves on the table"
+SCALES = "What of it is the testbed's own"
 
 
 def replayed_section(folder: Path, page: Path) -> str | None:
@@ -160,15 +163,31 @@ nothing to send. Recording costs some time itself.
   passes), and 64 in its tunings' trials; in the repeats, in turn with all finalists, 65.9. Why is
   not known."""
 
+
+def scales_section(folder: Path, page: Path) -> str | None:
+    if not any(read_rows(folder, facts.name) for facts in stored_facts(folder)):
+        return None
+    return f"{SCALES_WORDS}\n\n{scales_table(folder)}"
+
+
+SCALES_WORDS = """`python -m benchmarks.contest.time_scales`: on a testbed several ranks share this
+machine's cores. What they compute themselves (copies, sums, hooks, updates) is charged to the
+iteration, and counts k times less at a time scale of k; bytes, links and profiled compute count
+the same at any. The answers after 60 trials, the best other competitor and DDP run again at each
+domain's own k (its first line), twice and four times slower, in interleaved repeats: what a
+strategy loses to its schedule stays, what it loses to shared cores goes."""
+
 SECTIONS: dict[str, Callable[[Path, Path], str | None]] = {
     REPLAYED: replayed_section,
     LIVE: live_section,
     LEFTOVER: leftover_section,
+    SCALES: scales_section,
 }
 UNKNOWN = {
     REPLAYED: "Not played yet: `python -m benchmarks.contest.replayed_contest`.",
     LIVE: "Not measured yet: `python -m benchmarks.contest.live_contest` on a quiet machine.",
     LEFTOVER: "Not measured yet: `python -m benchmarks.contest.leftover`, after the live contest.",
+    SCALES: "Not measured yet: `python -m benchmarks.contest.time_scales`, after the live contest.",
 }
 
 

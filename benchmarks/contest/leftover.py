@@ -36,7 +36,7 @@ from benchmarks.contest.iteration_accounts import (
 )
 from benchmarks.contest.live_contest import prepared
 from benchmarks.contest.live_domains import DOMAINS, domain_named
-from benchmarks.contest.live_records import ContestFile, whole_lines
+from benchmarks.contest.live_records import ContestFile, stored_strategies, whole_lines
 from benchmarks.contest.live_tables import final_seconds
 from benchmarks.contest.tuned_competitors import COMPETITORS
 
@@ -64,8 +64,9 @@ def best_strategy(folder: Path, given: CollectionTarget, domain: Domain) -> Stra
 def all_strategies(
     folder: Path, given: CollectionTarget, domain: Domain, file: ContestFile
 ) -> list[Strategy]:
-    """What AutoSync's tunings tried, and what competitors build of the sizes they tried."""
-    found = []
+    """What AutoSync's tunings tried or brought to the finals, and what competitors build of the
+    sizes they tried."""
+    found = list(stored_strategies(folder, given.name).values())
     for tuning in sorted((folder / "live").glob(f"{given.name}.autosync_*.jsonl")):
         for line in whole_lines(tuning):
             kind, _, document = line.partition(" ")

@@ -52,7 +52,9 @@ from benchmarks.contest.live_records import (
     ContestRow,
     FileStore,
     store_domain,
+    store_strategies,
     stored_domain,
+    stored_strategies,
 )
 from benchmarks.contest.tuned_competitors import (
     COMPETITORS,
@@ -63,6 +65,8 @@ from benchmarks.contest.tuned_competitors import (
 from benchmarks.contest.unseen_simulator import unseen_simulator
 from benchmarks.measure import provenance
 
+OWN = "autosync_"
+"""What AutoSync's competitors' names begin with; the number of trials follows."""
 FINALISTS = 2
 """Of a competitor after so many trials, that run again in the repeats."""
 
@@ -175,7 +179,7 @@ def tune_with(ring: Ring, budget: int) -> None:
 
 
 def tuning_name(budget: int) -> str:
-    return f"autosync_{budget}"
+    return f"{OWN}{budget}"
 
 
 def tuning_store(ring: Ring, budget: int) -> FileStore:
@@ -197,8 +201,9 @@ def final_line(ring: Ring) -> list[Contestant]:
                 if row.key not in found:
                     found[row.key] = contestant_of(competitor, ring.domain, row.size_mib)
     for budget in ring.settings.counts if ring.settings.tunes else ():
-        proposals = tuning_store(ring, budget).proposals()
-        strategies = {each.candidate.strategy.id: each.candidate.strategy for each in proposals}
+        strategies = stored_strategies(ring.folder, ring.given.name)
+        for proposal in tuning_store(ring, budget).proposals():
+            strategies[proposal.candidate.strategy.id] = proposal.candidate.strategy
         for row in best_rows(ring.file.of("search", tuning_name(budget)), budget):
             contestant = Contestant(row.label, PLAN, strategies[row.strategy_id])
             found.setdefault(row.key, contestant)
@@ -208,6 +213,9 @@ def final_line(ring: Ring) -> list[Contestant]:
 def repeat_finals(ring: Ring) -> None:
     """Repeats in turn, each begun by another finalist."""
     line = final_line(ring)
+    brought = {row.strategy_id for row in ring.file.rows if row.competitor.startswith(OWN)}
+    own = (each.strategy for each in line if each.strategy.id in brought)
+    store_strategies(ring.folder, ring.given.name, own)
     done = {(row.key, row.number) for row in ring.file.rows if row.kind == "final"}
     for repeat in range(ring.settings.repeats):
         for place in range(len(line)):

@@ -1,6 +1,6 @@
 """The files of the live contest: what was measured, line by line, so that nothing is done again."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -9,6 +9,7 @@ from autosync.documents import from_json, to_json
 from autosync.domain import Domain
 from autosync.search.loop.memory_store import MemoryStore
 from autosync.search.loop.tuning_store import Proposal
+from autosync.strategy import Strategy
 from autosync.trials.contract import TrialResult
 
 Kind = Literal["search", "final"]
@@ -132,6 +133,26 @@ def stored_domain(folder: Path, name: str) -> Domain | None:
     """The domain with its probed costs, once it has been probed."""
     file = folder / "live" / f"{name}.domain.json"
     return from_json(Domain, file.read_text(), file.name) if file.is_file() else None
+
+
+def store_strategies(folder: Path, name: str, strategies: Iterable[Strategy]) -> None:
+    """Keep what AutoSync brought to a domain's finals: its tunings' own files are too large to be
+    kept for long, and others may want to run an answer again."""
+    known = stored_strategies(folder, name)
+    for each in strategies:
+        if each.id not in known:
+            append_line(_strategies_file(folder, name), to_json(each))
+
+
+def stored_strategies(folder: Path, name: str) -> dict[str, Strategy]:
+    """By their ids."""
+    file = _strategies_file(folder, name)
+    read = (from_json(Strategy, line, file.name) for line in whole_lines(file))
+    return {each.id: each for each in read}
+
+
+def _strategies_file(folder: Path, name: str) -> Path:
+    return folder / "live" / f"{name}.strategies.jsonl"
 
 
 def stored_facts(folder: Path) -> list[ContestFacts]:

@@ -76,7 +76,7 @@ def chosen_table(rows: Sequence[ChosenRow]) -> str:
     return "\n".join(lines)
 
 
-def _columns(rows: Sequence[PickRow]) -> list[tuple[str, int]]:
+def _columns(rows: Sequence[PickRow]) -> list[tuple[str, str]]:
     return list(dict.fromkeys((row.simulator, row.trials) for row in rows))
 
 

@@ -1,9 +1,10 @@
 """How true predictions are where a search looks: over the strategies that searches picked.
 
 Of every domain with picks, by each simulator as a tuning would have it: before its first trial;
-after that one, torch's DDP; after 12, the hand-designed strategies that a tuning begins with; and
-after 20, eight picks of the timeline beside them. All are judged on the same picks, those eight
-left out.
+after that one, torch's DDP; after the trials of a tuning of 12, which has half of them for
+hand-designed strategies; and after 12 and 20 trials of a default tuning, the hand-designed ones
+that it begins with and then eight picks. Picks that teach are the timeline's. All are judged on the
+same picks, those eight left out.
 """
 
 from collections.abc import Sequence
@@ -29,9 +30,12 @@ F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
 DESIGNS, FIRST_PICKS = 12, 8
-"""Trials of a default tuning before its second and its third choice."""
+"""Trials of a default tuning (24) before its second and its third choice."""
+FEW_DESIGNS, FEW_PICKS = 6, 6
+"""Trials of a tuning of 12: hand-designed strategies, and picks."""
 TOP = 8
 """Trials of a round."""
+UNTAUGHT = "none"
 BY_TIMELINE = f"{PICKED}timeline"
 
 
@@ -56,11 +60,11 @@ class PickScores:
 
 @dataclass(frozen=True, slots=True)
 class PickRow:
-    """simulator: who predicted. trials: of the domain that it had learned from."""
+    """simulator: who predicted. trials: of the domain that it had learned from, in words."""
 
     domain: str
     simulator: str
-    trials: int
+    trials: str
     scores: PickScores
 
 
@@ -104,15 +108,19 @@ def mean_pick_scores(scores: Sequence[PickScores]) -> PickScores:
     return PickScores(*(float(value) for value in np.mean([astuple(s) for s in scores], axis=0)))
 
 
-def judged_picks(subject: EvaluatedDomain) -> tuple[I64, dict[int, I64]]:
-    """The picks that judge, and the strategies to learn from by their number."""
+def judged_picks(subject: EvaluatedDomain) -> tuple[I64, dict[str, I64]]:
+    """The picks that judge, and the strategies to learn from by their number and kind."""
     measured = subject.measured
     designs, seconds = measured.designs, subject.timeline_seconds
     first = sorted(designs, key=lambda i: (measured.origins[i] != "ddp", seconds[i]))[:DESIGNS]
     tried = [i for i in measured.picks if measured.origins[i] == BY_TIMELINE][:FIRST_PICKS]
-    begun, later = np.array(first, dtype=np.int64), np.array([*first, *tried], dtype=np.int64)
     judged = np.array([i for i in measured.picks if i not in set(tried)], dtype=np.int64)
-    return judged, {0: begun[:0], 1: begun[:1], len(begun): begun, len(later): later}
+    taught = {UNTAUGHT: [], "DDP": first[:1]}
+    for designs_first, picks in ((FEW_DESIGNS, FEW_PICKS), (DESIGNS, 0), (DESIGNS, FIRST_PICKS)):
+        known, beside = first[:designs_first], tried[:picks]
+        words = f"{len(known)} designs" + (f", {len(beside)} picks" if beside else "")
+        taught[words] = [*known, *beside]
+    return judged, {words: np.array(rows, dtype=np.int64) for words, rows in taught.items()}
 
 
 def rank_picks(
@@ -130,26 +138,26 @@ def rank_picks(
     fastest = float(labels.min())
     chosen = np.array([measured.origins[i] != AT_RANDOM for i in judged])
 
-    def row(name: str, trials: int, predicted: F64) -> PickRow:
+    def row(name: str, trials: str, predicted: F64) -> PickRow:
         scores = judge_picks(predicted[judged], labels[judged], chosen, fastest)
         return PickRow(subject.name, name, trials, scores)
 
-    rows = [row("timeline", 0, subject.timeline_seconds)]
+    rows = [row("timeline", UNTAUGHT, subject.timeline_seconds)]
     others = [s.trials for s in subjects if s.measured.domain.id != measured.domain.id]
     for name, make in models.items():
         begun = {name: LearnedSimulator(make(seed))}
         if others:
             begun[f"{name}, transferred"] = transferred(make(seed), others, measured.domain)
         for who, simulator in begun.items():
-            for count, indices in known.items():
-                if count == 0 and who == name:
+            for words, indices in known.items():
+                if not len(indices) and who == name:
                     continue  # the timeline
                 taught = deepcopy(simulator)
-                if count:
+                if len(indices):
                     taught.refit_features(subject.known(indices))
-                rows.append(row(who, count, predicted_by(taught, subject)))
+                rows.append(row(who, words, predicted_by(taught, subject)))
     perfect = _perfect(labels, judged, chosen, measured.noise)
-    return rows if perfect is None else [*rows, PickRow(subject.name, PERFECT, 0, perfect)]
+    return rows if perfect is None else [*rows, PickRow(subject.name, PERFECT, UNTAUGHT, perfect)]
 
 
 def chosen_rows(subject: EvaluatedDomain) -> list[ChosenRow]:

@@ -12,7 +12,7 @@ NAN = float("nan")
 
 
 def row(domain: str, value: float) -> list[PickRow]:
-    return [PickRow(domain, "timeline", 0, PickScores(value, 0.1, 0.0, 0.0, 0.0, NAN))]
+    return [PickRow(domain, "timeline", "none", PickScores(value, 0.1, 0.0, 0.0, 0.0, NAN))]
 
 
 def fails_at_b(domain: str, value: float) -> list[PickRow]:

@@ -61,6 +61,9 @@ def subjects() -> list[EvaluatedDomain]:
     return subjects_of([with_picks(gbps, seed) for seed, gbps in enumerate((0.5, 1.5))])
 
 
+TAUGHT = ["none", "DDP", "2 designs, 6 picks", "2 designs", "2 designs, 8 picks"]
+
+
 def test_picks_judged_by_hand() -> None:
     predicted = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0])
     measured = 1.1 * predicted
@@ -78,14 +81,17 @@ def test_picks_judged_by_hand() -> None:
 def test_what_is_learned_from_does_not_judge(subjects: list[EvaluatedDomain]) -> None:
     judged, known = judged_picks(subjects[0])
     measured = subjects[0].measured
-    assert list(known) == [0, 1, 2, 10]
-    assert [measured.origins[i] for i in known[1]] == ["ddp"]
-    assert [measured.origins[i] for i in known[2]] == ["ddp", "ps_one_server"]
-    tried = known[10][2:]
+    assert list(known) == TAUGHT
+    assert not len(known["none"])
+    assert [measured.origins[i] for i in known["DDP"]] == ["ddp"]
+    assert [measured.origins[i] for i in known["2 designs"]] == ["ddp", "ps_one_server"]
+    tried = known["2 designs, 8 picks"][2:]
+    few = known["2 designs, 6 picks"]
+    assert few.tolist() == [*known["2 designs"], *tried[:6]]
     assert {measured.origins[i] for i in tried} == {"pick/timeline"}
     assert [measured.rounds[i] for i in tried] == [1] * 4 + [2] * 4
     assert len(judged) == len(measured.picks) - 8
-    assert set(judged).isdisjoint(known[10])
+    assert set(judged).isdisjoint(known["2 designs, 8 picks"])
 
 
 def test_no_judged_pick_is_learned_from(subjects: list[EvaluatedDomain]) -> None:
@@ -98,25 +104,20 @@ def test_no_judged_pick_is_learned_from(subjects: list[EvaluatedDomain]) -> None
 
     rows = rank_picks(subjects[0], subjects, {"spy": lambda seed: Spy()})
     judged = set(subjects[0].trials.step_seconds[judged_picks(subjects[0])[0]])
-    assert [len(labels) for labels in seen] == [1, 2, 10, 1, 2, 10]
+    assert [len(labels) for labels in seen] == [1, 8, 2, 10] * 2
     assert all(judged.isdisjoint(labels) for labels in seen)
     assert [(row.simulator, row.trials) for row in rows] == [
-        ("timeline", 0),
-        ("spy", 1),
-        ("spy", 2),
-        ("spy", 10),
-        ("spy, transferred", 0),
-        ("spy, transferred", 1),
-        ("spy, transferred", 2),
-        ("spy, transferred", 10),
-        ("perfect predictor", 0),
+        ("timeline", "none"),
+        *(("spy", words) for words in TAUGHT[1:]),
+        *(("spy, transferred", words) for words in TAUGHT),
+        ("perfect predictor", "none"),
     ]
     perfect = rows[-1].scores
     assert all(row.scores.kendall < perfect.kendall <= 1.0 for row in rows[:-1])
     assert abs(perfect.excess) < 0.02
     assert 0.0 <= perfect.top_regret <= perfect.regret
-    assert "| timeline | 0 | " in pick_summary(rows)
-    assert pick_table(rows, "kendall").splitlines()[0].endswith("| perfect predictor, 0 |")
+    assert "| timeline | none | " in pick_summary(rows)
+    assert pick_table(rows, "kendall").splitlines()[0].endswith("| perfect predictor, none |")
 
 
 def test_a_simulator_that_overcharges_is_seen(subjects: list[EvaluatedDomain]) -> None:
@@ -198,5 +199,5 @@ def test_the_page_leads_with_picks(tmp_path: Path, subjects: list[EvaluatedDomai
     evaluate(measured, tmp_path, EvaluationPlan(("picks",), seeds=(0,)), say=lambda _: None)
     text = (tmp_path / "evaluation.md").read_text()
     assert text.index("## Picks") < text.index("## Domains ranked without a trial")
-    assert "| gaussian, transferred | 0 | " in text
+    assert "| gaussian, transferred | none | " in text
     assert "| perfect predictor | 0 | " in text

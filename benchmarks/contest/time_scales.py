@@ -1,0 +1,216 @@
+"""What of the distance to the limit is the testbed's own: the contest's answers at slower scales.
+
+    python -m benchmarks.contest.time_scales [--domains resnet50-4x1 ...] [--slower 1 2 4]
+        [--repeats 5] [-o FOLDER]
+
+On a testbed several ranks share this machine's cores. What they compute themselves (copies, sums,
+hooks, updates) is charged to the iteration, and counts k times less at a time scale of k; bytes,
+links and profiled compute count the same at any. So the live contest's answer of a domain, the best
+other competitor and torch's DDP run again at its k times 1, 2 and 4, in interleaved repeats. What a
+strategy loses to its schedule or its bytes stays; what it loses to shared cores goes.
+
+Leave the machine alone meanwhile. What was measured is a line in a file of FOLDER and is not
+measured again; the page is written by benchmarks.contest.contest_page.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from autosync.bundle import make_bundle
+from autosync.documents import from_json, to_json
+from autosync.domain import Domain
+from autosync.errors import AutosyncError
+from autosync.search.collect.collection_plan import CollectionTarget
+from autosync.search.loop.settings import Settings
+from autosync.trials.contract import Pool, TrialRequest, Workload
+from autosync.trials.launchers.testbed_launcher import TestbedLauncher
+from benchmarks.contest import RECORDS
+from benchmarks.contest.contest_ring import BASELINES, PLAN, Contestant
+from benchmarks.contest.leftover import all_strategies
+from benchmarks.contest.live_contest import contestant_of
+from benchmarks.contest.live_domains import DOMAINS, domain_named
+from benchmarks.contest.live_records import (
+    ContestFile,
+    append_line,
+    stored_domain,
+    stored_facts,
+    whole_lines,
+)
+from benchmarks.contest.live_tables import DDP, MOST, result_of
+from benchmarks.contest.tuned_competitors import COMPETITORS
+from benchmarks.measure import provenance
+
+SLOWER = (1.0, 2.0, 4.0)
+"""Times a domain's own time scale."""
+REPEATS = 5
+AUTOSYNC = "autosync"
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleRow:
+    """One trial. role: `ddp`, `autosync`, or the name of the best other competitor."""
+
+    role: str
+    label: str
+    time_scale: float
+    repeat: int
+    step_seconds: float | None
+    launcher: str
+    provenance: str
+
+
+def racers(folder: Path, given: CollectionTarget, domain: Domain) -> dict[str, Contestant]:
+    """Who runs, by role: after the most trials. Empty where there are no finals, or where the
+    answer's strategy was not kept."""
+    file = ContestFile.opened(folder, given.name)
+    facts = next((each for each in stored_facts(folder) if each.name == given.name), None)
+    result = result_of(file, facts) if facts else None
+    if result is None:
+        return {}
+    by_name = {each.name: each for each in COMPETITORS}
+    other, _ = result.best_baseline(MOST)
+    found = {DDP: contestant_of(by_name[DDP], domain, 0.0)}
+    own = result.answers[AUTOSYNC, MOST].label
+    rows = [row for row in file.rows if row.kind == "search" and row.label == own]
+    strategies = {each.id: each for each in all_strategies(folder, given, domain, file)}
+    kept = [row for row in rows if row.strategy_id in strategies]
+    if not kept:
+        return {}
+    best = min(kept, key=lambda row: row.step_seconds or float("inf"))
+    found[AUTOSYNC] = Contestant(own, PLAN, strategies[best.strategy_id])
+    label = result.answers[other, MOST].label
+    sizes = [row.size_mib for row in file.of("search", other) if row.label == label]
+    if other != DDP and sizes:
+        found[other] = contestant_of(by_name[other], domain, sizes[0])
+    return found
+
+
+def rows_file(folder: Path, name: str) -> Path:
+    return folder / "time_scales" / f"{name}.jsonl"
+
+
+def read_rows(folder: Path, name: str) -> list[ScaleRow]:
+    file = rows_file(folder, name)
+    return [from_json(ScaleRow, line, file.name) for line in whole_lines(file)]
+
+
+def measure(
+    folder: Path, given: CollectionTarget, slower: Sequence[float], repeats: int
+) -> list[ScaleRow]:
+    """What is missing of a domain is measured; returns all of it.
+
+    Raises:
+        AutosyncError: there are no finals of the domain, or its answer was not kept.
+    """
+    domain = stored_domain(folder, given.name)
+    line = racers(folder, given, domain) if domain else {}
+    if domain is None or not line:
+        raise AutosyncError(
+            "the live contest has no answer of this domain whose strategy was kept.",
+            thing="domain",
+            value=given.name,
+            remedy=f"python -m benchmarks.contest.live_contest --domains {given.name}",
+        )
+    byte_scale, own_scale = given.scales
+    launcher = TestbedLauncher(workloads=(BASELINES,))
+    for time_scale in (own_scale * factor for factor in slower):
+        done = {
+            (r.role, r.repeat) for r in read_rows(folder, given.name) if r.time_scale == time_scale
+        }
+        if len(done) >= len(line) * repeats:
+            continue
+        workload = Workload(domain, "baselines", byte_scale, time_scale)
+        with launcher.open(workload) as pool:
+            for repeat in range(repeats):
+                roles = list(line)[repeat % len(line) :] + list(line)[: repeat % len(line)]
+                for role in roles:
+                    if (role, repeat) not in done:
+                        row = run_one(pool, given, domain, role, line[role], time_scale, repeat)
+                        append_line(rows_file(folder, given.name), to_json(row))
+                print(f"{given.name}: k = {time_scale:g}, repeat {repeat + 1}", flush=True)
+    return read_rows(folder, given.name)
+
+
+def run_one(
+    pool: Pool,
+    given: CollectionTarget,
+    domain: Domain,
+    role: str,
+    contestant: Contestant,
+    time_scale: float,
+    repeat: int,
+) -> ScaleRow:
+    result = pool.run(
+        TrialRequest(
+            f"{contestant.mode}/scale/{role}/{time_scale}/{repeat}",
+            make_bundle(contestant.strategy, domain),
+            warmup=given.warmup,
+            iterations=given.iterations,
+            timeout_seconds=Settings().timeout_seconds,
+        )
+    )
+    where = ", ".join(f"{name} {value}" for name, value in provenance().items())
+    seconds = result.step_seconds
+    return ScaleRow(role, contestant.label, time_scale, repeat, seconds, result.launcher, where)
+
+
+def scales_table(folder: Path) -> str:
+    """A line a domain and time scale: medians and shares of the limit."""
+    lines = [
+        "| domain | k | repeats | DDP, ms | best other, ms | AutoSync, ms (10th to 90th) "
+        "| of the limit | gap closed | times DDP |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for facts in stored_facts(folder):
+        rows = [row for row in read_rows(folder, facts.name) if row.step_seconds]
+        for time_scale in sorted({row.time_scale for row in rows}):
+            here = [row for row in rows if row.time_scale == time_scale]
+            by_role: dict[str, list[float]] = {}
+            for row in here:
+                by_role.setdefault(row.role, []).append(row.step_seconds or 0.0)
+            if not {DDP, AUTOSYNC} <= by_role.keys():
+                continue
+            lines.append(_line(facts.name, facts.limit_seconds, time_scale, by_role))
+    return "\n".join(lines)
+
+
+def _line(
+    name: str, limit_seconds: float, time_scale: float, by_role: dict[str, list[float]]
+) -> str:
+    median = {role: float(np.median(seconds)) for role, seconds in by_role.items()}
+    own, ddp = median[AUTOSYNC], median[DDP]
+    low, high = np.percentile(by_role[AUTOSYNC], (10, 90))
+    others = [role for role in median if role not in (DDP, AUTOSYNC)]
+    other = f"{median[others[0]] * 1e3:.1f} (`{others[0]}`)" if others else "DDP"
+    closed = (ddp - own) / (ddp - limit_seconds)
+    return (
+        f"| {name} | {time_scale:g} | {len(by_role[AUTOSYNC])} | {ddp * 1e3:.1f} | {other} "
+        f"| {own * 1e3:.1f} ({low * 1e3:.1f} to {high * 1e3:.1f}) | {limit_seconds / own:.1%} "
+        f"| {closed:.0%} | {ddp / own:.2f} |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("-o", "--out", type=Path, default=RECORDS, metavar="FOLDER")
+    parser.add_argument("--domains", nargs="+", default=[d.name for d in DOMAINS], metavar="NAME")
+    parser.add_argument("--slower", nargs="+", type=float, default=list(SLOWER), metavar="TIMES")
+    parser.add_argument("--repeats", type=int, default=REPEATS)
+    given = parser.parse_args()
+    for chosen in map(domain_named, given.domains):
+        try:
+            measure(given.out, chosen, given.slower, given.repeats)
+        except AutosyncError as error:
+            print(f"{chosen.name}: {error}", file=sys.stderr, flush=True)
+    print(scales_table(given.out))
+
+
+if __name__ == "__main__":
+    main()
