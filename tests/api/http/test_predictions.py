@@ -46,6 +46,17 @@ def test_the_best_by_prediction(client: TestClient, ids: dict[str, str]) -> None
     assert client.post("/v1/rank", json={**ids, "proposals": 64, "top": 5}).json() == found
 
 
+def test_what_ranks_unless_told_otherwise_has_learned(
+    client: TestClient, ids: dict[str, str]
+) -> None:
+    small = {**ids, "proposals": 16, "top": 1}
+    usual = client.post("/v1/rank", json=small).json()
+    assert usual["simulator"] == "timeline+gaussian+trees"
+    alone = client.post("/v1/rank", json={**small, "simulator": "timeline"}).json()
+    assert alone["simulator"] == "timeline"
+    assert alone["ddp_seconds"] != usual["ddp_seconds"]
+
+
 def test_clusters_by_what_they_cost(client: TestClient, ids: dict[str, str]) -> None:
     clusters = [
         {"cluster": ids["cluster"], "cost_per_hour": 1e6},
