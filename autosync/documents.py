@@ -113,8 +113,9 @@ def _explained(
     value = repr(first["input"])
     value = value if len(value) <= 80 else value[:77] + "..."
     field = f"{source}, {where}" if where else source
+    also = further_problems([_field_path(each) for each in others])
     return InvalidInput(
-        f"{field}: {first['msg']}, got {value}.{_further(others)}",
+        f"{field}: {first['msg']}, got {value}.{also}",
         thing=where or source,
         value=value,
         remedy=remedy
@@ -126,11 +127,11 @@ def _field_path(problem: "ErrorDetails") -> str:
     return ".".join(str(part) for part in problem["loc"])
 
 
-def _further(problems: Sequence["ErrorDetails"]) -> str:
-    """How many more there are, and the fields of the first few: one that nobody knows is often the
-    misspelt name of one that is missing."""
-    if not problems:
+def further_problems(fields: Sequence[str]) -> str:
+    """How many more problems there are, and the fields of the first few: one that nobody knows is
+    often the misspelt name of one that is missing. fields: dotted, empty where it is the whole."""
+    if not fields:
         return ""
-    fields = [path for each in problems[:NAMED_PROBLEMS] if (path := _field_path(each))]
-    named = f": {', '.join(fields)}" if fields else ""
-    return f" (and {len(problems)} more problem{'s' if len(problems) > 1 else ''}{named})"
+    named = ", ".join(field for field in fields[:NAMED_PROBLEMS] if field)
+    told = f": {named}" if named else ""
+    return f" (and {len(fields)} more problem{'s' if len(fields) > 1 else ''}{told})"

@@ -87,6 +87,10 @@ def test_what_cannot_be_predicted_is_refused(
         answer = client.post("/v1/rank", json={**ids, **change})
         assert answer.status_code == status, answer.text
         assert answer.json()["remedy"]
+    misspelt = {"model": ids["graph"], "cluster": ids["cluster"]}
+    detail = client.post("/v1/rank", json=misspelt).json()["detail"]
+    assert "graph: Field required" in detail
+    assert detail.endswith("(and 1 more problem: model)")
     monkeypatch.setattr(prediction_answers, "LONGEST_SECONDS", -1.0)
     answer = client.post("/v1/rank", json={**ids, "proposals": 64})
     assert (answer.status_code, answer.json()["thing"]) == (409, "proposals")
